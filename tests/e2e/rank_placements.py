@@ -18,8 +18,8 @@ from isthmus.format.digests import digest
 from isthmus.format.layout import Cut, Spec, place
 from isthmus.format.records import tree
 from isthmus.format.rules import Adoption, FrozenCheck
+from isthmus.learner.backend import ArrayRef, Remote
 from isthmus.learner.parts import Lies
-from isthmus.learner.steward import Held, Remote
 from isthmus.log.run import UNTOLD
 from isthmus.torch import device, gathered
 from isthmus.torch import model as torch_model
@@ -116,7 +116,7 @@ def move(sharded: Sharded, p: int, rank: int, read: int, write: int, base: int, 
     """Have a fragment read, mixed and written where it is owned, under these numbers."""
     shelf = sharded.shelf
 
-    def held(number: int) -> Held:
+    def held(number: int) -> ArrayRef:
         return Remote(rank, number) if rank else shelf.wait_for(number)
 
     if not rank:

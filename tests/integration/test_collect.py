@@ -16,7 +16,7 @@ from isthmus.format.records.keys import commit_key, version_in
 from isthmus.format.records.objects import MemberSpec
 from isthmus.format.rules import MemberRole, Pace, Rules
 from isthmus.format.signing.keys import new_signer, write_signer
-from isthmus.learner.steward import here
+from isthmus.learner.backend import local_array
 from isthmus.log import Commit, fold, gc, merge, state
 from isthmus.log.gc import Garbage
 from isthmus.log.membership import Members, write
@@ -201,7 +201,7 @@ async def test_a_learner_that_slept_through_a_collection_goes_on_from_a_snapshot
         await until(lambda: sleeper.downlink.known[0].version == top, "caught up")
         fetching.cancel()
         value = await fold.fold(w.log, 0, fold.Publishing(w.log))
-        assert merge.array_digest(here(sleeper.downlink.known[0].values)) == merge.array_digest(value.carried)
+        assert merge.array_digest(local_array(sleeper.downlink.known[0].values)) == merge.array_digest(value.carried)
 
 
 @in_virtual_time

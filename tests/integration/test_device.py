@@ -18,7 +18,7 @@ from isthmus.codecs import codec
 from isthmus.codecs.kernels import F32
 from isthmus.format.records.objects import SCHEMA, UpdateHeader
 from isthmus.format.rules import Adoption, Pace, Rules
-from isthmus.learner.steward import Held, OwnSteward, left, mixed
+from isthmus.learner.backend import ArrayRef, LocalBackend, local_residual, mixed
 from isthmus.log.creation import Seed
 from isthmus.runtime.clock import threaded
 from isthmus.torch import device
@@ -66,12 +66,12 @@ def test_an_update_packed_on_the_device_is_the_one_packed_here(
     async def go() -> None:
         model = net(dtype)
         async with world(tmp_path / "run", seed_of(model, rules)) as w:
-            own, lane = OwnSteward(w.log), Lane(CPU)
+            own, lane = LocalBackend(w.log), Lane(CPU)
             there = DeviceSteward(own, lane)
             arrays, replica = DeviceArrays(model, w.run.layout, lane), TorchReplica(model, w.run.layout)
             for p, fragment in enumerate(w.run.layout.fragments):
                 base = draw(w, p, 1)
-                feedback: Held | None = None
+                feedback: ArrayRef | None = None
                 for turn in range(2):
                     with torch.no_grad():
                         for parameter in model.parameters():
@@ -93,8 +93,8 @@ def test_an_update_packed_on_the_device_is_the_one_packed_here(
                         assert found.dropped is None
                         continue
                     assert found.dropped is not None
-                    assert left(found.dropped).dtype == (np.float32 if dtype == torch.float32 else np.uint16)
-                    assert np.array_equal(left(found.dropped), left(wanted.dropped))
+                    assert local_residual(found.dropped).dtype == (np.float32 if dtype == torch.float32 else np.uint16)
+                    assert np.array_equal(local_residual(found.dropped), local_residual(wanted.dropped))
                     feedback = found.dropped
 
     asyncio.run(go())
@@ -105,7 +105,7 @@ def test_what_is_not_finite_is_no_update(tmp_path: Path) -> None:
         model = net()
         async with world(tmp_path / "run", seed_of(model, Rules(fragments=2))) as w:
             lane = Lane(CPU)
-            there, arrays = DeviceSteward(OwnSteward(w.log), lane), DeviceArrays(model, w.run.layout, lane)
+            there, arrays = DeviceSteward(LocalBackend(w.log), lane), DeviceArrays(model, w.run.layout, lane)
             captured = arrays.empty(0)
             arrays.read(0, captured)
             assert await there.is_finite(captured)
@@ -125,7 +125,7 @@ def test_where_the_device_has_no_room_the_cpu_does_it(tmp_path: Path) -> None:
     async def go() -> None:
         model = net(torch.bfloat16)
         async with world(tmp_path / "run", seed_of(model, Rules(fragments=2))) as w:
-            own, lane = OwnSteward(w.log), Full(CPU)
+            own, lane = LocalBackend(w.log), Full(CPU)
             there, arrays = DeviceSteward(own, lane), DeviceArrays(model, w.run.layout, lane)
             captured, base = arrays.empty(0), draw(w, 0, 1)
             arrays.read(0, captured)
@@ -151,7 +151,7 @@ def test_what_is_adopted_is_what_would_be_on_the_cpu(tmp_path: Path, dtype: torc
         model = net(dtype)
         async with world(tmp_path / "run", seed_of(model, Rules(fragments=2))) as w:
             lane = Lane(CPU)
-            there, arrays = DeviceSteward(OwnSteward(w.log), lane), DeviceArrays(model, w.run.layout, lane)
+            there, arrays = DeviceSteward(LocalBackend(w.log), lane), DeviceArrays(model, w.run.layout, lane)
             replica = TorchReplica(model, w.run.layout)
             for p, fragment in enumerate(w.run.layout.fragments):
                 local, base, version = arrays.empty(p), draw(w, p, 1), draw(w, p, 2)

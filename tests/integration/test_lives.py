@@ -17,8 +17,8 @@ from isthmus.format.records.keys import claim_key
 from isthmus.format.records.objects import ClaimHeader
 from isthmus.format.rules import Pace
 from isthmus.learner import LearnerAgent, residuals
+from isthmus.learner.backend import local_residual
 from isthmus.learner.checkpoint import LoopState
-from isthmus.learner.steward import left
 from isthmus.log.select import checkpoints_in
 from support.world import (
     SPECS,
@@ -207,8 +207,8 @@ async def test_error_feedback_survives_with_the_update_it_belongs_to(folder: Pat
             if key:
                 assert key in {i.key for c in [c async for c in w.log.commits(p, 0)] for i in c.header.inputs}
             for residual in held:
-                assert left(residual).any()
-                assert left(residual).dtype == (np.float32 if dtype == "float32" else np.uint16)
+                assert local_residual(residual).any()
+                assert local_residual(residual).dtype == (np.float32 if dtype == "float32" else np.uint16)
         await two.kill()
 
 
@@ -223,10 +223,10 @@ async def test_residuals_of_an_earlier_release_are_kept_as_precisely_as_those_of
             one = await Life(w, "l0").start()
             while min(k.head for k in syncer.coordinators) < 2:
                 await one.steps(5)
-            assert {left(r).dtype for r in held(one.agent)} == {np.dtype(np.float32)}
+            assert {local_residual(r).dtype for r in held(one.agent)} == {np.dtype(np.float32)}
             await one.end()
         two = await Life(w, "l0").start()
-        assert {left(r).dtype for r in held(two.agent)} == {np.dtype(np.uint16)}
+        assert {local_residual(r).dtype for r in held(two.agent)} == {np.dtype(np.uint16)}
         await two.kill()
 
 

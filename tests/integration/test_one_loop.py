@@ -22,8 +22,8 @@ from isthmus.format.records.keys import commit_key
 from isthmus.format.records.messages import SYNCER_STREAM, Alive, AnyMessage, Committed, decode, encode, learner_stream
 from isthmus.format.records.objects import CommitHeader, UpdateHeader
 from isthmus.format.rules import Pace, Rules
+from isthmus.learner.backend import local_array
 from isthmus.learner.boundary import SyncerBack, ToTraining
-from isthmus.learner.steward import here
 from isthmus.log import fold, merge
 from isthmus.log.run import read_run
 from isthmus.store import Layer, Patience, Store
@@ -104,7 +104,7 @@ async def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folde
         agent = w.learner("idle")
         async with serving(w.syncer()) as syncer:
             await agent.join()
-            from isthmus.learner.steward import rounded
+            from isthmus.learner.backend import rounded
 
             class Still:
                 def __init__(self) -> None:
@@ -139,7 +139,7 @@ async def test_error_feedback_starts_from_the_last_merged_update(folder: Path) -
             assert header.codec == "int4"
             # In the account, or on its way in what was sent since.
             fed_back = [agent.uplink.residuals[p], *agent.uplink.taken[p].values()]
-            assert any(residual is not None and here(residual).any() for residual in fed_back)
+            assert any(residual is not None and local_array(residual).any() for residual in fed_back)
 
 
 class Slow(Layer):

@@ -18,10 +18,10 @@ from isthmus.format.records import frame
 from isthmus.format.records.keys import update_key
 from isthmus.format.records.objects import SCHEMA, UpdateHeader
 from isthmus.format.rules import Pace, Rules
+from isthmus.learner.backend import ArrayRef, LocalBackend, PackedUpdate, Remote, local_array
 from isthmus.learner.ranks import asked, served, wire
 from isthmus.learner.ranks.asked import Owners, Peers, interfaces
 from isthmus.learner.ranks.shelf import Shelf
-from isthmus.learner.steward import Held, OwnSteward, Parcel, Remote, here
 from isthmus.log import Log, fold
 from isthmus.runtime.clock import threaded
 from isthmus.store import Layer, Store
@@ -52,7 +52,7 @@ class Pair:
         self.w = w
         self.shelf = Shelf()
         self.peers = peers
-        self.own = OwnSteward(w.log)
+        self.own = LocalBackend(w.log)
         self.there = Faulty(w.store)
         self.moved = [0, 0]
         self.traffic = Traffic()
@@ -66,9 +66,9 @@ class Pair:
     async def serve(self) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.peers.port)
         wire.write(writer, 0, wire.Hello(1, SECRET))
-        steward = OwnSteward(Log(self.w.run, self.there, self.w.runtime))
+        backend = LocalBackend(Log(self.w.run, self.there, self.w.runtime))
         try:
-            await served.Served(steward, self.w.runtime, self.shelf, reader, writer, self.traffic).run()
+            await served.Served(backend, self.w.runtime, self.shelf, reader, writer, self.traffic).run()
         finally:
             writer.close()
 
@@ -81,14 +81,16 @@ class Pair:
     def draw(self, seed: int, p: int = 1) -> F32:
         return np.random.default_rng(seed).normal(size=self.w.run.layout.fragments[p].size).astype(np.float32)
 
-    async def seen(self, held: Held) -> F32:
+    async def seen(self, held: ArrayRef) -> F32:
         """Return an array, wherever it lies."""
         if isinstance(held, Remote):
             found: F32 = await self.w.runtime.offload(self.shelf.wait_for, held.number)
             return found
-        return here(held)
+        return local_array(held)
 
-    async def both(self, base: F32, values: F32, feedback: F32 | None = None) -> tuple[Parcel | None, Parcel | None]:
+    async def both(
+        self, base: F32, values: F32, feedback: F32 | None = None
+    ) -> tuple[PackedUpdate | None, PackedUpdate | None]:
         """Pack an update here and there."""
         here = await self.own.pack(self.header(), base, values, feedback)
         held = [None if x is None else await self.owners.home(1, x) for x in (base, values, feedback)]
@@ -178,7 +180,7 @@ def test_versions_and_sums_are_the_same_there(tmp_path: Path) -> None:
     async def body(two: Pair) -> None:
         for p in (0, 1):
             here = await fold.fold(two.w.log, p, fold.Publishing(two.w.log))
-            there: fold.At[Held] = await fold.fold(two.w.log, p, two.owners)
+            there: fold.At[ArrayRef] = await fold.fold(two.w.log, p, two.owners)
             assert there.version == here.version >= 3
             assert isinstance(there.carried, Remote) == (p == 1)
             assert np.array_equal(await two.seen(there.carried), here.carried)
@@ -201,7 +203,7 @@ async def first(two: Pair, p: int) -> tuple[str, None]:
 
 def test_what_goes_wrong_there_is_said_here_as_it_is(tmp_path: Path) -> None:
     async def body(two: Pair) -> None:
-        values: Held = await two.owners.start(1, 0, *await first(two, 1))
+        values: ArrayRef = await two.owners.start(1, 0, *await first(two, 1))
         commit = await two.w.log.commit(1, 1)
         assert commit is not None
         two.there.error = Unavailable("away")

@@ -16,7 +16,7 @@ from isthmus.format.records import frame
 from isthmus.format.records.objects import SCHEMA, CheckpointHeader, Part, PartHeader, Piece, UpdateHeader
 from isthmus.format.rules import Rules
 from isthmus.learner import parts, residuals
-from isthmus.learner.steward import OwnSteward, Stored, left
+from isthmus.learner.backend import LocalBackend, Stored, local_residual
 from isthmus.log.creation import Seed
 from support.world import SPECS, in_virtual_time, seed_of, world
 
@@ -55,7 +55,7 @@ def test_four_bytes_are_kept_where_any_parameter_has_them() -> None:
 @in_virtual_time
 async def test_an_update_carries_what_was_kept(tmp_path: Path, dtype: str) -> None:
     async with world(tmp_path / "run", seed(dtype)) as w:
-        own, fragment = OwnSteward(w.log), w.run.layout.fragments[0]
+        own, fragment = LocalBackend(w.log), w.run.layout.fragments[0]
         header = UpdateHeader(
             schema=SCHEMA, run=w.run.digest, fragment=0, learner="a", incarnation=1, base=0,
             codec=w.run.rules.codec_up, steps=4, tokens=400, step=4, tokens_seen=400, train_s=1.0,
@@ -73,14 +73,14 @@ async def test_an_update_carries_what_was_kept(tmp_path: Path, dtype: str) -> No
             return residuals.whole(residuals.kept(fragment, gradient - sent))
 
         once = left_of(base - values)
-        assert np.array_equal(residuals.whole(left(first.dropped)), once)
+        assert np.array_equal(residuals.whole(local_residual(first.dropped)), once)
         again = await own.pack(header, base, values, first.dropped)
         assert again is not None
         assert again.dropped is not None
-        assert np.array_equal(residuals.whole(left(again.dropped)), left_of((base - values) + once))
+        assert np.array_equal(residuals.whole(local_residual(again.dropped)), left_of((base - values) + once))
         total = own.sum(0, first.dropped, again.dropped)
         assert total.dtype == (np.float32 if dtype == "float32" else np.uint16)
-        both = once + residuals.whole(left(again.dropped))
+        both = once + residuals.whole(local_residual(again.dropped))
         assert np.array_equal(residuals.whole(total), residuals.whole(residuals.kept(fragment, both)))
 
 
@@ -88,7 +88,7 @@ async def test_an_update_carries_what_was_kept(tmp_path: Path, dtype: str) -> No
 @in_virtual_time
 async def test_what_a_rank_brings_home_of_an_earlier_release_is_kept_as_here(tmp_path: Path, residual: bool) -> None:
     async with world(tmp_path / "run", seed()) as w:
-        own, size = OwnSteward(w.log), w.run.layout.fragments[0].size
+        own, size = LocalBackend(w.log), w.run.layout.fragments[0].size
         x = np.random.default_rng(0).normal(size=size).astype(np.float32)
         header = PartHeader(
             schema=SCHEMA, run=w.run.digest, learner="a", incarnation=1, step=4, rank=1,
@@ -101,7 +101,7 @@ async def test_what_a_rank_brings_home_of_an_earlier_release_is_kept_as_here(tmp
         home = await own.home(0, Stored((lies,), residual))
         assert home.dtype == (np.uint16 if residual else np.float32)
         wanted = residuals.kept(w.run.layout.fragments[0], x) if residual else x
-        assert np.array_equal(left(home), wanted)
+        assert np.array_equal(local_residual(home), wanted)
 
 
 @in_virtual_time

@@ -27,7 +27,7 @@ from isthmus.format.records.objects import CommitHeader, SnapshotHeader, ValueHe
 from isthmus.format.rules import MergeRule
 from isthmus.inspect import replay
 from isthmus.learner import agent as learner_agent
-from isthmus.learner import downlink, steward, tenure, uplink
+from isthmus.learner import backend, downlink, tenure, uplink
 from isthmus.learner.boundary import Boundary, Ready
 from isthmus.log import Log, fold, gc, heal, merge, polar
 from isthmus.log.verified import Gate
@@ -650,7 +650,7 @@ def codes_are_cut_off() -> Iterator[None]:
 @planted(60, caught_by=10)
 def blend_with_another_share() -> Iterator[None]:
     """More of the local model stays than the rule says."""
-    with patch.object(steward, "BLEND", np.float32(0.6)):
+    with patch.object(backend, "BLEND", np.float32(0.6)):
         yield
 
 

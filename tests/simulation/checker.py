@@ -29,8 +29,8 @@ from isthmus.format.rules import STALENESS_MAX
 from isthmus.inspect import whatif
 from isthmus.inspect.replay import replay
 from isthmus.learner import LearnerAgent
+from isthmus.learner.backend import local_array
 from isthmus.learner.boundary import UPLOADS_MAX
-from isthmus.learner.steward import here
 from isthmus.log import Commit, Log, merge
 from isthmus.log.run import Run
 from isthmus.log.updates import open_update
@@ -377,8 +377,8 @@ class Checker:
         if not isinstance(agent, LearnerAgent):
             self.began[name] = self.world.clock.time()
             return
-        steward = agent.own_steward
-        pack = steward.packed
+        backend = agent.own_backend
+        pack = backend.packed
 
         def packed(header: UpdateHeader, base: F32, values: F32, feedback: F32 | None) -> tuple[Body | None, F32]:
             blob, after = pack(header, base, values, feedback)
@@ -386,7 +386,7 @@ class Checker:
                 self.values.packs(self.lives[name, life], header, base, values, feedback, blob, after)
             return blob, after
 
-        steward.packed = packed  # type: ignore[method-assign]
+        backend.packed = packed  # type: ignore[method-assign]
 
     # --- now and then -------------------------------------------------------------------------------------------------
 
@@ -438,7 +438,7 @@ class Checker:
                 self.violate(f"{who}: holds version {slot.base} of {p}, the log ends at {len(self.commits[p])}")
                 continue
             wanted = self.commits[p][slot.base - 1][0].published_digest if slot.base else self.initial[p]
-            if self.digest(slot.values, functools.partial(merge.array_digest, here(slot.values))) != wanted:
+            if self.digest(slot.values, functools.partial(merge.array_digest, local_array(slot.values))) != wanted:
                 self.violate(f"{who}: what it holds as {p}/{slot.base} is not what was published")
             # A life that starts while a twin goes on finds updates on bases that it has yet to read of.
             unread = len(self.commits[p]) - agent.uplink.settled_to[p]

@@ -17,8 +17,8 @@ from isthmus.format.layout import TensorClass
 from isthmus.format.records import frame
 from isthmus.format.records.objects import CommitHeader, Input, SnapshotHeader, UpdateHeader, ValueHeader
 from isthmus.learner import LearnerAgent
+from isthmus.learner.backend import local_array
 from isthmus.learner.boundary import Boundary, Ready, ToTraining
-from isthmus.learner.steward import here
 from isthmus.learner.uplink import PACKED_MAX, Uplink
 from isthmus_lab.simulate.world import Arrays
 from simulation import reference
@@ -169,7 +169,7 @@ class Values:
 
         def noted(message: ToTraining) -> None:
             if isinstance(message, Ready):
-                life.offered.append(weakref.ref(here(message.values)))
+                life.offered.append(weakref.ref(local_array(message.values)))
             post(message)
 
         boundary.post = noted  # type: ignore[method-assign]
@@ -255,7 +255,7 @@ class Values:
         after: F32,
     ) -> None:
         """An update was packed: `residual` came on top of the local work, `after` is what the codec dropped."""
-        p, lossy = header.fragment, life.agent.own_steward.lossy
+        p, lossy = header.fragment, life.agent.own_backend.lossy
         read = life.reads.get((p, header.step))
         if read is not None and not any(np.array_equal(values, had) for had in read):
             self._violate(life, f"fragment {p} is sent with other parameters than it had at step {header.step}")
@@ -333,5 +333,5 @@ def _account(uplink: Uplink, p: int, size: int) -> np.ndarray:
     total = np.zeros(size)
     for residual in (uplink.residuals[p], *uplink.taken[p].values()):
         if residual is not None:
-            total += here(residual)
+            total += local_array(residual)
     return total

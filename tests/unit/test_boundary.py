@@ -11,6 +11,7 @@ import pytest
 from isthmus.codecs.kernels import F32
 from isthmus.format.layout import Spec, TensorClass, partition
 from isthmus.format.rules import Adoption, Pace
+from isthmus.learner.backend import local_array, rounded
 from isthmus.learner.boundary import (
     Adopted,
     Asked,
@@ -25,7 +26,6 @@ from isthmus.learner.boundary import (
     ToTraining,
     UploadDone,
 )
-from isthmus.learner.steward import here, rounded
 
 LAYOUT = partition([Spec(f"t{i}", (10,), "float32", TensorClass.DENSE) for i in range(4)], 4)
 
@@ -106,7 +106,7 @@ def test_an_update_is_the_whole_way_since_its_base() -> None:
     loop = Loop(sync_every=4)
     second = captured(loop.step(5), 0)[-1]
     assert (second.base, second.steps, second.tokens) == (0, 5, 500)
-    assert (here(second.values) == 5).all()
+    assert (local_array(second.values) == 5).all()
     assert second.due
 
 

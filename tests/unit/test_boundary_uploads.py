@@ -8,6 +8,7 @@ import pytest
 from isthmus.codecs.kernels import F32
 from isthmus.format.layout import Layout, Spec, TensorClass, partition
 from isthmus.format.rules import Adoption, Pace
+from isthmus.learner.backend import rounded
 from isthmus.learner.boundary import (
     Adopted,
     Asked,
@@ -20,7 +21,6 @@ from isthmus.learner.boundary import (
     UploadDone,
     UploadFailed,
 )
-from isthmus.learner.steward import rounded
 from isthmus.learner.upload_window import Window
 
 STEP_S = 0.1

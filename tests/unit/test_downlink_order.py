@@ -10,9 +10,9 @@ import pytest
 from isthmus.errors import Unavailable
 from isthmus.format.records.keys import commit_key, snapshots_prefix
 from isthmus.format.rules import Pace, Rules
+from isthmus.learner.backend import LocalBackend, local_array
 from isthmus.learner.boundary import Ready, ToTraining
 from isthmus.learner.downlink import PROBE_BEATS, Downlink
-from isthmus.learner.steward import OwnSteward, here
 from isthmus.log import Commit
 from isthmus.log.merge import array_digest
 from support.written_log import ONE_WAY_S, Written
@@ -27,7 +27,9 @@ class Kept(Downlink):
     def __init__(self, w: Written) -> None:
         self.settled: list[Commit] = []
         self.told: list[ToTraining] = []
-        super().__init__(w.log, w.runtime, w.pace, OwnSteward(w.log), settle=self.settled.append, tell=self.told.append)
+        super().__init__(
+            w.log, w.runtime, w.pace, LocalBackend(w.log), settle=self.settled.append, tell=self.told.append
+        )
 
     @property
     def ready(self) -> list[Ready]:
@@ -58,7 +60,7 @@ def versions(downlink: Kept) -> list[tuple[int, int]]:
 
 
 def is_published(w: Written, ready: Ready, p: int = 0) -> bool:
-    return array_digest(here(ready.values)) == w.commits[p][ready.version - 1].header.published_digest
+    return array_digest(local_array(ready.values)) == w.commits[p][ready.version - 1].header.published_digest
 
 
 async def all_grow(w: Written, *heads: int) -> None:
@@ -241,7 +243,7 @@ def test_a_learner_that_begins_reads_the_newest_values_and_who_was_merged_lately
         await w.commit(w.upload("c", 3))
         async with learner(w) as downlink:
             assert [known.version for known in downlink.known] == [4, 0, 0]
-            assert np.array_equal(here(downlink.known[0].values), w.states[0].published)
+            assert np.array_equal(local_array(downlink.known[0].values), w.states[0].published)
             assert downlink.merged_lately == {"c"}
             await w.commit(p=1)
             await downlink.reach([4, 1, 0])

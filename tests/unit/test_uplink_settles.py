@@ -12,8 +12,8 @@ from isthmus.format.layout import Spec, TensorClass
 from isthmus.format.records.frame import Blob
 from isthmus.format.records.objects import Input, Rejection
 from isthmus.format.rules import Pace, Rules
+from isthmus.learner.backend import LocalBackend, local_array
 from isthmus.learner.boundary import BaseMerged, Captured, UploadDone, UploadFailed
-from isthmus.learner.steward import OwnSteward, here
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Commit, Log
 from isthmus.reasons import Reason
@@ -33,8 +33,8 @@ class Learner:
         self.w = w
         self.said: list[Attempt] = []
         self.told: list[object] = []
-        steward = OwnSteward(Log(w.run, w.store, w.runtime))
-        self.uplink = Uplink(w.run, steward, w.runtime, "a", w.pace, announce=self.said.append, tell=self.told.append)
+        backend = LocalBackend(Log(w.run, w.store, w.runtime))
+        self.uplink = Uplink(w.run, backend, w.runtime, "a", w.pace, announce=self.said.append, tell=self.told.append)
         self.uplink.incarnation = 1
 
     def capture(self, base: int, change: F32, p: int = 0, tokens: int = 100, step: int = 1) -> Captured:
@@ -57,7 +57,7 @@ class Learner:
         """Return what is to be fed back."""
         found = self.uplink.residuals[p]
         assert found is not None
-        return here(found)
+        return local_array(found)
 
     def input(self, base: int, version: int, p: int = 0) -> Input:
         """Return how a commit names the update on a base."""

@@ -13,10 +13,10 @@ from isthmus.codecs.packed import keep_dropped
 from isthmus.errors import InputError
 from isthmus.format.layout import Spec, TensorClass, partition
 from isthmus.format.rules import Adoption, Pace, Rules
+from isthmus.learner import backend
 from isthmus.learner import boundary as boundary_module
-from isthmus.learner import steward
+from isthmus.learner.backend import local_array
 from isthmus.learner.boundary import Boundary, Captured, Ready, UploadDone
-from isthmus.learner.steward import here
 from isthmus.log import merge
 from isthmus_lab.training.variants import VARIANTS, filtered, sparse, variant
 
@@ -121,9 +121,9 @@ def test_residuals_in_bfloat16_are_what_two_bytes_hold_of_them() -> None:
     code = codec("int4")
     data = pack(code, FRAGMENT, X)
     exact, half = X.copy(), X.copy()
-    vars(steward)["keep_dropped"](FRAGMENT, code, data, exact)
+    vars(backend)["keep_dropped"](FRAGMENT, code, data, exact)
     with variant("residuals in bfloat16"):
-        vars(steward)["keep_dropped"](FRAGMENT, code, data, half)
+        vars(backend)["keep_dropped"](FRAGMENT, code, data, half)
     assert exact.any()
     assert not np.array_equal(half, exact)
     assert np.abs(half - exact).max() <= 2.0**-8 * np.abs(exact).max()
@@ -133,7 +133,7 @@ def test_a_learner_that_sends_sparsely_keeps_what_it_dropped() -> None:
     code = codec("int8")
 
     def sent() -> tuple[F32, F32]:
-        blob = vars(steward)["pack"](code, FRAGMENT, X, whole=False)
+        blob = vars(backend)["pack"](code, FRAGMENT, X, whole=False)
         left, values = X.copy(), np.empty_like(X)
         keep_dropped(FRAGMENT, code, blob, left)
         unpack(code, FRAGMENT, blob, values)
@@ -190,11 +190,11 @@ def test_what_a_version_replaced_is_in_the_updates_after_it() -> None:
     with variant("overwritten fed back"):
         boundary = learner(model, 4)
         (first,) = steps(boundary, model, 3)
-        assert (first.step, here(first.values)[0]) == (1, 1)
+        assert (first.step, local_array(first.values)[0]) == (1, 1)
         boundary.post(Ready(0, 1, np.full(FRAGMENT.size, 10, np.float32)))
         (again,) = steps(boundary, model, 4)[:1]
     # Two steps and the one of the boundary that adopts were replaced; the model itself goes on without them.
-    assert here(again.values)[0] - here(again.base_values)[0] == (again.step - 4) + 3
+    assert local_array(again.values)[0] - local_array(again.base_values)[0] == (again.step - 4) + 3
     assert model.values[0] == 10 + 3
     steps(boundary, model, 1)
 

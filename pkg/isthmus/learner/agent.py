@@ -32,6 +32,7 @@ from isthmus.format.records.messages import (
 from isthmus.format.records.objects import CheckpointHeader
 from isthmus.format.rules import Adoption, Pace, named
 from isthmus.learner import history
+from isthmus.learner.backend import ArrayBackend, Arrays, LocalBackend
 from isthmus.learner.boundary import (
     Adopted,
     Asked,
@@ -46,7 +47,6 @@ from isthmus.learner.boundary import (
 from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, moved
 from isthmus.learner.downlink import FRAGMENTS_AT_ONCE, PROBE_BEATS, Downlink
 from isthmus.learner.history import History, read_history
-from isthmus.learner.steward import Arrays, OwnSteward, Steward
 from isthmus.learner.summary import Summary
 from isthmus.learner.tenure import Tenure
 from isthmus.learner.uplink import Uplink
@@ -68,7 +68,7 @@ LOOK_S = 0.1
 """… and looks so often. Whoever ends processes gives them 30 s, of which the last checkpoint takes some."""
 
 
-MakeSteward = Callable[[OwnSteward, Tolerance, Callable[[int, int], None]], Steward]
+MakeSteward = Callable[[LocalBackend, Tolerance, Callable[[int, int], None]], ArrayBackend]
 
 
 class LearnerAgent:
@@ -86,9 +86,9 @@ class LearnerAgent:
         steps_target: int = 0,
         pace: Pace | None = None,
         checkpoint_s: float = math.inf,
-        steward: MakeSteward | None = None,
+        backend: MakeSteward | None = None,
     ) -> None:
-        """`steward` makes what keeps this learner's arrays of what keeps those of this process; by default it is that.
+        """`backend` makes what keeps this learner's arrays of what keeps those of this process; by default it is that.
 
         It is told what refusals are ridden out by, and whom to tell of bytes that others move.
         """
@@ -116,8 +116,8 @@ class LearnerAgent:
             log, name, runtime, self.pace, edge=store, bus=bus, tolerance=tolerance, speaker=speaker,
             listener=listener, metrics=self.metrics, steps_target=steps_target,
         )  # fmt: skip
-        own = self.own_steward = OwnSteward(log)
-        keeps = self._keeps = steward(own, tolerance, self._moved) if steward else own
+        own = self.own_backend = LocalBackend(log)
+        keeps = self._keeps = backend(own, tolerance, self._moved) if backend else own
         self.uplink = Uplink(log.run, keeps, runtime, name, self.pace, announce=voice.announce, tell=self._tell)
         self.downlink = Downlink(
             log, runtime, self.pace, keeps, settle=self.uplink.settle, tell=self._tell,

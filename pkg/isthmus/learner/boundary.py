@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from isthmus.errors import InputError, RankLost, told
 from isthmus.format.layout import Layout
 from isthmus.format.rules import Adoption, Pace
+from isthmus.learner.backend import ArrayRef, Arrays, LocalArrays
 from isthmus.learner.checkpoint import Frozen, LoopState, Point, Saver
-from isthmus.learner.steward import Arrays, Held, OwnArrays
 from isthmus.learner.upload_window import LIMIT_MAX, Window
 from isthmus.runtime.averages import smooth
 
@@ -61,8 +61,8 @@ class Captured:
 
     fragment: int
     base: int
-    base_values: Held
-    values: Held
+    base_values: ArrayRef
+    values: ArrayRef
     steps: int
     tokens: int
     step: int
@@ -112,7 +112,7 @@ class Ready:
 
     fragment: int
     version: int
-    values: Held
+    values: ArrayRef
     period: float = 0.0
     """Steps between two uploads of the fragment, as its commit says; 0: as many as the rules say."""
 
@@ -162,7 +162,7 @@ class Slot:
     """One fragment as the training side knows it. Counters are differences of the learner's own totals."""
 
     base: int
-    values: Held
+    values: ArrayRef
     """The published value at `base`."""
     due_at: int
     """Own step at which the next upload is due."""
@@ -172,9 +172,9 @@ class Slot:
     sent_step: int | None = None
     """Own step of the last upload on this base; None while there is none."""
     sent_tokens: int = 0
-    sent_values: Held | None = None
+    sent_values: ArrayRef | None = None
     """Parameters at that upload; kept only where adoption needs them."""
-    prior_values: Held | None = None
+    prior_values: ArrayRef | None = None
     """`sent_values` of the upload before, until the one under way is through."""
     captured_step: int = 0
     """Own step of the last upload on any base."""
@@ -249,7 +249,7 @@ class Boundary:
         periods: tuple[int, int],
         pace: Pace,
         adopt: Adoption,
-        versions: Sequence[tuple[int, Held, float]],
+        versions: Sequence[tuple[int, ArrayRef, float]],
         step: int,
         tokens_seen: int,
         now: Callable[[], float],
@@ -272,7 +272,7 @@ class Boundary:
         """Whether the last call went to its end: only then are model and counters those of one step."""
         self.outbox: deque[ToAgent] = deque()
         self.inbox = Inbox(len(layout.fragments))
-        self._arrays = arrays or OwnArrays(layout)
+        self._arrays = arrays or LocalArrays(layout)
         self._replica = replica
         self._shortest, self._longest = periods
         self._staleness = pace.staleness

@@ -14,9 +14,9 @@ from isthmus.errors import RecordInvalid
 from isthmus.format.records import frame, tree
 from isthmus.format.records.objects import SCHEMA, CheckpointHeader, FragmentPoint, Part, PartHeader, Sent
 from isthmus.learner import parts, residuals
+from isthmus.learner.backend import ArrayBackend, ArrayRef, Remote, Stored, local_array, local_residual
 from isthmus.learner.ledger import Account
 from isthmus.learner.parts import Away, Lies
-from isthmus.learner.steward import Held, Remote, Steward, Stored, here, left
 from isthmus.log import Log
 from isthmus.log.run import Run
 from isthmus.log.verified import Verified
@@ -75,13 +75,13 @@ class Point:
     """One fragment at the training side."""
 
     base: int
-    values: Held
+    values: ArrayRef
     """Parameters [n], local work included."""
     origin_step: int
     origin_tokens: int
     sent_step: int | None
     sent_tokens: int
-    sent_values: Held | None
+    sent_values: ArrayRef | None
     merged: bool
 
 
@@ -104,10 +104,10 @@ class UplinkPoint:
 
     account: Account
     settled_to: int
-    attempts: tuple[tuple[Sent, Held | None], ...]
-    residual: Held | None
+    attempts: tuple[tuple[Sent, ArrayRef | None], ...]
+    residual: ArrayRef | None
     residual_of: str
-    taken: tuple[tuple[int, Held | None], ...] = ()
+    taken: tuple[tuple[int, ArrayRef | None], ...] = ()
     """By base: the error feedback that updates on it carry, which is out of `residual` until they are settled."""
 
 
@@ -155,7 +155,7 @@ class Checkpoint:
         return replace(self, leaves=(*self.leaves[:first], *state))
 
 
-Move = Callable[[int, Held], Awaitable[Held]]
+Move = Callable[[int, ArrayRef], Awaitable[ArrayRef]]
 """Returns an array of a fragment elsewhere."""
 
 
@@ -164,7 +164,7 @@ async def moved(
 ) -> tuple[tuple[Point, ...], tuple[UplinkPoint, ...]]:
     """Return the same with all arrays moved."""
 
-    async def maybe(p: int, array: Held | None) -> Held | None:
+    async def maybe(p: int, array: ArrayRef | None) -> ArrayRef | None:
         return None if array is None else await move(p, array)
 
     new_points, new_traffic = [], []
@@ -187,14 +187,14 @@ FIRST_RESIDUAL = 2
 """From this one on a fragment's arrays in a checkpoint are residuals; see `CheckpointHeader`."""
 
 
-async def why_useless(frozen: Frozen, steward: Steward, runtime: Runtime) -> str | None:
+async def why_useless(frozen: Frozen, backend: ArrayBackend, runtime: Runtime) -> str | None:
     """Return why nobody could go on from this, its own learner or a peer; None where it can be stored."""
     why: str | None = await runtime.offload(_why_useless_here, frozen)
     if why is not None:
         return why
     for p, point in enumerate(frozen.points):
         for held in (point.values, point.sent_values):
-            if isinstance(held, Remote) and not await steward.is_finite(held):
+            if isinstance(held, Remote) and not await backend.is_finite(held):
                 return _not_finite(p)
     return None
 
@@ -205,7 +205,7 @@ def _why_useless_here(frozen: Frozen) -> str | None:
         return f"the loss is {frozen.loss}"
     for p, point in enumerate(frozen.points):
         for held in (point.values, point.sent_values):
-            if isinstance(held, np.ndarray) and not kernels.all_finite(here(held)):
+            if isinstance(held, np.ndarray) and not kernels.all_finite(local_array(held)):
                 return _not_finite(p)
     return None
 
@@ -221,7 +221,7 @@ class Draft:
     header: CheckpointHeader
     leaves: tuple[tree.Leaf, ...]
 
-    def parts(self) -> list[tuple[PartHeader, list[Held | U8]]]:
+    def parts(self) -> list[tuple[PartHeader, list[ArrayRef | U8]]]:
         """Return what each rank is to write, where arrays lie with several, and what it holds."""
         h = self.header
         return [
@@ -246,13 +246,13 @@ def _arrays_of(f: FragmentPoint) -> int:
     return 3 + len(f.attempts) + len(f.taken_by)
 
 
-def _leaf(array: Held | None, size: int, half: bool) -> tree.Leaf:
+def _leaf(array: ArrayRef | None, size: int, half: bool) -> tree.Leaf:
     """Return an array of a fragment of this size as a leaf. `half`: it is a residual, in two bytes a parameter."""
     if isinstance(array, Remote):
         dtype, width = ("<u2", 2) if half else ("<f4", 4)
         spec = tree.LeafSpec(maker="numpy", dtype=dtype, shape=(size,), size=width * size)
         return tree.Leaf(spec, tree.NOWHERE, (Away(array.rank, array, (0,), (size,)),))
-    return tree.numpy_leaf(_NOTHING if array is None else left(array))
+    return tree.numpy_leaf(_NOTHING if array is None else local_residual(array))
 
 
 def _apart(leaf: tree.Leaf, part: int, smallest: int) -> tree.Leaf:
@@ -362,7 +362,7 @@ def open_checkpoint(
     ]
     points, traffic, at = [], [], 0
     for fragment, f in zip(run.layout.fragments, header.fragments, strict=True):
-        arrays: list[Held | None] = []
+        arrays: list[ArrayRef | None] = []
         count = _arrays_of(f)
         for n, leaf in enumerate(leaves[at : at + count]):
             # A residual of a learner that had wider parameters, or an earlier release, may be float32.

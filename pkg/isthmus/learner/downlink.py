@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from isthmus.codecs import codec, packed_size
 from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.format.rules import Pace
+from isthmus.learner.backend import ArrayBackend, ArrayRef
 from isthmus.learner.boundary import Ready, ToTraining
-from isthmus.learner.steward import Held, Steward
 from isthmus.log import Commit, Log, fold
 from isthmus.log.histories import Histories
 from isthmus.runtime.averages import Usual
@@ -30,7 +30,7 @@ class Known:
     """A fragment as the agent knows the log."""
 
     version: int
-    values: Held
+    values: ArrayRef
     digest: bytes
     wanted: int
     heard_at: float
@@ -51,7 +51,7 @@ class Downlink:
         log: Log,
         runtime: Runtime,
         pace: Pace,
-        steward: Steward,
+        backend: ArrayBackend,
         *,
         settle: Callable[[Commit], None],
         tell: Callable[[ToTraining], None],
@@ -69,8 +69,8 @@ class Downlink:
         self._pace = pace
         self._settle = settle
         self._tell = tell
-        self._carry = steward
-        self._staged = steward.staged
+        self._carry = backend
+        self._staged = backend.staged
         self._stale = asyncio.Event()
 
     async def begin(self) -> None:
@@ -167,7 +167,7 @@ class Downlink:
         if behind * difference > from_snapshot:
             with contextlib.suppress(LogCorrupt):  # said, but not in the log
                 await self._leap(p, wanted)
-        here: fold.At[Held] = fold.At(known.version, known.values, known.digest, (), known.under)
+        here: fold.At[ArrayRef] = fold.At(known.version, known.values, known.digest, (), known.under)
         try:
             async for at in fold.onward(self._log, p, self._carry, here, until=wanted):
                 self._hold(p, at)
@@ -210,7 +210,7 @@ class Downlink:
             known.version, known.values, known.digest, known.under = at.version, at.carried, at.digest, at.under
             known.period = at.last[-1].header.period if at.last else 0.0
 
-    def _hold(self, p: int, at: fold.At[Held]) -> None:
+    def _hold(self, p: int, at: fold.At[ArrayRef]) -> None:
         known = self.known[p]
         known.version, known.values, known.digest, known.under = at.version, at.carried, at.digest, at.under
         self.histories[p].know(at.version, at.digest)

@@ -11,10 +11,10 @@ from isthmus.format.records import frame
 from isthmus.format.records.keys import checkpoint_key, claim_key
 from isthmus.format.records.objects import SCHEMA, ClaimHeader
 from isthmus.format.rules import CHECKPOINTS_KEPT
+from isthmus.learner.backend import ArrayBackend
 from isthmus.learner.boundary import Freeze, ToTraining
 from isthmus.learner.checkpoint import Draft, Frozen, Saver, UplinkPoint, draft, moved, why_useless
 from isthmus.learner.history import History, read_claim
-from isthmus.learner.steward import Steward
 from isthmus.learner.uplink import Uplink
 from isthmus.log import Log
 from isthmus.runtime.clock import Runtime
@@ -45,7 +45,7 @@ class Tenure:
         runtime: Runtime,
         name: str,
         uplink: Uplink,
-        steward: Steward,
+        backend: ArrayBackend,
         metrics: LearnerMetrics,
         *,
         heartbeat_s: float,
@@ -68,7 +68,7 @@ class Tenure:
         self._runtime = runtime
         self._name = name
         self._uplink = uplink
-        self._steward = steward
+        self._backend = backend
         self._metrics = metrics
         self._heartbeat_s = heartbeat_s
         self._checkpoint_s = checkpoint_s
@@ -167,7 +167,7 @@ class Tenure:
     async def _keep(self, frozen: Frozen, traffic: Sequence[UplinkPoint], tokens_lost: int) -> None:
         began = self._runtime.now()
         try:
-            points, traffic = await moved(frozen.points, traffic, self._steward.landed)
+            points, traffic = await moved(frozen.points, traffic, self._backend.landed)
             frozen = replace(frozen, points=points)
             if not await self._is_useful(frozen):
                 return
@@ -190,7 +190,7 @@ class Tenure:
 
     async def _is_useful(self, frozen: Frozen) -> bool:
         """Return whether anybody could go on from it; the first that nobody could is told, and the end of that."""
-        why = await why_useless(frozen, self._steward, self._runtime)
+        why = await why_useless(frozen, self._backend, self._runtime)
         if why is not None:
             self._metrics.checkpoints_failed.inc()
             if not self._useless:
@@ -205,7 +205,7 @@ class Tenure:
         self.last_bytes = sum(leaf.spec.size for leaf in drafted.leaves)
         try:
             # What it names comes first: one that can be read is whole.
-            stored = await asyncio.gather(*(self._steward.keep(part, held) for part, held in drafted.parts()))
+            stored = await asyncio.gather(*(self._backend.keep(part, held) for part, held in drafted.parts()))
             blob = await self._runtime.offload(drafted.pack, stored)
             digest = await self._log.sealed_digest(blob)
             key = checkpoint_key(self._name, self._uplink.incarnation, step, digest)

@@ -10,11 +10,11 @@ from isthmus.errors import Unavailable
 from isthmus.format.records.keys import update_key
 from isthmus.format.records.objects import SCHEMA, Input, Sent, UpdateHeader
 from isthmus.format.rules import Pace
+from isthmus.learner.backend import ArrayBackend, ArrayRef
 from isthmus.learner.boundary import Adopted, BaseMerged, Captured, ToTraining, UploadDone, UploadFailed
 from isthmus.learner.checkpoint import Point, UplinkPoint
 from isthmus.learner.history import History
 from isthmus.learner.ledger import Account
-from isthmus.learner.steward import Held, Steward
 from isthmus.learner.unmerged import REMEDIES, Unmerged
 from isthmus.learner.upload_window import Window
 from isthmus.log import Commit, Log
@@ -47,7 +47,7 @@ class Attempt:
     due: bool
     boundary_at: float
     said_at: float
-    residual: Held | None
+    residual: ArrayRef | None
     """What the codec dropped; the next update's error feedback, if this one is merged."""
 
 
@@ -57,7 +57,7 @@ class Packed:
 
     digest: bytes
     key: str
-    residual: Held
+    residual: ArrayRef
 
 
 class Uplink:
@@ -66,7 +66,7 @@ class Uplink:
     def __init__(
         self,
         run: Run,
-        steward: Steward,
+        backend: ArrayBackend,
         runtime: Runtime,
         name: str,
         pace: Pace,
@@ -80,7 +80,7 @@ class Uplink:
         self.accounts = [Account() for _ in run.layout.fragments]
         self.attempts: list[dict[int, Attempt]] = [{} for _ in run.layout.fragments]
         """By fragment and base."""
-        self.residuals: list[Held | None] = [None] * len(run.layout.fragments)
+        self.residuals: list[ArrayRef | None] = [None] * len(run.layout.fragments)
         """Error feedback: what the codec dropped from the last merged update."""
         self.residual_of = [""] * len(run.layout.fragments)
         """Key of that update."""
@@ -91,7 +91,7 @@ class Uplink:
         self.draining = False
         self.unmerged = Unmerged(runtime.now(), 0)
         self._run = run
-        self._steward = steward
+        self._backend = backend
         self._runtime = runtime
         self._name = name
         self._pace = pace
@@ -100,7 +100,7 @@ class Uplink:
         self._codec_up = codec(run.rules.codec_up).name
         self._bases = [0] * len(run.layout.fragments)
         self._absorbed: set[int] = set()  # fragments whose local work at the checkpoint a later stored update holds
-        self.taken: list[dict[int, Held | None]] = [{} for _ in run.layout.fragments]
+        self.taken: list[dict[int, ArrayRef | None]] = [{} for _ in run.layout.fragments]
         """By fragment and base: the error feedback that what was packed on it carries. It is out of the account until
         the base is merged, or can be no more: another update must not carry it too."""
         self.window = Window()
@@ -190,7 +190,7 @@ class Uplink:
                 account.sent[given.base] = c.header.tokens_seen - point.origin_tokens
                 self._absorbed.add(p)
 
-    def point(self, history: History, p: int, version: int, values: Held) -> Point | None:
+    def point(self, history: History, p: int, version: int, values: ArrayRef) -> Point | None:
         """Return the local work a fragment goes on with at this version; None where the version replaces it."""
         c, account = history.checkpoint, self.accounts[p]
         if c is None:
@@ -328,7 +328,7 @@ class Uplink:
             # (The update of another life cannot have held what one of this life left over: that is still to be sent.)
             self.residuals[p], self.residual_of[p] = None, ""
 
-    def _take_over(self, p: int, base: int) -> Held | None:
+    def _take_over(self, p: int, base: int) -> ArrayRef | None:
         """Return what an update on a base carries of the account: all of it, once; a further one on it the same."""
         if base not in self.taken[p]:
             self.taken[p][base], self.residuals[p] = self.residuals[p], None
@@ -339,11 +339,11 @@ class Uplink:
         for base in [b for b in self.taken[p] if b < below]:
             self.residuals[p] = self._sum(p, self.residuals[p], self.taken[p].pop(base))
 
-    def _sum(self, p: int, a: Held | None, b: Held | None) -> Held | None:
+    def _sum(self, p: int, a: ArrayRef | None, b: ArrayRef | None) -> ArrayRef | None:
         """Return a + b, either of which may be nothing."""
         if a is None or b is None:
             return b if a is None else a
-        return self._steward.sum(p, a, b)
+        return self._backend.sum(p, a, b)
 
     def expire(self, p: int, version: int) -> None:
         """Note that the log has reached a version: what is based on too old a one was too late."""
@@ -393,8 +393,8 @@ class Uplink:
         )
         account = self.accounts[p]
         feedback = self._take_over(p, captured.base)
-        parcel = await self._steward.pack(header, captured.base_values, captured.values, feedback)
-        if parcel is None:
+        packed = await self._backend.pack(header, captured.base_values, captured.values, feedback)
+        if packed is None:
             about = {"fragment": p, "version": captured.base}
             if self.unmerged.turned_away != Reason.NON_FINITE:  # once; the agent reminds
                 logger.warning(
@@ -406,16 +406,16 @@ class Uplink:
             account.settle(captured.base, "rejected")
             self._tell(UploadDone(p))
             return
-        key = update_key(p, self._name, captured.base, parcel.digest)
-        if parcel.dropped is not None:
-            self._remember(p, captured.base, Packed(parcel.digest, key, parcel.dropped))
+        key = update_key(p, self._name, captured.base, packed.digest)
+        if packed.dropped is not None:
+            self._remember(p, captured.base, Packed(packed.digest, key, packed.dropped))
         await self._turn()
         if captured.base not in account.sent:
             self._tell(UploadDone(p))  # settled, or too old, while it waited for the wire
             return
-        number, stored = self.window.began(parcel.size, self._runtime.now()), False
+        number, stored = self.window.began(packed.size, self._runtime.now()), False
         try:
-            await self._steward.store(key, parcel)
+            await self._backend.store(key, packed)
             stored = True
         except Unavailable as error:
             about = {"fragment": p, "version": captured.base}
@@ -430,7 +430,7 @@ class Uplink:
         if captured.base not in account.sent:
             return  # settled while it was on its way
         self.attempts[p][captured.base] = Attempt(
-            header, key, parcel.digest, parcel.size, captured.due, captured.boundary_at, 0.0, parcel.dropped
+            header, key, packed.digest, packed.size, captured.due, captured.boundary_at, 0.0, packed.dropped
         )
         self._announce(self.attempts[p][captured.base])
 
@@ -460,6 +460,6 @@ class Uplink:
         self._say(attempt)
 
 
-def _attempt(sent: Sent, residual: Held | None, now: float) -> Attempt:
+def _attempt(sent: Sent, residual: ArrayRef | None, now: float) -> Attempt:
     """Return a stored update of an earlier life as one to say again; it may open a round."""
     return Attempt(sent.header, sent.key, sent.digest, sent.size, True, now, 0.0, residual)

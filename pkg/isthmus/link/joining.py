@@ -18,8 +18,8 @@ from isthmus.format.layout import Layout, Spec, Tensor
 from isthmus.format.rules import CHECKPOINT_S, Adoption, FrozenCheck, Hyperparameters, Pace, Rules, named
 from isthmus.format.signing import Signer
 from isthmus.learner import LearnerAgent, Replica, parts
+from isthmus.learner.backend import Arrays
 from isthmus.learner.checkpoint import Checkpoint, Stateful
-from isthmus.learner.steward import Arrays
 from isthmus.link.link import Link
 from isthmus.link.ranks import Joined, follow, spread
 from isthmus.link.shell import Shell
@@ -200,12 +200,12 @@ def join(
             lambda header: shell.ask_training_thread(lambda: judge.glance(header)),
         )
 
-    steward = None if lane is None else partial(device.steward, lane)
+    backend = None if lane is None else partial(device.backend, lane)
     shell = Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust)
     with nullcontext() if sharded is None else sharded.call("JOIN") as said:
         try:
             fixed = digests_of(model, check) if sharded is None else sharded.frozen(check)
-            shell.start(enter, find_donor, partial(spread, sharded, shell), steward)
+            shell.start(enter, find_donor, partial(spread, sharded, shell), backend)
             own = shell.agent.history.checkpoint
             replica, arrays = (sharded, sharded) if sharded is not None else _replica(loop, shell.run.layout, lane)
             if own is not None and loop.copies.paths:

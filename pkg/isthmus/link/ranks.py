@@ -151,10 +151,10 @@ async def spread(sharded: "Sharded | None", shell: Shell, ports: Ports) -> Async
 
 
 def _make_backend(sharded: "Sharded") -> MakeBackend:
-    """Return what makes the steward of what this rank owns."""
+    """Return what makes the backend of what this rank owns."""
     from isthmus.torch import device
 
-    return local_backend if sharded.lane is None else partial(device.steward, sharded.lane)
+    return local_backend if sharded.lane is None else partial(device.backend, sharded.lane)
 
 
 def follow(sharded: "Sharded", warmup: int, url: str, signer: Signer | None) -> RankLink:

@@ -20,9 +20,9 @@ from isthmus.format.rules import MemberRole, Pace
 from isthmus.interrupts import held_back
 from isthmus.learner import LearnerAgent, Replica
 from isthmus.learner.agent import MakeSteward
+from isthmus.learner.backend import Arrays
 from isthmus.learner.checkpoint import Checkpoint, Saver
 from isthmus.learner.ranks.asked import Spread
-from isthmus.learner.steward import Arrays
 from isthmus.link.beside import EXIT_S, Beside
 from isthmus.log import Log
 from isthmus.log.run import Run
@@ -95,17 +95,17 @@ class Shell:
         self._thread: threading.Thread | None = None
 
     def start(
-        self, enter: Find, find_donor: FindDonor, spread: MakeSpread = _not_spread, steward: MakeSteward | None = None
+        self, enter: Find, find_donor: FindDonor, spread: MakeSpread = _not_spread, backend: MakeSteward | None = None
     ) -> None:
         """Start the thread; return once the run is joined, and a donor looked for where one is needed.
 
         `spread` gets the other ranks of this learner ready to keep their share of its arrays; where there are none,
-        `steward` makes what keeps them (see `LearnerAgent`).
+        `backend` makes what keeps them (see `LearnerAgent`).
 
         Until then the calling thread, which trains, does what the agent asks of it (see `on_training_thread`).
         """
         self._thread = threading.Thread(
-            target=self._main, args=(enter, find_donor, spread, steward), name="isthmus-agent", daemon=True
+            target=self._main, args=(enter, find_donor, spread, backend), name="isthmus-agent", daemon=True
         )
         self._thread.start()
         try:
@@ -290,7 +290,7 @@ class Shell:
                 self.feeder.close()
 
     async def _agent(
-        self, enter: Find, find_donor: FindDonor, make_spread: MakeSpread, steward: MakeSteward | None
+        self, enter: Find, find_donor: FindDonor, make_spread: MakeSpread, backend: MakeSteward | None
     ) -> None:
         self._loop = asyncio.get_running_loop()
         if self._abandoned.is_set():
@@ -305,7 +305,7 @@ class Shell:
             self.agent = LearnerAgent(
                 ports.log, ports.store, ports.bus, ports.runtime, learner,
                 adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
-                steward=spread.steward if spread else steward,
+                backend=spread.backend if spread else backend,
             )  # fmt: skip
             # Not later: it holds the interpreter for tenths of a second, and the first update would wait for it.
             warming = asyncio.ensure_future(ports.runtime.offload(kernels.warm))

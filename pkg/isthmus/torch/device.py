@@ -27,7 +27,16 @@ from isthmus.format.records import frame
 from isthmus.format.records.objects import Part, PartHeader, UpdateHeader
 from isthmus.format.rules import Adoption
 from isthmus.learner import residuals
-from isthmus.learner.steward import BLEND, Held, OnDevice, OwnSteward, Parcel, Steward, here, left
+from isthmus.learner.backend import (
+    BLEND,
+    ArrayBackend,
+    ArrayRef,
+    LocalBackend,
+    OnDevice,
+    PackedUpdate,
+    local_array,
+    local_residual,
+)
 from isthmus.log import Commit
 from isthmus.torch import device_codecs
 from isthmus.torch.model import Follow, TorchReplica, named, nothing_follows, rows_of, writable
@@ -163,7 +172,9 @@ class Blocks:
         """See `Arrays.empty`."""
         return Block([])
 
-    def mixed(self, fragment: int, adopt: Adoption, local: Held, values: Held, base: Held, since: Held | None) -> Block:
+    def mixed(
+        self, fragment: int, adopt: Adoption, local: ArrayRef, values: ArrayRef, base: ArrayRef, since: ArrayRef | None
+    ) -> Block:
         """See `Arrays.mixed`."""
         mine, new = self.of(fragment, local), self.of(fragment, values)
         before = new if adopt == Adoption.BLEND else self.of(fragment, base if since is None else since)
@@ -181,7 +192,7 @@ class Blocks:
         used_up(values)
         return Block(found, self._lane.mark())
 
-    def of(self, fragment: int, held: Held) -> Block:
+    def of(self, fragment: int, held: ArrayRef) -> Block:
         """Return an array on the device. What is not there is brought, which is waited for: at joining, the base of
         what is carried on top, and what had no room."""
         held = at_hand(held)
@@ -189,12 +200,12 @@ class Blocks:
             if held.tensors[0].device == self._lane.device:
                 return held
             return Block([x.to(self._lane.device) for x in held.tensors], self._lane.mark())
-        host = here(held)
+        host = local_array(held)
         cut = [host[t.start : t.stop] for t in self._layout.fragments[fragment].tensors]
         return Block([torch.from_numpy(writable(x)).to(self._lane.device) for x in cut], self._lane.mark())
 
 
-def at_hand(held: Held) -> Held:
+def at_hand(held: ArrayRef) -> ArrayRef:
     """Return a published value as it lies on the device, where it does, else as it lies here."""
     if not isinstance(held, Staged):
         return held
@@ -202,7 +213,7 @@ def at_hand(held: Held) -> Held:
     return held.host if block is None else block
 
 
-def used_up(held: Held) -> None:
+def used_up(held: ArrayRef) -> None:
     """Give back the place of a published value on the device: it is in the parameters."""
     if isinstance(held, Staged):
         held.block = None
@@ -231,11 +242,11 @@ class DeviceArrays(Blocks):
         self._lane.used_aside(out.tensors)
         out.ready = self._lane.mark()
 
-    def write(self, fragment: int, values: Held) -> None:
+    def write(self, fragment: int, values: ArrayRef) -> None:
         """See `Replica.write`."""
         block = at_hand(values)
         if isinstance(block, np.ndarray):
-            self._from_host.write(fragment, here(block))  # which is waited for
+            self._from_host.write(fragment, local_array(block))  # which is waited for
             return
         block = self.of(fragment, block)
         self._lane.after(block.ready)
@@ -248,11 +259,11 @@ class DeviceArrays(Blocks):
 
 
 class DeviceSteward:
-    """A steward of what lies on a device and of what lies here. Everything it does runs in threads of the agent."""
+    """A backend of what lies on a device and of what lies here. Everything it does runs in threads of the agent."""
 
     divides = False
 
-    def __init__(self, own: OwnSteward, lane: Lane) -> None:
+    def __init__(self, own: LocalBackend, lane: Lane) -> None:
         self._own = own
         self._lane = lane
         rules = own.log.run.rules
@@ -262,29 +273,31 @@ class DeviceSteward:
         # What needs a decomposition or an entropy stage is packed by the CPU.
         self._packs_there = self._codec is not None and not rules.isotropic_up
 
-    async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> Held:
+    async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> ArrayRef:
         """See `Carry.start`."""
         return await self._own.start(fragment, version, key, commit)
 
-    async def step(self, carried: Held, commit: Commit) -> Held:
+    async def step(self, carried: ArrayRef, commit: Commit) -> ArrayRef:
         """See `Carry.step`."""
         return await self._own.step(carried, commit)
 
-    async def restart(self, commit: Commit) -> Held:
+    async def restart(self, commit: Commit) -> ArrayRef:
         """See `Carry.restart`."""
         return await self._own.restart(commit)
 
-    async def staged(self, fragment: int, held: Held) -> Held:
-        """See `Steward.staged`."""
-        host = here(held)
+    async def staged(self, fragment: int, held: ArrayRef) -> ArrayRef:
+        """See `ArrayBackend.staged`."""
+        host = local_array(held)
         try:
             return Staged(host, await self._own.runtime.offload(self._there, self._fragments[fragment], host))
         except torch.OutOfMemoryError as error:
             logger.warning("fragment %d is adopted by way of the host, which training waits for: %s", fragment, error)
             return Staged(host, None)
 
-    async def pack(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
-        """See `Steward.pack`."""
+    async def pack(
+        self, header: UpdateHeader, base: ArrayRef, values: ArrayRef, feedback: ArrayRef | None
+    ) -> PackedUpdate | None:
+        """See `ArrayBackend.pack`."""
         fragment = self._fragments[header.fragment]
         if not self._packs_there or not isinstance(values, Block) or values.tensors[0].device != self._lane.device:
             return await self._pack_here(header, base, values, feedback)
@@ -296,9 +309,11 @@ class DeviceSteward:
         if blob is None:
             return None
         found = await self._own.log.sealed_digest(blob)
-        return Parcel(found, len(blob), blob, dropped)
+        return PackedUpdate(found, len(blob), blob, dropped)
 
-    async def _pack_here(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
+    async def _pack_here(
+        self, header: UpdateHeader, base: ArrayRef, values: ArrayRef, feedback: ArrayRef | None
+    ) -> PackedUpdate | None:
         return await self._own.pack(
             header,
             await self.landed(header.fragment, base),
@@ -306,32 +321,32 @@ class DeviceSteward:
             None if feedback is None else await self.landed(header.fragment, feedback),
         )
 
-    async def store(self, key: str, parcel: Parcel) -> None:
-        """See `Steward.store`."""
-        await self._own.store(key, parcel)
+    async def store(self, key: str, packed: PackedUpdate) -> None:
+        """See `ArrayBackend.store`."""
+        await self._own.store(key, packed)
 
-    def sum(self, fragment: int, a: Held, b: Held) -> Held:
-        """See `Steward.sum`."""
+    def sum(self, fragment: int, a: ArrayRef, b: ArrayRef) -> ArrayRef:
+        """See `ArrayBackend.sum`."""
         return self._own.sum(fragment, a, b)
 
-    async def home(self, fragment: int, held: Held) -> Held:
-        """See `Steward.home`."""
+    async def home(self, fragment: int, held: ArrayRef) -> ArrayRef:
+        """See `ArrayBackend.home`."""
         return await self._own.home(fragment, held)
 
-    async def is_finite(self, held: Held) -> bool:
-        """See `Steward.is_finite`."""
+    async def is_finite(self, held: ArrayRef) -> bool:
+        """See `ArrayBackend.is_finite`."""
         if isinstance(held, Staged):
             return await self._own.is_finite(held.host)
         if not isinstance(held, Block):
             return await self._own.is_finite(held)
         return await self._own.runtime.offload(self._is_finite, held)
 
-    async def keep(self, part: PartHeader, held: Sequence[Held | U8]) -> Part:
-        """See `Steward.keep`."""
+    async def keep(self, part: PartHeader, held: Sequence[ArrayRef | U8]) -> Part:
+        """See `ArrayBackend.keep`."""
         return await self._own.keep(part, held)
 
-    async def landed(self, fragment: int, held: Held) -> Held:
-        """See `Steward.landed`."""
+    async def landed(self, fragment: int, held: ArrayRef) -> ArrayRef:
+        """See `ArrayBackend.landed`."""
         if isinstance(held, Staged):
             return held.host
         if not isinstance(held, Block):
@@ -361,7 +376,7 @@ class DeviceSteward:
             return bool(found)
 
     def _packed(
-        self, header: UpdateHeader, fragment: Fragment, base: Held, values: Block, feedback: Held | None
+        self, header: UpdateHeader, fragment: Fragment, base: ArrayRef, values: Block, feedback: ArrayRef | None
     ) -> tuple[frame.Body | None, residuals.Residual | None]:
         """Return the update object and what its codec dropped, as it is kept; (None, None) where the difference is not
         finite."""
@@ -394,7 +409,14 @@ class DeviceSteward:
         self._lane.to_host(what, torch.from_numpy(room[at : at + what.numel()]))
 
     def _gradient(
-        self, t: Tensor, number: int, begin: int, end: int, base: Held, values: torch.Tensor, feedback: Held | None
+        self,
+        t: Tensor,
+        number: int,
+        begin: int,
+        end: int,
+        base: ArrayRef,
+        values: torch.Tensor,
+        feedback: ArrayRef | None,
     ) -> torch.Tensor:
         """Return elements [begin, end) of what is to be sent of a tensor."""
         before = self._part(t, number, begin, end, base)
@@ -407,7 +429,7 @@ class DeviceSteward:
         gradient = before - values[begin:end].float()
         return gradient if feedback is None else gradient + self._part(t, number, begin, end, feedback)
 
-    def _part(self, t: Tensor, number: int, begin: int, end: int, held: Held) -> torch.Tensor:
+    def _part(self, t: Tensor, number: int, begin: int, end: int, held: ArrayRef) -> torch.Tensor:
         """Return elements [begin, end) of what a fragment's array, or residual, has of a tensor, on the device,
         float32."""
         held = at_hand(held)
@@ -415,11 +437,11 @@ class DeviceSteward:
             self._lane.after(held.ready)
             return held.tensors[number][begin:end].float()
         part = slice(t.start + begin, t.start + end)
-        if (halves := left(held)).dtype == np.uint16:
+        if (halves := local_residual(held)).dtype == np.uint16:
             return self._lane.to_device(torch.from_numpy(halves[part].view(np.int16))).view(torch.bfloat16).float()
-        return self._lane.to_device(torch.from_numpy(writable(here(held)[part])))
+        return self._lane.to_device(torch.from_numpy(writable(local_array(held)[part])))
 
 
-def steward(lane: Lane, own: OwnSteward, *_: object) -> Steward:
+def backend(lane: Lane, own: LocalBackend, *_: object) -> ArrayBackend:
     """See `MakeSteward`."""
     return DeviceSteward(own, lane)

@@ -13,8 +13,8 @@ import torch
 from isthmus.codecs.kernels import F32
 from isthmus.format.layout import Layout, Tensor
 from isthmus.format.rules import Adoption
+from isthmus.learner.backend import ArrayRef, Arrays, LocalArrays, local_array
 from isthmus.learner.ranks.shelf import Shelf
-from isthmus.learner.steward import Arrays, Held, OwnArrays, here
 from isthmus.torch import model as torch_model
 from isthmus.torch.device import Block, Blocks, Lane, Staged, at_hand, used_up
 from isthmus.torch.model import Follow, nothing_follows
@@ -50,10 +50,10 @@ class Fragments:
         self._shards, self._layout, self._shelf, self._lane = shards, layout, shelf, lane
         self._ranks: Ranks = shards.ranks
         self._follow = follow
-        self.arrays: Arrays = OwnArrays(layout) if lane is None else Blocks(layout, lane)
+        self.arrays: Arrays = LocalArrays(layout) if lane is None else Blocks(layout, lane)
         self._places = [[(shards.index[t.spec.name], t) for t in f.tensors] for f in layout.fragments]
 
-    def read(self, fragment: int, number: int, out: Held | None) -> None:
+    def read(self, fragment: int, number: int, out: ArrayRef | None) -> None:
         """Bring a fragment together with its owner: into `out`, or as the array of this number, where it is not 0."""
         owner = self.owner[fragment]
         owns = owner == self._ranks.order
@@ -63,17 +63,17 @@ class Fragments:
             assert out is None or isinstance(out, Block), "arrays of a model on a device are there"
             self._read_there(fragment, owner, out)
         else:
-            whole = [] if out is None else self._cut(fragment, here(out))
+            whole = [] if out is None else self._cut(fragment, local_array(out))
             self._shards.gather(self._held(fragment), whole, owner)
         if number and owns:
             self._shelf.put(number, out)
 
-    def write(self, fragment: int, number: int, values: Held | None) -> None:
+    def write(self, fragment: int, number: int, values: ArrayRef | None) -> None:
         """Give every rank what is its own of `values`, or of the array of this number. The arguments as for `read`."""
         with self._follow([(self._shards.named[i][1], None) for i, _ in self._places[fragment]]):
             self._write(fragment, number, values)
 
-    def _write(self, fragment: int, number: int, values: Held | None) -> None:
+    def _write(self, fragment: int, number: int, values: ArrayRef | None) -> None:
         owner = self.owner[fragment]
         if number and owner == self._ranks.order:
             values = self._wait_for(number)
@@ -103,8 +103,8 @@ class Fragments:
         since = self._wait_for(mix.since) if mix.since else None
         self._shelf.put(number, self.arrays.mixed(fragment, Adoption(mix.adopt), local, values, base, since))
 
-    def _wait_for(self, number: int) -> Held:
-        found: Held = self._shelf.wait_for(number)
+    def _wait_for(self, number: int) -> ArrayRef:
+        found: ArrayRef = self._shelf.wait_for(number)
         return found
 
     def _read_there(self, fragment: int, owner: int, out: Block | None) -> None:
@@ -139,13 +139,13 @@ class Fragments:
             return False
         return True
 
-    def _on_host(self, fragment: int, values: Held) -> F32:
+    def _on_host(self, fragment: int, values: ArrayRef) -> F32:
         """Return an array in the host's memory; what lies on the device alone is waited for."""
         if isinstance(values, Staged):
             return values.host
         if isinstance(values, Block):
             return torch.cat([x.float().cpu() for x in values.tensors]).numpy()
-        return here(values)
+        return local_array(values)
 
     def _room(self, fragment: int, where: torch.device) -> list[torch.Tensor] | None:
         """Return tensors for a fragment, as its parameters are; None where a device has no room for them."""

@@ -22,10 +22,10 @@ from isthmus.format.layout import Layout, Tensor
 from isthmus.format.records import tree
 from isthmus.format.records.tree import NOWHERE, Leaf, LeafSpec
 from isthmus.format.rules import Adoption, FrozenCheck, Hyperparameters
+from isthmus.learner.backend import ArrayRef, Remote
 from isthmus.learner.checkpoint import APART_BYTES, Checkpoint, LoopState
 from isthmus.learner.parts import Away, Lies
 from isthmus.learner.ranks.shelf import Shelf
-from isthmus.learner.steward import Held, Remote
 from isthmus.log.run import UNTOLD
 from isthmus.reasons import Reason
 from isthmus.torch import model as torch_model
@@ -119,7 +119,7 @@ class Sharded:
         """The agent's, on the device where this rank's part of the model lies, if fragments are kept there."""
         self._fragments: Fragments
         self._remotes: Remotes
-        self._commanded: list[Held | None] = []
+        self._commanded: list[ArrayRef | None] = []
         """What other ranks were told to read, write or mix: they may not have come to it yet."""
         self.fetch: Fetch
         """Reads what lies in the store. Training thread."""
@@ -185,12 +185,14 @@ class Sharded:
         self._remotes = remotes
         self._place(layout, owner)
 
-    def empty(self, fragment: int) -> Held:
+    def empty(self, fragment: int) -> ArrayRef:
         """See `Arrays.empty`."""
         owner = self._fragments.owner[fragment]
         return self._remotes.remote(owner) if owner else self._fragments.arrays.empty(fragment)
 
-    def mixed(self, fragment: int, adopt: Adoption, local: Held, values: Held, base: Held, since: Held | None) -> Held:
+    def mixed(
+        self, fragment: int, adopt: Adoption, local: ArrayRef, values: ArrayRef, base: ArrayRef, since: ArrayRef | None
+    ) -> ArrayRef:
         """See `Arrays.mixed`."""
         owner = self._fragments.owner[fragment]
         if not owner:
@@ -202,13 +204,13 @@ class Sharded:
         self.ranks.command(Op.MIX, fragment, found.number, msgspec.msgpack.encode(mix))
         return found
 
-    def read(self, fragment: int, out: Held) -> None:
+    def read(self, fragment: int, out: ArrayRef) -> None:
         """See `Replica.read`."""
         self._commanded.append(out)
         self.ranks.command(Op.READ, fragment, _number(out))
         self._fragments.read(fragment, _number(out), None if isinstance(out, Remote) else out)
 
-    def write(self, fragment: int, values: Held) -> None:
+    def write(self, fragment: int, values: ArrayRef) -> None:
         """See `Replica.write`."""
         self._commanded.append(values)
         self.ranks.command(Op.WRITE, fragment, _number(values))
@@ -325,7 +327,7 @@ class Sharded:
     def _place(self, layout: Layout, owner: Sequence[int]) -> None:
         self._fragments = Fragments(self._shards, layout, owner, self.shelf, self.lane, self.loop.copies.follow)
 
-    def _write(self, fragment: int, number: int, values: Held | None) -> None:
+    def _write(self, fragment: int, number: int, values: ArrayRef | None) -> None:
         self._fragments.write(fragment, number, values)
         for module in self._gathering:
             module.reshard()  # an evaluation may have left whole parameters behind, of the old values
@@ -533,7 +535,7 @@ class Sharded:
         return remade(like, torch.empty_like(local_of(like), dtype=held.dtype, device=held.device).copy_(held))
 
 
-def _number(held: Held) -> int:
+def _number(held: ArrayRef) -> int:
     """Return the number of an array with its owner; 0 with the first rank."""
     return held.number if isinstance(held, Remote) else 0
 

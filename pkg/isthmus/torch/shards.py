@@ -217,20 +217,20 @@ class Shards:
                         held.copy_(_as(buffer[at:end], held.dtype).view(held.shape))
                     at = end
             return
-        parcels: dict[tuple[Block, ...], torch.Tensor] = {}  # replicas get the same
+        packed: dict[tuple[Block, ...], torch.Tensor] = {}  # replicas get the same
         sent = []
         for rank in self._others(root):
             blocks = tuple(w.cut(self._blocks[w.index][rank])[0] for w in wanted)
             if not any(block.size for block in blocks):
                 continue
-            if blocks not in parcels:
-                parcels[blocks] = torch.cat(
+            if blocks not in packed:
+                packed[blocks] = torch.cat(
                     [
                         _bytes(tensor[block.slices].to(w.held.dtype), through)
                         for w, tensor, block in zip(wanted, whole, blocks, strict=True)
                     ]
                 )
-            sent.append((rank, parcels[blocks]))
+            sent.append((rank, packed[blocks]))
         works = self.ranks.move(sent, [])
         for w, tensor in zip(wanted, whole, strict=True):
             block, own = w.cut(self._blocks[w.index][root])

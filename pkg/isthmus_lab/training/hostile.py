@@ -8,7 +8,7 @@ import numpy as np
 
 from isthmus.codecs.kernels import F32
 from isthmus.format.rules import ROBUST
-from isthmus.learner.steward import OwnSteward
+from isthmus.learner.backend import LocalBackend
 from isthmus.rounds.bounds import Believed, Claim, Influence
 from isthmus_lab.training.experiment import ISO, Experiment, base, named
 from isthmus_lab.training.setting import Setting
@@ -60,22 +60,22 @@ ATTACKS: dict[str, Attack] = {
 @contextmanager
 def hostile(attack: str, count: int) -> Iterator[None]:
     """Let the last so many of `LEARNERS` learners send this in place of what they have."""
-    own = OwnSteward.packed
+    own = LocalBackend.packed
     names = {f"l{LEARNERS - 1 - number}" for number in range(count)}
     shared: Shared = {}
     draw = np.random.default_rng(0)
 
-    def packed(steward: OwnSteward, header: Any, before: F32, values: F32, feedback: F32 | None) -> Any:
+    def packed(backend: LocalBackend, header: Any, before: F32, values: F32, feedback: F32 | None) -> Any:
         if header.learner not in names:
-            return own(steward, header, before, values, feedback)
+            return own(backend, header, before, values, feedback)
         sent = ATTACKS[attack](before - values, (header.fragment, header.base), shared, draw)
-        return own(steward, header, before, (before - sent).astype(np.float32), None)
+        return own(backend, header, before, (before - sent).astype(np.float32), None)
 
-    OwnSteward.packed = packed  # type: ignore[method-assign, assignment]
+    LocalBackend.packed = packed  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        OwnSteward.packed = own  # type: ignore[method-assign]
+        LocalBackend.packed = own  # type: ignore[method-assign]
 
 
 @contextmanager

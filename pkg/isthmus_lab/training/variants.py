@@ -18,9 +18,9 @@ from isthmus.codecs.packed import plain
 from isthmus.errors import InputError
 from isthmus.format import layout
 from isthmus.format.layout import Fragment
-from isthmus.learner import steward
+from isthmus.learner import backend
+from isthmus.learner.backend import local_array
 from isthmus.learner.boundary import Boundary, Captured
-from isthmus.learner.steward import here
 from isthmus.log.merge import Accumulator, State, Then
 from isthmus.syncer.coordinator import FragmentCoordinator
 from isthmus.syncer.inbox import Fetched
@@ -196,9 +196,9 @@ def overwritten_fed_back() -> Iterator[None]:
         capture(boundary, fragment, due, now)
         captured = boundary.outbox[-1]
         assert isinstance(captured, Captured), "a capture says what it captured last"
-        sent[boundary, fragment] = here(captured.values)
+        sent[boundary, fragment] = local_array(captured.values)
         if (more := replaced.get((boundary, fragment))) is not None:
-            boundary.outbox[-1] = replace(captured, values=here(captured.values) + more)
+            boundary.outbox[-1] = replace(captured, values=local_array(captured.values) + more)
 
     def keeping(boundary: Boundary, fragment: int) -> None:
         since = sent.pop((boundary, fragment), None)
@@ -233,17 +233,17 @@ def sparse(gradient: F32, fragment: Fragment, kept: int, chunk: int = 4096) -> F
 
 def sent_sparse(kept: int) -> AbstractContextManager[None]:
     """Send that; what is dropped is fed back. The codec of the setting stands for the transport of what is left."""
-    own = vars(steward)["pack"]
+    own = vars(backend)["pack"]
 
     def pack(codec: Any, fragment: Fragment, gradient: F32, *rest: Any, **more: Any) -> Any:
         return own(codec, fragment, sparse(gradient, fragment, kept), *rest, **more)
 
-    return _in_place_of(steward, "pack", pack)
+    return _in_place_of(backend, "pack", pack)
 
 
 def residuals_in_bfloat16() -> AbstractContextManager[None]:
     """Keep what learners' codecs drop in two bytes a parameter; what those cannot hold is lost."""
-    own = vars(steward)["keep_dropped"]
+    own = vars(backend)["keep_dropped"]
 
     def keep(fragment: Fragment, code: Any, data: Any, x: F32, *rest: Any) -> None:
         own(fragment, code, data, x, *rest)
@@ -251,7 +251,7 @@ def residuals_in_bfloat16() -> AbstractContextManager[None]:
         kernels.encode_bf16(x, half)
         kernels.decode_bf16(half, x)
 
-    return _in_place_of(steward, "keep_dropped", keep)
+    return _in_place_of(backend, "keep_dropped", keep)
 
 
 @contextmanager

@@ -181,7 +181,7 @@ MUTANTS = [
         row("small-scales-stay", "scales.float() < _SMALLEST", "scales.float() < 0.0"),
     ),
     *of(
-        "learner/steward.py",
+        "learner/backend.py",
         "tests/unit/test_boundary_uploads.py tests/unit/test_boundary.py",
         row(
             "rounding-is-local-work",
@@ -190,7 +190,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "learner/steward.py",
+        "learner/backend.py",
         "tests/unit/test_uplink_settles.py",
         row(
             "an-update-with-the-wrong-sign",
@@ -199,8 +199,8 @@ MUTANTS = [
         ),
         row(
             "updates-are-written-over",
-            "await self.log.store.create(key, parcel.body)",
-            "await self.log.store.put(key, parcel.body)",
+            "await self.log.store.create(key, packed.body)",
+            "await self.log.store.put(key, packed.body)",
         ),
         row("nothing-is-fed-back", "            kernels.add(gradient, feedback, gradient)\n", "            pass\n"),
         row("updates-are-shortened", "whole=not self._run.rules.error_feedback)", "whole=False)"),

@@ -6,5 +6,5 @@ memory, the arithmetic and the bytes of a learner are shared by its ranks, and n
 first one that does not own it.
 
 shelf    what a rank holds, by number   wire     what is said between ranks
-served   of a rank that owns: answers   asked    of the first rank: a steward that asks
+served   of a rank that owns: answers   asked    of the first rank: a backend that asks
 """

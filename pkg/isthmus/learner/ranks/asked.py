@@ -1,4 +1,4 @@
-"""Of the first rank: a steward whose arrays lie with the ranks that own their fragments."""
+"""Of the first rank: a backend whose arrays lie with the ranks that own their fragments."""
 
 import asyncio
 import logging
@@ -17,10 +17,10 @@ from isthmus.errors import RankLost, Unavailable, known_error
 from isthmus.format.records.frame import Blob
 from isthmus.format.records.keys import LEARNERS
 from isthmus.format.records.objects import Part, PartHeader, UpdateHeader
+from isthmus.learner.backend import ArrayBackend, ArrayRef, LocalBackend, PackedUpdate, Remote, Stored, local_residual
 from isthmus.learner.ranks import wire
 from isthmus.learner.ranks.served import CONNECT_S, MakeBackend, is_secret
 from isthmus.learner.ranks.shelf import Numbers
-from isthmus.learner.steward import Held, OwnSteward, Parcel, Remote, Steward, Stored, left
 from isthmus.log import Commit
 
 logger = logging.getLogger(__name__)
@@ -218,11 +218,11 @@ class Spread:
     peers: Peers
     owner: Sequence[int]
     make_backend: MakeBackend
-    """Makes the steward of what the first rank owns itself."""
+    """Makes the backend of what the first rank owns itself."""
     on_devices: bool
     """Whether ranks keep arrays on the devices that train."""
 
-    def steward(self, own: OwnSteward, tolerance: Tolerance, moved: Moved) -> Steward:
+    def backend(self, own: LocalBackend, tolerance: Tolerance, moved: Moved) -> ArrayBackend:
         """See `MakeSteward`."""
         return Owners(self.make_backend(own), self.peers, self.owner, tolerance, moved, on_devices=self.on_devices)
 
@@ -238,13 +238,13 @@ def interfaces(alone: bool, rendezvous: str | None, hostname: str) -> tuple[str,
 
 
 class Owners:
-    """A steward that has each thing done where its fragment's arrays lie."""
+    """A backend that has each thing done where its fragment's arrays lie."""
 
     divides = True
 
     def __init__(
         self,
-        own: Steward,
+        own: ArrayBackend,
         peers: Peers,
         owner: Sequence[int],
         tolerance: Tolerance,
@@ -261,7 +261,7 @@ class Owners:
         self._tolerance = tolerance
         self._on_devices = on_devices
 
-    async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> Held:
+    async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> ArrayRef:
         """See `Carry.start`."""
         if (peer := self._peer(fragment)) is None:
             return await self._own.start(fragment, version, key, commit)
@@ -269,7 +269,7 @@ class Owners:
         await self._ask(peer, kind("read", key), wire.Start(fragment, version, key, commit, into))
         return peer.remote(into)
 
-    async def step(self, carried: Held, commit: Commit) -> Held:
+    async def step(self, carried: ArrayRef, commit: Commit) -> ArrayRef:
         """See `Carry.step`."""
         if not isinstance(carried, Remote):
             return await self._own.step(carried, commit)
@@ -278,7 +278,7 @@ class Owners:
         await self._ask(peer, about, wire.Step(carried.number, commit, into))
         return peer.remote(into)
 
-    async def restart(self, commit: Commit) -> Held:
+    async def restart(self, commit: Commit) -> ArrayRef:
         """See `Carry.restart`."""
         if (peer := self._peer(commit.header.fragment)) is None:
             return await self._own.restart(commit)
@@ -286,8 +286,10 @@ class Owners:
         await self._ask(peer, about, wire.Restart(commit, into))
         return peer.remote(into)
 
-    async def pack(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
-        """See `Steward.pack`."""
+    async def pack(
+        self, header: UpdateHeader, base: ArrayRef, values: ArrayRef, feedback: ArrayRef | None
+    ) -> PackedUpdate | None:
+        """See `ArrayBackend.pack`."""
         if (peer := self._peer(header.fragment)) is None:
             return await self._own.pack(header, base, values, feedback)
         body, dropped = peer.number(), peer.number()
@@ -297,32 +299,32 @@ class Owners:
         if not answer.digest:
             return None
         left = peer.remote(dropped) if answer.yes else None
-        return Parcel(answer.digest, answer.size, peer.remote(body), left)
+        return PackedUpdate(answer.digest, answer.size, peer.remote(body), left)
 
-    async def store(self, key: str, parcel: Parcel) -> None:
-        """See `Steward.store`."""
-        if not isinstance(parcel.body, Remote):
-            await self._own.store(key, parcel)
+    async def store(self, key: str, packed: PackedUpdate) -> None:
+        """See `ArrayBackend.store`."""
+        if not isinstance(packed.body, Remote):
+            await self._own.store(key, packed)
             return
-        peer = self._peers.of[parcel.body.rank]
-        await self._ask(peer, kind("create", key), wire.Store(key, parcel.body.number))
+        peer = self._peers.of[packed.body.rank]
+        await self._ask(peer, kind("create", key), wire.Store(key, packed.body.number))
 
-    def sum(self, fragment: int, a: Held, b: Held) -> Held:
-        """See `Steward.sum`."""
+    def sum(self, fragment: int, a: ArrayRef, b: ArrayRef) -> ArrayRef:
+        """See `ArrayBackend.sum`."""
         if (peer := self._peer(fragment)) is None:
             return self._own.sum(fragment, a, b)
         into = peer.number()
         peer.post(wire.Sum(fragment, _there(a).number, _there(b).number, into))
         return peer.remote(into)
 
-    async def staged(self, fragment: int, held: Held) -> Held:
-        """See `Steward.staged`."""
+    async def staged(self, fragment: int, held: ArrayRef) -> ArrayRef:
+        """See `ArrayBackend.staged`."""
         if not isinstance(held, Remote):
             return await self._own.staged(fragment, held)
         return await self._elsewhere(wire.Stage, fragment, held)
 
-    async def landed(self, fragment: int, held: Held) -> Held:
-        """See `Steward.landed`."""
+    async def landed(self, fragment: int, held: ArrayRef) -> ArrayRef:
+        """See `ArrayBackend.landed`."""
         if not isinstance(held, Remote):
             return await self._own.landed(fragment, held)
         return await self._elsewhere(wire.Land, fragment, held)
@@ -335,8 +337,8 @@ class Owners:
         await peer.ask(move(fragment, held.number, into))
         return peer.remote(into)
 
-    async def home(self, fragment: int, held: Held) -> Held:
-        """See `Steward.home`."""
+    async def home(self, fragment: int, held: ArrayRef) -> ArrayRef:
+        """See `ArrayBackend.home`."""
         if (peer := self._peer(fragment)) is None:
             return await self._own.home(fragment, held)
         into = peer.number()
@@ -345,18 +347,18 @@ class Owners:
                 peer, kind("read", held.pieces[0].key), wire.Bring(fragment, held.pieces, held.residual, into)
             )
         else:
-            given = np.ascontiguousarray(left(held))
+            given = np.ascontiguousarray(local_residual(held))
             await peer.ask(wire.Give(into, given.dtype == np.uint16), given.view(np.uint8).data)
         return peer.remote(into)
 
-    async def is_finite(self, held: Held) -> bool:
-        """See `Steward.is_finite`."""
+    async def is_finite(self, held: ArrayRef) -> bool:
+        """See `ArrayBackend.is_finite`."""
         if not isinstance(held, Remote):
             return await self._own.is_finite(held)
         return (await self._peers.of[held.rank].ask(wire.IsFinite(held.number))).yes
 
-    async def keep(self, part: PartHeader, held: Sequence[Held | U8]) -> Part:
-        """See `Steward.keep`."""
+    async def keep(self, part: PartHeader, held: Sequence[ArrayRef | U8]) -> Part:
+        """See `ArrayBackend.keep`."""
         if (peer := self._peers.of.get(part.rank)) is None:
             return await self._own.keep(part, held)
         asked = wire.Keep(part, [_there(one).number for one in held])
@@ -372,6 +374,6 @@ class Owners:
         return await self._tolerance.of(about, peer.ask(message))
 
 
-def _there(held: Held | U8) -> Remote:
+def _there(held: ArrayRef | U8) -> Remote:
     assert isinstance(held, Remote), "all arrays of a fragment lie with its owner"
     return held

@@ -13,9 +13,9 @@ from isthmus.agent.ports import open_place
 from isthmus.errors import IsthmusError, RankLost, Unavailable, told
 from isthmus.format.records.objects import Part
 from isthmus.format.signing import Signer
+from isthmus.learner.backend import ArrayBackend, LocalBackend, PackedUpdate, Stored
 from isthmus.learner.ranks import wire
 from isthmus.learner.ranks.shelf import Shelf
-from isthmus.learner.steward import OwnSteward, Parcel, Steward, Stored
 from isthmus.log import Log
 from isthmus.log.run import Run
 from isthmus.runtime.clock import Runtime
@@ -27,11 +27,11 @@ CONNECT_S = 30.0
 """The first rank is to be reached within this long."""
 
 
-MakeBackend = Callable[[OwnSteward], Steward]
-"""Makes the steward of what a rank owns, around one that works in the host's memory."""
+MakeBackend = Callable[[LocalBackend], ArrayBackend]
+"""Makes the backend of what a rank owns, around one that works in the host's memory."""
 
 
-def local_backend(own: OwnSteward) -> Steward:
+def local_backend(own: LocalBackend) -> ArrayBackend:
     """Keep all of it in the host's memory."""
     return own
 
@@ -54,7 +54,7 @@ async def serve(
     Raises `Unavailable` where it cannot be reached.
     """
     async with open_place(url, crew=threads) as store:
-        own = OwnSteward(Log(run, store, store.runtime, signer))
+        own = LocalBackend(Log(run, store, store.runtime, signer))
         opened(own.log)
         reader, writer = await _reach(addresses)
         try:
@@ -86,14 +86,14 @@ class Served:
 
     def __init__(
         self,
-        steward: Steward,
+        backend: ArrayBackend,
         runtime: Runtime,
         shelf: Shelf,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         traffic: Traffic,
     ) -> None:
-        self._steward = steward
+        self._backend = backend
         self._runtime = runtime
         self._shelf = shelf
         self._reader, self._writer = reader, writer
@@ -125,7 +125,7 @@ class Served:
                     a, b = known[message.a], known[message.b]
                     assert a is not None, "made before"
                     assert b is not None, "made before"
-                    self._shelf.put(message.into, self._steward.sum(message.fragment, a, b))
+                    self._shelf.put(message.into, self._backend.sum(message.fragment, a, b))
                     continue
                 task = tasks.create_task(self._answer(envelope.number, message, known, body))
                 under_way.add(task)
@@ -147,38 +147,38 @@ class Served:
             await self._writer.drain()
 
     async def _do(self, message: wire.Asked, known: dict[int, Any], body: bytearray) -> wire.Answer:
-        steward, shelf = self._steward, self._shelf
+        backend, shelf = self._backend, self._shelf
         match message:
             case wire.Start(fragment, version, key, commit, into):
-                shelf.put(into, await steward.start(fragment, version, key, commit))
+                shelf.put(into, await backend.start(fragment, version, key, commit))
             case wire.Step(carried, commit, into):
-                shelf.put(into, await steward.step(known[carried], commit))
+                shelf.put(into, await backend.step(known[carried], commit))
             case wire.Restart(commit, into):
-                shelf.put(into, await steward.restart(commit))
+                shelf.put(into, await backend.restart(commit))
             case wire.Pack(header, base, values, feedback, at, dropped):
                 carried_back = None if feedback is None else known[feedback]
-                parcel = await steward.pack(header, known[base], known[values], carried_back)
-                if parcel is not None:
-                    shelf.put(at, parcel)
-                    if parcel.dropped is not None:
-                        shelf.put(dropped, parcel.dropped)
-                    return self._done(parcel.digest, parcel.size, parcel.dropped is not None)
+                packed = await backend.pack(header, known[base], known[values], carried_back)
+                if packed is not None:
+                    shelf.put(at, packed)
+                    if packed.dropped is not None:
+                        shelf.put(dropped, packed.dropped)
+                    return self._done(packed.digest, packed.size, packed.dropped is not None)
             case wire.Store(key, at):
-                parcel = known[at]
-                assert isinstance(parcel, Parcel), "only what was packed is stored"
-                await steward.store(key, parcel)
+                packed = known[at]
+                assert isinstance(packed, PackedUpdate), "only what was packed is stored"
+                await backend.store(key, packed)
             case wire.Give(into, half):
                 shelf.put(into, np.frombuffer(body, np.uint16 if half else np.float32))
             case wire.Bring(fragment, pieces, residual, into):
-                shelf.put(into, await steward.home(fragment, Stored(pieces, residual)))
+                shelf.put(into, await backend.home(fragment, Stored(pieces, residual)))
             case wire.Stage(fragment, n, into):
-                shelf.put(into, await steward.staged(fragment, known[n]))
+                shelf.put(into, await backend.staged(fragment, known[n]))
             case wire.Land(fragment, n, into):
-                shelf.put(into, await steward.landed(fragment, known[n]))
+                shelf.put(into, await backend.landed(fragment, known[n]))
             case wire.IsFinite(n):
-                return self._done(yes=await steward.is_finite(known[n]))
+                return self._done(yes=await backend.is_finite(known[n]))
             case wire.Keep(part, numbers):
-                return self._done(part=await steward.keep(part, [known[n] for n in numbers]))
+                return self._done(part=await backend.keep(part, [known[n] for n in numbers]))
             case wire.Forget() | wire.Sum():
                 raise AssertionError("is dealt with at once")
         return self._done()

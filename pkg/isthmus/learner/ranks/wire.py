@@ -65,7 +65,7 @@ class Restart(Message, frozen=True):
 
 
 class Pack(Message, frozen=True):
-    """`Steward.pack`."""
+    """`ArrayBackend.pack`."""
 
     header: UpdateHeader
     base: int
@@ -76,14 +76,14 @@ class Pack(Message, frozen=True):
 
 
 class Store(Message, frozen=True):
-    """`Steward.store`."""
+    """`ArrayBackend.store`."""
 
     key: str
     body: int
 
 
 class Sum(Message, frozen=True):
-    """`Steward.sum`. Nothing is answered."""
+    """`ArrayBackend.sum`. Nothing is answered."""
 
     fragment: int
     a: int
@@ -92,7 +92,7 @@ class Sum(Message, frozen=True):
 
 
 class Give(Message, frozen=True):
-    """`Steward.home` of what lies with the first rank: the body is an array's bytes."""
+    """`ArrayBackend.home` of what lies with the first rank: the body is an array's bytes."""
 
     into: int
     half: bool
@@ -100,7 +100,7 @@ class Give(Message, frozen=True):
 
 
 class Bring(Message, frozen=True):
-    """`Steward.home` of what lies in the store."""
+    """`ArrayBackend.home` of what lies in the store."""
 
     fragment: int
     pieces: tuple[Lies, ...]
@@ -109,7 +109,7 @@ class Bring(Message, frozen=True):
 
 
 class Stage(Message, frozen=True):
-    """`Steward.staged`."""
+    """`ArrayBackend.staged`."""
 
     fragment: int
     number: int
@@ -117,7 +117,7 @@ class Stage(Message, frozen=True):
 
 
 class Land(Message, frozen=True):
-    """`Steward.landed`."""
+    """`ArrayBackend.landed`."""
 
     fragment: int
     number: int
@@ -125,13 +125,13 @@ class Land(Message, frozen=True):
 
 
 class IsFinite(Message, frozen=True):
-    """`Steward.is_finite`."""
+    """`ArrayBackend.is_finite`."""
 
     number: int
 
 
 class Keep(Message, frozen=True):
-    """`Steward.keep`."""
+    """`ArrayBackend.keep`."""
 
     part: PartHeader
     numbers: list[int]

@@ -1,6 +1,6 @@
 """What holds the arrays of a learner's fragments and computes with them, so that whoever decides looks into none.
 
-A learner of one process has one, `OwnSteward`, which works where everything lies. Of a learner of several processes
+A learner of one process has one, `LocalBackend`, which works where everything lies. Of a learner of several processes
 each has the arrays of its fragments, and the one that decides asks the others (`isthmus.learner.ranks`).
 """
 
@@ -55,73 +55,77 @@ class OnDevice:
     __slots__ = ()
 
 
-Held = F32 | U16 | Remote | Stored | OnDevice
+ArrayRef = F32 | U16 | Remote | Stored | OnDevice
 """An array [n] of a fragment, wherever it lies: float32, but for residuals, which may be bfloat16 (`residuals`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class PackedUpdate:
     """An update object that is made and not stored yet."""
 
     digest: bytes
     size: int
     """Bytes."""
     body: frame.Body | Remote
-    dropped: Held | None
+    dropped: ArrayRef | None
     """What the codec dropped of it [n]; None where that is given up, or nothing."""
 
 
 class Arrays(Protocol):
     """What the training side needs of arrays. Training thread."""
 
-    def empty(self, fragment: int) -> Held:
+    def empty(self, fragment: int) -> ArrayRef:
         """Return an array of a fragment with anything in it."""
         ...
 
-    def mixed(self, fragment: int, adopt: Adoption, local: Held, values: Held, base: Held, since: Held | None) -> Held:
+    def mixed(
+        self, fragment: int, adopt: Adoption, local: ArrayRef, values: ArrayRef, base: ArrayRef, since: ArrayRef | None
+    ) -> ArrayRef:
         """Return what a parameter becomes where local work is not just overwritten; see `mixed`."""
         ...
 
 
-class Steward(fold.Carry[Held], Protocol):
+class ArrayBackend(fold.Carry[ArrayRef], Protocol):
     """What the agent needs of them. It carries published values along the log, too."""
 
     divides: bool
     """Whether the arrays of this learner lie with several processes."""
 
-    async def staged(self, fragment: int, held: Held) -> Held:
+    async def staged(self, fragment: int, held: ArrayRef) -> ArrayRef:
         """Return a published value from where it can be adopted without waiting."""
         ...
 
-    async def landed(self, fragment: int, held: Held) -> Held:
+    async def landed(self, fragment: int, held: ArrayRef) -> ArrayRef:
         """Return an array from where a checkpoint can be written."""
         ...
 
-    async def pack(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
+    async def pack(
+        self, header: UpdateHeader, base: ArrayRef, values: ArrayRef, feedback: ArrayRef | None
+    ) -> PackedUpdate | None:
         """Return the update that brings `base` to `values`, with what is fed back on top; None where that is not
         finite."""
         ...
 
-    async def store(self, key: str, parcel: Parcel) -> None:
+    async def store(self, key: str, packed: PackedUpdate) -> None:
         """Create the object of an update. Raises `Unavailable`, `Denied`."""
         ...
 
-    def sum(self, fragment: int, a: Held, b: Held) -> Held:
+    def sum(self, fragment: int, a: ArrayRef, b: ArrayRef) -> ArrayRef:
         """Return a + b, of two residuals."""
         ...
 
-    async def home(self, fragment: int, held: Held) -> Held:
+    async def home(self, fragment: int, held: ArrayRef) -> ArrayRef:
         """Bring an array of a checkpoint to where all arrays of its fragment lie.
 
         Raises `ObjectMissing`, `Unavailable`, and `RecordInvalid` where it is not what was stored.
         """
         ...
 
-    async def is_finite(self, held: Held) -> bool:
+    async def is_finite(self, held: ArrayRef) -> bool:
         """Return whether there is no NaN or infinity in it."""
         ...
 
-    async def keep(self, part: PartHeader, held: Sequence[Held | U8]) -> Part:
+    async def keep(self, part: PartHeader, held: Sequence[ArrayRef | U8]) -> Part:
         """Have the rank of a part store it; it holds its pieces. Raises `Unavailable`, `Denied`."""
         ...
 
@@ -152,7 +156,7 @@ def mixed(fragment: Fragment, adopt: Adoption, local: F32, values: F32, base: F3
     return values + (local - (rounded(base, fragment.tensors) if since is None else since))
 
 
-class OwnArrays:
+class LocalArrays:
     """Arrays in this process."""
 
     def __init__(self, layout: Layout) -> None:
@@ -162,27 +166,31 @@ class OwnArrays:
         """See `Arrays.empty`."""
         return memory.empty(self._layout.fragments[fragment].size)
 
-    def mixed(self, fragment: int, adopt: Adoption, local: Held, values: Held, base: Held, since: Held | None) -> F32:
+    def mixed(
+        self, fragment: int, adopt: Adoption, local: ArrayRef, values: ArrayRef, base: ArrayRef, since: ArrayRef | None
+    ) -> F32:
         """See `Arrays.mixed`."""
-        since = None if since is None else here(since)
-        return mixed(self._layout.fragments[fragment], adopt, here(local), here(values), here(base), since)
+        since = None if since is None else local_array(since)
+        return mixed(
+            self._layout.fragments[fragment], adopt, local_array(local), local_array(values), local_array(base), since
+        )
 
 
-def here(held: Held) -> F32:
+def local_array(held: ArrayRef) -> F32:
     """Return an array that lies in this process."""
     assert isinstance(held, np.ndarray), f"{held} lies elsewhere"
     assert held.dtype == np.float32, "a residual"
     return cast(F32, held)
 
 
-def left(held: Held) -> Residual:
+def local_residual(held: ArrayRef) -> Residual:
     """Return a residual that lies in this process."""
     assert isinstance(held, np.ndarray), f"{held} lies elsewhere"
     return held
 
 
-class OwnSteward:
-    """A steward of arrays in this process."""
+class LocalBackend:
+    """A backend of arrays in this process."""
 
     divides = False
 
@@ -198,22 +206,26 @@ class OwnSteward:
         """See `Carry.start`."""
         return await self._carry.start(fragment, version, key, commit)
 
-    async def step(self, carried: Held, commit: Commit) -> F32:
+    async def step(self, carried: ArrayRef, commit: Commit) -> F32:
         """See `Carry.step`."""
-        return await self._carry.step(here(carried), commit)
+        return await self._carry.step(local_array(carried), commit)
 
     async def restart(self, commit: Commit) -> F32:
         """See `Carry.restart`."""
         return await self._carry.restart(commit)
 
-    async def pack(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
-        """See `Steward.pack`."""
-        carried = None if feedback is None else left(feedback)
-        blob, dropped = await self.runtime.offload(self._packed, header, here(base), here(values), carried)
+    async def pack(
+        self, header: UpdateHeader, base: ArrayRef, values: ArrayRef, feedback: ArrayRef | None
+    ) -> PackedUpdate | None:
+        """See `ArrayBackend.pack`."""
+        carried = None if feedback is None else local_residual(feedback)
+        blob, dropped = await self.runtime.offload(
+            self._packed, header, local_array(base), local_array(values), carried
+        )
         if blob is None:
             return None
         digest = await self.log.sealed_digest(blob)
-        return Parcel(digest, len(blob), blob, dropped)
+        return PackedUpdate(digest, len(blob), blob, dropped)
 
     def _packed(
         self, header: UpdateHeader, base: F32, values: F32, feedback: Residual | None
@@ -224,31 +236,31 @@ class OwnSteward:
             return blob, None
         return blob, residuals.kept(self._run.layout.fragments[header.fragment], dropped)
 
-    async def store(self, key: str, parcel: Parcel) -> None:
-        """See `Steward.store`."""
-        assert not isinstance(parcel.body, Remote), "packed elsewhere"
+    async def store(self, key: str, packed: PackedUpdate) -> None:
+        """See `ArrayBackend.store`."""
+        assert not isinstance(packed.body, Remote), "packed elsewhere"
         # Never over anything: what was merged must stay what it was.
-        await self.log.store.create(key, parcel.body)
+        await self.log.store.create(key, packed.body)
 
-    def sum(self, fragment: int, a: Held, b: Held) -> Residual:
-        """See `Steward.sum`."""
+    def sum(self, fragment: int, a: ArrayRef, b: ArrayRef) -> Residual:
+        """See `ArrayBackend.sum`."""
         part = self._run.layout.fragments[fragment]
         total = memory.empty(part.size)
-        kernels.add(residuals.whole(left(a)), residuals.whole(left(b)), total)
+        kernels.add(residuals.whole(local_residual(a)), residuals.whole(local_residual(b)), total)
         return residuals.kept(part, total)
 
-    async def staged(self, fragment: int, held: Held) -> Held:
-        """See `Steward.staged`."""
+    async def staged(self, fragment: int, held: ArrayRef) -> ArrayRef:
+        """See `ArrayBackend.staged`."""
         return held
 
-    async def landed(self, fragment: int, held: Held) -> Held:
-        """See `Steward.landed`."""
+    async def landed(self, fragment: int, held: ArrayRef) -> ArrayRef:
+        """See `ArrayBackend.landed`."""
         return held
 
-    async def home(self, fragment: int, held: Held) -> Residual:
-        """See `Steward.home`."""
+    async def home(self, fragment: int, held: ArrayRef) -> Residual:
+        """See `ArrayBackend.home`."""
         if not isinstance(held, Stored):
-            return left(held)
+            return local_residual(held)
         size = self._run.layout.fragments[fragment].size
         width = sum(piece.size for piece in held.pieces) // size
         data = await parts.read(self.log, held.pieces, width, (0,), (size,))
@@ -259,12 +271,12 @@ class OwnSteward:
             raise RecordInvalid(Reason.NON_FINITE, f"fragment {fragment} holds a NaN or an infinity")
         return found
 
-    async def is_finite(self, held: Held) -> bool:
-        """See `Steward.is_finite`."""
-        return await self.runtime.offload(lambda: kernels.all_finite(residuals.whole(left(held))))
+    async def is_finite(self, held: ArrayRef) -> bool:
+        """See `ArrayBackend.is_finite`."""
+        return await self.runtime.offload(lambda: kernels.all_finite(residuals.whole(local_residual(held))))
 
-    async def keep(self, part: PartHeader, held: Sequence[Held | U8]) -> Part:
-        """See `Steward.keep`."""
+    async def keep(self, part: PartHeader, held: Sequence[ArrayRef | U8]) -> Part:
+        """See `ArrayBackend.keep`."""
         arrays = [array for array in held if isinstance(array, np.ndarray)]
         return await parts.write(self.log, part, arrays)
 
