@@ -47,10 +47,10 @@ from isthmus.learner.boundary import (
 from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, moved
 from isthmus.learner.downlink import FRAGMENTS_AT_ONCE, PROBE_BEATS, Downlink
 from isthmus.learner.history import History, read_history
+from isthmus.learner.reporter import Reporter
 from isthmus.learner.summary import Summary
 from isthmus.learner.tenure import Tenure
 from isthmus.learner.uplink import Uplink
-from isthmus.learner.voice import Voice
 from isthmus.log import Log
 from isthmus.log.speech import heard, keep_members
 from isthmus.reasons import Reason
@@ -112,13 +112,13 @@ class LearnerAgent:
         listener = self._listener = Listener(bus, runtime, None)
         self.vitals = Vitals(runtime, store, listener, speaker, self.metrics)
         self._wake, self._unknown = asyncio.Event(), asyncio.Event()
-        self._voice = voice = Voice(
+        self._reporter = reporter = Reporter(
             log, name, runtime, self.pace, edge=store, bus=bus, tolerance=tolerance, speaker=speaker,
             listener=listener, metrics=self.metrics, steps_target=steps_target,
         )  # fmt: skip
         own = self.own_backend = LocalBackend(log)
         keeps = self._keeps = backend(own, tolerance, self._moved) if backend else own
-        self.uplink = Uplink(log.run, keeps, runtime, name, self.pace, announce=voice.announce, tell=self._tell)
+        self.uplink = Uplink(log.run, keeps, runtime, name, self.pace, announce=reporter.announce, tell=self._tell)
         self.downlink = Downlink(
             log, runtime, self.pace, keeps, settle=self.uplink.settle, tell=self._tell,
             found_other=self.metrics.histories.inc,
@@ -127,7 +127,7 @@ class LearnerAgent:
             log, runtime, name, self.uplink, keeps, self.metrics, heartbeat_s=self.pace.heartbeat_s,
             checkpoint_s=checkpoint_s, tell=self._tell, through=self.wake,
         )  # fmt: skip
-        voice.of(self.uplink, self.downlink, self._tenure)
+        reporter.of(self.uplink, self.downlink, self._tenure)
         self._done = False
         self._wait_s = 0.0
         self._round_at = 0.0
@@ -163,15 +163,15 @@ class LearnerAgent:
     @property
     def waiting_for(self) -> tuple[str, ...]:
         """What does not answer just now, as heartbeats say it."""
-        return self._voice.waiting_for
+        return self._reporter.waiting_for
 
     def summary(self) -> Summary:
         """Return what the stay came to so far. From another thread only once the agent has ended."""
-        return self._voice.summary()
+        return self._reporter.summary()
 
     def scalars(self) -> tuple[int, Mapping[str, float]] | None:
         """Return the step and what the last heartbeat said, for a sink; None before the first."""
-        return self._voice.scalars()
+        return self._reporter.scalars()
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
@@ -199,10 +199,10 @@ class LearnerAgent:
             await self.downlink.reach([t.settled_to for t in own.traffic])
             self._require_no_less(own)
         versions = [known.version for known in self.downlink.known]
-        await self._try_voice()
+        await self._try_reporter()
         self.uplink.incarnation = await self._tenure.claim(self.history, versions)
         self.uplink.resume(self.history)
-        self._voice.first_step = self.history.step
+        self._reporter.first_step = self.history.step
         await self.uplink.settle_past(self._log, self.history, read, versions)
         self._store.vouch()
 
@@ -223,7 +223,7 @@ class LearnerAgent:
         found = replace(found, points=points, traffic=traffic)
         return found if self._keeps.divides else await found.whole(self._log)
 
-    async def _try_voice(self) -> None:
+    async def _try_reporter(self) -> None:
         """Show that we may speak, by a message of nobody. Raises `Denied`.
 
         Before the name is claimed: a newcomer who cannot be heard must not stop the one who has the name now.
@@ -272,7 +272,7 @@ class LearnerAgent:
             window=self.uplink.window,
             arrays=arrays,
         )
-        self._voice.boundary = self.boundary
+        self._reporter.boundary = self.boundary
         return self.boundary
 
     def wake(self) -> None:
@@ -287,9 +287,9 @@ class LearnerAgent:
             background = [
                 tasks.create_task(self._listen()),
                 tasks.create_task(self._speaker.run()),
-                tasks.create_task(self._voice.beat()),
+                tasks.create_task(self._reporter.beat()),
                 tasks.create_task(self.downlink.probe()),
-                tasks.create_task(self._voice.report_progress()),
+                tasks.create_task(self._reporter.report_progress()),
                 tasks.create_task(self._tenure.ask_for_checkpoints()),
                 tasks.create_task(self._tenure.watch()),
                 tasks.create_task(self.vitals.watch()),
@@ -300,7 +300,7 @@ class LearnerAgent:
             await self._linger()
             for task in background:
                 task.cancel()
-        await self._voice.leave(done=self._done)
+        await self._reporter.leave(done=self._done)
         self.vitals.rest()
 
     async def _linger(self) -> None:
@@ -314,7 +314,7 @@ class LearnerAgent:
         period_s = max(2 * self.pace.heartbeat_s, self.boundary.longest_period * self.boundary.step_s)
         began = self._runtime.now()
         while (now := self._runtime.now()) < began + self._wait_s:
-            gone = now - self._voice.syncer_heard_at > self.pace.silence_s
+            gone = now - self._reporter.syncer_heard_at > self.pace.silence_s
             quiet = now - max(began, self._round_at) > period_s
             waiting = [(p, base) for p, sent in enumerate(self.uplink.attempts) for base in sent]
             if gone or all(quiet and base < self.downlink.known[p].wanted for p, base in waiting):
@@ -343,7 +343,7 @@ class LearnerAgent:
             case Captured() as captured:
                 self.uplink.take(captured, tasks, self.wake)
             case NothingToGive(fragment, version):
-                self._voice.have_nothing(fragment, version)
+                self._reporter.have_nothing(fragment, version)
             case Adopted() as adopted:
                 self.uplink.adopted(adopted)
             case Frozen() as frozen:
@@ -380,9 +380,9 @@ class LearnerAgent:
 
     def _hear(self, message: FromSyncer) -> None:
         now = self._runtime.now()
-        if now - self._voice.syncer_heard_at > self.pace.silence_s:
+        if now - self._reporter.syncer_heard_at > self.pace.silence_s:
             self._tell(SyncerBack())
-        self._voice.syncer_heard_at = now
+        self._reporter.syncer_heard_at = now
         match message:
             case Committed(fragment=p, version=version, digest=digest, syncer=by):
                 self._round_at = now

@@ -39,8 +39,8 @@ LAST_WORDS_S = 2.0
 """Saying goodbye may take this long."""
 
 
-class Voice:
-    """The voice of one learner."""
+class Reporter:
+    """Says what one learner does: on the bus, in metrics and in its log."""
 
     def __init__(
         self,
