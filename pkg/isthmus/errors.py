@@ -135,7 +135,7 @@ class Fenced(IsthmusError):
     """A process of the same name started later: this one stops."""
 
     def __init__(self, name: str, incarnation: int) -> None:
-        super().__init__(f"{name} was started again elsewhere (its life {incarnation}): this process stops")
+        super().__init__(f"{name} was started again elsewhere (its incarnation {incarnation}): this process stops")
         self.name = name
         self.incarnation = incarnation
 

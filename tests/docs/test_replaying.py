@@ -78,7 +78,7 @@ def test_a_merge_that_went_wrong_is_found_and_left_behind(tmp_path: Path, monkey
     said = {block.strip(): text for block, text in shell.said.items()}
     assert "2 of 2 learners are done" in said["isthmus status RUN --check"]
     assert "merged differences are" in said["isthmus explain RUN 1"]
-    assert "us-1 (life 1) from version 5" in said["isthmus explain RUN 1/6"]
+    assert "us-1 (incarnation 1) from version 5" in said["isthmus explain RUN 1/6"]
     assert "merged into version 6" in said["isthmus explain RUN 1/us-1/5"]
     assert ", 0 differ" in said["isthmus replay RUN"]
 

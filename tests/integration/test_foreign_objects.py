@@ -96,11 +96,11 @@ async def test_junk_claims_are_collected_by_the_owner_alone(folder: Path) -> Non
             log = Log(w.run, w.store, w.runtime, signer, members)
             doomed = (await gc.plan(log, min_age_s=-10)).doomed.get("claims", [])
             if signer is OWNER:
-                assert [keys.life_in(e.key) for e in doomed] == [101, 102]
+                assert [keys.incarnation_in(e.key) for e in doomed] == [101, 102]
                 await gc.apply(log, await gc.plan(log, min_age_s=-10))
             else:
                 assert doomed == []
-        left = [e.key for e in await w.store.list("learners/") if keys.life_in(e.key)]
+        left = [e.key for e in await w.store.list("learners/") if keys.incarnation_in(e.key)]
         assert left == [genuine, keys.claim_key("eu", 103)]
 
 

@@ -239,7 +239,7 @@ async def test_of_two_processes_of_one_name_the_older_stops(folder: Path) -> Non
         with pytest.raises(BaseExceptionGroup) as caught:
             for _ in range(100):
                 await asyncio.gather(old.steps(5), new.steps(5))
-        assert caught.group_contains(Fenced, match="its life 2")
+        assert caught.group_contains(Fenced, match="its incarnation 2")
         assert not new.task.done()
         await new.steps(10)
         await new.end()
@@ -269,7 +269,7 @@ async def test_a_newcomer_that_may_not_speak_does_not_take_the_name(
 
 @in_virtual_time
 async def test_a_twin_is_found_without_the_bus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isthmus.learner.tenure.CLAIM_BEATS", 2)
+    monkeypatch.setattr("isthmus.learner.incarnation.CLAIM_BEATS", 2)
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.1, silence_s=0.5))) as w:
         old = await Life(w, "l0").start()
         blob = await w.store.get(claim_key("l0", 1))

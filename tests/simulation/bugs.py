@@ -27,7 +27,7 @@ from isthmus.format.records.objects import CommitHeader, SnapshotHeader, ValueHe
 from isthmus.format.rules import MergeRule
 from isthmus.inspect import replay
 from isthmus.learner import agent as learner_agent
-from isthmus.learner import backend, downlink, tenure, uplink
+from isthmus.learner import backend, downlink, incarnation, uplink
 from isthmus.learner.boundary import Boundary, Ready
 from isthmus.log import Log, fold, gc, heal, merge, polar
 from isthmus.log.verified import Gate
@@ -317,7 +317,7 @@ def a_twin_goes_on() -> Iterator[None]:
     async def watch(self: Any) -> None:
         await asyncio.sleep(1e9)
 
-    with patch.object(tenure.Tenure, "watch", watch):
+    with patch.object(incarnation.Incarnation, "watch", watch):
         yield
 
 

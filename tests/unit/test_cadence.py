@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.learner.boundary import Freeze
 from isthmus.learner.checkpoint import Frozen, LoopState
-from isthmus.learner.tenure import Tenure
+from isthmus.learner.incarnation import Incarnation
 from isthmus_lab.simulate.clock import Clock
 
 CADENCE_S = 60.0
@@ -38,10 +38,10 @@ def asked_at(held_s: float, stored_s: float, until_s: float = 3000.0) -> list[fl
             def tell(message: object) -> None:
                 assert isinstance(message, Freeze)
                 found.append(clock.time())
-                tenure.take(Frozen(1, 1, 1.0, (), LoopState(), held_s), tasks)
+                incarnation.take(Frozen(1, 1, 1.0, (), LoopState(), held_s), tasks)
 
-            tenure = Slow(tell, runtime, stored_s)
-            asking = tasks.create_task(tenure.ask_for_checkpoints())
+            incarnation = Slow(tell, runtime, stored_s)
+            asking = tasks.create_task(incarnation.ask_for_checkpoints())
             await asyncio.sleep(until_s)
             asking.cancel()
 
@@ -55,7 +55,7 @@ class Here:
         return held
 
 
-class Slow(Tenure):
+class Slow(Incarnation):
     """Storing takes as long as it is told."""
 
     def __init__(self, tell: Any, runtime: Any, stored_s: float) -> None:

@@ -42,7 +42,7 @@ def test_what_stays_out_is_said_with_its_reason() -> None:
 
 def test_earlier_lives_and_longer_stays_are_told_too() -> None:
     said = str(replace(FOUND, steps_done=4600, seconds=8000.0, versions=(3, 3)))
-    assert "600 steps in 2.2 h, 4,600 over all its lives; its model is at version 3" in said
+    assert "600 steps in 2.2 h, 4,600 over all its incarnations; its model is at version 3" in said
     assert "in 50 min" in str(replace(FOUND, seconds=3000.0))
 
 

@@ -101,10 +101,10 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
     Participant.LEARNER: (
         _PUBLISHED,
         _STARTS,
-        _grant(READ, f"updates/<p>/{OWN}/* learners/{OWN}/*", "its own earlier lives"),
+        _grant(READ, f"updates/<p>/{OWN}/* learners/{OWN}/*", "its own earlier incarnations"),
         _grant(LIST, f"updates/<p>/{OWN}/ learners/{OWN}/*", "as above"),
         _grant(CREATE, f"updates/<p>/{OWN}/*", "what a commit may have merged is needed again", large=True),
-        _grant(CREATE, f"learners/{OWN}/*/claim", "a life of a name is taken once"),
+        _grant(CREATE, f"learners/{OWN}/*/claim", "an incarnation of a name is taken once"),
         _grant(REPLACE, _CHECKPOINTS, "who may delete may replace; nobody's log depends on a checkpoint"),
         _grant(DELETE, _CHECKPOINTS, "its own old ones; never an update or a claim"),
     ),

@@ -125,7 +125,7 @@ async def _commit(log: Log, p: int, version: int) -> Told:
     for number, i in enumerate(h.inputs, 1):
         late = "" if i.base == version - 1 else f", {version - 1 - i.base} version(s) late"
         told.say(
-            f"  in {number}: {i.learner} (life {i.incarnation}) from version {i.base}{late}: {i.steps} steps, "
+            f"  in {number}: {i.learner} (incarnation {i.incarnation}) from version {i.base}{late}: {i.steps} steps, "
             f"{i.tokens:,} tokens, {i.weight / total:.1%} of the weight{_cut(i)}; arrived "
             f"{_s(i.arrived_at - w.opened_at)} after opening"
         )
@@ -232,7 +232,7 @@ def _story(commits: Sequence[Commit], p: int, learner: str, base: int, key: str,
     told.say(key)
     if header is not None:
         told.say(
-            f"trained by {learner} (life {header.incarnation}) from version {base}: {header.steps} steps, "
+            f"trained by {learner} (incarnation {header.incarnation}) from version {base}: {header.steps} steps, "
             f"{header.tokens:,} tokens in {_s(header.train_s)}, up to its step {header.step}"
         )
     else:

@@ -353,7 +353,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
 
 
 class Ledger(TypedDict):
-    """Where the tokens of one learner went, over all its lives, as of a checkpoint."""
+    """Where the tokens of one learner went, over all its incarnations, as of a checkpoint."""
 
     step: int
     incarnation: int

@@ -47,9 +47,9 @@ from isthmus.learner.boundary import (
 from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, moved
 from isthmus.learner.downlink import FRAGMENTS_AT_ONCE, PROBE_BEATS, Downlink
 from isthmus.learner.history import History, read_history
+from isthmus.learner.incarnation import Incarnation
 from isthmus.learner.reporter import Reporter
 from isthmus.learner.summary import Summary
-from isthmus.learner.tenure import Tenure
 from isthmus.learner.uplink import Uplink
 from isthmus.log import Log
 from isthmus.log.speech import heard, keep_members
@@ -123,11 +123,11 @@ class LearnerAgent:
             log, runtime, self.pace, keeps, settle=self.uplink.settle, tell=self._tell,
             found_other=self.metrics.histories.inc,
         )  # fmt: skip
-        self._tenure = Tenure(
+        self._claimed = Incarnation(
             log, runtime, name, self.uplink, keeps, self.metrics, heartbeat_s=self.pace.heartbeat_s,
             checkpoint_s=checkpoint_s, tell=self._tell, through=self.wake,
         )  # fmt: skip
-        reporter.of(self.uplink, self.downlink, self._tenure)
+        reporter.of(self.uplink, self.downlink, self._claimed)
         self._done = False
         self._wait_s = 0.0
         self._round_at = 0.0
@@ -135,18 +135,18 @@ class LearnerAgent:
     @property
     def stored_step(self) -> int | None:
         """The step of the newest checkpoint that this name has in the store, as far as it knows."""
-        found = self._tenure.stored_step
+        found = self._claimed.stored_step
         return found if found is not None or self.history.checkpoint is None else self.history.step
 
     @property
     def last_bytes(self) -> int:
         """Size of the newest checkpoint that was packed."""
-        return self._tenure.last_bytes
+        return self._claimed.last_bytes
 
     @property
     def under_way(self) -> str:
         """What it does while it leaves."""
-        if self._tenure.busy:
+        if self._claimed.busy:
             return f"storing the last checkpoint, {self.last_bytes / 1e6:.0f} MB"
         return "updates on their way" if self.uplink.busy else "waiting for answers to the last updates"
 
@@ -200,7 +200,7 @@ class LearnerAgent:
             self._require_no_less(own)
         versions = [known.version for known in self.downlink.known]
         await self._try_reporter()
-        self.uplink.incarnation = await self._tenure.claim(self.history, versions)
+        self.uplink.incarnation = await self._claimed.claim(self.history, versions)
         self.uplink.resume(self.history)
         self._reporter.first_step = self.history.step
         await self.uplink.settle_past(self._log, self.history, read, versions)
@@ -211,10 +211,10 @@ class LearnerAgent:
         for p, (known, traffic) in enumerate(zip(self.downlink.known, own.traffic, strict=True)):
             if known.version < traffic.settled_to:
                 raise LogCorrupt(
-                    commit_key(p, known.version + 1),
-                    f"is missing: an earlier life of {self.name} has seen version {traffic.settled_to}, so the store "
-                    f"was set back, or shows less than it did. Bring the commits back; or, to go on without them, "
-                    f"delete {own.key}, and the checkpoint before it where that has seen them, too",
+                    commit_key(p, known.version + 1), f"is missing: an earlier incarnation of {self.name} has seen
+                    version {traffic.settled_to}, so the store " f"was set back, or shows less than it did. Bring the
+                    commits back; or, to go on without them, " f"delete {own.key}, and the checkpoint before it where
+                    that has seen them, too",
                 )
 
     async def _bring(self, found: Checkpoint) -> Checkpoint:
@@ -253,9 +253,9 @@ class LearnerAgent:
         `notify` calls `wake` on the agent's loop; without one the boundary lives on that loop and calls it directly.
         `arrays` makes what is copied into; by default arrays of this process.
         """
-        self._tenure.saver = saver
+        self._claimed.saver = saver
         self.metrics.process.labels("learner", self._run.digest[:8].hex(), self.name, __version__).set(1)
-        self.metrics.checkpoint_age.set_function(self._tenure.age_s)
+        self.metrics.checkpoint_age.set_function(self._claimed.age_s)
         self.boundary = Boundary(
             self._run.layout,
             replica,
@@ -290,8 +290,8 @@ class LearnerAgent:
                 tasks.create_task(self._reporter.beat()),
                 tasks.create_task(self.downlink.probe()),
                 tasks.create_task(self._reporter.report_progress()),
-                tasks.create_task(self._tenure.ask_for_checkpoints()),
-                tasks.create_task(self._tenure.watch()),
+                tasks.create_task(self._claimed.ask_for_checkpoints()),
+                tasks.create_task(self._claimed.watch()),
                 tasks.create_task(self.vitals.watch()),
                 tasks.create_task(keep_members(self._log, self._unknown, PROBE_BEATS * self.pace.heartbeat_s)),
                 *(tasks.create_task(self.downlink.fetch()) for _ in range(FRAGMENTS_AT_ONCE)),
@@ -306,8 +306,8 @@ class LearnerAgent:
     async def _linger(self) -> None:
         """Wait until every update that was sent is answered, as long as a syncer is heard.
 
-        In a short life these updates are much of its work, and only the learner announces them again. An update that
-        came too late for its round waits for the next round, which only another learner opens. The wait for such
+        In a short incarnation these updates are much of its work, and only the learner announces them again. An update
+        that came too late for its round waits for the next round, which only another learner opens. The wait for such
         updates ends once no round was called or closed for one period.
         """
         assert self.boundary is not None, "run before attach"
@@ -333,7 +333,7 @@ class LearnerAgent:
         while True:
             while self.boundary.outbox:
                 self._take(self.boundary.outbox.popleft(), tasks)
-            if self.uplink.draining and not self.uplink.busy and not self._tenure.busy:
+            if self.uplink.draining and not self.uplink.busy and not self._claimed.busy:
                 return
             await self._wake.wait()
             self._wake.clear()
@@ -347,7 +347,7 @@ class LearnerAgent:
             case Adopted() as adopted:
                 self.uplink.adopted(adopted)
             case Frozen() as frozen:
-                self._tenure.take(frozen, tasks)
+                self._claimed.take(frozen, tasks)
 
     def _moved(self, up: int, down: int) -> None:
         """Count bytes that other ranks of this learner moved to and from the store."""
@@ -376,7 +376,7 @@ class LearnerAgent:
                 if isinstance(message, FromSyncer):
                     self._hear(message)
                 elif isinstance(message, Announce | Heartbeat | Progress) and message.incarnation > self.incarnation:
-                    self._tenure.doubt()
+                    self._claimed.doubt()
 
     def _hear(self, message: FromSyncer) -> None:
         now = self._runtime.now()

@@ -356,8 +356,8 @@ class Boundary:
     def is_last(self, fragment: int, base: int) -> bool:
         """Return whether no later update on this base will come: where a round has to be opened for what was sent.
 
-        So it is while the learner waits for its merge, and where its work stands beside what an earlier life sent.
-        May be called from the agent's thread.
+        So it is while the learner waits for its merge, and where its work stands beside what an earlier incarnation
+        sent. May be called from the agent's thread.
         """
         slot = self.slots[fragment]
         return slot.base == base and (self._waits(slot) or (slot.merged and self.step >= slot.due_at))

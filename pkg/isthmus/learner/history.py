@@ -1,4 +1,4 @@
-"""What a name left behind in the store: claims of its lives, its newest good checkpoint, its newest updates.
+"""What a name left behind in the store: claims of its incarnations, its newest good checkpoint, its newest updates.
 
 Read once, when a learner starts; this is the only place where its keys are listed.
 """
@@ -16,9 +16,9 @@ from isthmus.format.records.keys import (
     LEARNERS,
     claim_key,
     claims_prefix,
+    incarnation_in,
     is_versioned,
     learner_in,
-    life_in,
     updates_prefix,
     version_in,
 )
@@ -57,11 +57,11 @@ Bring = Callable[[Checkpoint], Awaitable[Checkpoint]]
 class History:
     """Where to go on, and what was lost on the way here."""
 
-    life: int = 0
+    incarnation: int = 0
     """The newest claim; 0 for a new name."""
     checkpoint: Checkpoint | None = None
     tokens_lost: int = 0
-    """Tokens that all lives so far trained beyond the checkpoint the next one goes on from."""
+    """Tokens that all incarnations so far trained beyond the checkpoint the next one goes on from."""
     settled_to: list[int] = field(default_factory=list)
     """Per fragment, the last commit the ledger knows of; empty for a new name."""
     stored: list[list[Sent]] = field(default_factory=list)
@@ -91,24 +91,24 @@ class History:
 
 
 async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int], bring: Bring) -> History:
-    """Return what is known of earlier lives; of its updates those on bases from `since`, per fragment, on.
+    """Return what is known of earlier incarnations; of its updates those on bases from `since`, per fragment, on.
 
     `bring` gets from the store what of a checkpoint is needed, and raises as reading one does.
 
     A damaged checkpoint is named in the log and the one before it is used; a damaged update counts as not there.
     """
     entries = await log.store.list(claims_prefix(learner))
-    lives = sorted(life for e in entries if (life := life_in(e.key)))
+    incarnations = sorted(incarnation for e in entries if (incarnation := incarnation_in(e.key)))
     history = History()
-    if not lives:
+    if not incarnations:
         return history
     # What nobody may have written who is a member now counts as not there, under whatever number it lies.
-    claim = await _first_claim(log, learner, reversed(lives))
-    first = await _first_claim(log, learner, lives)
-    history.life = claim.incarnation if claim else 0
+    claim = await _first_claim(log, learner, reversed(incarnations))
+    first = await _first_claim(log, learner, incarnations)
+    history.incarnation = claim.incarnation if claim else 0
     history.checkpoint = await _newest(log, checkpoints_in(entries), bring)
     try:
-        heard = await _last_word(log, bus, learner, history.life)
+        heard = await _last_word(log, bus, learner, history.incarnation)
     except Unavailable as error:
         logger.warning("what %s said last is not known, and is counted as far as it is stored: %s", learner, error)
         heard = 0
@@ -116,16 +116,16 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int], b
         history.stored.append(stored)
         history.newest_bases.append(top)
         for header in (*(sent.header for sent in stored), *([newest] if newest else [])):
-            heard = max(heard, header.tokens_seen if header.incarnation == history.life else 0)
+            heard = max(heard, header.tokens_seen if header.incarnation == history.incarnation else 0)
     begun, lost = (claim.tokens_seen, claim.tokens_lost) if claim else (0, 0)
     c = history.checkpoint
-    if c is not None and (c.header.incarnation == history.life or claim is None or claim.resumed != c.key):
+    if c is not None and (c.header.incarnation == history.incarnation or claim is None or claim.resumed != c.key):
         begun, lost = c.header.tokens_seen, max(lost, c.header.tokens_lost)
     history.tokens_lost = lost + max(0, heard - begun)
     if c is not None:
         history.settled_to = [f.settled_to for f in c.header.fragments]
     else:
-        # Without the first claim nothing says where this name's first life began.
+        # Without the first claim nothing says where this name's first incarnation began.
         history.settled_to = list(first.versions) if first is not None else [0] * len(log.run.layout.fragments)
     return history
 
@@ -256,20 +256,21 @@ async def _newest(log: Log, entries: Sequence[Entry], bring: Bring) -> Checkpoin
     return None
 
 
-async def read_claim(log: Log, learner: str, life: int) -> ClaimHeader:
-    """Return the claim of a life by whoever may speak under the name now. Raises `RecordInvalid`, `ObjectMissing`,
+async def read_claim(log: Log, learner: str, incarnation: int) -> ClaimHeader:
+    """Return the claim of an incarnation by whoever may speak under the name now. Raises `RecordInvalid`,
+    `ObjectMissing`,
     `LogCorrupt`, `Unavailable`."""
-    key = claim_key(learner, life)
+    key = claim_key(learner, incarnation)
     return (await log.open(await log.fetch(key, frame.Kind.CLAIM), key, ClaimHeader, in_force=True)).header
 
 
-async def _first_claim(log: Log, learner: str, lives: Iterable[int]) -> ClaimHeader | None:
+async def _first_claim(log: Log, learner: str, incarnations: Iterable[int]) -> ClaimHeader | None:
     """Return the first of these claims that somebody has made who may."""
-    for life in lives:
+    for incarnation in incarnations:
         try:
-            return await read_claim(log, learner, life)
+            return await read_claim(log, learner, incarnation)
         except (ObjectMissing, RecordInvalid) as error:
-            logger.warning("claim %d of %s counts as not there: %s", life, learner, error)
+            logger.warning("claim %d of %s counts as not there: %s", incarnation, learner, error)
     return None
 
 
@@ -319,8 +320,8 @@ async def _own_update(log: Log, fragment: int, learner: str, entry: Entry, more_
     return Sent(header=found.header, key=entry.key, digest=found.digest, size=len(blob))
 
 
-async def _last_word(log: Log, bus: Bus, learner: str, life: int) -> int:
-    """Return the most tokens a life was heard to have seen, as far as the bus remembers."""
+async def _last_word(log: Log, bus: Bus, learner: str, incarnation: int) -> int:
+    """Return the most tokens an incarnation was heard to have seen, as far as the bus remembers."""
     position, stream, tokens = START, learner_stream(learner), 0
     end = log.runtime.now() + LAST_WORD_S  # somebody may go on and on
     while log.runtime.now() < end and (said := (await bus.read({stream: position}, 0.0)).get(stream)):
@@ -331,6 +332,6 @@ async def _last_word(log: Log, bus: Bus, learner: str, life: int) -> int:
             except RecordInvalid:
                 continue
             for message in messages:
-                if isinstance(message, Announce | Heartbeat | Progress) and message.incarnation == life:
+                if isinstance(message, Announce | Heartbeat | Progress) and message.incarnation == incarnation:
                     tokens = max(tokens, message.tokens_seen)
     return tokens

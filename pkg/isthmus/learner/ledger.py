@@ -11,7 +11,7 @@ from isthmus.format.records.messages import PARTS, Tally
 
 @dataclass(slots=True)
 class Account:
-    """One fragment's tokens at one learner, over all its lives."""
+    """One fragment's tokens at one learner, over all its incarnations."""
 
     merged: int = 0
     overwritten: int = 0
@@ -20,15 +20,15 @@ class Account:
     """Sent, but no round took it before its base was too old."""
     rejected: int = 0
     lost: int = 0
-    """Trained after the checkpoint that a later life went on from, and not merged: trained again."""
+    """Trained after the checkpoint that a later incarnation went on from, and not merged: trained again."""
     local: int = 0
     """Trained and in no update; the boundary knows."""
     sent: dict[int, int] = field(default_factory=dict)
     """Tokens of the longest update on each base whose fate is open."""
     settled: dict[int, int] = field(default_factory=dict)
     """Tokens already accounted for on bases whose fate is known."""
-    given_up: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of those that were not merged, what is counted as late and as rejected: another life may have sent more on them,
+    given_up: dict[int, tuple[int, int]] = field(default_factory=dict) """Of those that were not merged, what is counted
+    as late and as rejected: another incarnation may have sent more on them,
     and a commit merge that."""
 
     @property
@@ -68,8 +68,8 @@ class Account:
     def settle(self, base: int, part: str, tokens: int | None = None) -> int:
         """Close a base: `tokens` of what was sent on it (None: all) are `part`, the rest is rejected.
 
-        What was merged beyond what this life knows it sent was trained by a life before it, after the checkpoint this
-        one went on from: it was taken for lost, and was not. Returns how much of it nobody knew of.
+        What was merged beyond what this incarnation knows it sent was trained by an incarnation before it, after the
+        checkpoint this one went on from: it was taken for lost, and was not. Returns how much of it nobody knew of.
         """
         if part != "merged" and (base in self.settled or base not in self.sent):
             return 0

@@ -14,9 +14,9 @@ from isthmus.format.records.messages import PARTS, Announce, Heartbeat, Leave, P
 from isthmus.format.rules import Pace
 from isthmus.learner.boundary import Boundary
 from isthmus.learner.downlink import Downlink
+from isthmus.learner.incarnation import Incarnation
 from isthmus.learner.ledger import weigh
 from isthmus.learner.summary import Summary
-from isthmus.learner.tenure import Tenure
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Log
 from isthmus.log.histories import UNSAID
@@ -60,9 +60,9 @@ class Reporter:
         self.boundary: Boundary | None = None
         self.uplink: Uplink
         self.downlink: Downlink
-        self.tenure: Tenure
+        self.claimed: Incarnation
         self.first_step = 0
-        """Where this life began."""
+        """Where this incarnation began."""
         self.syncer_heard_at = self._began_at = runtime.now()
         self._run = log.run
         self._members = log.members
@@ -78,9 +78,9 @@ class Reporter:
         self._concern = Concern(name, pace.silence_s, MEANWHILE)
         self._beaten: Heartbeat | None = None
 
-    def of(self, uplink: Uplink, downlink: Downlink, tenure: Tenure) -> None:
+    def of(self, uplink: Uplink, downlink: Downlink, claimed: Incarnation) -> None:
         """Say whose they are; they speak themselves, so they are there later."""
-        self.uplink, self.downlink, self.tenure = uplink, downlink, tenure
+        self.uplink, self.downlink, self.claimed = uplink, downlink, claimed
 
     # --- on the bus ---------------------------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class Reporter:
             versions=tuple(slot.base for slot in b.slots),
             bytes_up=self._edge.traffic.bytes_up,
             bytes_down=self._edge.traffic.bytes_down,
-            checkpoint_bytes=self.tenure.bytes_stored,
+            checkpoint_bytes=self.claimed.bytes_stored,
             tokens_lost=self.uplink.tokens_lost,
             ledger=weigh(self.uplink.accounts, self._run.shares, b.tokens_seen + self.uplink.tokens_lost),
             waiting_for=", ".join(self.waiting_for),

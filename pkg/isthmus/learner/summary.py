@@ -15,15 +15,15 @@ class Summary:
     run: str
     """Where the run is."""
     steps: int
-    """Optimizer steps of this life."""
+    """Optimizer steps of this incarnation."""
     steps_done: int
-    """Of all lives."""
+    """Of all incarnations."""
     seconds: float
-    """How long this life has lasted."""
+    """How long this incarnation has lasted."""
     versions: Sequence[int]
     """Of each fragment of the model."""
     ledger: Tally
-    """Where the tokens of all lives went; `processed` is their sum."""
+    """Where the tokens of all incarnations went; `processed` is their sum."""
     loss: float | None
     """Of the last step; None: it was given none."""
     trouble: str
@@ -45,7 +45,7 @@ class Summary:
         """Return steps, versions, where the work went and where the model is."""
         low, high = min(self.versions, default=0), max(self.versions, default=0)
         versions = f"version {low}" if low == high else f"versions {low} to {high}"
-        known = f", {self.steps_done:,} over all its lives" if self.steps_done != self.steps else ""
+        known = f", {self.steps_done:,} over all its incarnations" if self.steps_done != self.steps else ""
         line = f"{self.learner}: {self.steps:,} steps in {_lasted(self.seconds)}{known}; its model is at {versions}"
         if self.diverged:
             line += f"; ITS LAST LOSS IS {self.loss}: nothing it learns from there is sent, go back to a checkpoint"

@@ -25,8 +25,8 @@ from isthmus.runtime.clock import Runtime
 
 logger = logging.getLogger(__name__)
 
-UNHEARD_MAX = 1 << 50
-"""Tokens of earlier lives that are believed in all to have been merged unheard: more is no training, and its sums would
+UNHEARD_MAX = 1 << 50 """Tokens of earlier incarnations that are believed in all to have been merged unheard: more is no
+training, and its sums would
 leave the range of what messages and checkpoints can say."""
 
 PASTS_AT_ONCE = 4
@@ -85,7 +85,7 @@ class Uplink:
         self.residual_of = [""] * len(run.layout.fragments)
         """Key of that update."""
         self.tokens_lost = 0
-        """Tokens that lives before this one trained beyond the checkpoints that were gone on from."""
+        """Tokens that incarnations before this one trained beyond the checkpoints that were gone on from."""
         self.settled_to = [0] * len(run.layout.fragments)
         """Newest commit these accounts know of, by fragment."""
         self.draining = False
@@ -106,14 +106,14 @@ class Uplink:
         self.window = Window()
         self._packed: list[dict[int, tuple[Packed, ...]]] = [{} for _ in run.layout.fragments]
         """By fragment and base, oldest first; kept until the base is merged or too old to be, whatever was rejected."""
-        self._own_feedback: set[int] = set()  # fragments whose residual is what an update of this life left over
+        self._own_feedback: set[int] = set()  # fragments whose residual is what an update of this incarnation left over
         self._uploading: set[asyncio.Task[None]] = set()
         self._freed = asyncio.Event()
 
     # --- going on from a checkpoint -----------------------------------------------------------------------------------
 
     def resume(self, history: History) -> None:
-        """Take over the accounts, unsettled updates and error feedback of the lives before this one.
+        """Take over the accounts, unsettled updates and error feedback of the incarnations before this one.
 
         Updates they stored after the checkpoint are said again too: what no commit has settled may still be merged.
         """
@@ -148,7 +148,7 @@ class Uplink:
                 self.attempts[p][base] = _attempt(sent, None, now)
 
     async def settle_past(self, log: Log, history: History, read: Sequence[int], known: Sequence[int]) -> None:
-        """Learn what became of earlier lives' updates: only commits that can hold one of them are read.
+        """Learn what became of earlier incarnations' updates: only commits that can hold one of them are read.
 
         `read`: the versions the log had when those updates were listed; what came after may hold later ones. `known`:
         those it is known to have by now.
@@ -239,7 +239,8 @@ class Uplink:
             for p, account in enumerate(self.accounts)
         )
 
-    # --- a life -------------------------------------------------------------------------------------------------------
+    # --- an incarnation
+    # -------------------------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
@@ -324,8 +325,9 @@ class Uplink:
             self.residual_of[p] = left.key
             (self._own_feedback.add if merged.incarnation == self.incarnation else self._own_feedback.discard)(p)
         elif merged.incarnation != self.incarnation and p not in self._own_feedback:
-            # What it left over is not known, and it held what was to be fed back until now: feedback starts anew.
-            # (The update of another life cannot have held what one of this life left over: that is still to be sent.)
+            # What it left over is not known, and it held what was to be fed back until now: feedback starts anew. (The
+            # update of another incarnation cannot have held what one of this incarnation left over: that is still to be
+            # sent.)
             self.residuals[p], self.residual_of[p] = None, ""
 
     def _take_over(self, p: int, base: int) -> ArrayRef | None:
@@ -368,7 +370,8 @@ class Uplink:
             )  # fmt: skip
             unheard = max(0, room)
         if unheard:
-            # A life before this one trained on after we had asked how far it was, as a twin does until it stops.
+            # An incarnation before this one trained on after we had asked how far it was, as a twin does until it
+            # stops.
             self.tokens_lost += unheard
             for account in self.accounts:
                 account.lost += unheard
@@ -461,5 +464,5 @@ class Uplink:
 
 
 def _attempt(sent: Sent, residual: ArrayRef | None, now: float) -> Attempt:
-    """Return a stored update of an earlier life as one to say again; it may open a round."""
+    """Return a stored update of an earlier incarnation as one to say again; it may open a round."""
     return Attempt(sent.header, sent.key, sent.digest, sent.size, True, now, 0.0, residual)

@@ -19,9 +19,9 @@ from isthmus.format.records.keys import (
     SCRATCH,
     UPDATES,
     commit_key,
+    incarnation_in,
     is_versioned,
     learner_in,
-    life_in,
     segment_key,
     snapshots_prefix,
     values_prefix,
@@ -90,15 +90,16 @@ async def plan(
     held_by = by_learner(checkpoints_in(listed))
     keep_of = {name: await _newest_genuine(log, held) for name, held in held_by.items()}
     _doom(found, "checkpoints", (e for name, held in held_by.items() for e in held if e not in keep_of[name]), before)
-    # A part belongs to a checkpoint of the same life and step; one that has none yet is young.
+    # A part belongs to a checkpoint of the same incarnation and step; one that has none yet is young.
     kept = {_stand(entry.key) for entries in keep_of.values() for entry in entries}
     _doom(found, "checkpoints", (e for e in parts_in(listed) if _stand(e.key) not in kept), before)
     # What a doctor that was cut short has left behind.
     probes = [e for e in listed if e.key.split("/")[2:3] == ["doctor"]]
     _doom(found, "scratch", [*await log.store.list(SCRATCH), *probes], before)
     if log.signer is not None and log.signer.author == log.members.current.owner:
-        # A collector may not touch claims: who takes a good one away has a learner begin a life of somebody else's.
-        _doom(found, "claims", await _nobodys(log, [e for e in listed if life_in(e.key)]), before)
+        # A collector may not touch claims: who takes a good one away has a learner begin an incarnation of somebody
+        # else's.
+        _doom(found, "claims", await _nobodys(log, [e for e in listed if incarnation_in(e.key)]), before)
     progress(1.0)
     return found
 
@@ -340,9 +341,9 @@ def _speaks_for(log: Log, blob: Blob, key: str) -> bool:
 
 
 def _stand(key: str) -> tuple[str, ...]:
-    """Return learner, life and step of a checkpoint, or of a part of one."""
-    _, learner, life, *_, name = key.split("/")
-    return learner, life, name.split("-")[0]
+    """Return learner, incarnation and step of a checkpoint, or of a part of one."""
+    _, learner, incarnation, *_, name = key.split("/")
+    return learner, incarnation, name.split("-")[0]
 
 
 async def _versioned(log: Log, prefix: str) -> list[Entry]:

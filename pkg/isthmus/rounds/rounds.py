@@ -302,7 +302,7 @@ class Rounds:
                 self.round.outdated.discard(place)
         # Its base is newer than what we hold: another syncer committed, and the log has more to read.
         actions: list[Action] = [CatchUp()] if pointer.base > self.head else []
-        # Due once is due: a later life repeats an update without knowing that it was.
+        # Due once is due: a later incarnation repeats an update without knowing that it was.
         waits = self._waiting.get(place)
         due = pointer.due or (known is not None and known.due)
         if waits is not None and due and not waits.due and place not in self._fetching:

@@ -177,7 +177,7 @@ class LearnerMetrics(Metrics):
             "ledger_tokens", "Where the tokens of this learner went, over all restarts; the parts add up.", "part"
         )
         self.tokens_lost = self._gauge(
-            "lost_tokens", "Tokens that lives before this one trained beyond the checkpoint gone on from."
+            "lost_tokens", "Tokens that incarnations before this one trained beyond the checkpoint gone on from."
         )
         self.incarnation = self._gauge("incarnation", "How often this name has joined the run.")
         self.checkpoint_age = self._gauge("checkpoint_age_seconds", "Time since the last checkpoint was stored.")

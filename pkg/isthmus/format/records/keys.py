@@ -120,10 +120,10 @@ def learner_in(key: str) -> str:
     return name[0] if name and is_name(name[0]) else ""
 
 
-def life_in(key: str) -> int:
+def incarnation_in(key: str) -> int:
     """Return the incarnation whose claim lies under this key, 0 where it is no claim's."""
     parts = key.split("/")
     if len(parts) != 4 or not (parts[2].isascii() and parts[2].isdigit() and len(parts[2]) <= 16):
         return 0
-    life = int(parts[2])
-    return life if key == claim_key(parts[1], life) else 0
+    incarnation = int(parts[2])
+    return incarnation if key == claim_key(parts[1], incarnation) else 0

@@ -181,13 +181,13 @@ class ClaimHeader(Record, frozen=True, kw_only=True):
     incarnation: Counter
     claimed_at: Instant
     resumed: Annotated[str, msgspec.Meta(max_length=512)]
-    """Key of the checkpoint this life goes on from, or empty."""
+    """Key of the checkpoint this incarnation goes on from, or empty."""
     versions: Versions
-    """What the log held when this life began."""
+    """What the log held when this incarnation began."""
     tokens_seen: Tokens
-    """Where this life begins."""
+    """Where this incarnation begins."""
     tokens_lost: Tokens
-    """Tokens that all lives before this one trained beyond the checkpoint the next one went on from."""
+    """Tokens that all incarnations before this one trained beyond the checkpoint the next one went on from."""
 
 
 class Sent(Record, frozen=True, kw_only=True):

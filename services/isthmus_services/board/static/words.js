@@ -81,10 +81,10 @@ window.Isthmus = {};
     boundary: "The end of an optimizer step: where an update is taken, and a new version adopted.",
     merged: "Its updates that are in a version. Some learners are in a round twice: late with the last one's, and with this one's.",
     expected: "Rounds that counted on it: it was heard of, or had come lately.",
-    step: "How many optimizer steps it has done, over all its lives; then how many it is to do.",
+    step: "How many optimizer steps it has done, over all its incarnations; then how many it is to do.",
     rate: "Tokens it trains a second, as it says.",
-    up: "What it has sent to the store over all its lives, checkpoints included.",
-    down: "What it has fetched from the store over all its lives.",
+    up: "What it has sent to the store over all its incarnations, checkpoints included.",
+    down: "What it has fetched from the store over all its incarnations.",
     share: "An update of one fragment holds the same tokens as those of the others: each counts them by the fragment's share of the model.",
     checkpoint: "What a learner stores of its own state, so that it can go on after a kill.",
   };

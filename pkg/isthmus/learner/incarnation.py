@@ -36,7 +36,7 @@ CLAIM_BEATS = 10
 """Heartbeats between two looks for a later claim of our name; a word of it on the bus is looked into at once."""
 
 
-class Tenure:
+class Incarnation:
     """One incarnation of a learner's name."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Tenure:
         """Checkpoints on their way to the store."""
         self.bytes_stored = 0
         self.stored_step: int | None = None
-        """Of the newest checkpoint that this life has stored."""
+        """Of the newest checkpoint that this incarnation has stored."""
         self.last_bytes = 0
         """Of the newest checkpoint that was packed."""
         self._log = log
@@ -81,19 +81,19 @@ class Tenure:
         """When the next checkpoint may be asked for."""
         self._successor = asyncio.Event()
         self._passed = 0
-        """The newest life that somebody has claimed who may not, as several looks have found."""
+        """The newest incarnation that somebody has claimed who may not, as several looks have found."""
         self._looks: dict[int, int] = {}
         """How often claims beyond that were found to be nobody's."""
 
     def age_s(self) -> float:
-        """Return how old the newest checkpoint of this life is; without one, the life itself."""
+        """Return how old the newest checkpoint of this incarnation is; without one, the incarnation itself."""
         return self._runtime.now() - self._stored_at
 
     # --- the name -----------------------------------------------------------------------------------------------------
 
     async def claim(self, history: History, versions: Sequence[int]) -> int:
         """Take the name; return which incarnation this is. `versions`: those of the log when it began."""
-        incarnation = history.life + 1
+        incarnation = history.incarnation + 1
         while True:
             header = ClaimHeader(
                 schema=SCHEMA,
@@ -129,24 +129,28 @@ class Tenure:
                 raise Fenced(self._name, following)
 
     async def _claimed(self) -> int | None:
-        """Return the life of a later claim of our name; None where there is none. Whoever may speak under it now has
+        """Return the incarnation of a later claim of our name; None where there is none. Whoever may speak under it now
+        has
         made it, whatever others have put beside it."""
-        life = max(self._uplink.incarnation, self._passed)
+        incarnation = max(self._uplink.incarnation, self._passed)
         while True:
-            life += 1
+            incarnation += 1
             try:
-                await read_claim(self._log, self._name, life)
+                await read_claim(self._log, self._name, incarnation)
             except (ObjectMissing, Unavailable, LogCorrupt):
                 return None
             except RecordInvalid as error:
-                logger.error("life %d of %s is claimed by nobody who may: %s", life, self._name, error)
+                logger.error("incarnation %d of %s is claimed by nobody who may: %s", incarnation, self._name, error)
                 # It may have been damaged on its way here: it is looked at again before it is passed by for good.
-                self._looks[life] = self._looks.get(life, 0) + 1
-                if life == max(self._uplink.incarnation, self._passed) + 1 and self._looks[life] >= CLAIM_LOOKS:
-                    self._passed = life
-                    del self._looks[life]
+                self._looks[incarnation] = self._looks.get(incarnation, 0) + 1
+                if (
+                    incarnation == max(self._uplink.incarnation, self._passed) + 1
+                    and self._looks[incarnation] >= CLAIM_LOOKS
+                ):
+                    self._passed = incarnation
+                    del self._looks[incarnation]
             else:
-                return life
+                return incarnation
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
