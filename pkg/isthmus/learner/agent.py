@@ -199,7 +199,7 @@ class LearnerAgent:
             await self.downlink.reach([t.settled_to for t in own.traffic])
             self._require_no_less(own)
         versions = [known.version for known in self.downlink.known]
-        await self._try_reporter()
+        await self._try_publishing()
         self.uplink.incarnation = await self._claimed.claim(self.history, versions)
         self.uplink.resume(self.history)
         self._reporter.first_step = self.history.step
@@ -211,10 +211,10 @@ class LearnerAgent:
         for p, (known, traffic) in enumerate(zip(self.downlink.known, own.traffic, strict=True)):
             if known.version < traffic.settled_to:
                 raise LogCorrupt(
-                    commit_key(p, known.version + 1), f"is missing: an earlier incarnation of {self.name} has seen
-                    version {traffic.settled_to}, so the store " f"was set back, or shows less than it did. Bring the
-                    commits back; or, to go on without them, " f"delete {own.key}, and the checkpoint before it where
-                    that has seen them, too",
+                    commit_key(p, known.version + 1),
+                    f"is missing: an earlier incarnation of {self.name} has seen version {traffic.settled_to}, so the "
+                    "store was set back, or shows less than it did. Bring the commits back; or, to go on without them, "
+                    f"delete {own.key}, and the checkpoint before it where that has seen them, too",
                 )
 
     async def _bring(self, found: Checkpoint) -> Checkpoint:
@@ -223,15 +223,15 @@ class LearnerAgent:
         found = replace(found, points=points, traffic=traffic)
         return found if self._keeps.divides else await found.whole(self._log)
 
-    async def _try_reporter(self) -> None:
-        """Show that we may speak, by a message of nobody. Raises `Denied`.
+    async def _try_publishing(self) -> None:
+        """Check the permission to publish by appending an empty message. Raises `Denied`.
 
-        Before the name is claimed: a newcomer who cannot be heard must not stop the one who has the name now.
+        This comes before the name is claimed: a learner that cannot publish must not stop the one that has the name.
         """
         try:
             await self._bus.append(learner_stream(self.name), b"")
         except Unavailable as error:
-            logger.warning("%s has not tried whether it may speak on the bus, which is away: %s", self.name, error)
+            logger.warning("%s could not check its permission to publish: the bus is away: %s", self.name, error)
 
     async def donor(
         self,

@@ -27,9 +27,9 @@ class Account:
     """Tokens of the longest update on each base whose fate is open."""
     settled: dict[int, int] = field(default_factory=dict)
     """Tokens already accounted for on bases whose fate is known."""
-    given_up: dict[int, tuple[int, int]] = field(default_factory=dict) """Of those that were not merged, what is counted
-    as late and as rejected: another incarnation may have sent more on them,
-    and a commit merge that."""
+    given_up: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of those that were not merged, what is counted as late and as rejected: another incarnation may have sent more
+    on them, and a commit merge that."""
 
     @property
     def pending(self) -> int:

@@ -5,8 +5,8 @@ import logging
 import math
 from collections.abc import Mapping
 
-from isthmus.agent.concern import Concern, Reach, Trouble
 from isthmus.agent.tolerance import Tolerance
+from isthmus.agent.trouble import Connectivity, Trouble, TroubleLog
 from isthmus.bus.base import Bus
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.errors import Denied, Unavailable, told
@@ -72,10 +72,10 @@ class Reporter:
         self._edge = edge
         self._bus = bus
         self._speaker = speaker
-        self._reach = Reach(runtime, edge, tolerance, listener, speaker, bus.url)
+        self._connectivity = Connectivity(runtime, edge, tolerance, listener, speaker, bus.url)
         self._metrics = metrics
         self._steps_target = steps_target
-        self._concern = Concern(name, pace.silence_s, MEANWHILE)
+        self._trouble_log = TroubleLog(name, pace.silence_s, MEANWHILE)
         self._beaten: Heartbeat | None = None
 
     def of(self, uplink: Uplink, downlink: Downlink, claimed: Incarnation) -> None:
@@ -90,7 +90,7 @@ class Reporter:
             beat = self._heartbeat()
             self._speaker.say(beat)
             self._show(beat)
-            self._concern.look(self._runtime.now(), self._troubles())
+            self._trouble_log.look(self._runtime.now(), self._troubles())
             self.uplink.repeat()
             await asyncio.sleep(self._pace.heartbeat_s * self._runtime.random.uniform(0.8, 1.0))
 
@@ -206,16 +206,16 @@ class Reporter:
     @property
     def waiting_for(self) -> tuple[str, ...]:
         """What does not answer just now, as heartbeats say it."""
-        waiting = self._reach.waiting_for
-        if self._concern.said and not waiting:
-            waiting.append(f"a merge ({self._concern.said})")
+        waiting = self._connectivity.waiting_for
+        if self._trouble_log.said and not waiting:
+            waiting.append(f"a merge ({self._trouble_log.said})")
         return tuple(waiting)
 
     def _troubles(self) -> list[Trouble]:
         """Return what keeps this learner's work from being merged: for how long, what, and what to do."""
         now = self._runtime.now()
-        found = self._reach.troubles()
-        if not self._reach.bus_is_down:
+        found = self._connectivity.troubles()
+        if not self._connectivity.bus_is_down:
             start = f"start one: isthmus syncer {self._edge.url} --bus {self._bus.url}"
             found.append((now - self.syncer_heard_at, "no syncer is heard", start))
         at = self.boundary
@@ -239,7 +239,7 @@ class Reporter:
                 share * sum(account.sent.values())
                 for account, share in zip(self.uplink.accounts, self._run.shares, strict=True)
             ),
-            trouble=self._concern.said
+            trouble=self._trouble_log.said
             or next((f"{what}; {remedy}" for for_s, what, remedy in self._troubles() if for_s > quiet_s), ""),
         )
 

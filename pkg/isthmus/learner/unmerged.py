@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from isthmus.agent.concern import Trouble
+from isthmus.agent.trouble import Trouble
 from isthmus.reasons import Reason
 
 DRY_PERIODS = 4

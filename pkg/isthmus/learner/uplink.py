@@ -25,9 +25,9 @@ from isthmus.runtime.clock import Runtime
 
 logger = logging.getLogger(__name__)
 
-UNHEARD_MAX = 1 << 50 """Tokens of earlier incarnations that are believed in all to have been merged unheard: more is no
-training, and its sums would
-leave the range of what messages and checkpoints can say."""
+UNHEARD_MAX = 1 << 50
+"""Tokens of earlier incarnations that are believed in all to have been merged unheard: more is no training, and its
+sums would leave the range of what messages and checkpoints can say."""
 
 PASTS_AT_ONCE = 4
 """Fragments whose past is read at the same time."""

@@ -10,9 +10,9 @@ import logging
 import math
 from functools import partial
 
-from isthmus.agent.concern import Concern, Reach
 from isthmus.agent.health import Vitals
 from isthmus.agent.tolerance import Tolerance, TolerantBus, TolerantStore
+from isthmus.agent.trouble import Connectivity, TroubleLog
 from isthmus.bus import Bus
 from isthmus.bus.base import Said
 from isthmus.bus.endpoints import Listener, Speaker
@@ -143,8 +143,8 @@ class Syncer:
             known=partial(streams_of, log.members),
         )
         self._said: FairQueue[tuple[str, Said, bool]] = FairQueue(HEARD_EACH, HEARD_MAX, self._dropped)
-        self._reach = Reach(runtime, store, self._tolerance, self._listener, self._speaker, bus.url)
-        self._concern = Concern(name, self.pace.silence_s, MEANWHILE)
+        self._connectivity = Connectivity(runtime, store, self._tolerance, self._listener, self._speaker, bus.url)
+        self._trouble_log = TroubleLog(name, self.pace.silence_s, MEANWHILE)
         self.vitals = Vitals(runtime, store, self._listener, self._speaker, self.metrics)
         self._gate = Gate(FETCHES_MAX, runtime.crew.threads)
         limits = Limits(
@@ -400,7 +400,7 @@ class Syncer:
     async def _beat(self) -> None:
         while True:
             self._speaker.say(self._alive())
-            self._concern.look(self._runtime.now(), self._reach.troubles())
+            self._trouble_log.look(self._runtime.now(), self._connectivity.troubles())
             self.vitals.lag_s_max = 0.0
             await asyncio.sleep(self._holders.beat_s * self._runtime.random.uniform(0.8, 1.0))
 
@@ -441,7 +441,7 @@ class Syncer:
         whatever the bus answers. A syncer that is not able is left out by the others within its silence, as if it were
         dead. It goes on asking, and comes back with the first sign of life after the outage.
         """
-        away_s = max(self._reach.store_down_s, self._reach.refused_s, self._reach.bus_down_s)
+        away_s = max(self._connectivity.store_down_s, self._connectivity.refused_s, self._connectivity.bus_down_s)
         deaf_s = self._runtime.now() - self._echoed_at
         return max(away_s, deaf_s) < self._holders.silent_s and self._store.outage.hung_s < HUNG_S
 
@@ -468,7 +468,7 @@ class Syncer:
             commits=self.tallies.commits,
             heads=tuple(coordinator.head for coordinator in self.coordinators),
             rejected=dict(self.tallies.rejected),
-            waiting_for=", ".join(self._reach.waiting_for),
+            waiting_for=", ".join(self._connectivity.waiting_for),
             lag_ms=self.vitals.lag_s_max * 1e3,
             held=len(self.held),
             fold_s=self.fold_s,

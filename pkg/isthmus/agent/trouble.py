@@ -24,7 +24,7 @@ Trouble = tuple[float, str, str]
 """Seconds it has lasted, what it is, what to do about it."""
 
 
-class Reach:
+class Connectivity:
     """What an agent reaches just now: its store, what it was allowed, its bus."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Reach:
         ]
 
 
-class Concern:
+class TroubleLog:
     """The trouble of one agent, as last said."""
 
     def __init__(self, name: str, silence_s: float, meanwhile: str) -> None:

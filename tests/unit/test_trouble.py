@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.agent.concern import Concern
+from isthmus.agent.trouble import TroubleLog
 from isthmus.learner.unmerged import REMEDIES, Unmerged
 from isthmus.reasons import Reason
 
@@ -21,17 +21,17 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def test_trouble_that_passes_is_not_worth_a_word(said: Callable[[], list[str]]) -> None:
-    concern = Concern("eu-1", 3.0, "nothing of it is merged")
+    trouble_log = TroubleLog("eu-1", 3.0, "nothing of it is merged")
     for second in range(9):
-        concern.look(second, [(second, *SYNCER)])
-    concern.look(10, [(0.0, *SYNCER)])
+        trouble_log.look(second, [(second, *SYNCER)])
+    trouble_log.look(10, [(0.0, *SYNCER)])
     assert said() == []
 
 
 def test_it_is_said_soon_then_ever_more_seldom_with_what_to_do(said: Callable[[], list[str]]) -> None:
-    concern = Concern("eu-1", 3.0, "nothing of it is merged")
+    trouble_log = TroubleLog("eu-1", 3.0, "nothing of it is merged")
     for second in range(3600):
-        concern.look(second, [(second, *SYNCER)])
+        trouble_log.look(second, [(second, *SYNCER)])
     found = said()
     assert found[0].startswith("eu-1: no syncer is heard (for 10 s)")
     assert "nothing of it is merged" in found[0]
@@ -40,27 +40,27 @@ def test_it_is_said_soon_then_ever_more_seldom_with_what_to_do(said: Callable[[]
 
 
 def test_the_end_is_said_once_and_the_next_time_it_is_said_at_once_again(said: Callable[[], list[str]]) -> None:
-    concern = Concern("eu-1", 3.0, "nothing of it is merged")
-    concern.look(20, [(20.0, *SYNCER)])
+    trouble_log = TroubleLog("eu-1", 3.0, "nothing of it is merged")
+    trouble_log.look(20, [(20.0, *SYNCER)])
     for second in range(21, 30):
-        concern.look(second, [(0.0, *SYNCER)])
+        trouble_log.look(second, [(0.0, *SYNCER)])
     assert [line for line in said() if line.endswith("over")] == ["eu-1: no syncer is heard: over"]
-    concern.look(100, [(12.0, *SYNCER)])
+    trouble_log.look(100, [(12.0, *SYNCER)])
     assert len(said()) == 3
 
 
 def test_the_root_cause_comes_first_and_a_new_one_is_said_at_once(said: Callable[[], list[str]]) -> None:
-    concern = Concern("eu-1", 3.0, "nothing of it is merged")
-    concern.look(20, [(0.0, *STORE), (20.0, *SYNCER)])
-    concern.look(21, [(15.0, *STORE), (21.0, *SYNCER)])
+    trouble_log = TroubleLog("eu-1", 3.0, "nothing of it is merged")
+    trouble_log.look(20, [(0.0, *STORE), (20.0, *SYNCER)])
+    trouble_log.look(21, [(15.0, *STORE), (21.0, *SYNCER)])
     assert ["store" in line for line in said()] == [False, True]
 
 
 def test_a_slow_pace_is_given_more_time(said: Callable[[], list[str]]) -> None:
-    concern = Concern("eu-1", 60.0, "nothing of it is merged")
-    concern.look(100, [(100.0, *SYNCER)])
+    trouble_log = TroubleLog("eu-1", 60.0, "nothing of it is merged")
+    trouble_log.look(100, [(100.0, *SYNCER)])
     assert said() == []
-    concern.look(121, [(121.0, *SYNCER)])
+    trouble_log.look(121, [(121.0, *SYNCER)])
     assert len(said()) == 1
 
 
