@@ -18,7 +18,7 @@ from torch import nn
 import isthmus
 from isthmus.errors import InputError
 from isthmus.format.rules import Pace, Rules
-from isthmus.link import shell
+from isthmus.link import agent_thread
 from isthmus.store import files
 from isthmus_services.processes import isthmus_command
 from support import restarts
@@ -176,7 +176,7 @@ def test_the_last_checkpoint_is_waited_for(
     tmp_path: Path, slow: dict[str, float], caplog: Any, monkeypatch: Any
 ) -> None:
     for name in ("DRAIN_S", "CLOSE_S", "LEAVE_S"):
-        monkeypatch.setattr(shell, name, 0.1)
+        monkeypatch.setattr(agent_thread, name, 0.1)
     link, model, optimizer = join(tmp_path)
     step(link, model, optimizer)
     slow["checkpoints"] = 2.0
@@ -208,8 +208,8 @@ def test_what_could_not_be_stored_in_time_is_said(
     restarts.store(link)
     step(link, model, optimizer)
     for name in ("DRAIN_S", "LAST_S", "CLOSE_S", "LEAVE_S"):
-        monkeypatch.setattr(shell, name, 0.1)
-    monkeypatch.setattr(shell, "LAST_BYTES_S", 1e12)
+        monkeypatch.setattr(agent_thread, name, 0.1)
+    monkeypatch.setattr(agent_thread, "LAST_BYTES_S", 1e12)
     slow["checkpoints"] = 4.0
     link.close(wait=0)
     assert "what was under way is not through after 0 s" in caplog.text
@@ -237,7 +237,7 @@ def test_a_short_run_hears_what_became_of_its_work(tmp_path: Path) -> None:
         for _ in range(8):
             step(link, model, optimizer)
         link.close()
-        assert not any(link._shell.agent.uplink.attempts), "all that was sent is answered"
+        assert not any(link._agent_thread.agent.uplink.attempts), "all that was sent is answered"
     finally:
         syncer.terminate()
         syncer.wait(60)

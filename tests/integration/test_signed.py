@@ -371,7 +371,7 @@ async def test_a_claim_that_the_learner_did_not_sign_stops_nobody(
                 mine = await w.store.get(claim_key("eu", 1))
                 frame.seal(mine, US)
                 await w.store.create(claim_key("eu", 2), mine)
-                agent._tenure.doubt()
+                agent._claimed.doubt()
 
             def enough() -> bool:
                 nonlocal told

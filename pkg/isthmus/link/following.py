@@ -23,7 +23,7 @@ from isthmus.errors import InputError, Unavailable, told
 from isthmus.format.signing import Signer
 from isthmus.inspect.follow import Cut, cuts
 from isthmus.learner.global_local import Buffers
-from isthmus.link.beside import Beside
+from isthmus.link.loop_thread import LoopThread
 from isthmus.log import Log, evaluations
 from isthmus.log.trust import Trust, trust_of
 
@@ -64,7 +64,7 @@ class Following:
         self._failure: BaseException | None = None
         self._over = False
         self._log: Log | None = None
-        self._beside = Beside("isthmus-follow", self._follow, self._fail, self._end)
+        self._loop_thread = LoopThread("isthmus-follow", self._follow, self._fail, self._end)
 
     @property
     def cut(self) -> int:
@@ -101,7 +101,7 @@ class Following:
         """
         if self._given is None or self._log is None:
             raise InputError(f"no cut has been given yet: there is nothing that {series} was measured of")
-        self._beside.ask(evaluations.note(self._log, series, self._given.number, value))
+        self._loop_thread.ask(evaluations.note(self._log, series, self._given.number, value))
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait until it ends, by an error of the function or of the run, which is raised; or for so long."""
@@ -111,14 +111,14 @@ class Following:
 
     def close(self) -> None:
         """Stop following. Raises what ended it before, if anything did."""
-        self._beside.stop()
+        self._loop_thread.stop()
         self._check()
 
     def __enter__(self) -> "Following":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._beside.stop()
+        self._loop_thread.stop()
         if kind is None:
             self._check()
 

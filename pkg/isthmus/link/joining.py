@@ -20,9 +20,9 @@ from isthmus.format.signing import Signer
 from isthmus.learner import LearnerAgent, Replica, parts
 from isthmus.learner.backend import Arrays
 from isthmus.learner.checkpoint import Checkpoint, Stateful
+from isthmus.link.agent_thread import AgentThread
 from isthmus.link.link import Link
 from isthmus.link.ranks import Joined, follow, spread
-from isthmus.link.shell import Shell
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run
 from isthmus.log.trust import Trust, trust_of
@@ -173,7 +173,7 @@ def join(
 
     async def gathered(piece: Tensor) -> F32:
         assert sharded is not None, "else all of it is here"
-        return await shell.on_training_thread(lambda: sharded.values(piece))
+        return await thread.on_training_thread(lambda: sharded.values(piece))
 
     def seed(rules: Create) -> Seed:
         chosen = rules if isinstance(rules, Rules) else rules(specs)
@@ -185,7 +185,9 @@ def join(
         return Seed(specs, values, fixed, chosen.check(), pace or Pace(), signer=trust.signer)
 
     async def enter(store: EdgeStore) -> Run:
-        found = await reach_or_create(store, create, lambda rules: shell.on_training_thread(lambda: seed(rules)), trust)
+        found = await reach_or_create(
+            store, create, lambda rules: thread.on_training_thread(lambda: seed(rules)), trust
+        )
         found.require(specs, fixed)
         return found
 
@@ -196,37 +198,37 @@ def join(
             return await agent.donor(judge.fits, judge.glance)
         judge = moments.Judge(model, optimizer, sharded.tried)  # all ranks step: from the training thread
         return await agent.donor(
-            lambda found: shell.ask_training_thread(lambda: judge.fits(found)),
-            lambda header: shell.ask_training_thread(lambda: judge.glance(header)),
+            lambda found: thread.ask_training_thread(lambda: judge.fits(found)),
+            lambda header: thread.ask_training_thread(lambda: judge.glance(header)),
         )
 
     backend = None if lane is None else partial(device.backend, lane)
-    shell = Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust)
+    thread = AgentThread(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust)
     with nullcontext() if sharded is None else sharded.call("JOIN") as said:
         try:
             fixed = digests_of(model, check) if sharded is None else sharded.frozen(check)
-            shell.start(enter, find_donor, partial(spread, sharded, shell), backend)
-            own = shell.agent.history.checkpoint
-            replica, arrays = (sharded, sharded) if sharded is not None else _replica(loop, shell.run.layout, lane)
+            thread.start(enter, find_donor, partial(spread, sharded, thread), backend)
+            own = thread.agent.history.checkpoint
+            replica, arrays = (sharded, sharded) if sharded is not None else _replica(loop, thread.run.layout, lane)
             if own is not None and loop.copies.paths:
                 # What the optimizer's state holds of the weights stands beside these; newer versions move both.
                 for p, point in enumerate(own.points):
                     replica.write(p, point.values)
             if sharded is None:
-                origin = moments.restore(loop, own, shell.donor, settings)
+                origin = moments.restore(loop, own, thread.donor, settings)
             else:
-                sharded.fetch = lambda *where: shell.ask_agent(lambda log: parts.read(log, *where))
-                origin = sharded.restore(own, shell.donor)
-            shell.attach(replica, arrays, loop if sharded is None else sharded)
+                sharded.fetch = lambda *where: thread.ask_agent(lambda log: parts.read(log, *where))
+                origin = sharded.restore(own, thread.donor)
+            thread.attach(replica, arrays, loop if sharded is None else sharded)
             if origin == "peer":
                 loop.copies.become(list(model.parameters()))
         except BaseException:
             loop.close()
-            shell.abandon()
+            thread.abandon()
             raise
-        link = Link(shell, loop, origin, warmup_steps, sharded)
+        link = Link(thread, loop, origin, warmup_steps, sharded)
         if said is not None:
-            fresh = origin == "fresh" and any(shell.joined_at)
+            fresh = origin == "fresh" and any(thread.joined_at)
             joined = Joined(link.steps_done, link.tokens_seen, origin, fresh, link.incarnation)
             said.words = msgspec.msgpack.encode(joined)
     return link

@@ -14,7 +14,7 @@ from isthmus.learner import Boundary
 from isthmus.learner.agent import WAIT_S
 from isthmus.learner.step_arguments import loss_of, tokens_of
 from isthmus.learner.summary import Summary
-from isthmus.link.shell import Shell
+from isthmus.link.agent_thread import AgentThread
 from isthmus.log.run import Run
 from isthmus.runtime.metrics import LearnerMetrics
 
@@ -41,16 +41,18 @@ class Link:
     `close`, or use it as a context manager: an exception then leaves the run as something that is not done.
     """
 
-    def __init__(self, shell: Shell, loop: "Loop", moments: str, warmup: int, sharded: "Sharded | None" = None) -> None:
-        self._shell = shell
+    def __init__(
+        self, thread: AgentThread, loop: "Loop", moments: str, warmup: int, sharded: "Sharded | None" = None
+    ) -> None:
+        self._thread = thread
         self._loop = loop
         self._sharded = sharded
         self._closed = False
         self._said_nonfinite = False
         self._warmup = warmup
-        self._first_step = shell.agent.history.step
+        self._first_step = thread.agent.history.step
         # Who drops a link without closing it lets the agent go, too.
-        self._dropped = weakref.finalize(self, shell.let_go)
+        self._dropped = weakref.finalize(self, thread.let_go)
         self._dropped.atexit = False
         self.moments = moments
         """Where the inner optimizer's state came from: `own` checkpoint, `peer` (another learner's), or `fresh`."""
@@ -64,17 +66,17 @@ class Link:
     @property
     def run(self) -> Run:
         """The run: layout, rules, pace."""
-        return self._shell.run
+        return self._thread.run
 
     @property
     def metrics(self) -> LearnerMetrics:
         """What this learner counts; `metrics.registry` is a Prometheus registry."""
-        return self._shell.agent.metrics
+        return self._thread.agent.metrics
 
     @property
     def vitals(self) -> Vitals:
         """Whether the agent behind this link is well; may be asked from any thread."""
-        return self._shell.agent.vitals
+        return self._thread.agent.vitals
 
     @property
     def steps_done(self) -> int:
@@ -85,7 +87,7 @@ class Link:
     def rate(self) -> float:
         """Multiply the learning rate with this: it rises to 1 over the warm-up after a start with fresh moments into a
         run in flight, where the first steps of an Adam without a past are too long. Otherwise 1."""
-        fresh_into_flight = self.moments == "fresh" and any(self._shell.joined_at)
+        fresh_into_flight = self.moments == "fresh" and any(self._thread.joined_at)
         return rate_of(fresh_into_flight, self.steps_done - self._first_step, self._warmup)
 
     @property
@@ -101,22 +103,22 @@ class Link:
     @property
     def incarnation(self) -> int:
         """How often this name has joined the run, this time included."""
-        return self._shell.agent.incarnation
+        return self._thread.agent.incarnation
 
     @property
     def summary(self) -> Summary:
         """What the stay came to: steps, versions, where the work went; `str` of it is one line. Whole after `close`."""
-        return self._shell.agent.summary()
+        return self._thread.agent.summary()
 
     @property
     def figures(self) -> Mapping[str, float]:
         """What the last heartbeat said, as sinks get it; empty before the first. At any time, unlike `summary`."""
-        said = self._shell.agent.scalars()
+        said = self._thread.agent.scalars()
         return {} if said is None else said[1]
 
     @property
     def _boundary(self) -> Boundary:
-        boundary = self._shell.agent.boundary
+        boundary = self._thread.agent.boundary
         assert boundary is not None, "a link exists only once it has joined"
         return boundary
 
@@ -137,13 +139,13 @@ class Link:
             raise InputError("the link is closed: join again under the same name to go on")
         self._look_at_model(self.steps_done)
         with self._all_ranks("STEP", self.steps_done + 1, tokens):
-            self._shell.check()
+            self._thread.check()
             with held_back(), self.metrics.hold_seconds.time():
                 self._boundary.after_step(tokens, loss)
             while self._boundary.overdue():  # only where the run's pace has a lead
-                self._shell.news.wait(NEWS_S)
-                self._shell.news.clear()
-                self._shell.check()
+                self._thread.news.wait(NEWS_S)
+                self._thread.news.clear()
+                self._thread.check()
                 with held_back():
                     self._boundary.wait_on()
         self.metrics.steps.inc()
@@ -158,11 +160,11 @@ class Link:
                 logger.warning(
                     "%s: the loss of step %d is %s: training goes on; differences that are not finite are not sent, "
                     "and no checkpoint is written until it is a number again",
-                    self._shell.agent.name, self.steps_done, loss,
+                    self._thread.agent.name, self.steps_done, loss,
                 )  # fmt: skip
-        if self._shell.feeder is not None:
+        if self._thread.feeder is not None:
             values = {"train/tokens": float(self.tokens_seen)} | ({} if loss is None else {"train/loss": loss})
-            self._shell.feeder.note(self.steps_done, values)
+            self._thread.feeder.note(self.steps_done, values)
 
     def _look_at_model(self, step: int) -> None:
         """Check once a period that model and optimizer hold the parameters that they held at `join`."""
@@ -205,7 +207,7 @@ class Link:
             # Ranks of which one fails are not at one step: no checkpoint can be taken of them.
             try:
                 with self._all_ranks("CLOSE", self.steps_done) if keep else nullcontext():
-                    self._shell.close(done=done, keep=keep, orderly=orderly, wait_s=wait_s)
+                    self._thread.close(done=done, keep=keep, orderly=orderly, wait_s=wait_s)
             finally:
                 self._loop.close()
             found = self.summary

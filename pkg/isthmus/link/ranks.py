@@ -19,8 +19,8 @@ from isthmus.learner.ranks.asked import Peers, Spread, Told, interfaces
 from isthmus.learner.ranks.served import MakeBackend, local_backend, serve
 from isthmus.learner.step_arguments import loss_of, tokens_of
 from isthmus.learner.summary import Summary
+from isthmus.link.agent_thread import AgentThread, OwnerThread
 from isthmus.link.link import Link, rate_of
-from isthmus.link.shell import OwnerThread, Shell
 from isthmus.log.run import Run, heard_run, told_run
 from isthmus.runtime.clock import clock, cores
 from isthmus.runtime.metrics import LearnerMetrics
@@ -131,8 +131,9 @@ class RankLink(Link):
 
 
 @asynccontextmanager
-async def spread(sharded: "Sharded | None", shell: Shell, ports: Ports) -> AsyncIterator[Spread | None]:
-    """Have all ranks of a learner come to the first one, to keep their share of its arrays (see `Shell.start`)."""
+async def spread(sharded: "Sharded | None", thread: AgentThread, ports: Ports) -> AsyncIterator[Spread | None]:
+    """Have all ranks of a learner come to the first one, to keep their share of its arrays (see
+    `AgentThread.start`)."""
     if sharded is None:
         yield None
         return
@@ -145,7 +146,7 @@ async def spread(sharded: "Sharded | None", shell: Shell, ports: Ports) -> Async
     async with peers.listening(host):
         told = Told(told_run(found), owner, [(name, peers.port) for name in names], secret)
         words = msgspec.msgpack.encode(told)
-        await shell.on_training_thread(lambda: sharded.place(found.layout, owner, peers, words))
+        await thread.on_training_thread(lambda: sharded.place(found.layout, owner, peers, words))
         await peers.complete()
         yield Spread(peers, owner, _make_backend(sharded), sharded.lane is not None)
 

@@ -23,7 +23,7 @@ from isthmus.learner.agent import MakeSteward
 from isthmus.learner.backend import Arrays
 from isthmus.learner.checkpoint import Checkpoint, Saver
 from isthmus.learner.ranks.asked import Spread
-from isthmus.link.beside import EXIT_S, Beside
+from isthmus.link.loop_thread import EXIT_S, LoopThread
 from isthmus.log import Log
 from isthmus.log.run import Run
 from isthmus.log.trust import Trust
@@ -57,7 +57,7 @@ STILL_S = 10.0
 """While it is stored, a line says so each so many seconds."""
 
 
-class Shell:
+class AgentThread:
     """The thread in which the agent lives, and the way in and out of it."""
 
     def __init__(
@@ -351,20 +351,20 @@ class OwnerThread:
     def __init__(self, work: Callable[..., Coroutine[None, None, None]]) -> None:
         """`work` serves until there is nothing more to do; to `opened` it gives what the run is read through."""
         self._log: Future[Log] = Future()
-        self._beside = Beside("isthmus-owner", lambda: self._served(work), self._lost, self._ended)
+        self._loop_thread = LoopThread("isthmus-owner", lambda: self._served(work), self._lost, self._ended)
 
     def ask(self, work: Callable[[Log], Coroutine[None, None, Result]]) -> Result:
         """Have it do something with the run, and wait for that. Raises what that does."""
-        return self._beside.ask(work(self._log.result()))
+        return self._loop_thread.ask(work(self._log.result()))
 
     def close(self) -> None:
         """Wait until it has ended by itself, as it does when the first rank has; not for long."""
-        self._beside.join(EXIT_S)
+        self._loop_thread.join(EXIT_S)
         self.stop()
 
     def stop(self) -> None:
         """End it."""
-        self._beside.stop()
+        self._loop_thread.stop()
 
     async def _served(self, work: Callable[..., Coroutine[None, None, None]]) -> None:
         from isthmus.torch.model import keep_denormals

@@ -16,7 +16,7 @@ EXIT_S = 3.0
 """Who is stopped gets this long to let go of what it holds."""
 
 
-class Beside:
+class LoopThread:
     """Such a thread. It ends with the interpreter, too."""
 
     def __init__(
