@@ -114,17 +114,17 @@ SAVED = 1000
 
 def move(sharded: Sharded, p: int, rank: int, read: int, write: int, base: int, mix: int) -> None:
     """Have a fragment read, mixed and written where it is owned, under these numbers."""
-    shelf = sharded.shelf
+    array_table = sharded.array_table
 
     def held(number: int) -> ArrayRef:
-        return Remote(rank, number) if rank else shelf.wait_for(number)
+        return Remote(rank, number) if rank else array_table.wait_for(number)
 
     if not rank:
-        shelf.put(read, sharded.empty(p))
+        array_table.put(read, sharded.empty(p))
     sharded.read(p, held(read))
     mixed = sharded.mixed(p, Adoption.CARRY, held(read), held(write), held(write), held(base))
     if not rank:
-        shelf.put(mix, mixed)
+        array_table.put(mix, mixed)
     sharded.write(p, held(write))
 
 
@@ -151,7 +151,7 @@ def holds_what_it_is_to_write(sharded: Sharded, saved: Any, wholes: Wholes) -> N
     pieces = msgspec.msgpack.decode(sharded.ranks.exchange(msgspec.msgpack.encode(told))[0])
     for key, what, rank, number, offset, shape in pieces:
         if rank == dist.get_rank() > 0:
-            found += is_block(sharded.shelf.wait_for(number), wholes[key, what], offset, shape)
+            found += is_block(sharded.array_table.wait_for(number), wholes[key, what], offset, shape)
     assert found == sum(piece[2] == dist.get_rank() for piece in pieces)
 
 
@@ -174,7 +174,7 @@ def with_moments(saved: Any, wholes: Wholes, stored: bool) -> Any:
 
 
 def flat_of(held: Any) -> np.ndarray:
-    """Return an array as it lies on the shelf, from a device too."""
+    """Return an array as it lies on the array_table, from a device too."""
     return torch.cat([x.float() for x in held.tensors]).numpy() if isinstance(held, device.Block) else held
 
 
@@ -200,8 +200,8 @@ def check(kind: str, width: int, lane: device.Lane | None, full: int | None = No
         if lane is not None:
             there = [torch.from_numpy(flat[t.start : t.stop].copy()) for t in layout.fragments[p].tensors]
             staged = device.Staged(flat, device.Block(there))
-        sharded.shelf.put(write[p], flat if staged is None else staged)
-        sharded.shelf.put(base[p], np.ones_like(flat))
+        sharded.array_table.put(write[p], flat if staged is None else staged)
+        sharded.array_table.put(base[p], np.ones_like(flat))
     saved: Any = None
     wholes: Wholes = {}
 
@@ -230,18 +230,18 @@ def check(kind: str, width: int, lane: device.Lane | None, full: int | None = No
     assert lane is None or not lane.waits, "no training thread waits for the device"
     for f, rank in zip(layout.fragments, owner, strict=True):
         if rank != dist.get_rank():
-            assert sharded.shelf.find(read[f.index]) is None, "it lies with its owner alone"
+            assert sharded.array_table.find(read[f.index]) is None, "it lies with its owner alone"
             continue
         for t in f.tensors:
             part = before[t.spec.name].numpy()[t.origin : t.origin + t.size]
-            assert np.array_equal(flat_of(sharded.shelf.wait_for(read[f.index]))[t.start : t.stop], part), (
+            assert np.array_equal(flat_of(sharded.array_table.wait_for(read[f.index]))[t.start : t.stop], part), (
                 kind,
                 t.name,
             )
-        mixed = given[f.index] + (flat_of(sharded.shelf.wait_for(read[f.index])) - 1)
-        assert np.array_equal(flat_of(sharded.shelf.wait_for(mix[f.index])), mixed), kind
+        mixed = given[f.index] + (flat_of(sharded.array_table.wait_for(read[f.index])) - 1)
+        assert np.array_equal(flat_of(sharded.array_table.wait_for(mix[f.index])), mixed), kind
         for what in (read, mix):
-            assert isinstance(sharded.shelf.wait_for(what[f.index]), device.Block) == (lane is not None)
+            assert isinstance(sharded.array_table.wait_for(what[f.index]), device.Block) == (lane is not None)
     for f, flat in zip(layout.fragments, given, strict=True):
         for t in f.tensors:
             part = after[t.spec.name].numpy()[t.origin : t.origin + t.size]

@@ -21,7 +21,7 @@ from isthmus.format.records.messages import learner_stream
 from isthmus.format.records.objects import MemberSpec, PartHeader
 from isthmus.format.rules import MemberRole, Rules
 from isthmus.format.signing.keys import new_signer, public_line
-from isthmus.learner.ranks import wire
+from isthmus.learner.ranks import protocol
 from isthmus.log import evaluations, gc
 from isthmus.log.membership import Members, write
 from support.world import QUICK, seed_of, serving, train, world
@@ -95,7 +95,7 @@ def others() -> None:
             self.data += data
 
     said = Said()
-    wire.write(said, 1, wire.Hello(1, b"secret"), b"body")  # type: ignore[arg-type]
+    protocol.write(said, 1, protocol.Hello(1, b"secret"), b"body")  # type: ignore[arg-type]
     put("wire", "0", said.data)
     with tempfile.TemporaryDirectory() as folder:
         save({"model.w": torch.zeros(2, 3), "step": 7}, checkpoint_id=folder, no_dist=True)

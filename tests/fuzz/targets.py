@@ -30,7 +30,7 @@ from isthmus.format.records.keys import commit_in
 from isthmus.format.records.messages import decode, learner_stream
 from isthmus.format.signing.keys import public_key
 from isthmus.learner import checkpoint, parts
-from isthmus.learner.ranks import wire
+from isthmus.learner.ranks import protocol
 from isthmus.log import merge, run
 from isthmus.log.membership import Members, opened
 from isthmus.log.run import Run
@@ -260,7 +260,7 @@ def _wire(data: bytes) -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(data)
         reader.feed_eof()
-        envelope, rest = await wire.read(reader, wire.HELLO_MAX, 1 << 16)
+        envelope, rest = await protocol.read(reader, protocol.HELLO_MAX, 1 << 16)
         assert len(rest) <= len(data), "no more than was sent"
         assert envelope.number is not None, "a message"
 

@@ -237,7 +237,7 @@ def test_a_short_run_hears_what_became_of_its_work(tmp_path: Path) -> None:
         for _ in range(8):
             step(link, model, optimizer)
         link.close()
-        assert not any(link._agent_thread.agent.uplink.attempts), "all that was sent is answered"
+        assert not any(link._thread.agent.uplink.attempts), "all that was sent is answered"
     finally:
         syncer.terminate()
         syncer.wait(60)

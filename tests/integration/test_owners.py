@@ -19,9 +19,9 @@ from isthmus.format.records.keys import update_key
 from isthmus.format.records.objects import SCHEMA, UpdateHeader
 from isthmus.format.rules import Pace, Rules
 from isthmus.learner.backend import ArrayRef, LocalBackend, PackedUpdate, Remote, local_array
-from isthmus.learner.ranks import asked, served, wire
-from isthmus.learner.ranks.asked import Owners, Peers, interfaces
-from isthmus.learner.ranks.shelf import Shelf
+from isthmus.learner.ranks import protocol, server
+from isthmus.learner.ranks.arrays import ArrayTable
+from isthmus.learner.ranks.client import Owners, Peers, interfaces
 from isthmus.log import Log, fold
 from isthmus.runtime.clock import threaded
 from isthmus.store import Layer, Store
@@ -50,7 +50,7 @@ class Pair:
 
     def __init__(self, w: World, peers: Peers) -> None:
         self.w = w
-        self.shelf = Shelf()
+        self.array_table = ArrayTable()
         self.peers = peers
         self.own = LocalBackend(w.log)
         self.there = Faulty(w.store)
@@ -65,10 +65,10 @@ class Pair:
 
     async def serve(self) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.peers.port)
-        wire.write(writer, 0, wire.Hello(1, SECRET))
+        protocol.write(writer, 0, protocol.Hello(1, SECRET))
         backend = LocalBackend(Log(self.w.run, self.there, self.w.runtime))
         try:
-            await served.Served(backend, self.w.runtime, self.shelf, reader, writer, self.traffic).run()
+            await server.Served(backend, self.w.runtime, self.array_table, reader, writer, self.traffic).run()
         finally:
             writer.close()
 
@@ -84,7 +84,7 @@ class Pair:
     async def seen(self, held: ArrayRef) -> F32:
         """Return an array, wherever it lies."""
         if isinstance(held, Remote):
-            found: F32 = await self.w.runtime.offload(self.shelf.wait_for, held.number)
+            found: F32 = await self.w.runtime.offload(self.array_table.wait_for, held.number)
             return found
         return local_array(held)
 
@@ -231,19 +231,19 @@ def test_what_nobody_refers_to_any_more_is_let_go_of_there(tmp_path: Path) -> No
     async def body(two: Pair) -> None:
         held = [await two.owners.home(1, two.draw(n)) for n in range(3)]
         total = two.owners.sum(1, held[0], held[1])
-        assert len(two.shelf) >= 3
+        assert len(two.array_table) >= 3
         held.clear()  # right behind the sum: it is still made of both
         gc.collect()
         assert np.array_equal(await two.seen(total), two.draw(0) + two.draw(1))
-        assert len(two.shelf) == 1
+        assert len(two.array_table) == 1
         # What is on its way from the training thread may be let go of before it comes.
         late = two.peers.of[1].remote()
         number = late.number
         del late
         gc.collect()
         await two.owners.is_finite(total)
-        two.shelf.put(number, two.draw(9))
-        assert len(two.shelf) == 1
+        two.array_table.put(number, two.draw(9))
+        assert len(two.array_table) == 1
         # And what has not come yet is waited for.
         coming = two.peers.of[1].remote()
         asked_for = asyncio.ensure_future(two.owners.is_finite(coming))
@@ -251,7 +251,7 @@ def test_what_nobody_refers_to_any_more_is_let_go_of_there(tmp_path: Path) -> No
         assert not asked_for.done()
         del total
         gc.collect()
-        two.shelf.put(coming.number, two.draw(4))
+        two.array_table.put(coming.number, two.draw(4))
         assert await asked_for
 
     run(tmp_path, body)
@@ -262,9 +262,9 @@ def test_what_many_threads_let_go_of_at_once_is_all_let_go_of(tmp_path: Path) ->
         held: list[list[Remote]] = [[] for _ in range(8)]
         for n in range(1600):
             held[n % 8].append(two.peers.remote(1))
-            two.shelf.put(held[n % 8][-1].number, two.draw(0))
+            two.array_table.put(held[n % 8][-1].number, two.draw(0))
         await asyncio.gather(*(asyncio.to_thread(some.clear) for some in held))
-        await until(lambda: len(two.shelf) == 0, "all are let go of")
+        await until(lambda: len(two.array_table) == 0, "all are let go of")
 
     run(tmp_path, body)
 
@@ -309,22 +309,22 @@ def test_bytes_moved_there_are_counted_here_once(tmp_path: Path) -> None:
 
 
 def test_strangers_are_not_heard_and_who_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked, "CONNECT_S", 0.3)
+    monkeypatch.setattr(client, "CONNECT_S", 0.3)
 
     async def go() -> None:
         peers = Peers([1, 3], SECRET)
         async with peers.listening("127.0.0.1"):
-            for hello in (wire.Hello(1, b"guessed"), wire.Hello(2, SECRET)):
+            for hello in (protocol.Hello(1, b"guessed"), protocol.Hello(2, SECRET)):
                 reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
-                wire.write(writer, 0, hello)
+                protocol.write(writer, 0, hello)
                 assert await reader.read() == b"", "it is turned away"
                 writer.close()
             reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
-            writer.write(wire._HEAD.pack(1 << 31, 0))  # no message is as long
+            writer.write(protocol._HEAD.pack(1 << 31, 0))  # no message is as long
             assert await reader.read() == b""
             writer.close()
             _, writer = await asyncio.open_connection("127.0.0.1", peers.port)
-            wire.write(writer, 0, wire.Hello(1, SECRET))
+            protocol.write(writer, 0, protocol.Hello(1, SECRET))
             with pytest.raises(Unavailable, match="of the ranks of this learner 3 did not reach the first one"):
                 await peers.complete()
             writer.close()
@@ -333,9 +333,9 @@ def test_strangers_are_not_heard_and_who_never_comes_is_named(tmp_path: Path, mo
 
 
 def test_a_first_rank_that_cannot_be_reached_is_said_with_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "CONNECT_S", 1.0)
+    monkeypatch.setattr(server, "CONNECT_S", 1.0)
     with pytest.raises(Unavailable, match=r"127.0.0.1:1: .*; nowhere.invalid:1: "):
-        asyncio.run(served._reach([("127.0.0.1", 1), ("nowhere.invalid", 1)]))
+        asyncio.run(server._reach([("127.0.0.1", 1), ("nowhere.invalid", 1)]))
 
 
 def test_ranks_of_one_machine_talk_over_loopback_alone() -> None:

@@ -464,7 +464,7 @@ def store(link: isthmus.Link) -> None:
 def wait_until_stored(link: isthmus.Link) -> None:
     """Wait until the checkpoint of this boundary is in the store."""
     end = time.monotonic() + 60
-    while link._agent_thread.agent.stored_step != link.steps_done:
+    while link._thread.agent.stored_step != link.steps_done:
         assert time.monotonic() < end, "no checkpoint was stored"
         time.sleep(0.005)
 

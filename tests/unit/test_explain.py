@@ -17,7 +17,7 @@ def key(learner: str, base: int, name: str) -> str:
     return update_key(0, learner, base, digest_of(name))
 
 
-async def story(log: RecordedLog, what: str) -> explain.Told:
+async def story(log: RecordedLog, what: str) -> explain.Explanation:
     return await explain.explain(cast(Log, log), what)
 
 

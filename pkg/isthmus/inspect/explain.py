@@ -34,7 +34,7 @@ _WHY = {
 
 
 @dataclass(slots=True)
-class Told:
+class Explanation:
     """A story: lines for people, facts for programs."""
 
     subject: str
@@ -46,7 +46,7 @@ class Told:
         self.lines.append(line)
 
 
-async def explain(log: Log, what: str) -> Told:
+async def explain(log: Log, what: str) -> Explanation:
     """Tell the story of `commits/P/V` or P/V, of an update's key, of P/LEARNER/BASE, or of a whole fragment, P.
 
     Raises `InputError` for what is none of these or is not in the run.
@@ -67,10 +67,10 @@ async def explain(log: Log, what: str) -> Told:
 # --- one fragment -----------------------------------------------------------------------------------------------------
 
 
-async def _fragment(log: Log, p: int) -> Told:
+async def _fragment(log: Log, p: int) -> Explanation:
     all_or(log, [p])
     found = await differences(log, p)
-    told = Told(f"fragment {p}")
+    told = Explanation(f"fragment {p}")
     tensors = log.run.layout.fragments[p].tensors
     told.say(f"fragment {p}: {sum(t.size for t in tensors):,} parameters in {len(tensors)} tensors")
     if not found:
@@ -100,12 +100,12 @@ async def _fragment(log: Log, p: int) -> Told:
 # --- one commit -------------------------------------------------------------------------------------------------------
 
 
-async def _commit(log: Log, p: int, version: int) -> Told:
+async def _commit(log: Log, p: int, version: int) -> Explanation:
     commit = await log.commit(p, version) if p < len(log.run.layout.fragments) and version > 0 else None
     if commit is None:
         raise InputError(f"there is no commit {p}/{version} in {log.run.url}")
     h, w = commit.header, commit.header.waited
-    told = Told(commit_key(p, version))
+    told = Explanation(commit_key(p, version))
     told.say(f"{told.subject}: version {version} of fragment {p}, by {h.writer}")
     if h.healed is not None:
         return _healed(told, h, h.healed)
@@ -172,7 +172,7 @@ async def _commit(log: Log, p: int, version: int) -> Told:
     return told
 
 
-def _healed(told: Told, h: CommitHeader, healed: Healed) -> Told:
+def _healed(told: Explanation, h: CommitHeader, healed: Healed) -> Explanation:
     told.say("merges nothing: it starts the fragment again, because it could not be folded to its end any more")
     told.say(f"  {healed.key}: {healed.why}")
     told.say(f"from the published value of version {healed.source}, with a master equal to it and no momentum")
@@ -189,7 +189,7 @@ def _healed(told: Told, h: CommitHeader, healed: Healed) -> Told:
 # --- one update -------------------------------------------------------------------------------------------------------
 
 
-async def _update(log: Log, p: int, learner: str, base: int, digest: str) -> Told:
+async def _update(log: Log, p: int, learner: str, base: int, digest: str) -> Explanation:
     """Tell of the update of this digest, or of every update on the base, the merged one first."""
     if p >= len(log.run.layout.fragments):
         raise InputError(f"there is no fragment {p} in {log.run.url}")
@@ -225,9 +225,11 @@ def _named(commits: Sequence[Commit], p: int, learner: str, base: int) -> set[st
     return {update_key(p, learner, base, x.digest) for x in said if (x.learner, x.base) == (learner, base)}
 
 
-def _story(commits: Sequence[Commit], p: int, learner: str, base: int, key: str, header: UpdateHeader | None) -> Told:
+def _story(
+    commits: Sequence[Commit], p: int, learner: str, base: int, key: str, header: UpdateHeader | None
+) -> Explanation:
     """Tell of one update, from what the commits after its base say."""
-    told = Told(key)
+    told = Explanation(key)
     told.facts = {"key": key, "learner": learner, "fragment": p, "base": base, "fate": "unknown"}
     told.say(key)
     if header is not None:
@@ -265,7 +267,7 @@ def _gone(commits: Sequence[Commit], learner: str, base: int, key: str) -> str:
     return "not in the store: never uploaded, or collected since"
 
 
-def _in_commit(told: Told, commit: Commit, key: str, passed_by: Sequence[Commit]) -> bool:
+def _in_commit(told: Explanation, commit: Commit, key: str, passed_by: Sequence[Commit]) -> bool:
     """Tell what a commit says of the update; return whether it says anything."""
     h, said = commit.header, False
     learner, base = told.facts["learner"], told.facts["base"]
@@ -303,7 +305,7 @@ def _in_commit(told: Told, commit: Commit, key: str, passed_by: Sequence[Commit]
     return said
 
 
-def _merged(told: Told, commit: Commit, i: Input, number: int) -> None:
+def _merged(told: Explanation, commit: Commit, i: Input, number: int) -> None:
     h, w = commit.header, commit.header.waited
     told.say(
         f"announced and heard {_s(i.heard_at - i.taken_at)} after its step boundary (packing and upload in between)"

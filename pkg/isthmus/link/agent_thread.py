@@ -22,7 +22,7 @@ from isthmus.learner import LearnerAgent, Replica
 from isthmus.learner.agent import MakeSteward
 from isthmus.learner.backend import Arrays
 from isthmus.learner.checkpoint import Checkpoint, Saver
-from isthmus.learner.ranks.asked import Spread
+from isthmus.learner.ranks.client import RankGroup
 from isthmus.link.loop_thread import EXIT_S, LoopThread
 from isthmus.log import Log
 from isthmus.log.run import Run
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 FindDonor = Callable[[LearnerAgent], Awaitable[Checkpoint | None]]
 
-MakeSpread = Callable[[Ports], AbstractAsyncContextManager[Spread | None]]
+MakeSpread = Callable[[Ports], AbstractAsyncContextManager[RankGroup | None]]
 
 
 @asynccontextmanager

@@ -15,8 +15,8 @@ from isthmus.errors import InputError
 from isthmus.format.layout import Layout
 from isthmus.format.signing import Signer
 from isthmus.learner import parts
-from isthmus.learner.ranks.asked import Peers, Spread, Told, interfaces
-from isthmus.learner.ranks.served import MakeBackend, local_backend, serve
+from isthmus.learner.ranks.client import Peers, RankGroup, RunInfo, interfaces
+from isthmus.learner.ranks.server import MakeBackend, local_backend, serve
 from isthmus.learner.step_arguments import loss_of, tokens_of
 from isthmus.learner.summary import Summary
 from isthmus.link.agent_thread import AgentThread, OwnerThread
@@ -131,7 +131,7 @@ class RankLink(Link):
 
 
 @asynccontextmanager
-async def spread(sharded: "Sharded | None", thread: AgentThread, ports: Ports) -> AsyncIterator[Spread | None]:
+async def spread(sharded: "Sharded | None", thread: AgentThread, ports: Ports) -> AsyncIterator[RankGroup | None]:
     """Have all ranks of a learner come to the first one, to keep their share of its arrays (see
     `AgentThread.start`)."""
     if sharded is None:
@@ -144,11 +144,11 @@ async def spread(sharded: "Sharded | None", thread: AgentThread, ports: Ports) -
     alone = len(set(ranks.nodes)) == 1
     host, names = interfaces(alone, os.environ.get("MASTER_ADDR"), socket.gethostname())
     async with peers.listening(host):
-        told = Told(told_run(found), owner, [(name, peers.port) for name in names], secret)
+        told = RunInfo(told_run(found), owner, [(name, peers.port) for name in names], secret)
         words = msgspec.msgpack.encode(told)
         await thread.on_training_thread(lambda: sharded.place(found.layout, owner, peers, words))
         await peers.complete()
-        yield Spread(peers, owner, _make_backend(sharded), sharded.lane is not None)
+        yield RankGroup(peers, owner, _make_backend(sharded), sharded.lane is not None)
 
 
 def _make_backend(sharded: "Sharded") -> MakeBackend:
@@ -164,7 +164,7 @@ def follow(sharded: "Sharded", warmup: int, url: str, signer: Signer | None) -> 
     threads: list[OwnerThread] = []
 
     def layout_of(words: bytes) -> tuple[Layout, Sequence[int]]:
-        told = msgspec.msgpack.decode(words, type=Told)
+        told = msgspec.msgpack.decode(words, type=RunInfo)
         run.append(heard_run(told.run))
         rank, nodes = sharded.ranks.order, sharded.ranks.nodes
         crew = max(1, cores() // nodes.count(nodes[rank]))
@@ -172,7 +172,7 @@ def follow(sharded: "Sharded", warmup: int, url: str, signer: Signer | None) -> 
             serve,
             url,
             run[0],
-            sharded.shelf,
+            sharded.array_table,
             _make_backend(sharded),
             rank,
             told.addresses,

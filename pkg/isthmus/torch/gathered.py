@@ -14,7 +14,7 @@ from isthmus.codecs.kernels import F32
 from isthmus.format.layout import Layout, Tensor
 from isthmus.format.rules import Adoption
 from isthmus.learner.backend import ArrayRef, Arrays, LocalArrays, local_array
-from isthmus.learner.ranks.shelf import Shelf
+from isthmus.learner.ranks.arrays import ArrayTable
 from isthmus.torch import model as torch_model
 from isthmus.torch.device import Block, Blocks, Lane, Staged, at_hand, used_up
 from isthmus.torch.model import Follow, nothing_follows
@@ -40,14 +40,14 @@ class Fragments:
         shards: Shards,
         layout: Layout,
         owner: Sequence[int],
-        shelf: Shelf,
+        array_table: ArrayTable,
         lane: Lane | None,
         follow: Follow = nothing_follows,
     ) -> None:
-        """`owner`: the rank of each fragment. `shelf`: where this one keeps what has a number. `lane`: the agent's, on
-        the device where the model lies."""
+        """`owner`: the rank of each fragment. `array_table`: where this one keeps what has a number. `lane`: the
+        agent's, on the device where the model lies."""
         self.owner = owner
-        self._shards, self._layout, self._shelf, self._lane = shards, layout, shelf, lane
+        self._shards, self._layout, self._array_table, self._lane = shards, layout, array_table, lane
         self._ranks: Ranks = shards.ranks
         self._follow = follow
         self.arrays: Arrays = LocalArrays(layout) if lane is None else Blocks(layout, lane)
@@ -66,7 +66,7 @@ class Fragments:
             whole = [] if out is None else self._cut(fragment, local_array(out))
             self._shards.gather(self._held(fragment), whole, owner)
         if number and owns:
-            self._shelf.put(number, out)
+            self._array_table.put(number, out)
 
     def write(self, fragment: int, number: int, values: ArrayRef | None) -> None:
         """Give every rank what is its own of `values`, or of the array of this number. The arguments as for `read`."""
@@ -101,10 +101,10 @@ class Fragments:
         mix = msgspec.msgpack.decode(words, type=Mix)
         local, values, base = (self._wait_for(n) for n in (mix.local, mix.values, mix.base))
         since = self._wait_for(mix.since) if mix.since else None
-        self._shelf.put(number, self.arrays.mixed(fragment, Adoption(mix.adopt), local, values, base, since))
+        self._array_table.put(number, self.arrays.mixed(fragment, Adoption(mix.adopt), local, values, base, since))
 
     def _wait_for(self, number: int) -> ArrayRef:
-        found: ArrayRef = self._shelf.wait_for(number)
+        found: ArrayRef = self._array_table.wait_for(number)
         return found
 
     def _read_there(self, fragment: int, owner: int, out: Block | None) -> None:

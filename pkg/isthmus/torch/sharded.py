@@ -25,7 +25,7 @@ from isthmus.format.rules import Adoption, FrozenCheck, Hyperparameters
 from isthmus.learner.backend import ArrayRef, Remote
 from isthmus.learner.checkpoint import APART_BYTES, Checkpoint, LoopState
 from isthmus.learner.parts import Away, Lies
-from isthmus.learner.ranks.shelf import Shelf
+from isthmus.learner.ranks.arrays import ArrayTable
 from isthmus.log.run import UNTOLD
 from isthmus.reasons import Reason
 from isthmus.torch import model as torch_model
@@ -71,7 +71,7 @@ def _made(leaf: Leaf) -> object:
 
 
 class Remotes(Protocol):
-    """Makes what stands for arrays of other ranks; see `owners.asked.Peers`."""
+    """Makes what stands for arrays of other ranks; see `learner.ranks.client.Peers`."""
 
     def remote(self, rank: int, number: int | None = None) -> Remote:
         """Return what stands for an array of a rank, by a new number where none is given."""
@@ -123,7 +123,7 @@ class Sharded:
         """What other ranks were told to read, write or mix: they may not have come to it yet."""
         self.fetch: Fetch
         """Reads what lies in the store. Training thread."""
-        self.shelf = Shelf()
+        self.array_table = ArrayTable()
         """What this rank holds of the fragments that it owns; of the first rank, nothing."""
         self._trial: Trial | None = None
         self._gathering: list[Any] = [
@@ -325,7 +325,7 @@ class Sharded:
         return into[0] if into else None
 
     def _place(self, layout: Layout, owner: Sequence[int]) -> None:
-        self._fragments = Fragments(self._shards, layout, owner, self.shelf, self.lane, self.loop.copies.follow)
+        self._fragments = Fragments(self._shards, layout, owner, self.array_table, self.lane, self.loop.copies.follow)
 
     def _write(self, fragment: int, number: int, values: ArrayRef | None) -> None:
         self._fragments.write(fragment, number, values)
@@ -402,7 +402,7 @@ class Sharded:
                 assert leaf is not None, "it is a tensor"
                 kept = leaf.data
                 if not self.ranks.leads:
-                    self.shelf.put(first + piece.rank, kept)
+                    self.array_table.put(first + piece.rank, kept)
             elif self.ranks.leads:
                 kept = self._remotes.remote(piece.rank, first + piece.rank)
             pieces.append(Away(piece.rank, kept, piece.block.offset, piece.block.shape))

@@ -3,7 +3,7 @@
 import asyncio
 
 from isthmus.agent.ports import open_log
-from isthmus.inspect.explain import Told, explain
+from isthmus.inspect.explain import Explanation, explain
 from isthmus_services.output.report import write_json
 from isthmus_services.settings import declared, shared
 
@@ -11,7 +11,7 @@ from isthmus_services.settings import declared, shared
 def run(settings: declared.Explain) -> int:
     """Tell it."""
 
-    async def go() -> Told:
+    async def go() -> Explanation:
         async with open_log(settings.run, shared.owner_in(settings)) as log:
             return await explain(log, settings.what)
 

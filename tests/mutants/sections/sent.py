@@ -147,18 +147,18 @@ MUTANTS = [
         row("all-parts-go", "if _stand(e.key) not in kept)", "if _stand(e.key))"),
     ),
     *of(
-        "learner/ranks/asked.py",
+        "learner/ranks/client.py",
         "tests/integration/test_owners.py",
         row("strangers-are-heard", "not is_secret(hello.secret, self._secret)", "not hello.secret"),
         row("who-is-lost-is-asked-on", "            raise self._lost\n", "            pass\n"),
     ),
     *of(
-        "learner/ranks/served.py",
+        "learner/ranks/server.py",
         "tests/integration/test_owners.py",
         row("bytes-are-told-twice", "before, self._told = self._told, (up, down)", "before = self._told"),
     ),
     *of(
-        "learner/ranks/shelf.py",
+        "learner/ranks/arrays.py",
         "tests/integration/test_owners.py",
         row("what-is-forgotten-comes-all-the-same", "if number in self._forgotten:", "if number < 0:"),
     ),

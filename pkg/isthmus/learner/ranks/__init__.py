@@ -5,6 +5,6 @@ captured of them and their error feedback, packs and stores their updates, fetch
 memory, the arithmetic and the bytes of a learner are shared by its ranks, and nothing of an array passes through the
 first one that does not own it.
 
-shelf    what a rank holds, by number   wire     what is said between ranks
-served   of a rank that owns: answers   asked    of the first rank: a backend that asks
+arrays     what a rank holds, by number     protocol   what ranks say to one another
+server     of a rank that owns: answers     client     of the first rank: a backend that asks
 """

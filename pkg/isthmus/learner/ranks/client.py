@@ -18,9 +18,9 @@ from isthmus.format.records.frame import Blob
 from isthmus.format.records.keys import LEARNERS
 from isthmus.format.records.objects import Part, PartHeader, UpdateHeader
 from isthmus.learner.backend import ArrayBackend, ArrayRef, LocalBackend, PackedUpdate, Remote, Stored, local_residual
-from isthmus.learner.ranks import wire
-from isthmus.learner.ranks.served import CONNECT_S, MakeBackend, is_secret
-from isthmus.learner.ranks.shelf import Numbers
+from isthmus.learner.ranks import protocol
+from isthmus.learner.ranks.arrays import Numbers
+from isthmus.learner.ranks.server import CONNECT_S, MakeBackend, is_secret
 from isthmus.log import Commit
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Peer:
         self._numbers = numbers
         self._loop = loop
         self._writer: asyncio.StreamWriter | None = None
-        self._waiting: dict[int, asyncio.Future[wire.Answer]] = {}
+        self._waiting: dict[int, asyncio.Future[protocol.Answer]] = {}
         self._gone: deque[int] = deque()
         self._telling = False
         self._lost: RankLost | None = None
@@ -70,21 +70,21 @@ class Peer:
         while self._gone:
             numbers.append(self._gone.popleft())
         if numbers and self._writer is not None and self._lost is None:
-            wire.write(self._writer, 0, wire.Forget(numbers))
+            protocol.write(self._writer, 0, protocol.Forget(numbers))
 
     async def listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, moved: Moved) -> None:
         """Hear answers until the end, which is `RankLost`."""
         self._writer = writer
         try:
             while True:
-                envelope, _ = await wire.read(reader)
+                envelope, _ = await protocol.read(reader)
                 waiting = self._waiting.pop(envelope.number, None)
                 match envelope.message:
-                    case wire.Answer() as answer:
+                    case protocol.Answer() as answer:
                         moved(answer.bytes_up, answer.bytes_down)
                         if waiting is not None and not waiting.done():
                             waiting.set_result(answer)
-                    case wire.Failure(name, text, about):
+                    case protocol.Failure(name, text, about):
                         if waiting is not None and not waiting.done():
                             waiting.set_exception(known_error(name, f"rank {self.rank}: {text}", about))
         except RankLost as error:
@@ -95,10 +95,10 @@ class Peer:
             self._waiting.clear()
             raise self._lost from None
 
-    async def ask(self, message: wire.Asked, body: Blob = b"") -> wire.Answer:
+    async def ask(self, message: protocol.Asked, body: Blob = b"") -> protocol.Answer:
         """Return what it answers. Raises what it failed with, and `RankLost`."""
         number = self.number()
-        answer: asyncio.Future[wire.Answer] = self._loop.create_future()
+        answer: asyncio.Future[protocol.Answer] = self._loop.create_future()
         self._waiting[number] = answer
         self.post(message, body, number)
         assert self._writer is not None, "post has used it"
@@ -108,12 +108,12 @@ class Peer:
             logger.debug("rank %d: %s", self.rank, error)  # whoever listens finds out
         return await answer
 
-    def post(self, message: wire.Asked, body: Blob = b"", number: int = 0) -> None:
+    def post(self, message: protocol.Asked, body: Blob = b"", number: int = 0) -> None:
         """Say something without waiting for an answer. Raises `RankLost`."""
         if self._lost is not None:
             raise self._lost
         assert self._writer is not None, "nobody is asked before all have come"
-        wire.write(self._writer, number, message, body)
+        protocol.write(self._writer, number, message, body)
 
 
 class Peers:
@@ -143,7 +143,7 @@ class Peers:
     @asynccontextmanager
     async def listening(self, host: str) -> AsyncIterator[None]:
         """Let them come; at the end they are let go."""
-        server = await asyncio.start_server(self._come, host, 0, limit=wire.STREAM_LIMIT)
+        server = await asyncio.start_server(self._come, host, 0, limit=protocol.STREAM_LIMIT)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield
@@ -182,12 +182,16 @@ class Peers:
     async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(CONNECT_S):
-                envelope, _ = await wire.read(reader, wire.HELLO_MAX, 0)
+                envelope, _ = await protocol.read(reader, protocol.HELLO_MAX, 0)
         except (RankLost, TimeoutError, ValueError):
             writer.close()
             return
         hello = envelope.message
-        if not isinstance(hello, wire.Hello) or not is_secret(hello.secret, self._secret) or hello.rank not in self.of:
+        if (
+            not isinstance(hello, protocol.Hello)
+            or not is_secret(hello.secret, self._secret)
+            or hello.rank not in self.of
+        ):
             logger.warning("somebody who is no rank of this learner wanted to speak with it")
             writer.close()
             return
@@ -199,7 +203,7 @@ class Peers:
             self._all_there.set()
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True):
+class RunInfo(msgspec.Struct, frozen=True, array_like=True):
     """What all ranks are told of how they are to come."""
 
     run: bytes
@@ -212,7 +216,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class RankGroup:
     """A learner's fragments spread over its ranks, which have all come."""
 
     peers: Peers
@@ -266,7 +270,7 @@ class Owners:
         if (peer := self._peer(fragment)) is None:
             return await self._own.start(fragment, version, key, commit)
         into = peer.number()
-        await self._ask(peer, kind("read", key), wire.Start(fragment, version, key, commit, into))
+        await self._ask(peer, kind("read", key), protocol.Start(fragment, version, key, commit, into))
         return peer.remote(into)
 
     async def step(self, carried: ArrayRef, commit: Commit) -> ArrayRef:
@@ -275,7 +279,7 @@ class Owners:
             return await self._own.step(carried, commit)
         peer = self._peers.of[carried.rank]
         into, about = peer.number(), kind("read", commit.header.value_key)
-        await self._ask(peer, about, wire.Step(carried.number, commit, into))
+        await self._ask(peer, about, protocol.Step(carried.number, commit, into))
         return peer.remote(into)
 
     async def restart(self, commit: Commit) -> ArrayRef:
@@ -283,7 +287,7 @@ class Owners:
         if (peer := self._peer(commit.header.fragment)) is None:
             return await self._own.restart(commit)
         into, about = peer.number(), kind("read", commit.header.value_key)
-        await self._ask(peer, about, wire.Restart(commit, into))
+        await self._ask(peer, about, protocol.Restart(commit, into))
         return peer.remote(into)
 
     async def pack(
@@ -294,7 +298,7 @@ class Owners:
             return await self._own.pack(header, base, values, feedback)
         body, dropped = peer.number(), peer.number()
         carried = None if feedback is None else _there(feedback).number
-        asked = wire.Pack(header, _there(base).number, _there(values).number, carried, body, dropped)
+        asked = protocol.Pack(header, _there(base).number, _there(values).number, carried, body, dropped)
         answer = await peer.ask(asked)
         if not answer.digest:
             return None
@@ -307,29 +311,29 @@ class Owners:
             await self._own.store(key, packed)
             return
         peer = self._peers.of[packed.body.rank]
-        await self._ask(peer, kind("create", key), wire.Store(key, packed.body.number))
+        await self._ask(peer, kind("create", key), protocol.Store(key, packed.body.number))
 
     def sum(self, fragment: int, a: ArrayRef, b: ArrayRef) -> ArrayRef:
         """See `ArrayBackend.sum`."""
         if (peer := self._peer(fragment)) is None:
             return self._own.sum(fragment, a, b)
         into = peer.number()
-        peer.post(wire.Sum(fragment, _there(a).number, _there(b).number, into))
+        peer.post(protocol.Sum(fragment, _there(a).number, _there(b).number, into))
         return peer.remote(into)
 
     async def staged(self, fragment: int, held: ArrayRef) -> ArrayRef:
         """See `ArrayBackend.staged`."""
         if not isinstance(held, Remote):
             return await self._own.staged(fragment, held)
-        return await self._elsewhere(wire.Stage, fragment, held)
+        return await self._elsewhere(protocol.Stage, fragment, held)
 
     async def landed(self, fragment: int, held: ArrayRef) -> ArrayRef:
         """See `ArrayBackend.landed`."""
         if not isinstance(held, Remote):
             return await self._own.landed(fragment, held)
-        return await self._elsewhere(wire.Land, fragment, held)
+        return await self._elsewhere(protocol.Land, fragment, held)
 
-    async def _elsewhere(self, move: type[wire.Stage | wire.Land], fragment: int, held: Remote) -> Remote:
+    async def _elsewhere(self, move: type[protocol.Stage | protocol.Land], fragment: int, held: Remote) -> Remote:
         if not self._on_devices:
             return held
         peer = self._peers.of[held.rank]
@@ -344,24 +348,24 @@ class Owners:
         into = peer.number()
         if isinstance(held, Stored):
             await self._ask(
-                peer, kind("read", held.pieces[0].key), wire.Bring(fragment, held.pieces, held.residual, into)
+                peer, kind("read", held.pieces[0].key), protocol.Bring(fragment, held.pieces, held.residual, into)
             )
         else:
             given = np.ascontiguousarray(local_residual(held))
-            await peer.ask(wire.Give(into, given.dtype == np.uint16), given.view(np.uint8).data)
+            await peer.ask(protocol.Give(into, given.dtype == np.uint16), given.view(np.uint8).data)
         return peer.remote(into)
 
     async def is_finite(self, held: ArrayRef) -> bool:
         """See `ArrayBackend.is_finite`."""
         if not isinstance(held, Remote):
             return await self._own.is_finite(held)
-        return (await self._peers.of[held.rank].ask(wire.IsFinite(held.number))).yes
+        return (await self._peers.of[held.rank].ask(protocol.IsFinite(held.number))).yes
 
     async def keep(self, part: PartHeader, held: Sequence[ArrayRef | U8]) -> Part:
         """See `ArrayBackend.keep`."""
         if (peer := self._peers.of.get(part.rank)) is None:
             return await self._own.keep(part, held)
-        asked = wire.Keep(part, [_there(one).number for one in held])
+        asked = protocol.Keep(part, [_there(one).number for one in held])
         answer = await self._ask(peer, kind("write", LEARNERS), asked)
         assert answer.part is not None, "it says what it has stored"
         return answer.part
@@ -369,7 +373,7 @@ class Owners:
     def _peer(self, fragment: int) -> Peer | None:
         return self._peers.of.get(self._owner[fragment])
 
-    async def _ask(self, peer: Peer, about: str, message: wire.Asked) -> wire.Answer:
+    async def _ask(self, peer: Peer, about: str, message: protocol.Asked) -> protocol.Answer:
         """Ask for something that takes the store: what it refuses is ridden out as here."""
         return await self._tolerance.of(about, peer.ask(message))
 

@@ -25,7 +25,7 @@ class Numbers:
         return first
 
 
-class Shelf:
+class ArrayTable:
     """Things by number."""
 
     def __init__(self) -> None:

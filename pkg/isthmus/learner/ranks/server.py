@@ -14,8 +14,8 @@ from isthmus.errors import IsthmusError, RankLost, Unavailable, told
 from isthmus.format.records.objects import Part
 from isthmus.format.signing import Signer
 from isthmus.learner.backend import ArrayBackend, LocalBackend, PackedUpdate, Stored
-from isthmus.learner.ranks import wire
-from isthmus.learner.ranks.shelf import Shelf
+from isthmus.learner.ranks import protocol
+from isthmus.learner.ranks.arrays import ArrayTable
 from isthmus.log import Log
 from isthmus.log.run import Run
 from isthmus.runtime.clock import Runtime
@@ -39,7 +39,7 @@ def local_backend(own: LocalBackend) -> ArrayBackend:
 async def serve(
     url: str,
     run: Run,
-    shelf: Shelf,
+    array_table: ArrayTable,
     make_backend: MakeBackend,
     rank: int,
     addresses: Sequence[tuple[str, int]],
@@ -58,10 +58,10 @@ async def serve(
         opened(own.log)
         reader, writer = await _reach(addresses)
         try:
-            wire.write(writer, 0, wire.Hello(rank, secret))
-            await Served(make_backend(own), store.runtime, shelf, reader, writer, store.traffic).run()
+            protocol.write(writer, 0, protocol.Hello(rank, secret))
+            await Served(make_backend(own), store.runtime, array_table, reader, writer, store.traffic).run()
         finally:
-            shelf.close()
+            array_table.close()
             writer.close()
 
 
@@ -70,7 +70,7 @@ async def _reach(addresses: Sequence[tuple[str, int]]) -> tuple[asyncio.StreamRe
     for host, port in addresses:
         try:
             async with asyncio.timeout(CONNECT_S / len(addresses)):
-                return await asyncio.open_connection(host, port, limit=wire.STREAM_LIMIT)
+                return await asyncio.open_connection(host, port, limit=protocol.STREAM_LIMIT)
         except (OSError, TimeoutError) as error:
             problems.append(f"{host}:{port}: {told(error)}")
     raise Unavailable(f"the first rank of this learner cannot be reached ({'; '.join(problems)})")
@@ -88,14 +88,14 @@ class Served:
         self,
         backend: ArrayBackend,
         runtime: Runtime,
-        shelf: Shelf,
+        array_table: ArrayTable,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         traffic: Traffic,
     ) -> None:
         self._backend = backend
         self._runtime = runtime
-        self._shelf = shelf
+        self._array_table = array_table
         self._reader, self._writer = reader, writer
         self._traffic = traffic
         self._told = 0, 0
@@ -106,102 +106,104 @@ class Served:
             under_way: set[asyncio.Task[None]] = set()
             while True:
                 try:
-                    envelope, body = await wire.read(self._reader)
+                    envelope, body = await protocol.read(self._reader)
                 except RankLost as error:
                     logger.debug("served to the end: %s", error)
                     for task in under_way:
                         task.cancel()
                     return
                 message = envelope.message
-                if isinstance(message, wire.Forget):
-                    self._shelf.forget(message.numbers)
+                if isinstance(message, protocol.Forget):
+                    self._array_table.forget(message.numbers)
                     continue
-                assert not isinstance(message, wire.Hello | wire.Answer | wire.Failure), "only questions come this way"
+                assert not isinstance(message, protocol.Hello | protocol.Answer | protocol.Failure), (
+                    "only questions come this way"
+                )
                 # Now: they may be forgotten by the next message.
-                known = {number: self._shelf.find(number) for number in _arguments(message)}
-                if isinstance(message, wire.Sum):
+                known = {number: self._array_table.find(number) for number in _arguments(message)}
+                if isinstance(message, protocol.Sum):
                     # At once: what it makes may be asked for, and forgotten, by those that follow. Of answers and of
                     # sums before it are its arguments made, so they are here.
                     a, b = known[message.a], known[message.b]
                     assert a is not None, "made before"
                     assert b is not None, "made before"
-                    self._shelf.put(message.into, self._backend.sum(message.fragment, a, b))
+                    self._array_table.put(message.into, self._backend.sum(message.fragment, a, b))
                     continue
                 task = tasks.create_task(self._answer(envelope.number, message, known, body))
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
 
-    async def _answer(self, number: int, message: wire.Asked, known: dict[int, Any], body: bytearray) -> None:
-        said: wire.Said
+    async def _answer(self, number: int, message: protocol.Asked, known: dict[int, Any], body: bytearray) -> None:
+        said: protocol.Said
         try:
             for missing in [n for n, thing in known.items() if thing is None]:
-                known[missing] = await self._runtime.offload(self._shelf.wait_for, missing)
+                known[missing] = await self._runtime.offload(self._array_table.wait_for, missing)
             said = await self._do(message, known, body)
         except IsthmusError as error:
-            said = wire.Failure(type(error).__name__, str(error), vars(error))
+            said = protocol.Failure(type(error).__name__, str(error), vars(error))
         except Exception as error:
             logger.exception("a question of the first rank")
-            said = wire.Failure(type(error).__name__, repr(error), {})
+            said = protocol.Failure(type(error).__name__, repr(error), {})
         with suppress(OSError):  # the first rank has gone: whoever reads finds out
-            wire.write(self._writer, number, said)
+            protocol.write(self._writer, number, said)
             await self._writer.drain()
 
-    async def _do(self, message: wire.Asked, known: dict[int, Any], body: bytearray) -> wire.Answer:
-        backend, shelf = self._backend, self._shelf
+    async def _do(self, message: protocol.Asked, known: dict[int, Any], body: bytearray) -> protocol.Answer:
+        backend, array_table = self._backend, self._array_table
         match message:
-            case wire.Start(fragment, version, key, commit, into):
-                shelf.put(into, await backend.start(fragment, version, key, commit))
-            case wire.Step(carried, commit, into):
-                shelf.put(into, await backend.step(known[carried], commit))
-            case wire.Restart(commit, into):
-                shelf.put(into, await backend.restart(commit))
-            case wire.Pack(header, base, values, feedback, at, dropped):
+            case protocol.Start(fragment, version, key, commit, into):
+                array_table.put(into, await backend.start(fragment, version, key, commit))
+            case protocol.Step(carried, commit, into):
+                array_table.put(into, await backend.step(known[carried], commit))
+            case protocol.Restart(commit, into):
+                array_table.put(into, await backend.restart(commit))
+            case protocol.Pack(header, base, values, feedback, at, dropped):
                 carried_back = None if feedback is None else known[feedback]
                 packed = await backend.pack(header, known[base], known[values], carried_back)
                 if packed is not None:
-                    shelf.put(at, packed)
+                    array_table.put(at, packed)
                     if packed.dropped is not None:
-                        shelf.put(dropped, packed.dropped)
+                        array_table.put(dropped, packed.dropped)
                     return self._done(packed.digest, packed.size, packed.dropped is not None)
-            case wire.Store(key, at):
+            case protocol.Store(key, at):
                 packed = known[at]
                 assert isinstance(packed, PackedUpdate), "only what was packed is stored"
                 await backend.store(key, packed)
-            case wire.Give(into, half):
-                shelf.put(into, np.frombuffer(body, np.uint16 if half else np.float32))
-            case wire.Bring(fragment, pieces, residual, into):
-                shelf.put(into, await backend.home(fragment, Stored(pieces, residual)))
-            case wire.Stage(fragment, n, into):
-                shelf.put(into, await backend.staged(fragment, known[n]))
-            case wire.Land(fragment, n, into):
-                shelf.put(into, await backend.landed(fragment, known[n]))
-            case wire.IsFinite(n):
+            case protocol.Give(into, half):
+                array_table.put(into, np.frombuffer(body, np.uint16 if half else np.float32))
+            case protocol.Bring(fragment, pieces, residual, into):
+                array_table.put(into, await backend.home(fragment, Stored(pieces, residual)))
+            case protocol.Stage(fragment, n, into):
+                array_table.put(into, await backend.staged(fragment, known[n]))
+            case protocol.Land(fragment, n, into):
+                array_table.put(into, await backend.landed(fragment, known[n]))
+            case protocol.IsFinite(n):
                 return self._done(yes=await backend.is_finite(known[n]))
-            case wire.Keep(part, numbers):
+            case protocol.Keep(part, numbers):
                 return self._done(part=await backend.keep(part, [known[n] for n in numbers]))
-            case wire.Forget() | wire.Sum():
+            case protocol.Forget() | protocol.Sum():
                 raise AssertionError("is dealt with at once")
         return self._done()
 
-    def _done(self, digest: bytes = b"", size: int = 0, yes: bool = False, part: Part | None = None) -> wire.Answer:
+    def _done(self, digest: bytes = b"", size: int = 0, yes: bool = False, part: Part | None = None) -> protocol.Answer:
         up, down = self._traffic.bytes_up, self._traffic.bytes_down
         before, self._told = self._told, (up, down)
-        return wire.Answer(up - before[0], down - before[1], digest, size, yes, part)
+        return protocol.Answer(up - before[0], down - before[1], digest, size, yes, part)
 
 
-def _arguments(message: wire.Asked) -> list[int]:
+def _arguments(message: protocol.Asked) -> list[int]:
     """Return the numbers of what a question is about."""
     match message:
-        case wire.Step(carried):
+        case protocol.Step(carried):
             return [carried]
-        case wire.Pack(_, base, values, feedback):
+        case protocol.Pack(_, base, values, feedback):
             return [base, values, *([] if feedback is None else [feedback])]
-        case wire.Store(_, body):
+        case protocol.Store(_, body):
             return [body]
-        case wire.Sum(_, a, b):
+        case protocol.Sum(_, a, b):
             return [a, b]
-        case wire.IsFinite(number) | wire.Stage(_, number) | wire.Land(_, number):
+        case protocol.IsFinite(number) | protocol.Stage(_, number) | protocol.Land(_, number):
             return [number]
-        case wire.Keep(_, numbers):
+        case protocol.Keep(_, numbers):
             return numbers
     return []
