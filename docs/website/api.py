@@ -41,8 +41,8 @@ PUBLIC = {
                 "export",
                 "follow",
                 "status",
-                "heard",
-                "verdict",
+                "bus_view",
+                "health_summary",
                 "persistence",
             )
         ),

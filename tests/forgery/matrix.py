@@ -46,7 +46,7 @@ from isthmus.log.verified import _KEYS as KEY_OF
 from isthmus_lab.simulate import world as simulate
 from isthmus_lab.simulate.store import Objects
 from isthmus_lab.simulate.weather import Weather
-from isthmus_services.board.history.chronicle import Chronicle
+from isthmus_services.board.history.history import RunHistory
 from support.forgery import (
     BY,
     COLLECTOR,
@@ -264,10 +264,10 @@ async def _doctor(w: World) -> Facts:
 
 async def _board(w: World) -> Facts:
     log = await _log(w)
-    chronicle = Chronicle(log.run)
-    read = await chronicle.follow(log)
-    _require_nothing([end.broken for end in chronicle.ends if end.broken])
-    return (read, sorted(chronicle.learners.known), [end.version for end in chronicle.ends])
+    history = RunHistory(log.run)
+    read = await history.follow(log)
+    _require_nothing([end.broken for end in history.ends if end.broken])
+    return (read, sorted(history.learners.known), [end.version for end in history.ends])
 
 
 async def _explains(w: World) -> Facts:

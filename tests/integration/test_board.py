@@ -57,9 +57,7 @@ async def test_of_a_live_run_it_says_what_status_says(folder: Path) -> None:
             await until(lambda: len(feed.live.status().live) == 2, "both are heard")
             before = await ask(url, "state")
             status = await read_status(w.log, w.bus, w.runtime, 0.5)
-            await until(
-                lambda: len(feed.chronicle) >= sum(c.version for c in status.heads if c), "the board has read it"
-            )
+            await until(lambda: len(feed.history) >= sum(c.version for c in status.heads if c), "the board has read it")
             later = await ask(url, "state")
             versions = [c.version if c else 0 for c in status.heads]
             assert all(a <= v <= b for a, v, b in zip(before["totals"]["versions"], versions, later["totals"]["versions"], strict=True))  # fmt: skip
@@ -76,9 +74,7 @@ async def test_of_a_live_run_it_says_what_status_says(folder: Path) -> None:
             await asyncio.gather(*trainings)
             await until(lambda: not feed.live.status().live, "both have left")
             status = await read_status(w.log, w.bus, w.runtime, 0.5)
-            await until(
-                lambda: len(feed.chronicle) == sum(c.version for c in status.heads if c), "it has read the rest"
-            )
+            await until(lambda: len(feed.history) == sum(c.version for c in status.heads if c), "it has read the rest")
             state = await ask(url, "state")
             assert state["totals"]["versions"] == [c.version if c else 0 for c in status.heads]
             assert state["sentence"] == "Nobody trains: 2 of 2 learners are done."
@@ -208,10 +204,10 @@ async def test_a_signed_run_is_shown_and_what_nobody_may_say_is_not(folder: Path
 async def test_asking_of_a_far_future_changes_nothing_of_what_was_read(folder: Path) -> None:
     async with a_run(folder) as w, a_board(w.log) as (url, feed):
         before = [await ask(url, q) for q in ("lanes", "learners", "series")]
-        width = feed.chronicle.by_learner.width
+        width = feed.history.by_learner.width
         for question in ("learner/a", "learners", "state", "lanes?", "fragments", "services", "commits", "series?"):
             await ask(url, f"{question}{'&to' if '?' in question else '?at'}=99999999999")
-        assert feed.chronicle.by_learner.width == width
+        assert feed.history.by_learner.width == width
         after = [await ask(url, q) for q in ("lanes", "learners", "series")]
         for old, new in zip(before, after, strict=True):
             assert {k: v for k, v in old.items() if k not in ("at", "as_of")} == {

@@ -17,7 +17,7 @@ from isthmus.format.records.messages import SYNCER_STREAM, Committed, encode
 from isthmus.format.rules import Rules
 from isthmus.log import gc
 from isthmus_services.board.feed import Feed, cache_of, following
-from isthmus_services.board.history.chronicle import Chronicle
+from isthmus_services.board.history.history import RunHistory
 from isthmus_services.servers import Server, redis_server, s3_server
 from support.boards import a_board, a_run, ask
 from support.world import QUICK, all_commits, seed_of, serving, train, until, world
@@ -77,7 +77,7 @@ async def test_a_newest_commit_that_is_damaged_hides_no_other_fragment(folder: P
         else:
             path.write_bytes(b"" if harm == "empty" else path.read_bytes()[:-9])
         async with a_board(w.log, w) as (url, feed):
-            await until(lambda: 1 in feed.chronicle.broken, "the damage is found")
+            await until(lambda: 1 in feed.history.broken, "the damage is found")
             state = await ask(url, "state")
             left = heads[1] - 1 - (harm == "gap")
             assert state["totals"]["versions"] == [heads[0], left, heads[2]]
@@ -97,10 +97,10 @@ async def test_a_commit_that_is_damaged_while_it_goes_on_hides_no_other_fragment
             for p in (0, 2):
                 said = Committed(run=w.run.digest, id="x", syncer="s1", fragment=p, version=heads[p] + (p == 0))
                 await w.bus.append(SYNCER_STREAM, encode(said))
-            await until(lambda: 0 in feed.chronicle.broken, "the damage is found")
-            await until(lambda: feed.chronicle.ends[2].version == heads[2], "another fragment goes on")
+            await until(lambda: 0 in feed.history.broken, "the damage is found")
+            await until(lambda: feed.history.ends[2].version == heads[2], "another fragment goes on")
             bad.unlink()
-            await until(lambda: 0 not in feed.chronicle.broken, "what is mended is not held against it")
+            await until(lambda: 0 not in feed.history.broken, "what is mended is not held against it")
             assert (await ask(url, "state"))["totals"]["versions"] == heads
 
 
@@ -180,17 +180,17 @@ async def test_what_was_read_is_kept_and_only_believed_where_it_fits(folder: Pat
         assert cache.exists()
         again = Feed(w.log, w.store, w.bus, cache)
         await again.begin()
-        assert len(again.chronicle) == len(feed.chronicle), "all of it is there before anything is read"
+        assert len(again.history) == len(feed.history), "all of it is there before anything is read"
         # A log of the same run with another history: what is kept does not belong to it.
         shutil.rmtree(folder / "commits" / "00001")
         other = Feed(w.log, w.store, w.bus, cache)
         await other.begin()
-        assert len(other.chronicle) == 0
+        assert len(other.history) == 0
         cache.write_bytes(b"nonsense")
         async with a_board(w.log, w, cache) as (url, _):
             state = await ask(url, "state")
             assert state["totals"]["versions"][0] == first["totals"]["versions"][0]
-    assert isinstance(Chronicle.load(w.run, cache), Chronicle), "and it is written anew"
+    assert isinstance(RunHistory.load(w.run, cache), RunHistory), "and it is written anew"
 
 
 async def test_a_cache_that_cannot_be_written_stops_nothing(folder: Path, tmp_path: Path) -> None:

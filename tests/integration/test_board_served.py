@@ -41,7 +41,7 @@ async def events(url: str, count: int, last: str = "") -> list[tuple[str, dict[s
 async def test_a_stream_goes_on_where_it_was_cut_off(folder: Path) -> None:
     async with a_run(folder) as w, a_board(w.log, w) as (url, feed):
         ((first, state),) = await events(url, 1)
-        assert state["totals"]["commits"] == len(feed.chronicle)
+        assert state["totals"]["commits"] == len(feed.history)
         resumed = asyncio.ensure_future(events(url, 1, first))
         await asyncio.sleep(0.5)
         # Nothing has changed since: it is quiet until something does.

@@ -19,7 +19,7 @@ from isthmus.format.records.keys import update_key
 from isthmus.format.records.objects import SCHEMA, UpdateHeader
 from isthmus.format.rules import Pace, Rules
 from isthmus.learner.backend import ArrayRef, LocalBackend, PackedUpdate, Remote, local_array
-from isthmus.learner.ranks import protocol, server
+from isthmus.learner.ranks import client, protocol, server
 from isthmus.learner.ranks.arrays import ArrayTable
 from isthmus.learner.ranks.client import Owners, Peers, interfaces
 from isthmus.log import Log, fold

@@ -26,9 +26,9 @@ from isthmus.format.records.objects import CheckpointHeader, ClaimHeader, Commit
 from isthmus.format.rules import MemberRole, Rules
 from isthmus.format.signing import Signer
 from isthmus.format.signing.keys import new_signer
+from isthmus.inspect.health_summary import health
 from isthmus.inspect.replay import replay
 from isthmus.inspect.status import read_status
-from isthmus.inspect.verdict import health
 from isthmus.log import Log, evaluations, fold, gc, heal
 from isthmus.log.creation import Seed
 from isthmus.log.membership import GRACE_VERSIONS, Members, changed, write

@@ -39,7 +39,7 @@ from isthmus.log.run import read_run
 from isthmus_lab.simulate.weather import Weather
 from isthmus_lab.simulate.world import Arrays, Times, World, learn, serve
 from isthmus_services.board.feed import cache_of
-from isthmus_services.board.history.chronicle import Chronicle
+from isthmus_services.board.history.history import RunHistory
 from isthmus_services.processes import isthmus_command
 
 LATENCY_S = 0.05
@@ -167,9 +167,9 @@ def repeated(made: list[CommitHeader], version: int, span_s: float) -> CommitHea
 
 def grown(
     run: Any, made: list[list[CommitHeader]], commits: int, tail: int, say: Any
-) -> tuple[Chronicle, dict[str, bytes]]:
+) -> tuple[RunHistory, dict[str, bytes]]:
     """Return what is read of a run of so many commits, and the newest `tail` commits of each fragment as objects."""
-    chronicle, objects = Chronicle(run), {}
+    history, objects = RunHistory(run), {}
     span_s = max(h.written_at for of in made for h in of) - min(h.written_at for of in made for h in of) + STEP_S
     versions = commits // len(made)
     for p, of in enumerate(made):
@@ -181,11 +181,11 @@ def grown(
                 blob = bytes(frame.draft(frame.Kind.COMMIT, header, 0).blob)
                 digest = frame.digest(blob)
                 objects[commit_key(p, version)] = blob
-            chronicle.take(Commit(header, digest))
+            history.take(Commit(header, digest))
         if tail < versions:
             objects[snapshot_key(p, versions - tail + 1, bytes(32))] = b"the fold is not asked for here"
         say((p + 1) / len(made))
-    return chronicle, objects
+    return history, objects
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -234,9 +234,9 @@ async def first_reading(objects: dict[str, bytes], made: list[list[CommitHeader]
         versions = WHOLE // len(made)
         put(grown(log.run, made, WHOLE, versions, lambda _: None)[1], folder)
     async with open_log(str(folder)) as log:
-        chronicle = Chronicle(log.run)
+        history = RunHistory(log.run)
         began = time.perf_counter()
-        count = await chronicle.follow(log)
+        count = await history.follow(log)
         seconds = time.perf_counter() - began
     return {"commits": count, "seconds": seconds, "commits_per_s": count / seconds}
 
@@ -408,9 +408,9 @@ async def _made(folder: Path, objects: dict[str, bytes], made: list[list[CommitH
             said = share
             print(f"grown: {share:.0%}", file=sys.stderr, flush=True)
 
-    chronicle, newest = grown(run, made, commits, TAIL, say)
+    history, newest = grown(run, made, commits, TAIL, say)
     put(newest, folder)
-    chronicle.save(cache_of(str(folder), run.digest, None))
+    history.save(cache_of(str(folder), run.digest, None))
 
 
 if __name__ == "__main__":

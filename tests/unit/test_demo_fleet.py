@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.inspect.heard import Hearing
+from isthmus.inspect.bus_view import BusView
 from isthmus_services.commands.learner import NEVER_MERGED
 from isthmus_services.demo.fleet import CRASHES_MAX, Fleet, Worker
 
@@ -32,7 +32,7 @@ def ended(fleet: Fleet) -> subprocess.Popen[bytes]:
 def test_a_learner_that_has_done_its_steps_is_done_merged_or_not(code: int, tmp_path: Path) -> None:
     fleet = fleet_of(code, tmp_path)
     ended(fleet)
-    fleet.tend(Hearing(bytes(32)))
+    fleet.tend(BusView(bytes(32)))
     assert fleet.finished
     assert fleet.learners[0].starts == 1
 
@@ -42,5 +42,5 @@ def test_one_that_keeps_ending_ends_the_demo(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="l ended with 1"):
         for _ in range(CRASHES_MAX):
             ended(fleet)
-            fleet.tend(Hearing(bytes(32)))
+            fleet.tend(BusView(bytes(32)))
     assert fleet.learners[0].starts == CRASHES_MAX

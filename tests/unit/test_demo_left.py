@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from isthmus.format.records.messages import Heartbeat
-from isthmus.inspect.heard import Hearing, LearnerView
+from isthmus.inspect.bus_view import BusView, LearnerView
 from isthmus.inspect.status import Live
 from isthmus_services.demo import watch as watching
 from isthmus_services.demo.left import ALONE, DRAWING, JUDGING, LAST, TRAINING, Left
@@ -72,7 +72,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_lines_into_a_pipe(clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "LINES_EVERY_S", 0.0)
-    hearing = Hearing(bytes(32))
+    hearing = BusView(bytes(32))
     run = cast(Live, SimpleNamespace(hearing=hearing, commits={}))
     watch = watching.Watch("r", 2, 100, run, Left(EXPECTED, clock))
     watch.enter(TRAINING)

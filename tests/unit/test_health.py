@@ -19,9 +19,9 @@ from isthmus.format.records.messages import (
     encode,
     learner_stream,
 )
-from isthmus.inspect.heard import Hearing
+from isthmus.inspect.bus_view import BusView
+from isthmus.inspect.health_summary import Health, health
 from isthmus.inspect.status import Status
-from isthmus.inspect.verdict import Health, health
 from isthmus.log import Commit
 
 RUN = bytes(range(32))
@@ -69,7 +69,7 @@ def of(
     committed: bool = True,
     expected: int = 0,
 ) -> Health:
-    hearing = Hearing(RUN)
+    hearing = BusView(RUN)
     for at, said in [(None, silent), (1.0, messages)]:
         for message in said:
             stream = SYNCER_STREAM if isinstance(message, Alive) else learner_stream(message.learner)
@@ -156,7 +156,7 @@ def test_a_run_that_nobody_trains_is_done_or_was_left(learners: list[Leave], ok:
 
 def test_what_was_committed_on_another_day_has_its_date() -> None:
     head = commit(NOW - 2 * 86400.0)
-    found = health(Status(Hearing(RUN), [head], "", 0.0, NOW), "r", "b")
+    found = health(Status(BusView(RUN), [head], "", 0.0, NOW), "r", "b")
     assert "the last commit is of 2026-11-20 12:10" in found.said
     assert "nothing was ever committed" in of(alive(), committed=False).said
 
@@ -199,7 +199,7 @@ def test_a_hole_in_the_log_of_what_is_served_is_said() -> None:
 
 
 def looked(*messages: Alive | FromLearner, **found: Any) -> Health:
-    hearing = Hearing(RUN)
+    hearing = BusView(RUN)
     for message in messages:
         stream = SYNCER_STREAM if isinstance(message, Alive) else learner_stream(message.learner)
         hearing.take(stream, Said("1-0", encode(message)), 1.0)
@@ -230,7 +230,7 @@ def test_a_damaged_fragment_is_not_said_to_stand_as_well() -> None:
 
 
 def test_a_learner_that_explodes_is_named() -> None:
-    hearing = Hearing(RUN)
+    hearing = BusView(RUN)
     for said in (beat("a"), beat("b"), alive()):
         stream = SYNCER_STREAM if isinstance(said, Alive) else learner_stream(said.learner)
         hearing.take(stream, Said("1-0", encode(said)), 1.0)

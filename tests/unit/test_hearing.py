@@ -23,21 +23,21 @@ from isthmus.format.records.messages import (
     encode,
     learner_stream,
 )
-from isthmus.inspect.heard import Hearing
+from isthmus.inspect.bus_view import BusView
 from isthmus.inspect.status import Status
 from isthmus_services.output import view
 
 RUN = bytes(range(32))
 
 
-def heard(*messages: AnyMessage, at: float | None = 1.0) -> Hearing:
-    hearing = Hearing(RUN)
+def heard(*messages: AnyMessage, at: float | None = 1.0) -> BusView:
+    hearing = BusView(RUN)
     for message in messages:
         take(hearing, message, at)
     return hearing
 
 
-def take(hearing: Hearing, message: AnyMessage, at: float | None) -> None:
+def take(hearing: BusView, message: AnyMessage, at: float | None) -> None:
     """Let it be said on the stream of its author."""
     stream = SYNCER_STREAM if isinstance(message, FromSyncer) else learner_stream(message.learner)
     hearing.take(stream, Said("1-0", encode(message)), at)

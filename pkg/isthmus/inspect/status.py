@@ -15,7 +15,7 @@ from isthmus.bus.endpoints import Listener
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.format.records.keys import learner_in
 from isthmus.format.records.objects import CheckpointHeader, FragmentPoint
-from isthmus.inspect.heard import Hearing, LearnerView
+from isthmus.inspect.bus_view import BusView, LearnerView
 from isthmus.log import Commit, Log
 from isthmus.log.speech import may_speak, streams_of
 from isthmus.log.state import STANDS, is_most, look
@@ -36,7 +36,7 @@ PROBE_EVERY_S = 5.0
 class Status:
     """A run at one moment."""
 
-    hearing: Hearing
+    hearing: BusView
     heads: list[Commit | None]
     """The newest commit of each fragment; None at version 0."""
     bus_error: str
@@ -187,7 +187,7 @@ class Live:
         """Told of every message."""
         self.on_commit: Callable[[Commit], None] = lambda _: None
         """Told of the newest commits."""
-        self.hearing = Hearing(log.run.digest, log.members)
+        self.hearing = BusView(log.run.digest, log.members)
         self.commits: dict[int, Commit] = {}
         self.refused = ""
         """Why the log may not be read, or empty."""
@@ -321,7 +321,7 @@ def _listener(log: Log, bus: Bus, runtime: Runtime) -> Listener:
 
 async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> Status:
     """Read the run's state; listens for `listen_s` seconds to tell who is alive. Survives a bus that is away."""
-    hearing, bus_error = Hearing(log.run.digest, log.members), ""
+    hearing, bus_error = BusView(log.run.digest, log.members), ""
     listener = _listener(log, bus, runtime)
     try:
         async for stream, said in listener.backlog():

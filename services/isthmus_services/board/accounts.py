@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from isthmus.codecs import codec, packed_size
-from isthmus_services.board.history import views
-from isthmus_services.board.history.chronicle import BEAT, Chronicle
-from isthmus_services.board.history.views import Answer
+from isthmus_services.board.history import time_views
+from isthmus_services.board.history.history import BEAT, RunHistory
+from isthmus_services.board.history.time_views import Answer
 from isthmus_services.board.prices import Prices
 
 MONTH_S = 30 * 86400.0
@@ -24,12 +24,12 @@ class Costs:
     """What nobody said, in words."""
 
 
-def moved(c: Chronicle, at: float, totals: Answer) -> Answer:
+def moved(c: RunHistory, at: float, totals: Answer) -> Answer:
     """Return bytes both ways, as far as they are known, beside what the rules plan for them."""
     said, rules = c.beats.until(at)[: len(c.learners.known)], c.run.rules
     up, down, checkpoints = (said[:, BEAT.index(n)] for n in ("bytes_up", "bytes_down", "checkpoint_bytes"))
     heard = ~np.isnan(up)
-    inputs, commits = views.by_fragment(c, at)
+    inputs, commits = time_views.by_fragment(c, at)
 
     def planned(name: str, times: list[int]) -> int:
         return sum(n * packed_size(codec(name), x) for n, x in zip(times, c.run.layout.fragments, strict=True))
@@ -44,7 +44,7 @@ def moved(c: Chronicle, at: float, totals: Answer) -> Answer:
     }
 
 
-def cost(c: Chronicle, costs: Costs, at: float, totals: Answer, sent: Answer) -> Answer:
+def cost(c: RunHistory, costs: Costs, at: float, totals: Answer, sent: Answer) -> Answer:
     """Return what a run has cost by a time, as far as the log tells, by parts [US dollars]. `sent`: see `moved`."""
     prices = costs.prices
     hours = sum(max(0.0, min(at, x.last) - x.began) for x in c.lives.values()) / 3600.0

@@ -20,8 +20,8 @@ from isthmus.version import __version__
 from isthmus_services.board import accounts
 from isthmus_services.board.accounts import Costs
 from isthmus_services.board.feed import Feed, spread
-from isthmus_services.board.history import scenes, views
-from isthmus_services.board.history.views import Answer
+from isthmus_services.board.history import commit_views, time_views
+from isthmus_services.board.history.time_views import Answer
 from isthmus_services.board.history.warnings import warnings
 
 Query = Mapping[str, Sequence[str]]
@@ -84,7 +84,7 @@ class Api:
 
     def _moment(self, at: float | None) -> float:
         """Return the moment that is asked for. Now is not before what was written: a syncer's clock may be ahead."""
-        return max(self.feed.wall, views.span(self.feed.chronicle)[1]) if at is None else at
+        return max(self.feed.wall, time_views.span(self.feed.history)[1]) if at is None else at
 
     def _clock(self, at: float | None) -> float | None:
         """Return the clock by which something is old: of now, this machine's."""
@@ -95,7 +95,7 @@ class Api:
     async def run(self, _: Query) -> Answer:
         """Return what does not change while a run lives, and how far it was read."""
         f, made = self.feed, self.feed.log.run
-        begin, end = views.span(f.chronicle, f.wall)
+        begin, end = time_views.span(f.history, f.wall)
         return {
             "format": FORMAT,
             "isthmus": __version__,
@@ -114,9 +114,9 @@ class Api:
             "created_at": made.header.created_at,
             "begin": begin,
             "end": end,
-            "learners": sorted(f.chronicle.learners.known),
-            "closings": [name for name in f.chronicle.closings.known if name],
-            "read": f.chronicle.read if f.reading else 1.0,
+            "learners": sorted(f.history.learners.known),
+            "closings": [name for name in f.history.closings.known if name],
+            "read": f.history.read if f.reading else 1.0,
             "reading": f.reading,
             "has_bus": f.has_bus,
         }
@@ -124,13 +124,13 @@ class Api:
     async def state(self, query: Query) -> Answer:
         """Return the state of a run in a sentence, with totals and warnings: of now, or of a moment of the past."""
         at = _time(query, "at")
-        f, c = self.feed, self.feed.chronicle
+        f, c = self.feed, self.feed.history
         moment = self._moment(at)
         status = f.live.status() if at is None else None
         open_rounds = await self._open(at, status)
-        said = views.sentence(c, moment, open_rounds) if status is None else self._sentence(status, open_rounds)
-        begin, end = views.span(c, f.wall)
-        totals = views.totals(c, moment)
+        said = time_views.sentence(c, moment, open_rounds) if status is None else self._sentence(status, open_rounds)
+        begin, end = time_views.span(c, f.wall)
+        totals = time_views.totals(c, moment)
         moved = accounts.moved(c, moment, totals)
         return {
             "at": moment,
@@ -146,7 +146,7 @@ class Api:
             "warnings": [] if f.reading else self._warnings(moment, status),
             "open": open_rounds,
             "totals": totals,
-            "reasons": views.reasons(c, moment),
+            "reasons": time_views.reasons(c, moment),
             "bytes": moved,
             "cost": accounts.cost(c, self._costs, moment, totals, moved),
         }  # fmt: skip
@@ -154,7 +154,7 @@ class Api:
     async def _open(self, at: float | None, status: Status | None) -> list[Answer]:
         """Return the rounds that are open, or were at a moment, and whom they wait for, as far as that is known."""
         if status is None:
-            return await scenes.waits(self.feed.asked, self.feed.chronicle, self._moment(at))
+            return await commit_views.waits(self.feed.asked, self.feed.history, self._moment(at))
         return [
             {
                 "fragment": p, "version": r.version, "opened_at": None,
@@ -166,7 +166,7 @@ class Api:
     def _warnings(self, at: float, status: Status | None) -> list[Answer]:
         f = self.feed
         return warnings(
-            f.chronicle,
+            f.history,
             f.wall if status is not None else at,
             status,
             redacted(f.log.run.url),
@@ -184,8 +184,8 @@ class Api:
 
     def _sentence(self, status: Status, open_rounds: Sequence[Answer]) -> str:
         f = self.feed
-        if f.reading and f.chronicle.read < 1.0:
-            return f"The log is being read for the first time: {f.chronicle.read:.0%} so far."
+        if f.reading and f.history.read < 1.0:
+            return f"The log is being read for the first time: {f.history.read:.0%} so far."
         if not f.has_bus or status.bus_error:
             return self._from_the_log()
         known = [v for v in status.hearing.learners.values() if v.left is None]
@@ -194,7 +194,7 @@ class Api:
         if not known:
             if done:
                 return f"Nobody trains: {done} of {len(status.hearing.learners)} learners are done."
-            return "Nobody trains: no learner is heard." if len(f.chronicle) else "Nobody has trained yet."
+            return "Nobody trains: no learner is heard." if len(f.history) else "Nobody has trained yet."
         if f.listened_s < f.log.run.pace.silence_s and len(live) < len(known):
             said = (
                 f"{len(live)} of {len(known)} learners were heard in the {f.listened_s:.0f} s since this page listens"
@@ -203,13 +203,13 @@ class Api:
             said = f"{len(live)} of {len(known)} learners train"
         waiting = [r for r in open_rounds if r["waits_for"]]
         if waiting:
-            said += f", fragment {waiting[0]['fragment']} waits for {views.named(waiting[0]['waits_for'])}"
+            said += f", fragment {waiting[0]['fragment']} waits for {time_views.named(waiting[0]['waits_for'])}"
             said += f", and {len(waiting) - 1} more fragments wait" if len(waiting) > 1 else ""
         return f"{said}." + (f" {done} are done." if done else "")
 
     def _from_the_log(self) -> str:
         f = self.feed
-        totals = views.totals(f.chronicle, math.inf)
+        totals = time_views.totals(f.history, math.inf)
         if not totals["commits"]:
             return "Nothing has been merged yet."
         return (
@@ -220,13 +220,13 @@ class Api:
     async def series(self, query: Query) -> Answer:
         """Return lines over time: from the log, and of what learners said of themselves."""
         begin, end = self._stretch(query)
-        points = int(_number(query, "points", views.POINTS_MAX))
-        c = self.feed.chronicle
+        points = int(_number(query, "points", time_views.POINTS_MAX))
+        c = self.feed.history
         return {
             "begin": begin,
             "end": end,
-            "log": views.series(c, begin, end, points),
-            "heard": views.heard(c, begin, end, points),
+            "log": time_views.series(c, begin, end, points),
+            "heard": time_views.heard(c, begin, end, points),
         }
 
     async def measured(self, _: Query) -> Answer:
@@ -236,7 +236,7 @@ class Api:
             found: Answer = {}
             try:
                 for name in await evaluations.names(f.asked):
-                    points = await evaluations.series(f.asked, name, views.POINTS_MAX)
+                    points = await evaluations.series(f.asked, name, time_views.POINTS_MAX)
                     found[name] = [[p.at, p.cut, p.value] for p in sorted(points, key=lambda p: p.at)]
             except Denied as error:
                 self._measured = f.runtime.now(), {"series": {}, "why": f"may not be read: {error}"}
@@ -261,7 +261,7 @@ class Api:
         """Return a row for each learner."""
         at = _time(query, "at")
         f = self.feed
-        rows = views.learners(f.chronicle, self._moment(at))
+        rows = time_views.learners(f.history, self._moment(at))
         status = f.live.status() if at is None and f.has_bus else None
         if status is not None:
             listening = f.listened_s < f.log.run.pace.silence_s
@@ -274,13 +274,13 @@ class Api:
 
     def _whole(self, at: float | None) -> float:
         """Return as of when sums by learner are."""
-        return views.as_of(self.feed.chronicle, self._moment(at))
+        return time_views.as_of(self.feed.history, self._moment(at))
 
     async def learner(self, name: str, query: Query) -> Answer:
         """Return a learner's story: its row, its lives, and what became of its newest updates."""
         at = _time(query, "at")
         f = self.feed
-        if (number := f.chronicle.learners.find(name)) is None:
+        if (number := f.history.learners.find(name)) is None:
             raise Unknown(f"no learner {name!r} is known in this run")
         moment = self._moment(at)
         found = await self.learners(query)
@@ -290,21 +290,21 @@ class Api:
             "row": found["learners"][number],
             "lives": [
                 life | {"last": min(life["last"], moment)}
-                for life in views.lives(f.chronicle)
+                for life in time_views.lives(f.history)
                 if life["learner"] == name and life["began"] <= moment
             ],
-            "story": await scenes.story(f.asked, f.chronicle, name, moment),
+            "story": await commit_views.story(f.asked, f.history, name, moment),
         }
 
     async def lanes(self, query: Query) -> Answer:
         """Return a lane for each learner, and where that is not too much each thing it did."""
         begin, end = self._stretch(query)
-        c = self.feed.chronicle
+        c = self.feed.history
         return {
             "begin": begin,
             "end": end,
-            **views.lanes(c, begin, end),
-            "pieces": await scenes.pieces(self.feed.asked, c, begin, end),
+            **time_views.lanes(c, begin, end),
+            "pieces": await commit_views.pieces(self.feed.asked, c, begin, end),
         }
 
     async def fragments(self, query: Query) -> Answer:
@@ -316,34 +316,34 @@ class Api:
             "at": moment,
             "begin": begin,
             "end": end,
-            **views.fragments(self.feed.chronicle, begin, end, moment, self._clock(at)),
+            **time_views.fragments(self.feed.history, begin, end, moment, self._clock(at)),
         }
 
     async def fragment(self, p: int, query: Query) -> Answer:
         """Return a fragment's newest rounds, and the one that is open."""
         all_or(self.feed.log, [p])
         at = _time(query, "at")
-        c, moment = self.feed.chronicle, self._moment(at)
+        c, moment = self.feed.history, self._moment(at)
         open_rounds = await self._open(at, self.feed.live.status() if at is None else None)
-        row = views.fragments(c, c.run.header.created_at, moment, moment, self._clock(at))["fragments"][p]
+        row = time_views.fragments(c, c.run.header.created_at, moment, moment, self._clock(at))["fragments"][p]
         return {
             "at": moment,
             "row": row,
             "open": next((x for x in open_rounds if x["fragment"] == p), None),
-            **views.commits(c, moment, fragment=p),
+            **time_views.commits(c, moment, fragment=p),
         }
 
     async def commits(self, query: Query) -> Answer:
         """Return a page of commits, newest first."""
         at, only = _time(query, "at"), _word(query, "only")
-        if only and only not in views.ONLY:
-            raise InputError(f"only={only}: there are {', '.join(views.ONLY)}")
+        if only and only not in time_views.ONLY:
+            raise InputError(f"only={only}: there are {', '.join(time_views.ONLY)}")
         fragment = _word(query, "fragment")
         if fragment:
             all_or(self.feed.log, [_whole(fragment)])
         before = _word(query, "before")
-        return views.commits(
-            self.feed.chronicle,
+        return time_views.commits(
+            self.feed.history,
             math.inf if at is None else at,
             fragment=_whole(fragment) if fragment else None,
             closed_by=_word(query, "closed_by"),
@@ -361,11 +361,11 @@ class Api:
         return {
             "fragment": p,
             "version": version,
-            "newest": self.feed.chronicle.ends[p].version,
+            "newest": self.feed.history.ends[p].version,
             "lines": told.lines,
             "facts": told.facts,
-            "round": scenes.round_picture(commit.header),
-            "header": scenes.told(commit.header),
+            "round": commit_views.round_picture(commit.header),
+            "header": commit_views.told(commit.header),
             "packed": commit.packed,
         }
 
@@ -394,7 +394,7 @@ class Api:
         f = self.feed
         moment = self._moment(at)
         begin, end = self._stretch(query)
-        found = views.syncers(f.chronicle, moment)
+        found = time_views.syncers(f.history, moment)
         if at is None and f.has_bus:
             status = f.live.status()
             said = status.hearing.syncers
@@ -408,13 +408,13 @@ class Api:
             "bus_ms": spread(f.bus_ms) if at is None and f.has_bus else None,
             "lines": {
                 key: value
-                for key, value in views.series(f.chronicle, begin, end).items()
+                for key, value in time_views.series(f.history, begin, end).items()
                 if key in ("at", "seconds", "merge_s", "publish_s", "commit_s", "waited_s")
             },
         }
 
     def _stretch(self, query: Query) -> tuple[float, float]:
-        begin, end = views.span(self.feed.chronicle, self.feed.wall)
+        begin, end = time_views.span(self.feed.history, self.feed.wall)
         first, last = _time(query, "from"), _time(query, "to")
         begin, end = (begin if first is None else first), (end if last is None else last)
         if end < begin:

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 from isthmus.errors import InputError, IsthmusError
 from isthmus_services.board.api import Api
-from isthmus_services.board.history import views
+from isthmus_services.board.history import time_views
 from isthmus_services.board.server import SCRIPTS, STATIC, STYLES
 
 LISTEN_S = 3.0
@@ -51,8 +51,8 @@ def key_of(path: str, query: dict[str, Any]) -> str:
 
 async def _recorded(api: Api, progress: Callable[[float], None]) -> dict[str, Any]:
     """Return the answers by their questions, and the moments that there are."""
-    c = api.feed.chronicle
-    begin, end = views.span(c, api.feed.wall)
+    c = api.feed.history
+    begin, end = time_views.span(c, api.feed.wall)
     moments = [round(begin + (end - begin) * n / MOMENTS, 3) for n in range(1, MOMENTS + 1)]
     names = sorted(c.learners.known)
     few = len(names) <= LEARNERS

@@ -17,11 +17,11 @@ from isthmus.bus import Bus, Said
 from isthmus.errors import Denied, IsthmusError, Unavailable
 from isthmus.format.records.keys import RUN_KEY, commit_key
 from isthmus.format.records.messages import PARTS, SYNCER_STREAM
-from isthmus.inspect.heard import LearnerView
+from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.status import Live
 from isthmus.log import Commit, Log
 from isthmus.store import EdgeStore, Patience
-from isthmus_services.board.history.chronicle import Chronicle, write
+from isthmus_services.board.history.history import RunHistory, write
 
 logger = logging.getLogger("isthmus.services.board")
 
@@ -114,7 +114,7 @@ class Feed:
         self.bus: Bus = bus or NoBus()
         self.has_bus = bus is not None
         self.runtime = log.runtime
-        self.chronicle = Chronicle(log.run)
+        self.history = RunHistory(log.run)
         self.live = Live(log, store, self.bus, log.runtime)
         self.live.on_commit, self.live.on_said = self._committed, self._said
         self.store_ms: deque[float] = deque(maxlen=PROBES)
@@ -146,13 +146,13 @@ class Feed:
     async def begin(self) -> None:
         """Take what the cache holds, and what is kept on the bus. Raises `Unavailable` of the store."""
         if self._cache is not None and self._cache.exists():
-            found = await self.runtime.offload(Chronicle.load, self.log.run, self._cache)
+            found = await self.runtime.offload(RunHistory.load, self.log.run, self._cache)
             if found is not None and await found.belongs(self.log):
-                self.chronicle, self._saved = found, len(found)
+                self.history, self._saved = found, len(found)
             else:
                 logger.warning("%s is of another log or another release: the log is read anew", self._cache)
         self._remember()
-        await self.live.begin([end.version for end in self.chronicle.ends])
+        await self.live.begin([end.version for end in self.history.ends])
         for view in self.live.hearing.learners.values():
             self._beat(view, self._last_known())
         self._listening = True
@@ -186,10 +186,10 @@ class Feed:
 
     async def save(self) -> None:
         """Write the cache; where that cannot be done, say so once and go on without."""
-        if self._cache is None or len(self.chronicle) == 0:
+        if self._cache is None or len(self.history) == 0:
             return
         # A copy: the log may go on while it is written.
-        arrays, count = self.chronicle.arrays(), len(self.chronicle)
+        arrays, count = self.history.arrays(), len(self.history)
         try:
             await self.runtime.offload(write, self._cache, arrays)
             self._saved = count
@@ -221,11 +221,11 @@ class Feed:
         if beat.incarnation < moved.life:
             return  # kept on the bus, and of a life that the cache knows the end of
         self._beats += 1
-        number = self.chronicle.learner(view.name)
+        number = self.history.learner(view.name)
         if beat.incarnation > moved.life:
             moved.base_up, moved.base_down, moved.life = moved.up, moved.down, beat.incarnation
         moved.up, moved.down = moved.base_up + beat.bytes_up, moved.base_down + beat.bytes_down
-        self.chronicle.beats.one(
+        self.history.beats.one(
             at, number, life=beat.incarnation, step=view.step, target=beat.steps_target, tokens=beat.tokens_seen,
             loss=math.nan if beat.loss is None else beat.loss, step_s=beat.step_s, upload_s=beat.upload_s,
             sync_s=beat.sync_s, bytes_up=moved.up, bytes_down=moved.down, checkpoint_bytes=beat.checkpoint_bytes,
@@ -235,11 +235,11 @@ class Feed:
 
     def _remember(self) -> None:
         """Take up again what the cache knows of bytes."""
-        beats = self.chronicle.beats
-        for number, row in enumerate(beats.until(math.inf)[: len(self.chronicle.learners.known)].tolist()):
+        beats = self.history.beats
+        for number, row in enumerate(beats.until(math.inf)[: len(self.history.learners.known)].tolist()):
             last = dict(zip(beats.fields, row, strict=True))
             if not math.isnan(last["life"]):
-                self._bytes[self.chronicle.learners.known[number]] = _Bytes(
+                self._bytes[self.history.learners.known[number]] = _Bytes(
                     int(last["life"]), last["base_up"], last["base_down"], last["bytes_up"], last["bytes_down"]
                 )
 
@@ -250,7 +250,7 @@ class Feed:
 
     def _lengths(self) -> None:
         heads = [self.live.commits.get(f.index) for f in self.log.run.layout.fragments]
-        self.chronicle.heads = [c.version if c else 0 for c in heads]
+        self.history.heads = [c.version if c else 0 for c in heads]
 
     async def _read(self) -> None:
         looked = -math.inf
@@ -258,7 +258,7 @@ class Feed:
             try:
                 if not self.reading and self.runtime.now() - looked >= LOOK_S:
                     looked = self.runtime.now()
-                    self._moved |= set(range(len(self.chronicle.ends))) if not self.has_bus else self._behind()
+                    self._moved |= set(range(len(self.history.ends))) if not self.has_bus else self._behind()
                 moved, self._moved = self._moved, set()
                 self._lengths()
                 if moved:
@@ -273,15 +273,15 @@ class Feed:
 
     def _behind(self) -> set[int]:
         """Return the fragments that are said to be further than was read, or could not be read further."""
-        ends, said = self.chronicle.ends, self.live.hearing.heads
+        ends, said = self.history.ends, self.live.hearing.heads
         return {p for p, end in enumerate(ends) if end.broken or said.get(p, 0) > end.version}
 
     async def _follow(self, moved: set[int]) -> None:
         there = {p: c.version for p, c in self.live.commits.items()}
         try:
-            await self.chronicle.follow(self.log, moved, self._tell)
+            await self.history.follow(self.log, moved, self._tell)
             for p in moved:
-                end = self.chronicle.ends[p]
+                end = self.history.ends[p]
                 if there.get(p, 0) > end.version and not end.broken:
                     end.broken = f"{commit_key(p, end.version + 1)}: is missing, and there is version {there[p]}"
         except BaseException:
@@ -295,9 +295,9 @@ class Feed:
             hearing = self.live.hearing
             rounds = {p: (r.version, len(r.answered), len(r.passed)) for p, r in hearing.rounds.items()}
             now = (
-                len(self.chronicle), self.reading, self._beats, rounds,
+                len(self.history), self.reading, self._beats, rounds,
                 [id(alive) for alive in hearing.syncers.values()], self._away(), self.live.status().live,
-                dict(self.chronicle.broken),
+                dict(self.history.broken),
             )  # fmt: skip
             if now != seen:
                 seen = now
@@ -315,7 +315,7 @@ class Feed:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(SAVE_S)
-            if not self.reading and len(self.chronicle) > self._saved:
+            if not self.reading and len(self.history) > self._saved:
                 await self.save()
 
     async def _probe(self) -> None:

@@ -79,7 +79,7 @@ async def _export(settings: declared.Board) -> None:
         with progress("reading the log") as say:
             reading = asyncio.ensure_future(feed.read_all())
             while not reading.done():
-                say(feed.chronicle.read)
+                say(feed.history.read)
                 await asyncio.wait([reading], timeout=0.2)
             reading.result()
         if feed.has_bus:

@@ -12,8 +12,8 @@ from rich.text import Text
 from isthmus.agent.ports import bus_answers, open_ports
 from isthmus.errors import Denied, InputError, Unavailable
 from isthmus.format.records.keys import LEARNERS
+from isthmus.inspect.health_summary import health
 from isthmus.inspect.status import Ledger, Live, Status, read_ledgers, read_status
-from isthmus.inspect.verdict import health
 from isthmus.log import evaluations
 from isthmus.log.evaluations import Point
 from isthmus.log.run import Run

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from isthmus.errors import InputError
-from isthmus.inspect.heard import Hearing
+from isthmus.inspect.bus_view import BusView
 from isthmus_services.commands.learner import NEVER_MERGED
 from isthmus_services.processes import end
 
@@ -96,7 +96,7 @@ class Fleet:
         """Whether every learner has done its steps."""
         return all(worker.done for worker in self.learners)
 
-    def tend(self, hearing: Hearing) -> None:
+    def tend(self, hearing: BusView) -> None:
         """Restart what ended unasked, kill what is due. Raises `InputError` for a process that keeps ending."""
         for worker in (self.syncer, *self.learners):
             if worker.done or worker.running or worker.process is None:
@@ -138,7 +138,7 @@ class Fleet:
         for worker in (*self.learners, self.syncer):
             self.stop(worker)
 
-    def _may_kill(self, worker: Worker, hearing: Hearing) -> bool:
+    def _may_kill(self, worker: Worker, hearing: BusView) -> bool:
         """Only who is up again and well past its last kill, and has enough left to do to show that it recovers.
 
         Or where starting takes as long as the time between two kills, nobody would ever be done.
@@ -154,14 +154,14 @@ class Fleet:
         """Return `CALM_PERIODS` in steps."""
         return CALM_PERIODS * self.sync_every
 
-    def _nearly_done(self, hearing: Hearing) -> bool:
+    def _nearly_done(self, hearing: BusView) -> bool:
         return all(
             worker.done or hearing.learners[worker.name].step > self.steps - self._calm
             for worker in self.learners
             if worker.name in hearing.learners
         )
 
-    def _kill(self, worker: Worker, hearing: Hearing) -> None:
+    def _kill(self, worker: Worker, hearing: BusView) -> None:
         assert worker.process is not None, "killing what never started"
         view = hearing.learners.get(worker.name)
         worker.process.send_signal(signal.SIGKILL)

@@ -19,7 +19,7 @@ from isthmus.bus.base import Said
 from isthmus.errors import InputError, ObjectMissing, RecordInvalid
 from isthmus.format.records.keys import RUN_KEY
 from isthmus.format.records.messages import Heartbeat, decode
-from isthmus.inspect.heard import Hearing
+from isthmus.inspect.bus_view import BusView
 from isthmus.inspect.status import Live
 from isthmus.log import Log
 from isthmus.runtime.urls import split
@@ -165,7 +165,7 @@ class Totals:
             self._lost[place] = message.tokens_lost
             self._seen[message.learner] = max(message.tokens_seen, self._seen.get(message.learner, 0))
 
-    def last(self, hearing: Hearing) -> None:
+    def last(self, hearing: BusView) -> None:
         """Take the learners' last words too."""
         for view in hearing.learners.values():
             if view.heartbeat is not None:

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from isthmus.format.records.messages import PARTS
-from isthmus.inspect.heard import LearnerView
+from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.status import Ledger, Status
 from isthmus.log.evaluations import Point
 from isthmus.reasons import HARMLESS

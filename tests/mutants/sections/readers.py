@@ -151,8 +151,8 @@ MUTANTS = [
         row("loops-begin-anew", 'self._trainer.fit_loop.load_state_dict(state_dict["fit_loop"])', "pass"),
     ),
     *of(
-        "isthmus_services/board/history/moments.py",
-        "tests/unit/test_chronicle.py",
+        "isthmus_services/board/history/time_buckets.py",
+        "tests/unit/test_board_history.py",
         row("one-moment-too-many", "while number >= self.most:", "while number > self.most:"),
         row("halves-that-are-forgotten", "merged = first + second if", "merged = first if"),
         row(
@@ -174,7 +174,7 @@ MUTANTS = [
     ),
     *of(
         "isthmus_services/board/history/rows.py",
-        "tests/unit/test_chronicle.py",
+        "tests/unit/test_board_history.py",
         row("the-last-written-is-the-newest", "order[np.maximum.accumulate(first)]", "order"),
         row("out-of-order", "self._sorted = False", "pass"),
         row("sums-of-before-it-was-put-in-order", "{name: (min(first, upto), sums) for", "{name: (upto, sums) for"),
@@ -188,8 +188,8 @@ MUTANTS = [
         ),
     ),
     *of(
-        "isthmus_services/board/history/chronicle.py",
-        "tests/unit/test_chronicle.py",
+        "isthmus_services/board/history/history.py",
+        "tests/unit/test_board_history.py",
         row(
             "each-fragment-counts-in-full",
             "sum(i.tokens for i in h.inputs) * float(self.shares[h.fragment])",
@@ -214,8 +214,8 @@ MUTANTS = [
         row("a-commit-that-does-not-follow", "assert h.version == end.version + 1", "assert h.version > 0"),
     ),
     *of(
-        "isthmus_services/board/history/views.py",
-        "tests/unit/test_chronicle.py tests/integration/test_board.py",
+        "isthmus_services/board/history/time_views.py",
+        "tests/unit/test_board_history.py tests/integration/test_board.py",
         row("what-came-after-is-of-the-past", "last = moments.whole(at)\n", "last = moments.whole(at) + 1\n"),
         row("as-old-as-another-clock-says", "at if now is None else now\n", "at\n"),
         row(
@@ -232,8 +232,8 @@ MUTANTS = [
         row("the-oldest-first", "matching = chosen[wanted][::-1]", "matching = chosen[wanted]"),
     ),
     *of(
-        "isthmus_services/board/history/scenes.py",
-        "tests/unit/test_chronicle.py tests/integration/test_board.py",
+        "isthmus_services/board/history/commit_views.py",
+        "tests/unit/test_board_history.py tests/integration/test_board.py",
         row("asking-makes-room", "c.by_learner.whole(at) + 1]", "c.by_learner.place(at) + 1]"),
         row("it-waits-for-who-has-answered", "- gone - here - answered - passed)", "- gone - here - passed)"),
         row("it-waits-for-who-came-later", "- gone - here - answered - passed)", "- gone - answered - passed)"),

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from isthmus.inspect.health_summary import health
 from isthmus.inspect.status import Status
-from isthmus.inspect.verdict import health
 from isthmus.log.state import STANDS, standing
-from isthmus_services.board.history import views
-from isthmus_services.board.history.chronicle import Chronicle
+from isthmus_services.board.history import time_views
+from isthmus_services.board.history.history import RunHistory
 from isthmus_services.board.history.rows import QUORUM_MISSED
 
 RECENT = 50
@@ -35,7 +35,7 @@ class Notice:
 
 
 def warnings(
-    c: Chronicle, at: float, status: Status | None, run: str, bus: str, listened_s: float
+    c: RunHistory, at: float, status: Status | None, run: str, bus: str, listened_s: float
 ) -> list[dict[str, Any]]:
     """Return what to see to, the most pressing first. `status`: of now; None for a moment of the past."""
     found = [*_now(c, status, run, bus, listened_s)] if status is not None else []
@@ -43,7 +43,7 @@ def warnings(
     return [asdict(w) for w in found]
 
 
-def _now(c: Chronicle, status: Status, run: str, bus: str, listened_s: float) -> Sequence[Notice]:
+def _now(c: RunHistory, status: Status, run: str, bus: str, listened_s: float) -> Sequence[Notice]:
     if not bus or listened_s < c.run.pace.silence_s:
         return []  # who is silent is known only after a while of listening
     found = health(status, run, bus)
@@ -55,7 +55,7 @@ def _now(c: Chronicle, status: Status, run: str, bus: str, listened_s: float) ->
     return [Notice(found.said, do)]
 
 
-def _log(c: Chronicle, at: float, now: float, run: str, live: bool) -> list[Notice]:
+def _log(c: RunHistory, at: float, now: float, run: str, live: bool) -> list[Notice]:
     count = c.rows.place(at)
     first = max(0, count - RECENT)
     lately, found = count - first, list[Notice]()
@@ -79,7 +79,7 @@ def _log(c: Chronicle, at: float, now: float, run: str, live: bool) -> list[Noti
             )
         )
     if turned > lately / 2:
-        reasons = ", ".join(str(r["reason"]) for r in views.reasons(c, at) if r["lost"])
+        reasons = ", ".join(str(r["reason"]) for r in time_views.reasons(c, at) if r["lost"])
         found.append(
             Notice(
                 f"{turned} updates were turned away in the last {lately} rounds, by reason: {reasons}",
@@ -87,7 +87,7 @@ def _log(c: Chronicle, at: float, now: float, run: str, live: bool) -> list[Noti
                 "commits?only=rejected",
             )
         )
-    for row in views.learners(c, at):
+    for row in time_views.learners(c, at):
         if row["rejected"] > LOST_SHARE * max(1, row["merged"] + row["rejected"]) and row["rejected"] >= RECENT:
             found.append(
                 Notice(
@@ -101,7 +101,7 @@ def _log(c: Chronicle, at: float, now: float, run: str, live: bool) -> list[Noti
     return found
 
 
-def _standing(c: Chronicle, at: float, run: str) -> list[Notice]:
+def _standing(c: RunHistory, at: float, run: str) -> list[Notice]:
     """Return which fragments stood still while most others were merged, whoever trains."""
     count, written = c.rows.place(at), c.rows["written_at"]
     last, since = list[float | None](), list[float | None]()
@@ -122,14 +122,14 @@ def _standing(c: Chronicle, at: float, run: str) -> list[Notice]:
     ]
 
 
-def _stuck(c: Chronicle, at: float, run: str) -> list[Notice]:
+def _stuck(c: RunHistory, at: float, run: str) -> list[Notice]:
     """Return which fragments were not merged for long, while learners train."""
     count = len(c)
     if not count:
         return []
     usual = (at - c.run.header.created_at) * len(c.ends) / count
     limit = max(STUCK_LEAST_S, STUCK_PERIODS * usual)
-    stuck = [p for p, age_s in enumerate(views.ages(c, math.inf, at)) if age_s is not None and age_s > limit]
+    stuck = [p for p, age_s in enumerate(time_views.ages(c, math.inf, at)) if age_s is not None and age_s > limit]
     if not stuck:
         return []
     return [

@@ -28,7 +28,7 @@ class Kept(StrEnum):
     LAST = "last"  # NaN where there was none
 
 
-class Moments:
+class TimeBuckets:
     """Values [moments, things, fields] float64 of a growing number of things, from a time on."""
 
     def __init__(self, began: float, fields: Sequence[str], kept: Kept) -> None:

@@ -16,9 +16,9 @@ from isthmus.format.rules import Rules
 from isthmus.log import Commit, Log
 from isthmus.log.run import Run
 from isthmus.log.state import STANDS
-from isthmus_services.board.history import scenes, views
-from isthmus_services.board.history.chronicle import FORMAT, Chronicle, Life, write
-from isthmus_services.board.history.moments import MOMENTS, SHORTEST_S, Kept, Moments
+from isthmus_services.board.history import commit_views, time_views
+from isthmus_services.board.history.history import FORMAT, Life, RunHistory, write
+from isthmus_services.board.history.time_buckets import MOMENTS, SHORTEST_S, Kept, TimeBuckets
 from isthmus_services.board.history.warnings import _stuck, warnings
 from support import commits
 from support.commits import CREATED_AT, ROUND_S, RUN, RecordedLog, committed, given, late, opened_at, rejected
@@ -67,11 +67,11 @@ def history() -> list[CommitHeader]:
     return [replace(h, written_at=h.written_at + 0.001 * h.fragment) for h in found]
 
 
-def read(headers: Iterable[CommitHeader], run: Run | None = None) -> Chronicle:
-    chronicle = Chronicle(run or run_of())
+def read(headers: Iterable[CommitHeader], run: Run | None = None) -> RunHistory:
+    history = RunHistory(run or run_of())
     for h in headers:
-        chronicle.take(Commit(h, bytes(31) + bytes([h.version])))
-    return chronicle
+        history.take(Commit(h, bytes(31) + bytes([h.version])))
+    return history
 
 
 def after(version: int) -> float:
@@ -79,70 +79,72 @@ def after(version: int) -> float:
     return opened_at(version) + 6.0
 
 
-def everything(c: Chronicle, at: float) -> list[object]:
+def everything(c: RunHistory, at: float) -> list[object]:
     """All that pages are made of."""
-    begin, end = views.span(c)
+    begin, end = time_views.span(c)
     return [
-        views.totals(c, at), views.reasons(c, at), sorted(views.learners(c, at), key=lambda r: str(r["learner"])),
-        views.series(c, begin, end), views.fragments(c, begin, end, at), views.syncers(c, at)["takeovers"],
-        sorted(views.lives(c), key=str), views.rounds_open(c, at),
+        time_views.totals(c, at), time_views.reasons(c, at), sorted(time_views.learners(c, at), key=lambda r: str(r["learner"])),
+        time_views.series(c, begin, end), time_views.fragments(c, begin, end, at), time_views.syncers(c, at)["takeovers"],
+        sorted(time_views.lives(c), key=str), time_views.rounds_open(c, at),
     ]  # fmt: skip
 
 
 def test_what_was_read_comes_to_what_the_commits_say() -> None:
     c = read(history())
-    totals = views.totals(c, after(2))
+    totals = time_views.totals(c, after(2))
     assert (totals["commits"], totals["versions"], totals["updates"], totals["fresh"]) == (4, [2, 2], 6, 6)
     assert (totals["late"], totals["rejected"], totals["repeated"]) == (2, 2, 2)
     assert (totals["quorum_missed"], totals["closed_by"]) == (2, {"all": 2, "grace": 2})
     # Each fragment counts by its share: 0.75 and 0.25 come to the learners' own.
     assert totals["tokens"] == 1200 + 600 + 1200
     assert totals["participation"] == (8 - 2) / 8
-    assert views.totals(c, after(3))["commits"] == 6
-    assert views.totals(c, CREATED_AT)["commits"] == 0
-    assert [r["reason"] for r in views.reasons(c, after(2))] == ["stale", "duplicate"]
+    assert time_views.totals(c, after(3))["commits"] == 6
+    assert time_views.totals(c, CREATED_AT)["commits"] == 0
+    assert [r["reason"] for r in time_views.reasons(c, after(2))] == ["stale", "duplicate"]
 
 
 def test_an_update_on_an_old_base_is_not_fresh() -> None:
     c = read([committed(1, given("a", 0, 1)), committed(2, given("b", 0, 2), given("a", 1, 2))])
-    assert [(r["learner"], r["merged"], r["fresh"]) for r in views.learners(c, after(9))] == [
+    assert [(r["learner"], r["merged"], r["fresh"]) for r in time_views.learners(c, after(9))] == [
         ("a", 2, 2), ("l0", 0, 0), ("b", 1, 0),
     ]  # fmt: skip
-    assert views.totals(c, after(9))["fresh"] == 2
+    assert time_views.totals(c, after(9))["fresh"] == 2
 
 
 def test_a_commit_counts_from_the_moment_at_which_it_was_written() -> None:
     c = read([committed(1, given("a", 0, 1))])
     at = opened_at(1) + 5.0
-    assert views.totals(c, at)["commits"] == 1
-    assert views.totals(c, at - 1e-3)["commits"] == 0
+    assert time_views.totals(c, at)["commits"] == 1
+    assert time_views.totals(c, at - 1e-3)["commits"] == 0
 
 
 def test_a_commit_that_is_read_late_is_in_its_place_also_where_sums_were_asked_for() -> None:
     first, second, third = history()[:3]
     c = read([first, second])
-    assert views.totals(c, after(2))["updates"] == 3
+    assert time_views.totals(c, after(2))["updates"] == 3
     c.take(Commit(replace(first, fragment=1), bytes(32)))
     c.take(Commit(third, bytes(32)))
-    assert [views.totals(c, after(v))["updates"] for v in (1, 2, 3)] == [4, 5, 7]
-    assert [views.totals(c, after(v))["versions"] for v in (1, 2, 3)] == [[1, 1], [2, 1], [3, 1]]
+    assert [time_views.totals(c, after(v))["updates"] for v in (1, 2, 3)] == [4, 5, 7]
+    assert [time_views.totals(c, after(v))["versions"] for v in (1, 2, 3)] == [[1, 1], [2, 1], [3, 1]]
 
 
 def test_a_later_version_counts_also_where_its_clock_is_behind() -> None:
     first, second = (committed(v, given("a", v - 1, v)) for v in (1, 2))
     c = read([replace(first, written_at=CREATED_AT + 100.0), replace(second, written_at=CREATED_AT + 40.0)])
-    assert [views.heads(c, CREATED_AT + s) for s in (30, 50, 110)] == [[0, 0], [2, 0], [2, 0]]
-    assert views.ages(c, CREATED_AT + 110.0) == [70.0, None]
-    assert views.ages(c, math.inf, CREATED_AT + 45.0) == [5.0, None]
+    assert [time_views.heads(c, CREATED_AT + s) for s in (30, 50, 110)] == [[0, 0], [2, 0], [2, 0]]
+    assert time_views.ages(c, CREATED_AT + 110.0) == [70.0, None]
+    assert time_views.ages(c, math.inf, CREATED_AT + 45.0) == [5.0, None]
 
 
 def test_time_begins_before_the_first_commit_where_the_runs_clock_was_ahead() -> None:
     early = replace(committed(1, given("a", 0, 1)), written_at=CREATED_AT - 3600.0)
     c = read([early])
-    begin, end = views.span(c)
+    begin, end = time_views.span(c)
     assert begin <= CREATED_AT - 3600.0 <= end
-    assert views.totals(c, CREATED_AT)["learners"] == 1
-    assert sum(x or 0 for x in views.series(c, begin, end)["commits"]) + views.totals(c, begin)["commits"] == 1
+    assert time_views.totals(c, CREATED_AT)["learners"] == 1
+    assert (
+        sum(x or 0 for x in time_views.series(c, begin, end)["commits"]) + time_views.totals(c, begin)["commits"] == 1
+    )
 
 
 def test_the_past_knows_nothing_of_what_came_after() -> None:
@@ -151,21 +153,21 @@ def test_the_past_knows_nothing_of_what_came_after() -> None:
         c.by_learner._double()  # moments of 16 s: that of the second version has begun before it
     at = opened_at(2) + 2.0
     assert c.by_learner.whole(at) * c.by_learner.width < at - CREATED_AT
-    said = views.sentence(c, at, [])
+    said = time_views.sentence(c, at, [])
     assert "2 of 2 learners" in said or "just begun" in said
-    early = views.sentence(c, opened_at(1) + 5.5, [])
+    early = time_views.sentence(c, opened_at(1) + 5.5, [])
     assert early == "The run has just begun: 2 commits so far."
 
 
 def test_very_many_learners_take_no_more_room_than_many() -> None:
-    moments = Moments(0.0, ("n",), Kept.SUM)
+    moments = TimeBuckets(0.0, ("n",), Kept.SUM)
     moments.room(1)
     moments.one(1.0, 0, n=3.0)
     moments.room(4000)
     moments.one(400.0, 3999, n=1.0)
     assert moments.values.shape[0] * moments.values.shape[1] <= 2 * MOMENTS * 256
     assert (moments.until(1e9)[0, 0], moments.until(1e9)[3999, 0]) == (3.0, 1.0)
-    again = Moments(0.0, ("n",), Kept.SUM)
+    again = TimeBuckets(0.0, ("n",), Kept.SUM)
     again.restored("x", moments.arrays("x"))
     assert again.values.shape == moments.values.shape
     again.one(1e6, 3999, n=1.0)
@@ -173,7 +175,7 @@ def test_very_many_learners_take_no_more_room_than_many() -> None:
 
 
 def test_of_each_learner_it_says_what_became_of_it() -> None:
-    rows = {r["learner"]: r for r in views.learners(read(history()), after(3) + 60.0)}
+    rows = {r["learner"]: r for r in time_views.learners(read(history()), after(3) + 60.0)}
     assert {k: rows["b"][k] for k in ("expected", "merged", "missing", "late", "rejected", "life")} == {
         "expected": 6, "merged": 4, "missing": 2, "late": 0, "rejected": 0, "life": 2,
     }  # fmt: skip
@@ -188,11 +190,11 @@ def test_a_life_that_trains_again_has_processed_that_too() -> None:
     c = read(history())
     # `b` went on from token 400, of 600 it had: 600 in its first life and 300 in its second; its second fragment's
     # updates begin 100 tokens earlier in each.
-    assert views.totals(c, after(3) + 60.0)["processed"] == 3600 + 100 + 600 + 100 + 300 + 100
-    goodput = views.series(c, CREATED_AT, after(3) + 60.0)["goodput"]
+    assert time_views.totals(c, after(3) + 60.0)["processed"] == 3600 + 100 + 600 + 100 + 300 + 100
+    goodput = time_views.series(c, CREATED_AT, after(3) + 60.0)["goodput"]
     assert goodput[-1] == pytest.approx((3600 + 600 + 300) / (3600 + 600 + 300 + 300))
     assert c.lives[c.learners.number("b"), 2].tokens == (300, 700)
-    away = [life["away_s"] for life in views.lives(c) if life["learner"] == "b"]
+    away = [life["away_s"] for life in time_views.lives(c) if life["learner"] == "b"]
     assert away == [None, (opened_at(3) - 6.5) - (opened_at(1) - 1.0)]
 
 
@@ -211,16 +213,16 @@ def test_what_is_kept_is_read_back_and_read_on_from(tmp_path: Path) -> None:
     half.beats.one(after(1), number, step=7.0, loss=2.5)
     half.save(tmp_path / "kept.npz")
     assert [p.name for p in tmp_path.iterdir()] == ["kept.npz"]
-    again = Chronicle.load(run_of(), tmp_path / "kept.npz")
+    again = RunHistory.load(run_of(), tmp_path / "kept.npz")
     assert again is not None
     assert everything(again, after(2)) == everything(half, after(2))
     assert [(e.version, e.digest) for e in again.ends] == [(2, bytes(31) + b"\x02")] * 2
     for h in headers[4:]:
         again.take(Commit(h, bytes(31) + bytes([h.version])))
-    said = [r.pop("said") for r in views.learners(again, after(3))]
+    said = [r.pop("said") for r in time_views.learners(again, after(3))]
     assert [s["loss"] for s in said if s] == [2.5]
     whole.learner("a")
-    assert views.totals(again, after(3)) == views.totals(whole, after(3))
+    assert time_views.totals(again, after(3)) == time_views.totals(whole, after(3))
     assert again.lives == whole.lives
 
 
@@ -232,7 +234,7 @@ def test_what_is_kept_is_what_was_read_when_it_was_asked_for(tmp_path: Path) -> 
     for h in headers[4:]:
         c.take(Commit(h, bytes(31) + bytes([h.version])))
     write(tmp_path / "kept.npz", arrays)
-    again = Chronicle.load(run_of(), tmp_path / "kept.npz")
+    again = RunHistory.load(run_of(), tmp_path / "kept.npz")
     assert again is not None
     assert everything(again, after(2)) == before
 
@@ -244,7 +246,7 @@ def test_what_cannot_be_used_is_left_alone(harm: str, tmp_path: Path, monkeypatc
     path, run = tmp_path / "kept.npz", run_of()
     c = read(history())
     if harm == "another format":
-        monkeypatch.setattr("isthmus_services.board.history.chronicle.FORMAT", FORMAT + 1)
+        monkeypatch.setattr("isthmus_services.board.history.history.FORMAT", FORMAT + 1)
     if harm == "a row short":
         c.ends[0].version -= 1
     if harm == "other columns":
@@ -259,14 +261,14 @@ def test_what_cannot_be_used_is_left_alone(harm: str, tmp_path: Path, monkeypatc
         path.write_bytes(b"a page of a run")
     elif harm == "not there":
         path.unlink()
-    assert Chronicle.load(run, path) is None
+    assert RunHistory.load(run, path) is None
 
 
 def test_no_pickle_is_read(tmp_path: Path) -> None:
     path = tmp_path / "kept.npz"
     with open(path, "wb") as file:
         np.savez(file, meta=np.array([{"a": 1}], dtype=object))
-    assert Chronicle.load(run_of(), path) is None
+    assert RunHistory.load(run_of(), path) is None
 
 
 def test_a_commit_that_does_not_follow_is_a_mistake_of_the_reader() -> None:
@@ -278,7 +280,7 @@ def test_a_commit_that_does_not_follow_is_a_mistake_of_the_reader() -> None:
 
 
 def test_moments_grow_longer_and_lose_no_sum() -> None:
-    moments = Moments(1000.0, ("n", "x"), Kept.SUM)
+    moments = TimeBuckets(1000.0, ("n", "x"), Kept.SUM)
     moments.room(2)
     rng = np.random.default_rng(0)
     times = np.sort(rng.uniform(1000.0, 1000.0 + 20 * MOMENTS * SHORTEST_S, 500))
@@ -293,7 +295,7 @@ def test_moments_grow_longer_and_lose_no_sum() -> None:
 
 
 def test_a_time_just_behind_the_last_moment_finds_room() -> None:
-    moments = Moments(0.0, ("x",), Kept.LAST)
+    moments = TimeBuckets(0.0, ("x",), Kept.LAST)
     moments.room(1)
     moments.one(0.1, 0, x=1.0)
     moments.one(0.1 + SHORTEST_S, 0, x=2.0)
@@ -304,7 +306,7 @@ def test_a_time_just_behind_the_last_moment_finds_room() -> None:
 
 
 def test_of_last_words_the_last_stays() -> None:
-    moments = Moments(0.0, ("x",), Kept.LAST)
+    moments = TimeBuckets(0.0, ("x",), Kept.LAST)
     moments.room(1)
     for at, x in ((0.1, 1.0), (0.2, 2.0), (3.0, 3.0)):
         moments.one(at, 0, x=x)
@@ -318,7 +320,7 @@ def test_of_last_words_the_last_stays() -> None:
 
 
 def test_what_was_before_the_beginning_belongs_to_the_first_moment() -> None:
-    moments = Moments(100.0, ("n",), Kept.SUM)
+    moments = TimeBuckets(100.0, ("n",), Kept.SUM)
     moments.room(1)
     moments.one(3.0, 0, n=1.0)
     assert moments.values[0, 0, 0] == 1.0
@@ -338,7 +340,7 @@ async def test_a_round_that_was_open_says_whom_it_waited_for_then() -> None:
     log = cast(Log, RecordedLog([header]))
 
     async def waited_for(seconds: float) -> list[str] | None:
-        found = await scenes.waits(log, c, opened_at(1) + seconds)
+        found = await commit_views.waits(log, c, opened_at(1) + seconds)
         assert [(x["fragment"], x["version"]) for x in found] == [(0, 1)]
         names: list[str] | None = found[0]["waits_for"]
         return names
@@ -347,25 +349,25 @@ async def test_a_round_that_was_open_says_whom_it_waited_for_then() -> None:
     assert await waited_for(1.2) == ["b", "e"]
     assert await waited_for(1.7) == ["b", "d", "e"]
     assert await waited_for(3.5) == ["d"]
-    assert await scenes.waits(log, c, opened_at(1) + 4.5) == [], "it had closed"
-    assert await scenes.waits(log, c, opened_at(1) - 0.5) == [], "it was not open yet"
+    assert await commit_views.waits(log, c, opened_at(1) + 4.5) == [], "it had closed"
+    assert await commit_views.waits(log, c, opened_at(1) - 0.5) == [], "it was not open yet"
 
 
 async def test_the_past_is_told_in_a_sentence() -> None:
     headers = history()
     c, log = read(headers), cast(Log, RecordedLog(headers))
     at = opened_at(3) + 2.0
-    said = views.sentence(c, at, await scenes.waits(log, c, at))
+    said = time_views.sentence(c, at, await commit_views.waits(log, c, at))
     assert said == (
         "2 of 2 learners had something merged in the 32 s before, fragment 0 waited for a, b; fragment 1 waited for a, b."
     )
-    assert views.sentence(c, CREATED_AT, []) == "Nothing had been merged yet."
+    assert time_views.sentence(c, CREATED_AT, []) == "Nothing had been merged yet."
 
 
 async def test_a_stretch_of_time_is_told_update_by_update() -> None:
     headers = history()
     c, log = read(headers), cast(Log, RecordedLog(headers))
-    found = await scenes.pieces(log, c, opened_at(2) - 20.0, opened_at(2) + 7.0)
+    found = await commit_views.pieces(log, c, opened_at(2) - 20.0, opened_at(2) + 7.0)
     assert found is not None
     whats = {(x["learner"], x["what"]) for x in found}
     assert {
@@ -377,25 +379,25 @@ async def test_a_stretch_of_time_is_told_update_by_update() -> None:
         ("a", "repeated"),
     } <= whats
     assert all(x["from"] <= opened_at(2) + 7.0 for x in found)
-    story = await scenes.story(log, c, "c", after(3))
+    story = await commit_views.story(log, c, "c", after(3))
     assert [(x["fragment"], x["version"], x["fate"]) for x in story][:2] == [(1, 2, "late"), (1, 2, "rejected")]
 
 
 def test_takeovers_say_how_long_fragments_stood_still() -> None:
-    found = views.syncers(read(history()), after(3))
+    found = time_views.syncers(read(history()), after(3))
     (takeover,) = found["takeovers"]
     assert (takeover["from"], takeover["to"]) == ("s1", "s2")
     assert sorted(f["fragment"] for f in takeover["fragments"]) == [0, 1]
     assert takeover["stood_s"]["largest"] == pytest.approx(ROUND_S)
     assert {s["syncer"]: s["keeps"] for s in found["syncers"]} == {"s1": [], "s2": [0, 1]}
-    assert views.syncers(read(history()), after(1))["takeovers"] == []
+    assert time_views.syncers(read(history()), after(1))["takeovers"] == []
 
 
 def test_commits_are_found_by_what_happened_in_them() -> None:
     c = read(history())
 
     def found(**what: Any) -> list[tuple[int, int]]:
-        return [(x["fragment"], x["version"]) for x in views.commits(c, math.inf, **what)["commits"]]
+        return [(x["fragment"], x["version"]) for x in time_views.commits(c, math.inf, **what)["commits"]]
 
     assert found() == [(1, 3), (0, 3), (1, 2), (0, 2), (1, 1), (0, 1)]
     assert found(only="missed") == found(only="late") == found(only="rejected") == [(1, 2), (0, 2)]
@@ -410,9 +412,9 @@ def test_a_commit_that_heals_counts_as_no_round() -> None:
         committed(4, p=0), healed=Healed(source=3, broken_at=4, key="values/x", why="gone"), rejected_total={}
     )
     c = read([*history()[:3], healed])
-    totals = views.totals(c, after(4))
+    totals = time_views.totals(c, after(4))
     assert (totals["healed"], sum(totals["closed_by"].values())) == (1, 3)
-    assert scenes.round_picture(healed)["healed"] is True
+    assert commit_views.round_picture(healed)["healed"] is True
 
 
 @pytest.mark.tier("test")
@@ -420,12 +422,12 @@ def test_no_answer_is_longer_than_a_browser_can_draw() -> None:
     fragments = 96
     run = cast(Run, SimpleNamespace(**vars(run_of()) | {"layout": SimpleNamespace(
         fragments=[SimpleNamespace(index=p, size=10) for p in range(fragments)])}))  # fmt: skip
-    c = Chronicle(run)
+    c = RunHistory(run)
     for version in range(1, 41):
         for p in range(fragments):
             header = committed(version, *(given(f"l{n}", version - 1, version, p=p) for n in range(100)), p=p)
             c.take(Commit(header, bytes(32)))
-    begin, end = views.span(c)
+    begin, end = time_views.span(c)
 
     def numbers(value: object) -> int:
         if isinstance(value, dict):
@@ -433,16 +435,16 @@ def test_no_answer_is_longer_than_a_browser_can_draw() -> None:
         return sum(map(numbers, value)) if isinstance(value, list) else isinstance(value, int | float)
 
     for answer in (
-        views.series(c, begin, end), views.heard(c, begin, end), views.fragments(c, begin, end, end),
-        views.lanes(c, begin, end), views.commits(c, end),
+        time_views.series(c, begin, end), time_views.heard(c, begin, end), time_views.fragments(c, begin, end, end),
+        time_views.lanes(c, begin, end), time_views.commits(c, end),
     ):  # fmt: skip
         assert numbers(answer) < 40_000
-    assert len(views.series(c, begin, end)["at"]) <= views.POINTS_MAX
+    assert len(time_views.series(c, begin, end)["at"]) <= time_views.POINTS_MAX
 
 
 def test_a_learner_that_is_in_twice_is_drawn_twice() -> None:
     header = committed(2, given("a", 0, 2), given("a", 1, 2), given("b", 1, 2))
-    rows = scenes.round_picture(waiting(header, expected=("a", "b", "c"), missing=("c",)))["learners"]
+    rows = commit_views.round_picture(waiting(header, expected=("a", "b", "c"), missing=("c",)))["learners"]
     assert [(r["learner"], r.get("base"), r["fate"]) for r in rows] == [
         ("a", 0, "merged late"), ("a", 1, "merged"), ("b", 1, "merged"), ("c", None, "missing"),
     ]  # fmt: skip
@@ -450,12 +452,12 @@ def test_a_learner_that_is_in_twice_is_drawn_twice() -> None:
 
 def test_a_round_is_a_picture_in_seconds_since_it_opened() -> None:
     header = waiting(history()[1], boundary_s=1.0, passed=(Passing(learner="b", at=opened_at(2) + 1.0),))
-    picture = scenes.round_picture(header)
+    picture = commit_views.round_picture(header)
     marks = {m["what"]: m["at"] for m in picture["marks"]}
     assert marks == {"boundary": -1.0, "opened": 0.0, "closed": 4.0, "merged": 4.5, "published": 5.0, "written": 5.0}, (
         "quorum missed"
     )
-    met = scenes.round_picture(waiting(history()[0], boundary_s=1.0))
+    met = commit_views.round_picture(waiting(history()[0], boundary_s=1.0))
     assert {m["what"]: m["at"] for m in met["marks"]}["quorum"] == 1.0
     rows = {r["learner"]: r for r in picture["learners"]}
     assert (rows["a"]["fate"], rows["b"]["fate"], rows["c"]["fate"]) == ("merged", "passed", "late")
@@ -465,7 +467,7 @@ def test_a_round_is_a_picture_in_seconds_since_it_opened() -> None:
 # --- what to see to ---------------------------------------------------------------------------------------------------
 
 
-def told(c: Chronicle, at: float) -> list[str]:
+def told(c: RunHistory, at: float) -> list[str]:
     return [w["said"] for w in warnings(c, at, None, "memory://run", "", 0.0)]
 
 
@@ -503,7 +505,7 @@ def test_a_fragment_that_stands_while_others_are_merged_is_said_also_when_nobody
     others = range(1, len(read([]).ends))
     stopped = [committed(version, given("a", version - 1, version)) for version in range(1, 4)]
 
-    def up_to(newest: int) -> Chronicle:
+    def up_to(newest: int) -> RunHistory:
         went_on = [
             committed(v, given("a", v - 1, v, p=p), p=p) for p in others for v in range(1, newest + 1)
         ]  # fmt: skip

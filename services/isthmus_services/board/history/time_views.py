@@ -1,6 +1,6 @@
 """What a page of a run shows, as plain data: of now, or of any moment of its life.
 
-Drawn from a `Chronicle` alone; what commits themselves say is in `readers.scenes`. However long a view looks back and
+Drawn from a `RunHistory` alone; what commits themselves say is in `readers.scenes`. However long a view looks back and
 however many commits there are, no line has more than `POINTS_MAX` points and no picture more than `CELLS_MAX` cells.
 Times are seconds since 1970 on the syncers' clocks.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from isthmus.format.records.messages import PARTS
 from isthmus.inspect.explain import why_of
 from isthmus.reasons import HARMLESS
-from isthmus_services.board.history.chronicle import BEAT, LEARNER, REACHED, Chronicle
+from isthmus_services.board.history.history import BEAT, LEARNER, REACHED, RunHistory
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED
 
 POINTS_MAX = 600
@@ -50,7 +50,7 @@ NAMED_MAX = 3
 Answer = dict[str, Any]
 
 
-def span(c: Chronicle, now: float | None = None) -> tuple[float, float]:
+def span(c: RunHistory, now: float | None = None) -> tuple[float, float]:
     """Return from when to when the run has lived, as far as one knows."""
     began = c.run.header.created_at
     if len(c):
@@ -61,19 +61,19 @@ def span(c: Chronicle, now: float | None = None) -> tuple[float, float]:
     return began, max(began, last)
 
 
-def _last_heard(c: Chronicle) -> float:
+def _last_heard(c: RunHistory) -> float:
     there = np.flatnonzero(~np.isnan(c.beats.values[:, :, BEAT.index("step")]).all(axis=1))
     return c.beats.end(int(there[-1])) if there.size else c.beats.began
 
 
-def heads(c: Chronicle, at: float) -> list[int]:
+def heads(c: RunHistory, at: float) -> list[int]:
     """Return the version of each fragment at a time, as `Log.version_at` does."""
     places = _newest(c, at)
     versions = c.rows["version"]
     return [int(versions[place]) if place >= 0 else 0 for place in places]
 
 
-def ages(c: Chronicle, at: float, now: float | None = None) -> list[float | None]:
+def ages(c: RunHistory, at: float, now: float | None = None) -> list[float | None]:
     """Return how old the newest version of each fragment was at a time [s]; None for one that was never merged.
 
     `now`: the clock by which it is old, where that is not `at`: another syncer's may be ahead.
@@ -82,13 +82,13 @@ def ages(c: Chronicle, at: float, now: float | None = None) -> list[float | None
     return [max(0.0, clock - float(written[place])) if place >= 0 else None for place in _newest(c, at)]
 
 
-def _newest(c: Chronicle, at: float) -> list[int]:
+def _newest(c: RunHistory, at: float) -> list[int]:
     """Return for each fragment the place of the newest row at a time, or -1."""
     count = c.rows.place(at)
     return [c.rows.newest(p, count) for p in range(len(c.ends))]
 
 
-def by_fragment(c: Chronicle, at: float) -> tuple[list[int], list[int]]:
+def by_fragment(c: RunHistory, at: float) -> tuple[list[int], list[int]]:
     """Return how many updates were merged of each fragment up to a time, and in how many commits."""
     count = c.rows.place(at)
     _, begins = c.rows.by_fragment()
@@ -100,14 +100,14 @@ def by_fragment(c: Chronicle, at: float) -> tuple[list[int], list[int]]:
     return inputs, commits
 
 
-def as_of(c: Chronicle, at: float) -> float:
+def as_of(c: RunHistory, at: float) -> float:
     """Return as of when sums by learner are: the end of the last whole moment before a time, or of all there is."""
     moments, last = c.by_learner, float(c.rows["written_at"][-1]) if len(c) else c.by_learner.began
     ended = max(moments.began, moments.end(moments.whole(at) - 1)) if moments.covers(at) else at
     return min(at, last) if ended > last else min(at, ended)
 
 
-def totals(c: Chronicle, at: float) -> Answer:
+def totals(c: RunHistory, at: float) -> Answer:
     """Return what a run had come to at a time: exact, from the commits written by then."""
     rows, n = c.rows, c.rows.place(at)
     count = {
@@ -145,7 +145,7 @@ def totals(c: Chronicle, at: float) -> Answer:
     }
 
 
-def reasons(c: Chronicle, at: float) -> list[Answer]:
+def reasons(c: RunHistory, at: float) -> list[Answer]:
     """Return how often updates were turned away up to a time, by reason, most often first."""
     sums = c.by_reason.until(at)
     found = [
@@ -156,7 +156,7 @@ def reasons(c: Chronicle, at: float) -> list[Answer]:
     return sorted(found, key=lambda x: (not x["lost"], -int(x["times"])))
 
 
-def series(c: Chronicle, begin: float, end: float, points: int = POINTS_MAX) -> Answer:
+def series(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) -> Answer:
     """Return lines over time: sums or means of equal stretches, null where there was no commit."""
     rows = c.rows
     first, last = np.searchsorted(rows["written_at"], [begin, end])
@@ -188,7 +188,7 @@ def series(c: Chronicle, begin: float, end: float, points: int = POINTS_MAX) -> 
     }
 
 
-def _processed(c: Chronicle, reached: NDArray[np.float64]) -> NDArray[np.float64]:
+def _processed(c: RunHistory, reached: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the tokens […, learners] that were trained by when learners had reached so far […, learners, fields], with
     those that a later life trained again; NaN where nothing is known."""
     names = len(c.learners.known)
@@ -201,7 +201,7 @@ def _processed(c: Chronicle, reached: NDArray[np.float64]) -> NDArray[np.float64
     return tokens
 
 
-def _goodput(c: Chronicle, ends: NDArray[np.float64]) -> list[float | None]:
+def _goodput(c: RunHistory, ends: NDArray[np.float64]) -> list[float | None]:
     """Return, for each time, which share of the tokens that learners had processed was merged: by their updates' own
     counts, so that what they trained after the newest merged one is in neither."""
     if not len(c.learners.known):
@@ -213,7 +213,7 @@ def _goodput(c: Chronicle, ends: NDArray[np.float64]) -> list[float | None]:
     return _ratio(np.where(ended < 0, 0.0, merged[ended]), np.where(known < 0, 0.0, processed[known]))
 
 
-def heard(c: Chronicle, begin: float, end: float, points: int = POINTS_MAX) -> Answer:
+def heard(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) -> Answer:
     """Return what learners said of themselves over time, as far as somebody listened: loss of each, tokens a second and
     goodput of all, and where their tokens went, as shares of what they processed."""
     count = len(c.learners.known)
@@ -243,7 +243,7 @@ def heard(c: Chronicle, begin: float, end: float, points: int = POINTS_MAX) -> A
     }
 
 
-def learners(c: Chronicle, at: float) -> list[Answer]:
+def learners(c: RunHistory, at: float) -> list[Answer]:
     """Return a row for each learner: what was merged of it up to the last whole moment before a time, and what it last
     said."""
     sums, said, reached = c.by_learner.until(at), c.beats.until(at), c.reached.until(at)
@@ -276,7 +276,7 @@ def learners(c: Chronicle, at: float) -> list[Answer]:
     return found
 
 
-def lanes(c: Chronicle, begin: float, end: float) -> Answer:
+def lanes(c: RunHistory, begin: float, end: float) -> Answer:
     """Return for each learner what became of its rounds in each stretch of time: columns of equal width."""
     names = c.learners.known
     if not names:
@@ -293,7 +293,7 @@ def lanes(c: Chronicle, begin: float, end: float) -> Answer:
     }
 
 
-def fragments(c: Chronicle, begin: float, end: float, at: float, now: float | None = None) -> Answer:
+def fragments(c: RunHistory, begin: float, end: float, at: float, now: float | None = None) -> Answer:
     """Return for each fragment its version and age at a time, and over time: versions made, how old the newest one was
     at the end of each stretch [s], and the share of expected learners that were in. `now` as in `ages`."""
     count, rows = len(c.ends), c.rows
@@ -328,7 +328,7 @@ def fragments(c: Chronicle, begin: float, end: float, at: float, now: float | No
 
 
 def commits(
-    c: Chronicle,
+    c: RunHistory,
     at: float,
     *,
     fragment: int | None = None,
@@ -361,7 +361,7 @@ def commits(
     }
 
 
-def _commit(c: Chronicle, place: int) -> Answer:
+def _commit(c: RunHistory, place: int) -> Answer:
     rows, flags = c.rows, int(c.rows["flags"][place])
     whole = ("fragment", "version", "inputs", "fresh", "expected", "missing", "late", "rejected")
     return {
@@ -374,7 +374,7 @@ def _commit(c: Chronicle, place: int) -> Answer:
     }
 
 
-def syncers(c: Chronicle, at: float) -> Answer:
+def syncers(c: RunHistory, at: float) -> Answer:
     """Return who wrote commits up to a time, what each keeps, and how long fragments stood still when their keeper
     changed. A fragment's keeper is who wrote its newest commit."""
     rows, n = c.rows, c.rows.place(at)
@@ -404,7 +404,7 @@ def syncers(c: Chronicle, at: float) -> Answer:
     }
 
 
-def _takeovers(c: Chronicle, count: int) -> list[Answer]:
+def _takeovers(c: RunHistory, count: int) -> list[Answer]:
     """Return the newest changes of keepers: from whom to whom, of which fragments, and how long each had no commit."""
     rows = c.rows
     order, _ = rows.by_fragment()
@@ -431,12 +431,12 @@ def _takeovers(c: Chronicle, count: int) -> list[Answer]:
     return found
 
 
-def _restarts(c: Chronicle, at: float) -> list[Answer]:
+def _restarts(c: RunHistory, at: float) -> list[Answer]:
     found = [life for life in lives(c) if life["incarnation"] > 1 and life["began"] <= at]
     return sorted(found, key=lambda x: -float(x["began"]))[:LISTED]
 
 
-def lives(c: Chronicle) -> list[Answer]:
+def lives(c: RunHistory) -> list[Answer]:
     """Return the lives of all learners, and how long each had been away before: between the last of its updates of
     the life before that was merged and the first step for the first of this one."""
     found: list[Answer] = []
@@ -454,7 +454,7 @@ def lives(c: Chronicle) -> list[Answer]:
 # --- a moment of the past ---------------------------------------------------------------------------------------------
 
 
-def rounds_open(c: Chronicle, at: float) -> list[tuple[int, int, float]]:
+def rounds_open(c: RunHistory, at: float) -> list[tuple[int, int, float]]:
     """Return (fragment, version, opened_at) of the rounds that were open at a time, longest first: those whose commits
     came later."""
     rows, count = c.rows, c.rows.place(at)
@@ -471,7 +471,7 @@ def rounds_open(c: Chronicle, at: float) -> list[tuple[int, int, float]]:
     return sorted(found, key=lambda x: x[2])
 
 
-def sentence(c: Chronicle, at: float, open_rounds: list[Answer]) -> str:
+def sentence(c: RunHistory, at: float, open_rounds: list[Answer]) -> str:
     """Return the state of a run at a moment of its past, in one sentence."""
     if not c.rows.place(at):
         return "Nothing had been merged yet."

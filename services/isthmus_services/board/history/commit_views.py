@@ -13,8 +13,8 @@ from isthmus.errors import LogCorrupt
 from isthmus.format.records.objects import CommitHeader
 from isthmus.log import Log
 from isthmus.reasons import HARMLESS
-from isthmus_services.board.history.chronicle import Chronicle
-from isthmus_services.board.history.views import LISTED, Answer, rounds_open
+from isthmus_services.board.history.history import RunHistory
+from isthmus_services.board.history.time_views import LISTED, Answer, rounds_open
 
 PIECES_COMMITS = 300
 """Commits of a stretch of time that are read, for what each learner did exactly."""
@@ -126,7 +126,7 @@ def round_picture(h: CommitHeader) -> Answer:
 # --- some of them -----------------------------------------------------------------------------------------------------
 
 
-async def waits(log: Log, c: Chronicle, at: float) -> list[Answer]:
+async def waits(log: Log, c: RunHistory, at: float) -> list[Answer]:
     """Return the rounds that were open at a time, and of the longest few whom they waited for, by their commits."""
     found: list[Answer] = [
         {"fragment": p, "version": version, "opened_at": opened, "waits_for": None}
@@ -145,7 +145,7 @@ async def waits(log: Log, c: Chronicle, at: float) -> list[Answer]:
     return found
 
 
-async def pieces(log: Log, c: Chronicle, begin: float, end: float) -> list[Answer] | None:
+async def pieces(log: Log, c: RunHistory, begin: float, end: float) -> list[Answer] | None:
     """Return what each learner did in a stretch of time, update by update; None where there are too many commits to
     read each of them. Of each piece: learner, what it did, from when to when, and with which update."""
     rows = c.rows
@@ -187,7 +187,7 @@ def _pieces(h: CommitHeader) -> list[Answer]:
     return found
 
 
-async def story(log: Log, c: Chronicle, name: str, at: float) -> list[Answer]:
+async def story(log: Log, c: RunHistory, name: str, at: float) -> list[Answer]:
     """Return what the newest commits up to a time say of a learner, newest first: what became of it in each."""
     number = c.learners.find(name)
     there = c.by_learner.values[: c.by_learner.whole(at) + 1]
@@ -229,7 +229,7 @@ async def story(log: Log, c: Chronicle, name: str, at: float) -> list[Answer]:
     return found[:LISTED]
 
 
-async def _header(log: Log, c: Chronicle, place: int) -> CommitHeader | None:
+async def _header(log: Log, c: RunHistory, place: int) -> CommitHeader | None:
     return await _header_of(log, int(c.rows["fragment"][place]), int(c.rows["version"][place]))
 
 

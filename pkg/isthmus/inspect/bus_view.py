@@ -44,7 +44,7 @@ class OpenRound:
 
 
 @dataclass(slots=True)
-class Hearing:
+class BusView:
     """Feed it every message of a run (by its digest)."""
 
     run: bytes

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from isthmus.inspect.heard import LearnerView
+from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.status import Status
 from isthmus.log.state import STANDS
 

@@ -22,8 +22,8 @@ from isthmus.format.records.objects import CommitHeader, Input
 from isthmus.log import Commit, Log
 from isthmus.log.run import Run
 from isthmus.reasons import HARMLESS
-from isthmus_services.board.history.moments import Kept, Moments
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED, Rows
+from isthmus_services.board.history.time_buckets import Kept, TimeBuckets
 
 FORMAT = 5
 """Of the file. One of another format is read anew from the log."""
@@ -135,17 +135,17 @@ class Names:
         self.known, self._numbers = list(names), {name: n for n, name in enumerate(names)}
 
 
-class Chronicle:
+class RunHistory:
     """What was read of a run's log so far, and what was heard meanwhile."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.learners, self.writers, self.closings, self.reasons = Names(), Names(), Names(), Names()
         began = run.header.created_at
-        self.by_learner = Moments(began, LEARNER, Kept.SUM)
-        self.by_reason = Moments(began, ("times",), Kept.SUM)
-        self.reached = Moments(began, REACHED, Kept.LAST)
-        self.beats = Moments(began, BEAT, Kept.LAST)
+        self.by_learner = TimeBuckets(began, LEARNER, Kept.SUM)
+        self.by_reason = TimeBuckets(began, ("times",), Kept.SUM)
+        self.reached = TimeBuckets(began, REACHED, Kept.LAST)
+        self.beats = TimeBuckets(began, BEAT, Kept.LAST)
         sizes = np.array([f.size for f in run.layout.fragments], np.float64)
         self.shares = sizes / sizes.sum()
         """Of each fragment, its share of all parameters [P]."""
@@ -344,7 +344,7 @@ class Chronicle:
         return arrays
 
     @classmethod
-    def load(cls, run: Run, path: Path) -> "Chronicle | None":
+    def load(cls, run: Run, path: Path) -> "RunHistory | None":
         """Return what a file holds of this run; None where it holds nothing that can be used."""
         made = cls(run)
         try:
@@ -372,7 +372,7 @@ class Chronicle:
         made.lives = {(life[0], life[1]): Life(*life[2:]) for life in meta.lives}
         return made
 
-    def _moments(self) -> Iterator[tuple[str, Moments]]:
+    def _moments(self) -> Iterator[tuple[str, TimeBuckets]]:
         yield "learners", self.by_learner
         yield "reasons", self.by_reason
         yield "reached", self.reached
@@ -380,7 +380,7 @@ class Chronicle:
 
 
 def write(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    """Write what `Chronicle.arrays` gave to a file, whole or not at all. Raises `OSError`."""
+    """Write what `RunHistory.arrays` gave to a file, whole or not at all. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
