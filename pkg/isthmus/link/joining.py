@@ -194,12 +194,12 @@ def join(
     async def find_donor(agent: LearnerAgent) -> Checkpoint | None:
         # Gone with this call: it may be as large as the model.
         if sharded is None:
-            judge = moments.Judge(model, optimizer)
-            return await agent.donor(judge.fits, judge.glance)
-        judge = moments.Judge(model, optimizer, sharded.tried)  # all ranks step: from the training thread
+            check = moments.DonorCheck(model, optimizer)
+            return await agent.donor(check.fits, check.glance)
+        check = moments.DonorCheck(model, optimizer, sharded.tried)  # all ranks step: from the training thread
         return await agent.donor(
-            lambda found: thread.ask_training_thread(lambda: judge.fits(found)),
-            lambda header: thread.ask_training_thread(lambda: judge.glance(header)),
+            lambda found: thread.ask_training_thread(lambda: check.fits(found)),
+            lambda header: thread.ask_training_thread(lambda: check.glance(header)),
         )
 
     backend = None if lane is None else partial(device.backend, lane)

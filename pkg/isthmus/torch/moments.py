@@ -31,7 +31,7 @@ def restore(
     """Bring a loop to where it was; return where the moments came from: `own`, `peer` or `fresh`.
 
     Of one's own checkpoint all is loaded as it was, any dtype and shape: its digest vouches for it. `donor` is one that
-    a `Judge` has found to fit. Raises `InputError` where data or another object cannot go on.
+    a `DonorCheck` has found to fit. Raises `InputError` where data or another object cannot go on.
     """
     optimizer = loop.optimizer
     if own is not None:
@@ -165,7 +165,7 @@ def why_not_finite(held: Any, path: str) -> str | None:
 # --- another's --------------------------------------------------------------------------------------------------------
 
 
-class Judge:
+class DonorCheck:
     """Says whether moments that another learner wrote may be believed: by what this optimizer itself would hold.
 
     For that a copy of the optimizer and of its parameters takes a step (see `Stepped` for what it costs); it is made

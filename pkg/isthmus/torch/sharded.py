@@ -31,13 +31,13 @@ from isthmus.reasons import Reason
 from isthmus.torch import model as torch_model
 from isthmus.torch import moments, optimizers
 from isthmus.torch.device import Lane
+from isthmus.torch.donor_check import GroupCheck, Trial
 from isthmus.torch.frozen import digest_of_stored
 from isthmus.torch.gathered import Fragments, Mix
 from isthmus.torch.local import local_tensors
 from isthmus.torch.loop import Loop
 from isthmus.torch.ranks import Call, Op, Ranks, known
 from isthmus.torch.shards import Block, Piece, Rows, Shards, Wanted, is_sharded, local_of, remade
-from isthmus.torch.trial import Together, Trial
 
 logger = logging.getLogger(__name__)
 
@@ -238,8 +238,8 @@ class Sharded:
         """See `checkpoint.Saver.take`."""
         return Leaf(node.spec, NOWHERE, node.pieces) if isinstance(node, InBlocks) else torch_model.take_tensor(node)
 
-    def tried(self) -> Together:
-        """Have a copy of the optimizer take a step on all ranks; see `moments.Judge`. Raises `ValueError`."""
+    def tried(self) -> GroupCheck:
+        """Have a copy of the optimizer take a step on all ranks; see `moments.DonorCheck`. Raises `ValueError`."""
         self.ranks.command(Op.STEP_COPY)
 
         def with_moments(saved: dict[str, Any]) -> list[bytes]:
@@ -250,7 +250,7 @@ class Sharded:
 
         begun = self._step_copy()
         assert self._trial is not None, "it has just begun"
-        return Together(self._trial, begun, with_moments)
+        return GroupCheck(self._trial, begun, with_moments)
 
     def restore(self, own: Checkpoint | None, donor: Checkpoint | None) -> str:
         """Bring optimizer and data of all ranks to where they were; return where the moments came from: `own`, `peer`

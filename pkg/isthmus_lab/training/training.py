@@ -342,7 +342,7 @@ class _Lab:
         optimizer = trainee.optimizer(self.setting, model)
         # This agent does not join: of whom the log merged something lately is read here.
         await agent.downlink.begin()
-        judge = moments.Judge(model, optimizer)
+        judge = moments.DonorCheck(model, optimizer)
         found: list[Checkpoint] = []
 
         def keep(checkpoint: Checkpoint) -> str | None:

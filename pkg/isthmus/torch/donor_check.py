@@ -56,7 +56,7 @@ class Trial:
         return msgspec.msgpack.encode(_Said(repr(error), [], [], []))
 
 
-class Together:
+class GroupCheck:
     """All ranks' parts, of the first rank; see `optimizers.Tried`. Raises `ValueError` where a rank cannot step."""
 
     def __init__(self, own: Trial, begun: Sequence[bytes], tried: Callable[[dict[str, Any]], Sequence[bytes]]) -> None:
