@@ -18,7 +18,7 @@ from isthmus.format.records.keys import checkpoint_key
 from isthmus.format.records.objects import CheckpointHeader
 from isthmus.learner.agent import LearnerAgent
 from isthmus.learner.checkpoint import Checkpoint, LoopState, Saver
-from isthmus.learner.history import HEAD_BYTES, donors, read_head
+from isthmus.learner.resume import HEAD_BYTES, donors, read_head
 from isthmus.log.select import checkpoints_in
 from isthmus.store import Entry
 from isthmus.torch.loop import Loop

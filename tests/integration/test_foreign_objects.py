@@ -22,7 +22,7 @@ from isthmus.format.signing import fingerprint
 from isthmus.format.signing.keys import new_signer
 from isthmus.inspect.replay import replay
 from isthmus.learner.global_local import global_local
-from isthmus.learner.history import read_checkpoint
+from isthmus.learner.resume import read_checkpoint
 from isthmus.log import Log, gc, heal, merge
 from isthmus.log.complete import require_commits, require_whole
 from isthmus.log.membership import Members, changed, write

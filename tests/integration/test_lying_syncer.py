@@ -20,7 +20,7 @@ from isthmus.format.records.messages import SYNCER_STREAM, Committed, encode, le
 from isthmus.format.records.objects import CommitHeader, Healed, Rejection, UpdateHeader
 from isthmus.format.rules import Rules
 from isthmus.inspect.replay import Difference, replay
-from isthmus.learner.history import read_checkpoint
+from isthmus.learner.resume import read_checkpoint
 from isthmus.log import fold, merge
 from isthmus.log.merge import Accumulator, Advance
 from isthmus.log.select import checkpoints_in

@@ -18,7 +18,7 @@ from isthmus.format.signing import Signer, fingerprint, public_line
 from isthmus.format.signing.keys import new_signer, write_signer
 from isthmus.format.signing.points import SMALL_ORDER
 from isthmus.log.creation import create_run
-from isthmus.log.histories import AUTHORS_MAX, KEPT_EACH, UNSAID, Histories
+from isthmus.log.fork_detection import AUTHORS_MAX, KEPT_EACH, UNSAID, ForkDetection
 from isthmus.log.membership import GRACE_VERSIONS, SUCCESSION, Members, changed, opened, require_may, succession, write
 from isthmus.log.run import Run, read_run
 from isthmus.log.trust import Trust, is_near, trust_of
@@ -290,7 +290,7 @@ def test_members_are_replaced_by_name() -> None:
 
 def test_two_histories_are_told_once_and_only_where_they_differ(caplog: pytest.LogCaptureFixture) -> None:
     found: list[int] = []
-    h = Histories(3, lambda: found.append(1))
+    h = ForkDetection(3, lambda: found.append(1))
     a, b = b"a" * 32, b"b" * 32
     h.know(1, a)
     assert not h.said(1, a, "eu")
@@ -313,7 +313,7 @@ def test_two_histories_are_told_once_and_only_where_they_differ(caplog: pytest.L
 
 def test_nobodys_words_push_out_anothers() -> None:
     found: list[int] = []
-    h = Histories(0, lambda: found.append(1))
+    h = ForkDetection(0, lambda: found.append(1))
     a, b = b"a" * 32, b"b" * 32
     h.know(1, a)
     for version in range(2, 2 + KEPT_EACH):

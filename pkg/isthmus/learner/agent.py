@@ -31,7 +31,7 @@ from isthmus.format.records.messages import (
 )
 from isthmus.format.records.objects import CheckpointHeader
 from isthmus.format.rules import Adoption, Pace, named
-from isthmus.learner import history
+from isthmus.learner import resume
 from isthmus.learner.backend import ArrayBackend, Arrays, LocalBackend
 from isthmus.learner.boundary import (
     Adopted,
@@ -46,9 +46,9 @@ from isthmus.learner.boundary import (
 )
 from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, moved
 from isthmus.learner.downlink import FRAGMENTS_AT_ONCE, PROBE_BEATS, Downlink
-from isthmus.learner.history import History, read_history
 from isthmus.learner.incarnation import Incarnation
 from isthmus.learner.reporter import Reporter
+from isthmus.learner.resume import History, read_history
 from isthmus.learner.summary import Summary
 from isthmus.learner.uplink import Uplink
 from isthmus.log import Log
@@ -238,8 +238,8 @@ class LearnerAgent:
         fits: Callable[[Checkpoint], str | None],
         glance: Callable[[CheckpointHeader], str | None] = lambda _: None,
     ) -> Checkpoint | None:
-        """Return another learner's checkpoint that a newcomer can go on from (see `history.donor`)."""
-        return await history.donor(self._log, self.name, self.downlink.merged_lately, fits, glance)
+        """Return another learner's checkpoint that a newcomer can go on from (see `resume.donor`)."""
+        return await resume.donor(self._log, self.name, self.downlink.merged_lately, fits, glance)
 
     def attach(
         self,

@@ -12,7 +12,7 @@ from isthmus.format.rules import Pace
 from isthmus.learner.backend import ArrayBackend, ArrayRef
 from isthmus.learner.boundary import Ready, ToTraining
 from isthmus.log import Commit, Log, fold
-from isthmus.log.histories import Histories
+from isthmus.log.fork_detection import ForkDetection
 from isthmus.runtime.averages import Usual
 from isthmus.runtime.clock import Runtime
 
@@ -60,7 +60,7 @@ class Downlink:
         """`found_other` is called where the store shows us another history than it shows somebody else."""
         self.known: list[Known] = []
         self._syncs = Usual()
-        self.histories = [Histories(f.index, found_other) for f in log.run.layout.fragments]
+        self.histories = [ForkDetection(f.index, found_other) for f in log.run.layout.fragments]
         self.merged_lately: set[str] = set()
         """Learners of whom the newest commit of some fragment, as `begin` found it, has merged something."""
         self._log = log

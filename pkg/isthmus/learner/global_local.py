@@ -24,7 +24,7 @@ from isthmus.format.records.objects import CheckpointHeader
 from isthmus.format.records.tree import Leaf, rebuild
 from isthmus.format.rules import CHECKPOINT_S, CHECKPOINTS_KEPT
 from isthmus.learner import parts
-from isthmus.learner.history import read_checkpoint
+from isthmus.learner.resume import read_checkpoint
 from isthmus.log import Log
 from isthmus.log.select import by_learner, checkpoints_in
 from isthmus.reasons import Reason

@@ -14,7 +14,7 @@ from isthmus.format.rules import CHECKPOINTS_KEPT
 from isthmus.learner.backend import ArrayBackend
 from isthmus.learner.boundary import Freeze, ToTraining
 from isthmus.learner.checkpoint import Draft, Frozen, Saver, UplinkPoint, draft, moved, why_useless
-from isthmus.learner.history import History, read_claim
+from isthmus.learner.resume import History, read_claim
 from isthmus.learner.uplink import Uplink
 from isthmus.log import Log
 from isthmus.runtime.clock import Runtime

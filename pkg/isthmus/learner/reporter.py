@@ -19,7 +19,7 @@ from isthmus.learner.ledger import weigh
 from isthmus.learner.summary import Summary
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Log
-from isthmus.log.histories import UNSAID
+from isthmus.log.fork_detection import UNSAID
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import LearnerMetrics
 from isthmus.store import EdgeStore

@@ -13,8 +13,8 @@ from isthmus.format.rules import Pace
 from isthmus.learner.backend import ArrayBackend, ArrayRef
 from isthmus.learner.boundary import Adopted, BaseMerged, Captured, ToTraining, UploadDone, UploadFailed
 from isthmus.learner.checkpoint import Point, UplinkPoint
-from isthmus.learner.history import History
 from isthmus.learner.ledger import Account
+from isthmus.learner.resume import History
 from isthmus.learner.unmerged import REMEDIES, Unmerged
 from isthmus.learner.upload_window import Window
 from isthmus.log import Commit, Log

@@ -24,7 +24,7 @@ from isthmus.format.records.messages import Call, Committed, FromSyncer
 from isthmus.format.records.objects import SCHEMA, CommitHeader, Input
 from isthmus.format.rules import MemberRole, Pace
 from isthmus.log import Commit, Log, merge
-from isthmus.log.histories import Histories
+from isthmus.log.fork_detection import ForkDetection
 from isthmus.log.merge import Accumulator, Advance, State
 from isthmus.log.updates import Update
 from isthmus.reasons import Reason
@@ -127,7 +127,7 @@ class FragmentCoordinator:
         self._members = log.members
         self._under = log.members.current.version
         """The membership by which the inputs of the round under way are judged, and under which it is committed."""
-        self.histories = Histories(fragment, metrics.histories.inc)
+        self.histories = ForkDetection(fragment, metrics.histories.inc)
         self._accumulator: Accumulator | None = None
         self._inputs: list[Input] = []
         self._unweighed: list[tuple[Packed, Input, Claim]] = []

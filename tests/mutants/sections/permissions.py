@@ -74,7 +74,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "log/histories.py",
+        "log/fork_detection.py",
         "tests/unit/test_membership.py",
         row("what-was-said-before-is-forgotten", "if (said := words.pop(version, digest)) != digest:", "if False:"),
         row("one-author-takes-all-places", "self._said.setdefault(by, {})", 'self._said.setdefault("", {})'),

@@ -230,7 +230,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "learner/history.py",
+        "learner/resume.py",
         "tests/integration/test_donors.py",
         row(
             "the-oldest-donor-first",

@@ -22,7 +22,7 @@ AUTHORS_MAX = 4096
 UNSAID = bytes(32)
 
 
-class Histories:
+class ForkDetection:
     """Of one fragment: which commits there are here, and which ones others say there are."""
 
     def __init__(self, fragment: int, found: Callable[[], None]) -> None:
