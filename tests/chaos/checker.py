@@ -13,8 +13,8 @@ from isthmus.errors import IsthmusError, LogCorrupt
 from isthmus.format.records.keys import LEARNERS, values_prefix
 from isthmus.inspect.status import read_ledgers
 from isthmus.log import Commit, Log, fold
+from isthmus.log.listing import checkpoints_in
 from isthmus.log.merge import State
-from isthmus.log.select import checkpoints_in
 
 T = TypeVar("T")
 

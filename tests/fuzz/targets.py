@@ -32,9 +32,9 @@ from isthmus.format.signing.keys import public_key
 from isthmus.learner import checkpoint, parts
 from isthmus.learner.ranks import protocol
 from isthmus.log import merge, run
+from isthmus.log.authenticate import heard
 from isthmus.log.membership import Members, opened
 from isthmus.log.run import Run
-from isthmus.log.speech import heard
 from isthmus.log.verified import KINDS, Gate
 from isthmus.runtime.urls import redacted, split
 from support.opened import opened_update, verified_checkpoint

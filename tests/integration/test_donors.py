@@ -19,7 +19,7 @@ from isthmus.format.records.objects import CheckpointHeader
 from isthmus.learner.agent import LearnerAgent
 from isthmus.learner.checkpoint import Checkpoint, LoopState, Saver
 from isthmus.learner.resume import HEAD_BYTES, donors, read_head
-from isthmus.log.select import checkpoints_in
+from isthmus.log.listing import checkpoints_in
 from isthmus.store import Entry
 from isthmus.torch.loop import Loop
 from support.world import NumpyReplica, World, seed_of, serving, train, world

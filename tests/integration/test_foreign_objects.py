@@ -25,9 +25,9 @@ from isthmus.learner.global_local import global_local
 from isthmus.learner.resume import read_checkpoint
 from isthmus.log import Log, gc, heal, merge
 from isthmus.log.complete import require_commits, require_whole
+from isthmus.log.listing import checkpoints_in
 from isthmus.log.membership import Members, changed, write
 from isthmus.log.run import read_run
-from isthmus.log.select import checkpoints_in
 from isthmus.log.trust import Trust
 from isthmus.reasons import Reason
 from isthmus.store import checked

@@ -19,7 +19,7 @@ from isthmus.format.rules import Pace
 from isthmus.learner import LearnerAgent, residuals
 from isthmus.learner.backend import local_residual
 from isthmus.learner.checkpoint import LoopState
-from isthmus.log.select import checkpoints_in
+from isthmus.log.listing import checkpoints_in
 from support.world import (
     SPECS,
     NumpyReplica,

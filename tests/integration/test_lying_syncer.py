@@ -22,9 +22,9 @@ from isthmus.format.rules import Rules
 from isthmus.inspect.replay import Difference, replay
 from isthmus.learner.resume import read_checkpoint
 from isthmus.log import fold, merge
+from isthmus.log.authenticate import heard
+from isthmus.log.listing import checkpoints_in
 from isthmus.log.merge import Accumulator, Advance
-from isthmus.log.select import checkpoints_in
-from isthmus.log.speech import heard
 from isthmus.reasons import Clip
 from isthmus.rounds.bounds import Believed, Claim, Influence
 from isthmus.syncer import Syncer

@@ -30,10 +30,10 @@ from isthmus.inspect.health_summary import health
 from isthmus.inspect.replay import replay
 from isthmus.inspect.status import read_status
 from isthmus.log import Log, evaluations, fold, gc, heal
+from isthmus.log.authenticate import heard
 from isthmus.log.creation import Seed
+from isthmus.log.listing import checkpoints_in
 from isthmus.log.membership import GRACE_VERSIONS, Members, changed, write
-from isthmus.log.select import checkpoints_in
-from isthmus.log.speech import heard
 from isthmus.log.state import look
 from isthmus.reasons import Reason
 from isthmus.store import Layer

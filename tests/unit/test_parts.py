@@ -13,7 +13,7 @@ from isthmus.format.records.objects import SCHEMA, CheckpointHeader, Part, PartH
 from isthmus.format.records.tree import NOWHERE, Leaf, LeafSpec
 from isthmus.learner import parts
 from isthmus.learner.parts import Away, Lies
-from isthmus.log.select import parts_in
+from isthmus.log.listing import parts_in
 from isthmus.reasons import Reason
 from isthmus.store import Entry
 from isthmus.torch import model as torch_model

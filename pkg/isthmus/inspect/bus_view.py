@@ -16,8 +16,8 @@ from isthmus.format.records.messages import (
     Pass,
     Progress,
 )
+from isthmus.log.authenticate import heard
 from isthmus.log.membership import Members
-from isthmus.log.speech import heard
 from isthmus.reasons import Reason
 
 

@@ -13,7 +13,7 @@ from isthmus.format.records.objects import CommitHeader, Healed, Input, Late, Re
 from isthmus.format.rules import STALENESS_MAX
 from isthmus.inspect.persistence import differences
 from isthmus.log import Commit, Log
-from isthmus.log.select import all_or
+from isthmus.log.listing import all_or
 from isthmus.reasons import FINAL, Reason
 
 _COMMIT = re.compile(r"(?:commits/)?(\d+)/(\d+)")

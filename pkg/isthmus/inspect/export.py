@@ -18,8 +18,8 @@ from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError, LogCorrupt
 from isthmus.format.layout import Spec, TensorClass
 from isthmus.log import Log, fold
+from isthmus.log.listing import ShareDone, earliest
 from isthmus.log.run import Run
-from isthmus.log.select import ShareDone, earliest
 
 _NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _OTHERS = {"F64": "<f8", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1", "U8": "<u1", "BOOL": "?"}

@@ -11,7 +11,7 @@ import numpy as np
 
 from isthmus.codecs.kernels import F32
 from isthmus.log import Log, fold
-from isthmus.log.select import earliest
+from isthmus.log.listing import earliest
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from isthmus.format.records.objects import CommitHeader, Input, SnapshotHeader
 from isthmus.format.rules import STALENESS_MAX, Bounds
 from isthmus.log import Commit, Log, fold
 from isthmus.log.complete import require_whole
+from isthmus.log.listing import ShareDone, all_or, earliest
 from isthmus.log.merge import Advance, State
-from isthmus.log.select import ShareDone, all_or, earliest
 from isthmus.log.updates import Update
 from isthmus.reasons import Reason
 from isthmus.rounds.bounds import REMEMBERED, Influence, claim_of, first_norm

@@ -21,8 +21,8 @@ from isthmus.errors import InputError
 from isthmus.format.records.objects import CommitHeader, Input, Outer, Seen, Waited
 from isthmus.format.rules import ABSENT_MAX, STALENESS_MAX, Bounds, MergeRule, Pace, Rules
 from isthmus.log import Commit, Log, fold
+from isthmus.log.listing import ShareDone, all_or, earliest
 from isthmus.log.merge import State, by_class
-from isthmus.log.select import ShareDone, all_or, earliest
 from isthmus.rounds.events import Action, Announced, Appended, Arrived, Called, Fetch, Merge, Passed, Pointer, Tick
 from isthmus.rounds.grace import Terms
 from isthmus.rounds.members import Members

@@ -52,7 +52,7 @@ from isthmus.learner.resume import History, read_history
 from isthmus.learner.summary import Summary
 from isthmus.learner.uplink import Uplink
 from isthmus.log import Log
-from isthmus.log.speech import heard, keep_members
+from isthmus.log.authenticate import heard, keep_members
 from isthmus.reasons import Reason
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import LearnerMetrics

@@ -26,7 +26,7 @@ from isthmus.format.rules import CHECKPOINT_S, CHECKPOINTS_KEPT
 from isthmus.learner import parts
 from isthmus.learner.resume import read_checkpoint
 from isthmus.log import Log
-from isthmus.log.select import by_learner, checkpoints_in
+from isthmus.log.listing import by_learner, checkpoints_in
 from isthmus.reasons import Reason
 from isthmus.store import Entry
 

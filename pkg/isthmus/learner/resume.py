@@ -28,8 +28,8 @@ from isthmus.format.rules import CHECKPOINTS_KEPT
 from isthmus.learner import parts
 from isthmus.learner.checkpoint import Checkpoint, open_checkpoint
 from isthmus.log import Log
-from isthmus.log.select import checkpoints_in
-from isthmus.log.speech import heard
+from isthmus.log.authenticate import heard
+from isthmus.log.listing import checkpoints_in
 from isthmus.log.verified import Unverified, glance
 from isthmus.reasons import Reason
 from isthmus.store import Entry, checked

@@ -13,7 +13,7 @@ from isthmus.format.records.keys import commit_in, commit_key, commits_prefix, i
 from isthmus.format.records.objects import SnapshotHeader, ValueHeader
 from isthmus.format.rules import MemberRole
 from isthmus.log import Log
-from isthmus.log.select import earliest
+from isthmus.log.listing import earliest
 from isthmus.log.verified import KINDS
 from isthmus.store.base import is_there
 

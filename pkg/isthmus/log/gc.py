@@ -30,7 +30,7 @@ from isthmus.format.records.keys import (
 from isthmus.format.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, ClaimHeader, PackedHeader, SegmentHeader
 from isthmus.format.rules import CHECKPOINTS_KEPT, KEPT_VERSIONS, MIN_AGE_S, STALENESS_MAX, MemberRole
 from isthmus.log import Commit, Log, fold
-from isthmus.log.select import by_learner, checkpoints_in, parts_in
+from isthmus.log.listing import by_learner, checkpoints_in, parts_in
 from isthmus.reasons import Reason
 from isthmus.store import Entry, checked
 

@@ -39,8 +39,8 @@ from isthmus.format.records.messages import (
 )
 from isthmus.format.rules import Pace
 from isthmus.log import Log
+from isthmus.log.authenticate import heard, keep_members, may_speak, streams_of
 from isthmus.log.merge import state_bytes
-from isthmus.log.speech import heard, keep_members, may_speak, streams_of
 from isthmus.reasons import Reason
 from isthmus.rounds.events import Announced, Called, Invalid, Passed, Pointer
 from isthmus.rounds.gate import Gate

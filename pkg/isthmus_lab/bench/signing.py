@@ -13,9 +13,9 @@ from isthmus.format.records.objects import SCHEMA, MemberSpec, RunHeader, Update
 from isthmus.format.rules import MemberRole, Pace, Rules
 from isthmus.format.signing.keys import new_signer
 from isthmus.log import updates
+from isthmus.log.authenticate import heard
 from isthmus.log.membership import Members, Membership
 from isthmus.log.run import Run
-from isthmus.log.speech import heard
 from isthmus.log.verified import Gate
 from isthmus_lab.bench.kernels import flat
 from isthmus_lab.bench.measure import Case, Row, Say, counted, in_turns, parted, row

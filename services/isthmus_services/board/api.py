@@ -14,7 +14,7 @@ from isthmus.inspect import whatif
 from isthmus.inspect.explain import explain
 from isthmus.inspect.status import Status, read_ledgers
 from isthmus.log import evaluations
-from isthmus.log.select import all_or, checkpoints_in
+from isthmus.log.listing import all_or, checkpoints_in
 from isthmus.runtime.urls import redacted
 from isthmus.version import __version__
 from isthmus_services.board import accounts

@@ -12,7 +12,7 @@ from isthmus.inspect import replay as replays
 from isthmus.inspect import whatif
 from isthmus.inspect.trace import trace
 from isthmus.log import Log
-from isthmus.log.select import all_or
+from isthmus.log.listing import all_or
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import require_free, stdout, write_json
 from isthmus_services.output.tables import Column, fitted

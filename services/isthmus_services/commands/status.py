@@ -16,8 +16,8 @@ from isthmus.inspect.health_summary import health
 from isthmus.inspect.status import Ledger, Live, Status, read_ledgers, read_status
 from isthmus.log import evaluations
 from isthmus.log.evaluations import Point
+from isthmus.log.listing import checkpoints_in
 from isthmus.log.run import Run
-from isthmus.log.select import checkpoints_in
 from isthmus.log.state import collects
 from isthmus_services.output import pictures, view
 from isthmus_services.output.report import stdout, write_json

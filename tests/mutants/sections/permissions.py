@@ -64,7 +64,7 @@ MUTANTS = [
         row("membership-may-go-back", "if commit.header.members < members:", "if False:"),
     ),
     *of(
-        "log/speech.py",
+        "log/authenticate.py",
         "tests/integration/test_signed.py",
         row("one-batch-of-several", "if len(names) > 1:", "if False:"),
         row(

@@ -223,7 +223,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "log/select.py",
+        "log/listing.py",
         "tests/integration/test_donors.py",
         row(
             "checkpoints-go-by-step-whatever-life", '(int(e.key.split("/")[2]), version_in(e.key))', "version_in(e.key)"

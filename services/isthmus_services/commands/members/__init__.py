@@ -14,8 +14,8 @@ from isthmus.format.records.objects import VOUCHED_MAX, CheckpointHeader, Member
 from isthmus.format.rules import MemberRole
 from isthmus.format.signing import Signer, fingerprint
 from isthmus.log import Log
+from isthmus.log.listing import by_learner, checkpoints_in
 from isthmus.log.membership import Membership, write
-from isthmus.log.select import by_learner, checkpoints_in
 from isthmus.runtime.urls import redacted, split
 from isthmus.store import BUCKETS, Entry, checked
 from isthmus_services.settings import declared, shared
