@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import isthmus
-from isthmus.learner.boundary import Freeze
+from isthmus.learner.boundary import CopyState
 from isthmus.torch import loop
 from support.restarts import PACE, RULES, TOKENS, Data, wait_until_stored
 
@@ -75,7 +75,7 @@ def main(run: str, until: int, end: str, out: Path) -> None:
             if link is not None:
                 stores = rank == 0 and n == first + 2
                 if stores:
-                    link._boundary.post(Freeze())
+                    link._boundary.post(CopyState())
                 link.step(tokens=TOKENS)
                 if stores:
                     wait_until_stored(link)

@@ -18,7 +18,7 @@ from isthmus.learner.boundary import (
     BaseMerged,
     Boundary,
     Captured,
-    Freeze,
+    CopyState,
     NothingToGive,
     Ready,
     SyncerBack,
@@ -346,13 +346,13 @@ def test_a_pause_of_any_length_costs_one_version_a_fragment() -> None:
             loop.tell(Ready(fragment, version, values))
             loop.tell(Asked(fragment, version + 1))
             loop.tell(BaseMerged(fragment, version - 1))
-        loop.tell(Freeze())
+        loop.tell(CopyState())
     del values
     gc.collect()
     assert sum(values() is not None for values in offered) == 4
     words = [word for word in loop.boundary.inbox.take() if not isinstance(word, UploadDone)]
     newest = [BaseMerged(p, 198) for p in range(4)] + [Asked(p, 200) for p in range(4)]
-    assert words == [*newest, Freeze()]
+    assert words == [*newest, CopyState()]
     assert len(loop.boundary.inbox) == 0
     loop.step(4)
     assert [slot.base for slot in loop.boundary.slots] == [199] * 4

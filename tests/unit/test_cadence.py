@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.learner.boundary import Freeze
-from isthmus.learner.checkpoint import Frozen, LoopState
+from isthmus.learner.boundary import CopyState
+from isthmus.learner.checkpoint import LoopState, StateCopy
 from isthmus.learner.incarnation import Incarnation
 from isthmus_lab.simulate.clock import Clock
 
@@ -36,9 +36,9 @@ def asked_at(held_s: float, stored_s: float, until_s: float = 3000.0) -> list[fl
         async with asyncio.TaskGroup() as tasks:
 
             def tell(message: object) -> None:
-                assert isinstance(message, Freeze)
+                assert isinstance(message, CopyState)
                 found.append(clock.time())
-                incarnation.take(Frozen(1, 1, 1.0, (), LoopState(), held_s), tasks)
+                incarnation.take(StateCopy(1, 1, 1.0, (), LoopState(), held_s), tasks)
 
             incarnation = Slow(tell, runtime, stored_s)
             asking = tasks.create_task(incarnation.ask_for_checkpoints())
@@ -69,7 +69,7 @@ class Slow(Incarnation):
         )  # fmt: skip
         self._takes_s = stored_s
 
-    async def _is_useful(self, frozen: Frozen) -> bool:
+    async def _is_useful(self, frozen: StateCopy) -> bool:
         await asyncio.sleep(self._takes_s)
         return False
 

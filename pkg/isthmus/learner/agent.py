@@ -44,7 +44,7 @@ from isthmus.learner.boundary import (
     ToAgent,
     ToTraining,
 )
-from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, moved
+from isthmus.learner.checkpoint import Checkpoint, Saver, StateCopy, moved
 from isthmus.learner.downlink import FRAGMENTS_AT_ONCE, PROBE_BEATS, Downlink
 from isthmus.learner.incarnation import Incarnation
 from isthmus.learner.reporter import Reporter
@@ -346,7 +346,7 @@ class LearnerAgent:
                 self._reporter.have_nothing(fragment, version)
             case Adopted() as adopted:
                 self.uplink.adopted(adopted)
-            case Frozen() as frozen:
+            case StateCopy() as frozen:
                 self._claimed.take(frozen, tasks)
 
     def _moved(self, up: int, down: int) -> None:

@@ -20,7 +20,7 @@ from isthmus.errors import InputError, RankLost, told
 from isthmus.format.layout import Layout
 from isthmus.format.rules import Adoption, Pace
 from isthmus.learner.backend import ArrayRef, Arrays, LocalArrays
-from isthmus.learner.checkpoint import Frozen, LoopState, Point, Saver
+from isthmus.learner.checkpoint import LoopState, Point, Saver, StateCopy
 from isthmus.learner.upload_window import LIMIT_MAX, Window
 from isthmus.runtime.averages import smooth
 
@@ -143,7 +143,7 @@ class UploadFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Freeze:
+class CopyState:
     """Copy everything a checkpoint holds after the next step."""
 
 
@@ -152,8 +152,8 @@ class SyncerBack:
     """A syncer is heard again after a silence, so uploads are due after each period again."""
 
 
-ToAgent = Captured | NothingToGive | Adopted | Frozen
-Word = Asked | BaseMerged | UploadDone | UploadFailed | Freeze | SyncerBack
+ToAgent = Captured | NothingToGive | Adopted | StateCopy
+Word = Asked | BaseMerged | UploadDone | UploadFailed | CopyState | SyncerBack
 ToTraining = Word | Ready
 
 
@@ -207,7 +207,7 @@ class Inbox:
         self._uploads: deque[UploadDone | UploadFailed] = deque()  # as many as uploads are under way
         self._merged: list[deque[BaseMerged]] = [deque(maxlen=1) for _ in range(fragments)]
         self._asked: list[deque[Asked]] = [deque(maxlen=1) for _ in range(fragments)]
-        self._freeze: deque[Freeze] = deque(maxlen=1)
+        self._freeze: deque[CopyState] = deque(maxlen=1)
         self._back: deque[SyncerBack] = deque(maxlen=1)
 
     def put(self, message: "Word") -> None:
@@ -219,7 +219,7 @@ class Inbox:
             case Asked(fragment, version):
                 if all(known.version < version for known in tuple(self._asked[fragment])):
                     self._asked[fragment].append(message)
-            case Freeze():
+            case CopyState():
                 self._freeze.append(message)
             case SyncerBack():
                 self._back.append(message)
@@ -432,7 +432,7 @@ class Boundary:
         except Exception as error:
             logger.warning("no checkpoint of step %d: %s", self.step, told(error))
             return
-        self._tell(Frozen(self.step, self.tokens_seen, self.loss, points, loop, self._now() - began))
+        self._tell(StateCopy(self.step, self.tokens_seen, self.loss, points, loop, self._now() - began))
 
     def _point(self, fragment: int) -> Point:
         slot, values = self.slots[fragment], self._arrays.empty(fragment)
@@ -472,7 +472,7 @@ class Boundary:
                     for slot in self.slots:
                         if slot.sent_step is not None:
                             slot.due_at = min(slot.due_at, slot.sent_step + slot.period)
-                case Freeze():
+                case CopyState():
                     self._freeze_asked = True
 
     def _called(self, fragment: int, version: int, afresh: bool) -> None:

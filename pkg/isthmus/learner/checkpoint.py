@@ -86,7 +86,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
+class StateCopy:
     """The training side right after a step; nothing in it changes any more."""
 
     step: int
@@ -187,7 +187,7 @@ FIRST_RESIDUAL = 2
 """From this one on a fragment's arrays in a checkpoint are residuals; see `CheckpointHeader`."""
 
 
-async def why_useless(frozen: Frozen, backend: ArrayBackend, runtime: Runtime) -> str | None:
+async def why_useless(frozen: StateCopy, backend: ArrayBackend, runtime: Runtime) -> str | None:
     """Return why nobody could go on from this, its own learner or a peer; None where it can be stored."""
     why: str | None = await runtime.offload(_why_useless_here, frozen)
     if why is not None:
@@ -199,7 +199,7 @@ async def why_useless(frozen: Frozen, backend: ArrayBackend, runtime: Runtime) -
     return None
 
 
-def _why_useless_here(frozen: Frozen) -> str | None:
+def _why_useless_here(frozen: StateCopy) -> str | None:
     """The same of what lies in this process."""
     if frozen.loss is not None and not np.isfinite(frozen.loss):
         return f"the loss is {frozen.loss}"
@@ -286,7 +286,7 @@ def pack_alone(alone: object, take: tree.Take) -> U8:
 
 
 def draft(
-    run: Run, learner: str, incarnation: int, tokens_lost: int, taken_at: float, frozen: Frozen,
+    run: Run, learner: str, incarnation: int, tokens_lost: int, taken_at: float, frozen: StateCopy,
     traffic: Sequence[UplinkPoint], take: tree.Take,
 ) -> Draft:  # fmt: skip
     """Return a checkpoint to be stored. Raises `InputError` for odd state."""

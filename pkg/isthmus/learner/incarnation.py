@@ -12,8 +12,8 @@ from isthmus.format.records.keys import checkpoint_key, claim_key
 from isthmus.format.records.objects import SCHEMA, ClaimHeader
 from isthmus.format.rules import CHECKPOINTS_KEPT
 from isthmus.learner.backend import ArrayBackend
-from isthmus.learner.boundary import Freeze, ToTraining
-from isthmus.learner.checkpoint import Draft, Frozen, Saver, UplinkPoint, draft, moved, why_useless
+from isthmus.learner.boundary import CopyState, ToTraining
+from isthmus.learner.checkpoint import Draft, Saver, StateCopy, UplinkPoint, draft, moved, why_useless
 from isthmus.learner.resume import History, read_claim
 from isthmus.learner.uplink import Uplink
 from isthmus.log import Log
@@ -160,15 +160,15 @@ class Incarnation:
             await asyncio.sleep(self._checkpoint_s)
             await asyncio.sleep(max(0.0, self._not_before - self._runtime.now()))
             if not self.busy:
-                self._tell(Freeze())
+                self._tell(CopyState())
 
-    def take(self, frozen: Frozen, tasks: asyncio.TaskGroup) -> None:
+    def take(self, frozen: StateCopy, tasks: asyncio.TaskGroup) -> None:
         """Take what the training side copied; the other half is copied now, before a later message changes it."""
         self.busy += 1
         points = tuple(self._uplink.reconciled(p, point) for p, point in enumerate(frozen.points))
         tasks.create_task(self._keep(replace(frozen, points=points), self._uplink.traffic(), self._uplink.tokens_lost))
 
-    async def _keep(self, frozen: Frozen, traffic: Sequence[UplinkPoint], tokens_lost: int) -> None:
+    async def _keep(self, frozen: StateCopy, traffic: Sequence[UplinkPoint], tokens_lost: int) -> None:
         began = self._runtime.now()
         try:
             points, traffic = await moved(frozen.points, traffic, self._backend.landed)
@@ -192,7 +192,7 @@ class Incarnation:
             self.busy -= 1
             self._through()
 
-    async def _is_useful(self, frozen: Frozen) -> bool:
+    async def _is_useful(self, frozen: StateCopy) -> bool:
         """Return whether anybody could go on from it; the first that nobody could is told, and the end of that."""
         why = await why_useless(frozen, self._backend, self._runtime)
         if why is not None:

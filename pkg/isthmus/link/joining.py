@@ -91,7 +91,7 @@ def join(
     Args:
         run: where the run lives: `s3://bucket/prefix` or a folder.
         model: any module; its trainable parameters must be those of the run (tied ones once, any of float32, bfloat16,
-            float16). Frozen parameters must be the run's; buffers stay local. What `torch.compile` and
+            float16). StateCopy parameters must be the run's; buffers stay local. What `torch.compile` and
             `DataParallel` have wrapped is unwrapped. Where FSDP2 or tensor parallelism shard it over the ranks of a
             job, or `DistributedDataParallel` replicates it, all of them are one learner: each calls this alike.
         optimizer: the inner optimizer; its state is kept when a fragment is adopted.
