@@ -36,7 +36,7 @@ from isthmus.rounds import rounds
 from isthmus.rounds.bounds import Influence
 from isthmus.rounds.events import CallRound, CatchUp, CaughtUp, Tick
 from isthmus.rounds.grace import Grace
-from isthmus.rounds.members import Members
+from isthmus.rounds.live_learners import LiveLearners
 from isthmus.rounds.rounds import Phase, Rounds
 from isthmus.runtime.averages import smooth
 from isthmus.store import EdgeStore, FileStore
@@ -175,8 +175,8 @@ def close_early_on_the_only_learner_heard() -> Iterator[None]:
         self.hold_until = -1e18
         return original(self, (), now)
 
-    original = Members.expected
-    with patch.object(Members, "expected", expected):
+    original = LiveLearners.expected
+    with patch.object(LiveLearners, "expected", expected):
         yield
 
 
@@ -422,8 +422,8 @@ def close_when_half_of_grace_is_over() -> Iterator[None]:
 def durations_as_said() -> Iterator[None]:
     """Durations are taken to be what anybody says."""
     with (
-        patch.object(Members, "_believed", lambda self, member, said_s, usual_s: said_s),
-        patch.object(Members, "_step_s", lambda self, member, usual_s: member.step_s),
+        patch.object(LiveLearners, "_believed", lambda self, member, said_s, usual_s: said_s),
+        patch.object(LiveLearners, "_step_s", lambda self, member, usual_s: member.step_s),
     ):
         yield
 

@@ -7,7 +7,7 @@ from isthmus.format.records.objects import CommitHeader
 from isthmus.format.rules import Bounds, Pace
 from isthmus.rounds.events import Action, Announced, Appended, Arrived, Begun, CaughtUp, Fetch, Pointer, Spoiled
 from isthmus.rounds.gate import Gate
-from isthmus.rounds.members import Members
+from isthmus.rounds.live_learners import LiveLearners
 from isthmus.rounds.rounds import Rounds
 from support.commits import committed, digest_of, given
 
@@ -26,7 +26,7 @@ class Story:
     ) -> None:  # fmt: skip
         self.now = 100.0
         self.step_s = step_s
-        self.members = Members(pace, 0.0)
+        self.members = LiveLearners(pace, 0.0)
         self.gate = gate or Gate()
         self.turns = 0
         """How often the gate said that it is this fragment's turn."""

@@ -26,7 +26,7 @@ from isthmus.rounds.bounds import (
     first_norm,
 )
 from isthmus.rounds.events import Action, CallRound, Fetch, Merge, Refused
-from isthmus.rounds.members import Members
+from isthmus.rounds.live_learners import LiveLearners
 from isthmus.rounds.rounds import ABSENT_KNOWN, Phase
 from support.commits import committed, given
 from support.round_story import Story
@@ -222,15 +222,15 @@ def test_bounds_can_be_taken_away() -> None:
 LEARNERS = [f"l{n}" for n in range(5)]
 
 
-def said(*durations: float) -> Members:
+def said(*durations: float) -> LiveLearners:
     """Return members of which each says that everything takes it so long [s]."""
-    members = Members(Pace(), 0.0)
+    members = LiveLearners(Pace(), 0.0)
     for learner, seconds in zip(LEARNERS, durations, strict=True):
         members.heard(learner, 1, 0.0, step_s=seconds, upload_s=seconds, sync_s=seconds)
     return members
 
 
-def believed(members: Members) -> tuple[float, ...]:
+def believed(members: LiveLearners) -> tuple[float, ...]:
     terms = members.terms(LEARNERS, ["l4"])
     return terms.fastest_step_s, terms.slowest_step_s, terms.sync_s, terms.cap_s
 

@@ -3,15 +3,15 @@
 import pytest
 
 from isthmus.format.rules import Pace
-from isthmus.rounds.members import FORGET_SILENCES, LEFT_MAX, Members
+from isthmus.rounds.live_learners import FORGET_SILENCES, LEFT_MAX, LiveLearners
 from isthmus.runtime.averages import smooth
 
 PACE = Pace(heartbeat_s=1.0, silence_s=3.0)
 
 
-def members(*heard: str, at: float = 100.0) -> Members:
+def members(*heard: str, at: float = 100.0) -> LiveLearners:
     """Return members of a syncer that has listened for long, of whom these were heard just now."""
-    found = Members(PACE, 0.0)
+    found = LiveLearners(PACE, 0.0)
     for name in heard:
         found.heard(name, 1, at)
     return found
@@ -34,7 +34,7 @@ def test_who_was_in_the_last_commits_and_fell_silent_since_is_not_waited_for() -
 
 
 def test_after_a_start_whoever_the_log_knows_is_waited_for_until_it_could_have_been_heard() -> None:
-    found = Members(PACE, 100.0)
+    found = LiveLearners(PACE, 100.0)
     assert found.expected({"a"}, 102.9) == {"a"}
     assert found.expected({"a"}, 103.1) == set()
 
@@ -52,7 +52,7 @@ def test_after_a_gap_of_the_bus_nobodys_silence_says_anything() -> None:
 
 
 def test_who_left_is_not_waited_for_even_if_the_log_knows_it() -> None:
-    found = Members(PACE, 100.0)
+    found = LiveLearners(PACE, 100.0)
     found.heard("a", 1, 100.5)
     found.heard("b", 1, 100.5)
     found.left("b", 1)

@@ -25,7 +25,7 @@ from isthmus.log.listing import ShareDone, all_or, earliest
 from isthmus.log.merge import State, by_class
 from isthmus.rounds.events import Action, Announced, Appended, Arrived, Called, Fetch, Merge, Passed, Pointer, Tick
 from isthmus.rounds.grace import Terms
-from isthmus.rounds.members import Members
+from isthmus.rounds.live_learners import LiveLearners
 from isthmus.rounds.rounds import Rounds
 
 _OUTER = {
@@ -325,7 +325,7 @@ async def one_round(log: Log, fragment: int, version: int, settings: Settings) -
 # --- who would have been in -------------------------------------------------------------------------------------------
 
 
-class _Recorded(Members):
+class _Recorded(LiveLearners):
     """The members of a round as its commit recorded them. Times are seconds since the round was opened."""
 
     def __init__(self, pace: Pace) -> None:
@@ -334,11 +334,11 @@ class _Recorded(Members):
         self.known = Terms()
 
     def expected(self, recent: Iterable[str], now: float) -> set[str]:
-        """See `Members.expected`."""
+        """See `LiveLearners.expected`."""
         return set(self.here)
 
     def terms(self, expected: Iterable[str], missing: Iterable[str]) -> Terms:
-        """See `Members.terms`."""
+        """See `LiveLearners.terms`."""
         return self.known
 
 

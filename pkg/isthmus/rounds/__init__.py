@@ -4,7 +4,7 @@ events   what happens, and what to do    rounds   the state machine
 grace    how long waiting is worth it    members  who is there
 """
 
-from isthmus.rounds.members import Members
+from isthmus.rounds.live_learners import LiveLearners
 from isthmus.rounds.rounds import Rounds
 
-__all__ = ["Members", "Rounds"]
+__all__ = ["LiveLearners", "Rounds"]

@@ -52,7 +52,7 @@ from isthmus.rounds.events import (
 )
 from isthmus.rounds.gate import Gate
 from isthmus.rounds.grace import Terms, adaptive_grace
-from isthmus.rounds.members import Members
+from isthmus.rounds.live_learners import LiveLearners
 from isthmus.rounds.period import next_period
 from isthmus.runtime.averages import Usual
 
@@ -153,7 +153,7 @@ class Rounds:
         self,
         pace: Pace,
         periods: tuple[int, int],
-        members: Members,
+        members: LiveLearners,
         bounds: Bounds = BOUNDS,
         gate: Gate | None = None,
         fragment: int = 0,

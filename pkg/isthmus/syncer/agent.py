@@ -44,7 +44,7 @@ from isthmus.log.merge import state_bytes
 from isthmus.reasons import Reason
 from isthmus.rounds.events import Announced, Called, Invalid, Passed, Pointer
 from isthmus.rounds.gate import Gate
-from isthmus.rounds.members import Members
+from isthmus.rounds.live_learners import LiveLearners
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import SyncerMetrics
 from isthmus.store import EdgeStore
@@ -131,7 +131,7 @@ class Syncer:
         bus = TolerantBus(TimedBus(bus, self.metrics, runtime), self._tolerance)
         self._runtime = runtime
         self._run = log.run
-        self._members = Members(self.pace, runtime.now(), log.run.header.bounds)
+        self._members = LiveLearners(self.pace, runtime.now(), log.run.header.bounds)
         self._holders = holders or Holders(name, self.pace, len(log.run.layout.fragments), runtime.now())
         self._speaker = Speaker(bus, SYNCER_STREAM, runtime, log.signer)
         self._listener = Listener(

@@ -54,7 +54,7 @@ from isthmus.rounds.events import (
     Turn,
     Unreachable,
 )
-from isthmus.rounds.members import Members
+from isthmus.rounds.live_learners import LiveLearners
 from isthmus.rounds.rounds import Rounds
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import SyncerMetrics
@@ -90,7 +90,7 @@ class FragmentCoordinator:
         self,
         log: Log,
         fragment: int,
-        members: Members,
+        members: LiveLearners,
         pace: Pace,
         runtime: Runtime,
         limits: Limits,

@@ -151,7 +151,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "rounds/members.py",
+        "rounds/live_learners.py",
         "tests/unit/test_members_heard.py tests/unit/test_members.py tests/unit/test_bounds.py",
         row("any-age-of-silence-is-long", "before = now - FORGET_SILENCES * self._pace.silence_s", "before = now"),
         row("the-silent-are-waited-for", "if since >= silent_before:", "if True:"),

@@ -31,7 +31,7 @@ class Member:
     """What a step of its newest update that came can have taken at most; 0 while none came."""
 
 
-class Members:
+class LiveLearners:
     """The learners heard of lately. After a start or a gap of the bus nobody's silence means anything for a while."""
 
     def __init__(self, pace: Pace, now: float, bounds: Bounds = BOUNDS) -> None:
