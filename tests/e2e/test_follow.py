@@ -143,7 +143,7 @@ async def test_no_more_is_fetched_than_has_changed(tmp_path: Path) -> None:
     async with world(tmp_path / "run", seed_of(Rules(fragments=3, sync_every=2))) as w:
         await trained(w, 4)
         through = w.through(lambda store: seen.append(Counting(store)) or seen[-1])  # type: ignore[func-returns-value]
-        follower = follow.Follower(through.log)
+        follower = follow.CutFollower(through.log)
         head = await follower.head(1)
         assert head >= 4
         first = await follower.cut(2)
@@ -165,7 +165,7 @@ async def test_no_more_is_fetched_than_has_changed(tmp_path: Path) -> None:
 async def test_what_was_collected_meanwhile_is_followed_from_a_snapshot(tmp_path: Path) -> None:
     async with world(tmp_path / "run", seed_of(Rules(fragments=2, sync_every=2))) as w:
         await trained(w, 2)
-        follower = follow.Follower(w.log)
+        follower = follow.CutFollower(w.log)
         await follower.head(1)
         await follower.cut(1)
         await trained(w, 12)
@@ -257,7 +257,7 @@ async def test_the_newest_is_looked_for_of_every_fragment(tmp_path: Path) -> Non
     async with world(tmp_path / "run", seed_of(Rules(fragments=3, sync_every=2))) as w:
         await trained(w, 6)
         newest = min([c.version for c in [await w.log.newest(p) for p in range(3)] if c])
-        follower = follow.Follower(w.log)
+        follower = follow.CutFollower(w.log)
         follower._seen = {0: 3, 1: 2, 2: 2}
         assert await follower.head(3) == newest > 3
 

@@ -242,7 +242,7 @@ async def _exports(w: World) -> Facts:
 
 
 async def _follows(w: World) -> Facts:
-    follower = follow.Follower(await _log(w))
+    follower = follow.CutFollower(await _log(w))
     cut = await follower.cut(await follower.head(1))
     return (cut.number, *(rounded(values) for values in cut.values.values()))
 

@@ -43,7 +43,7 @@ from isthmus.store import EdgeStore, FileStore
 from isthmus.syncer import agent as syncer_agent
 from isthmus.syncer.coordinator import FragmentCoordinator
 from isthmus.syncer.fairness import FairQueue
-from isthmus.syncer.follower import Follower
+from isthmus.syncer.fragment_reader import FragmentReader
 from isthmus.syncer.holders import Holders
 from isthmus_lab.simulate import store as simulated_store
 from isthmus_lab.simulate.store import SimulatedStore
@@ -824,7 +824,7 @@ def a_demoted_primary_is_waited_for() -> Iterator[None]:
 @planted(200, caught_by=17)
 def hearsay_is_knowledge() -> Iterator[None]:
     """S3: a fragment is behind as long as somebody has named a version beyond it."""
-    with patch.object(Follower, "looked", lambda self, said: None):
+    with patch.object(FragmentReader, "looked", lambda self, said: None):
         yield
 
 

@@ -11,7 +11,7 @@ from isthmus.format.rules import Pace, Rules
 from isthmus.log import Log
 from isthmus.log.merge import state_bytes
 from isthmus.store import EdgeStore, Patience
-from isthmus.syncer import Syncer, agent, follower
+from isthmus.syncer import Syncer, agent, fragment_reader
 from isthmus.syncer.snapshots import snapshot_after
 from isthmus_lab.simulate.weather import Weather
 from support.written_log import ONE_WAY_S, Asked, Written
@@ -102,7 +102,7 @@ def test_a_fold_that_comes_to_nothing_leaves_the_fragment_to_others_until_it_doe
             await asyncio.sleep(30.0)
             assert list(serving._broken) == [2]
             assert serving.held == {0, 1, 3}
-            assert serving.coordinators[2]._follower._failed >= follower.FOLDS_TRIED
+            assert serving.coordinators[2]._follower._failed >= fragment_reader.FOLDS_TRIED
             serving.wire.answers = lambda operation, key: None
             await asyncio.sleep(5.0)
             assert not serving._broken

@@ -61,7 +61,7 @@ class Cut:
         }
 
 
-class Follower:
+class CutFollower:
     """A run's published values, as far as they were followed."""
 
     def __init__(self, log: Log, fragments: Sequence[int] | None = None) -> None:
@@ -144,7 +144,7 @@ async def cuts(
 
     An outage is waited for. Raises `Denied`, `LogCorrupt` where a cut cannot be had any more, and `InputError`.
     """
-    follower, away = Follower(log, fragments), False
+    follower, away = CutFollower(log, fragments), False
     while True:
         began = runtime.now()
         wanted = max(0, (after // every + 1) * every)

@@ -5,7 +5,7 @@
 `begin` finds a place to start that can be believed, `onward` walks the commits after it, `fold` does both. What is
 carried along is a `Carry`: `Merging` carries the full state and merges every round anew from its updates (taking a
 fragment over, replay, what if); `Publishing` carries the published value and applies the published differences
-(joining, export); `Following` carries nothing and reads the commits alone (fragments that others keep).
+(joining, export); `ChainOnly` carries nothing and reads the commits alone (fragments that others keep).
 """
 
 import asyncio
@@ -236,7 +236,7 @@ class Merging:
         )
 
 
-class Following:
+class ChainOnly:
     """Carries nothing: the chain of commits, and that there is a snapshot to fold from, is all that is looked at."""
 
     async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> None:

@@ -62,7 +62,7 @@ from isthmus.store import Store
 from isthmus.syncer.counting import Counting
 from isthmus.syncer.fairness import FairQueue
 from isthmus.syncer.fetcher import Fetcher
-from isthmus.syncer.follower import At, Follower
+from isthmus.syncer.fragment_reader import At, FragmentReader
 from isthmus.syncer.inbox import Event, Fetched, Folded, FromBus, Heard, Looked
 from isthmus.syncer.recorder import Recorder
 from isthmus.syncer.shared import Limits, Tallies
@@ -115,7 +115,7 @@ class FragmentCoordinator:
         self._limits = limits
         self._tallies = tallies
         self._metrics = metrics
-        self._follower = Follower(log, self.fragment, pace, runtime)
+        self._follower = FragmentReader(log, self.fragment, pace, runtime)
         self._fetcher = Fetcher(log, updates or log.store, self.fragment, runtime, limits.fetches)
         self._snapshots = Snapshots(log, self.fragment, pace, runtime, limits.snapshots, lambda: self.state)
         self._recorder = Recorder(runtime)
@@ -173,7 +173,7 @@ class FragmentCoordinator:
         return self._snapshots.hole
 
     def overdue(self, silent_s: float) -> bool:
-        """See `Follower.overdue`."""
+        """See `FragmentReader.overdue`."""
         return self._follower.overdue(silent_s)
 
     @property

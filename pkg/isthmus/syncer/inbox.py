@@ -8,7 +8,7 @@ from isthmus.errors import LogCorrupt
 from isthmus.log.updates import Update
 from isthmus.reasons import Reason
 from isthmus.rounds.events import Announced, Begun, Called, Hold, Invalid, Passed, Pointer, Turn
-from isthmus.syncer.follower import At
+from isthmus.syncer.fragment_reader import At
 
 
 @dataclass(frozen=True, slots=True)

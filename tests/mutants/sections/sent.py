@@ -39,7 +39,7 @@ MUTANTS = [
         row("durations-without-bounds", "return min(max(0.0, seconds), SECONDS_MAX)", "return max(0.0, seconds)"),
     ),
     *of(
-        "syncer/follower.py",
+        "syncer/fragment_reader.py",
         "tests/integration/test_false_words.py",
         row(
             "a-false-version-is-looked-for-once",
@@ -62,7 +62,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "syncer/follower.py",
+        "syncer/fragment_reader.py",
         "tests/unit/test_coordinator_claims.py",
         row("two-commits-are-all-that-is-known", "self.need = max(2, pace.staleness + 1)", "self.need = 2"),
     ),
@@ -76,7 +76,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "syncer/follower.py",
+        "syncer/fragment_reader.py",
         "tests/unit/test_takeover.py",
         row("what-is-stuck-is-kept", "        if self._folding:  # what", "        if False:  # what"),
         row("folds-that-fail-do-not-count", "            self._failed += 1\n", "            pass\n"),
@@ -100,7 +100,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "syncer/follower.py",
+        "syncer/fragment_reader.py",
         "tests/integration/test_holders.py::test_of_what_another_keeps_a_syncer_reads_the_commits_alone_until_it_takes_over",
         row("everyone-folds-everything", "return self.wanted or bool(self.broken) or", "return True or"),
     ),

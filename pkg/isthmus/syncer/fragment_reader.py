@@ -25,7 +25,7 @@ At = fold.At[State] | fold.At[None]
 """With the state, or as its commits alone tell of it."""
 
 
-class Follower:
+class FragmentReader:
     """Where one fragment's log has been read to, what is known of it beyond, and the state where that is wanted."""
 
     def __init__(self, log: Log, fragment: Fragment, pace: Pace, runtime: Runtime) -> None:
@@ -57,7 +57,7 @@ class Follower:
         self._runtime = runtime
         self._state_bytes = state_bytes(log.run.rules) * fragment.size
         self._merging = fold.Merging(log, self._moved)
-        self._following = fold.Following()
+        self._following = fold.ChainOnly()
         self._retry_at = 0.0
         self._known = 0
         """The newest version that is in the log, as a commit of ours was refused for it."""
