@@ -25,7 +25,7 @@ from isthmus.reasons import Reason
 from isthmus.runtime.clock import single_threaded
 from isthmus.runtime.metrics import LearnerMetrics, Metrics, SyncerMetrics, declared
 from isthmus.store import EdgeStore
-from isthmus_services.process.health_server import Board, shown
+from isthmus_services.process.health_server import HealthServer, shown
 from isthmus_services.servers import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -285,7 +285,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Get]:
 
     with ExitStack() as stack:
         for job, address, metrics in zip(jobs, addresses, served, strict=True):
-            board = Board(job)
+            board = HealthServer(job)
             board.serves(unheard(metrics), metrics)
             feed(metrics)
             stack.enter_context(shown(board, address))

@@ -19,7 +19,7 @@ from isthmus.runtime.metrics import LearnerMetrics, Metrics, SyncerMetrics, decl
 from isthmus.store import Layer
 from isthmus.store.layer import Send
 from isthmus_services.process import logs
-from isthmus_services.process.health_server import Board, shown
+from isthmus_services.process.health_server import HealthServer, shown
 from isthmus_services.servers import free_ports
 from support.world import all_commits, in_virtual_time, serving, train, until, world
 
@@ -149,7 +149,7 @@ async def test_a_board_tells_a_stuck_loop_from_a_store_that_is_away(folder: Path
     real = single_threaded(0)
     runtime = replace(real, now=lambda: real.now() + passed_s)
     url = f"127.0.0.1:{free_ports(1)[0]}"
-    board = Board("syncer")
+    board = HealthServer("syncer")
 
     async def ask(path: str) -> tuple[int, str]:
         return await asyncio.to_thread(get, f"http://{url}/{path}")
@@ -186,7 +186,7 @@ async def test_a_board_tells_a_stuck_loop_from_a_store_that_is_away(folder: Path
 
 @pytest.mark.parametrize("address", ["9464", "host:port", "127.0.0.1:99999", "256.0.0.1:80"])
 def test_an_address_that_cannot_be_served_is_named(address: str) -> None:
-    with pytest.raises(InputError, match=f"--http {address}"), shown(Board("syncer"), address):
+    with pytest.raises(InputError, match=f"--http {address}"), shown(HealthServer("syncer"), address):
         pass
 
 

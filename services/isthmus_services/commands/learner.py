@@ -17,7 +17,7 @@ from isthmus.link import Link
 from isthmus.log.run import Run
 from isthmus.sinks import TensorBoard
 from isthmus_services.process import logs
-from isthmus_services.process.health_server import Board, shown
+from isthmus_services.process.health_server import HealthServer, shown
 from isthmus_services.process.minutes import Diary
 from isthmus_services.settings import declared, shared
 from isthmus_services.settings.resolve import host_name
@@ -37,12 +37,12 @@ def run(settings: declared.Learner) -> int:
     require_name("--learner", name)
     shared.need("torch", "torch")
     logs.configure(settings.log_format, settings.log_level, service="learner", run=settings.run, learner=name)
-    board = Board("learner")
+    board = HealthServer("learner")
     with shown(board, settings.http):
         return _train(settings, name, board)
 
 
-def _train(settings: declared.Learner, name: str, board: Board) -> int:
+def _train(settings: declared.Learner, name: str, board: HealthServer) -> int:
     from isthmus.demo.trainer import Task
 
     train = shared.callable_of(settings.train, "--train")

@@ -27,7 +27,7 @@ from isthmus.store import require_create_only
 from isthmus.syncer import Syncer
 from isthmus_services.commands.gc import line_of
 from isthmus_services.process import logs
-from isthmus_services.process.health_server import Board, shown
+from isthmus_services.process.health_server import HealthServer, shown
 from isthmus_services.process.minutes import EVERY_S, SyncerMinute
 from isthmus_services.settings import declared, shared
 from isthmus_services.settings.resolve import host_name
@@ -50,13 +50,13 @@ def run(settings: declared.Syncer) -> int:
     name = host_name(settings.name) if settings.name else f"syncer-{random_id()[:6]}"
     require_name("--name", name)
     logs.configure(settings.log_format, settings.log_level, service="syncer", run=settings.run, syncer=name)
-    board = Board("syncer")
+    board = HealthServer("syncer")
     with shown(board, settings.http):
         asyncio.run(_serve(settings, name, board))
     return 0
 
 
-async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
+async def _serve(settings: declared.Syncer, name: str, board: HealthServer) -> None:
     stopping = asyncio.Event()
     bus = shared.bus_of(settings, settings.run)
     trust = shared.trust_in(settings)
@@ -199,7 +199,7 @@ async def _collect(log: Log, every_s: float | None) -> None:
         logger.info("collecting: %s", await line_of(once()))
 
 
-async def _there(url: str, bus_url: str, name: str, board: Board, trust: Trust) -> bool:
+async def _there(url: str, bus_url: str, name: str, board: HealthServer, trust: Trust) -> bool:
     """Wait for the run and for its bus; return whether both are there now, False after SIGTERM."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -26,7 +26,7 @@ logger = logging.getLogger("isthmus.services.board")
 REQUEST_S = 5.0
 
 
-class Board:
+class HealthServer:
     """Filled in as the service gets further: until then it is alive and not yet healthy."""
 
     def __init__(self, service: str) -> None:
@@ -67,7 +67,7 @@ class Board:
 
 
 @contextmanager
-def shown(board: Board, address: str | None) -> Iterator[None]:
+def shown(board: HealthServer, address: str | None) -> Iterator[None]:
     """Serve a board while the body runs; without an address do nothing. Raises `InputError`."""
     if address is None:
         yield
