@@ -19,7 +19,7 @@ from isthmus.format.layout import Cut, Spec, place
 from isthmus.format.records import tree
 from isthmus.format.rules import Adoption, FrozenCheck
 from isthmus.learner.backend import ArrayRef, Remote
-from isthmus.learner.parts import Lies
+from isthmus.learner.checkpoint_shards import ShardRef
 from isthmus.log.run import UNTOLD
 from isthmus.torch import device, gathered
 from isthmus.torch import model as torch_model
@@ -169,7 +169,7 @@ def with_moments(saved: Any, wholes: Wholes, stored: bool) -> Any:
         if stored:
             for what, x in entry.items():
                 if isinstance(x, InBlocks):
-                    entries[key][what] = Lying(x.spec, (Lies(f"{key}/{what}", 0, 0, b"", (), ()),))
+                    entries[key][what] = Lying(x.spec, (ShardRef(f"{key}/{what}", 0, 0, b"", (), ()),))
     return saved | {"state": saved["state"] | {"state": entries}}
 
 

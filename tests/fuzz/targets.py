@@ -29,7 +29,7 @@ from isthmus.format.records.frame import Kind
 from isthmus.format.records.keys import commit_in
 from isthmus.format.records.messages import decode, learner_stream
 from isthmus.format.signing.keys import public_key
-from isthmus.learner import checkpoint, parts
+from isthmus.learner import checkpoint, checkpoint_shards
 from isthmus.learner.ranks import protocol
 from isthmus.log import merge, run
 from isthmus.log.authenticate import heard
@@ -243,7 +243,7 @@ def _part(data: bytes) -> None:
     try:
         header = frame.parse_head(data, Kind.CHECKPOINT, objects.CheckpointHeader)
         for number in header.in_parts:
-            parts._require_whole(header, number, [])
+            checkpoint_shards._require_whole(header, number, [])
     except RecordInvalid:
         pass
 

@@ -15,7 +15,7 @@ from isthmus.format.layout import partition
 from isthmus.format.records import frame
 from isthmus.format.records.objects import SCHEMA, CheckpointHeader, Part, PartHeader, Piece, UpdateHeader
 from isthmus.format.rules import Rules
-from isthmus.learner import parts, residuals
+from isthmus.learner import checkpoint_shards, residuals
 from isthmus.learner.backend import LocalBackend, Stored, local_residual
 from isthmus.log.creation import Seed
 from support.world import SPECS, in_virtual_time, seed_of, world
@@ -94,10 +94,10 @@ async def test_what_a_rank_brings_home_of_an_earlier_release_is_kept_as_here(tmp
             schema=SCHEMA, run=w.run.digest, learner="a", incarnation=1, step=4, rank=1,
             pieces=(Piece(0, (0,), (size,), 0, 0, bytes(32)),),
         )  # fmt: skip
-        part = await parts.write(w.log, header, [x])
+        part = await checkpoint_shards.write(w.log, header, [x])
         head = await w.store.get_range(part.key, 0, part.head)
         said = frame.parse_head(head, frame.Kind.PART, PartHeader).pieces[0]
-        lies = parts.Lies(part.key, part.head + said.at, said.size, said.digest, (0,), (size,))
+        lies = checkpoint_shards.ShardRef(part.key, part.head + said.at, said.size, said.digest, (0,), (size,))
         home = await own.home(0, Stored((lies,), residual))
         assert home.dtype == (np.uint16 if residual else np.float32)
         wanted = residuals.kept(w.run.layout.fragments[0], x) if residual else x
@@ -114,4 +114,4 @@ async def test_nobody_reads_more_of_a_part_than_a_head_can_have(tmp_path: Path) 
                 parts=(Part(key="learners/a/00000001/checkpoints/parts/x", size=size, head=head, digest=bytes(32)),),
             )  # fmt: skip
             with pytest.raises(RecordInvalid, match=f"is said to begin with {head} bytes of header"):
-                await parts.located(w.log, header, 1 << 20)
+                await checkpoint_shards.located(w.log, header, 1 << 20)

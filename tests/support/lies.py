@@ -71,4 +71,4 @@ REFUSED: dict[str, tuple[Lie, str]] = {
     "a value elsewhere": (lambda c: following(c, value_key="values/00001/x"), "cannot be"),
     "nothing": (lambda c: following(c, inputs=()), "merges nothing"),
 }
-"""Lies that show, and what everybody who reads them says."""
+"""ShardRef that show, and what everybody who reads them says."""

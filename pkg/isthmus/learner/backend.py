@@ -19,8 +19,8 @@ from isthmus.format.layout import Fragment, Layout, Tensor
 from isthmus.format.records import frame
 from isthmus.format.records.objects import Part, PartHeader, UpdateHeader
 from isthmus.format.rules import Adoption
-from isthmus.learner import parts, residuals
-from isthmus.learner.parts import Lies
+from isthmus.learner import checkpoint_shards, residuals
+from isthmus.learner.checkpoint_shards import ShardRef
 from isthmus.learner.residuals import Residual
 from isthmus.log import Commit, Log, fold
 from isthmus.log.polar import isotropic
@@ -44,7 +44,7 @@ class Remote:
 class Stored:
     """An array in a checkpoint of this learner, in the store."""
 
-    pieces: tuple[Lies, ...]
+    pieces: tuple[ShardRef, ...]
     residual: bool = False
     """It comes home as precise as residuals of its fragment are kept."""
 
@@ -263,7 +263,7 @@ class LocalBackend:
             return local_residual(held)
         size = self._run.layout.fragments[fragment].size
         width = sum(piece.size for piece in held.pieces) // size
-        data = await parts.read(self.log, held.pieces, width, (0,), (size,))
+        data = await checkpoint_shards.read(self.log, held.pieces, width, (0,), (size,))
         found: Residual = data.view(np.uint16) if width == 2 else data.view(np.float32)
         if held.residual:
             found = residuals.kept(self._run.layout.fragments[fragment], residuals.whole(found))
@@ -278,7 +278,7 @@ class LocalBackend:
     async def keep(self, part: PartHeader, held: Sequence[ArrayRef | U8]) -> Part:
         """See `ArrayBackend.keep`."""
         arrays = [array for array in held if isinstance(array, np.ndarray)]
-        return await parts.write(self.log, part, arrays)
+        return await checkpoint_shards.write(self.log, part, arrays)
 
     def packed(
         self, header: UpdateHeader, base: F32, values: F32, feedback: F32 | None

@@ -13,10 +13,10 @@ from isthmus.codecs.kernels import U8
 from isthmus.errors import RecordInvalid
 from isthmus.format.records import frame, tree
 from isthmus.format.records.objects import SCHEMA, CheckpointHeader, FragmentPoint, Part, PartHeader, Sent
-from isthmus.learner import parts, residuals
+from isthmus.learner import checkpoint_shards, residuals
 from isthmus.learner.backend import ArrayBackend, ArrayRef, Remote, Stored, local_array, local_residual
+from isthmus.learner.checkpoint_shards import ShardRef, ShardToWrite
 from isthmus.learner.ledger import Account
-from isthmus.learner.parts import Away, Lies
 from isthmus.log import Log
 from isthmus.log.run import Run
 from isthmus.log.verified import Verified
@@ -149,7 +149,7 @@ class Checkpoint:
 
         async def whole(leaf: tree.Leaf) -> tree.Leaf:
             async with gate:
-                return await parts.whole(log, leaf)
+                return await checkpoint_shards.whole(log, leaf)
 
         state = await asyncio.gather(*map(whole, self.leaves[first:]))
         return replace(self, leaves=(*self.leaves[:first], *state))
@@ -232,7 +232,7 @@ class Draft:
                 ),
                 [held for _, held in written],
             )
-            for rank, written in parts.by_rank(self.leaves).items()
+            for rank, written in checkpoint_shards.by_rank(self.leaves).items()
         ]  # fmt: skip
 
     def pack(self, stored: Sequence[Part]) -> frame.Gathered:
@@ -251,7 +251,7 @@ def _leaf(array: ArrayRef | None, size: int, half: bool) -> tree.Leaf:
     if isinstance(array, Remote):
         dtype, width = ("<u2", 2) if half else ("<f4", 4)
         spec = tree.LeafSpec(maker="numpy", dtype=dtype, shape=(size,), size=width * size)
-        return tree.Leaf(spec, tree.NOWHERE, (Away(array.rank, array, (0,), (size,)),))
+        return tree.Leaf(spec, tree.NOWHERE, (ShardToWrite(array.rank, array, (0,), (size,)),))
     return tree.numpy_leaf(_NOTHING if array is None else local_residual(array))
 
 
@@ -260,7 +260,7 @@ def _apart(leaf: tree.Leaf, part: int, smallest: int) -> tree.Leaf:
     if leaf.pieces or leaf.spec.size < smallest:
         return leaf
     shape = leaf.spec.shape
-    return tree.Leaf(leaf.spec, tree.NOWHERE, (Away(part, leaf.data, (0,) * len(shape), shape),))
+    return tree.Leaf(leaf.spec, tree.NOWHERE, (ShardToWrite(part, leaf.data, (0,) * len(shape), shape),))
 
 
 READS_AT_ONCE = 4
@@ -320,7 +320,7 @@ def draft(
     first = len(leaves)
     local = tree.flatten(frozen.loop.local, "model", take, leaves) if frozen.loop.local else None
     leaves[:first] = [_apart(leaf, 0, APART_BYTES) for leaf in leaves[:first]]
-    leaves[first:] = [_apart(leaf, parts.LOCAL, 1) for leaf in leaves[first:]]
+    leaves[first:] = [_apart(leaf, checkpoint_shards.LOCAL, 1) for leaf in leaves[first:]]
     data = tree.flatten(_packed(frozen.loop.ranks, take), "ranks", take, leaves)
     header = CheckpointHeader(
         schema=SCHEMA,
@@ -343,7 +343,7 @@ def draft(
 
 
 def open_checkpoint(
-    found: Verified[CheckpointHeader], run: Run, elsewhere: Mapping[int, tuple[Lies, ...]] | None = None
+    found: Verified[CheckpointHeader], run: Run, elsewhere: Mapping[int, tuple[ShardRef, ...]] | None = None
 ) -> Checkpoint:
     """Return a checkpoint, checked against the run. Slow: off the loop. Raises `RecordInvalid`.
 

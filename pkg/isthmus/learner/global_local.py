@@ -23,7 +23,7 @@ from isthmus.format.records.keys import LEARNERS
 from isthmus.format.records.objects import CheckpointHeader
 from isthmus.format.records.tree import Leaf, rebuild
 from isthmus.format.rules import CHECKPOINT_S, CHECKPOINTS_KEPT
-from isthmus.learner import parts
+from isthmus.learner import checkpoint_shards
 from isthmus.learner.resume import read_checkpoint
 from isthmus.log import Log
 from isthmus.log.listing import by_learner, checkpoints_in
@@ -126,7 +126,7 @@ async def _of(log: Log, entry: Entry) -> tuple[CheckpointHeader, dict[str, Local
     wanted = {str(name): leaf for name, leaf in named.items() if isinstance(leaf, Leaf) and leaf.pieces}
     if (size := sum(leaf.spec.size for leaf in wanted.values())) > log.checkpoint_most:
         raise RecordInvalid(Reason.OVERSIZED, f"{size} bytes of buffers, limit {log.checkpoint_most}")
-    return header, {name: tensor_of(await parts.whole(log, leaf)) for name, leaf in wanted.items()}
+    return header, {name: tensor_of(await checkpoint_shards.whole(log, leaf)) for name, leaf in wanted.items()}
 
 
 def tensor_of(leaf: Leaf) -> LocalTensor:

@@ -25,7 +25,7 @@ from isthmus.format.records.keys import (
 from isthmus.format.records.messages import Announce, Heartbeat, Progress, learner_stream
 from isthmus.format.records.objects import CheckpointHeader, ClaimHeader, Sent, UpdateHeader
 from isthmus.format.rules import CHECKPOINTS_KEPT
-from isthmus.learner import parts
+from isthmus.learner import checkpoint_shards
 from isthmus.learner.checkpoint import Checkpoint, open_checkpoint
 from isthmus.log import Log
 from isthmus.log.authenticate import heard
@@ -237,7 +237,7 @@ async def read_checkpoint(log: Log, key: str, size: int, stranger: bool = False)
         if stranger and (in_all := size + sum(part.size for part in held)) > log.checkpoint_most:
             raise RecordInvalid(Reason.OVERSIZED, f"with its parts it has {in_all} bytes")
         heads = log.gate.header_most if stranger else sum(part.head for part in held)
-        located = await parts.located(log, found.header, heads)
+        located = await checkpoint_shards.located(log, found.header, heads)
         return await log.runtime.offload(open_checkpoint, found, log.run, located)
     except (ObjectMissing, RecordInvalid) as error:
         logger.warning("checkpoint %s is not used: %s", key, error)

@@ -17,7 +17,7 @@ from isthmus.errors import InputError, RunMissing, Unavailable
 from isthmus.format.layout import Layout, Spec, Tensor
 from isthmus.format.rules import CHECKPOINT_S, Adoption, FrozenCheck, Hyperparameters, Pace, Rules, named
 from isthmus.format.signing import Signer
-from isthmus.learner import LearnerAgent, Replica, parts
+from isthmus.learner import LearnerAgent, Replica, checkpoint_shards
 from isthmus.learner.backend import Arrays
 from isthmus.learner.checkpoint import Checkpoint, Stateful
 from isthmus.link.agent_thread import AgentThread
@@ -217,7 +217,7 @@ def join(
             if sharded is None:
                 origin = moments.restore(loop, own, thread.donor, settings)
             else:
-                sharded.fetch = lambda *where: thread.ask_agent(lambda log: parts.read(log, *where))
+                sharded.fetch = lambda *where: thread.ask_agent(lambda log: checkpoint_shards.read(log, *where))
                 origin = sharded.restore(own, thread.donor)
             thread.attach(replica, arrays, loop if sharded is None else sharded)
             if origin == "peer":

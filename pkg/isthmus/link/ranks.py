@@ -14,7 +14,7 @@ from isthmus.agent.ports import Ports
 from isthmus.errors import InputError
 from isthmus.format.layout import Layout
 from isthmus.format.signing import Signer
-from isthmus.learner import parts
+from isthmus.learner import checkpoint_shards
 from isthmus.learner.ranks.client import Peers, RankGroup, RunInfo, interfaces
 from isthmus.learner.ranks.server import MakeBackend, local_backend, serve
 from isthmus.learner.step_arguments import loss_of, tokens_of
@@ -182,7 +182,7 @@ def follow(sharded: "Sharded", warmup: int, url: str, signer: Signer | None) -> 
         )
         thread = OwnerThread(serving)
         threads.append(thread)
-        sharded.fetch = lambda *where: thread.ask(lambda log: parts.read(log, *where))
+        sharded.fetch = lambda *where: thread.ask(lambda log: checkpoint_shards.read(log, *where))
         return run[0].layout, told.owner
 
     try:

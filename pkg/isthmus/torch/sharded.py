@@ -24,7 +24,7 @@ from isthmus.format.records.tree import NOWHERE, Leaf, LeafSpec
 from isthmus.format.rules import Adoption, FrozenCheck, Hyperparameters
 from isthmus.learner.backend import ArrayRef, Remote
 from isthmus.learner.checkpoint import APART_BYTES, Checkpoint, LoopState
-from isthmus.learner.parts import Away, Lies
+from isthmus.learner.checkpoint_shards import ShardRef, ShardToWrite
 from isthmus.learner.ranks.arrays import ArrayTable
 from isthmus.log.run import UNTOLD
 from isthmus.reasons import Reason
@@ -56,14 +56,14 @@ class InBlocks:
     """A tensor of a checkpoint of which each rank writes its block."""
 
     spec: LeafSpec
-    pieces: tuple[Away, ...]
+    pieces: tuple[ShardToWrite, ...]
 
 
 class Lying(msgspec.Struct, frozen=True, array_like=True):
     """A tensor of a checkpoint that lies in the store, in pieces."""
 
     spec: LeafSpec
-    pieces: tuple[Lies, ...]
+    pieces: tuple[ShardRef, ...]
 
 
 def _made(leaf: Leaf) -> object:
@@ -82,7 +82,7 @@ class Remotes(Protocol):
         ...
 
 
-Fetch = Callable[[Sequence[Lies], int, tuple[int, ...], tuple[int, ...]], U8]
+Fetch = Callable[[Sequence[ShardRef], int, tuple[int, ...], tuple[int, ...]], U8]
 """Reads a rectangle of an array from the store: its pieces, itemsize, offset and shape; see `parts.read`."""
 
 
@@ -405,7 +405,7 @@ class Sharded:
                     self.array_table.put(first + piece.rank, kept)
             elif self.ranks.leads:
                 kept = self._remotes.remote(piece.rank, first + piece.rank)
-            pieces.append(Away(piece.rank, kept, piece.block.offset, piece.block.shape))
+            pieces.append(ShardToWrite(piece.rank, kept, piece.block.offset, piece.block.shape))
         size = tensor.numel() * tensor.dtype.itemsize
         dtype = str(tensor.dtype).removeprefix("torch.")
         stride = () if sharded else torch_model.own_order(held)

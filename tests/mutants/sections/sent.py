@@ -117,7 +117,7 @@ MUTANTS = [
         row("every-snapshot-has-a-master", "(() if state.is_published else (state.master,))", "(state.master,)"),
     ),
     *of(
-        "learner/parts.py",
+        "learner/checkpoint_shards.py",
         "tests/unit/test_parts.py",
         row(
             "a-piece-is-not-checked",

@@ -18,7 +18,7 @@ import msgspec
 from isthmus.errors import RankLost
 from isthmus.format.records.frame import Blob
 from isthmus.format.records.objects import Part, PartHeader, UpdateHeader
-from isthmus.learner.parts import Lies
+from isthmus.learner.checkpoint_shards import ShardRef
 from isthmus.log import Commit
 
 _HEAD = struct.Struct("<IQ")
@@ -103,7 +103,7 @@ class Bring(Message, frozen=True):
     """`ArrayBackend.home` of what lies in the store."""
 
     fragment: int
-    pieces: tuple[Lies, ...]
+    pieces: tuple[ShardRef, ...]
     residual: bool
     into: int
 

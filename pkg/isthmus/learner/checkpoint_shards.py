@@ -29,7 +29,7 @@ LOCAL = 99_999
 """Number of the part with the model's local tensors, as if of a rank: readers of the global model want no more."""
 
 
-class Lies(msgspec.Struct, frozen=True, array_like=True):
+class ShardRef(msgspec.Struct, frozen=True, array_like=True):
     """Where a rectangle of an array lies in the store."""
 
     key: str
@@ -43,7 +43,7 @@ class Lies(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
+class ShardToWrite:
     """A rectangle of an array that a rank is to write."""
 
     rank: int
@@ -61,7 +61,7 @@ def by_rank(leaves: Sequence[Leaf]) -> Mapping[int, list[tuple[Piece, Any]]]:
     found: defaultdict[int, list[tuple[Piece, Any]]] = defaultdict(list)
     for number, leaf in enumerate(leaves):
         for away in leaf.pieces:
-            assert isinstance(away, Away), "a leaf that is to be written"
+            assert isinstance(away, ShardToWrite), "a leaf that is to be written"
             found[away.rank].append((Piece(number, away.offset, away.shape, 0, 0, bytes(32)), away.held))
     return found
 
@@ -91,7 +91,7 @@ def _packed(log: Log, header: PartHeader, arrays: Sequence["np.ndarray[Any, Any]
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-async def located(log: Log, header: CheckpointHeader, most: int) -> Mapping[int, tuple[Lies, ...]]:
+async def located(log: Log, header: CheckpointHeader, most: int) -> Mapping[int, tuple[ShardRef, ...]]:
     """Return where the pieces of those of a checkpoint's arrays lie that are in parts.
 
     `most`: the bytes of the heads of all of them that are read.
@@ -99,7 +99,7 @@ async def located(log: Log, header: CheckpointHeader, most: int) -> Mapping[int,
     Raises `ObjectMissing`, and `RecordInvalid` where a part's head is not what the checkpoint names, or where its
     pieces do not make up the arrays.
     """
-    found: defaultdict[int, list[Lies]] = defaultdict(list)
+    found: defaultdict[int, list[ShardRef]] = defaultdict(list)
     for part in header.parts:
         if part.head > min(part.size, frame.largest(frame.Kind.PART, 0)):
             raise RecordInvalid(Reason.OVERSIZED, f"{part.key} is said to begin with {part.head} bytes of header")
@@ -113,14 +113,14 @@ async def located(log: Log, header: CheckpointHeader, most: int) -> Mapping[int,
         for piece in said.pieces:
             if part.head + piece.at + piece.size > part.size:
                 raise RecordInvalid(Reason.TRUNCATED, f"{part.key} ends before what it holds")
-            lies = Lies(part.key, part.head + piece.at, piece.size, piece.digest, piece.offset, piece.shape)
+            lies = ShardRef(part.key, part.head + piece.at, piece.size, piece.digest, piece.offset, piece.shape)
             found[piece.array].append(lies)
     for number in header.in_parts:
         _require_whole(header, number, found[number])
     return {number: tuple(found[number]) for number in header.in_parts}
 
 
-def _require_whole(header: CheckpointHeader, number: int, pieces: Sequence[Lies]) -> None:
+def _require_whole(header: CheckpointHeader, number: int, pieces: Sequence[ShardRef]) -> None:
     if number >= len(header.arrays):
         raise RecordInvalid(Reason.MALFORMED, f"there is no array {number}")
     spec = header.arrays[number]
@@ -135,7 +135,7 @@ def _require_whole(header: CheckpointHeader, number: int, pieces: Sequence[Lies]
         raise RecordInvalid(Reason.TRUNCATED, f"its parts do not make up array {number}")
 
 
-async def read(log: Log, pieces: Sequence[Lies], itemsize: int, offset: Extent, shape: Extent) -> U8:
+async def read(log: Log, pieces: Sequence[ShardRef], itemsize: int, offset: Extent, shape: Extent) -> U8:
     """Return a rectangle of an array, as bytes [size] in the order of C, from the pieces that it lies in.
 
     Raises `Unavailable`, `ObjectMissing`, and `RecordInvalid` where a piece is not what was written.
@@ -158,7 +158,7 @@ async def read(log: Log, pieces: Sequence[Lies], itemsize: int, offset: Extent, 
 
 def _place(
     blob: frame.Blob,
-    lies: Lies,
+    lies: ShardRef,
     itemsize: int,
     out: U8,
     offset: Extent,
@@ -175,7 +175,7 @@ def _place(
     into[here] = source[there]
 
 
-def _check(blob: frame.Blob, lies: Lies) -> None:
+def _check(blob: frame.Blob, lies: ShardRef) -> None:
     if len(blob) != lies.size or digests.digest(blob) != lies.digest:
         raise RecordInvalid(Reason.DIGEST_MISMATCH, f"{lies.key}: the bytes from {lies.at} on are not what was written")
 
