@@ -17,7 +17,7 @@ from isthmus.errors import Denied, InputError, Unavailable
 from isthmus.format.records.messages import Leave, decode
 from isthmus.runtime.clock import single_threaded
 from isthmus_lab.simulate.bus import Streams
-from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import World
 from isthmus_services.servers import Server, redis_server
 
@@ -44,8 +44,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 def run(place: Place, body: Callable[..., Coroutine[Any, Any, None]], connections: int = 1) -> None:
     where, digest = place
     if isinstance(where, World):
-        # The simulator's bus in good weather; it lives in virtual time.
-        buses = [where.ports(where.process(f"p{i}"), None, Weather(0.01, 0.5)).bus for i in range(connections)]
+        # The simulator's bus in good conditions; it lives in virtual time.
+        buses = [where.ports(where.process(f"p{i}"), None, Conditions(0.01, 0.5)).bus for i in range(connections)]
         where.clock.run_until_complete(body(*buses))
         return
 

@@ -17,7 +17,7 @@ from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
 from isthmus.format.records.frame import Blob, Gathered
 from isthmus.store import EdgeStore, Layer, Patience, require_create_only
 from isthmus.store.layer import Send
-from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import World
 from isthmus_services.servers import Server
 
@@ -65,12 +65,12 @@ def opened(
 
 
 def simulated() -> Opened:
-    """The simulator's store in good weather; it lives in virtual time."""
+    """The simulator's store in good conditions; it lives in virtual time."""
     world = World("conformance")
 
     @asynccontextmanager
     async def open_it() -> AsyncIterator[EdgeStore]:
-        yield world.ports(world.process("p"), Weather(0.01, 0.5, 1e6, 1e6)).store
+        yield world.ports(world.process("p"), Conditions(0.01, 0.5, 1e6, 1e6)).store
 
     return Opened(open_it, world.clock.run_until_complete)
 

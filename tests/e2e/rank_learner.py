@@ -84,15 +84,15 @@ def main() -> None:
     if a.kind != "plain":
         dist.init_process_group("gloo")
     kind, _, there = a.kind.partition("-")
-    lanes: list[device.Lane] = []
+    lanes: list[device.DeviceStream] = []
     if there:
 
-        class Seen(device.Lane):
+        class Seen(device.DeviceStream):
             def __init__(self, where: torch.device) -> None:
                 super().__init__(where)
                 lanes.append(self)
 
-        device.Lane = Seen  # type: ignore[misc,assignment]
+        device.DeviceStream = Seen  # type: ignore[misc,assignment]
         device.device_of = lambda model: torch.device("cpu")
     model = placed(kind)
     pace = isthmus.Pace()
@@ -133,10 +133,11 @@ def main() -> None:
             link.step(9)
             if a.told and link.speaks:
                 (folder / f"{a.name}.{link.steps_done}").touch()
-    for lane in lanes:
-        own = lane.waits[threading.get_ident()]
+    for device_stream in lanes:
+        own = device_stream.waits[threading.get_ident()]
         print(
-            f"{a.name}/{rank} waited for its device {lane.waits.total()} times, {own} of them in training", flush=True
+            f"{a.name}/{rank} waited for its device {device_stream.waits.total()} times, {own} of them in training",
+            flush=True,
         )
     if link.speaks:
         print(f"{a.name} is done: {link.summary}", flush=True)

@@ -178,7 +178,7 @@ def flat_of(held: Any) -> np.ndarray:
     return torch.cat([x.float() for x in held.tensors]).numpy() if isinstance(held, device.Block) else held
 
 
-def check(kind: str, width: int, lane: device.Lane | None, full: int | None = None) -> None:
+def check(kind: str, width: int, device_stream: device.DeviceStream | None, full: int | None = None) -> None:
     """`full`: the device of this rank has no room."""
     dist.barrier()
     gathered.Fragments._has_room = lambda *_: dist.get_rank() != full  # type: ignore[method-assign]
@@ -188,7 +188,7 @@ def check(kind: str, width: int, lane: device.Lane | None, full: int | None = No
     bare = torch_model.unwrapped(model)
     ranks = ranks_of(model)
     assert ranks is not None
-    sharded = Sharded(Loop(bare, optimizer), ranks, ["as a"], lane)
+    sharded = Sharded(Loop(bare, optimizer), ranks, ["as a"], device_stream)
     specs = torch_model.specs_of(bare)
     layout = place(specs, [cut(i, spec) for i, spec in enumerate(specs)])
     before = whole(model)
@@ -197,7 +197,7 @@ def check(kind: str, width: int, lane: device.Lane | None, full: int | None = No
     read, write, base, mix = ([at + f.index for f in layout.fragments] for at in (100, 200, 300, 400))
     for p, flat in enumerate(given):
         staged = None
-        if lane is not None:
+        if device_stream is not None:
             there = [torch.from_numpy(flat[t.start : t.stop].copy()) for t in layout.fragments[p].tensors]
             staged = device.Staged(flat, device.Block(there))
         sharded.array_table.put(write[p], flat if staged is None else staged)
@@ -227,7 +227,7 @@ def check(kind: str, width: int, lane: device.Lane | None, full: int | None = No
                 move(sharded, p, rank, read[p], write[p], base[p], mix[p])
             saved = sharded.save().optimizer
     after = whole(model)
-    assert lane is None or not lane.waits, "no training thread waits for the device"
+    assert device_stream is None or not device_stream.waits, "no training thread waits for the device"
     for f, rank in zip(layout.fragments, owner, strict=True):
         if rank != dist.get_rank():
             assert sharded.array_table.find(read[f.index]) is None, "it lies with its owner alone"
@@ -241,7 +241,7 @@ def check(kind: str, width: int, lane: device.Lane | None, full: int | None = No
         mixed = given[f.index] + (flat_of(sharded.array_table.wait_for(read[f.index])) - 1)
         assert np.array_equal(flat_of(sharded.array_table.wait_for(mix[f.index])), mixed), kind
         for what in (read, mix):
-            assert isinstance(sharded.array_table.wait_for(what[f.index]), device.Block) == (lane is not None)
+            assert isinstance(sharded.array_table.wait_for(what[f.index]), device.Block) == (device_stream is not None)
     for f, flat in zip(layout.fragments, given, strict=True):
         for t in f.tensors:
             part = after[t.spec.name].numpy()[t.origin : t.origin + t.size]
@@ -282,7 +282,7 @@ def check(kind: str, width: int, lane: device.Lane | None, full: int | None = No
             assert all(s.rms > 0.0 for s in together.moved), kind
     train(model, optimizer)
     if dist.get_rank() == 0:
-        print(f"{kind}, width {width}, {'on a device' if lane else 'on CPUs'}: as torch says", flush=True)
+        print(f"{kind}, width {width}, {'on a device' if device_stream else 'on CPUs'}: as torch says", flush=True)
 
 
 if __name__ == "__main__":
@@ -293,8 +293,8 @@ if __name__ == "__main__":
                 continue  # torch cannot cut tensors unevenly twice
             check(kind, width, None)
             # The CPU as the device: the same code, with all that is queued done at once.
-            check(kind, width, device.Lane(torch.device("cpu")))
+            check(kind, width, device.DeviceStream(torch.device("cpu")))
             if kind in ("FSDP2", "HSDP"):
-                check(kind, width, device.Lane(torch.device("cpu")), full=1)
+                check(kind, width, device.DeviceStream(torch.device("cpu")), full=1)
     dist.destroy_process_group()
     sys.exit(0)

@@ -21,7 +21,7 @@ from isthmus.format.rules import Pace, Rules
 from isthmus.log import fold, merge
 from isthmus.log.creation import Seed
 from isthmus.log.polar import polar_factor
-from isthmus.runtime.clock import Crew
+from isthmus.runtime.clock import ComputePool
 from isthmus.torch import model as torch_model
 from support.world import check_log, serving, world
 
@@ -59,11 +59,11 @@ def test_a_thread_is_told_from_one_that_flushes(flushing: Flushing) -> None:
     assert issubclass(DenormalsFlushed, InputError), "an operator can mend it: no retry does"
 
 
-def test_a_crew_that_flushes_computes_nothing() -> None:
+def test_a_compute_that_flushes_computes_nothing() -> None:
     d = np.ones((200, 200), np.float32)
     pool = ThreadPoolExecutor(2, initializer=torch.set_flush_denormal, initargs=(True,))
     with pool, pytest.raises(DenormalsFlushed):
-        polar_factor(d, 200.0, Crew(pool, 2))
+        polar_factor(d, 200.0, ComputePool(pool, 2))
 
 
 @pytest.mark.parametrize(

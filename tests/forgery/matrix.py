@@ -44,8 +44,8 @@ from isthmus.log.state import look
 from isthmus.log.trust import Trust
 from isthmus.log.verified import _KEYS as KEY_OF
 from isthmus_lab.simulate import world as simulate
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.store import Objects
-from isthmus_lab.simulate.weather import Weather
 from isthmus_services.board.history.history import RunHistory
 from support.forgery import (
     BY,
@@ -125,14 +125,14 @@ class Stage:
 
     def ports(self, name: str, signer: Signer | None) -> World:
         """Return a fresh way in, which knows nothing yet."""
-        way = Weather(latency_s=0.001)
+        way = Conditions(latency_s=0.001)
         ports = self.world.ports(self.world.process(name), way, way)
         return World(self.run, ports.store, ports.bus, ports.process.runtime, signer if self.signed else None)
 
     async def _build(self) -> None:
         seed = seed_of(RULES, msgspec.structs.replace(QUICK, snapshot_every=3))
         seed = replace(seed, signer=OWNER if self.signed else None)
-        way = Weather(latency_s=0.001)
+        way = Conditions(latency_s=0.001)
         ports = self.world.ports(self.world.process("init"), way, way)
         self.run = await create_run(ports.store, ports.process.runtime, seed)
         owner = self.ports("owner", OWNER)

@@ -22,7 +22,7 @@ from isthmus.learner.backend import ArrayRef, LocalBackend, local_residual, mixe
 from isthmus.log.creation import Seed
 from isthmus.runtime.clock import threaded
 from isthmus.torch import device
-from isthmus.torch.device import DeviceArrays, DeviceSteward, Lane, Staged
+from isthmus.torch.device import DeviceArrays, DeviceSteward, DeviceStream, Staged
 from isthmus.torch.model import TorchReplica, specs_of
 from support.world import World, serving, world
 
@@ -66,9 +66,9 @@ def test_an_update_packed_on_the_device_is_the_one_packed_here(
     async def go() -> None:
         model = net(dtype)
         async with world(tmp_path / "run", seed_of(model, rules)) as w:
-            own, lane = LocalBackend(w.log), Lane(CPU)
-            there = DeviceSteward(own, lane)
-            arrays, replica = DeviceArrays(model, w.run.layout, lane), TorchReplica(model, w.run.layout)
+            own, device_stream = LocalBackend(w.log), DeviceStream(CPU)
+            there = DeviceSteward(own, device_stream)
+            arrays, replica = DeviceArrays(model, w.run.layout, device_stream), TorchReplica(model, w.run.layout)
             for p, fragment in enumerate(w.run.layout.fragments):
                 base = draw(w, p, 1)
                 feedback: ArrayRef | None = None
@@ -104,8 +104,11 @@ def test_what_is_not_finite_is_no_update(tmp_path: Path) -> None:
     async def go() -> None:
         model = net()
         async with world(tmp_path / "run", seed_of(model, Rules(fragments=2))) as w:
-            lane = Lane(CPU)
-            there, arrays = DeviceSteward(LocalBackend(w.log), lane), DeviceArrays(model, w.run.layout, lane)
+            device_stream = DeviceStream(CPU)
+            there, arrays = (
+                DeviceSteward(LocalBackend(w.log), device_stream),
+                DeviceArrays(model, w.run.layout, device_stream),
+            )
             captured = arrays.empty(0)
             arrays.read(0, captured)
             assert await there.is_finite(captured)
@@ -118,15 +121,15 @@ def test_what_is_not_finite_is_no_update(tmp_path: Path) -> None:
 
 
 def test_where_the_device_has_no_room_the_cpu_does_it(tmp_path: Path) -> None:
-    class Full(Lane):
+    class Full(DeviceStream):
         def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
             raise torch.OutOfMemoryError("no room")
 
     async def go() -> None:
         model = net(torch.bfloat16)
         async with world(tmp_path / "run", seed_of(model, Rules(fragments=2))) as w:
-            own, lane = LocalBackend(w.log), Full(CPU)
-            there, arrays = DeviceSteward(own, lane), DeviceArrays(model, w.run.layout, lane)
+            own, device_stream = LocalBackend(w.log), Full(CPU)
+            there, arrays = DeviceSteward(own, device_stream), DeviceArrays(model, w.run.layout, device_stream)
             captured, base = arrays.empty(0), draw(w, 0, 1)
             arrays.read(0, captured)
             wanted = await own.pack(header(w, 0), base, whole(captured), draw(w, 0, 2))
@@ -150,8 +153,11 @@ def test_what_is_adopted_is_what_would_be_on_the_cpu(tmp_path: Path, dtype: torc
     async def go() -> None:
         model = net(dtype)
         async with world(tmp_path / "run", seed_of(model, Rules(fragments=2))) as w:
-            lane = Lane(CPU)
-            there, arrays = DeviceSteward(LocalBackend(w.log), lane), DeviceArrays(model, w.run.layout, lane)
+            device_stream = DeviceStream(CPU)
+            there, arrays = (
+                DeviceSteward(LocalBackend(w.log), device_stream),
+                DeviceArrays(model, w.run.layout, device_stream),
+            )
             replica = TorchReplica(model, w.run.layout)
             for p, fragment in enumerate(w.run.layout.fragments):
                 local, base, version = arrays.empty(p), draw(w, p, 1), draw(w, p, 2)
@@ -192,16 +198,16 @@ class Read(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def test_a_learner_on_a_device_trains_goes_on_and_never_waits_at_a_boundary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lanes: list[Lane] = []
+    lanes: list[DeviceStream] = []
     trainers: list[int] = []
 
-    class Seen(Lane):
+    class Seen(DeviceStream):
         def __init__(self, where: torch.device) -> None:
             super().__init__(where)
             lanes.append(self)
 
     monkeypatch.setattr(device, "device_of", lambda model: CPU)
-    monkeypatch.setattr(device, "Lane", Seen)
+    monkeypatch.setattr(device, "DeviceStream", Seen)
     run, trained = str(tmp_path / "run"), net(torch.bfloat16)
 
     def train(steps: int) -> isthmus.Link:
@@ -233,6 +239,6 @@ def test_a_learner_on_a_device_trains_goes_on_and_never_waits_at_a_boundary(
 
     asyncio.run(go())
     assert len(lanes) == 2
-    for trainer, lane in zip(trainers, lanes, strict=True):
-        assert sum(lane.waits.values()) > 10, "the agent's threads do"
-        assert trainer not in lane.waits  # of one life: a thread that has ended leaves its number to another
+    for trainer, device_stream in zip(trainers, lanes, strict=True):
+        assert sum(device_stream.waits.values()) > 10, "the agent's threads do"
+        assert trainer not in device_stream.waits  # of one life: a thread that has ended leaves its number to another

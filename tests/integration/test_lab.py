@@ -17,7 +17,7 @@ from isthmus.format.records import frame
 from isthmus.format.rules import Pace, Rules
 from isthmus.learner.agent import LearnerAgent
 from isthmus.log.creation import Seed
-from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import Arrays, Times, World, learn, serve
 from isthmus_lab.training.experiment import base, named
 from isthmus_lab.training.experiments import EXPERIMENTS, chosen
@@ -54,8 +54,8 @@ def test_a_small_model_stands_for_a_large_one_by_its_payloads_alone() -> None:
 
     async def seconds(size: int) -> tuple[float, float, int]:
         made = frame.draft(frame.Kind.SEGMENT, Voice(words="x" * 300), size)
-        weather = Weather(up_bytes_s=100.0, down_bytes_s=100.0, payload_scale=50.0, timeout_s=1e6)
-        store = world.ports(world.process(f"p{size}"), weather).wire
+        conditions = Conditions(up_bytes_s=100.0, down_bytes_s=100.0, payload_scale=50.0, timeout_s=1e6)
+        store = world.ports(world.process(f"p{size}"), conditions).wire
         began = world.clock.time()
         await store.put("a", made.blob)
         put = world.clock.time()
@@ -245,7 +245,7 @@ def test_with_a_lead_nobody_runs_ahead_of_who_is_slow_to_answer(lead: float | No
         spec = Spec("w", (8,), "float32", TensorClass.DENSE)
         rules = Rules(fragments=1, sync_every=4)
         await world.create(Seed([spec], [np.zeros(8, np.float32)], {}, rules, pace))
-        good = Weather(latency_s=0.01)
+        good = Conditions(latency_s=0.01)
         syncer = world.process("s")
         syncer.start(serve(world.ports(syncer, good, good), "s", asyncio.Event()))
         times: dict[str, Times] = {}

@@ -14,7 +14,7 @@ from isthmus.log import Log
 from isthmus.log.creation import Seed
 from isthmus.log.run import read_run
 from isthmus_lab.forecast.recorded import Observed, check, observe
-from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import Arrays, Times, World, learn, serve
 from isthmus_services.main import main
 
@@ -59,7 +59,7 @@ class Failing:
         life = 0
         while True:
             process = self.world.process(name, life)
-            ports = self.world.ports(process, Weather(0.01), Weather(0.01))
+            ports = self.world.ports(process, Conditions(0.01), Conditions(0.01))
             trainee = Steps()
             body = learn(ports, name, trainee, Times(), stopping=lambda: self.over, checkpoint_s=self.checkpoint_s)
             task = process.start(body)

@@ -36,7 +36,7 @@ from isthmus.learner.checkpoint import Saver
 from isthmus.log import Commit
 from isthmus.log.creation import Seed
 from isthmus.log.run import read_run
-from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import Arrays, Times, World, learn, serve
 from isthmus_services.board.feed import cache_of
 from isthmus_services.board.history.history import RunHistory
@@ -100,7 +100,7 @@ async def _simulate(world: World, learners: int, fragments: int, periods: int) -
     pace = Pace(quorum=max(1, learners // 3), grace=0.5, overlap=6.0)
     specs = [Spec(f"w{i}", (ELEMENTS,), "float32", TensorClass.DENSE) for i in range(fragments)]
     await world.create(Seed(specs, [np.zeros(ELEMENTS, np.float32) for _ in specs], {}, rules, pace))
-    wire = Weather(LATENCY_S, 0.2 * LATENCY_S)
+    wire = Conditions(LATENCY_S, 0.2 * LATENCY_S)
     stopping = asyncio.Event()
 
     def start(number: int, life: int = 0) -> Any:

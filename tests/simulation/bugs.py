@@ -60,7 +60,7 @@ class Planted(NamedTuple):
     kind: str | None
     """Of which kind they are; None: as they are drawn."""
     caught_by: int
-    """The first that did when this was written: tried first, for the weather of tests to be short."""
+    """The first that did when this was written: tried first, for the conditions of tests to be short."""
 
     @property
     def seeds(self) -> Iterator[int]:

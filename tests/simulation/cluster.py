@@ -25,8 +25,8 @@ from isthmus.log.run import Run
 from isthmus.syncer import Syncer
 from isthmus.syncer import agent as syncer_agent
 from isthmus_lab.simulate.clock import StandsStill
+from isthmus_lab.simulate.conditions import Conditions, Fault
 from isthmus_lab.simulate.process import Process
-from isthmus_lab.simulate.weather import Fault, Weather
 from isthmus_lab.simulate.world import SimulatedPorts, Times, World, learn, serve
 from simulation import checker, speakers
 from simulation.checker import Checker
@@ -81,8 +81,8 @@ class Seat:
     name: str
     is_syncer: bool
     step_s: float
-    store: Weather
-    bus: Weather
+    store: Conditions
+    bus: Conditions
     evaluate_s: float = 0.0
     """How long it evaluates before its next step."""
     unfoldable: bool = False
@@ -157,10 +157,10 @@ class Cluster:
 
             return tell
 
-        store = Weather(
+        store = Conditions(
             s.latency_s, 0.5, bytes_s, bytes_s, timeout_s=STORE_TIMEOUT_S, late_s=40.0, chances=dict(s.store)
         )
-        bus = Weather(s.latency_s / 2, 0.5, timeout_s=BUS_TIMEOUT_S, late_s=10.0, chances=dict(s.bus))
+        bus = Conditions(s.latency_s / 2, 0.5, timeout_s=BUS_TIMEOUT_S, late_s=10.0, chances=dict(s.bus))
         store.told, bus.told = told("store"), told("bus")
         seat = Seat(name, is_syncer, step_s, store, bus)
         return seat
@@ -287,9 +287,9 @@ class Cluster:
                     self.later(planned.lasts_s, functools.partial(self.checker.disturb, seat.name))
                 case Fault.CUT_OFF:
                     both = [seat.store, seat.bus]
-                    for weather in both if planned.draw < 0.3 else [both[int(planned.draw * 100) % 2]]:
-                        weather.cut_off = True
-                        self.later(planned.lasts_s, functools.partial(setattr, weather, "cut_off", False))
+                    for conditions in both if planned.draw < 0.3 else [both[int(planned.draw * 100) % 2]]:
+                        conditions.cut_off = True
+                        self.later(planned.lasts_s, functools.partial(setattr, conditions, "cut_off", False))
                         self.later(planned.lasts_s, functools.partial(self.checker.disturb, seat.name))
                 case Fault.TWIN:
                     seat = self.seats[self.scenario.syncers + int(planned.draw * self.scenario.learners)]
@@ -352,7 +352,7 @@ class Cluster:
                 whose = self.seats[-1 - int(planned.draw * self.scenario.learners)].name
                 keys = frozenset(updates_prefix(f.index, whose) for f in self.run.layout.fragments)
 
-                def ends(store: Weather) -> None:
+                def ends(store: Conditions) -> None:
                     store.endless -= keys
 
                 for s in self.seats if one else [seat]:
@@ -361,7 +361,7 @@ class Cluster:
             case _:
                 keys = frozenset({commits_prefix(int(planned.draw * len(self.run.layout.fragments)))})
 
-                def eases(store: Weather) -> None:
+                def eases(store: Conditions) -> None:
                     store.throttled -= keys
 
                 for s in self.seats:
@@ -370,12 +370,12 @@ class Cluster:
 
     def mislead(self, seat: Seat, planned: Planned) -> None:
         """Let one process be told for a while what is well formed and not true, or nothing at all."""
-        weather = seat.bus if planned.fault is Fault.DEAF else seat.store
+        conditions = seat.bus if planned.fault is Fault.DEAF else seat.store
         which = planned.fault.name.lower()
         if planned.fault is Fault.GATEWAY and planned.draw * 1000 % 1.0 < 0.5:
             which = "lists_nothing"
-        setattr(weather, which, True)
-        self.later(planned.lasts_s, functools.partial(setattr, weather, which, False))
+        setattr(conditions, which, True)
+        self.later(planned.lasts_s, functools.partial(setattr, conditions, which, False))
         self.later(planned.lasts_s, functools.partial(self.checker.disturb, seat.name))
 
     async def false_words(self, planned: Planned) -> None:
@@ -399,7 +399,7 @@ class Cluster:
         self.beside.append(asyncio.ensure_future(body))
 
     async def gather(self) -> None:
-        """Collect garbage, in weather of its own, at once and keeping next to nothing."""
+        """Collect garbage, in conditions of its own, at once and keeping next to nothing."""
         process = self.world.process("gc", len(self.beside))
         ports = self.world.ports(process, replace(self.seats[0].store, cut_off=False))
         keep = self.draw.choice((1, 2, 4))
@@ -457,7 +457,7 @@ class Cluster:
             self.checker.look(self.seats)
         await striking
         if s.vigil_s:
-            self.weather_clears()
+            self.conditions_clears()
             self.say("world", f"vigil: {self.vigil}")
             await self.vigil.run()
         self.end_of_faults()
@@ -483,15 +483,15 @@ class Cluster:
         self.calm = True
         self.calm_since = self.world.clock.time()
         self.say("world", "calm")
-        self.weather_clears()
+        self.conditions_clears()
 
-    def weather_clears(self) -> None:
+    def conditions_clears(self) -> None:
         """Nothing is in the way of a request any more; paused processes go on."""
         for seat in self.seats:
             held_up = any(process.life.frozen for process, _ in seat.processes.values())
-            for weather in (seat.store, seat.bus):
-                held_up |= weather.blocked
-                weather.clear()
+            for conditions in (seat.store, seat.bus):
+                held_up |= conditions.blocked
+                conditions.clear()
             for process, _ in seat.processes.values():
                 process.resume()
             if held_up:

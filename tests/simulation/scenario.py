@@ -1,4 +1,4 @@
-"""What one seed means: how many processes, which rules, what weather, and which faults strike whom and when."""
+"""What one seed means: how many processes, which rules, what conditions, and which faults strike whom and when."""
 
 import math
 import random
@@ -11,8 +11,8 @@ from isthmus.format.layout import Spec, TensorClass
 from isthmus.format.rules import BOUNDS, Adoption, Pace, Rules
 from isthmus.syncer.agent import HUNG_S
 from isthmus.syncer.holders import BEATS_PER_INTERVAL, SILENT_BEATS
+from isthmus_lab.simulate.conditions import Fault
 from isthmus_lab.simulate.process import MEASURED, Costs
-from isthmus_lab.simulate.weather import Fault
 
 STORE_FAULTS = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SLOW, Fault.CORRUPTED)
 BUS_FAULTS = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SWALLOWED)

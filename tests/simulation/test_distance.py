@@ -8,7 +8,7 @@ from isthmus.format.layout import Spec, TensorClass
 from isthmus.format.rules import Pace, Rules
 from isthmus.log.creation import Seed
 from isthmus.syncer import Syncer
-from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import Times, World, learn, serve
 from simulation.toy import Toy
 
@@ -29,7 +29,7 @@ def test_rounds_keep_their_pace_half_a_step_away() -> None:
         process = world.process("syncer")
         serving = process.start(serve(world.ports(process), "syncer", stopping, None, syncers.append))
         ended = False
-        far = Weather(0.5, 0.5)
+        far = Conditions(0.5, 0.5)
         learning = []
         for m in range(LEARNERS):
             process = world.process(f"l{m}")

@@ -20,7 +20,7 @@ from isthmus.log.creation import Seed
 from isthmus.log.run import Run
 from isthmus.store import EdgeStore, Entry, Store
 from isthmus.syncer import Syncer
-from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import SimulatedPorts, Times, World, learn, serve
 from simulation.toy import Toy
 
@@ -74,8 +74,8 @@ class Story:
         self.before: Before = lambda _, __: None
         self.syncers: list[Syncer] = []
         self.serving: list[asyncio.Task[None]] = []
-        self.stores: list[Weather] = []
-        self.buses: list[Weather] = []
+        self.stores: list[Conditions] = []
+        self.buses: list[Conditions] = []
         self._latency_s = latency_s
 
     def _before(self, what: str, key: str) -> Awaitable[object] | None:
@@ -89,15 +89,15 @@ class Story:
         )
         for i in range(syncers):
             process = self.world.process(f"s{i}")
-            self.stores.append(Weather(self._latency_s))
-            self.buses.append(Weather(self._latency_s / 2))
+            self.stores.append(Conditions(self._latency_s))
+            self.buses.append(Conditions(self._latency_s / 2))
             ports = self.world.ports(process, self.stores[i], self.buses[i])
             wrapped = Wrapped(ports.wire, self._before)
             ports = SimulatedPorts(process, EdgeStore(wrapped, process.runtime), ports.bus, ports.wire)
             self.serving.append(process.start(serve(ports, f"s{i}", asyncio.Event(), None, self.syncers.append)))
         for i in range(learners):
             process = self.world.process(f"l{i}")
-            ports = self.world.ports(process, Weather(self._latency_s), Weather(self._latency_s / 2))
+            ports = self.world.ports(process, Conditions(self._latency_s), Conditions(self._latency_s / 2))
             process.start(learn(ports, f"l{i}", Toy(random.Random(i), 0.25), Times()))
         await asyncio.sleep(15.0)
         return self.run
@@ -204,14 +204,14 @@ def test_a_syncer_that_cannot_serve_says_so_is_left_out_while_it_lasts_and_comes
     async def body() -> None:
         await story.begin(syncers=2, learners=3)
         assert all(s.held for s in story.syncers)
-        weather = (story.stores if port == "store" else story.buses)[0]
-        weather.cut_off = True
+        conditions = (story.stores if port == "store" else story.buses)[0]
+        conditions.cut_off = True
         await asyncio.sleep(15.0)  # its timeouts, and its silence
         assert story.syncers[1].held == set(range(FRAGMENTS))
         counts = await story.commits_meanwhile(60.0)
         assert min(counts) > 20, counts
         assert min(counts) >= 0.5 * max(counts), counts
-        weather.cut_off = False
+        conditions.cut_off = False
         await asyncio.sleep(15.0)
         assert story.syncers[0].held
         assert story.syncers[0].held | story.syncers[1].held == set(range(FRAGMENTS))

@@ -17,8 +17,8 @@ from isthmus.log import Log
 from isthmus.log.creation import Seed
 from isthmus.log.membership import Members, write
 from isthmus.syncer import Syncer
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.store import Objects
-from isthmus_lab.simulate.weather import Weather
 from isthmus_lab.simulate.world import Times, World, learn, serve
 from simulation.toy import Toy
 
@@ -49,7 +49,7 @@ def simulated(fails: str, fault: dict[str, Any]) -> tuple[dict[str, int], dict[s
         run = await world.create(Seed(specs, values, {}, rules, Pace(), signer=OWNER))
         for url in NEAR.values():
             world.buckets[url] = Objects()
-            world.ways[url] = Weather(0.01 if url.endswith("eu") else 0.08)
+            world.ways[url] = Conditions(0.01 if url.endswith("eu") else 0.08)
         init = world.ports(world.process("owner"))
         entries = [
             MemberSpec("eu", MemberRole.LEARNER, EU.author, NEAR["eu"]),
@@ -61,11 +61,11 @@ def simulated(fails: str, fault: dict[str, Any]) -> tuple[dict[str, int], dict[s
         agents: list[LearnerAgent] = []
         stopping = asyncio.Event()
         process = world.process("s")
-        ports = world.ports(process, Weather(0.01), Weather(0.005))
+        ports = world.ports(process, Conditions(0.01), Conditions(0.005))
         process.start(serve(ports, "s", stopping, None, syncers.append, signer=SYNC))
         for i, (name, signer) in enumerate((("eu", EU), ("us", US))):
             process = world.process(name)
-            ports = world.ports(process, Weather(0.01), Weather(0.005))
+            ports = world.ports(process, Conditions(0.01), Conditions(0.005))
             toy = Toy(random.Random(i), STEP_S)
             process.start(learn(ports, name, toy, Times(), started=agents.append, signer=signer))
         judge = world.ports(world.process("judge"))

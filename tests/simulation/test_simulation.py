@@ -37,7 +37,7 @@ def test_no_seed_violates_an_invariant(tmp_path: Path) -> None:
     assert report["violations"] == 0
     assert report["commits"] > 5 * SEEDS
     # Every kind of fault was met, or nothing was tested.
-    from isthmus_lab.simulate.weather import Fault
+    from isthmus_lab.simulate.conditions import Fault
 
     assert {fault for fault, count in report["faults"].items() if count} >= {fault.value for fault in Fault}
 

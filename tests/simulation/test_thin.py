@@ -15,7 +15,7 @@ from isthmus.learner.upload_window import LIMIT_MAX, Window
 from isthmus.log import Log
 from isthmus.log.creation import Seed
 from isthmus.syncer import Syncer
-from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import Times, World, learn, serve
 from simulation.toy import Toy
 
@@ -36,13 +36,13 @@ def shares(uplink: float, fragments: int = 6, longest: int = 0) -> tuple[float, 
         syncers: list[Syncer] = []
         agents: list[LearnerAgent] = []
         process = world.process("s")
-        ports = world.ports(process, Weather(0.01), Weather(0.005))
+        ports = world.ports(process, Conditions(0.01), Conditions(0.005))
         process.start(serve(ports, "s", asyncio.Event(), None, syncers.append))
         for i in range(3):
             process = world.process(f"l{i}")
-            store = Weather(0.01, up_bytes_s=uplink * need) if i == 2 else Weather(0.01)
+            store = Conditions(0.01, up_bytes_s=uplink * need) if i == 2 else Conditions(0.01)
             toy = Toy(random.Random(i), STEP_S)
-            ports = world.ports(process, store, Weather(0.005))
+            ports = world.ports(process, store, Conditions(0.005))
             process.start(learn(ports, f"l{i}", toy, Times(), started=agents.append))
         await asyncio.sleep(SETTLING_S)
         thin = next(agent for agent in agents if agent.name == "l2").uplink

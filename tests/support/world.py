@@ -26,7 +26,7 @@ from isthmus.store import RUNNING, EdgeStore, Layer, Patience, Store, open_store
 from isthmus.syncer import Syncer
 from isthmus.syncer.holders import Holders
 from isthmus_lab.simulate import world as simulate
-from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.conditions import Conditions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -145,7 +145,7 @@ async def world(
     """Create a run in a folder, or in a bucket with a bus of its own, and open it."""
     seed = seed or seed_of()
     if _simulated is not None:
-        way = Weather(latency_s=0.001)
+        way = Conditions(latency_s=0.001)
         ports = _simulated.ports(_simulated.process("test"), way, way)
         run = await create_run(ports.store, ports.process.runtime, seed)
         yield World(run, ports.store, ports.bus, ports.process.runtime, seed.signer)

@@ -20,8 +20,8 @@ from isthmus.format.rules import Pace, Rules
 from isthmus.log import Commit, Log, merge
 from isthmus.log.merge import Accumulator, State
 from isthmus.store import Entry, Store
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.process import Process
-from isthmus_lab.simulate.weather import Weather
 from isthmus_lab.simulate.world import World
 from support.commits import committed, given
 from support.opened import opened_update
@@ -86,7 +86,7 @@ class Written:
         self.process: Process = self.world.process("writer")
         self.clock = self.world.clock
         self.runtime = self.process.runtime
-        self.store = Asked(self.world.ports(self.process, Weather(latency_s=ONE_WAY_S)).store)
+        self.store = Asked(self.world.ports(self.process, Conditions(latency_s=ONE_WAY_S)).store)
         self.states: list[State] = []
         self.commits: list[list[Commit]] = []
 

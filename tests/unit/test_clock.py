@@ -7,7 +7,7 @@ import pytest
 from isthmus.errors import ObjectMissing, Unavailable
 from isthmus.store.edge import EdgeStore
 from isthmus_lab.simulate.clock import Clock, StandsStill
-from isthmus_lab.simulate.weather import Fault, Weather
+from isthmus_lab.simulate.conditions import Conditions, Fault
 from isthmus_lab.simulate.world import World
 
 
@@ -85,7 +85,7 @@ def test_a_killed_life_runs_no_finally_and_what_it_sent_still_lands() -> None:
 
     async def body() -> None:
         process = world.process("p")
-        ports = world.ports(process, Weather(latency_s=1.0))
+        ports = world.ports(process, Conditions(latency_s=1.0))
         process.start(write(ports.store))
         await asyncio.sleep(0.5)
         assert "a/b" not in world.objects.blobs
@@ -116,10 +116,10 @@ def test_what_can_never_come_is_an_error() -> None:
 )
 def test_a_write_that_failed_may_have_landed(fault: Fault, lands: bool) -> None:
     world = World("fault")
-    weather = Weather(latency_s=0.01, chances={fault: 1.0}, timeout_s=3.0, late_s=60.0)
+    conditions = Conditions(latency_s=0.01, chances={fault: 1.0}, timeout_s=3.0, late_s=60.0)
 
     async def body() -> tuple[bool, bool]:
-        ports = world.ports(world.process("p"), weather)
+        ports = world.ports(world.process("p"), conditions)
         with pytest.raises(Unavailable):
             await ports.wire.put("a/b", b"x")
         soon = "a/b" in world.objects.blobs
@@ -129,29 +129,29 @@ def test_a_write_that_failed_may_have_landed(fault: Fault, lands: bool) -> None:
     soon, later = world.clock.run_until_complete(body())
     assert later == lands
     assert soon == (fault is Fault.LOST_REPLY)
-    assert weather.seen[fault] == 1
+    assert conditions.seen[fault] == 1
 
 
 def test_bodies_take_their_turn_on_a_link() -> None:
     world = World("link")
 
     async def body() -> float:
-        wire = world.ports(world.process("p"), Weather(up_bytes_s=100.0)).wire
+        wire = world.ports(world.process("p"), Conditions(up_bytes_s=100.0)).wire
         await asyncio.gather(wire.put("a/1", b"x" * 100), wire.put("a/2", b"x" * 300))
         return world.clock.time()
 
     assert world.clock.run_until_complete(body()) == pytest.approx(4.0)
 
 
-def test_a_partition_lets_nothing_through_and_good_weather_everything() -> None:
+def test_a_partition_lets_nothing_through_and_good_conditions_everything() -> None:
     world = World("cut")
-    weather = Weather(timeout_s=2.0, cut_off=True)
+    conditions = Conditions(timeout_s=2.0, cut_off=True)
 
     async def body() -> float:
-        wire = world.ports(world.process("p"), weather).wire
+        wire = world.ports(world.process("p"), conditions).wire
         with pytest.raises(Unavailable):
             await wire.list("")
-        weather.cut_off = False
+        conditions.cut_off = False
         with pytest.raises(ObjectMissing):
             await wire.get("a")
         return world.clock.time()

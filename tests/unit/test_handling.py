@@ -6,8 +6,8 @@ from collections.abc import Coroutine
 import pytest
 
 from isthmus.errors import Denied, Unavailable
+from isthmus_lab.simulate.conditions import Conditions, Fault
 from isthmus_lab.simulate.process import Costs, Process
-from isthmus_lab.simulate.weather import Fault, Weather
 from isthmus_lab.simulate.world import World
 
 
@@ -93,7 +93,7 @@ def test_threads_of_a_process_are_few() -> None:
 def test_half_a_partition_lets_one_direction_through() -> None:
     world = World("half")
     process = world.process("p")
-    deaf, dumb = Weather(cut_reads=True, timeout_s=2.0), Weather(cut_writes=True, timeout_s=2.0)
+    deaf, dumb = Conditions(cut_reads=True, timeout_s=2.0), Conditions(cut_writes=True, timeout_s=2.0)
     hears_nothing, says_nothing = world.ports(process, bus=deaf).bus, world.ports(process, bus=dumb).bus
 
     async def body() -> None:
@@ -115,8 +115,8 @@ def test_half_a_partition_lets_one_direction_through() -> None:
 def test_what_may_not_be_read_is_denied_and_the_rest_is_not() -> None:
     world = World("denied")
     process = world.process("p")
-    weather = Weather(unreadable=frozenset({"updates/00000/l/"}))
-    wire = world.ports(process, weather).wire
+    conditions = Conditions(unreadable=frozenset({"updates/00000/l/"}))
+    wire = world.ports(process, conditions).wire
 
     async def body() -> None:
         async def use() -> None:
@@ -125,7 +125,7 @@ def test_what_may_not_be_read_is_denied_and_the_rest_is_not() -> None:
             assert bytes(await wire.get("updates/00000/m/a")) == b"x"
             with pytest.raises(Denied):
                 await wire.get("updates/00000/l/a")
-            weather.denies_writes = True
+            conditions.denies_writes = True
             with pytest.raises(Denied):
                 await wire.put("updates/00000/m/a", b"y")
 
@@ -137,8 +137,8 @@ def test_what_may_not_be_read_is_denied_and_the_rest_is_not() -> None:
 def test_a_body_without_end_is_waited_for_until_the_connection_breaks() -> None:
     world = World("endless")
     process = world.process("p")
-    weather = Weather(endless=frozenset({"k"}), timeout_s=3.0)
-    wire = world.ports(process, weather).wire
+    conditions = Conditions(endless=frozenset({"k"}), timeout_s=3.0)
+    wire = world.ports(process, conditions).wire
 
     async def body() -> None:
         async def use() -> None:
@@ -148,7 +148,7 @@ def test_a_body_without_end_is_waited_for_until_the_connection_breaks() -> None:
                     await wire.get("k")
             reading = asyncio.ensure_future(wire.get("k"))
             await asyncio.sleep(10.0)
-            weather.clear()
+            conditions.clear()
             with pytest.raises(Unavailable):
                 await reading
 

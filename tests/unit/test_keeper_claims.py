@@ -16,7 +16,7 @@ from isthmus.format.rules import Pace, Rules
 from isthmus.log import Log
 from isthmus.store import EdgeStore
 from isthmus.syncer import Syncer
-from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.conditions import Conditions
 from support.written_log import ONE_WAY_S, Asked, Written
 
 RULES = Rules(fragments=2, sync_every=4)
@@ -33,7 +33,7 @@ class Serving(Syncer):
 async def syncer(w: Written) -> AsyncIterator[Serving]:
     """A syncer of this run in virtual time, that has heard for a while that nobody is there; it is killed at the end."""
     process = w.world.process("syncer", len(w.store.requests))
-    ports = w.world.ports(process, Weather(latency_s=ONE_WAY_S), Weather(latency_s=ONE_WAY_S))
+    ports = w.world.ports(process, Conditions(latency_s=ONE_WAY_S), Conditions(latency_s=ONE_WAY_S))
     wire = Asked(ports.wire)
     store = EdgeStore(wire, process.runtime)
     found = Serving(Log(w.run, store, process.runtime), store, ports.bus, process.runtime, "s1", None)

@@ -1,11 +1,11 @@
-"""The simulated world's late writes: they land after their timeout, and no later than the weather says."""
+"""The simulated world's late writes: they land after their timeout, and no later than the conditions says."""
 
 import asyncio
 
 import pytest
 
 from isthmus.errors import Unavailable
-from isthmus_lab.simulate.weather import Fault, Weather
+from isthmus_lab.simulate.conditions import Conditions, Fault
 from isthmus_lab.simulate.world import World
 
 TIMEOUT_S, LATE_S, LATENCY_S = 3.0, 60.0, 0.01
@@ -15,8 +15,8 @@ WRITES = 200
 @pytest.mark.parametrize("port", ["store", "bus"])
 def test_a_late_write_lands_within_its_bound(port: str) -> None:
     world = World("late")
-    weather = Weather(latency_s=LATENCY_S, chances={Fault.LANDS_LATE: 1.0}, timeout_s=TIMEOUT_S, late_s=LATE_S)
-    ports = world.ports(world.process("p"), weather, weather)
+    conditions = Conditions(latency_s=LATENCY_S, chances={Fault.LANDS_LATE: 1.0}, timeout_s=TIMEOUT_S, late_s=LATE_S)
+    ports = world.ports(world.process("p"), conditions, conditions)
     took: list[float] = []
     sent_at = 0.0
     landed = asyncio.Event()

@@ -15,7 +15,7 @@ from isthmus.format.records import frame
 from isthmus.format.records.objects import SnapshotHeader, ValueHeader
 from isthmus.format.rules import Rules
 from isthmus.log import merge
-from isthmus.runtime.clock import ALONE, Crew
+from isthmus.runtime.clock import ALONE, ComputePool
 
 FRAGMENT = partition(
     [
@@ -39,8 +39,8 @@ def state(seed: int = 1) -> merge.State:
     return merge.initial(np.random.default_rng(seed).normal(size=FRAGMENT.size).astype(np.float32))
 
 
-def accumulated(given: list[tuple[F32, float]], rules: Rules, crew: Crew = ALONE) -> merge.Accumulator:
-    accumulator = merge.Accumulator(FRAGMENT, merge.outers(rules), crew)
+def accumulated(given: list[tuple[F32, float]], rules: Rules, compute: ComputePool = ALONE) -> merge.Accumulator:
+    accumulator = merge.Accumulator(FRAGMENT, merge.outers(rules), compute)
     for x, w in given:
         accumulator.add(x, w)
     return accumulator
@@ -228,8 +228,8 @@ def test_the_same_round_gives_the_same_bits_whoever_computes_it() -> None:
     assert found == [wanted] * 8
 
 
-def test_a_crew_shares_what_a_round_comes_to_and_changes_no_bit() -> None:
-    class Halving(Crew):
+def test_a_compute_shares_what_a_round_comes_to_and_changes_no_bit() -> None:
+    class Halving(ComputePool):
         shared = 0
 
         def share(self, work: Callable[[int, int], object], count: int, least: int = 64) -> None:
@@ -239,7 +239,8 @@ def test_a_crew_shares_what_a_round_comes_to_and_changes_no_bit() -> None:
 
     given, start, rules = updates(8), state(), Rules(merge="iso")
     plain, shared = (
-        merge.advance(start, accumulated(given, rules, crew), codec("int4"), bytes(32)) for crew in (ALONE, Halving())
+        merge.advance(start, accumulated(given, rules, compute), codec("int4"), bytes(32))
+        for compute in (ALONE, Halving())
     )
     assert shared.state_digest == plain.state_digest
     assert Halving.shared

@@ -10,7 +10,7 @@ from isthmus.codecs.base import PIECE
 from isthmus.codecs.kernels import F32, U8
 from isthmus.codecs.packed import Packed, add, keep_dropped, packed, plain
 from isthmus.format.layout import Spec, TensorClass, partition
-from isthmus.runtime.clock import ALONE, Crew
+from isthmus.runtime.clock import ALONE, ComputePool
 
 FRAGMENT = partition(
     [
@@ -29,17 +29,17 @@ def values(seed: int = 0) -> F32:
     return (draw.normal(size=FRAGMENT.size) * spread).astype(np.float32)
 
 
-def packed_by(name: str, x: F32, crew: Crew = ALONE) -> tuple[Packed, U8]:
+def packed_by(name: str, x: F32, compute: ComputePool = ALONE) -> tuple[Packed, U8]:
     data = pack(codec(name), FRAGMENT, x)
-    return packed(FRAGMENT, codec(name), data, crew), data
+    return packed(FRAGMENT, codec(name), data, compute), data
 
 
 @pytest.mark.parametrize("name", [*CODECS, "q4", "q1.5", "q0.5"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_lengths_and_sums_are_those_of_the_whole(name: str, threads: int) -> None:
     with ThreadPoolExecutor(threads) as pool:
-        crew = ALONE if threads == 1 else Crew(pool, threads)
-        found, data = packed_by(name, values(), crew)
+        compute = ALONE if threads == 1 else ComputePool(pool, threads)
+        found, data = packed_by(name, values(), compute)
         whole = found.decode()
         for i, t in enumerate(FRAGMENT.tensors):
             piece = whole[t.start : t.stop]
@@ -48,11 +48,11 @@ def test_lengths_and_sums_are_those_of_the_whole(name: str, threads: int) -> Non
             wanted = total.copy()
             kernels.accumulate(wanted, piece, 0.37)
             before = total.copy()
-            found.add(i, 0.37, total, crew)
+            found.add(i, 0.37, total, compute)
             assert total.tobytes() == wanted.tobytes()
             # And where the sum is to lie elsewhere, what lies there does not count.
             other = np.full_like(total, 7.0)
-            add(found.code, cut(found.code, FRAGMENT, data)[i], 0.37, before, other, crew)
+            add(found.code, cut(found.code, FRAGMENT, data)[i], 0.37, before, other, compute)
             assert other.tobytes() == wanted.tobytes()
     assert found.norm == pytest.approx(np.linalg.norm(whole.astype(np.float64)), rel=1e-12)
 
@@ -64,9 +64,9 @@ def test_threads_change_no_byte_and_what_is_dropped_is_what_is_missing(name: str
     data = pack(code, FRAGMENT, x, whole=whole)
     wanted = x - packed(FRAGMENT, code, data).decode()
     with ThreadPoolExecutor(3) as pool:
-        crew = Crew(pool, 3)
-        assert pack(code, FRAGMENT, x, crew, whole=whole).tobytes() == data.tobytes()
-        for by in (ALONE, crew):
+        compute = ComputePool(pool, 3)
+        assert pack(code, FRAGMENT, x, compute, whole=whole).tobytes() == data.tobytes()
+        for by in (ALONE, compute):
             left = x.copy()
             keep_dropped(FRAGMENT, code, data, left, by)
             assert left.tobytes() == wanted.tobytes()

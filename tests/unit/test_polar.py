@@ -14,7 +14,7 @@ from isthmus.codecs import kernels
 from isthmus.codecs.kernels import F32
 from isthmus.format.isotropic import STEPS, flop
 from isthmus.log.polar import QUINTICS, isotropic, polar_factor
-from isthmus.runtime.clock import Crew
+from isthmus.runtime.clock import ComputePool
 
 SHAPES = [(2, 2), (3, 5), (64, 33), (33, 64), (257, 130), (300, 301)]
 
@@ -116,21 +116,21 @@ def test_half_of_a_symmetric_product_is_all_of_it(m: int) -> None:
 def test_threads_change_no_bit(threads: int) -> None:
     with ThreadPoolExecutor(threads) as pool:
         for m, n in SHAPES:
-            assert np.array_equal(polar(matrix(m, n)), polar(matrix(m, n), Crew(pool, threads)))
+            assert np.array_equal(polar(matrix(m, n)), polar(matrix(m, n), ComputePool(pool, threads)))
 
 
-def test_a_crew_does_all_of_it_in_parts_that_are_worth_it() -> None:
+def test_a_compute_does_all_of_it_in_parts_that_are_worth_it() -> None:
     done: list[tuple[int, int]] = []
     with ThreadPoolExecutor(3) as pool:
         for count in (0, 1, 127, 128, 1000, 100_000):
             done.clear()
-            Crew(pool, 3).share(lambda start, stop: done.append((start, stop)), count)
+            ComputePool(pool, 3).share(lambda start, stop: done.append((start, stop)), count)
             done.sort()
             assert [start for start, _ in done] == [0, *(stop for _, stop in done[:-1])]
             assert done[-1][1] == count
             assert len(done) == max(1, min(12, count // 64))
         with pytest.raises(ZeroDivisionError):
-            Crew(pool, 3).share(lambda start, stop: 1 // start, 1000)
+            ComputePool(pool, 3).share(lambda start, stop: 1 // start, 1000)
 
 
 def test_the_bits_are_those_of_every_processor() -> None:

@@ -17,7 +17,7 @@ from isthmus.codecs.rate import SMALL
 from isthmus.errors import InputError
 from isthmus.format.layout import Spec, TensorClass, partition
 from isthmus.format.rules import Rules
-from isthmus.runtime.clock import ALONE, Crew
+from isthmus.runtime.clock import ALONE, ComputePool
 
 LARGE = 3 * PIECE + 777
 
@@ -36,9 +36,9 @@ def drawn(shape: str, n: int, seed: int = 0) -> F32:
     return SHAPES[shape](np.random.default_rng(seed), n)
 
 
-def encoded(name: str, x: F32, crew: Crew = ALONE) -> U8:
+def encoded(name: str, x: F32, compute: ComputePool = ALONE) -> U8:
     out = np.zeros(codec(name).bounds(x.size)[1], np.uint8)
-    used = codec(name).encode(x, out, crew)
+    used = codec(name).encode(x, out, compute)
     assert not out[used:].any()
     return out[:used]
 
@@ -158,7 +158,7 @@ def test_the_entropy_stage_comes_close_to_the_entropy() -> None:
 def test_threads_change_no_bit() -> None:
     x = drawn("of many scales", 40 * PIECE + 5)
     with ThreadPoolExecutor(3) as pool:
-        assert encoded("q1.5", x, Crew(pool, 3)).tobytes() == encoded("q1.5", x).tobytes()
+        assert encoded("q1.5", x, ComputePool(pool, 3)).tobytes() == encoded("q1.5", x).tobytes()
 
 
 def test_parts_are_what_the_whole_is() -> None:

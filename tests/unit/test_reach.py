@@ -7,7 +7,7 @@ from isthmus.format.rules import Rules
 from isthmus.link.joining import START_S, Create, reach_or_create
 from isthmus.log.creation import Seed
 from isthmus.log.run import Run, read_run
-from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import World
 from support.world import seed_of
 
@@ -17,11 +17,11 @@ async def seeded(create: Create) -> Seed:
     return seed_of(create)
 
 
-def entering(world: World, weather: Weather, create: Rules | None = None) -> tuple[Run, float]:
+def entering(world: World, conditions: Conditions, create: Rules | None = None) -> tuple[Run, float]:
     """Enter a run from a process with this way to the store; return the run and how long it took."""
 
     async def body() -> tuple[Run, float]:
-        ports = world.ports(world.process("l0"), weather)
+        ports = world.ports(world.process("l0"), conditions)
         since = world.clock.time()
         run = await reach_or_create(ports.store, create, seeded)
         return run, world.clock.time() - since
@@ -32,11 +32,11 @@ def entering(world: World, weather: Weather, create: Rules | None = None) -> tup
 
 def test_writing_version_0_takes_as_long_as_it_takes() -> None:
     world = World("slow uplink")
-    run, took = entering(world, Weather(up_bytes_s=130.0), Rules(fragments=4))
+    run, took = entering(world, Conditions(up_bytes_s=130.0), Rules(fragments=4))
     version_0 = 8 * run.layout.size
     assert took >= version_0 / 130.0 > START_S, "the limit would have struck long before"
     # Whoever comes after finds it whole, and fast.
-    again, took = entering(world, Weather(up_bytes_s=130.0), Rules(fragments=4))
+    again, took = entering(world, Conditions(up_bytes_s=130.0), Rules(fragments=4))
     assert again.digest == run.digest
     assert took < START_S
 
@@ -45,13 +45,13 @@ def test_writing_version_0_takes_as_long_as_it_takes() -> None:
 def test_a_store_that_does_not_answer_is_given_up_soon(create: Rules | None) -> None:
     world = World("away")
     with pytest.raises(Unavailable, match="sim://run"):
-        entering(world, Weather(cut_off=True), create)
+        entering(world, Conditions(cut_off=True), create)
     assert world.clock.time() <= START_S
 
 
 def test_a_missing_run_is_named_where_nobody_asked_for_it() -> None:
     world = World("missing")
     with pytest.raises(RunMissing):
-        entering(world, Weather())
+        entering(world, Conditions())
     with pytest.raises(RunMissing):
         world.clock.run_until_complete(read_run(world.ports(world.process("p")).store))

@@ -17,7 +17,7 @@ from isthmus.format.layout import Spec, TensorClass, partition
 from isthmus.format.rules import ROBUST, Bounds, MergeRule, Rules
 from isthmus.inspect.replay import replay
 from isthmus.log import fold, merge, robust
-from isthmus.runtime.clock import ALONE, Crew
+from isthmus.runtime.clock import ALONE, ComputePool
 from support.world import QUICK, all_commits, seed_of, serving, train, world
 
 FRAGMENT = partition(
@@ -42,8 +42,8 @@ def honest(count: int, seed: int = 0, alike: float = 1.0) -> list[F32]:
     return [(0.01 * (alike * common + draw.standard_normal(FRAGMENT.size))).astype(np.float32) for _ in range(count)]
 
 
-def merged(given: list[F32], of: Rules, weights: list[float] | None = None, crew: Crew = ALONE) -> F32:
-    accumulator = merge.Accumulator(FRAGMENT, merge.outers(of), crew)
+def merged(given: list[F32], of: Rules, weights: list[float] | None = None, compute: ComputePool = ALONE) -> F32:
+    accumulator = merge.Accumulator(FRAGMENT, merge.outers(of), compute)
     for x, w in zip(given, weights or [1.0] * len(given), strict=True):
         accumulator.add(x, w)
     return np.concatenate([total * np.float64(scale) for total, scale in accumulator.deltas()[0]]).astype(np.float32)
@@ -94,7 +94,7 @@ def test_the_bits_do_not_depend_on_threads(rule: str) -> None:
     for threads in (2, 3, 7):
         with ThreadPoolExecutor(threads) as pool:
             assert np.array_equal(
-                alone.view(np.uint32), merged(given, rules(rule), crew=Crew(pool, threads)).view(np.uint32)
+                alone.view(np.uint32), merged(given, rules(rule), compute=ComputePool(pool, threads)).view(np.uint32)
             )
     found: list[F32] = []
     other = threading.Thread(target=lambda: found.append(merged(given, rules(rule))))

@@ -13,7 +13,7 @@ from isthmus.log.merge import state_bytes
 from isthmus.store import EdgeStore, Patience
 from isthmus.syncer import Syncer, agent, fragment_reader
 from isthmus.syncer.snapshots import snapshot_after
-from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.conditions import Conditions
 from support.written_log import ONE_WAY_S, Asked, Written
 
 RULES = Rules(fragments=4, sync_every=4)
@@ -31,7 +31,7 @@ class Serving(Syncer):
 async def syncer(w: Written, latency_s: float = ONE_WAY_S) -> AsyncIterator[Serving]:
     """A syncer of this run, just started; it is killed at the end."""
     process = w.world.process("syncer", len(w.store.requests))
-    ports = w.world.ports(process, Weather(latency_s=latency_s), Weather(latency_s=ONE_WAY_S))
+    ports = w.world.ports(process, Conditions(latency_s=latency_s), Conditions(latency_s=ONE_WAY_S))
     wire = Asked(ports.wire)
     store = EdgeStore(wire, process.runtime, ONCE)
     found = Serving(Log(w.run, store, process.runtime), store, ports.bus, process.runtime, "s1", None)

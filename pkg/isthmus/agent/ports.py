@@ -59,10 +59,10 @@ async def known_run(store: EdgeStore, require: Require = anything) -> Run:
 
 @asynccontextmanager
 async def open_place(
-    url: str, *, threads: int = THREADS, crew: int | None = None, make: bool = False
+    url: str, *, threads: int = THREADS, compute: int | None = None, make: bool = False
 ) -> AsyncIterator[EdgeStore]:
     """Open the store at a URL, whether there is a run or not, with threads of its own (see `runtime.threaded`)."""
-    with threaded(threads, crew=crew) as runtime:
+    with threaded(threads, compute=compute) as runtime:
         async with open_store(url, runtime, make=make) as store:
             yield store
 
@@ -76,14 +76,14 @@ async def open_log(url: str, trust: Trust = TRUSTING, *, threads: int = THREADS)
 
 @asynccontextmanager
 async def open_ports(
-    url: str, bus_url: str, find: Find | None = None, trust: Trust = TRUSTING, *, crew: int | None = None
+    url: str, bus_url: str, find: Find | None = None, trust: Trust = TRUSTING, *, compute: int | None = None
 ) -> AsyncIterator[Ports]:
     """Open store and bus of the run that `find` finds, `known_run` by default; the bus is not asked for anything.
 
-    `crew`: threads that share one computation; as many as there are cores where nothing is said. Raises what `find`,
+    `compute`: threads that share one computation; as many as there are cores where nothing is said. Raises what `find`,
     `Trust.require` and `Trust.judge` do.
     """
-    async with open_place(url, threads=max(THREADS, crew or 0), crew=crew) as store:
+    async with open_place(url, threads=max(THREADS, compute or 0), compute=compute) as store:
         run = await (find(store) if find else known_run(store, trust.require))
         log = await _log(run, store, trust)
         async with open_bus(bus_url, log.run.digest) as bus:

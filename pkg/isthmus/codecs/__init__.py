@@ -15,7 +15,7 @@ from isthmus.codecs.rate import SMALL, Rate
 from isthmus.format import memory
 from isthmus.format.layout import Fragment
 from isthmus.format.rules import rate_of, require_codec
-from isthmus.runtime.clock import ALONE, Crew
+from isthmus.runtime.clock import ALONE, ComputePool
 
 __all__ = [
     "CODECS",
@@ -90,7 +90,7 @@ def cut(code: Codec, fragment: Fragment, data: U8) -> tuple[U8, ...]:
     return tuple(found)
 
 
-def pack(code: Codec, fragment: Fragment, x: F32, crew: Crew = ALONE, *, whole: bool = False) -> U8:
+def pack(code: Codec, fragment: Fragment, x: F32, compute: ComputePool = ALONE, *, whole: bool = False) -> U8:
     """Return finite x [fragment.size] float32, packed: uint8 [m], of `packed_size` where the codec is `exact`.
 
     `whole`: see `Codec.encode`.
@@ -103,7 +103,7 @@ def pack(code: Codec, fragment: Fragment, x: F32, crew: Crew = ALONE, *, whole: 
         out = np.zeros(packed_bounds(code, fragment)[1], np.uint8)
     at = 0
     for t in fragment.tensors:
-        at += aligned(code.encode(x[t.start : t.stop], out[at : at + code.bounds(t.size)[1]], crew, whole=whole))
+        at += aligned(code.encode(x[t.start : t.stop], out[at : at + code.bounds(t.size)[1]], compute, whole=whole))
     return out[:at]
 
 

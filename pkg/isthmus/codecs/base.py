@@ -6,7 +6,7 @@ import numpy as np
 
 from isthmus.codecs import kernels
 from isthmus.codecs.kernels import BLOCK, F32, U8
-from isthmus.runtime.clock import ALONE, Crew
+from isthmus.runtime.clock import ALONE, ComputePool
 
 PIECE = 1 << 16
 """Parameters unpacked at a time: 256 KiB. A multiple of the blocks of codecs and norms: it does not change a bit."""
@@ -46,7 +46,7 @@ class Codec(ABC):
         return self.size(n)
 
     @abstractmethod
-    def encode(self, x: F32, out: U8, crew: Crew = ALONE, *, whole: bool = False) -> int:
+    def encode(self, x: F32, out: U8, compute: ComputePool = ALONE, *, whole: bool = False) -> int:
         """Pack finite x [n] float32 into zeros, out [the most `bounds` allows] uint8; return the bytes it took.
 
         `whole`: what is dropped is given up, so that what is left should be as long as x where the codec would shorten

@@ -6,7 +6,7 @@ from isthmus.codecs import kernels
 from isthmus.codecs.base import Codec
 from isthmus.codecs.kernels import F32, U8
 from isthmus.format.rules import CodecName
-from isthmus.runtime.clock import ALONE, Crew
+from isthmus.runtime.clock import ALONE, ComputePool
 
 
 class BFloat16(Codec):
@@ -19,7 +19,7 @@ class BFloat16(Codec):
         """Two bytes a parameter."""
         return 2 * n
 
-    def encode(self, x: F32, out: U8, crew: Crew = ALONE, *, whole: bool = False) -> int:
+    def encode(self, x: F32, out: U8, compute: ComputePool = ALONE, *, whole: bool = False) -> int:
         """Round to nearest even."""
         kernels.encode_bf16(x, out.view(np.uint16))
         return self.size(x.size)

@@ -5,7 +5,7 @@ import numpy as np
 from isthmus.codecs.base import Codec
 from isthmus.codecs.kernels import F32, U8
 from isthmus.format.rules import CodecName
-from isthmus.runtime.clock import ALONE, Crew
+from isthmus.runtime.clock import ALONE, ComputePool
 
 
 class Float32(Codec):
@@ -19,7 +19,7 @@ class Float32(Codec):
         """Four bytes a parameter."""
         return 4 * n
 
-    def encode(self, x: F32, out: U8, crew: Crew = ALONE, *, whole: bool = False) -> int:
+    def encode(self, x: F32, out: U8, compute: ComputePool = ALONE, *, whole: bool = False) -> int:
         """Copy."""
         out.view(np.dtype("<f4"))[:] = x
         return self.size(x.size)

@@ -6,7 +6,7 @@ from isthmus.codecs import kernels
 from isthmus.codecs.base import PIECE, SHARE, Codec, blocks, pieces
 from isthmus.codecs.kernels import F32, U8, U16
 from isthmus.format.rules import CodecName
-from isthmus.runtime.clock import ALONE, Crew
+from isthmus.runtime.clock import ALONE, ComputePool
 
 
 class Int4(Codec):
@@ -19,7 +19,7 @@ class Int4(Codec):
         """Two bytes a block for the scale, and 64 bytes a block; the last block is padded."""
         return blocks(n) * (2 + kernels.BLOCK // 2)
 
-    def encode(self, x: F32, out: U8, crew: Crew = ALONE, *, whole: bool = False) -> int:
+    def encode(self, x: F32, out: U8, compute: ComputePool = ALONE, *, whole: bool = False) -> int:
         """Quantise blocks of 128."""
         split, half = 2 * blocks(x.size), kernels.BLOCK // 2
         scales = out[:split].view(np.uint16)
@@ -29,7 +29,7 @@ class Int4(Codec):
             codes = out[split + half * blocks(a) : split + half * blocks(b)]
             kernels.encode_int4(x[a:b], scales[blocks(a) : blocks(b)], codes)
 
-        crew.share(work, pieces(x.size), SHARE)
+        compute.share(work, pieces(x.size), SHARE)
         return self.size(x.size)
 
     def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:

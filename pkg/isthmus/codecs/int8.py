@@ -6,7 +6,7 @@ from isthmus.codecs import kernels
 from isthmus.codecs.base import PIECE, SHARE, Codec, blocks, pieces
 from isthmus.codecs.kernels import F32, U8, U16
 from isthmus.format.rules import CodecName
-from isthmus.runtime.clock import ALONE, Crew
+from isthmus.runtime.clock import ALONE, ComputePool
 
 
 class Int8(Codec):
@@ -19,7 +19,7 @@ class Int8(Codec):
         """Two bytes a block for the scale, and one byte a parameter."""
         return 2 * blocks(n) + n
 
-    def encode(self, x: F32, out: U8, crew: Crew = ALONE, *, whole: bool = False) -> int:
+    def encode(self, x: F32, out: U8, compute: ComputePool = ALONE, *, whole: bool = False) -> int:
         """Quantise blocks of 128."""
         split = 2 * blocks(x.size)
         scales = out[:split].view(np.uint16)
@@ -28,7 +28,7 @@ class Int8(Codec):
             a, b = first * PIECE, min(x.size, last * PIECE)
             kernels.encode_int8(x[a:b], scales[blocks(a) : blocks(b)], out[split + a : split + b])
 
-        crew.share(work, pieces(x.size), SHARE)
+        compute.share(work, pieces(x.size), SHARE)
         return self.size(x.size)
 
     def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:

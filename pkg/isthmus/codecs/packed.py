@@ -12,7 +12,7 @@ from isthmus.codecs.kernels import F32, U8
 from isthmus.format import memory
 from isthmus.format.layout import Fragment
 from isthmus.format.rules import CodecName
-from isthmus.runtime.clock import ALONE, Crew
+from isthmus.runtime.clock import ALONE, ComputePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +38,20 @@ class Packed:
             self.code.decode(data, out[t.start : t.stop])
         return out
 
-    def add(self, tensor: int, coefficient: float, total: F32, crew: Crew = ALONE) -> None:
+    def add(self, tensor: int, coefficient: float, total: F32, compute: ComputePool = ALONE) -> None:
         """Add coefficient times a tensor [m], by its number in the fragment, to total [m]; see `kernels.accumulate`."""
 
-        add(self.code, self.data[tensor], coefficient, total, total, crew)
+        add(self.code, self.data[tensor], coefficient, total, total, compute)
 
 
-def packed(fragment: Fragment, code: Codec, data: U8, crew: Crew = ALONE) -> Packed:
+def packed(fragment: Fragment, code: Codec, data: U8, compute: ComputePool = ALONE) -> Packed:
     """Measure a packed fragment, data [m] uint8. Raises `BadCode` where no encoder wrote it."""
     of = cut(code, fragment, data)
-    norms = tuple(_norm(code, piece, t.size, crew) for t, piece in zip(fragment.tensors, of, strict=True))
+    norms = tuple(_norm(code, piece, t.size, compute) for t, piece in zip(fragment.tensors, of, strict=True))
     return Packed(fragment, code, of, norms)
 
 
-def add(code: Codec, data: U8, coefficient: float, before: F32, after: F32, crew: Crew = ALONE) -> None:
+def add(code: Codec, data: U8, coefficient: float, before: F32, after: F32, compute: ComputePool = ALONE) -> None:
     """after [n] = before + coefficient · a packed tensor, as `kernels.accumulate`; `after` may be `before`."""
 
     def work(first: int, last: int) -> None:
@@ -61,21 +61,21 @@ def add(code: Codec, data: U8, coefficient: float, before: F32, after: F32, crew
                 np.copyto(after[at], before[at])  # and is in the cache now
             code.add_part(data, after.size, at.start, coefficient, after[at])
 
-    crew.share(work, pieces(after.size), SHARE)
+    compute.share(work, pieces(after.size), SHARE)
 
 
-def keep_dropped(fragment: Fragment, code: Codec, data: U8, x: F32, crew: Crew = ALONE) -> None:
+def keep_dropped(fragment: Fragment, code: Codec, data: U8, x: F32, compute: ComputePool = ALONE) -> None:
     """Leave in x [n], which was packed into data, what the codec dropped of it."""
     for t, piece in zip(fragment.tensors, cut(code, fragment, data), strict=True):
         left = x[t.start : t.stop]
-        add(code, piece, -1.0, left, left, crew)
+        add(code, piece, -1.0, left, left, compute)
 
 
-def length_of(x: F32, crew: Crew = ALONE) -> float:
+def length_of(x: F32, compute: ComputePool = ALONE) -> float:
     """Return `kernels.norm(x)`, bit for bit, by as many threads as there are."""
     squares = np.empty(-(-x.size // kernels.NORM_BLOCK), np.float64)
     of = kernels.NORM_BLOCK
-    crew.share(lambda a, b: kernels.squares(x[a * of : b * of], squares[a:b]), squares.size, SHARE * PIECE // of)
+    compute.share(lambda a, b: kernels.squares(x[a * of : b * of], squares[a:b]), squares.size, SHARE * PIECE // of)
     return kernels.norm_of(squares)
 
 
@@ -97,7 +97,7 @@ def decoded(code: Codec, data: U8, n: int, first: int = 0, last: int | None = No
         yield at, part
 
 
-def _norm(code: Codec, data: U8, n: int, crew: Crew) -> float:
+def _norm(code: Codec, data: U8, n: int, compute: ComputePool) -> float:
     squares = np.empty(-(-n // kernels.NORM_BLOCK), np.float64)
 
     def work(first: int, last: int) -> None:
@@ -105,5 +105,5 @@ def _norm(code: Codec, data: U8, n: int, crew: Crew) -> float:
             block = at.start // kernels.NORM_BLOCK
             kernels.squares(part, squares[block : block + -(-part.size // kernels.NORM_BLOCK)])
 
-    crew.share(work, pieces(n), SHARE)
+    compute.share(work, pieces(n), SHARE)
     return kernels.norm_of(squares)

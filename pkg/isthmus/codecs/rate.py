@@ -14,7 +14,7 @@ from isthmus.codecs.base import PIECE, SHARE, BadCode, Codec
 from isthmus.codecs.int4 import Int4
 from isthmus.codecs.kernels import F32, U8
 from isthmus.codecs.kernels import rate as kernel
-from isthmus.runtime.clock import ALONE, Crew
+from isthmus.runtime.clock import ALONE, ComputePool
 
 SMALL = 4096
 """Below that a table costs more than it saves: fewer parameters travel as int4."""
@@ -64,7 +64,7 @@ class Rate(Codec):
         self._refuse(wrong)
         return int(size)
 
-    def encode(self, x: F32, out: U8, crew: Crew = ALONE, *, whole: bool = False) -> int:
+    def encode(self, x: F32, out: U8, compute: ComputePool = ALONE, *, whole: bool = False) -> int:
         """Choose the step on a sample, quantise all, count, and code the pieces."""
         n = x.size
         if n < SMALL:
@@ -84,7 +84,7 @@ class Rate(Codec):
                 kernel.quantise(x[at], inverse, symbols[at])
                 kernel.count(x[at], symbols[at], counts[p], sums[p])
 
-        crew.share(quantise, pieces, SHARE)
+        compute.share(quantise, pieces, SHARE)
         counted, centroids, levels = kernel.folded(counts, sums)
         if levels == 0:
             out[:8] = np.frombuffer(_head(8, 0), np.uint8)
@@ -101,7 +101,7 @@ class Rate(Codec):
                 room = np.empty(3 * part.size // 4 + 2 * kernel.LANES + 1, "<u2")
                 streams[p] = room[kernel.encode(part, table, room) :].view(np.uint8)
 
-        crew.share(stream, pieces, SHARE)
+        compute.share(stream, pieces, SHARE)
         at = kernel.header_size(levels, pieces)
         size = at + sum(s.size for s in streams)
         head = (

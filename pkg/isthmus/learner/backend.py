@@ -296,16 +296,16 @@ class LocalBackend:
             kernels.add(gradient, feedback, gradient)
         if not kernels.all_finite(gradient):
             return None, gradient
-        crew = self.runtime.crew
-        packed = pack(self._up, fragment, gradient, crew, whole=not self._run.rules.error_feedback)
+        compute = self.runtime.compute
+        packed = pack(self._up, fragment, gradient, compute, whole=not self._run.rules.error_feedback)
         if self.lossy:
-            keep_dropped(fragment, self._up, packed, gradient, crew)
+            keep_dropped(fragment, self._up, packed, gradient, compute)
         return frame.written(frame.Kind.UPDATE, header, packed), gradient
 
     def _level(self, difference: F32) -> None:
         """Make all singular values of a matrix's difference [m, n] equal; it stays as long as it is."""
         before = kernels.norm(difference.reshape(-1))
-        level = isotropic(difference, self._run.rules.iso_block, self.runtime.crew)
+        level = isotropic(difference, self._run.rules.iso_block, self.runtime.compute)
         after = kernels.norm(level.reshape(-1))
         if after > 0.0:
             kernels.scale(level, before / after, difference)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from isthmus.torch.device import Lane
+    from isthmus.torch.device import DeviceStream
     from isthmus.torch.loop import Loop
 
 
@@ -162,12 +162,12 @@ def join(
     torch_model.check_optimizer(model, optimizer)
     specs = torch_model.specs_of(model, vectors)
     where = device.device_of(model)
-    lane = None if where is None else device.Lane(where)
+    device_stream = None if where is None else device.DeviceStream(where)
     with nullcontext() if ranks is None else ranks.refusing():
         loop = Loop(model, optimizer, data, state)
     sharded = None
     if ranks is not None:
-        sharded = Sharded(loop, ranks, [f"as {learner}", f"the run {run}"], lane, settings)
+        sharded = Sharded(loop, ranks, [f"as {learner}", f"the run {run}"], device_stream, settings)
         if not ranks.leads:
             return follow(sharded, warmup_steps, run, trust.signer)
 
@@ -202,14 +202,16 @@ def join(
             lambda header: thread.ask_training_thread(lambda: check.glance(header)),
         )
 
-    backend = None if lane is None else partial(device.backend, lane)
+    backend = None if device_stream is None else partial(device.backend, device_stream)
     thread = AgentThread(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust)
     with nullcontext() if sharded is None else sharded.call("JOIN") as said:
         try:
             fixed = digests_of(model, check) if sharded is None else sharded.frozen(check)
             thread.start(enter, find_donor, partial(spread, sharded, thread), backend)
             own = thread.agent.history.checkpoint
-            replica, arrays = (sharded, sharded) if sharded is not None else _replica(loop, thread.run.layout, lane)
+            replica, arrays = (
+                (sharded, sharded) if sharded is not None else _replica(loop, thread.run.layout, device_stream)
+            )
             if own is not None and loop.copies.paths:
                 # What the optimizer's state holds of the weights stands beside these; newer versions move both.
                 for p, point in enumerate(own.points):
@@ -234,13 +236,13 @@ def join(
     return link
 
 
-def _replica(loop: "Loop", layout: Layout, lane: "Lane | None") -> tuple[Replica, Arrays | None]:
+def _replica(loop: "Loop", layout: Layout, device_stream: "DeviceStream | None") -> tuple[Replica, Arrays | None]:
     from isthmus.torch.device import DeviceArrays
     from isthmus.torch.model import TorchReplica
 
-    if lane is None:
+    if device_stream is None:
         return TorchReplica(loop.model, layout, loop.copies.follow), None
-    there = DeviceArrays(loop.model, layout, lane, loop.copies.follow)
+    there = DeviceArrays(loop.model, layout, device_stream, loop.copies.follow)
     return there, there
 
 

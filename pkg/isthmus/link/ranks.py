@@ -148,14 +148,14 @@ async def spread(sharded: "Sharded | None", thread: AgentThread, ports: Ports) -
         words = msgspec.msgpack.encode(told)
         await thread.on_training_thread(lambda: sharded.place(found.layout, owner, peers, words))
         await peers.complete()
-        yield RankGroup(peers, owner, _make_backend(sharded), sharded.lane is not None)
+        yield RankGroup(peers, owner, _make_backend(sharded), sharded.device_stream is not None)
 
 
 def _make_backend(sharded: "Sharded") -> MakeBackend:
     """Return what makes the backend of what this rank owns."""
     from isthmus.torch import device
 
-    return local_backend if sharded.lane is None else partial(device.backend, sharded.lane)
+    return local_backend if sharded.device_stream is None else partial(device.backend, sharded.device_stream)
 
 
 def follow(sharded: "Sharded", warmup: int, url: str, signer: Signer | None) -> RankLink:
@@ -167,7 +167,7 @@ def follow(sharded: "Sharded", warmup: int, url: str, signer: Signer | None) -> 
         told = msgspec.msgpack.decode(words, type=RunInfo)
         run.append(heard_run(told.run))
         rank, nodes = sharded.ranks.order, sharded.ranks.nodes
-        crew = max(1, cores() // nodes.count(nodes[rank]))
+        compute = max(1, cores() // nodes.count(nodes[rank]))
         serving = partial(
             serve,
             url,
@@ -177,7 +177,7 @@ def follow(sharded: "Sharded", warmup: int, url: str, signer: Signer | None) -> 
             rank,
             told.addresses,
             told.secret,
-            crew,
+            compute,
             signer=signer,
         )
         thread = OwnerThread(serving)

@@ -295,7 +295,7 @@ async def combine(
     `under`: the membership by which their authors are judged; None: any that is known.
     """
     part = log.run.layout.fragments[fragment]
-    accumulator = Accumulator(part, outer, log.runtime.crew)
+    accumulator = Accumulator(part, outer, log.runtime.compute)
     todo, ahead = iter(inputs), deque[tuple[Input, asyncio.Future[Update]]]()
 
     def fetch_next() -> None:
@@ -330,8 +330,8 @@ async def read_input(log: Log, fragment: Fragment, given: Input, under: int | No
         most = frame.largest(frame.Kind.UPDATE, log.gate.payload_most(frame.Kind.UPDATE, fragment.index))
         blob = await checked.read(log.store, log.runtime, given.key, min(given.bytes, most))
         return await log.runtime.offload(
-            open_update, log.gate, blob, given.key, given.digest, fragment, given.learner, given.base, log.runtime.crew,
-            under,
+            open_update, log.gate, blob, given.key, given.digest, fragment, given.learner, given.base,
+            log.runtime.compute, under,
         )  # fmt: skip
     except ObjectMissing:
         raise LogCorrupt(given.key, f"is missing; {given.bytes} bytes of it were merged") from None

@@ -28,7 +28,7 @@ from isthmus.format.records.objects import SCHEMA, Outer, SnapshotHeader, ValueH
 from isthmus.format.rules import ROBUST, CodecName, MergeRule, Rules
 from isthmus.log import robust
 from isthmus.log.polar import isotropic
-from isthmus.runtime.clock import ALONE, Crew
+from isthmus.runtime.clock import ALONE, ComputePool
 
 Then = Callable[[slice, F32, F32], None]
 
@@ -70,7 +70,7 @@ class State:
         master = self.published_digest if self.is_published else array_digest(self.master)
         return self._digest_of(self.published_digest, master, array_digest(self.momentum))
 
-    def hashed(self, crew: Crew) -> "State":
+    def hashed(self, compute: ComputePool) -> "State":
         """Return this with its digests taken, by as many threads as there are arrays."""
         arrays = (self.published, self.momentum, *(() if self.is_published else (self.master,)))
         found = [b""] * len(arrays)
@@ -79,7 +79,7 @@ class State:
             for i in range(first, last):
                 found[i] = array_digest(arrays[i])
 
-        crew.share(work, len(arrays), 1)
+        compute.share(work, len(arrays), 1)
         # What `published_digest` and `digest` would find.
         vars(self)["published_digest"] = found[0]
         vars(self)["digest"] = self._digest_of(found[0], found[0] if self.is_published else found[2], found[1])
@@ -130,15 +130,15 @@ def by_class(dense: Outer, embedding: Outer) -> dict[str, Outer]:
 
 
 class Accumulator:
-    """The running sum of one round: memory independent of the number of learners, and work that a crew may share.
+    """The running sum of one round: memory independent of the number of learners, and work that a compute may share.
 
     Rules that look at all updates together (`ROBUST`) keep them as they came, packed, until `deltas`.
     """
 
-    def __init__(self, fragment: Fragment, outer: Mapping[str, Outer], crew: Crew = ALONE) -> None:
+    def __init__(self, fragment: Fragment, outer: Mapping[str, Outer], compute: ComputePool = ALONE) -> None:
         self.fragment = fragment
         self.outer = outer
-        self.crew = crew
+        self.compute = compute
         self.count = 0
         self._total = memory.zeros(fragment.size)
         self._unit = 0.0  # weights are taken relative to the first one: the sum stays in the range of the updates
@@ -171,7 +171,7 @@ class Accumulator:
                 if self._merges[i] == MergeRule.RDA:  # a direction has no length that could be clipped
                     coefficient = weight / norm if norm > 0.0 else 0.0
             if coefficient:
-                x.add(i, coefficient, self._total[t.start : t.stop], self.crew)
+                x.add(i, coefficient, self._total[t.start : t.stop], self.compute)
         self._weights += weight
         self.count += 1
 
@@ -183,16 +183,16 @@ class Accumulator:
             magnitude, rule = self._norms[i] / self._weights, self._merges[i]
             if rule in ROBUST:
                 trim = self.outer[t.spec.role].trim if rule == MergeRule.TRIMMED else None
-                scale, off = robust.merged(self._kept, i, total, trim, self.crew)
+                scale, off = robust.merged(self._kept, i, total, trim, self.compute)
                 cancelled += off
             elif rule != MergeRule.AVG:
-                norm = length_of(total, self.crew)
+                norm = length_of(total, self.compute)
                 # RDA has summed directions: their mean is no longer than 1. Iso has summed the differences themselves.
                 whole = self._weights if rule == MergeRule.RDA else self._norms[i]
                 if whole > 0.0 and norm / whole >= CANCELLED_BELOW:
                     if rule == MergeRule.ISO:
                         block = self.outer[t.spec.role].block
-                        total = isotropic(total.reshape(t.shape), block, self.crew).reshape(-1)
+                        total = isotropic(total.reshape(t.shape), block, self.compute).reshape(-1)
                         norm = kernels.norm(total)
                     scale = magnitude / norm
                 else:
@@ -204,13 +204,13 @@ class Accumulator:
     def outer_step(self, state: State, then: Then | None = None) -> tuple[F32, F32, int]:
         """Return new master [n], new momentum [n] and the number of cancelled tensors; `state` is left as it is.
 
-        `then` is called with what is new of each, and where, as soon as it is; from any of the crew's threads.
+        `then` is called with what is new of each, and where, as soon as it is; from any of the compute's threads.
         """
         deltas, cancelled = self.deltas()
         master, momentum = memory.empty(state.master.size), memory.empty(state.momentum.size)
         for t, (delta, scale) in zip(self.fragment.tensors, deltas, strict=True):
             step = partial(self._step, state, t, delta, scale, master, momentum, then)
-            self.crew.share(step, pieces(t.size), SHARE)
+            self.compute.share(step, pieces(t.size), SHARE)
         return master, momentum, cancelled
 
     def _step(
@@ -288,11 +288,11 @@ def advance(
             broken.append(at)
 
     master, momentum, cancelled = round_.outer_step(state, difference)
-    packed = pack(codec_down, fragment, published, round_.crew, whole=not feedback)
+    packed = pack(codec_down, fragment, published, round_.compute, whole=not feedback)
     value = _value(run, fragment, version, codec_down, packed)
     seal(value)
-    next_published(state.published, fragment, codec_down, packed, published, round_.crew)
-    after = State(version, published, master if feedback else published, momentum).hashed(round_.crew)
+    next_published(state.published, fragment, codec_down, packed, published, round_.compute)
+    after = State(version, published, master if feedback else published, momentum).hashed(round_.compute)
     return Advance(
         state=after,
         value=value,
@@ -330,7 +330,12 @@ def _value(run: bytes, fragment: Fragment, version: int, code: Codec, packed: U8
 
 
 def next_published(
-    published: F32, fragment: Fragment, codec_down: Codec, packed: U8, out: F32 | None = None, crew: Crew = ALONE
+    published: F32,
+    fragment: Fragment,
+    codec_down: Codec,
+    packed: U8,
+    out: F32 | None = None,
+    compute: ComputePool = ALONE,
 ) -> F32:
     """Return the published value [n] one version on, published + the decoded difference, in `out` where there is one.
 
@@ -339,7 +344,7 @@ def next_published(
     kernels.require_denormals()
     out = memory.empty(published.size) if out is None else out
     for t, data in zip(fragment.tensors, cut(codec_down, fragment, packed), strict=True):
-        add(codec_down, data, 1.0, published[t.start : t.stop], out[t.start : t.stop], crew)
+        add(codec_down, data, 1.0, published[t.start : t.stop], out[t.start : t.stop], compute)
     return out
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from isthmus.codecs import kernels
 from isthmus.codecs.kernels import F32
 from isthmus.format.isotropic import cut
-from isthmus.runtime.clock import ALONE, Crew
+from isthmus.runtime.clock import ALONE, ComputePool
 
 QUINTICS = (
     (8.383673612923168, -24.765905857974545, 18.357081892887603),
@@ -28,7 +28,7 @@ _WITHIN = 0.999
 """Of the unit norm: rounding must not push a singular value out of the interval that the first quintic is made for."""
 
 
-def isotropic(d: F32, block: int = 0, crew: Crew = ALONE) -> F32:
+def isotropic(d: F32, block: int = 0, compute: ComputePool = ALONE) -> F32:
     """Return d [m, n] with equal singular values, of any length: its polar factor, or where a side is longer than
     `block` those of the blocks it is cut into, as even as can be. 0: never cut. A block of zeros stays one.
     """
@@ -38,14 +38,14 @@ def isotropic(d: F32, block: int = 0, crew: Crew = ALONE) -> F32:
             part = np.ascontiguousarray(d[rows, columns])
             norm = kernels.norm(part.reshape(-1))
             if norm > 0.0:
-                out[rows, columns] = polar_factor(part, norm, crew)
+                out[rows, columns] = polar_factor(part, norm, compute)
     return out
 
 
-def polar_factor(d: F32, norm: float, crew: Crew = ALONE) -> F32:
+def polar_factor(d: F32, norm: float, compute: ComputePool = ALONE) -> F32:
     """Return the polar factor of d [m, n] float32 whose Euclidean norm is `norm` (> 0), as a new array.
 
-    Rows of products are shared out among a crew; that changes no bit. Raises `DenormalsFlushed`.
+    Rows of products are shared out among a compute; that changes no bit. Raises `DenormalsFlushed`.
     """
     wide = d.shape[0] <= d.shape[1]
     x = np.ascontiguousarray(d if wide else d.T)
@@ -55,21 +55,21 @@ def polar_factor(d: F32, norm: float, crew: Crew = ALONE) -> F32:
     gram, square = np.empty((m, m), np.float32), np.empty((m, m), np.float32)
     product = np.empty_like(x)
     for a, b, c in QUINTICS:
-        _multiply(x, np.ascontiguousarray(x.T), gram, True, crew)
-        _multiply(gram, gram, square, True, crew)
+        _multiply(x, np.ascontiguousarray(x.T), gram, True, compute)
+        _multiply(gram, gram, square, True, compute)
         kernels.combine(b, gram, c, square, gram)
-        _multiply(gram, x, product, False, crew)
+        _multiply(gram, x, product, False, compute)
         kernels.combine(a, x, 1.0, product, x)
     return x if wide else np.ascontiguousarray(x.T)
 
 
-def _multiply(a: F32, b: F32, out: F32, symmetric: bool, crew: Crew) -> None:
+def _multiply(a: F32, b: F32, out: F32, symmetric: bool, compute: ComputePool) -> None:
     """out = a b. `symmetric`: the product is, so half of it is computed."""
 
     def rows(start: int, stop: int) -> None:
         kernels.require_denormals()  # of the thread that this is
         kernels.matmul(a, b, out, start, stop, symmetric)
 
-    crew.share(rows, out.shape[0])
+    compute.share(rows, out.shape[0])
     if symmetric:
         kernels.mirror(out)

@@ -23,7 +23,7 @@ from isthmus.codecs import kernels
 from isthmus.codecs.base import PIECE, SHARE, pieces
 from isthmus.codecs.kernels import F32, F64
 from isthmus.codecs.packed import Packed, length_of
-from isthmus.runtime.clock import Crew
+from isthmus.runtime.clock import ComputePool
 
 WEISZFELD_STEPS = 32
 SMOOTHING = 1e-3
@@ -54,24 +54,26 @@ class Vote(NamedTuple):
     """From its vector to its direction. A zero has none: it is a vote all the same, and counts as one in the middle."""
 
 
-def merged(kept: Sequence[Kept], tensor: int, total: F32, trim: float | None, crew: Crew) -> tuple[float, bool]:
+def merged(
+    kept: Sequence[Kept], tensor: int, total: F32, trim: float | None, compute: ComputePool
+) -> tuple[float, bool]:
     """Write the direction of a tensor's updates to total [n]; return the factor to it, and whether they cancelled.
 
     `trim`: the share that is left out at either end of each coordinate; None: by the geometric median.
     """
-    cast = [_vote(own, tensor, total.size, crew) for own in _by_learner(kept)]
+    cast = [_vote(own, tensor, total.size, compute) for own in _by_learner(kept)]
     weights = votes([vote.weight for vote in cast])
     magnitude = weighted_median([vote.length for vote in cast], weights)
     if trim is None:
-        shares = geometric_median(_gram(cast, tensor, total.size, crew), weights)
+        shares = geometric_median(_gram(cast, tensor, total.size, compute), weights)
         total[:] = 0.0
         for vote, share in zip(cast, shares, strict=True):
             for x, times in vote.of:
                 if share * vote.factor * times:
-                    x.add(tensor, share * vote.factor * times, total, crew)
+                    x.add(tensor, share * vote.factor * times, total, compute)
     else:
-        _trimmed(cast, tensor, total, left_out(trim, len(cast)), np.array(weights), crew)
-    length = length_of(total, crew)
+        _trimmed(cast, tensor, total, left_out(trim, len(cast)), np.array(weights), compute)
+    length = length_of(total, compute)
     if length >= CANCELLED_BELOW:
         return magnitude / length, False
     return magnitude, magnitude > 0.0
@@ -85,14 +87,14 @@ def _by_learner(kept: Sequence[Kept]) -> list[list[Kept]]:
     return list(found.values())
 
 
-def _vote(own: Sequence[Kept], tensor: int, n: int, crew: Crew) -> Vote:
+def _vote(own: Sequence[Kept], tensor: int, n: int, compute: ComputePool) -> Vote:
     if len(own) == 1:
         (k,) = own
         norm = k.x.norms[tensor]
         return Vote(((k.x, 1.0),), k.weight, k.scale * norm, 1.0 / norm if norm > 0.0 else 0.0)
     weight = math.fsum(k.weight for k in own)
     whole = Vote(tuple((k.x, k.weight / weight * k.scale) for k in own), weight, 0.0, 1.0)
-    norm = math.sqrt(float(_gram([whole], tensor, n, crew)[0, 0]))
+    norm = math.sqrt(float(_gram([whole], tensor, n, compute)[0, 0]))
     return whole._replace(length=norm, factor=1.0 / norm if norm > 0.0 else 0.0)
 
 
@@ -141,7 +143,7 @@ def geometric_median(gram: F64, weights: Sequence[float]) -> list[float]:
     return shares
 
 
-def _gram(cast: Sequence[Vote], tensor: int, n: int, crew: Crew) -> F64:
+def _gram(cast: Sequence[Vote], tensor: int, n: int, compute: ComputePool) -> F64:
     """Return the inner products [m, m] of the votes' directions, summed over fixed blocks in their order."""
     m, blocks = len(cast), -(-n // kernels.NORM_BLOCK)
     sums = np.zeros((m, m, blocks))
@@ -157,7 +159,7 @@ def _gram(cast: Sequence[Vote], tensor: int, n: int, crew: Crew) -> F64:
                 for j in range(i + 1):
                     kernels.products(part[i, :size], part[j, :size], sums[i, j, of])
 
-    crew.share(work, pieces(n), SHARE)
+    compute.share(work, pieces(n), SHARE)
     out = np.zeros((m, m))
     for i in range(m):
         for j in range(i + 1):
@@ -165,7 +167,7 @@ def _gram(cast: Sequence[Vote], tensor: int, n: int, crew: Crew) -> F64:
     return out
 
 
-def _trimmed(cast: Sequence[Vote], tensor: int, total: F32, trim: int, weights: F64, crew: Crew) -> None:
+def _trimmed(cast: Sequence[Vote], tensor: int, total: F32, trim: int, weights: F64, compute: ComputePool) -> None:
     n, factors = total.size, np.array([vote.factor for vote in cast])
 
     def work(first: int, last: int) -> None:
@@ -175,7 +177,7 @@ def _trimmed(cast: Sequence[Vote], tensor: int, total: F32, trim: int, weights: 
             _decode(cast, tensor, n, at, part)
             kernels.trimmed_mean(part[:, : at.stop - at.start], weights, factors, trim, total[at])
 
-    crew.share(work, pieces(n), SHARE)
+    compute.share(work, pieces(n), SHARE)
 
 
 def _decode(cast: Sequence[Vote], tensor: int, n: int, at: slice, part: F32) -> None:

@@ -13,7 +13,7 @@ from isthmus.format.records.frame import Blob
 from isthmus.format.records.objects import UpdateHeader
 from isthmus.log.verified import Gate
 from isthmus.reasons import Reason
-from isthmus.runtime.clock import ALONE, Crew
+from isthmus.runtime.clock import ALONE, ComputePool
 
 GRADIENT_NORM_MAX = 1e18
 """Length of an update above which it is turned away: sums of such numbers leave float32's range."""
@@ -37,7 +37,7 @@ def open_update(
     fragment: Fragment,
     learner: str,
     base: int,
-    crew: Crew = ALONE,
+    compute: ComputePool = ALONE,
     under: int | None = None,
 ) -> Update:
     """Verify and measure an update. Pure, slow: runs off the loop. Raises `RecordInvalid` with a named reason.
@@ -58,7 +58,7 @@ def open_update(
         raise RecordInvalid(Reason.MALFORMED, f"base {header.base} where {base} was announced")
     code = codec(run.rules.codec_up)
     try:
-        gradient = packed(fragment, code, as_bytes(found.payload), crew)
+        gradient = packed(fragment, code, as_bytes(found.payload), compute)
     except BadCode as error:
         raise RecordInvalid(Reason.WRONG_LAYOUT if code.exact else Reason.MALFORMED, str(error)) from None
     if not math.isfinite(gradient.norm):

@@ -30,7 +30,7 @@ class Offload(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class ComputePool:
     """Threads that share one computation. Who waits for them must not be one of them."""
 
     pool: Executor | None = None
@@ -51,7 +51,7 @@ class Crew:
             part.result()
 
 
-ALONE = Crew()
+ALONE = ComputePool()
 """No threads but the caller's own."""
 
 
@@ -67,7 +67,7 @@ class Runtime:
     offload: Offload
     new_id: Callable[[], str]
     """16 hex digits, unique among processes."""
-    crew: Crew = ALONE
+    compute: ComputePool = ALONE
     """Threads for one large computation, which the result does not depend on."""
 
 
@@ -105,21 +105,21 @@ def cores() -> int:
 
 
 @contextmanager
-def threaded(workers: int, seed: int | None = None, crew: int | None = None) -> Iterator[Runtime]:
-    """Give the real world, with `workers` threads for offloaded work and a crew of so many, or as there are cores.
+def threaded(workers: int, seed: int | None = None, compute: int | None = None) -> Iterator[Runtime]:
+    """Give the real world, with `workers` threads for offloaded work and a compute of so many, or as there are cores.
 
     What has not begun at the end of it is cancelled, and what has is not waited for.
     """
     pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="isthmus-offload")
     # Its threads begin with the first computation that they share: most processes never have one.
-    crew = crew or cores()
-    helpers = ThreadPoolExecutor(max_workers=crew, thread_name_prefix="isthmus-crew")
+    compute = compute or cores()
+    helpers = ThreadPoolExecutor(max_workers=compute, thread_name_prefix="isthmus-compute")
 
     def offload(fn: Callable[..., T], /, *args: Any) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(pool, fn, *args)
 
     try:
-        yield Runtime(time.monotonic, time.time, random.Random(seed), offload, random_id, Crew(helpers, crew))
+        yield Runtime(time.monotonic, time.time, random.Random(seed), offload, random_id, ComputePool(helpers, compute))
     finally:
         for threads in (pool, helpers):
             threads.shutdown(wait=False, cancel_futures=True)

@@ -146,7 +146,7 @@ class Syncer:
         self._connectivity = Connectivity(runtime, store, self._tolerance, self._listener, self._speaker, bus.url)
         self._trouble_log = TroubleLog(name, self.pace.silence_s, MEANWHILE)
         self.vitals = Vitals(runtime, store, self._listener, self._speaker, self.metrics)
-        self._gate = Gate(FETCHES_MAX, runtime.crew.threads)
+        self._gate = Gate(FETCHES_MAX, runtime.compute.threads)
         limits = Limits(
             accumulators=asyncio.Semaphore(ACCUMULATORS_MAX),
             fetches=FairSlots(FETCHES_MAX, FETCHES_EACH),
@@ -155,7 +155,7 @@ class Syncer:
             looks=asyncio.Semaphore(LOOKS_MAX),
             folds=asyncio.Semaphore(FOLDS_MAX),
             # Each makes a state beside the one there is, 12 n bytes; more at once than there are threads gain nothing.
-            merges=asyncio.Semaphore(runtime.crew.threads),
+            merges=asyncio.Semaphore(runtime.compute.threads),
             snapshots=asyncio.Semaphore(SNAPSHOTS_MAX),
         )
         self.coordinators = [

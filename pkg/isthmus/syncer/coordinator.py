@@ -343,7 +343,7 @@ class FragmentCoordinator:
 
     def _add(self, gradient: Packed, believed: Believed, learner: str) -> Accumulator:
         """Return the round's sum with one more, begun where it is the first. Not for the loop: it clears and sums."""
-        total = self._accumulator or Accumulator(self.fragment, self._outer, self._runtime.crew)
+        total = self._accumulator or Accumulator(self.fragment, self._outer, self._runtime.compute)
         total.add(gradient, believed.weight, believed.scale, learner=learner)
         return total
 

@@ -52,7 +52,7 @@ class Fetcher:
                 self._fragment,
                 pointer.learner,
                 pointer.base,
-                self._runtime.crew,
+                self._runtime.compute,
                 self._log.members.current.version,
             )
             if (update.header.steps, update.header.tokens) != (pointer.steps, pointer.tokens):

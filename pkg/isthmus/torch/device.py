@@ -51,7 +51,7 @@ CHUNK = 1 << 24
 codecs take together: it does not change a bit."""
 
 
-class Lane:
+class DeviceStream:
     """The agent's stream on a device, and waiting for what is queued there."""
 
     def __init__(self, device: torch.device) -> None:
@@ -164,9 +164,9 @@ class Staged(OnDevice):
 class Blocks:
     """Arrays of fragments on a device. Training thread; nothing here waits for what lies there."""
 
-    def __init__(self, layout: Layout, lane: Lane) -> None:
+    def __init__(self, layout: Layout, device_stream: DeviceStream) -> None:
         self._layout = layout
-        self._lane = lane
+        self._device_stream = device_stream
 
     def empty(self, fragment: int) -> Block:
         """See `Arrays.empty`."""
@@ -179,8 +179,8 @@ class Blocks:
         mine, new = self.of(fragment, local), self.of(fragment, values)
         before = new if adopt == Adoption.BLEND else self.of(fragment, base if since is None else since)
         for block in (mine, new, before):
-            self._lane.after(block.ready)
-            self._lane.used_by_training(block.tensors)
+            self._device_stream.after(block.ready)
+            self._device_stream.used_by_training(block.tensors)
         with torch.no_grad():
             found = []
             for x, v, b in zip(mine.tensors, new.tensors, before.tensors, strict=True):
@@ -190,19 +190,21 @@ class Blocks:
                     # What the parameter cannot hold of a base is no local progress.
                     found.append(v + (x.float() - (b.to(x.dtype) if since is None else b).float()))
         used_up(values)
-        return Block(found, self._lane.mark())
+        return Block(found, self._device_stream.mark())
 
     def of(self, fragment: int, held: ArrayRef) -> Block:
         """Return an array on the device. What is not there is brought, which is waited for: at joining, the base of
         what is carried on top, and what had no room."""
         held = at_hand(held)
         if isinstance(held, Block):
-            if held.tensors[0].device == self._lane.device:
+            if held.tensors[0].device == self._device_stream.device:
                 return held
-            return Block([x.to(self._lane.device) for x in held.tensors], self._lane.mark())
+            return Block([x.to(self._device_stream.device) for x in held.tensors], self._device_stream.mark())
         host = local_array(held)
         cut = [host[t.start : t.stop] for t in self._layout.fragments[fragment].tensors]
-        return Block([torch.from_numpy(writable(x)).to(self._lane.device) for x in cut], self._lane.mark())
+        return Block(
+            [torch.from_numpy(writable(x)).to(self._device_stream.device) for x in cut], self._device_stream.mark()
+        )
 
 
 def at_hand(held: ArrayRef) -> ArrayRef:
@@ -222,8 +224,10 @@ def used_up(held: ArrayRef) -> None:
 class DeviceArrays(Blocks):
     """A module's parameters on a device, as the boundary reads and writes them. Training thread; nothing here waits."""
 
-    def __init__(self, model: nn.Module, layout: Layout, lane: Lane, follow: Follow = nothing_follows) -> None:
-        super().__init__(layout, lane)
+    def __init__(
+        self, model: nn.Module, layout: Layout, device_stream: DeviceStream, follow: Follow = nothing_follows
+    ) -> None:
+        super().__init__(layout, device_stream)
         parameters = dict(named(model))
         self._follow = follow
         self._from_host = TorchReplica(model, layout, follow)
@@ -239,8 +243,8 @@ class DeviceArrays(Blocks):
                 # By way of the host then, which is waited for.
                 out.tensors = [x.to("cpu", copy=True).reshape(-1) for x in held]
                 return
-        self._lane.used_aside(out.tensors)
-        out.ready = self._lane.mark()
+        self._device_stream.used_aside(out.tensors)
+        out.ready = self._device_stream.mark()
 
     def write(self, fragment: int, values: ArrayRef) -> None:
         """See `Replica.write`."""
@@ -249,12 +253,12 @@ class DeviceArrays(Blocks):
             self._from_host.write(fragment, local_array(block))  # which is waited for
             return
         block = self.of(fragment, block)
-        self._lane.after(block.ready)
+        self._device_stream.after(block.ready)
         with torch.no_grad(), self._follow(self._places[fragment]):
             for (p, rows), new in zip(self._places[fragment], block.tensors, strict=True):
                 held = rows_of(p, rows)
                 held.copy_(new.view(held.shape), non_blocking=True)
-        self._lane.used_by_training(block.tensors)
+        self._device_stream.used_by_training(block.tensors)
         used_up(values)
 
 
@@ -263,9 +267,9 @@ class DeviceSteward:
 
     divides = False
 
-    def __init__(self, own: LocalBackend, lane: Lane) -> None:
+    def __init__(self, own: LocalBackend, device_stream: DeviceStream) -> None:
         self._own = own
-        self._lane = lane
+        self._device_stream = device_stream
         rules = own.log.run.rules
         self._codec = device_codecs.CODECS.get(rules.codec_up)
         self._code = codec(rules.codec_up)
@@ -299,7 +303,11 @@ class DeviceSteward:
     ) -> PackedUpdate | None:
         """See `ArrayBackend.pack`."""
         fragment = self._fragments[header.fragment]
-        if not self._packs_there or not isinstance(values, Block) or values.tensors[0].device != self._lane.device:
+        if (
+            not self._packs_there
+            or not isinstance(values, Block)
+            or values.tensors[0].device != self._device_stream.device
+        ):
             return await self._pack_here(header, base, values, feedback)
         try:
             blob, dropped = await self._own.runtime.offload(self._packed, header, fragment, base, values, feedback)
@@ -356,23 +364,26 @@ class DeviceSteward:
     # --- in threads that may wait -------------------------------------------------------------------------------------
 
     def _there(self, fragment: Fragment, host: F32) -> Block:
-        with self._lane.aside():
-            found = [self._lane.to_device(torch.from_numpy(writable(host[t.start : t.stop]))) for t in fragment.tensors]
-            return Block(found, self._lane.mark())
+        with self._device_stream.aside():
+            found = [
+                self._device_stream.to_device(torch.from_numpy(writable(host[t.start : t.stop])))
+                for t in fragment.tensors
+            ]
+            return Block(found, self._device_stream.mark())
 
     def _landed(self, fragment: Fragment, block: Block) -> F32:
         out = memory.empty(fragment.size)
-        with self._lane.aside():
-            self._lane.after(block.ready)
+        with self._device_stream.aside():
+            self._device_stream.after(block.ready)
             for t, x in zip(fragment.tensors, block.tensors, strict=True):
-                self._lane.to_host(x, torch.from_numpy(out[t.start : t.stop]))
+                self._device_stream.to_host(x, torch.from_numpy(out[t.start : t.stop]))
         return out
 
     def _is_finite(self, block: Block) -> bool:
-        with self._lane.aside():
-            self._lane.after(block.ready)
+        with self._device_stream.aside():
+            self._device_stream.after(block.ready)
             found = torch.stack([torch.isfinite(x).all() for x in block.tensors]).all()
-            self._lane.wait()
+            self._device_stream.wait()
             return bool(found)
 
     def _packed(
@@ -385,8 +396,8 @@ class DeviceSteward:
         room.fill(0)
         dropped = memory.empty(fragment.size) if self._own.lossy else None
         at = 0
-        with self._lane.aside():
-            self._lane.after(values.ready)
+        with self._device_stream.aside():
+            self._device_stream.after(values.ready)
             for number, t in enumerate(fragment.tensors):
                 codes = at + self._codec.split(t.size)
                 for begin in range(0, t.size, CHUNK):
@@ -400,13 +411,15 @@ class DeviceSteward:
                     self._lay(packed, room, codes + self._codec.offset(begin))
                     if dropped is not None:
                         gradient -= said
-                        self._lane.to_host(gradient, torch.from_numpy(dropped[t.start + begin : t.start + end]))
+                        self._device_stream.to_host(
+                            gradient, torch.from_numpy(dropped[t.start + begin : t.start + end])
+                        )
                 at += aligned(self._code.size(t.size))
         kept = None if dropped is None else residuals.kept(fragment, dropped)
         return frame.written(frame.Kind.UPDATE, header, room), kept
 
     def _lay(self, what: torch.Tensor, room: U8, at: int) -> None:
-        self._lane.to_host(what, torch.from_numpy(room[at : at + what.numel()]))
+        self._device_stream.to_host(what, torch.from_numpy(room[at : at + what.numel()]))
 
     def _gradient(
         self,
@@ -434,14 +447,18 @@ class DeviceSteward:
         float32."""
         held = at_hand(held)
         if isinstance(held, Block):
-            self._lane.after(held.ready)
+            self._device_stream.after(held.ready)
             return held.tensors[number][begin:end].float()
         part = slice(t.start + begin, t.start + end)
         if (halves := local_residual(held)).dtype == np.uint16:
-            return self._lane.to_device(torch.from_numpy(halves[part].view(np.int16))).view(torch.bfloat16).float()
-        return self._lane.to_device(torch.from_numpy(writable(local_array(held)[part])))
+            return (
+                self._device_stream.to_device(torch.from_numpy(halves[part].view(np.int16)))
+                .view(torch.bfloat16)
+                .float()
+            )
+        return self._device_stream.to_device(torch.from_numpy(writable(local_array(held)[part])))
 
 
-def backend(lane: Lane, own: LocalBackend, *_: object) -> ArrayBackend:
+def backend(device_stream: DeviceStream, own: LocalBackend, *_: object) -> ArrayBackend:
     """See `MakeSteward`."""
-    return DeviceSteward(own, lane)
+    return DeviceSteward(own, device_stream)

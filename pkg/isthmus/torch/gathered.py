@@ -16,7 +16,7 @@ from isthmus.format.rules import Adoption
 from isthmus.learner.backend import ArrayRef, Arrays, LocalArrays, local_array
 from isthmus.learner.ranks.arrays import ArrayTable
 from isthmus.torch import model as torch_model
-from isthmus.torch.device import Block, Blocks, Lane, Staged, at_hand, used_up
+from isthmus.torch.device import Block, Blocks, DeviceStream, Staged, at_hand, used_up
 from isthmus.torch.model import Follow, nothing_follows
 from isthmus.torch.ranks import Ranks
 from isthmus.torch.shards import CPU, Shards, Wanted, local_of
@@ -41,16 +41,16 @@ class Fragments:
         layout: Layout,
         owner: Sequence[int],
         array_table: ArrayTable,
-        lane: Lane | None,
+        device_stream: DeviceStream | None,
         follow: Follow = nothing_follows,
     ) -> None:
-        """`owner`: the rank of each fragment. `array_table`: where this one keeps what has a number. `lane`: the
-        agent's, on the device where the model lies."""
+        """`owner`: the rank of each fragment. `array_table`: where this one keeps what has a number. `device_stream`:
+        the agent's, on the device where the model lies."""
         self.owner = owner
-        self._shards, self._layout, self._array_table, self._lane = shards, layout, array_table, lane
+        self._shards, self._layout, self._array_table, self._device_stream = shards, layout, array_table, device_stream
         self._ranks: Ranks = shards.ranks
         self._follow = follow
-        self.arrays: Arrays = LocalArrays(layout) if lane is None else Blocks(layout, lane)
+        self.arrays: Arrays = LocalArrays(layout) if device_stream is None else Blocks(layout, device_stream)
         self._places = [[(shards.index[t.spec.name], t) for t in f.tensors] for f in layout.fragments]
 
     def read(self, fragment: int, number: int, out: ArrayRef | None) -> None:
@@ -59,7 +59,7 @@ class Fragments:
         owns = owner == self._ranks.order
         if number and owns:
             out = self.arrays.empty(fragment)
-        if self._lane is not None:
+        if self._device_stream is not None:
             assert out is None or isinstance(out, Block), "arrays of a model on a device are there"
             self._read_there(fragment, owner, out)
         else:
@@ -80,13 +80,13 @@ class Fragments:
         lies = None if values is None else at_hand(values)
         block = lies if isinstance(lies, Block) else None
         there = owner != self._ranks.order or block is not None
-        if self._lane is not None and self._ranks.all_say(there and self._has_room(fragment, owner)):
+        if self._device_stream is not None and self._ranks.all_say(there and self._has_room(fragment, owner)):
             if block is not None:
-                self._lane.after(block.ready)
+                self._device_stream.after(block.ready)
             whole = [] if block is None else self._shaped(fragment, block.tensors)
-            self._shards.scatter(self._held(fragment), whole, owner, self._lane.device)
+            self._shards.scatter(self._held(fragment), whole, owner, self._device_stream.device)
             if block is not None:
-                self._lane.used_by_training(block.tensors)
+                self._device_stream.used_by_training(block.tensors)
         else:
             flat = self._on_host(fragment, values) if values is not None else None
             whole = [] if flat is None else self._cut(fragment, torch_model.writable(flat))
@@ -109,11 +109,11 @@ class Fragments:
 
     def _read_there(self, fragment: int, owner: int, out: Block | None) -> None:
         """Read a fragment into a block: on the device, or on the host where any rank's device has no room for it."""
-        assert self._lane is not None, "asked only where there is one"
-        room = None if out is None else self._room(fragment, self._lane.device)
+        assert self._device_stream is not None, "asked only where there is one"
+        room = None if out is None else self._room(fragment, self._device_stream.device)
         fits = (out is None or room is not None) and self._has_room(fragment, owner)
-        through = self._lane.device if self._ranks.all_say(fits) else CPU
-        if out is not None and through.type != self._lane.device.type:
+        through = self._device_stream.device if self._ranks.all_say(fits) else CPU
+        if out is not None and through.type != self._device_stream.device.type:
             room = self._room(fragment, CPU)
             assert room is not None, "the host has room, or ends"
         self._shards.gather(self._held(fragment), room or [], owner, through)
@@ -121,20 +121,20 @@ class Fragments:
             return
         out.tensors = [x.reshape(-1) for x in room]
         if through != CPU:
-            self._lane.used_aside(out.tensors)
-            out.ready = self._lane.mark()
+            self._device_stream.used_aside(out.tensors)
+            out.ready = self._device_stream.mark()
 
     def _has_room(self, fragment: int, owner: int) -> bool:
         """Return whether this rank's device has room for what it sends or receives of a fragment; it is free again, and
         kept by the allocator, when this returns."""
-        assert self._lane is not None, "asked only where there is one"
+        assert self._device_stream is not None, "asked only where there is one"
         held = self._held(fragment)
         if owner == self._ranks.order:  # all that is not its own
             size = sum(t.size * w.held.itemsize for w, t in zip(held, self._tensors(fragment), strict=True))
         else:
             size = sum(w.held.numel() * w.held.itemsize for w in held)
         try:
-            torch.empty(size, dtype=torch.uint8, device=self._lane.device)
+            torch.empty(size, dtype=torch.uint8, device=self._device_stream.device)
         except torch.OutOfMemoryError:
             return False
         return True

@@ -30,7 +30,7 @@ from isthmus.log.run import UNTOLD
 from isthmus.reasons import Reason
 from isthmus.torch import model as torch_model
 from isthmus.torch import moments, optimizers
-from isthmus.torch.device import Lane
+from isthmus.torch.device import DeviceStream
 from isthmus.torch.donor_check import GroupCheck, Trial
 from isthmus.torch.frozen import digest_of_stored
 from isthmus.torch.gathered import Fragments, Mix
@@ -105,17 +105,19 @@ class Sharded:
         loop: Loop,
         ranks: Ranks,
         alike: list[str],
-        lane: Lane | None = None,
+        device_stream: DeviceStream | None = None,
         settings: Hyperparameters = Hyperparameters.RESTORED,
     ) -> None:
-        """Meet the other ranks (see `Shards`). `lane`: the agent's, on the device where this rank's part of the model
-        lies."""
+        """Meet the other ranks (see `Shards`). `device_stream`: the agent's, on the device where this rank's part of
+        the model lies."""
         self.ranks = ranks
         self.loop, self._model, self._optimizer, self._settings = loop, loop.model, loop.optimizer, settings
-        where = "a model on the CPU" if lane is None else f"a model on {lane.device.type}"
+        where = "a model on the CPU" if device_stream is None else f"a model on {device_stream.device.type}"
         alike = [*alike, f"an optimizer {optimizers.class_of(loop.optimizer)}", loop.described(), where]
         self._shards = Shards(loop.model, ranks, alike)
-        self.lane = lane if lane is not None and ranks.meet_on(lane.device) else None
+        self.device_stream = (
+            device_stream if device_stream is not None and ranks.meet_on(device_stream.device) else None
+        )
         """The agent's, on the device where this rank's part of the model lies, if fragments are kept there."""
         self._fragments: Fragments
         self._remotes: Remotes
@@ -325,7 +327,9 @@ class Sharded:
         return into[0] if into else None
 
     def _place(self, layout: Layout, owner: Sequence[int]) -> None:
-        self._fragments = Fragments(self._shards, layout, owner, self.array_table, self.lane, self.loop.copies.follow)
+        self._fragments = Fragments(
+            self._shards, layout, owner, self.array_table, self.device_stream, self.loop.copies.follow
+        )
 
     def _write(self, fragment: int, number: int, values: ArrayRef | None) -> None:
         self._fragments.write(fragment, number, values)

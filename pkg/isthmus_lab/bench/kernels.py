@@ -13,7 +13,7 @@ from isthmus.format.records.objects import Outer
 from isthmus.format.rules import MergeRule
 from isthmus.log import merge
 from isthmus.log.polar import isotropic
-from isthmus.runtime.clock import ALONE, Crew, cores
+from isthmus.runtime.clock import ALONE, ComputePool, cores
 from isthmus_lab.bench.measure import Case, Row, Say, counted, in_turns, parted, rates, row
 
 PARAMS = 16 << 20
@@ -32,17 +32,17 @@ AIMS = {
 def rows(repeats: int, say: Say) -> Iterator[Row]:
     """Yield the share of copy speed of every kernel: on one thread, and on all against a copy by as many."""
     kernels.warm()
-    crews: list[tuple[str, Crew]] = [("", ALONE)]
+    computes: list[tuple[str, ComputePool]] = [("", ALONE)]
     with ThreadPoolExecutor(cores()) as pool:
         if cores() > 1:
-            crews.append((f", {cores()} threads", Crew(pool, cores())))
-        says = parted(say, len(crews) + 1)
-        for (words, crew), part in zip(crews, says, strict=False):
-            yield from _vectors(repeats, part, words, crew)
+            computes.append((f", {cores()} threads", ComputePool(pool, cores())))
+        says = parted(say, len(computes) + 1)
+        for (words, compute), part in zip(computes, says, strict=False):
+            yield from _vectors(repeats, part, words, compute)
         yield from _matrices(repeats, says[-1])
 
 
-def _vectors(repeats: int, say: Say, words: str, crew: Crew) -> Iterator[Row]:
+def _vectors(repeats: int, say: Say, words: str, compute: ComputePool) -> Iterator[Row]:
     fragment = flat(PARAMS)
     draw = np.random.default_rng(0)
     x = (0.02 * draw.standard_normal(PARAMS)).astype(np.float32)
@@ -50,15 +50,15 @@ def _vectors(repeats: int, say: Say, words: str, crew: Crew) -> Iterator[Row]:
     run = bytes(32)
 
     def copy() -> None:
-        crew.share(lambda a, b: np.copyto(out[a << 16 : b << 16], x[a << 16 : b << 16]), PARAMS >> 16, 4)
+        compute.share(lambda a, b: np.copyto(out[a << 16 : b << 16], x[a << 16 : b << 16]), PARAMS >> 16, 4)
 
     cases = [Case("copy", copy)]
     state = merge.State(1, x, x.copy(), x.copy())
     for name in CODECS:
         code = codec(name)
-        blob = pack(code, fragment, x, crew)
-        update = packed(fragment, code, blob, crew)
-        rda, avg = (merge.Accumulator(fragment, {r: _outer(rule) for r in TensorClass}, crew) for rule in _RULES)
+        blob = pack(code, fragment, x, compute)
+        update = packed(fragment, code, blob, compute)
+        rda, avg = (merge.Accumulator(fragment, {r: _outer(rule) for r in TensorClass}, compute) for rule in _RULES)
         for round_ in (rda, avg):
             round_.add(update, 1.0)
 
@@ -67,10 +67,10 @@ def _vectors(repeats: int, say: Say, words: str, crew: Crew) -> Iterator[Row]:
             return merge.advance(fresh, round_, codec(name), run)
 
         def encode(code: object = code) -> None:
-            keep_dropped(fragment, code, pack(code, fragment, x, crew), out, crew)  # type: ignore[arg-type]
+            keep_dropped(fragment, code, pack(code, fragment, x, compute), out, compute)  # type: ignore[arg-type]
 
         def merged(round_: merge.Accumulator, code: object = code, blob: object = blob) -> None:
-            round_.add(packed(fragment, code, blob, crew), 1.0)  # type: ignore[arg-type]
+            round_.add(packed(fragment, code, blob, compute), 1.0)  # type: ignore[arg-type]
 
         cases += [
             Case(f"{name}: encode, fed back", encode),
@@ -80,7 +80,7 @@ def _vectors(repeats: int, say: Say, words: str, crew: Crew) -> Iterator[Row]:
             Case(f"{name}: advance", advance),
         ]
     cases.append(Case("digest", lambda: digests.digest(x)))
-    if crew is not ALONE:
+    if compute is not ALONE:
         cases = [case for case in cases if case.name in AIMS or case.name == "copy"]
     took = in_turns(cases, repeats, say)
     amount = 4e-9 * PARAMS

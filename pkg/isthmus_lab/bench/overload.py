@@ -25,7 +25,7 @@ from isthmus.log.creation import Seed
 from isthmus.syncer import Syncer
 from isthmus.syncer.agent import FETCHES_MAX
 from isthmus_lab.bench.measure import Row, Say, row
-from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import Arrays, Times, World, learn, serve
 
 LOADS = (0.5, 1.0, 2.0, 3.0, 5.0)
@@ -105,17 +105,17 @@ async def _measured(world: World, limited: Limited, load: float, learners: int) 
     capacity = demand / load
     size = packed_size(codec(rules.codec_up), run.layout.fragments[0]) + HEADER_BYTES
     if limited == "link":
-        way = Weather(NEAR_S, SPREAD, down_bytes_s=capacity * size)
+        way = Conditions(NEAR_S, SPREAD, down_bytes_s=capacity * size)
     else:
-        way = Weather(FETCHES_MAX / capacity / 2.0, SPREAD)
+        way = Conditions(FETCHES_MAX / capacity / 2.0, SPREAD)
     syncers: list[Syncer] = []
     agents: list[LearnerAgent] = []
-    ports = world.ports(world.process("s"), way, Weather(NEAR_S))
+    ports = world.ports(world.process("s"), way, Conditions(NEAR_S))
     reads = ports.wire.reads
     stopping = asyncio.Event()
     running = [ports.process.start(serve(ports, "s", stopping, None, syncers.append))]
     for i in range(learners):
-        theirs = world.ports(world.process(f"l{i}"), Weather(NEAR_S, SPREAD), Weather(NEAR_S))
+        theirs = world.ports(world.process(f"l{i}"), Conditions(NEAR_S, SPREAD), Conditions(NEAR_S))
         life = learn(theirs, f"l{i}", _Trainee(i), Times(), started=agents.append, stopping=stopping.is_set)
         running.append(theirs.process.start(life))
     round_s = PERIOD_S * max(1.0, load)

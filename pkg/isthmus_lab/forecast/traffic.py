@@ -24,7 +24,7 @@ from isthmus.log.creation import Seed
 from isthmus.runtime.metrics import Metrics
 from isthmus.syncer import Syncer
 from isthmus_lab.forecast.bandwidth import OnTheWire, Setup
-from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import Arrays, Times, World, learn, serve
 
 ELEMENTS = 256
@@ -138,7 +138,7 @@ async def _run(world: World, rules: Rules, pace: Pace, learners: int, step_s: fl
         sizes[stream] += len(body)
 
     world.streams.appended.append(appended)
-    wire = Weather(LATENCY_S, 0.0)
+    wire = Conditions(LATENCY_S, 0.0)
     processes = [world.process(name) for name in ("syncer", *(f"l{m}" for m in range(learners)))]
     ports = [world.ports(process, wire, wire) for process in processes]
     tasks = [processes[0].start(serve(ports[0], "syncer", stopping, None, syncers.append))]

@@ -10,8 +10,8 @@ from typing import NoReturn, TypeVar
 
 from isthmus.bus.base import READ_MAX, RETAINED_MESSAGES, START, Said
 from isthmus.errors import Unavailable
+from isthmus_lab.simulate.conditions import UNHEARD, Conditions, Fault
 from isthmus_lab.simulate.process import Process
-from isthmus_lab.simulate.weather import UNHEARD, Fault, Weather
 
 T = TypeVar("T")
 
@@ -99,9 +99,9 @@ class Streams:
 class SimulatedBus:
     """One process's way to the streams."""
 
-    def __init__(self, streams: Streams, process: Process, weather: Weather, url: str = "sim://bus") -> None:
+    def __init__(self, streams: Streams, process: Process, conditions: Conditions, url: str = "sim://bus") -> None:
         self.url = url
-        self.weather = weather
+        self.conditions = conditions
         self._streams = streams
         self._process = process
         self._clock = process.clock
@@ -113,29 +113,29 @@ class SimulatedBus:
         if self._server != self._streams.primary:
             await self._refused_by_a_replica()
         harm = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SWALLOWED)
-        fault = self.weather.strikes(self._process.random, f"append {stream}", *harm, writes=True)
+        fault = self.conditions.strikes(self._process.random, f"append {stream}", *harm, writes=True)
         world, draw = self._clock.world.context, self._process.random
         if fault in UNHEARD:
-            await asyncio.sleep(self.weather.timeout_s)
+            await asyncio.sleep(self.conditions.timeout_s)
         else:
-            there = self.weather.delay(draw)
+            there = self.conditions.delay(draw)
             if fault is Fault.LANDS_LATE:
-                there += self.weather.timeout_s + draw.uniform(0.0, self.weather.late_s)
+                there += self.conditions.timeout_s + draw.uniform(0.0, self.conditions.late_s)
             if fault in (Fault.LOST_REPLY, Fault.LANDS_LATE):
                 bodies = bodies[: draw.randint(1, len(bodies))]  # the connection broke in the middle
             if fault not in (Fault.ERROR, Fault.SWALLOWED):
                 for body in bodies:
                     self._clock.call_later(there, self._land, stream, body, context=world)
             lost = fault in (Fault.LOST_REPLY, Fault.LANDS_LATE)
-            await asyncio.sleep(self.weather.timeout_s if lost else there + self.weather.delay(draw))
+            await asyncio.sleep(self.conditions.timeout_s if lost else there + self.conditions.delay(draw))
         if fault is not None and fault is not Fault.SWALLOWED:
             raise Unavailable(f"{self.url}: {fault.value}")
 
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
         """See `Bus.read`."""
         await self._travel()
-        if self.weather.deaf:
-            self.weather.strike(Fault.DEAF, "read")
+        if self.conditions.deaf:
+            self.conditions.strike(Fault.DEAF, "read")
             await asyncio.sleep(timeout_s)
             return {}
         found = self._streams.after(positions)
@@ -149,7 +149,7 @@ class SimulatedBus:
                 timer.cancel()
                 waiter.cancel()
             found = self._streams.after(positions)
-        await asyncio.sleep(self.weather.delay(self._process.random))
+        await asyncio.sleep(self.conditions.delay(self._process.random))
         self._process.spend(sum(map(len, found.values())) * self._process.costs.message_s)
         return found
 
@@ -163,7 +163,7 @@ class SimulatedBus:
         from isthmus.bus.replies import Action, meaning
 
         found = meaning(Unavailable("READONLY You can't write against a read only replica."))
-        await asyncio.sleep(2.0 * self.weather.delay(self._process.random))
+        await asyncio.sleep(2.0 * self.conditions.delay(self._process.random))
         if found.action is Action.RECONNECT:
             self._server = self._streams.primary
         raise Unavailable(f"{self.url}: {found.words}")
@@ -184,11 +184,11 @@ class SimulatedBus:
     async def _travel(self) -> None:
         """Let a question and its answer take their time."""
         harm = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY)
-        fault = self.weather.strikes(self._process.random, "read", *harm)
+        fault = self.conditions.strikes(self._process.random, "read", *harm)
         if fault is not None:
-            await asyncio.sleep(0.0 if fault is Fault.ERROR else self.weather.timeout_s)
+            await asyncio.sleep(0.0 if fault is Fault.ERROR else self.conditions.timeout_s)
             raise Unavailable(f"{self.url}: {fault.value}")
-        await asyncio.sleep(2.0 * self.weather.delay(self._process.random))
+        await asyncio.sleep(2.0 * self.conditions.delay(self._process.random))
 
 
 def _resolve(waiter: "asyncio.Future[None]") -> None:

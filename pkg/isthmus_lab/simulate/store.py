@@ -14,8 +14,8 @@ from isthmus.errors import Denied, ObjectMissing, PortError, Unavailable
 from isthmus.format.records.frame import Blob, Body, Data, payload_start
 from isthmus.store.base import Entry
 from isthmus.store.refused import refusal, refused_read
+from isthmus_lab.simulate.conditions import UNHEARD, Conditions, Fault, Wire
 from isthmus_lab.simulate.process import EPOCH_S, Process
-from isthmus_lab.simulate.weather import UNHEARD, Fault, Weather, Wire
 
 T = TypeVar("T")
 
@@ -71,9 +71,9 @@ class Mount(Protocol):
 class SimulatedStore:
     """One process's way to the objects."""
 
-    def __init__(self, objects: Objects, process: Process, weather: Weather, url: str = "sim://run") -> None:
+    def __init__(self, objects: Objects, process: Process, conditions: Conditions, url: str = "sim://run") -> None:
         self.url = url
-        self.weather = weather
+        self.conditions = conditions
         self.bytes_up = 0
         self.bytes_down = 0
         self.reads: Counter[str] = Counter()
@@ -128,21 +128,21 @@ class SimulatedStore:
         body = bytearray(await self._request("get", key, effect, carries=True))
         self.bytes_down += len(body)
         self.read_bytes[key.partition("/")[0]] += len(body)
-        if body and self.weather.strikes(self._process.random, f"body of {key}", Fault.CORRUPTED) is Fault.CORRUPTED:
+        if body and self.conditions.strikes(self._process.random, f"body of {key}", Fault.CORRUPTED) is Fault.CORRUPTED:
             at = self._process.random.randrange(len(body))
             body[at] ^= 1 << self._process.random.randrange(8)
         return body
 
     @property
     def _there(self) -> Objects:
-        return self._objects if self.mount is None else self.mount.objects(self.weather.unmounted)
+        return self._objects if self.mount is None else self.mount.objects(self.conditions.unmounted)
 
     def _wall(self) -> float:
         return EPOCH_S + self._clock.time()
 
     def _of_a_gateway(self, verb: str, key: str) -> Any:
         """Return or raise what a client makes of what a gateway says: 404, or a page with status 200."""
-        if verb == "list" and (self.weather.lists_nothing or self._process.random.random() < 0.5):
+        if verb == "list" and (self.conditions.lists_nothing or self._process.random.random() < 0.5):
             return []
         about = {"url": self.url, "where": self.url}
         if verb == "get":
@@ -160,22 +160,24 @@ class SimulatedStore:
         writes: bool = False,
     ) -> T:
         """Send a request and wait for what comes back, if anything does. What it `carries` comes down the wire."""
-        weather, draw, clock = self.weather, self._process.random, self._clock
+        conditions, draw, clock = self.conditions, self._process.random, self._clock
         harm = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, *((Fault.LANDS_LATE,) if writes else ()), Fault.SLOW)
         self._process.spend(self._process.costs.request_s)
-        fault = weather.strikes(draw, f"{verb} {key}", *harm, key=key if verb == "get" or writes else "", writes=writes)
+        fault = conditions.strikes(
+            draw, f"{verb} {key}", *harm, key=key if verb == "get" or writes else "", writes=writes
+        )
         if fault in UNHEARD:
-            while weather.silent:  # noqa: ASYNC110  (whoever lifts it knows of no event)
+            while conditions.silent:  # noqa: ASYNC110  (whoever lifts it knows of no event)
                 await asyncio.sleep(1.0)
-            await asyncio.sleep(weather.timeout_s)
+            await asyncio.sleep(conditions.timeout_s)
             raise Unavailable(f"{self.url}: no answer")
         if fault is Fault.ENDLESS:
             # The client waits for each next piece, not for the whole: until the connection breaks.
-            while any(map(key.startswith, weather.endless)):  # noqa: ASYNC110  (whoever lifts it knows of no event)
+            while any(map(key.startswith, conditions.endless)):  # noqa: ASYNC110  (whoever lifts it knows of no event)
                 await asyncio.sleep(1.0)
             raise Unavailable(f"{self.url}: the connection broke")
         answer: asyncio.Future[T] = clock.create_future()
-        slow = draw.uniform(1.0, weather.timeout_s) if fault is Fault.SLOW else 0.0
+        slow = draw.uniform(1.0, conditions.timeout_s) if fault is Fault.SLOW else 0.0
 
         def land() -> None:
             try:
@@ -192,7 +194,7 @@ class SimulatedStore:
                 return
             down = 0.0
             if failure is None and carries:
-                down = self._down.through(clock.time(), _on_wire(result, weather), weather.down_bytes_s)
+                down = self._down.through(clock.time(), _on_wire(result, conditions), conditions.down_bytes_s)
 
             def reply() -> None:
                 if answer.done():
@@ -202,21 +204,25 @@ class SimulatedStore:
                 else:
                     answer.set_result(result)
 
-            clock.call_later(down + slow + weather.delay(draw), reply, context=clock.world.context)
+            clock.call_later(down + slow + conditions.delay(draw), reply, context=clock.world.context)
 
-        late = draw.uniform(0.0, weather.late_s) + weather.timeout_s if fault is Fault.LANDS_LATE else 0.0
-        there = self._up.through(clock.time(), _on_wire(up, weather), weather.up_bytes_s) + weather.delay(draw) + late
+        late = draw.uniform(0.0, conditions.late_s) + conditions.timeout_s if fault is Fault.LANDS_LATE else 0.0
+        there = (
+            self._up.through(clock.time(), _on_wire(up, conditions), conditions.up_bytes_s)
+            + conditions.delay(draw)
+            + late
+        )
         clock.call_later(there, land, context=clock.world.context)
         try:
             if fault not in (Fault.LOST_REPLY, Fault.LANDS_LATE):
                 return await answer
-            await asyncio.sleep(weather.timeout_s)
+            await asyncio.sleep(conditions.timeout_s)
             raise Unavailable(f"{self.url}: no answer")
         finally:
             answer.cancel()
 
 
-def _on_wire(body: Any, weather: Weather) -> float:
+def _on_wire(body: Any, conditions: Conditions) -> float:
     """Return the bytes that a body stands for: a larger model has larger payloads, and the same headers."""
     head = min(len(body), payload_start(body))
-    return head + weather.payload_scale * (len(body) - head)
+    return head + conditions.payload_scale * (len(body) - head)

@@ -22,9 +22,9 @@ from isthmus.store import BESIDE, EdgeStore, Regions, Store
 from isthmus.syncer import Syncer
 from isthmus_lab.simulate.bus import SimulatedBus, Streams
 from isthmus_lab.simulate.clock import Clock
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.process import Process
 from isthmus_lab.simulate.store import Objects, SimulatedStore
-from isthmus_lab.simulate.weather import Weather
 
 
 class Trainee(Protocol):
@@ -76,7 +76,7 @@ class World:
     streams: Streams = field(default_factory=Streams)
     buckets: dict[str, Objects] = field(default_factory=dict)
     """What is stored beside the run, by URL."""
-    ways: dict[str, Weather] = field(default_factory=dict)
+    ways: dict[str, Conditions] = field(default_factory=dict)
     """What everybody's requests to such a bucket meet."""
 
     def __post_init__(self) -> None:
@@ -86,17 +86,17 @@ class World:
         """Make a process; its randomness depends on the world's seed, its name and which of its lives it is."""
         return Process(self.clock, name, f"{self.seed}/{name}/{life}", **options)
 
-    def ports(self, process: Process, store: Weather | None = None, bus: Weather | None = None) -> SimulatedPorts:
+    def ports(self, process: Process, store: Conditions | None = None, bus: Conditions | None = None) -> SimulatedPorts:
         """Connect a process."""
-        wire = SimulatedStore(self.objects, process, store or Weather())
+        wire = SimulatedStore(self.objects, process, store or Conditions())
         runtime = process.runtime
 
         def beside(url: str) -> nullcontext[Store]:
-            there = SimulatedStore(self.buckets[url], process, self.ways.get(url, Weather()), url)
+            there = SimulatedStore(self.buckets[url], process, self.ways.get(url, Conditions()), url)
             return nullcontext(EdgeStore(there, runtime, BESIDE))
 
         edge = EdgeStore(wire, runtime, regions=Regions(beside, runtime))
-        return SimulatedPorts(process, edge, SimulatedBus(self.streams, process, bus or Weather()), wire)
+        return SimulatedPorts(process, edge, SimulatedBus(self.streams, process, bus or Conditions()), wire)
 
     async def create(self, seed: Seed) -> Run:
         """Create the run."""

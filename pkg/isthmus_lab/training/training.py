@@ -22,7 +22,7 @@ from isthmus.log.run import Run
 from isthmus.syncer import Syncer
 from isthmus.torch import model as torch_model
 from isthmus.torch import moments
-from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import SimulatedPorts, Times, World, learn, serve
 from isthmus_lab.training import trainee
 from isthmus_lab.training.setting import WINDOW_TOKENS, Failures, Row, Setting
@@ -239,17 +239,19 @@ class _Lab:
             raise RuntimeError(f"the simulation broke: {self.world.clock.failures[0]}")
         return row
 
-    def _weather(self, order: int = 0) -> Weather:
+    def _conditions(self, order: int = 0) -> Conditions:
         last = order == self.setting.learners - 1
         w = self.setting.thin if last and self.setting.thin is not None else self.setting.wires
         scale = w.parameters / self._run.layout.size if w.parameters else 1.0
         speed = math.inf if w.gbit_s is None else w.gbit_s * 1e9 / 8.0
-        return Weather(w.latency_s, w.spread, up_bytes_s=speed, down_bytes_s=speed, payload_scale=scale, timeout_s=60.0)
+        return Conditions(
+            w.latency_s, w.spread, up_bytes_s=speed, down_bytes_s=speed, payload_scale=scale, timeout_s=60.0
+        )
 
     def _serve(self, stopping: asyncio.Event) -> "asyncio.Task[None]":
         process = self.world.process("syncer")
         # The syncer stands beside the store.
-        ports = self.world.ports(process, Weather(0.002, 0.2), Weather(0.002, 0.2))
+        ports = self.world.ports(process, Conditions(0.002, 0.2), Conditions(0.002, 0.2))
 
         def started(syncer: Syncer) -> None:
             self._syncer = syncer
@@ -288,7 +290,7 @@ class _Lab:
         own = f is None or f.moments == "own"
         name = seat.name if own or seat.lives == 0 else f"{seat.name}.{seat.lives}"
         process = self.world.process(seat.name, seat.lives)
-        ports = self.world.ports(process, self._weather(seat.order), self._weather(seat.order))
+        ports = self.world.ports(process, self._conditions(seat.order), self._conditions(seat.order))
         donors = await self._donors(ports, name) if f and f.moments in ("peer", "mean") and seat.lives else []
         times = Times()
         body = trainee.Trained(

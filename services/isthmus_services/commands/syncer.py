@@ -62,7 +62,7 @@ async def _serve(settings: declared.Syncer, name: str, board: HealthServer) -> N
     trust = shared.trust_in(settings)
     if settings.wait and not await _there(settings.run, bus, name, board, trust):
         return
-    async with open_ports(settings.run, bus, trust=trust, crew=settings.threads) as ports:
+    async with open_ports(settings.run, bus, trust=trust, compute=settings.threads) as ports:
         trust.take_part(ports.log.run, ports.log.members, bus, MemberRole.SYNCER, name)
         if settings.collect is not None:
             require_may(ports.log.members, ports.log.signer, MemberRole.COLLECTOR)

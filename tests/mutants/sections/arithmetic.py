@@ -5,7 +5,7 @@ from mutants.mutant import argued, of, row
 MUTANTS = [
     *of(
         "log/polar.py",
-        "tests/unit/test_polar.py tests/e2e/test_denormals.py::test_a_crew_that_flushes_computes_nothing",
+        "tests/unit/test_polar.py tests/e2e/test_denormals.py::test_a_compute_that_flushes_computes_nothing",
         row("rounding-may-leave-the-interval", "_WITHIN = 0.999", "_WITHIN = 1.2"),
         row("tall-matrices-are-not-turned", "wide = d.shape[0] <= d.shape[1]", "wide = True"),
         row("a-step-too-few", "for a, b, c in QUINTICS:", "for a, b, c in QUINTICS[:-1]:"),
@@ -24,8 +24,8 @@ MUTANTS = [
     *of(
         "runtime/clock.py",
         "tests/unit/test_polar.py tests/unit/test_merge.py",
-        row("a-crew-leaves-the-last-part", "pairwise(cuts)]:", "pairwise(cuts[:-1])]:"),
-        row("a-crew-is-not-waited-for", "            part.result()\n", "            pass\n"),
+        row("a-compute-leaves-the-last-part", "pairwise(cuts)]:", "pairwise(cuts[:-1])]:"),
+        row("a-compute-is-not-waited-for", "            part.result()\n", "            pass\n"),
     ),
     *of(
         "store/regions.py",
@@ -144,7 +144,7 @@ MUTANTS = [
             "finite=kernels.all_finite(published),",
         ),
         row(
-            "digests-of-a-crew-are-in-another-order",
+            "digests-of-a-compute-are-in-another-order",
             "found[0] if self.is_published else found[2], found[1])",
             "found[0] if self.is_published else found[1], found[1])",
         ),
@@ -244,14 +244,14 @@ MUTANTS = [
         ),
         row(
             "what-is-dropped-is-what-is-sent",
-            "add(code, piece, -1.0, left, left, crew)",
-            "add(code, piece, 1.0, left, left, crew)",
+            "add(code, piece, -1.0, left, left, compute)",
+            "add(code, piece, 1.0, left, left, compute)",
         ),
         row("what-was-before-is-forgotten", "if before is not after:", "if False:"),
         row(
             "the-last-piece-is-not-measured",
-            "crew.share(work, pieces(n), SHARE)",
-            "crew.share(work, pieces(n) - 1, SHARE)",
+            "compute.share(work, pieces(n), SHARE)",
+            "compute.share(work, pieces(n) - 1, SHARE)",
         ),
         row(
             "squares-overwrite-each-other",

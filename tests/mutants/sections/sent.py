@@ -113,7 +113,7 @@ MUTANTS = [
         "log/merge.py",
         "tests/unit/test_feedback.py",
         row("what-is-given-up-is-kept", "master if feedback else published", "master"),
-        row("versions-are-shortened", "round_.crew, whole=not feedback)", "round_.crew)"),
+        row("versions-are-shortened", "round_.compute, whole=not feedback)", "round_.compute)"),
         row("every-snapshot-has-a-master", "(() if state.is_published else (state.master,))", "(state.master,)"),
     ),
     *of(

@@ -53,7 +53,7 @@ async def serve(
 
     Raises `Unavailable` where it cannot be reached.
     """
-    async with open_place(url, crew=threads) as store:
+    async with open_place(url, compute=threads) as store:
         own = LocalBackend(Log(run, store, store.runtime, signer))
         opened(own.log)
         reader, writer = await _reach(addresses)

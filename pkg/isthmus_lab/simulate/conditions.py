@@ -48,7 +48,7 @@ UNHEARD = frozenset({Fault.CUT_OFF, Fault.HALF_CUT, Fault.LOST_REQUEST, Fault.SI
 
 
 @dataclass(slots=True)
-class Weather:
+class Conditions:
     """What one process's requests to one port meet. May be changed while they are made."""
 
     latency_s: float = 0.0
