@@ -175,7 +175,7 @@ def with_moments(saved: Any, wholes: Wholes, stored: bool) -> Any:
 
 def flat_of(held: Any) -> np.ndarray:
     """Return an array as it lies on the array_table, from a device too."""
-    return torch.cat([x.float() for x in held.tensors]).numpy() if isinstance(held, device.Block) else held
+    return torch.cat([x.float() for x in held.tensors]).numpy() if isinstance(held, device.DeviceBlock) else held
 
 
 def check(kind: str, width: int, device_stream: device.DeviceStream | None, full: int | None = None) -> None:
@@ -199,7 +199,7 @@ def check(kind: str, width: int, device_stream: device.DeviceStream | None, full
         staged = None
         if device_stream is not None:
             there = [torch.from_numpy(flat[t.start : t.stop].copy()) for t in layout.fragments[p].tensors]
-            staged = device.Staged(flat, device.Block(there))
+            staged = device.Staged(flat, device.DeviceBlock(there))
         sharded.array_table.put(write[p], flat if staged is None else staged)
         sharded.array_table.put(base[p], np.ones_like(flat))
     saved: Any = None
@@ -241,7 +241,9 @@ def check(kind: str, width: int, device_stream: device.DeviceStream | None, full
         mixed = given[f.index] + (flat_of(sharded.array_table.wait_for(read[f.index])) - 1)
         assert np.array_equal(flat_of(sharded.array_table.wait_for(mix[f.index])), mixed), kind
         for what in (read, mix):
-            assert isinstance(sharded.array_table.wait_for(what[f.index]), device.Block) == (device_stream is not None)
+            assert isinstance(sharded.array_table.wait_for(what[f.index]), device.DeviceBlock) == (
+                device_stream is not None
+            )
     for f, flat in zip(layout.fragments, given, strict=True):
         for t in f.tensors:
             part = after[t.spec.name].numpy()[t.origin : t.origin + t.size]

@@ -17,7 +17,7 @@ from isthmus.bus.redis import ServerFacts
 from isthmus.codecs.kernels import ARITHMETIC
 from isthmus.doctor import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind, examine_bus, examine_open_store
 from isthmus.doctor.bus import judge
-from isthmus.doctor.findings import Outcome
+from isthmus.doctor.findings import CheckOutcome
 from isthmus.doctor.machine import BITS, examine_machine, fingerprint
 from isthmus.errors import Denied
 from isthmus.format.records.frame import Blob, Data
@@ -281,7 +281,7 @@ async def findings(store: EdgeStore, runtime: Runtime, role: Role | None = None)
 
 @pytest.mark.parametrize(("off_s", "outcome"), [(0.0, OK), (60.0, WARNING), (-3600.0, FAILURE)])
 async def test_a_skewed_clock(
-    off_s: float, outcome: Outcome, moto: Server, redis: Server, use: Callable[[Server], None]
+    off_s: float, outcome: CheckOutcome, moto: Server, redis: Server, use: Callable[[Server], None]
 ) -> None:
     """The doctor's clock is a given: this one is off, the servers' are right."""
     use(moto)

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 import numpy as np
 import pytest
 
-from isthmus.bus import Bus, Said
+from isthmus.bus import Bus, BusItem
 from isthmus.codecs.kernels import F32
 from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.format.layout import Spec, TensorClass
@@ -377,7 +377,7 @@ class Deaf:
     def __getattr__(self, name: str) -> object:
         return getattr(self.bus, name)
 
-    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
         if not self.deaf:
             return await self.bus.read(positions, timeout_s)
         await asyncio.sleep(timeout_s)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from isthmus.format.records.objects import CommitHeader, Waited
-from isthmus.rounds.gate import PATIENCE
+from isthmus.rounds.admission import PATIENCE
 from isthmus.rounds.rounds import STEP_UNKNOWN_S
 from isthmus_lab.simulate.process import EPOCH_S, Process
 

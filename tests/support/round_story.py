@@ -5,8 +5,8 @@ from typing import Any
 
 from isthmus.format.records.objects import CommitHeader
 from isthmus.format.rules import Bounds, Pace
+from isthmus.rounds.admission import Admission
 from isthmus.rounds.events import Action, Announced, Appended, Arrived, Begun, CaughtUp, Fetch, Pointer, Spoiled
-from isthmus.rounds.gate import Gate
 from isthmus.rounds.live_learners import LiveLearners
 from isthmus.rounds.rounds import Rounds
 from support.commits import committed, digest_of, given
@@ -22,15 +22,17 @@ class Story:
 
     def __init__(
         self, *learners: str, pace: Pace = PACE, sync_every: int = 12, step_s: float = STEP_S, bounds: Bounds = AT_ONCE,
-        gate: Gate | None = None, fragment: int = 0,
+        admission: Admission | None = None, fragment: int = 0,
     ) -> None:  # fmt: skip
         self.now = 100.0
         self.step_s = step_s
         self.members = LiveLearners(pace, 0.0)
-        self.gate = gate or Gate()
+        self.admission = admission or Admission()
         self.turns = 0
-        """How often the gate said that it is this fragment's turn."""
-        self.rounds = Rounds(pace, (sync_every, 8 * sync_every), self.members, bounds, self.gate, fragment, self._turn)
+        """How often the admission said that it is this fragment's turn."""
+        self.rounds = Rounds(
+            pace, (sync_every, 8 * sync_every), self.members, bounds, self.admission, fragment, self._turn
+        )
         for learner in learners:
             self.beat(learner)
 

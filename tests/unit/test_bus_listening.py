@@ -8,7 +8,7 @@ from typing import Self, cast
 import pytest
 from redis.asyncio import Redis
 
-from isthmus.bus import START, Bus, Said, endpoints, open_bus
+from isthmus.bus import START, Bus, BusItem, endpoints, open_bus
 from isthmus.bus.endpoints import MESSAGES_AT_ONCE, NAMES_EVERY_S, RECENT_S, UNSAID_MAX, Listener, Speaker
 from isthmus.bus.redis import RedisBus
 from isthmus.errors import Denied, Unavailable
@@ -51,7 +51,7 @@ class Deaf(Bus):
     async def append(self, stream: str, *bodies: bytes) -> None:
         raise NotImplementedError
 
-    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
         raise NotImplementedError
 
     async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
@@ -176,12 +176,12 @@ class Names(Deaf):
     async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
         return dict.fromkeys(streams, f"{seconds:g} s ago")
 
-    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
         self.reads += 1
         if self.away:
             raise Unavailable("away")
         found = {
-            stream: [Said("1", b""), Said("2", stream.encode()), Said("3", b"last")]
+            stream: [BusItem("1", b""), BusItem("2", stream.encode()), BusItem("3", b"last")]
             for stream in sorted(self.streams)
             if positions.get(stream) not in (None, "3")
         }

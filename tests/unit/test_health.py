@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from isthmus.bus import Said
+from isthmus.bus import BusItem
 from isthmus.format.records.messages import (
     SYNCER_STREAM,
     Alive,
@@ -73,7 +73,7 @@ def of(
     for at, said in [(None, silent), (1.0, messages)]:
         for message in said:
             stream = SYNCER_STREAM if isinstance(message, Alive) else learner_stream(message.learner)
-            hearing.take(stream, Said("1-0", encode(message)), at)
+            hearing.take(stream, BusItem("1-0", encode(message)), at)
     head = commit(COMMITTED_AT) if committed else None
     return health(Status(hearing, [head], bus_error, 0.0, NOW), "s3://b/run", "redis://h", expected)
 
@@ -202,7 +202,7 @@ def looked(*messages: Alive | FromLearner, **found: Any) -> Health:
     hearing = BusView(RUN)
     for message in messages:
         stream = SYNCER_STREAM if isinstance(message, Alive) else learner_stream(message.learner)
-        hearing.take(stream, Said("1-0", encode(message)), 1.0)
+        hearing.take(stream, BusItem("1-0", encode(message)), 1.0)
     return health(Status(hearing, [commit(COMMITTED_AT)], "", 0.0, NOW, **found), "r", "b")
 
 
@@ -233,7 +233,7 @@ def test_a_learner_that_explodes_is_named() -> None:
     hearing = BusView(RUN)
     for said in (beat("a"), beat("b"), alive()):
         stream = SYNCER_STREAM if isinstance(said, Alive) else learner_stream(said.learner)
-        hearing.take(stream, Said("1-0", encode(said)), 1.0)
+        hearing.take(stream, BusItem("1-0", encode(said)), 1.0)
 
     def of_commits(*heads: Commit | None) -> Health:
         return health(Status(hearing, list(heads), "", 0.0, NOW), "r", "b")

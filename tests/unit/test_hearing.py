@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from isthmus.bus import Said
+from isthmus.bus import BusItem
 from isthmus.errors import RecordInvalid
 from isthmus.format.records.messages import (
     SYNCER_STREAM,
@@ -40,7 +40,7 @@ def heard(*messages: AnyMessage, at: float | None = 1.0) -> BusView:
 def take(hearing: BusView, message: AnyMessage, at: float | None) -> None:
     """Let it be said on the stream of its author."""
     stream = SYNCER_STREAM if isinstance(message, FromSyncer) else learner_stream(message.learner)
-    hearing.take(stream, Said("1-0", encode(message)), at)
+    hearing.take(stream, BusItem("1-0", encode(message)), at)
 
 
 def call(version: int, fragment: int = 0) -> Call:
@@ -108,8 +108,8 @@ def test_what_was_said_before_one_listened_proves_no_life() -> None:
 
 def test_probes_and_nonsense_change_nothing() -> None:
     hearing = heard(here("a"))
-    hearing.take("learner/a", Said("5-0", b""), 2.0)
-    hearing.take("learner/a", Said("6-0", b"nonsense"), 2.0)
+    hearing.take("learner/a", BusItem("5-0", b""), 2.0)
+    hearing.take("learner/a", BusItem("6-0", b"nonsense"), 2.0)
     assert sum(hearing.invalid.values()) == 1
     assert set(hearing.learners) == {"a"}
 
@@ -123,7 +123,7 @@ def test_a_stream_speaks_for_its_owner_only() -> None:
         ("x", call(9)),
     ]
     for stream, message in forged:
-        hearing.take(stream, Said("9-0", encode(message)), 2.0)
+        hearing.take(stream, BusItem("9-0", encode(message)), 2.0)
     assert hearing.invalid == {"wrong-author": 4}
     assert hearing.heads == {}
     assert hearing.learners["a"].incarnation == 1

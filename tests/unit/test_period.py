@@ -8,8 +8,8 @@ import pytest
 
 from isthmus.errors import InputError
 from isthmus.format.rules import STEPS_MOST, Bounds, Pace, Rules
+from isthmus.rounds.admission import Admission
 from isthmus.rounds.events import Action, Announced, Appended, CallRound, ClosedBy, Fetch, Merge, Passed, Tick, Turn
-from isthmus.rounds.gate import Gate
 from isthmus.rounds.period import LAGS, next_period
 from isthmus.runtime.averages import Usual
 from support.round_story import STEP_S, Story, merged
@@ -168,18 +168,18 @@ def test_a_log_without_periods_has_that_of_the_rules() -> None:
 
 
 class Queued:
-    """A fragment whose updates of a and b waited at the gate until most of their steps were taken after them."""
+    """A fragment whose updates of a and b waited at the admission until most of their steps were taken after them."""
 
     def __init__(self, *learners: str, waits_s: float = 1.0, **options: Any) -> None:
-        self.gate = Gate(1, 1)
-        self.gate.fetch_begins(0.0)
-        self.gate.fetch_ends(5.0, 5.0)
-        self.gate.owes(9, 5)
-        self.story = Story("a", "b", gate=self.gate, **options)
+        self.admission = Admission(1, 1)
+        self.admission.fetch_begins(0.0)
+        self.admission.fetch_ends(5.0, 5.0)
+        self.admission.owes(9, 5)
+        self.story = Story("a", "b", admission=self.admission, **options)
         for learner in learners or ("a", "b"):
             assert self.story.announce(learner, due=True) == []
         self.story.now += waits_s
-        self.gate.owes(9, None)
+        self.admission.owes(9, None)
         self.actions = self.story.rounds.on(Turn(), self.story.now)
 
     def fetches(self, actions: list[Action]) -> set[tuple[str, int]]:

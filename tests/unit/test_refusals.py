@@ -15,7 +15,7 @@ from isthmus_lab.simulate.world import World
 class Gate:
     """A store and a bus that say yes, or refuse some operations."""
 
-    url = "gate://"
+    url = "admission://"
 
     def __init__(self) -> None:
         self.refuses: set[str] = set()
@@ -30,12 +30,12 @@ class Gate:
 
 
 def drive(body: Callable[[Gate, TolerantStore, TolerantBus, Tolerance], Awaitable[None]]) -> None:
-    """Do this with a gate, the tolerant ways to it and their tolerance, in virtual time."""
+    """Do this with a admission, the tolerant ways to it and their tolerance, in virtual time."""
     world = World("refusals")
 
     async def go() -> None:
-        gate, tolerance = Gate(), Tolerance(world.process("p").runtime)
-        await body(gate, TolerantStore(gate, tolerance), TolerantBus(gate, tolerance), tolerance)
+        admission, tolerance = Gate(), Tolerance(world.process("p").runtime)
+        await body(admission, TolerantStore(admission, tolerance), TolerantBus(admission, tolerance), tolerance)
 
     try:
         world.clock.run_until_complete(go())
@@ -57,14 +57,14 @@ def drive(body: Callable[[Gate, TolerantStore, TolerantBus, Tolerance], Awaitabl
 def test_one_kind_of_request_does_not_vouch_for_another(
     request_of: Callable[[TolerantStore], Awaitable[object]],
 ) -> None:
-    async def body(gate: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
+    async def body(admission: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
         await store.get("commits/1")
-        gate.refuses = {"put", "create", "list", "delete", "get"}
+        admission.refuses = {"put", "create", "list", "delete", "get"}
         with pytest.raises(Denied):
             await request_of(store)
-        gate.refuses = set()
+        admission.refuses = set()
         await request_of(store)
-        gate.refuses = {"put", "create", "list", "delete", "get"}
+        admission.refuses = {"put", "create", "list", "delete", "get"}
         with pytest.raises(Unavailable):
             await request_of(store)
 
@@ -72,9 +72,9 @@ def test_one_kind_of_request_does_not_vouch_for_another(
 
 
 def test_a_range_of_an_object_is_as_good_as_all_of_it() -> None:
-    async def body(gate: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
+    async def body(admission: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
         await store.get_range("snapshots/1", 0, 8)
-        gate.refuses = {"get"}
+        admission.refuses = {"get"}
         with pytest.raises(Unavailable):
             await store.get("snapshots/2")
 
@@ -82,14 +82,14 @@ def test_a_range_of_an_object_is_as_good_as_all_of_it() -> None:
 
 
 def test_of_several_refusals_the_longest_counts() -> None:
-    async def body(gate: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
+    async def body(admission: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
         await store.get("values/1")
         await store.put("values/1", b"")
-        gate.refuses = {"put"}
+        admission.refuses = {"put"}
         with pytest.raises(Unavailable):
             await store.put("values/1", b"")
         await asyncio.sleep(0.5 * LATELY_S)
-        gate.refuses = {"put", "get"}
+        admission.refuses = {"put", "get"}
         with pytest.raises(Unavailable):
             await store.get("values/1")
         await asyncio.sleep(0.25 * LATELY_S)
@@ -99,14 +99,14 @@ def test_of_several_refusals_the_longest_counts() -> None:
 
 
 def test_it_is_said_now_and_then_and_when_it_has_passed(caplog: pytest.LogCaptureFixture) -> None:
-    async def body(gate: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
+    async def body(admission: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
         await store.get("commits/1")
-        gate.refuses = {"get"}
+        admission.refuses = {"get"}
         for _ in range(round(2.5 * REMIND_S)):
             with pytest.raises(Unavailable):
                 await store.get("commits/1")
             await asyncio.sleep(1.0)
-        gate.refuses = set()
+        admission.refuses = set()
         await store.get("commits/1")
         await store.get("commits/1")
 
@@ -118,16 +118,16 @@ def test_it_is_said_now_and_then_and_when_it_has_passed(caplog: pytest.LogCaptur
 
 
 def test_on_a_bus_saying_hearing_and_finding_streams_are_three_things() -> None:
-    async def body(gate: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
+    async def body(admission: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
         await bus.append("s", b"x")
-        gate.refuses = {"append", "tail", "names"}
+        admission.refuses = {"append", "tail", "names"}
         with pytest.raises(Unavailable):
             await bus.append("s", b"x")
         with pytest.raises(Denied):
             await bus.tail("s")
-        gate.refuses = set()
+        admission.refuses = set()
         await bus.read({}, 0.0)
-        gate.refuses = {"tail", "names"}
+        admission.refuses = {"tail", "names"}
         with pytest.raises(Unavailable):
             await bus.tail("s")
         with pytest.raises(Denied):

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard  # noqa
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from isthmus.torch.ranks import ranks_of  # noqa: E402
-from isthmus.torch.shards import Block, Piece, pieces_of  # noqa: E402
+from isthmus.torch.shards import Block, ShardPiece, pieces_of  # noqa: E402
 
 
 def net() -> nn.Sequential:
@@ -108,16 +108,16 @@ WHOLE = Block((0, 0), (4, 6))
 @pytest.mark.parametrize(
     ("blocks", "found"),
     {
-        "whole": ([WHOLE], [Piece(0, WHOLE)]),
-        "replicas": ([WHOLE, WHOLE], [Piece(0, WHOLE)]),
-        "an empty one": ([Block((4, 0), (0, 6)), WHOLE], [Piece(1, WHOLE)]),
+        "whole": ([WHOLE], [ShardPiece(0, WHOLE)]),
+        "replicas": ([WHOLE, WHOLE], [ShardPiece(0, WHOLE)]),
+        "an empty one": ([Block((4, 0), (0, 6)), WHOLE], [ShardPiece(1, WHOLE)]),
         "halves, each twice": (
             [Block((0, 0), (4, 3)), Block((0, 3), (4, 3))] * 2,
-            [Piece(0, Block((0, 0), (4, 3))), Piece(1, Block((0, 3), (4, 3)))],
+            [ShardPiece(0, Block((0, 0), (4, 3))), ShardPiece(1, Block((0, 3), (4, 3)))],
         ),
     }.values(),
 )
-def test_each_block_is_given_by_the_first_that_holds_it(blocks: list[Block], found: list[Piece]) -> None:
+def test_each_block_is_given_by_the_first_that_holds_it(blocks: list[Block], found: list[ShardPiece]) -> None:
     assert list(pieces_of("w", (4, 6), blocks)) == found
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.doctor import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind, examine_way, routes
 from isthmus.doctor.routes import Interface, Route
-from isthmus.doctor.way import GLOO, NCCL, Attempt, Way, judge, judge_ranks, proxy_for
+from isthmus.doctor.way import GLOO, NCCL, ConnectionAttempt, Way, judge, judge_ranks, proxy_for
 from isthmus.errors import IsthmusError
 from isthmus.runtime.clock import single_threaded
 from isthmus.store import endpoint_of, open_store
@@ -20,7 +20,7 @@ GOOD = Way(
     "store.test",
     9000,
     0.012,
-    [Attempt("10.0.9.2", 0.031, "", "10.0.0.5", 1500)],
+    [ConnectionAttempt("10.0.9.2", 0.031, "", "10.0.0.5", 1500)],
     Route(2, "10.0.0.5", "10.0.0.1"),
     {"lo": Interface("lo", mtu=65536), "eth0": Interface("eth0", mtu=1500, speed=10000)},
     "eth0",
@@ -49,7 +49,7 @@ def test_a_way_is_told_in_a_line() -> None:
 
 
 def test_loopback_has_neither_gateway_nor_warnings() -> None:
-    attempt = Attempt("127.0.0.1", 0.0001, "", "127.0.0.1", 1500)
+    attempt = ConnectionAttempt("127.0.0.1", 0.0001, "", "127.0.0.1", 1500)
     at = replace(GOOD, host="127.0.0.1", attempts=[attempt], route=Route(1, "127.0.0.1"), used="lo")
     (finding,) = judge(at)
     assert (
@@ -58,14 +58,16 @@ def test_loopback_has_neither_gateway_nor_warnings() -> None:
 
 
 def test_what_a_system_does_not_tell_is_said() -> None:
-    at = replace(GOOD, attempts=[Attempt("10.0.9.2", 0.031, "", "10.0.0.5")], route=None, interfaces={}, used="")
+    at = replace(
+        GOOD, attempts=[ConnectionAttempt("10.0.9.2", 0.031, "", "10.0.0.5")], route=None, interfaces={}, used=""
+    )
     (finding,) = judge(at)
     assert finding.outcome == OK
     assert finding.said.endswith("from 10.0.0.5; by which interface, this system does not tell")
 
 
 def test_an_address_that_does_not_answer_beside_one_that_does() -> None:
-    at = replace(GOOD, attempts=[Attempt("fd99::2", 3.0, "no answer in 3 s"), *GOOD.attempts])
+    at = replace(GOOD, attempts=[ConnectionAttempt("fd99::2", 3.0, "no answer in 3 s"), *GOOD.attempts])
     assert warned(at) == {
         "store: addresses": "fd99::2: no answer in 3 s; 10.0.9.2 answers: whoever tries it last loses 3.0 s each time"
     }
@@ -73,11 +75,11 @@ def test_an_address_that_does_not_answer_beside_one_that_does() -> None:
 
 
 def test_nothing_answers() -> None:
-    refused = Attempt("10.0.9.2", 0.001, "connection refused")
+    refused = ConnectionAttempt("10.0.9.2", 0.001, "connection refused")
     assert warned(replace(GOOD, attempts=[refused])) == {
         "store: way": "store.test:9000 cannot be reached: 10.0.9.2: connection refused"
     }
-    unknown = replace(GOOD, what="bus", attempts=[Attempt("", 0.2, "Name or service not known")])
+    unknown = replace(GOOD, what="bus", attempts=[ConnectionAttempt("", 0.2, "Name or service not known")])
     assert warned(unknown) == {"bus: way": "the name store.test leads nowhere: Name or service not known"}
     assert found(unknown)["bus: way"].advice.startswith("check --bus and")
 

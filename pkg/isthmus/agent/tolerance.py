@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TypeVar
 
-from isthmus.bus.base import Bus, Said
+from isthmus.bus.base import Bus, BusItem
 from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.format.records.keys import RUN_KEY, UPDATES
 from isthmus.runtime.clock import Runtime
@@ -115,7 +115,7 @@ class TolerantBus:
         """See `Bus.append`."""
         await self._tolerance.of("say", self._bus.append(stream, *bodies))
 
-    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
         """See `Bus.read`."""
         return await self._tolerance.of("hear", self._bus.read(positions, timeout_s))
 

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from isthmus.bus.base import START, Bus, Said
+from isthmus.bus.base import START, Bus, BusItem
 from isthmus.bus.sqlite import open_sqlite
 from isthmus.errors import InputError
 from isthmus.runtime.urls import redacted, split
 
-__all__ = ["START", "Bus", "Said", "default_bus", "open_bus"]
+__all__ = ["START", "Bus", "BusItem", "default_bus", "open_bus"]
 
 EMBEDDED_FILE = "bus.sqlite"
 

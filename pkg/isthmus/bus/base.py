@@ -21,7 +21,7 @@ START = ""
 """The position before everything that is kept."""
 
 
-class Said(NamedTuple):
+class BusItem(NamedTuple):
     """One message and the position behind it."""
 
     position: str
@@ -43,7 +43,7 @@ class Bus(Protocol):
         """Add messages to the end of a stream, in this order, in one round trip."""
         ...
 
-    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
         """Return what came after each stream's position, waiting up to `timeout_s` for the first; {} if nothing did."""
         ...
 

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from isthmus.bus.base import NAMES_MAX, START, Bus, Said
+from isthmus.bus.base import NAMES_MAX, START, Bus, BusItem
 from isthmus.errors import Unavailable
 from isthmus.format.records.messages import AnyMessage, batches
 from isthmus.format.signing import Signer
@@ -149,14 +149,14 @@ class Listener:
         if len(self._left) > NAMES_MAX:
             del self._left[next(iter(self._left))]
 
-    async def backlog(self) -> AsyncIterator[tuple[str, Said]]:
+    async def backlog(self) -> AsyncIterator[tuple[str, BusItem]]:
         """Yield what is kept and not yet read, without waiting. Raises `Unavailable`."""
         await self.find()
         while found := await self._bus.read(self.positions, 0.0):
             for pair in self._advance(found):
                 yield pair
 
-    async def live(self, gap: Callable[[], None]) -> AsyncIterator[tuple[str, Said]]:
+    async def live(self, gap: Callable[[], None]) -> AsyncIterator[tuple[str, BusItem]]:
         """Yield what is said from here on, for ever; `gap` is called whenever the bus is back after an outage."""
         looked = self._runtime.now()
         while True:
@@ -178,7 +178,7 @@ class Listener:
             for pair in self._advance(found):
                 yield pair
 
-    def _advance(self, found: Mapping[str, Sequence[Said]]) -> list[tuple[str, Said]]:
+    def _advance(self, found: Mapping[str, Sequence[BusItem]]) -> list[tuple[str, BusItem]]:
         pairs = []
         for stream, messages in found.items():
             self.positions[stream] = messages[-1].position

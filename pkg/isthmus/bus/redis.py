@@ -15,7 +15,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
-from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, START, Said
+from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, START, BusItem
 from isthmus.bus.replies import Action, meaning
 from isthmus.errors import Denied, InputError, Unavailable, told
 from isthmus.format.records.messages import SYNCER_STREAM, is_stream
@@ -108,7 +108,7 @@ class RedisBus:
         except Denied:
             self._tidies = False
 
-    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
         """See `Bus.read`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
@@ -124,7 +124,8 @@ class RedisBus:
             found = {
                 # What is not ours has no body; its position counts all the same, or it would be read for ever.
                 key.decode(errors="replace").removeprefix(self._prefix): [
-                    Said(entry.decode(errors="replace"), (fields or {}).get(_FIELD, b"")) for entry, fields in entries
+                    BusItem(entry.decode(errors="replace"), (fields or {}).get(_FIELD, b""))
+                    for entry, fields in entries
                 ]
                 for key, entries in _pairs(reply)
             }

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, Said
+from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, BusItem
 from isthmus.errors import Denied, Unavailable
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class SqliteBus:
         await self._do(insert)
         self._written += 1
 
-    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
         """See `Bus.read`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
@@ -133,8 +133,8 @@ class SqliteBus:
             self._db.close()
             self._db = None
 
-    def _after(self, db: sqlite3.Connection, positions: Mapping[str, str]) -> Mapping[str, Sequence[Said]]:
-        found: dict[str, Sequence[Said]] = {}
+    def _after(self, db: sqlite3.Connection, positions: Mapping[str, str]) -> Mapping[str, Sequence[BusItem]]:
+        found: dict[str, Sequence[BusItem]] = {}
         newest = self._newest_of(db, positions)
         for stream, position in positions.items():
             start = int(position or 0)
@@ -147,7 +147,7 @@ class SqliteBus:
                 (self._run, stream, start, READ_MAX),
             ).fetchall()
             if rows:
-                found[stream] = [Said(str(number), body) for number, body in rows]
+                found[stream] = [BusItem(str(number), body) for number, body in rows]
         return found
 
     def _newest_of(self, db: sqlite3.Connection, streams: Collection[str]) -> Mapping[str, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from isthmus.bus.base import Bus, Said
+from isthmus.bus.base import Bus, BusItem
 from isthmus.errors import Unavailable
 from isthmus.runtime.clock import Runtime
 
@@ -26,7 +26,7 @@ class TimedBus:
         """See `Bus.append`."""
         await self._measure("append", lambda: self._bus.append(stream, *bodies))
 
-    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
         """See `Bus.read`."""
         try:
             return await self._bus.read(positions, timeout_s)

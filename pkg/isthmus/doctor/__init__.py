@@ -6,7 +6,7 @@ Each finding says what is the case and what to do.
 """
 
 from isthmus.doctor.bus import examine_bus
-from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Outcome, Role, RoleKind, counted
+from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, CheckOutcome, Finding, Role, RoleKind, counted
 from isthmus.doctor.machine import examine_machine
 from isthmus.doctor.store import examine_open_store, examine_store
 from isthmus.doctor.trust import examine_trust
@@ -17,8 +17,8 @@ __all__ = [
     "NOTE",
     "OK",
     "WARNING",
+    "CheckOutcome",
     "Finding",
-    "Outcome",
     "Role",
     "RoleKind",
     "counted",

@@ -12,7 +12,7 @@ from isthmus.format.records.messages import SYNCER_STREAM, learner_stream
 from isthmus.runtime.urls import split
 
 
-class Outcome(StrEnum):
+class CheckOutcome(StrEnum):
     """How a check ended. A note is what cannot be otherwise in this place, and is worth knowing."""
 
     OK = "ok"
@@ -21,7 +21,7 @@ class Outcome(StrEnum):
     FAILURE = "failure"
 
 
-OK, NOTE, WARNING, FAILURE = Outcome
+OK, NOTE, WARNING, FAILURE = CheckOutcome
 
 
 class RoleKind(StrEnum):
@@ -41,7 +41,7 @@ class Finding:
     """One line of the doctor's report."""
 
     check: str
-    outcome: Outcome
+    outcome: CheckOutcome
     said: str
     """What is the case, with figures and units."""
     advice: str = ""

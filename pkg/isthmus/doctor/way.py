@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from urllib.request import getproxies_environment, proxy_bypass
 
 from isthmus.doctor import routes
-from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Outcome, Role, RoleKind
+from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, CheckOutcome, Finding, Role, RoleKind
 from isthmus.doctor.routes import Interface, Route
 from isthmus.errors import InputError
 from isthmus.runtime.clock import Runtime
@@ -32,7 +32,7 @@ USED_BY = {"store": "AWS_ENDPOINT_URL", "bus": "--bus"}
 
 
 @dataclass(frozen=True)
-class Attempt:
+class ConnectionAttempt:
     """One address of a name, and how a connection to it went."""
 
     address: str
@@ -53,7 +53,7 @@ class Way:
     host: str
     port: int
     resolved_s: float
-    attempts: Sequence[Attempt]
+    attempts: Sequence[ConnectionAttempt]
     route: Route | None
     """To the first address that answers."""
     interfaces: Mapping[str, Interface]
@@ -103,7 +103,7 @@ async def _look(what: str, host: str, port: int, proxy: str, runtime: Runtime) -
     try:
         found = await runtime.offload(socket.getaddrinfo, host, port, socket.AF_UNSPEC, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        failed = Attempt("", runtime.now() - began, getattr(error, "strerror", None) or str(error))
+        failed = ConnectionAttempt("", runtime.now() - began, getattr(error, "strerror", None) or str(error))
         return Way(what, host, port, failed.took_s, [failed], None, {}, "", proxy)
     took = runtime.now() - began
     places = list(dict.fromkeys((family, place) for family, _, _, _, place in found))[:ADDRESSES_MAX]
@@ -114,7 +114,7 @@ async def _look(what: str, host: str, port: int, proxy: str, runtime: Runtime) -
     return Way(what, host, port, took, attempts, route, routes.interfaces(), used, proxy)
 
 
-async def _attempt(family: int, place: tuple[object, ...], runtime: Runtime) -> Attempt:
+async def _attempt(family: int, place: tuple[object, ...], runtime: Runtime) -> ConnectionAttempt:
     began, address = runtime.now(), str(place[0])
     try:
         with socket.socket(family, socket.SOCK_STREAM) as s:
@@ -122,11 +122,13 @@ async def _attempt(family: int, place: tuple[object, ...], runtime: Runtime) -> 
             await asyncio.wait_for(asyncio.get_running_loop().sock_connect(s, place), CONNECT_S)
             took = runtime.now() - began
             mtu = s.getsockopt(*_MTU_OF[socket.AddressFamily(family)]) if sys.platform == "linux" else None
-            return Attempt(address, took, "", str(s.getsockname()[0]), mtu)
+            return ConnectionAttempt(address, took, "", str(s.getsockname()[0]), mtu)
     except TimeoutError:
-        return Attempt(address, runtime.now() - began, f"no answer in {CONNECT_S:.0f} s")
+        return ConnectionAttempt(address, runtime.now() - began, f"no answer in {CONNECT_S:.0f} s")
     except OSError as error:
-        return Attempt(address, runtime.now() - began, os.strerror(error.errno).lower() if error.errno else str(error))
+        return ConnectionAttempt(
+            address, runtime.now() - began, os.strerror(error.errno).lower() if error.errno else str(error)
+        )
 
 
 def judge(way: Way) -> Iterator[Finding]:
@@ -152,7 +154,7 @@ def judge(way: Way) -> Iterator[Finding]:
     yield from _odd(way, good[0])
 
 
-def _told(way: Way, attempt: Attempt) -> str:
+def _told(way: Way, attempt: ConnectionAttempt) -> str:
     others = [other.address for other in way.attempts if other is not attempt]
     also = f" (and {', '.join(others)})" if others else ""
     name = "" if way.host == attempt.address else f"{way.host} is "
@@ -169,7 +171,7 @@ def _told(way: Way, attempt: Attempt) -> str:
     return f"{said}, path MTU {attempt.mtu}" if attempt.mtu else said
 
 
-def _dead(way: Way, good: Attempt, bad: Sequence[Attempt]) -> Finding:
+def _dead(way: Way, good: ConnectionAttempt, bad: Sequence[ConnectionAttempt]) -> Finding:
     said = "; ".join(f"{attempt.address}: {attempt.error}" for attempt in bad)
     lost = sum(attempt.took_s for attempt in bad)
     said += f"; {good.address} answers: whoever tries it last loses {lost:.1f} s each time"
@@ -177,7 +179,7 @@ def _dead(way: Way, good: Attempt, bad: Sequence[Attempt]) -> Finding:
     return Finding(f"{way.what}: addresses", WARNING, said, advice)
 
 
-def _odd(way: Way, attempt: Attempt) -> Iterator[Finding]:
+def _odd(way: Way, attempt: ConnectionAttempt) -> Iterator[Finding]:
     used = way.interfaces.get(way.used)
     if used is None or used.loopback:
         return
@@ -199,7 +201,7 @@ def _odd(way: Way, attempt: Attempt) -> Iterator[Finding]:
         yield Finding(f"{way.what}: speed", WARNING, said, _elsewhere(attempt, best))
 
 
-def _elsewhere(attempt: Attempt, other: Interface) -> str:
+def _elsewhere(attempt: ConnectionAttempt, other: Interface) -> str:
     return f"if that is not meant: a route to {attempt.address} by {other.name} (ip route)"
 
 
@@ -220,7 +222,7 @@ def judge_ranks(
     role: Role, environment: Mapping[str, str], names: Sequence[str], own: str, addresses: Sequence[str]
 ) -> Iterator[Finding]:
     """Yield what to make of the variables and of what this machine's own name leads to."""
-    outcome: Outcome = FAILURE if role.kind == RoleKind.LEARNER else WARNING
+    outcome: CheckOutcome = FAILURE if role.kind == RoleKind.LEARNER else WARNING
     for variable in (GLOO, NCCL):
         given = environment.get(variable, "")
         if missing := _missing(variable, given, names):

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from isthmus.bus.base import Said
+from isthmus.bus.base import BusItem
 from isthmus.errors import RecordInvalid
 from isthmus.format.records.messages import (
     Alive,
@@ -58,7 +58,7 @@ class BusView:
     rounds: dict[int, OpenRound] = field(default_factory=dict)
     invalid: Counter[str] = field(default_factory=Counter)
 
-    def take(self, stream: str, said: Said, at: float | None) -> None:
+    def take(self, stream: str, said: BusItem, at: float | None) -> None:
         """Note what was said at once, heard at this time; None: it was said before we listened and proves no life."""
         if not said.body:
             return

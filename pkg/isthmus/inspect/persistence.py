@@ -15,7 +15,7 @@ from isthmus.log.listing import earliest
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class MergedDifference:
     """What one commit merged."""
 
     version: int
@@ -25,17 +25,17 @@ class Difference:
     """With the difference before it; None where that is not known, or one of them is zero."""
 
 
-async def differences(log: Log, fragment: int) -> Sequence[Difference]:
+async def differences(log: Log, fragment: int) -> Sequence[MergedDifference]:
     """Return the merged differences of a fragment, from where its log can be folded. Raises `LogCorrupt`."""
     merging = fold.Merging(log)
     at = await fold.begin(log, fragment, merging, at_most=await earliest(log, fragment))
-    found: list[Difference] = []
+    found: list[MergedDifference] = []
     before, last = at.carried.momentum, None
     async for further in fold.onward(log, fragment, merging, at):
         header = further.last[-1].header
         delta = further.carried.momentum - np.float32(header.dense.momentum) * before
         if header.healed is None:
-            found.append(Difference(header.version, float(np.linalg.norm(delta)), _cosine(delta, last)))
+            found.append(MergedDifference(header.version, float(np.linalg.norm(delta)), _cosine(delta, last)))
         before, last = further.carried.momentum, None if header.healed else delta
     return found
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypedDict
 
 from isthmus.bus import Bus
-from isthmus.bus.base import Said
+from isthmus.bus.base import BusItem
 from isthmus.bus.endpoints import Listener
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.format.records.keys import learner_in
@@ -183,7 +183,7 @@ class Live:
         bus: Bus,
         runtime: Runtime,
     ) -> None:
-        self.on_said: Callable[[Said], None] = lambda _: None
+        self.on_said: Callable[[BusItem], None] = lambda _: None
         """Told of every message."""
         self.on_commit: Callable[[Commit], None] = lambda _: None
         """Told of the newest commits."""
@@ -286,7 +286,7 @@ class Live:
             self._hold(commit)
 
     async def _said(self, p: int, version: int) -> Commit | None:
-        # Said but not there: look for the end oneself, and believe that.
+        # BusItem but not there: look for the end oneself, and believe that.
         return await self._log.commit(p, version) or await self._log.newest(p, self._version(p))
 
     async def _readable(self, p: int, reading: Coroutine[None, None, Commit | None]) -> Commit | None:

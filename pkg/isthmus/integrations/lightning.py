@@ -25,7 +25,7 @@ from isthmus.link import Link, join
 logger = logging.getLogger(__name__)
 
 
-class Kept:
+class TrainerProgress:
     """What a Trainer goes on with besides model and optimizer: where its loops are, their data where it says so, and
     the schedules."""
 
@@ -106,7 +106,7 @@ class IsthmusCallback(Callback):  # type: ignore[misc]
         require_whole_batches(model)
         optimizer = raw(trainer.optimizers[0])
         require_own_weights(optimizer, getattr(trainer.precision_plugin, "scaler", None))
-        kept = Kept(trainer)
+        kept = TrainerProgress(trainer)
         joining: dict[str, Any] = {"steps": max(trainer.max_steps, 0)} | self._joining
         link = join(self._run, model, optimizer, learner=self._learner, data=kept, **joining)
         if link.steps_done and trainer.ckpt_path is not None:

@@ -22,7 +22,7 @@ from isthmus.link import Link
 from isthmus.link import join as _join
 
 
-class Kept:
+class TrainerProgress:
     """What a trainer goes on with besides model and optimizer: its step, its schedules, and its place in the data."""
 
     def __init__(self, trainer: Any) -> None:
@@ -74,7 +74,7 @@ def join(trainer: Any, run: str, *, learner: str, count: Count | None = None, **
     require_own_weights(optimizer, None)
     steps = int(configuration.training.steps)
     own_step: Callable[..., Any] = trainer.train_step
-    kept = Kept(trainer)
+    kept = TrainerProgress(trainer)
     with _join(run, model, optimizer, learner=learner, data=kept, steps=steps, **joining) as link:
         trainer.step = link.steps_done  # it counts a step when it begins, and may have ended in the middle of one
         if link.steps_done and not kept.came_back:  # of a checkpoint of another number of ranks: its data begin anew

@@ -31,7 +31,7 @@ SAVE_S = 600.0
 """Bringing the model to the newest version, when training has ended, may take this long."""
 
 
-class Kept:
+class TrainerProgress:
     """What a Trainer goes on with besides model and optimizer: how many steps it asked for, and its schedule."""
 
     def __init__(self, state: TrainerState, scheduler: Any) -> None:
@@ -141,7 +141,7 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
         require_own_weights(optimizer, getattr(given["optimizer"], "scaler", None))
         self._ahead = None
         resumed = state.global_step
-        kept = Kept(state, scheduler)
+        kept = TrainerProgress(state, scheduler)
         joining: dict[str, Any] = {"steps": max(state.max_steps, 0)} | self._joining
         link = join(self._run, model, optimizer, learner=self._learner, data=kept, **joining)
         done = link.steps_done

@@ -20,7 +20,7 @@ from isthmus.errors import InputError, RankLost, told
 from isthmus.format.layout import Layout
 from isthmus.format.rules import Adoption, Pace
 from isthmus.learner.backend import ArrayRef, Arrays, LocalArrays
-from isthmus.learner.checkpoint import LoopState, Point, Saver, StateCopy
+from isthmus.learner.checkpoint import FragmentCopy, LoopState, Saver, StateCopy
 from isthmus.learner.upload_window import LIMIT_MAX, Window
 from isthmus.runtime.averages import smooth
 
@@ -254,7 +254,7 @@ class Boundary:
         tokens_seen: int,
         now: Callable[[], float],
         notify: Callable[[], None],
-        points: Sequence[Point | None] = (),
+        points: Sequence[FragmentCopy | None] = (),
         saver: Saver | None = None,
         window: Window | None = None,
         arrays: Arrays | None = None,
@@ -434,10 +434,10 @@ class Boundary:
             return
         self._tell(StateCopy(self.step, self.tokens_seen, self.loss, points, loop, self._now() - began))
 
-    def _point(self, fragment: int) -> Point:
+    def _point(self, fragment: int) -> FragmentCopy:
         slot, values = self.slots[fragment], self._arrays.empty(fragment)
         self._replica.read(fragment, values)
-        return Point(
+        return FragmentCopy(
             slot.base, values, slot.origin_step, slot.origin_tokens, slot.sent_step, slot.sent_tokens,
             slot.sent_values, slot.merged,
         )  # fmt: skip

@@ -71,7 +71,7 @@ class Saver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class FragmentCopy:
     """One fragment at the training side."""
 
     base: int
@@ -92,7 +92,7 @@ class StateCopy:
     step: int
     tokens_seen: int
     loss: float | None
-    points: tuple[Point, ...]
+    points: tuple[FragmentCopy, ...]
     loop: LoopState
     held_s: float = 0.0
     """How long copying it held the training thread."""
@@ -117,7 +117,7 @@ class Checkpoint:
 
     key: str
     header: CheckpointHeader
-    points: tuple[Point, ...]
+    points: tuple[FragmentCopy, ...]
     traffic: tuple[UplinkPoint, ...]
     leaves: tuple[tree.Leaf, ...]
 
@@ -160,8 +160,8 @@ Move = Callable[[int, ArrayRef], Awaitable[ArrayRef]]
 
 
 async def moved(
-    points: Sequence[Point], traffic: Sequence[UplinkPoint], move: Move
-) -> tuple[tuple[Point, ...], tuple[UplinkPoint, ...]]:
+    points: Sequence[FragmentCopy], traffic: Sequence[UplinkPoint], move: Move
+) -> tuple[tuple[FragmentCopy, ...], tuple[UplinkPoint, ...]]:
     """Return the same with all arrays moved."""
 
     async def maybe(p: int, array: ArrayRef | None) -> ArrayRef | None:
@@ -215,7 +215,7 @@ def _not_finite(p: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class UnwrittenCheckpoint:
     """A checkpoint of which no rank has written its part yet."""
 
     header: CheckpointHeader
@@ -288,7 +288,7 @@ def pack_alone(alone: object, take: tree.Take) -> U8:
 def draft(
     run: Run, learner: str, incarnation: int, tokens_lost: int, taken_at: float, frozen: StateCopy,
     traffic: Sequence[UplinkPoint], take: tree.Take,
-) -> Draft:  # fmt: skip
+) -> UnwrittenCheckpoint:  # fmt: skip
     """Return a checkpoint to be stored. Raises `InputError` for odd state."""
     leaves: list[tree.Leaf] = []
     fragments = []
@@ -339,7 +339,7 @@ def draft(
         local=local,
         in_parts=tuple(number for number, leaf in enumerate(leaves) if leaf.pieces),
     )
-    return Draft(header, tuple(leaves))
+    return UnwrittenCheckpoint(header, tuple(leaves))
 
 
 def open_checkpoint(
@@ -385,7 +385,9 @@ def open_checkpoint(
         if values is None:
             raise RecordInvalid(Reason.TRUNCATED, f"fragment {fragment.index} is not whole")
         points.append(
-            Point(f.base, values, f.origin_step, f.origin_tokens, f.sent_step, f.sent_tokens, sent_values, f.merged)
+            FragmentCopy(
+                f.base, values, f.origin_step, f.origin_tokens, f.sent_step, f.sent_tokens, sent_values, f.merged
+            )
         )
         merged, overwritten, late, rejected, lost = f.ledger
         account = Account(

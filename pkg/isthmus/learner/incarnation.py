@@ -13,7 +13,7 @@ from isthmus.format.records.objects import SCHEMA, ClaimHeader
 from isthmus.format.rules import CHECKPOINTS_KEPT
 from isthmus.learner.backend import ArrayBackend
 from isthmus.learner.boundary import CopyState, ToTraining
-from isthmus.learner.checkpoint import Draft, Saver, StateCopy, UplinkPoint, draft, moved, why_useless
+from isthmus.learner.checkpoint import Saver, StateCopy, UnwrittenCheckpoint, UplinkPoint, draft, moved, why_useless
 from isthmus.learner.resume import History, read_claim
 from isthmus.learner.uplink import Uplink
 from isthmus.log import Log
@@ -204,7 +204,7 @@ class Incarnation:
         self._useless = why is not None
         return why is None
 
-    async def _store_one(self, drafted: Draft) -> None:
+    async def _store_one(self, drafted: UnwrittenCheckpoint) -> None:
         step = drafted.header.step
         self.last_bytes = sum(leaf.spec.size for leaf in drafted.leaves)
         try:

@@ -12,7 +12,7 @@ from isthmus.format.records.objects import SCHEMA, Input, Sent, UpdateHeader
 from isthmus.format.rules import Pace
 from isthmus.learner.backend import ArrayBackend, ArrayRef
 from isthmus.learner.boundary import Adopted, BaseMerged, Captured, ToTraining, UploadDone, UploadFailed
-from isthmus.learner.checkpoint import Point, UplinkPoint
+from isthmus.learner.checkpoint import FragmentCopy, UplinkPoint
 from isthmus.learner.ledger import Account
 from isthmus.learner.resume import History
 from isthmus.learner.unmerged import REMEDIES, Unmerged
@@ -52,7 +52,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class MadeUpdate:
     """An update that a round may merge, known from before it is stored: a reply may be lost, a twin may announce it."""
 
     digest: bytes
@@ -104,7 +104,7 @@ class Uplink:
         """By fragment and base: the error feedback that what was packed on it carries. It is out of the account until
         the base is merged, or can be no more: another update must not carry it too."""
         self.window = Window()
-        self._packed: list[dict[int, tuple[Packed, ...]]] = [{} for _ in run.layout.fragments]
+        self._packed: list[dict[int, tuple[MadeUpdate, ...]]] = [{} for _ in run.layout.fragments]
         """By fragment and base, oldest first; kept until the base is merged or too old to be, whatever was rejected."""
         self._own_feedback: set[int] = set()  # fragments whose residual is what an update of this incarnation left over
         self._uploading: set[asyncio.Task[None]] = set()
@@ -131,7 +131,7 @@ class Uplink:
                 for sent, residual in known.attempts:
                     self.attempts[p][sent.header.base] = _attempt(sent, residual, now)
                     if residual is not None:
-                        self._remember(p, sent.header.base, Packed(sent.digest, sent.key, residual))
+                        self._remember(p, sent.header.base, MadeUpdate(sent.digest, sent.key, residual))
             account.lost += history.lost_since
             self.settled_to[p] = history.settled_to[p] if history.settled_to else 0
             for sent in history.stored[p] if history.stored else []:
@@ -190,7 +190,7 @@ class Uplink:
                 account.sent[given.base] = c.header.tokens_seen - point.origin_tokens
                 self._absorbed.add(p)
 
-    def point(self, history: History, p: int, version: int, values: ArrayRef) -> Point | None:
+    def point(self, history: History, p: int, version: int, values: ArrayRef) -> FragmentCopy | None:
         """Return the local work a fragment goes on with at this version; None where the version replaces it."""
         c, account = history.checkpoint, self.accounts[p]
         if c is None:
@@ -200,7 +200,7 @@ class Uplink:
             if version != point.base:
                 return None
             # A longer update on this base is on its way: what we could add would be turned away.
-            return Point(version, values, history.step, history.tokens_seen, None, 0, None, merged=True)
+            return FragmentCopy(version, values, history.step, history.tokens_seen, None, 0, None, merged=True)
         if version != point.base:
             local = c.header.tokens_seen - (point.origin_tokens if point.sent_step is None else point.sent_tokens)
             account.overwritten += local
@@ -211,7 +211,7 @@ class Uplink:
             return replace(point, sent_step=None, sent_tokens=0, sent_values=None)
         return point
 
-    def reconciled(self, p: int, point: Point) -> Point:
+    def reconciled(self, p: int, point: FragmentCopy) -> FragmentCopy:
         """Return the training side's view of a fragment without an upload that failed and that it has not heard of."""
         sent, earlier = self.accounts[p].sent.get(point.base), self.attempts[p].get(point.base)
         if point.sent_step is None or point.base in self.accounts[p].settled:
@@ -310,7 +310,7 @@ class Uplink:
                 self._close(p, turned.base, "rejected")
         self.expire(p, commit.version)
 
-    def _remember(self, p: int, base: int, packed: Packed) -> None:
+    def _remember(self, p: int, base: int, packed: MadeUpdate) -> None:
         self._packed[p][base] = (*self._packed[p].get(base, ()), packed)[-PACKED_MAX:]
 
     def _feed_back(self, p: int, merged: Input) -> None:
@@ -411,7 +411,7 @@ class Uplink:
             return
         key = update_key(p, self._name, captured.base, packed.digest)
         if packed.dropped is not None:
-            self._remember(p, captured.base, Packed(packed.digest, key, packed.dropped))
+            self._remember(p, captured.base, MadeUpdate(packed.digest, key, packed.dropped))
         await self._turn()
         if captured.base not in account.sent:
             self._tell(UploadDone(p))  # settled, or too old, while it waited for the wire

@@ -145,7 +145,7 @@ class Accumulator:
         self._weights = 0.0
         self._norms = [0.0] * len(fragment.tensors)  # Σ w‖v‖ per tensor
         self._merges = [_merge_of(t, outer[t.spec.role].merge) for t in fragment.tensors]
-        self._kept: list[robust.Kept] = []
+        self._kept: list[robust.KeptUpdate] = []
         """All of the round, packed, where a rule looks at them together."""
 
     def add(self, x: Packed | F32, weight: float, scale: float = 1.0, *, learner: str = "") -> None:
@@ -160,7 +160,7 @@ class Accumulator:
         self._unit = self._unit or weight
         weight /= self._unit
         if ROBUST.intersection(self._merges):
-            self._kept.append(robust.Kept(x, weight, scale, learner or f"#{self.count}"))
+            self._kept.append(robust.KeptUpdate(x, weight, scale, learner or f"#{self.count}"))
         for i, t in enumerate(self.fragment.tensors):
             if self._merges[i] in ROBUST:
                 continue

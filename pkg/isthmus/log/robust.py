@@ -33,7 +33,7 @@ CANCELLED_BELOW = 1e-3
 """As with RDA: a direction shorter than this is noise, and is not made longer."""
 
 
-class Kept(NamedTuple):
+class KeptUpdate(NamedTuple):
     """An update of the round."""
 
     x: Packed
@@ -55,7 +55,7 @@ class Vote(NamedTuple):
 
 
 def merged(
-    kept: Sequence[Kept], tensor: int, total: F32, trim: float | None, compute: ComputePool
+    kept: Sequence[KeptUpdate], tensor: int, total: F32, trim: float | None, compute: ComputePool
 ) -> tuple[float, bool]:
     """Write the direction of a tensor's updates to total [n]; return the factor to it, and whether they cancelled.
 
@@ -79,15 +79,15 @@ def merged(
     return magnitude, magnitude > 0.0
 
 
-def _by_learner(kept: Sequence[Kept]) -> list[list[Kept]]:
+def _by_learner(kept: Sequence[KeptUpdate]) -> list[list[KeptUpdate]]:
     """Return each learner's updates, in the order in which the learners came."""
-    found: dict[str, list[Kept]] = {}
+    found: dict[str, list[KeptUpdate]] = {}
     for k in kept:
         found.setdefault(k.learner, []).append(k)
     return list(found.values())
 
 
-def _vote(own: Sequence[Kept], tensor: int, n: int, compute: ComputePool) -> Vote:
+def _vote(own: Sequence[KeptUpdate], tensor: int, n: int, compute: ComputePool) -> Vote:
     if len(own) == 1:
         (k,) = own
         norm = k.x.norms[tensor]

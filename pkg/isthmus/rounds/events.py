@@ -116,7 +116,7 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The gate has room for the round that waits here (`isthmus.rounds.gate`)."""
+    """Admission has room for the round that waits here (`isthmus.rounds.admission`)."""
 
 
 @dataclass(frozen=True, slots=True)

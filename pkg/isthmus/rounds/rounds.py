@@ -24,6 +24,7 @@ from isthmus.format.records.objects import (
 )
 from isthmus.format.rules import BOUNDS, Bounds, Pace
 from isthmus.reasons import FINAL, Reason
+from isthmus.rounds.admission import Admission
 from isthmus.rounds.events import (
     Abandon,
     Action,
@@ -50,7 +51,6 @@ from isthmus.rounds.events import (
     Turn,
     Unreachable,
 )
-from isthmus.rounds.gate import Gate
 from isthmus.rounds.grace import Terms, adaptive_grace
 from isthmus.rounds.live_learners import LiveLearners
 from isthmus.rounds.period import next_period
@@ -93,7 +93,7 @@ class Round:
 
     opened_at: float
     due_at: float
-    """Since when an update was due: before it was opened, where the gate had no room."""
+    """Since when an update was due: before it was opened, where there was no room."""
     boundary_at: float
     called_at: float
     called_by: str
@@ -155,12 +155,12 @@ class Rounds:
         periods: tuple[int, int],
         members: LiveLearners,
         bounds: Bounds = BOUNDS,
-        gate: Gate | None = None,
+        admission: Admission | None = None,
         fragment: int = 0,
         turn: Callable[[], None] = lambda: None,
     ) -> None:
-        """`periods`: the shortest and the longest, in steps. `gate`: shared by the fragments of a syncer; `turn` is
-        called when it has room for a round that waits here, and brings a `Turn`."""
+        """`periods`: the shortest and the longest, in steps. `admission`: shared by the fragments of a syncer; `turn`
+        is called when it has room for a round that waits here, and brings a `Turn`."""
         self.phase = Phase.CLOSED
         self.round: Round | None = None
         self.head = 0
@@ -180,11 +180,11 @@ class Rounds:
         self._fetching: dict[tuple[str, int], Pointer] = {}
         self._begun: dict[tuple[str, int], float] = {}  # of those: when it began
         self._longer: dict[tuple[str, int], Pointer] = {}  # beside those: what came on the same base meanwhile
-        self._gate = gate or Gate()
+        self._admission = admission or Admission()
         self._fragment = fragment
         self._turn = turn
         self._in_line = False
-        """Whether an update that is due waits for the gate, …"""
+        """Whether an update that is due waits to be let in, …"""
         self._due_at = math.inf
         """… and since when it is due."""
         self._ended_at = -math.inf  # the last round here
@@ -215,7 +215,7 @@ class Rounds:
         """Take what happened, in order; return what is to be done about it, in order. `now`: the syncer's clock."""
         actions = self._on(event, now)
         r = self.round if self.phase in (Phase.OPEN, Phase.GRACE) else None
-        self._gate.owes(self._fragment, None if r is None else len(r.missing))
+        self._admission.owes(self._fragment, None if r is None else len(r.missing))
         if self._in_line and not self._may_open:
             self._leave_line()
         return actions
@@ -522,7 +522,7 @@ class Rounds:
         return CallRound(self.head + 1, afresh=bool(self.round.outdated))
 
     def _try_to_open(self, now: float) -> bool:
-        """Open a round where an update is due, its learner may open another one, and the gate has room."""
+        """Open a round where an update is due, its learner may open another one, and there is room."""
         due = [pointer for pointer in self._waiting.values() if self._would_open(pointer)]
         ready = [pointer for pointer in due if now >= self._opens_at(pointer.learner)]
         self._held_back = bool(due) and not ready
@@ -532,7 +532,7 @@ class Rounds:
         opener, lead_s = ready[0], self._members.lead_s()
         due_at = opener.heard_at if opener.old else opener.boundary_at
         self._due_at = min(self._due_at, max(due_at, self._opens_at(opener.learner)))
-        if not self._gate.admits(self._fragment, self._ended_at, lead_s, self._turn):
+        if not self._admission.admits(self._fragment, self._ended_at, lead_s, self._turn):
             self._in_line = True
             return False
         due_at, waited = self._due_at, self._in_line and now - self._due_at > AFRESH_LEADS * lead_s
@@ -545,7 +545,7 @@ class Rounds:
 
     def _leave_line(self) -> None:
         self._in_line, self._due_at = False, math.inf
-        self._gate.leaves(self._fragment)
+        self._admission.leaves(self._fragment)
 
     def _spoiled(self, by: Collection[bytes], now: float) -> None:
         """Note that merging the round would give no finite state: those updates are turned away that it is by, the
@@ -768,7 +768,7 @@ class Rounds:
             return -math.inf
         if not self._fetching:
             return r.own_until
-        return max(self._begun.get(place, math.inf) for place in self._fetching) + self._gate.patience_s
+        return max(self._begun.get(place, math.inf) for place in self._fetching) + self._admission.patience_s
 
     def _gives_up(self, r: Round) -> float:
         # Where steps are quicker than the store, H of them pass before the first update is here.

@@ -14,7 +14,7 @@ from isthmus.agent.health import Vitals
 from isthmus.agent.tolerance import Tolerance, TolerantBus, TolerantStore
 from isthmus.agent.trouble import Connectivity, TroubleLog
 from isthmus.bus import Bus
-from isthmus.bus.base import Said
+from isthmus.bus.base import BusItem
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.bus.timed import TimedBus
 from isthmus.codecs import codec, packed_bounds
@@ -42,8 +42,8 @@ from isthmus.log import Log
 from isthmus.log.authenticate import heard, keep_members, may_speak, streams_of
 from isthmus.log.merge import state_bytes
 from isthmus.reasons import Reason
+from isthmus.rounds.admission import Admission
 from isthmus.rounds.events import Announced, Called, Invalid, Passed, Pointer
-from isthmus.rounds.gate import Gate
 from isthmus.rounds.live_learners import LiveLearners
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import SyncerMetrics
@@ -52,7 +52,7 @@ from isthmus.syncer.coordinator import FragmentCoordinator
 from isthmus.syncer.fairness import FairQueue, FairSlots
 from isthmus.syncer.holders import Holders
 from isthmus.syncer.inbox import FromBus, Heard
-from isthmus.syncer.shared import Kept, Limits, Tallies
+from isthmus.syncer.shared import Limits, ReadAhead, Tallies
 from isthmus.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -142,16 +142,16 @@ class Syncer:
             back_s=self.pace.silence_s + self.pace.heartbeat_s,
             known=partial(streams_of, log.members),
         )
-        self._said: FairQueue[tuple[str, Said, bool]] = FairQueue(HEARD_EACH, HEARD_MAX, self._dropped)
+        self._said: FairQueue[tuple[str, BusItem, bool]] = FairQueue(HEARD_EACH, HEARD_MAX, self._dropped)
         self._connectivity = Connectivity(runtime, store, self._tolerance, self._listener, self._speaker, bus.url)
         self._trouble_log = TroubleLog(name, self.pace.silence_s, MEANWHILE)
         self.vitals = Vitals(runtime, store, self._listener, self._speaker, self.metrics)
-        self._gate = Gate(FETCHES_MAX, runtime.compute.threads)
+        self._admission = Admission(FETCHES_MAX, runtime.compute.threads)
         limits = Limits(
             accumulators=asyncio.Semaphore(ACCUMULATORS_MAX),
             fetches=FairSlots(FETCHES_MAX, FETCHES_EACH),
-            kept=Kept(KEPT_MAX),
-            gate=self._gate,
+            kept=ReadAhead(KEPT_MAX),
+            admission=self._admission,
             looks=asyncio.Semaphore(LOOKS_MAX),
             folds=asyncio.Semaphore(FOLDS_MAX),
             # Each makes a state beside the one there is, 12 n bytes; more at once than there are threads gain nothing.
@@ -249,7 +249,7 @@ class Syncer:
         m.fragments.set(len(self.coordinators))
         m.fragments_held.set_function(lambda: len(self.held))
         m.fragments_broken.set_function(lambda: sum(bool(coordinator.broken) for coordinator in self.coordinators))
-        m.rounds_waiting.set_function(lambda: self._gate.waiting)
+        m.rounds_waiting.set_function(lambda: self._admission.waiting)
         m.period.set_function(lambda: max((self.coordinators[p].rounds.period for p in self.held), default=0.0))
         m.fragments_holed.set_function(lambda: sum(bool(coordinator.hole) for coordinator in self.coordinators))
         m.learners.set_function(lambda: len(self._members.expected((), self._runtime.now())))
@@ -285,7 +285,7 @@ class Syncer:
         self._members.gap(self._runtime.now())
         self._holders.gap(self._runtime.now())
 
-    def _hear(self, stream: str, said: Said, old: bool) -> None:
+    def _hear(self, stream: str, said: BusItem, old: bool) -> None:
         try:
             for message in heard(stream, said.body, self._run.digest, self._log.members):
                 if isinstance(message, FromSyncer):

@@ -104,7 +104,7 @@ class FragmentCoordinator:
         self.fragment = log.run.layout.fragments[fragment]
         bounds = log.run.header.bounds
         self._inbox: FairQueue[Event] = FairQueue(INBOX_EACH, INBOX_MAX, self._dropped)
-        self.rounds = Rounds(pace, log.run.rules.periods, members, bounds, limits.gate, fragment, self._turn)
+        self.rounds = Rounds(pace, log.run.rules.periods, members, bounds, limits.admission, fragment, self._turn)
         self._usually = Influence(bounds)
         self._fastest = bounds.slow
         self._heard_of = members
@@ -406,7 +406,7 @@ class FragmentCoordinator:
         async with self._limits.fetches.slot(pointer.learner, begun):
             pointer = self.rounds.newest(pointer)
             started, took = self._runtime.now(), None
-            self._limits.gate.fetch_begins(started)
+            self._limits.admission.fetch_begins(started)
             try:
                 update, reason = await self._fetcher.fetch(pointer)
                 fetched = Fetched(pointer, update, reason, self._runtime.now(), asyncio.Event())
@@ -418,7 +418,7 @@ class FragmentCoordinator:
                 if update is not None:
                     took = self._runtime.now() - started
             finally:
-                self._limits.gate.fetch_ends(self._runtime.now(), took)
+                self._limits.admission.fetch_ends(self._runtime.now(), took)
 
     def _set_aside(self, fetched: Fetched) -> None:
         """Let go of what was read while a round is merged: an update is kept for the next round, a failure is heard of
@@ -439,8 +439,8 @@ class FragmentCoordinator:
         assert self.state is not None, "merging before recovery"
         assert self._accumulator is not None, "merging an empty round"
         assert self.rounds.round is not None, "merging without a round"
-        started, began, gate = self._runtime.now(), None, self._limits.gate
-        gate.merge_begins()
+        started, began, admission = self._runtime.now(), None, self._limits.admission
+        admission.merge_begins()
         try:
             async with self._limits.merges:
                 began = self._runtime.now()
@@ -454,7 +454,7 @@ class FragmentCoordinator:
                     self._log.seal,
                 )
         finally:
-            gate.merge_ends(None if began is None else self._runtime.now() - began)
+            admission.merge_ends(None if began is None else self._runtime.now() - began)
         merged = self._runtime.now()
         if not result.finite:
             # The one that reaches furthest; where the sum without it is not finite either, the next one after it.

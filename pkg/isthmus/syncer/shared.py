@@ -4,7 +4,7 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from isthmus.rounds.gate import Gate
+from isthmus.rounds.admission import Admission
 from isthmus.syncer.fairness import FairSlots
 from isthmus.syncer.inbox import Fetched
 
@@ -12,7 +12,7 @@ DROPPED_MAX = 1024
 """Names of which dropped messages are counted one by one."""
 
 
-class Kept:
+class ReadAhead:
     """Updates that were read for a round that closed before: the next round takes them, and they are not read again.
 
     Bounded; whatever is the oldest goes first, and would be read again.
@@ -39,8 +39,8 @@ class Limits:
 
     accumulators: asyncio.Semaphore
     fetches: FairSlots
-    kept: Kept
-    gate: Gate
+    kept: ReadAhead
+    admission: Admission
     looks: asyncio.Semaphore
     folds: asyncio.Semaphore
     merges: asyncio.Semaphore

@@ -145,7 +145,7 @@ def device_of(model: nn.Module) -> torch.device | None:
 
 
 @dataclass(slots=True)
-class Block(OnDevice):
+class DeviceBlock(OnDevice):
     """An array of a fragment on the device: of each of its tensors, flat."""
 
     tensors: list[torch.Tensor]
@@ -158,7 +158,7 @@ class Staged(OnDevice):
     """A published value here, and on the device until it is in the parameters."""
 
     host: F32
-    block: Block | None
+    block: DeviceBlock | None
 
 
 class Blocks:
@@ -168,13 +168,13 @@ class Blocks:
         self._layout = layout
         self._device_stream = device_stream
 
-    def empty(self, fragment: int) -> Block:
+    def empty(self, fragment: int) -> DeviceBlock:
         """See `Arrays.empty`."""
-        return Block([])
+        return DeviceBlock([])
 
     def mixed(
         self, fragment: int, adopt: Adoption, local: ArrayRef, values: ArrayRef, base: ArrayRef, since: ArrayRef | None
-    ) -> Block:
+    ) -> DeviceBlock:
         """See `Arrays.mixed`."""
         mine, new = self.of(fragment, local), self.of(fragment, values)
         before = new if adopt == Adoption.BLEND else self.of(fragment, base if since is None else since)
@@ -190,19 +190,19 @@ class Blocks:
                     # What the parameter cannot hold of a base is no local progress.
                     found.append(v + (x.float() - (b.to(x.dtype) if since is None else b).float()))
         used_up(values)
-        return Block(found, self._device_stream.mark())
+        return DeviceBlock(found, self._device_stream.mark())
 
-    def of(self, fragment: int, held: ArrayRef) -> Block:
+    def of(self, fragment: int, held: ArrayRef) -> DeviceBlock:
         """Return an array on the device. What is not there is brought, which is waited for: at joining, the base of
         what is carried on top, and what had no room."""
         held = at_hand(held)
-        if isinstance(held, Block):
+        if isinstance(held, DeviceBlock):
             if held.tensors[0].device == self._device_stream.device:
                 return held
-            return Block([x.to(self._device_stream.device) for x in held.tensors], self._device_stream.mark())
+            return DeviceBlock([x.to(self._device_stream.device) for x in held.tensors], self._device_stream.mark())
         host = local_array(held)
         cut = [host[t.start : t.stop] for t in self._layout.fragments[fragment].tensors]
-        return Block(
+        return DeviceBlock(
             [torch.from_numpy(writable(x)).to(self._device_stream.device) for x in cut], self._device_stream.mark()
         )
 
@@ -233,7 +233,7 @@ class DeviceArrays(Blocks):
         self._from_host = TorchReplica(model, layout, follow)
         self._places = [[(parameters[t.spec.name], t.rows) for t in f.tensors] for f in layout.fragments]
 
-    def read(self, fragment: int, out: Block) -> None:
+    def read(self, fragment: int, out: DeviceBlock) -> None:
         """See `Replica.read`."""
         with torch.no_grad():
             held = [rows_of(p, rows) for p, rows in self._places[fragment]]
@@ -305,7 +305,7 @@ class DeviceSteward:
         fragment = self._fragments[header.fragment]
         if (
             not self._packs_there
-            or not isinstance(values, Block)
+            or not isinstance(values, DeviceBlock)
             or values.tensors[0].device != self._device_stream.device
         ):
             return await self._pack_here(header, base, values, feedback)
@@ -345,7 +345,7 @@ class DeviceSteward:
         """See `ArrayBackend.is_finite`."""
         if isinstance(held, Staged):
             return await self._own.is_finite(held.host)
-        if not isinstance(held, Block):
+        if not isinstance(held, DeviceBlock):
             return await self._own.is_finite(held)
         return await self._own.runtime.offload(self._is_finite, held)
 
@@ -357,21 +357,21 @@ class DeviceSteward:
         """See `ArrayBackend.landed`."""
         if isinstance(held, Staged):
             return held.host
-        if not isinstance(held, Block):
+        if not isinstance(held, DeviceBlock):
             return held
         return await self._own.runtime.offload(self._landed, self._fragments[fragment], held)
 
     # --- in threads that may wait -------------------------------------------------------------------------------------
 
-    def _there(self, fragment: Fragment, host: F32) -> Block:
+    def _there(self, fragment: Fragment, host: F32) -> DeviceBlock:
         with self._device_stream.aside():
             found = [
                 self._device_stream.to_device(torch.from_numpy(writable(host[t.start : t.stop])))
                 for t in fragment.tensors
             ]
-            return Block(found, self._device_stream.mark())
+            return DeviceBlock(found, self._device_stream.mark())
 
-    def _landed(self, fragment: Fragment, block: Block) -> F32:
+    def _landed(self, fragment: Fragment, block: DeviceBlock) -> F32:
         out = memory.empty(fragment.size)
         with self._device_stream.aside():
             self._device_stream.after(block.ready)
@@ -379,7 +379,7 @@ class DeviceSteward:
                 self._device_stream.to_host(x, torch.from_numpy(out[t.start : t.stop]))
         return out
 
-    def _is_finite(self, block: Block) -> bool:
+    def _is_finite(self, block: DeviceBlock) -> bool:
         with self._device_stream.aside():
             self._device_stream.after(block.ready)
             found = torch.stack([torch.isfinite(x).all() for x in block.tensors]).all()
@@ -387,7 +387,7 @@ class DeviceSteward:
             return bool(found)
 
     def _packed(
-        self, header: UpdateHeader, fragment: Fragment, base: ArrayRef, values: Block, feedback: ArrayRef | None
+        self, header: UpdateHeader, fragment: Fragment, base: ArrayRef, values: DeviceBlock, feedback: ArrayRef | None
     ) -> tuple[frame.Body | None, residuals.Residual | None]:
         """Return the update object and what its codec dropped, as it is kept; (None, None) where the difference is not
         finite."""
@@ -446,7 +446,7 @@ class DeviceSteward:
         """Return elements [begin, end) of what a fragment's array, or residual, has of a tensor, on the device,
         float32."""
         held = at_hand(held)
-        if isinstance(held, Block):
+        if isinstance(held, DeviceBlock):
             self._device_stream.after(held.ready)
             return held.tensors[number][begin:end].float()
         part = slice(t.start + begin, t.start + end)

@@ -16,7 +16,7 @@ from isthmus.format.rules import Adoption
 from isthmus.learner.backend import ArrayRef, Arrays, LocalArrays, local_array
 from isthmus.learner.ranks.arrays import ArrayTable
 from isthmus.torch import model as torch_model
-from isthmus.torch.device import Block, Blocks, DeviceStream, Staged, at_hand, used_up
+from isthmus.torch.device import Blocks, DeviceBlock, DeviceStream, Staged, at_hand, used_up
 from isthmus.torch.model import Follow, nothing_follows
 from isthmus.torch.ranks import Ranks
 from isthmus.torch.shards import CPU, Shards, Wanted, local_of
@@ -60,7 +60,7 @@ class Fragments:
         if number and owns:
             out = self.arrays.empty(fragment)
         if self._device_stream is not None:
-            assert out is None or isinstance(out, Block), "arrays of a model on a device are there"
+            assert out is None or isinstance(out, DeviceBlock), "arrays of a model on a device are there"
             self._read_there(fragment, owner, out)
         else:
             whole = [] if out is None else self._cut(fragment, local_array(out))
@@ -78,7 +78,7 @@ class Fragments:
         if number and owner == self._ranks.order:
             values = self._wait_for(number)
         lies = None if values is None else at_hand(values)
-        block = lies if isinstance(lies, Block) else None
+        block = lies if isinstance(lies, DeviceBlock) else None
         there = owner != self._ranks.order or block is not None
         if self._device_stream is not None and self._ranks.all_say(there and self._has_room(fragment, owner)):
             if block is not None:
@@ -107,7 +107,7 @@ class Fragments:
         found: ArrayRef = self._array_table.wait_for(number)
         return found
 
-    def _read_there(self, fragment: int, owner: int, out: Block | None) -> None:
+    def _read_there(self, fragment: int, owner: int, out: DeviceBlock | None) -> None:
         """Read a fragment into a block: on the device, or on the host where any rank's device has no room for it."""
         assert self._device_stream is not None, "asked only where there is one"
         room = None if out is None else self._room(fragment, self._device_stream.device)
@@ -143,7 +143,7 @@ class Fragments:
         """Return an array in the host's memory; what lies on the device alone is waited for."""
         if isinstance(values, Staged):
             return values.host
-        if isinstance(values, Block):
+        if isinstance(values, DeviceBlock):
             return torch.cat([x.float().cpu() for x in values.tensors]).numpy()
         return local_array(values)
 

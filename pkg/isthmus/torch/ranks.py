@@ -45,7 +45,7 @@ REFUSED = {
 """Dimensions of device meshes, by the names that are usual for them, along which ranks are not shards of one tensor."""
 
 
-class Call(IntEnum):
+class GroupCall(IntEnum):
     """What every rank calls."""
 
     JOIN = 0
@@ -153,7 +153,7 @@ class Ranks:
 
     # --- a call -------------------------------------------------------------------------------------------------------
 
-    def meet(self, call: Call, number: int = 0, tokens: int = 0) -> None:
+    def meet(self, call: GroupCall, number: int = 0, tokens: int = 0) -> None:
         """Begin a call that all ranks make: the `number`-th, with as many tokens everywhere.
 
         They meet with the first command: that is one collective for a call in which nothing is done.
@@ -270,12 +270,12 @@ class Ranks:
             logger.warning(
                 "rank %d has waited %.0f s for %s, which has not called link.%s as the others did: see what it does "
                 "there; the job ends after %.0f s of this",
-                self.order, waited, missing, Call(opening[0]).name.lower(), HUNG_S,
+                self.order, waited, missing, GroupCall(opening[0]).name.lower(), HUNG_S,
             )  # fmt: skip
             named = True
             if waited >= HUNG_S:
                 raise known(
-                    RankLost(f"{missing} has not called link.{Call(opening[0]).name.lower()} for {waited:.0f} s")
+                    RankLost(f"{missing} has not called link.{GroupCall(opening[0]).name.lower()} for {waited:.0f} s")
                 )
 
     def _missing(self, opening: tuple[int, int, int]) -> str:
@@ -382,9 +382,9 @@ def _node() -> bytes:
 
 def _spoken(said: Sequence[int]) -> str:
     call, number, tokens = said[:3]
-    if call == Call.STEP:
+    if call == GroupCall.STEP:
         return f"is at step {number} with {tokens} tokens"
-    return "joins" if call == Call.JOIN else f"closes after step {number}"
+    return "joins" if call == GroupCall.JOIN else f"closes after step {number}"
 
 
 # --- which they are ---------------------------------------------------------------------------------------------------

@@ -36,8 +36,8 @@ from isthmus.torch.frozen import digest_of_stored
 from isthmus.torch.gathered import Fragments, Mix
 from isthmus.torch.local import local_tensors
 from isthmus.torch.loop import Loop
-from isthmus.torch.ranks import Call, Op, Ranks, known
-from isthmus.torch.shards import Block, Piece, Rows, Shards, Wanted, is_sharded, local_of, remade
+from isthmus.torch.ranks import GroupCall, Op, Ranks, known
+from isthmus.torch.shards import Block, Rows, ShardPiece, Shards, Wanted, is_sharded, local_of, remade
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ LayoutOf = Callable[[bytes], tuple[Layout, Sequence[int]]]
 
 
 @dataclass(slots=True)
-class Said:
+class CallResult:
     """What the first rank says to the others when a call is over."""
 
     words: bytes = b""
@@ -133,14 +133,17 @@ class Sharded:
         ]
 
     @contextmanager
-    def call(self, call: str, number: int = 0, tokens: int = 0, layout_of: LayoutOf | None = None) -> Iterator[Said]:
-        """Make a call that all ranks make. The first does what is inside, and says what it leaves in `Said.words`; the
-        others serve it and hear that, and then do what is inside. With the last one, `CLOSE`, their group ends.
+    def call(
+        self, call: str, number: int = 0, tokens: int = 0, layout_of: LayoutOf | None = None
+    ) -> Iterator[CallResult]:
+        """Make a call that all ranks make. The first does what is inside, and says what it leaves in
+        `CallResult.words`; the others serve it and hear that, and then do what is inside. With the last one,
+        `CLOSE`, their group ends.
 
         Raises on all of them what the first one failed with, and `InputError` where they are not in step.
         """
-        said = Said()
-        self.ranks.meet(Call[call], number, tokens)
+        said = CallResult()
+        self.ranks.meet(GroupCall[call], number, tokens)
         if self.ranks.leads and self._commanded:
             self.ranks.opened(self._commanded)
             self._commanded = []
@@ -151,7 +154,7 @@ class Sharded:
             with self.ranks.telling():
                 yield said
                 self.ranks.command(Op.END, blob=said.words)
-        if Call[call] == Call.CLOSE:
+        if GroupCall[call] == GroupCall.CLOSE:
             self.ranks.close()
 
     # --- of the first rank --------------------------------------------------------------------------------------------
@@ -397,7 +400,7 @@ class Sharded:
             return None  # refused by its place when the checkpoint is packed
         if not sharded and (self.ranks.size == 1 or held.nbytes < SHARED_BYTES):
             return None
-        whole = Piece(number % self.ranks.size, Block((0,) * tensor.dim(), tuple(tensor.shape)))
+        whole = ShardPiece(number % self.ranks.size, Block((0,) * tensor.dim(), tuple(tensor.shape)))
         pieces = []
         for piece in (whole,) if index is None else self._shards.pieces(index):
             kept: Any = None

@@ -39,7 +39,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
         return tuple(slice(a, a + n) for a, n in zip(self.offset, self.shape, strict=True))
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True):
+class ParameterInfo(msgspec.Struct, frozen=True, array_like=True):
     """What a rank says of one of its parameters."""
 
     name: str
@@ -112,7 +112,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ShardPiece:
     """A block that one rank gives to the whole tensor."""
 
     rank: int
@@ -134,20 +134,20 @@ class Shards:
         mixed = any(is_sharded(p) for _, p in self.named)
         own = [_said(name, p, mixed and not is_sharded(p)) for name, p in self.named]
         heard = ranks.exchange(msgspec.msgpack.encode((list(alike), own)))
-        every = [msgspec.msgpack.decode(words, type=tuple[list[str], list[Said]]) for words in heard]
+        every = [msgspec.msgpack.decode(words, type=tuple[list[str], list[ParameterInfo]]) for words in heard]
         for rank, (words, said) in enumerate(every):
             _require_alike(rank, (words, said), every[0])
         self._blocks = [[said[i].block for _, said in every] for i in range(len(own))]
         for one, blocks in zip(own, self._blocks, strict=True):
             pieces_of(one.name, one.shape, blocks)  # says where they are none
-        self._given: dict[tuple[int, int], tuple[Piece, ...]] = {}
+        self._given: dict[tuple[int, int], tuple[ShardPiece, ...]] = {}
         self._placed = {_placement(p): i for i, (_, p) in enumerate(self.named) if is_sharded(p)}
 
     def like(self, tensor: Any) -> int | None:
         """Return the number of a parameter that lies on the ranks as this DTensor does; None where none does."""
         return self._placed.get(_placement(tensor))
 
-    def _pieces(self, index: int, root: int) -> tuple[Piece, ...]:
+    def _pieces(self, index: int, root: int) -> tuple[ShardPiece, ...]:
         """Return the distinct blocks of a parameter, each with who gives it to `root`: itself, where it can."""
         found = self._given.get((index, root))
         if found is None:
@@ -155,7 +155,7 @@ class Shards:
             found = self._given[index, root] = pieces_of(name, tuple(p.shape), self._blocks[index], root)
         return found
 
-    def pieces(self, index: int) -> tuple[Piece, ...]:
+    def pieces(self, index: int) -> tuple[ShardPiece, ...]:
         """Return the distinct blocks of a parameter, each with the first rank that holds it."""
         return self._pieces(index, 0)
 
@@ -243,13 +243,15 @@ class Shards:
         return [rank for rank in range(self.ranks.size) if rank != root]
 
 
-def _said(name: str, p: torch.Tensor, summed: bool) -> Said:
+def _said(name: str, p: torch.Tensor, summed: bool) -> ParameterInfo:
     checksum = zlib.crc32(_bytes(p).numpy().data) if summed else None
     dtype = str(p.dtype).removeprefix("torch.")
-    return Said(name, tuple(p.shape), dtype, p.requires_grad, block_of(p), checksum)
+    return ParameterInfo(name, tuple(p.shape), dtype, p.requires_grad, block_of(p), checksum)
 
 
-def _require_alike(rank: int, theirs: tuple[list[str], list[Said]], ours: tuple[list[str], list[Said]]) -> None:
+def _require_alike(
+    rank: int, theirs: tuple[list[str], list[ParameterInfo]], ours: tuple[list[str], list[ParameterInfo]]
+) -> None:
     for a, b in zip(theirs[0], ours[0], strict=False):
         if a != b:
             raise InputError(f"the ranks of a learner join alike, but rank {rank} joins {a} and rank 0 {b}")
@@ -270,7 +272,7 @@ def _require_alike(rank: int, theirs: tuple[list[str], list[Said]], ours: tuple[
         raise InputError(f"rank {rank} has {len(theirs[1])} parameters, rank 0 has {len(ours[1])}")
 
 
-def pieces_of(name: str, shape: tuple[int, ...], blocks: Sequence[Block], root: int = 0) -> tuple[Piece, ...]:
+def pieces_of(name: str, shape: tuple[int, ...], blocks: Sequence[Block], root: int = 0) -> tuple[ShardPiece, ...]:
     """Return distinct blocks, each with who gives it to `root`: itself where it can, else the first rank that holds it.
 
     Raises `InputError` where they do not tile the tensor.
@@ -279,7 +281,7 @@ def pieces_of(name: str, shape: tuple[int, ...], blocks: Sequence[Block], root: 
     for rank in (root, *range(len(blocks))) if blocks else ():
         if blocks[rank].size:
             first.setdefault(blocks[rank], rank)
-    found = tuple(Piece(rank, block) for block, rank in first.items())
+    found = tuple(ShardPiece(rank, block) for block, rank in first.items())
     begin = np.array([p.block.offset for p in found], np.int64).reshape(len(found), len(shape))
     end = begin + np.array([p.block.shape for p in found], np.int64).reshape(len(found), len(shape))
     meet = np.minimum(end[:, None], end[None]) > np.maximum(begin[:, None], begin[None])

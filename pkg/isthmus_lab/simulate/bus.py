@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
-from isthmus.bus.base import READ_MAX, RETAINED_MESSAGES, START, Said
+from isthmus.bus.base import READ_MAX, RETAINED_MESSAGES, START, BusItem
 from isthmus.errors import Unavailable
 from isthmus_lab.simulate.conditions import UNHEARD, Conditions, Fault
 from isthmus_lab.simulate.process import Process
@@ -46,7 +46,7 @@ class Streams:
             if stream in positions and not waiter.done():
                 waiter.set_result(None)
 
-    def after(self, positions: Mapping[str, str]) -> dict[str, list[Said]]:
+    def after(self, positions: Mapping[str, str]) -> dict[str, list[BusItem]]:
         """Return what came after these positions; one that is not of this life of the bus starts again."""
         found = {}
         for stream, position in positions.items():
@@ -58,7 +58,7 @@ class Streams:
                 continue
             # What is kept is numbered without gaps: the rest begins right behind the position.
             fresh = itertools.islice(kept.said, max(0, len(kept.said) - (kept.count - at)), None)
-            found[stream] = [Said(f"{self._epoch}-{n}", body) for n, _, body in itertools.islice(fresh, READ_MAX)]
+            found[stream] = [BusItem(f"{self._epoch}-{n}", body) for n, _, body in itertools.islice(fresh, READ_MAX)]
         return found
 
     def tail(self, stream: str) -> str:
@@ -131,7 +131,7 @@ class SimulatedBus:
         if fault is not None and fault is not Fault.SWALLOWED:
             raise Unavailable(f"{self.url}: {fault.value}")
 
-    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
         """See `Bus.read`."""
         await self._travel()
         if self.conditions.deaf:

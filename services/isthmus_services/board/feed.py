@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.bus import Bus, Said
+from isthmus.bus import Bus, BusItem
 from isthmus.errors import Denied, IsthmusError, Unavailable
 from isthmus.format.records.keys import RUN_KEY, commit_key
 from isthmus.format.records.messages import PARTS, SYNCER_STREAM
@@ -54,7 +54,7 @@ class NoBus:
         """See `Bus.append`."""
         raise Unavailable("there is no bus")
 
-    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
         """See `Bus.read`."""
         raise Unavailable("there is no bus")
 
@@ -202,7 +202,7 @@ class Feed:
     def _committed(self, commit: Commit) -> None:
         self._moved.add(commit.header.fragment)
 
-    def _said(self, said: Said) -> None:
+    def _said(self, said: BusItem) -> None:
         found = _MILLISECONDS.fullmatch(said.position)
         if found is None and not self._listening:
             return  # kept on the bus, and nobody knows since when: only the last words count

@@ -12,8 +12,8 @@ from isthmus.doctor import (
     NOTE,
     OK,
     WARNING,
+    CheckOutcome,
     Finding,
-    Outcome,
     Role,
     RoleKind,
     counted,
@@ -55,7 +55,7 @@ def run(settings: declared.Doctor) -> int:
                 show(finding, console)
 
     asyncio.run(go())
-    counts = {outcome: sum(f.outcome == outcome for f in found) for outcome in Outcome}
+    counts = {outcome: sum(f.outcome == outcome for f in found) for outcome in CheckOutcome}
     console.print(summary(counts), highlight=False)
     write_json({"role": role.kind, "counts": counts, "findings": [f.as_json() for f in found]}, settings.json)
     return 1 if counts[FAILURE] else 0
@@ -86,7 +86,7 @@ async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -
         yield finding
 
 
-def summary(counts: Mapping[Outcome, int]) -> str:
+def summary(counts: Mapping[CheckOutcome, int]) -> str:
     """Return the last line: how many findings of each outcome there are."""
     notes = f", {counted(counts[NOTE], 'note')}" if counts.get(NOTE) else ""
     return f"{counts[OK]} ok{notes}, {counted(counts[WARNING], 'warning')}, {counted(counts[FAILURE], 'failure')}"

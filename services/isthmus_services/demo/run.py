@@ -15,7 +15,7 @@ import msgspec
 
 from isthmus import codecs
 from isthmus.agent.ports import bus_answers, open_place, open_ports
-from isthmus.bus.base import Said
+from isthmus.bus.base import BusItem
 from isthmus.errors import InputError, ObjectMissing, RecordInvalid
 from isthmus.format.records.keys import RUN_KEY
 from isthmus.format.records.messages import Heartbeat, decode
@@ -151,7 +151,7 @@ class Totals:
         self._lost: dict[tuple[str, int], int] = {}
         self._seen: dict[str, int] = {}
 
-    def take(self, said: Said) -> None:
+    def take(self, said: BusItem) -> None:
         """Note a message."""
         try:
             messages = decode(said.body)

@@ -5,7 +5,7 @@ from mutants.mutant import argued, of, row
 MUTANTS = [
     *of(
         "rounds/grace.py",
-        "tests/unit/test_rounds_told.py tests/unit/test_rounds.py tests/unit/test_gate.py",
+        "tests/unit/test_rounds_told.py tests/unit/test_rounds.py tests/unit/test_admission.py",
         row(
             "slack-without-the-way-down",
             "slack = overlap * terms.fastest_step_s - (quorum_s + terms.sync_s)",
@@ -14,7 +14,7 @@ MUTANTS = [
     ),
     *of(
         "rounds/rounds.py",
-        "tests/unit/test_rounds_told.py tests/unit/test_rounds.py tests/unit/test_gate.py",
+        "tests/unit/test_rounds_told.py tests/unit/test_rounds.py tests/unit/test_admission.py",
         row(
             "what-is-being-fetched-is-not-waited-for",
             "(here - absent) | {learner for learner, _ in self._fetching}",
@@ -120,7 +120,7 @@ MUTANTS = [
         ),
         row(
             "a-slow-body-keeps-a-round-open",
-            "for place in self._fetching) + self._gate.patience_s",
+            "for place in self._fetching) + self._admission.patience_s",
             "for place in self._fetching) + math.inf",
         ),
         row(
@@ -134,7 +134,7 @@ MUTANTS = [
             "self.round.own_until = -math.inf",
         ),
         row(
-            "whoever-needs-the-gate-no-more-stays-in-line",
+            "whoever-needs-the-admission-no-more-stays-in-line",
             "        if self._in_line and not self._may_open:\n            self._leave_line()\n",
             "",
         ),
@@ -197,8 +197,8 @@ MUTANTS = [
         ),
     ),
     *of(
-        "rounds/gate.py",
-        "tests/unit/test_gate.py",
+        "rounds/admission.py",
+        "tests/unit/test_admission.py",
         row("fetches-are-not-counted", "queued = sum(self._owed.values()) - useful", "queued = 0"),
         row(
             "nothing-is-let-in-beyond-what-is-read-at-once",

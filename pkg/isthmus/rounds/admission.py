@@ -1,9 +1,9 @@
 """How many rounds a syncer has under way: as many as it can serve, and the fragment that waits longest first. No I/O.
 
 Where learners ask for more than the syncer can read and merge, more rounds at once make each round longer and merge no
-more updates. The gate lets a round in while the syncer can deal with the rounds under way within the lead: the time
-that an update usually takes from the call to being stored. With less work under way the syncer would stand idle for a
-moment (Little's law). With more, updates only wait, and grow old.
+more updates. A round is let in while the syncer can deal with the rounds under way within the lead: the
+time that an update usually takes from the call to being stored. With less work under way the syncer would stand idle
+for a moment (Little's law). With more, updates only wait, and grow old.
 """
 
 import math
@@ -28,7 +28,7 @@ TELLING = 1 / 8
 """Of the fetches that can run at once: the numbers under way must differ by so much to tell what fewer would take."""
 
 TRIED = 1 / 4
-"""Of the fetches that can run at once: where nothing tells that, the gate tries with so many."""
+"""Of the fetches that can run at once: where nothing tells that, it is tried with so many."""
 
 CERTAIN = 3.0
 """Standard errors by which fetches have to slow one another down to be believed to share a link."""
@@ -58,7 +58,7 @@ class _Waiting:
     told: bool = False
 
 
-class Gate:
+class Admission:
     """Lets rounds in, fragment by fragment. One for each syncer."""
 
     def __init__(self, fetches: int = 1, merges: int = 1) -> None:

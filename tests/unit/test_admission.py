@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from isthmus.format.rules import Bounds
+from isthmus.rounds.admission import FETCHES_TIMED, PATIENCE, TRIED, WINDOW, WINDOWS_EACH, WINDOWS_KNOWN, Admission
 from isthmus.rounds.events import (
     Action,
     Called,
@@ -21,7 +22,6 @@ from isthmus.rounds.events import (
     Tick,
     Turn,
 )
-from isthmus.rounds.gate import FETCHES_TIMED, PATIENCE, TRIED, WINDOW, WINDOWS_EACH, WINDOWS_KNOWN, Gate
 from isthmus.rounds.rounds import Phase
 from support.round_story import PACE, Story
 
@@ -64,9 +64,9 @@ def test_without_anything_to_read_nothing_is_kept_open() -> None:
 
 
 def test_a_fetch_under_way_is_waited_for_as_long_as_two_usual_ones() -> None:
-    story = Story("a", "b", gate=Gate(16, 2))
+    story = Story("a", "b", admission=Admission(16, 2))
     for seconds in (3.0, 1.0, 500.0):
-        read(story.gate, seconds)
+        read(story.admission, seconds)
     story.begin(story.announce("b", due=True))
     began = story.now
     story.now += 0.5
@@ -80,9 +80,9 @@ def test_a_fetch_under_way_is_waited_for_as_long_as_two_usual_ones() -> None:
 def test_that_a_round_was_kept_open_is_noted_though_nothing_else_happens_meanwhile() -> None:
     """No call is repeated, nothing is heard: the clock alone says that it should have ended, and then that it does."""
     pace = msgspec.structs.replace(PACE, heartbeat_s=100.0, silence_s=300.0)
-    story = Story("a", "b", gate=Gate(16, 2), pace=pace)
+    story = Story("a", "b", admission=Admission(16, 2), pace=pace)
     for seconds in (3.0, 1.0, 500.0):
-        read(story.gate, seconds)
+        read(story.admission, seconds)
     story.begin(story.announce("b", due=True))
     began = story.now
     story.now += 0.5
@@ -100,104 +100,104 @@ def test_whoever_wants_no_grace_does_not_wait_for_what_is_to_be_read() -> None:
     assert story.arrive([own]) == [Merge(1, ClosedBy.GRACE)]
 
 
-def read(gate: Gate, *seconds: float) -> None:
+def read(admission: Admission, *seconds: float) -> None:
     """Let updates be read one after the other, which takes so long."""
     for each in seconds:
-        gate.fetch_begins(0.0)
-        gate.fetch_ends(0.0, each)
+        admission.fetch_begins(0.0)
+        admission.fetch_ends(0.0, each)
 
 
-# --- the gate ---------------------------------------------------------------------------------------------------------
+# --- the admission ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_round_that_is_due_waits_for_the_gate_and_opens_when_it_is_its_turn() -> None:
-    gate = Gate(1, 1)
-    first, second = (Story("a", "b", gate=gate, fragment=p) for p in range(2))
-    read(gate, 5.0)
+    admission = Admission(1, 1)
+    first, second = (Story("a", "b", admission=admission, fragment=p) for p in range(2))
+    read(admission, 5.0)
     theirs = first.announce("a", due=True)
     assert CallRound(1) in theirs
     assert second.announce("a", due=True) == [], "two updates are owed, one can be read at once: 5 s for the other"
     assert second.rounds.phase is Phase.CLOSED
-    assert gate.waiting == 1
+    assert admission.waiting == 1
     first.arrive(theirs)
     assert second.turns == 1
     assert CallRound(1) in second.rounds.on(Turn(), second.now)
-    assert gate.waiting == 0
+    assert admission.waiting == 0
 
 
 def test_what_waits_for_the_gate_is_not_overdue_for_another_whose_learner_has_to_wait() -> None:
     """The one was in line and the other held back: the clock was looked at again and again, and never went on."""
-    gate = Gate(1, 1)
-    story = Story("a", "b", gate=gate, bounds=Bounds(opening=1.0))
+    admission = Admission(1, 1)
+    story = Story("a", "b", admission=admission, bounds=Bounds(opening=1.0))
     for version, opener in enumerate(("b", "a")):
         story.arrive(story.announce(opener, base=version, due=True))
         story.commit(opener)
         story.now += 1.0  # H steps are 1.2 s
-    read(gate, 5.0)
-    gate.owes(9, 5)
+    read(admission, 5.0)
+    admission.owes(9, 5)
     assert story.announce("b", base=2, due=True) == []
-    assert gate.waiting == 1
+    assert admission.waiting == 1
     assert story.announce("a", base=2, due=True) == [], "its turn is in a moment"
     at = story.rounds.deadline(story.now)
     assert at is None or at > story.now
-    gate.owes(9, None)
+    admission.owes(9, None)
     assert CallRound(3) in story.rounds.on(Turn(), story.now)
     assert story.rounds.round is not None
     assert story.rounds.round.called_by == "b"
 
 
 def test_where_nobodys_turn_is_near_the_fragment_leaves_the_line() -> None:
-    gate = Gate(1, 1)
-    story = Story("a", "b", gate=gate, bounds=Bounds(opening=1.0))
+    admission = Admission(1, 1)
+    story = Story("a", "b", admission=admission, bounds=Bounds(opening=1.0))
     story.arrive(story.announce("a", due=True))
     story.commit("a")
-    read(gate, 5.0)
-    gate.owes(9, 5)
+    read(admission, 5.0)
+    admission.owes(9, 5)
     assert story.announce("a", base=1, due=True) == []
-    assert gate.waiting == 0
+    assert admission.waiting == 0
     opens_at = story.rounds.deadline(story.now)
     assert opens_at is not None
     story.now = opens_at
     assert story.rounds.on(Tick(), story.now) == []
-    assert gate.waiting == 1, "now it is its turn"
+    assert admission.waiting == 1, "now it is its turn"
 
 
 def test_due_once_is_due_when_the_gate_has_room() -> None:
-    gate = Gate(1, 1)
-    story = Story("a", "b", gate=gate)
-    read(gate, 5.0)
-    gate.owes(9, 5)
+    admission = Admission(1, 1)
+    story = Story("a", "b", admission=admission)
+    read(admission, 5.0)
+    admission.owes(9, 5)
     assert story.announce("a") == []
     assert story.announce("a", due=True) == [], "said again, and due"
-    assert gate.waiting == 1
+    assert admission.waiting == 1
     assert story.announce("a", tokens=9000) == []
-    gate.owes(9, None)
+    admission.owes(9, None)
     assert CallRound(1) in story.rounds.on(Turn(), story.now)
 
 
 @pytest.mark.parametrize("how", ["called by another", "left", "committed by another"])
 def test_whoever_needs_the_gate_no_more_leaves_the_line(how: str) -> None:
-    gate = Gate(1, 1)
-    first, second, third = (Story("a", "b", gate=gate, fragment=p) for p in range(3))
-    read(gate, 5.0)
+    admission = Admission(1, 1)
+    first, second, third = (Story("a", "b", admission=admission, fragment=p) for p in range(3))
+    read(admission, 5.0)
     first.announce("a", due=True)
     second.announce("a", due=True)
     third.announce("a", due=True)
-    assert gate.waiting == 2
+    assert admission.waiting == 2
     if how == "called by another":
         second.rounds.on(Called(1, "s2"), second.now)
     elif how == "left":
         second.rounds.on(Hold(False), second.now)
     else:
         second.commit("a")
-    assert gate.waiting == 1
+    assert admission.waiting == 1
     assert second.rounds.phase is (Phase.OPEN if how == "called by another" else Phase.CLOSED)
 
 
 def test_the_fragment_whose_last_round_is_longest_ago_is_let_in_first() -> None:
-    gate = Gate(1, 1)
-    stories = [Story("a", "b", gate=gate, fragment=p) for p in range(3)]
-    read(gate, 5.0)
+    admission = Admission(1, 1)
+    stories = [Story("a", "b", admission=admission, fragment=p) for p in range(3)]
+    read(admission, 5.0)
     for p, story in enumerate(stories):
         story.now += 1.0 - 0.3 * p
         story.commit("a")
@@ -209,106 +209,106 @@ def test_the_fragment_whose_last_round_is_longest_ago_is_let_in_first() -> None:
 
 
 class Line:
-    """Fragments that wait at a gate, and who was told that it may come in."""
+    """Fragments that wait at a admission, and who was told that it may come in."""
 
     def __init__(self, fetches: int = 4, merges: int = 2) -> None:
-        self.gate = Gate(fetches, merges)
+        self.admission = Admission(fetches, merges)
         self.told: list[int] = []
 
     def asks(self, fragment: int, since: float = 0.0, lead_s: float = 1.0) -> bool:
-        return self.gate.admits(fragment, since, lead_s, lambda: self.told.append(fragment))
+        return self.admission.admits(fragment, since, lead_s, lambda: self.told.append(fragment))
 
 
 def test_as_many_updates_as_can_be_read_at_once_are_let_in_and_as_many_more_as_are_read_within_the_lead() -> None:
     line = Line(fetches=4)
-    read(line.gate, 2.0)
-    line.gate.owes(0, 4)
+    read(line.admission, 2.0)
+    line.admission.owes(0, 4)
     assert line.asks(1)
-    line.gate.owes(1, 3)
+    line.admission.owes(1, 3)
     assert not line.asks(2), "three wait, 4 are read in 2 s: 1.5 s"
     assert line.told == []
-    line.gate.owes(1, 2)
+    line.admission.owes(1, 2)
     assert line.told == [2]
     assert line.asks(2)
 
 
 def test_before_anything_was_read_as_much_is_let_in_as_can_be_read_at_once() -> None:
     line = Line(fetches=4)
-    line.gate.owes(0, 4)
+    line.admission.owes(0, 4)
     assert line.asks(1)
-    line.gate.owes(1, 1)
+    line.admission.owes(1, 1)
     assert not line.asks(2)
-    read(line.gate, 0.001)
-    line.gate.owes(1, 1)
+    read(line.admission, 0.001)
+    line.admission.owes(1, 1)
     assert line.told == [2]
 
 
 def test_one_round_gathers_while_all_threads_merge_and_more_where_merges_are_quick() -> None:
     line = Line(merges=2)
     for _ in range(2):
-        line.gate.merge_begins()
-    line.gate.merge_ends(4.0)
-    line.gate.merge_begins()
+        line.admission.merge_begins()
+    line.admission.merge_ends(4.0)
+    line.admission.merge_begins()
     assert line.asks(0), "two merge, on two threads"
-    line.gate.owes(0, 0)
+    line.admission.owes(0, 0)
     assert not line.asks(1, lead_s=1.9)
     assert line.asks(1, lead_s=2.0), "4 s on two threads"
-    line.gate.owes(1, 0)
+    line.admission.owes(1, 0)
     assert not line.asks(2, lead_s=2.0)
-    line.gate.merge_ends(4.0)
+    line.admission.merge_ends(4.0)
     assert line.told == [2]
 
 
 def test_a_merge_that_failed_says_nothing_of_how_long_one_takes() -> None:
     line = Line()
-    line.gate.merge_begins()
-    line.gate.merge_ends(None)
-    assert line.gate.merge_s == 0.0
-    line.gate.merge_begins()
-    line.gate.merge_ends(3.0)
-    assert line.gate.merge_s == 3.0
+    line.admission.merge_begins()
+    line.admission.merge_ends(None)
+    assert line.admission.merge_s == 0.0
+    line.admission.merge_begins()
+    line.admission.merge_ends(3.0)
+    assert line.admission.merge_s == 3.0
 
 
 def test_whoever_is_told_is_told_once_until_it_asks_again() -> None:
     line = Line(fetches=1)
-    read(line.gate, 5.0)
-    line.gate.owes(0, 9)
+    read(line.admission, 5.0)
+    line.admission.owes(0, 9)
     assert not line.asks(1, since=2.0)
     assert not line.asks(2, since=1.0)
-    line.gate.owes(0, None)
-    line.gate.owes(3, None)
+    line.admission.owes(0, None)
+    line.admission.owes(3, None)
     assert line.told == [2], "the one that waits longest"
-    line.gate.owes(0, 9)
+    line.admission.owes(0, 9)
     assert not line.asks(2, since=1.0)
-    line.gate.owes(0, None)
+    line.admission.owes(0, None)
     assert line.told == [2, 2]
-    line.gate.leaves(2)
+    line.admission.leaves(2)
     assert line.told == [2, 2, 1], "the next one"
-    line.gate.leaves(2)
+    line.admission.leaves(2)
     assert line.asks(1, since=2.0)
 
 
 def test_nobody_passes_another_that_waits_longer() -> None:
     line = Line(fetches=1)
-    read(line.gate, 5.0)
-    line.gate.owes(0, 9)
+    read(line.admission, 5.0)
+    line.admission.owes(0, 9)
     assert not line.asks(1, since=1.0)
-    line.gate.owes(0, None)
+    line.admission.owes(0, None)
     assert not line.asks(2, since=2.0)
     assert line.asks(1, since=1.0)
-    line.gate.owes(1, 0)
+    line.admission.owes(1, 0)
     assert line.told == [1, 2]
 
 
 def test_what_a_fetch_takes_is_the_median_of_the_last_ones() -> None:
-    gate = Gate()
+    admission = Admission()
     for seconds in (1.0, 900.0, 2.0):
-        read(gate, seconds)
-    assert gate.fetch_s == 2.0
-    assert gate.patience_s == PATIENCE * 2.0
+        read(admission, seconds)
+    assert admission.fetch_s == 2.0
+    assert admission.patience_s == PATIENCE * 2.0
     for _ in range(FETCHES_TIMED):
-        read(gate, 7.0)
-    assert gate.fetch_s == 7.0
+        read(admission, 7.0)
+    assert admission.fetch_s == 7.0
 
 
 # --- how many at once -------------------------------------------------------------------------------------------------
@@ -317,8 +317,8 @@ def test_what_a_fetch_takes_is_the_median_of_the_last_ones() -> None:
 class Link:
     """A store whose every answer takes `alone_s`, behind a link that carries one update in `shared_s`."""
 
-    def __init__(self, gate: Gate, alone_s: float, shared_s: float) -> None:
-        self.gate = gate
+    def __init__(self, admission: Admission, alone_s: float, shared_s: float) -> None:
+        self.admission = admission
         self.alone_s, self.shared_s = alone_s, shared_s
         self.now = 0.0
 
@@ -326,11 +326,11 @@ class Link:
         """Let a window of updates be read, so many at once, each of which gets its share of the link."""
         for _ in range(-(-WINDOW // count)):
             for _ in range(count):
-                self.gate.fetch_begins(self.now)
+                self.admission.fetch_begins(self.now)
             began, took = self.now, sorted((self.alone_s + self.shared_s * count) * draw() for _ in range(count))
             for seconds in took:
                 self.now = began + seconds
-                self.gate.fetch_ends(self.now, seconds)
+                self.admission.fetch_ends(self.now, seconds)
 
     def in_turn(self, count: int, slow_every: int = 0) -> None:
         """Let some windows of updates be read, so many under way, of which the link carries one after the other.
@@ -341,17 +341,17 @@ class Link:
         for number in range(4 * WINDOW):
             if slow_every and number % slow_every == 0:
                 slow.append(self.now)
-                self.gate.fetch_begins(self.now)
+                self.admission.fetch_begins(self.now)
             if slow and self.now - slow[0] >= 10 * count * self.shared_s:
-                self.gate.fetch_ends(self.now, self.now - slow.popleft())
+                self.admission.fetch_ends(self.now, self.now - slow.popleft())
             while len(begun) < count:
                 begun.append(self.now)
-                self.gate.fetch_begins(self.now)
+                self.admission.fetch_begins(self.now)
             self.now += self.shared_s
-            self.gate.fetch_ends(self.now, self.alone_s + self.now - begun.popleft())
+            self.admission.fetch_ends(self.now, self.alone_s + self.now - begun.popleft())
         for since in begun:
             self.now += self.shared_s
-            self.gate.fetch_ends(self.now, self.alone_s + self.now - since)
+            self.admission.fetch_ends(self.now, self.alone_s + self.now - since)
 
 
 @pytest.mark.parametrize(
@@ -367,13 +367,13 @@ def test_a_link_that_they_share_is_told_from_a_store_that_is_far_away(
     alone_s: float, shared_s: float, useful: float
 ) -> None:
     line = Line(16, 2)
-    link = Link(line.gate, alone_s, shared_s)
+    link = Link(line.admission, alone_s, shared_s)
     for count in (4, 1, 2, 8, 16, 2):
         link.all_at_once(count)
     # As many as are useful are owed: one more would wait. With a lead of nothing, nobody may.
-    line.gate.owes(0, int(useful))
+    line.admission.owes(0, int(useful))
     assert line.asks(1, lead_s=0.0)
-    line.gate.owes(0, int(useful) + 1)
+    line.admission.owes(0, int(useful) + 1)
     assert not line.asks(2, lead_s=0.0)
     # And it waits for what one more takes.
     each_s = max(shared_s, (alone_s + shared_s) / 16)
@@ -383,108 +383,108 @@ def test_a_link_that_they_share_is_told_from_a_store_that_is_far_away(
 
 def test_a_link_that_carries_one_after_the_other_is_shared_too() -> None:
     line = Line(16, 2)
-    link = Link(line.gate, 0.0, 0.4)
+    link = Link(line.admission, 0.0, 0.4)
     for count in (4, 1, 16, 8):
         link.in_turn(count)
-    line.gate.owes(0, 2)
+    line.admission.owes(0, 2)
     assert not line.asks(1, lead_s=0.0)
-    line.gate.owes(0, 1)
+    line.admission.owes(0, 1)
     assert line.asks(1, lead_s=0.0)
 
 
 def test_fetches_that_differ_by_chance_share_no_link() -> None:
     line, draw = Line(16, 2), random.Random(1)
-    link = Link(line.gate, 2.0, 0.0)
+    link = Link(line.admission, 2.0, 0.0)
     for _ in range(40):
         link.all_at_once(draw.randint(1, 16), lambda: draw.uniform(0.5, 1.5))
-    line.gate.owes(0, 16)
+    line.admission.owes(0, 16)
     assert line.asks(1, lead_s=0.0)
 
 
 def test_one_body_that_took_for_ever_says_nothing_of_the_link() -> None:
     line = Line(16, 2)
-    link = Link(line.gate, 2.0, 0.0)
+    link = Link(line.admission, 2.0, 0.0)
     for count in (1, 1, 8, 16):
         slow = chain([500.0] if count == 16 else [], repeat(1.0))
         link.all_at_once(count, slow.__next__)
-    line.gate.owes(0, 16)
+    line.admission.owes(0, 16)
     assert line.asks(1, lead_s=0.0)
 
 
 def test_a_link_is_known_though_one_body_in_ten_takes_for_ever() -> None:
     """A learner far away is behind a link of its own."""
     line = Line(16, 2)
-    link = Link(line.gate, 0.0, 0.4)
+    link = Link(line.admission, 0.0, 0.4)
     for count in (4, 2, 8, 4):
         link.in_turn(count, slow_every=10)
-    line.gate.owes(0, 3)
+    line.admission.owes(0, 3)
     assert not line.asks(1, lead_s=0.0)
 
 
 def test_on_a_link_that_is_always_busy_what_was_known_holds() -> None:
     line = Line(16, 2)
-    link = Link(line.gate, 0.0, 0.4)
+    link = Link(line.admission, 0.0, 0.4)
     for count in (4, 1, 2):
         link.all_at_once(count)
     for _ in range(WINDOWS_KNOWN - 3):
         link.all_at_once(16)
-    line.gate.owes(0, 2)
+    line.admission.owes(0, 2)
     assert not line.asks(1, lead_s=0.0)
 
 
 def test_where_nothing_tells_what_fewer_fetches_take_fewer_are_tried() -> None:
     """All of them are under way all the time: a link that carries one, or a store that is far away?"""
     line = Line(16, 2)
-    link = Link(line.gate, 0.0, 0.4)
+    link = Link(line.admission, 0.0, 0.4)
     for _ in range(WINDOWS_KNOWN):
         link.all_at_once(16)
     tried = int(TRIED * 16)
-    line.gate.owes(0, tried + 1)
+    line.admission.owes(0, tried + 1)
     assert not line.asks(1, lead_s=0.0)
-    line.gate.owes(0, tried)
+    line.admission.owes(0, tried)
     assert line.asks(1, lead_s=0.0)
     link.all_at_once(tried)  # which tells: it is the link
-    line.gate.owes(0, 2)
+    line.admission.owes(0, 2)
     assert not line.asks(1, lead_s=0.0)
 
 
 def test_where_fewer_fetches_are_slower_all_run_again() -> None:
     line = Line(16, 2)
-    link = Link(line.gate, 6.4, 0.0)
+    link = Link(line.admission, 6.4, 0.0)
     for count in (16, 16, int(TRIED * 16)):
         link.all_at_once(count)
-    line.gate.owes(0, 16)
+    line.admission.owes(0, 16)
     assert line.asks(1, lead_s=0.0)
 
 
 def test_what_a_link_was_long_ago_says_nothing_of_it_now() -> None:
     """It carried one update at a time. Now it is wide, and the store is far away."""
     line = Line(16, 2)
-    Link(line.gate, 0.0, 0.4).all_at_once(1)
-    far = Link(line.gate, 6.4, 0.0)
+    Link(line.admission, 0.0, 0.4).all_at_once(1)
+    far = Link(line.admission, 6.4, 0.0)
     for count in [16] * WINDOWS_EACH + [8] * WINDOWS_KNOWN:
         far.all_at_once(count)
-    line.gate.owes(0, int(TRIED * 16) + 1)
+    line.admission.owes(0, int(TRIED * 16) + 1)
     assert not line.asks(1, lead_s=0.0), "and what fewer take is not known"
     far.all_at_once(2)
-    line.gate.owes(0, 16)
+    line.admission.owes(0, 16)
     assert line.asks(1, lead_s=0.0)
 
 
 def test_a_fetch_that_failed_is_over_and_says_nothing() -> None:
     line = Line(16, 2)
     for _ in range(3):
-        line.gate.fetch_begins(0.0)
-    line.gate.fetch_ends(7.0, None)
-    line.gate.fetch_ends(7.0, None)
-    assert line.gate.fetch_s == 0.0
+        line.admission.fetch_begins(0.0)
+    line.admission.fetch_ends(7.0, None)
+    line.admission.fetch_ends(7.0, None)
+    assert line.admission.fetch_s == 0.0
     # One is under way still: a window of fetches one after the other has two at once.
     for now in range(WINDOW):
-        line.gate.fetch_begins(7.0 + now)
-        line.gate.fetch_ends(8.0 + now, 1.0)
-    link = Link(line.gate, 0.0, 1.0)
+        line.admission.fetch_begins(7.0 + now)
+        line.admission.fetch_ends(8.0 + now, 1.0)
+    link = Link(line.admission, 0.0, 1.0)
     link.now = 7.0 + WINDOW
     for _ in range(4):
         link.all_at_once(7)
-    line.gate.owes(0, 3)
+    line.admission.owes(0, 3)
     assert not line.asks(1, lead_s=0.0)
