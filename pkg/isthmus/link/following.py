@@ -87,7 +87,7 @@ class Following:
             if cut is None or cut is self._given:
                 return False
         from isthmus.torch.model import load_local
-        from isthmus.torch.served import load_cut
+        from isthmus.torch.serving import load_cut
 
         load_cut(self._module, cut)
         load_local(self._module, cut.local)

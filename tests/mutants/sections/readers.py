@@ -93,7 +93,7 @@ MUTANTS = [
         row("what-is-returned-is-forgotten", "(found or {}).items()", "{}.items()"),
     ),
     *of(
-        "torch/served.py",
+        "torch/serving.py",
         "tests/e2e/test_follow.py",
         row(
             "more-than-the-run-has-is-left-alone", "        if name not in known:", "        if name not in parameters:"
