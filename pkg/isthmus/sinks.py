@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from typing_extensions import override
+
 from isthmus.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -37,7 +39,7 @@ class Sink(Protocol):
         ...
 
 
-class TensorBoard:
+class TensorBoard(Sink):
     """Event files for TensorBoard, below a folder. Needs the extra `tensorboard`."""
 
     def __init__(self, folder: str) -> None:
@@ -51,17 +53,17 @@ class TensorBoard:
         except OSError as error:
             raise InputError(f"TensorBoard cannot write below {folder}: {error.strerror}") from None
 
+    @override
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """See `Sink.scalars`."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
+    @override
     def flush(self) -> None:
-        """See `Sink.flush`."""
         self._writer.flush()
 
+    @override
     def close(self) -> None:
-        """See `Sink.close`."""
         self._writer.close()
 
 

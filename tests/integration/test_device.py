@@ -22,7 +22,7 @@ from isthmus.learner.backend import ArrayRef, LocalBackend, local_residual, mixe
 from isthmus.log.creation import Seed
 from isthmus.runtime.clock import threaded
 from isthmus.torch import device
-from isthmus.torch.device import DeviceArrays, DeviceSteward, DeviceStream, Staged
+from isthmus.torch.device import DeviceArrays, DeviceBackend, DeviceStream, Staged
 from isthmus.torch.model import TorchReplica, specs_of
 from support.world import World, serving, world
 
@@ -67,7 +67,7 @@ def test_an_update_packed_on_the_device_is_the_one_packed_here(
         model = net(dtype)
         async with world(tmp_path / "run", seed_of(model, rules)) as w:
             own, device_stream = LocalBackend(w.log), DeviceStream(CPU)
-            there = DeviceSteward(own, device_stream)
+            there = DeviceBackend(own, device_stream)
             arrays, replica = DeviceArrays(model, w.run.layout, device_stream), TorchReplica(model, w.run.layout)
             for p, fragment in enumerate(w.run.layout.fragments):
                 base = draw(w, p, 1)
@@ -106,7 +106,7 @@ def test_what_is_not_finite_is_no_update(tmp_path: Path) -> None:
         async with world(tmp_path / "run", seed_of(model, Rules(fragments=2))) as w:
             device_stream = DeviceStream(CPU)
             there, arrays = (
-                DeviceSteward(LocalBackend(w.log), device_stream),
+                DeviceBackend(LocalBackend(w.log), device_stream),
                 DeviceArrays(model, w.run.layout, device_stream),
             )
             captured = arrays.empty(0)
@@ -129,7 +129,7 @@ def test_where_the_device_has_no_room_the_cpu_does_it(tmp_path: Path) -> None:
         model = net(torch.bfloat16)
         async with world(tmp_path / "run", seed_of(model, Rules(fragments=2))) as w:
             own, device_stream = LocalBackend(w.log), Full(CPU)
-            there, arrays = DeviceSteward(own, device_stream), DeviceArrays(model, w.run.layout, device_stream)
+            there, arrays = DeviceBackend(own, device_stream), DeviceArrays(model, w.run.layout, device_stream)
             captured, base = arrays.empty(0), draw(w, 0, 1)
             arrays.read(0, captured)
             wanted = await own.pack(header(w, 0), base, whole(captured), draw(w, 0, 2))
@@ -155,7 +155,7 @@ def test_what_is_adopted_is_what_would_be_on_the_cpu(tmp_path: Path, dtype: torc
         async with world(tmp_path / "run", seed_of(model, Rules(fragments=2))) as w:
             device_stream = DeviceStream(CPU)
             there, arrays = (
-                DeviceSteward(LocalBackend(w.log), device_stream),
+                DeviceBackend(LocalBackend(w.log), device_stream),
                 DeviceArrays(model, w.run.layout, device_stream),
             )
             replica = TorchReplica(model, w.run.layout)

@@ -9,6 +9,8 @@ import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TypeVar
 
+from typing_extensions import override
+
 from isthmus.bus.base import Bus, BusItem
 from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.format.records.keys import RUN_KEY, UPDATES
@@ -103,7 +105,7 @@ class TolerantStore(Layer):
         return await self._tolerance.of(kind(_VERBS.get(operation, operation), key), send(), vouched=self._vouched)
 
 
-class TolerantBus:
+class TolerantBus(Bus):
     """A bus of which refusals are ridden out."""
 
     def __init__(self, bus: Bus, tolerance: Tolerance) -> None:
@@ -111,24 +113,24 @@ class TolerantBus:
         self._bus = bus
         self._tolerance = tolerance
 
+    @override
     async def append(self, stream: str, *bodies: bytes) -> None:
-        """See `Bus.append`."""
         await self._tolerance.of("say", self._bus.append(stream, *bodies))
 
+    @override
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
-        """See `Bus.read`."""
         return await self._tolerance.of("hear", self._bus.read(positions, timeout_s))
 
+    @override
     async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
-        """See `Bus.ago`."""
         return await self._tolerance.of("hear", self._bus.ago(streams, seconds))
 
+    @override
     async def tail(self, stream: str) -> str:
-        """See `Bus.tail`."""
         return await self._tolerance.of("hear", self._bus.tail(stream))
 
+    @override
     async def names(self, within_s: float | None = None) -> set[str]:
-        """See `Bus.names`."""
         return await self._tolerance.of("find streams", self._bus.names(within_s))
 
 

@@ -14,8 +14,9 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
+from typing_extensions import override
 
-from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, START, BusItem
+from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, START, Bus, BusItem
 from isthmus.bus.replies import Action, meaning
 from isthmus.errors import Denied, InputError, Unavailable, told
 from isthmus.format.records.messages import SYNCER_STREAM, is_stream
@@ -62,7 +63,7 @@ class ServerFacts:
     """Its clock, in seconds since 1970."""
 
 
-class RedisBus:
+class RedisBus(Bus):
     """Streams of one run as keys `isthmus:<run>:<stream>`. Positions are Redis stream ids."""
 
     def __init__(self, reader: "Redis", writer: "Redis", run: str, url: str) -> None:
@@ -76,8 +77,8 @@ class RedisBus:
         self._ahead: float | None = None
         """The server's clock less our own [s]; None before it was asked."""
 
+    @override
     async def append(self, stream: str, *bodies: bytes) -> None:
-        """See `Bus.append`."""
         key, now = self._prefix + stream, await self._now()
         before = self._appended.get(key, 0)
         requests = self._writer.pipeline(transaction=False)
@@ -108,8 +109,8 @@ class RedisBus:
         except Denied:
             self._tidies = False
 
+    @override
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
-        """See `Bus.read`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
         after: dict[str, str] = {self._prefix + stream: position or "0-0" for stream, position in positions.items()}
@@ -147,12 +148,12 @@ class RedisBus:
             for stream, at in zip(streams, newest, strict=True)
         }
 
+    @override
     async def tail(self, stream: str) -> str:
-        """See `Bus.tail`."""
         return (await self._newest([self._prefix + stream]))[0] or START
 
+    @override
     async def names(self, within_s: float | None = None) -> set[str]:
-        """See `Bus.names`."""
         now = await self._now()
         requests = self._writer.pipeline(transaction=False)
         since = "-inf" if within_s is None else now - within_s

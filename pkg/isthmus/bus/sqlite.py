@@ -13,7 +13,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, BusItem
+from typing_extensions import override
+
+from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, Bus, BusItem
 from isthmus.errors import Denied, Unavailable
 
 T = TypeVar("T")
@@ -50,7 +52,7 @@ ONE_BY_ONE = 32
 """Of so many streams the newest message is asked for one by one, and of more in one request."""
 
 
-class SqliteBus:
+class SqliteBus(Bus):
     """Streams of one run in a SQLite file. Positions are decimal message numbers, counted per stream."""
 
     def __init__(self, path: Path, run: str) -> None:
@@ -61,8 +63,8 @@ class SqliteBus:
         self._inode = -1
         self._written = 0
 
+    @override
     async def append(self, stream: str, *bodies: bytes) -> None:
-        """See `Bus.append`."""
 
         def insert(db: sqlite3.Connection) -> None:
             with db:
@@ -87,8 +89,8 @@ class SqliteBus:
         await self._do(insert)
         self._written += 1
 
+    @override
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
-        """See `Bus.read`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
         seen: tuple[int, int] | None = None
@@ -105,8 +107,8 @@ class SqliteBus:
                 return {}
             await asyncio.sleep(min(POLL_S, left))
 
+    @override
     async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
-        """See `Bus.ago`."""
 
         def find(db: sqlite3.Connection) -> Mapping[str, str]:
             before = f"SELECT max(id) FROM messages WHERE run = ? AND stream = ? AND at < {_NOW} - ?"
@@ -116,12 +118,12 @@ class SqliteBus:
 
         return await self._do(find)
 
+    @override
     async def tail(self, stream: str) -> str:
-        """See `Bus.tail`."""
         return str(await self._do(lambda db: _newest(db, self._run, stream)))
 
+    @override
     async def names(self, within_s: float | None = None) -> set[str]:
-        """See `Bus.names`."""
         recent = "" if within_s is None else f" AND at >= {_NOW} - {float(within_s)!r}"
         ask = f"SELECT stream FROM streams WHERE run = ?{recent} ORDER BY at DESC LIMIT {NAMES_MAX}"
         rows = await self._do(lambda db: db.execute(ask, (self._run,)).fetchall())

@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from typing_extensions import override
+
 from isthmus.bus.base import Bus, BusItem
 from isthmus.errors import Unavailable
 from isthmus.runtime.clock import Runtime
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class TimedBus:
+class TimedBus(Bus):
     """Counts failures and measures what does not wait: how long a blocking read takes says nothing."""
 
     def __init__(self, bus: Bus, metrics: "Metrics", runtime: Runtime) -> None:
@@ -22,28 +24,28 @@ class TimedBus:
         self._metrics = metrics
         self._runtime = runtime
 
+    @override
     async def append(self, stream: str, *bodies: bytes) -> None:
-        """See `Bus.append`."""
         await self._measure("append", lambda: self._bus.append(stream, *bodies))
 
+    @override
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
-        """See `Bus.read`."""
         try:
             return await self._bus.read(positions, timeout_s)
         except Unavailable:
             self._metrics.bus_failures.labels("read").inc()
             raise
 
+    @override
     async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
-        """See `Bus.ago`."""
         return await self._measure("ago", lambda: self._bus.ago(streams, seconds))
 
+    @override
     async def tail(self, stream: str) -> str:
-        """See `Bus.tail`."""
         return await self._measure("tail", lambda: self._bus.tail(stream))
 
+    @override
     async def names(self, within_s: float | None = None) -> set[str]:
-        """See `Bus.names`."""
         return await self._measure("names", lambda: self._bus.names(within_s))
 
     async def _measure(self, operation: str, request: Callable[[], Awaitable[T]]) -> T:

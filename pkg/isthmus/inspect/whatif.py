@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from typing_extensions import override
 
 from isthmus.codecs import codec
 from isthmus.codecs.kernels import F32
@@ -333,12 +334,12 @@ class _Recorded(LiveLearners):
         self.here: set[str] = set()
         self.known = Terms()
 
+    @override
     def expected(self, recent: Iterable[str], now: float) -> set[str]:
-        """See `LiveLearners.expected`."""
         return set(self.here)
 
+    @override
     def terms(self, expected: Iterable[str], missing: Iterable[str]) -> Terms:
-        """See `LiveLearners.terms`."""
         return self.known
 
 

@@ -68,7 +68,7 @@ LOOK_S = 0.1
 """… and looks so often. Whoever ends processes gives them 30 s, of which the last checkpoint takes some."""
 
 
-MakeSteward = Callable[[LocalBackend, Tolerance, Callable[[int, int], None]], ArrayBackend]
+MakeBackend = Callable[[LocalBackend, Tolerance, Callable[[int, int], None]], ArrayBackend]
 
 
 class LearnerAgent:
@@ -86,7 +86,7 @@ class LearnerAgent:
         steps_target: int = 0,
         pace: Pace | None = None,
         checkpoint_s: float = math.inf,
-        backend: MakeSteward | None = None,
+        backend: MakeBackend | None = None,
     ) -> None:
         """`backend` makes what keeps this learner's arrays of what keeps those of this process; by default it is that.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 import numpy as np
+from typing_extensions import override
 
 from isthmus.codecs import codec, kernels, pack
 from isthmus.codecs.kernels import F32, U8, U16
@@ -156,20 +157,20 @@ def mixed(fragment: Fragment, adopt: Adoption, local: F32, values: F32, base: F3
     return values + (local - (rounded(base, fragment.tensors) if since is None else since))
 
 
-class LocalArrays:
+class LocalArrays(Arrays):
     """Arrays in this process."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
+    @override
     def empty(self, fragment: int) -> F32:
-        """See `Arrays.empty`."""
         return memory.empty(self._layout.fragments[fragment].size)
 
+    @override
     def mixed(
         self, fragment: int, adopt: Adoption, local: ArrayRef, values: ArrayRef, base: ArrayRef, since: ArrayRef | None
     ) -> F32:
-        """See `Arrays.mixed`."""
         since = None if since is None else local_array(since)
         return mixed(
             self._layout.fragments[fragment], adopt, local_array(local), local_array(values), local_array(base), since
@@ -189,7 +190,7 @@ def local_residual(held: ArrayRef) -> Residual:
     return held
 
 
-class LocalBackend:
+class LocalBackend(ArrayBackend):
     """A backend of arrays in this process."""
 
     divides = False
@@ -202,22 +203,22 @@ class LocalBackend:
         self.lossy = log.run.rules.error_feedback and not self._up.lossless
         """Whether what a codec drops is kept."""
 
+    @override
     async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> F32:
-        """See `Carry.start`."""
         return await self._carry.start(fragment, version, key, commit)
 
+    @override
     async def step(self, carried: ArrayRef, commit: Commit) -> F32:
-        """See `Carry.step`."""
         return await self._carry.step(local_array(carried), commit)
 
+    @override
     async def restart(self, commit: Commit) -> F32:
-        """See `Carry.restart`."""
         return await self._carry.restart(commit)
 
+    @override
     async def pack(
         self, header: UpdateHeader, base: ArrayRef, values: ArrayRef, feedback: ArrayRef | None
     ) -> PackedUpdate | None:
-        """See `ArrayBackend.pack`."""
         carried = None if feedback is None else local_residual(feedback)
         blob, dropped = await self.runtime.offload(
             self._packed, header, local_array(base), local_array(values), carried
@@ -236,29 +237,29 @@ class LocalBackend:
             return blob, None
         return blob, residuals.kept(self._run.layout.fragments[header.fragment], dropped)
 
+    @override
     async def store(self, key: str, packed: PackedUpdate) -> None:
-        """See `ArrayBackend.store`."""
         assert not isinstance(packed.body, Remote), "packed elsewhere"
         # Never over anything: what was merged must stay what it was.
         await self.log.store.create(key, packed.body)
 
+    @override
     def sum(self, fragment: int, a: ArrayRef, b: ArrayRef) -> Residual:
-        """See `ArrayBackend.sum`."""
         part = self._run.layout.fragments[fragment]
         total = memory.empty(part.size)
         kernels.add(residuals.whole(local_residual(a)), residuals.whole(local_residual(b)), total)
         return residuals.kept(part, total)
 
+    @override
     async def staged(self, fragment: int, held: ArrayRef) -> ArrayRef:
-        """See `ArrayBackend.staged`."""
         return held
 
+    @override
     async def landed(self, fragment: int, held: ArrayRef) -> ArrayRef:
-        """See `ArrayBackend.landed`."""
         return held
 
+    @override
     async def home(self, fragment: int, held: ArrayRef) -> Residual:
-        """See `ArrayBackend.home`."""
         if not isinstance(held, Stored):
             return local_residual(held)
         size = self._run.layout.fragments[fragment].size
@@ -271,12 +272,12 @@ class LocalBackend:
             raise RecordInvalid(Reason.NON_FINITE, f"fragment {fragment} holds a NaN or an infinity")
         return found
 
+    @override
     async def is_finite(self, held: ArrayRef) -> bool:
-        """See `ArrayBackend.is_finite`."""
         return await self.runtime.offload(lambda: kernels.all_finite(residuals.whole(local_residual(held))))
 
+    @override
     async def keep(self, part: PartHeader, held: Sequence[ArrayRef | U8]) -> Part:
-        """See `ArrayBackend.keep`."""
         arrays = [array for array in held if isinstance(array, np.ndarray)]
         return await checkpoint_shards.write(self.log, part, arrays)
 

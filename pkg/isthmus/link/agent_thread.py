@@ -19,7 +19,7 @@ from isthmus.format.records.fields import require_name
 from isthmus.format.rules import MemberRole, Pace
 from isthmus.interrupts import held_back
 from isthmus.learner import LearnerAgent, Replica
-from isthmus.learner.agent import MakeSteward
+from isthmus.learner.agent import MakeBackend
 from isthmus.learner.backend import Arrays
 from isthmus.learner.checkpoint import Checkpoint, Saver
 from isthmus.learner.ranks.client import RankGroup
@@ -95,7 +95,7 @@ class AgentThread:
         self._thread: threading.Thread | None = None
 
     def start(
-        self, enter: Find, find_donor: FindDonor, spread: MakeSpread = _not_spread, backend: MakeSteward | None = None
+        self, enter: Find, find_donor: FindDonor, spread: MakeSpread = _not_spread, backend: MakeBackend | None = None
     ) -> None:
         """Start the thread; return once the run is joined, and a donor looked for where one is needed.
 
@@ -290,7 +290,7 @@ class AgentThread:
                 self.feeder.close()
 
     async def _agent(
-        self, enter: Find, find_donor: FindDonor, make_spread: MakeSpread, backend: MakeSteward | None
+        self, enter: Find, find_donor: FindDonor, make_spread: MakeSpread, backend: MakeBackend | None
     ) -> None:
         self._loop = asyncio.get_running_loop()
         if self._abandoned.is_set():

@@ -16,7 +16,7 @@ from isthmus.format.layout import Layout
 from isthmus.format.signing import Signer
 from isthmus.learner import checkpoint_shards
 from isthmus.learner.ranks.client import Peers, RankGroup, RunInfo, interfaces
-from isthmus.learner.ranks.server import MakeBackend, local_backend, serve
+from isthmus.learner.ranks.server import WrapBackend, local_backend, serve
 from isthmus.learner.step_arguments import loss_of, tokens_of
 from isthmus.learner.summary import Summary
 from isthmus.link.agent_thread import AgentThread, OwnerThread
@@ -151,7 +151,7 @@ async def spread(sharded: "Sharded | None", thread: AgentThread, ports: Ports) -
         yield RankGroup(peers, owner, _make_backend(sharded), sharded.device_stream is not None)
 
 
-def _make_backend(sharded: "Sharded") -> MakeBackend:
+def _make_backend(sharded: "Sharded") -> WrapBackend:
     """Return what makes the backend of what this rank owns."""
     from isthmus.torch import device
 

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+from typing_extensions import override
 
 from isthmus.codecs import BadCode, Codec, as_bytes, codec, unpack
 from isthmus.codecs.kernels import F32
@@ -187,7 +188,7 @@ async def _anchor(log: Log, fragment: int, version: int, keep: int, need: int | 
 # --- the full state ---------------------------------------------------------------------------------------------------
 
 
-class Merging:
+class Merging(Carry[State]):
     """Carries the full state: every round is merged anew and must give what the commit recorded."""
 
     def __init__(self, log: Log, moved: Callable[[int], None] = lambda size: None) -> None:
@@ -196,8 +197,8 @@ class Merging:
         self.log = log
         self._moved = moved
 
+    @override
     async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> State:
-        """See `Carry.start`."""
         size = 4 * self.log.run.layout.fragments[fragment].size
         try:
             largest = frame.largest(frame.Kind.SNAPSHOT, 3 * size)
@@ -209,13 +210,13 @@ class Merging:
         except RecordInvalid as error:
             raise LogCorrupt(key, f"no snapshot to begin with: {error.detail}") from None
 
+    @override
     async def step(self, carried: State, commit: Commit) -> State:
-        """See `Carry.step`."""
         self._moved(0)
         return _as_recorded(await self.merged(carried, commit), commit).state
 
+    @override
     async def restart(self, commit: Commit) -> State:
-        """See `Carry.restart`."""
         return _as_recorded(await restarted(self.log, commit), commit).state
 
     async def merged(self, state: State, commit: Commit, watch: "Watch | None" = None) -> Advance:
@@ -236,17 +237,17 @@ class Merging:
         )
 
 
-class ChainOnly:
+class ChainOnly(Carry[None]):
     """Carries nothing: the chain of commits, and that there is a snapshot to fold from, is all that is looked at."""
 
-    async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> None:
-        """See `Carry.start`."""
+    @override
+    async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> None: ...
 
-    async def step(self, carried: None, commit: Commit) -> None:
-        """See `Carry.step`."""
+    @override
+    async def step(self, carried: None, commit: Commit) -> None: ...
 
-    async def restart(self, commit: Commit) -> None:
-        """See `Carry.restart`."""
+    @override
+    async def restart(self, commit: Commit) -> None: ...
 
 
 def _as_recorded(result: Advance, commit: Commit) -> Advance:
@@ -351,14 +352,14 @@ def outer_of(header: CommitHeader) -> dict[str, Outer]:
 # --- published values -------------------------------------------------------------------------------------------------
 
 
-class Publishing:
+class Publishing(Carry[F32]):
     """Carries the published value [n]: a snapshot's published part, read by range, and the differences after it."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
 
+    @override
     async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> F32:
-        """See `Carry.start`."""
         try:
             return await self._start(fragment, version, key, commit)
         except LogCorrupt as error:
@@ -376,8 +377,8 @@ class Publishing:
         except RecordInvalid as error:
             raise LogCorrupt(key, f"no snapshot to begin with: {error.detail}") from None
 
+    @override
     async def step(self, carried: F32, commit: Commit) -> F32:
-        """See `Carry.step`."""
         try:
             return await self._step(carried, commit)
         except LogCorrupt as error:
@@ -400,8 +401,8 @@ class Publishing:
             await _require_source(self.log, h, h.healed.source)
         return await self.log.runtime.offload(_apply, self.log.gate, blob, carried, fragment, h)
 
+    @override
     async def restart(self, commit: Commit) -> F32:
-        """See `Carry.restart`."""
         return (await restarted(self.log, commit)).state.published
 
 

@@ -24,11 +24,12 @@ from obstore.exceptions import (
     PreconditionError,
     UnauthenticatedError,
 )
+from typing_extensions import override
 
 from isthmus.errors import Denied, InputError, Unavailable, first_cause
 from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank, fill
 from isthmus.runtime.clock import Runtime, wait_for_foreign_threads
-from isthmus.store.base import PART_BYTES, RANGE_BYTES, Entry, is_there, part_of
+from isthmus.store.base import PART_BYTES, RANGE_BYTES, Entry, Store, is_there, part_of
 from isthmus.store.credentials import Identity, access
 from isthmus.store.refused import DENIED, EXPIRED, MISSING, RangeBeyondEnd, refusal, refused_read
 
@@ -80,7 +81,7 @@ class Clients:
     """Sends a part again by itself."""
 
 
-class BucketStore:
+class BucketStore(Store):
     """Objects of one bucket below an optional prefix."""
 
     def __init__(
@@ -95,15 +96,15 @@ class BucketStore:
         self._whole = False
         self.url = url
 
+    @override
     async def get(self, key: str) -> Body:
-        """See `Store.get`."""
         try:
             return await self._read(key, 0, None)
         except RangeBeyondEnd:
             return bytearray()  # no range of an empty object is within it
 
+    @override
     async def get_range(self, key: str, start: int, stop: int) -> Body:
-        """See `Store.get_range`."""
         if stop <= start:
             return bytearray()
         try:
@@ -111,8 +112,8 @@ class BucketStore:
         except RangeBeyondEnd:
             return bytearray()
 
+    @override
     async def put(self, key: str, data: Data) -> None:
-        """See `Store.put`."""
         try:
             await self._write(key, data, "overwrite")
         except (BaseError, OSError, TimeoutError) as error:
@@ -139,8 +140,8 @@ class BucketStore:
             self._fail(error, key)
         return True
 
+    @override
     async def list(self, prefix: str) -> Sequence[Entry]:
-        """See `Store.list`."""
         if prefix and not prefix.endswith("/"):
             raise ValueError(f"a prefix ends with '/': {prefix!r}")
         try:
@@ -153,8 +154,8 @@ class BucketStore:
         )
         return sorted(entries)
 
+    @override
     async def delete(self, key: str) -> None:
-        """See `Store.delete`."""
         try:
             await obstore.delete_async(self._clients.write, self._prefix + key)
         except FileNotFoundError as error:

@@ -14,6 +14,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from isthmus.errors import Denied, InputError, PortError, Unavailable, told
 from isthmus.store.refused import NO_CREDENTIALS
 
@@ -114,7 +116,7 @@ class Identity(Protocol):
         ...
 
 
-class Fixed:
+class Fixed(Identity):
     """Credentials that cannot change while the process lives: those in its environment."""
 
     failure: PortError | None = None
@@ -122,12 +124,12 @@ class Fixed:
     def __init__(self, known: Mapping[str, Any]) -> None:
         self._known = known
 
+    @override
     async def ask(self) -> Any:
-        """See `Identity.ask`."""
         return self._known
 
+    @override
     def doubt(self) -> bool:
-        """See `Identity.doubt`."""
         return False
 
 
@@ -141,7 +143,7 @@ SPENT = 0.75
 """Share of the time left to credentials after which botocore is asked for newer ones."""
 
 
-class Found:
+class Found(Identity):
     """Credentials that botocore finds: in files, from a program, of a role, from a metadata service.
 
     They are fetched anew before they expire, when a file that they may be written in has changed, and after `doubt`.
@@ -161,8 +163,8 @@ class Found:
         self._session: Any = None
         self._renewal: asyncio.Task[None] | None = None
 
+    @override
     async def ask(self) -> Any:
-        """See `Identity.ask`."""
         if self._is_due():
             waits = self._anew or not self._is_valid()
             if self._renewal is None or self._renewal.done():
@@ -185,8 +187,8 @@ class Found:
             self._again_at = self._now() + LOOK_S
             self.failure = error
 
+    @override
     def doubt(self) -> bool:
-        """See `Identity.doubt`."""
         now = None if self._known is None else (self._known["access_key_id"], self._known["token"])
         if now == self._doubted and not self._anew and self.failure is None:
             return False  # they have been fetched since, and are the same

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from isthmus.errors import Unavailable
 from isthmus.format.records.frame import Blob, Body, Data
 from isthmus.runtime.clock import Runtime
@@ -70,14 +72,14 @@ class EdgeStore(RetryingStore):
         edge.landmark = self.landmark
         return edge
 
+    @override
     async def get(self, key: str) -> Body:
-        """See `Store.get`."""
         if self.regions is None:
             return await super().get(key)
         return await self.regions.read(key, lambda store: store.get(key), lambda: super(EdgeStore, self).get(key))
 
+    @override
     async def get_range(self, key: str, start: int, stop: int) -> Body:
-        """See `Store.get_range`."""
         if self.regions is None:
             return await super().get_range(key, start, stop)
         return await self.regions.read(
@@ -86,24 +88,24 @@ class EdgeStore(RetryingStore):
             lambda: super(EdgeStore, self).get_range(key, start, stop),
         )
 
+    @override
     async def put(self, key: str, data: Data) -> None:
-        """See `Store.put`."""
         if self.regions is None:
             return await super().put(key, data)
         return await self.regions.put(
             key, lambda store: store.put(key, data), lambda: super(EdgeStore, self).put(key, data)
         )
 
+    @override
     async def create(self, key: str, data: Blob) -> bool:
-        """See `Store.create`."""
         if self.regions is None:
             return await super().create(key, data)
         return await self.regions.create(
             key, lambda store: store.create(key, data), lambda: super(EdgeStore, self).create(key, data)
         )
 
+    @override
     async def list(self, prefix: str) -> Sequence[Entry]:
-        """See `Store.list`."""
         found = await self._listed(prefix)
         if found or not self.landmark:
             return found
@@ -119,8 +121,8 @@ class EdgeStore(RetryingStore):
             return await super().list(prefix)
         return await self.regions.list(prefix, lambda: super(EdgeStore, self).list(prefix))
 
+    @override
     async def delete(self, key: str) -> None:
-        """See `Store.delete`."""
         if self.regions is None:
             return await super().delete(key)
         return await self.regions.delete(

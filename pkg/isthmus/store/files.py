@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from typing_extensions import override
+
 from isthmus.errors import Denied, ObjectMissing, StoreFull, Unavailable
 from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.format.records.keys import RUN_KEY
 from isthmus.runtime.clock import Runtime
-from isthmus.store.base import Entry
+from isthmus.store.base import Entry, Store
 
 T = TypeVar("T")
 
@@ -22,7 +24,7 @@ ABANDONED_S = 3600.0
 """A file under construction that nobody wrote to for this long was cut off, by a SIGKILL or a loss of power."""
 
 
-class FileStore:
+class FileStore(Store):
     """Objects as files below `root`. Keys are paths; a key can never leave the root."""
 
     def __init__(self, root: Path, runtime: Runtime) -> None:
@@ -35,30 +37,30 @@ class FileStore:
         self._run_object: bytes | None = None
         """Digest of the run object there, once there is one."""
 
+    @override
     async def get(self, key: str) -> Body:
-        """See `Store.get`."""
         return await self._run(key, self._read, 0, None)
 
+    @override
     async def get_range(self, key: str, start: int, stop: int) -> Body:
-        """See `Store.get_range`."""
         return await self._run(key, self._read, start, stop)
 
+    @override
     async def put(self, key: str, data: Data) -> None:
-        """See `Store.put`."""
         await self._run(key, self._write, data, os.replace)
 
+    @override
     async def create(self, key: str, data: Blob) -> bool:
-        """See `Store.create`."""
         return await self._run(key, self._write, data, os.link)
 
+    @override
     async def list(self, prefix: str) -> Sequence[Entry]:
-        """See `Store.list`."""
         if prefix and not prefix.endswith("/"):
             raise ValueError(f"a prefix ends with '/': {prefix!r}")
         return await self._run(prefix, self._list)
 
+    @override
     async def delete(self, key: str) -> None:
-        """See `Store.delete`."""
         await self._run(key, lambda path: path.unlink(missing_ok=True))
 
     async def _run(self, key: str, fn: Callable[..., T], *args: object) -> T:

@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from typing_extensions import override
+
 from isthmus.format.records.frame import Blob, Body, Data
 from isthmus.store.base import Entry, Store
 
@@ -12,35 +14,35 @@ Send = Callable[[], Awaitable[T]]
 """Sends a request to the store below, and may be called again."""
 
 
-class Layer:
+class Layer(Store):
     """The store below, unchanged: every request passes `_through`, which is where a layer does its job."""
 
     def __init__(self, store: Store) -> None:
         self.url = store.url
         self._store = store
 
+    @override
     async def get(self, key: str) -> Body:
-        """See `Store.get`."""
         return await self._through("get", key, lambda: self._store.get(key))
 
+    @override
     async def get_range(self, key: str, start: int, stop: int) -> Body:
-        """See `Store.get_range`."""
         return await self._through("get", key, lambda: self._store.get_range(key, start, stop))
 
+    @override
     async def put(self, key: str, data: Data) -> None:
-        """See `Store.put`."""
         await self._through("put", key, lambda: self._store.put(key, data))
 
+    @override
     async def create(self, key: str, data: Blob) -> bool:
-        """See `Store.create`."""
         return await self._through("create", key, lambda: self._store.create(key, data))
 
+    @override
     async def list(self, prefix: str) -> Sequence[Entry]:
-        """See `Store.list`."""
         return await self._through("list", prefix, lambda: self._store.list(prefix))
 
+    @override
     async def delete(self, key: str) -> None:
-        """See `Store.delete`."""
         await self._through("delete", key, lambda: self._store.delete(key))
 
     async def _through(self, operation: str, key: str, send: Send[T]) -> T:

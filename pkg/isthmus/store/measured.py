@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from typing_extensions import override
+
 from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.format.records.frame import Blob, Body, Data
 from isthmus.runtime.clock import Runtime
@@ -34,21 +36,21 @@ class MeasuredStore(Layer):
         self._traffic = traffic
         self._metrics = metrics
 
+    @override
     async def get(self, key: str) -> Body:
-        """See `Store.get`."""
         return self._down(await super().get(key))
 
+    @override
     async def get_range(self, key: str, start: int, stop: int) -> Body:
-        """See `Store.get_range`."""
         return self._down(await super().get_range(key, start, stop))
 
+    @override
     async def put(self, key: str, data: Data) -> None:
-        """See `Store.put`."""
         await super().put(key, data)
         self._up(data)
 
+    @override
     async def create(self, key: str, data: Blob) -> bool:
-        """See `Store.create`."""
         created = await super().create(key, data)
         self._up(data)
         return created

@@ -23,11 +23,12 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 from botocore.parsers import ResponseParserError
+from typing_extensions import override
 
 from isthmus.errors import InputError, Unavailable, first_cause, told
 from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.runtime.clock import Runtime
-from isthmus.store.base import PART_BYTES, Entry, is_there, part_of
+from isthmus.store.base import PART_BYTES, Entry, Store, is_there, part_of
 from isthmus.store.credentials import Identity, access
 from isthmus.store.refused import DENIED, EXISTS, EXPIRED, MISSING, NO_UPLOAD, RangeBeyondEnd, refusal, refused_read
 
@@ -66,7 +67,7 @@ class _Begun:
     """Whether this is a second try."""
 
 
-class S3Store:
+class S3Store(Store):
     """Objects of one bucket below an optional prefix. Endpoint and credentials come from the AWS environment."""
 
     def __init__(
@@ -88,8 +89,8 @@ class S3Store:
         except RangeBeyondEnd:
             return bytearray()  # no range of an empty object is within it
 
+    @override
     async def get_range(self, key: str, start: int, stop: int) -> Body:
-        """See `Store.get_range`."""
         if stop <= start:
             return bytearray()
         try:
@@ -97,8 +98,8 @@ class S3Store:
         except RangeBeyondEnd:
             return bytearray()
 
+    @override
     async def put(self, key: str, data: Data) -> None:
-        """See `Store.put`."""
         try:
             if len(data) > PART_BYTES:
                 await self._put_in_parts(key, data)
@@ -136,8 +137,8 @@ class S3Store:
             self._fail(error, key)
         return True
 
+    @override
     async def list(self, prefix: str) -> Sequence[Entry]:
-        """See `Store.list`."""
         if prefix and not prefix.endswith("/"):
             raise ValueError(f"a prefix ends with '/': {prefix!r}")
         entries: list[Entry] = []
@@ -156,8 +157,8 @@ class S3Store:
             self._fail(error, prefix)
         return sorted(entries)
 
+    @override
     async def delete(self, key: str) -> None:
-        """See `Store.delete`."""
         try:
             await self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
         except ClientError as error:

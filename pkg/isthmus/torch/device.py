@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from typing_extensions import override
 
 from isthmus.codecs import aligned, codec, packed_size
 from isthmus.codecs.kernels import F32, U8
@@ -31,12 +32,14 @@ from isthmus.learner.backend import (
     BLEND,
     ArrayBackend,
     ArrayRef,
+    Arrays,
     LocalBackend,
     OnDevice,
     PackedUpdate,
     local_array,
     local_residual,
 )
+from isthmus.learner.boundary import Replica
 from isthmus.log import Commit
 from isthmus.torch import device_codecs
 from isthmus.torch.model import Follow, TorchReplica, named, nothing_follows, rows_of, writable
@@ -161,21 +164,21 @@ class Staged(OnDevice):
     block: DeviceBlock | None
 
 
-class Blocks:
+class Blocks(Arrays):
     """Arrays of fragments on a device. Training thread; nothing here waits for what lies there."""
 
     def __init__(self, layout: Layout, device_stream: DeviceStream) -> None:
         self._layout = layout
         self._device_stream = device_stream
 
+    @override
     def empty(self, fragment: int) -> DeviceBlock:
-        """See `Arrays.empty`."""
         return DeviceBlock([])
 
+    @override
     def mixed(
         self, fragment: int, adopt: Adoption, local: ArrayRef, values: ArrayRef, base: ArrayRef, since: ArrayRef | None
     ) -> DeviceBlock:
-        """See `Arrays.mixed`."""
         mine, new = self.of(fragment, local), self.of(fragment, values)
         before = new if adopt == Adoption.BLEND else self.of(fragment, base if since is None else since)
         for block in (mine, new, before):
@@ -221,7 +224,7 @@ def used_up(held: ArrayRef) -> None:
         held.block = None
 
 
-class DeviceArrays(Blocks):
+class DeviceArrays(Blocks, Replica):
     """A module's parameters on a device, as the boundary reads and writes them. Training thread; nothing here waits."""
 
     def __init__(
@@ -233,8 +236,8 @@ class DeviceArrays(Blocks):
         self._from_host = TorchReplica(model, layout, follow)
         self._places = [[(parameters[t.spec.name], t.rows) for t in f.tensors] for f in layout.fragments]
 
+    @override
     def read(self, fragment: int, out: DeviceBlock) -> None:
-        """See `Replica.read`."""
         with torch.no_grad():
             held = [rows_of(p, rows) for p, rows in self._places[fragment]]
             try:
@@ -246,8 +249,8 @@ class DeviceArrays(Blocks):
         self._device_stream.used_aside(out.tensors)
         out.ready = self._device_stream.mark()
 
+    @override
     def write(self, fragment: int, values: ArrayRef) -> None:
-        """See `Replica.write`."""
         block = at_hand(values)
         if isinstance(block, np.ndarray):
             self._from_host.write(fragment, local_array(block))  # which is waited for
@@ -262,7 +265,7 @@ class DeviceArrays(Blocks):
         used_up(values)
 
 
-class DeviceSteward:
+class DeviceBackend(ArrayBackend):
     """A backend of what lies on a device and of what lies here. Everything it does runs in threads of the agent."""
 
     divides = False
@@ -277,20 +280,20 @@ class DeviceSteward:
         # What needs a decomposition or an entropy stage is packed by the CPU.
         self._packs_there = self._codec is not None and not rules.isotropic_up
 
+    @override
     async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> ArrayRef:
-        """See `Carry.start`."""
         return await self._own.start(fragment, version, key, commit)
 
+    @override
     async def step(self, carried: ArrayRef, commit: Commit) -> ArrayRef:
-        """See `Carry.step`."""
         return await self._own.step(carried, commit)
 
+    @override
     async def restart(self, commit: Commit) -> ArrayRef:
-        """See `Carry.restart`."""
         return await self._own.restart(commit)
 
+    @override
     async def staged(self, fragment: int, held: ArrayRef) -> ArrayRef:
-        """See `ArrayBackend.staged`."""
         host = local_array(held)
         try:
             return Staged(host, await self._own.runtime.offload(self._there, self._fragments[fragment], host))
@@ -298,10 +301,10 @@ class DeviceSteward:
             logger.warning("fragment %d is adopted by way of the host, which training waits for: %s", fragment, error)
             return Staged(host, None)
 
+    @override
     async def pack(
         self, header: UpdateHeader, base: ArrayRef, values: ArrayRef, feedback: ArrayRef | None
     ) -> PackedUpdate | None:
-        """See `ArrayBackend.pack`."""
         fragment = self._fragments[header.fragment]
         if (
             not self._packs_there
@@ -329,32 +332,32 @@ class DeviceSteward:
             None if feedback is None else await self.landed(header.fragment, feedback),
         )
 
+    @override
     async def store(self, key: str, packed: PackedUpdate) -> None:
-        """See `ArrayBackend.store`."""
         await self._own.store(key, packed)
 
+    @override
     def sum(self, fragment: int, a: ArrayRef, b: ArrayRef) -> ArrayRef:
-        """See `ArrayBackend.sum`."""
         return self._own.sum(fragment, a, b)
 
+    @override
     async def home(self, fragment: int, held: ArrayRef) -> ArrayRef:
-        """See `ArrayBackend.home`."""
         return await self._own.home(fragment, held)
 
+    @override
     async def is_finite(self, held: ArrayRef) -> bool:
-        """See `ArrayBackend.is_finite`."""
         if isinstance(held, Staged):
             return await self._own.is_finite(held.host)
         if not isinstance(held, DeviceBlock):
             return await self._own.is_finite(held)
         return await self._own.runtime.offload(self._is_finite, held)
 
+    @override
     async def keep(self, part: PartHeader, held: Sequence[ArrayRef | U8]) -> Part:
-        """See `ArrayBackend.keep`."""
         return await self._own.keep(part, held)
 
+    @override
     async def landed(self, fragment: int, held: ArrayRef) -> ArrayRef:
-        """See `ArrayBackend.landed`."""
         if isinstance(held, Staged):
             return held.host
         if not isinstance(held, DeviceBlock):
@@ -460,5 +463,5 @@ class DeviceSteward:
 
 
 def backend(device_stream: DeviceStream, own: LocalBackend, *_: object) -> ArrayBackend:
-    """See `MakeSteward`."""
-    return DeviceSteward(own, device_stream)
+    """See `MakeBackend`."""
+    return DeviceBackend(own, device_stream)

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 import torch
+from typing_extensions import override
 
-from isthmus.torch.optimizers import Array, Outline, Plain, Stepped, Sums, Wrapped
+from isthmus.torch.optimizers import Array, Outline, Plain, Stepped, Sums, Tried, Wrapped
 
 
 class _Said(msgspec.Struct, frozen=True, array_like=True):
@@ -56,7 +57,7 @@ class Trial:
         return msgspec.msgpack.encode(_Said(repr(error), [], [], []))
 
 
-class GroupCheck:
+class GroupCheck(Tried):
     """All ranks' parts, of the first rank; see `optimizers.Tried`. Raises `ValueError` where a rank cannot step."""
 
     def __init__(self, own: Trial, begun: Sequence[bytes], tried: Callable[[dict[str, Any]], Sequence[bytes]]) -> None:
@@ -69,12 +70,12 @@ class GroupCheck:
         self._lengths = _added([s.lengths for s in said])
         self._tried = tried
 
+    @override
     def moved_by(self, saved: dict[str, Any]) -> list[Sums]:
-        """See `Tried.moved_by`."""
         return _added([s.moved for s in _heard(self._tried(saved))])
 
+    @override
     def lengths(self) -> list[Sums]:
-        """See `Tried.lengths`."""
         return self._lengths
 
 

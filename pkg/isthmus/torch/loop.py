@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from isthmus.errors import InputError
 from isthmus.format.records import tree
 from isthmus.format.records.tree import Leaf
-from isthmus.learner.checkpoint import LoopState, Stateful
+from isthmus.learner.checkpoint import LoopState, Saver, Stateful
 from isthmus.torch import model as torch_model
 from isthmus.torch import optimizers
 from isthmus.torch.local import LocalState, local_tensors, version_of
@@ -45,7 +46,7 @@ class _Noted:
     buffers: dict[str, torch.Tensor]
 
 
-class Loop:
+class Loop(Saver):
     """One process's model, optimizer, data and other objects that go on with it. Training thread."""
 
     def __init__(
@@ -214,8 +215,8 @@ class Loop:
 
     # --- out ----------------------------------------------------------------------------------------------------------
 
+    @override
     def save(self) -> LoopState:
-        """See `Saver.save`."""
         optimizer = self.optimizer_state(wrapped=self._unwraps is not False)
         if self._unwraps is None and optimizers.has_wrapped(optimizer):
             self._unwraps = self._can_unwrap()
@@ -224,8 +225,8 @@ class Loop:
         local = {name: torch_model.copy_of(tensor) for name, tensor in self.changed().items()}
         return LoopState(optimizer, local, (self.own(),))
 
+    @override
     def take(self, node: object) -> Leaf | None:
-        """See `Saver.take`."""
         return torch_model.take_tensor(node)
 
     def optimizer_state(self, *, wrapped: bool = True, **given: Any) -> dict[str, Any]:

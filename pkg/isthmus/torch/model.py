@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from typing_extensions import override
 
 from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError, LayoutMismatch, RecordInvalid
 from isthmus.format.layout import Layout, Spec, TensorClass
 from isthmus.format.records.tree import Leaf, LeafSpec
+from isthmus.learner.boundary import Replica
 from isthmus.reasons import Reason
 
 logger = logging.getLogger(__name__)
@@ -128,7 +130,7 @@ def nothing_follows(_: object) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-class TorchReplica:
+class TorchReplica(Replica):
     """Reads and writes a module's parameters, fragment by fragment, on any device and in any of the dtypes."""
 
     def __init__(self, model: nn.Module, layout: Layout, follow: Follow = nothing_follows) -> None:
@@ -140,14 +142,14 @@ class TorchReplica:
             for fragment in layout.fragments
         ]
 
+    @override
     def read(self, fragment: int, out: F32) -> None:
-        """See `Replica.read`."""
         for parameter, rows, at in self._places[fragment]:
             held = rows_of(parameter, rows)
             torch.from_numpy(out[at]).view(held.shape).copy_(held)
 
+    @override
     def write(self, fragment: int, values: F32) -> None:
-        """See `Replica.write`."""
         with self._follow([(parameter, rows) for parameter, rows, _ in self._places[fragment]]):
             for parameter, rows, at in self._places[fragment]:
                 held = rows_of(parameter, rows)

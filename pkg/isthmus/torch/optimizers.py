@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 from torch import nn
+from typing_extensions import override
 
 from isthmus.torch import model as torch_model
 from isthmus.torch.model import why_not_kept
@@ -377,7 +378,7 @@ class Tried(Protocol):
         """Return how long each parameter tensor is."""
 
 
-class Stepped:
+class Stepped(Tried):
     """A copy of an optimizer and of its parameters that has taken one step with gradients of −1: what it holds then,
     and how far it goes. Of sharded parameters it is what this rank holds, and all ranks do it.
 
@@ -401,8 +402,8 @@ class Stepped:
         self.outline: dict[Hashable, Outline] = outline(self._copy.state_dict()["state"])
         self.moved = self._moved()
 
+    @override
     def moved_by(self, saved: dict[str, Any]) -> list[Sums]:
-        """See `Tried.moved_by`."""
         with torch.no_grad():
             for here, p in zip(self._here, parameters_of(self._copy), strict=True):
                 p.copy_(here)
@@ -412,8 +413,8 @@ class Stepped:
         self._step()
         return self._moved()
 
+    @override
     def lengths(self) -> list[Sums]:
-        """See `Tried.lengths`."""
         return [_sums(local_of(p)) for p in self._here]
 
     def _step(self) -> None:

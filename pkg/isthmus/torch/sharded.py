@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 import torch
+from typing_extensions import override
 
 from isthmus.codecs.kernels import F32, U8
 from isthmus.errors import InputError, ObjectMissing, PortError, RankLost, RecordInvalid, known_error
@@ -22,8 +23,9 @@ from isthmus.format.layout import Layout, Tensor
 from isthmus.format.records import tree
 from isthmus.format.records.tree import NOWHERE, Leaf, LeafSpec
 from isthmus.format.rules import Adoption, FrozenCheck, Hyperparameters
-from isthmus.learner.backend import ArrayRef, Remote
-from isthmus.learner.checkpoint import APART_BYTES, Checkpoint, LoopState
+from isthmus.learner.backend import ArrayRef, Arrays, Remote
+from isthmus.learner.boundary import Replica
+from isthmus.learner.checkpoint import APART_BYTES, Checkpoint, LoopState, Saver
 from isthmus.learner.checkpoint_shards import ShardRef, ShardToWrite
 from isthmus.learner.ranks.arrays import ArrayTable
 from isthmus.log.run import UNTOLD
@@ -97,7 +99,7 @@ class CallResult:
     words: bytes = b""
 
 
-class Sharded:
+class Sharded(Arrays, Replica, Saver):
     """A model and its optimizer on the ranks of one learner."""
 
     def __init__(
@@ -190,15 +192,15 @@ class Sharded:
         self._remotes = remotes
         self._place(layout, owner)
 
+    @override
     def empty(self, fragment: int) -> ArrayRef:
-        """See `Arrays.empty`."""
         owner = self._fragments.owner[fragment]
         return self._remotes.remote(owner) if owner else self._fragments.arrays.empty(fragment)
 
+    @override
     def mixed(
         self, fragment: int, adopt: Adoption, local: ArrayRef, values: ArrayRef, base: ArrayRef, since: ArrayRef | None
     ) -> ArrayRef:
-        """See `Arrays.mixed`."""
         owner = self._fragments.owner[fragment]
         if not owner:
             return self._fragments.arrays.mixed(fragment, adopt, local, values, base, since)
@@ -209,14 +211,14 @@ class Sharded:
         self.ranks.command(Op.MIX, fragment, found.number, msgspec.msgpack.encode(mix))
         return found
 
+    @override
     def read(self, fragment: int, out: ArrayRef) -> None:
-        """See `Replica.read`."""
         self._commanded.append(out)
         self.ranks.command(Op.READ, fragment, _number(out))
         self._fragments.read(fragment, _number(out), None if isinstance(out, Remote) else out)
 
+    @override
     def write(self, fragment: int, values: ArrayRef) -> None:
-        """See `Replica.write`."""
         self._commanded.append(values)
         self.ranks.command(Op.WRITE, fragment, _number(values))
         self._write(fragment, _number(values), None if isinstance(values, Remote) else values)
@@ -239,8 +241,8 @@ class Sharded:
             raise InputError(found)
         return found
 
+    @override
     def take(self, node: object) -> Leaf | None:
-        """See `checkpoint.Saver.take`."""
         return Leaf(node.spec, NOWHERE, node.pieces) if isinstance(node, InBlocks) else torch_model.take_tensor(node)
 
     def tried(self) -> GroupCheck:

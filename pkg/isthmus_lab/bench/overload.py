@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from typing_extensions import override
 
 from isthmus.codecs import codec, packed_size
 from isthmus.format.layout import Layout, Spec, TensorClass
@@ -26,7 +27,7 @@ from isthmus.syncer import Syncer
 from isthmus.syncer.agent import FETCHES_MAX
 from isthmus_lab.bench.measure import Row, Say, row
 from isthmus_lab.simulate.conditions import Conditions
-from isthmus_lab.simulate.world import Arrays, Times, World, learn, serve
+from isthmus_lab.simulate.world import Arrays, Times, Trainee, World, learn, serve
 
 LOADS = (0.5, 1.0, 2.0, 3.0, 5.0)
 """Demand, in what can be served."""
@@ -159,28 +160,28 @@ def _seen(
     )
 
 
-class _Trainee:
+class _Trainee(Trainee):
     """A model of plain arrays, and steps of about half a second."""
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
 
+    @override
     def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Replica, Saver | None]:
-        """See `Trainee.begin`."""
         self._model = Arrays(layout)
         return self._model, None
 
+    @override
     def duration(self) -> float:
-        """See `Trainee.duration`."""
         return STEP_S * self._draw.uniform(0.8, 1.2)
 
+    @override
     def step(self, number: int) -> tuple[int, float]:
-        """See `Trainee.step`."""
         for values in self._model.values:
             np.multiply(values, np.float32(0.95), out=values)
             np.add(values, np.float32(self._draw.gauss(0.0, 0.01)), out=values)
         return 100, 1.0
 
+    @override
     def enough(self, agent: LearnerAgent) -> bool:
-        """See `Trainee.enough`."""
         return False

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from typing_extensions import override
 
 from isthmus.codecs import codec, packed_size
 from isthmus.format.layout import Layout, Spec, TensorClass, partition
@@ -25,7 +26,7 @@ from isthmus.runtime.metrics import Metrics
 from isthmus.syncer import Syncer
 from isthmus_lab.forecast.bandwidth import OnTheWire, Setup
 from isthmus_lab.simulate.conditions import Conditions
-from isthmus_lab.simulate.world import Arrays, Times, World, learn, serve
+from isthmus_lab.simulate.world import Arrays, Times, Trainee, World, learn, serve
 
 ELEMENTS = 256
 """Of each fragment: small, so that a period takes no time."""
@@ -77,26 +78,26 @@ class _Seen:
     down: int = 0
 
 
-class _Still:
+class _Still(Trainee):
     """Trains nothing, in even steps."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
 
+    @override
     def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Replica, Saver | None]:
-        """See `Trainee.begin`."""
         return Arrays(layout), None
 
+    @override
     def duration(self) -> float:
-        """See `Trainee.duration`."""
         return self._step_s
 
+    @override
     def step(self, number: int) -> tuple[int, float]:
-        """See `Trainee.step`."""
         return 1, 0.0
 
+    @override
     def enough(self, agent: LearnerAgent) -> bool:
-        """See `Trainee.enough`."""
         return False
 
 

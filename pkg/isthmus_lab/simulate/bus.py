@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
-from isthmus.bus.base import READ_MAX, RETAINED_MESSAGES, START, BusItem
+from typing_extensions import override
+
+from isthmus.bus.base import READ_MAX, RETAINED_MESSAGES, START, Bus, BusItem
 from isthmus.errors import Unavailable
 from isthmus_lab.simulate.conditions import UNHEARD, Conditions, Fault
 from isthmus_lab.simulate.process import Process
@@ -96,7 +98,7 @@ class Streams:
         return int(number) if position and int(epoch) == self._epoch else 0
 
 
-class SimulatedBus:
+class SimulatedBus(Bus):
     """One process's way to the streams."""
 
     def __init__(self, streams: Streams, process: Process, conditions: Conditions, url: str = "sim://bus") -> None:
@@ -107,8 +109,8 @@ class SimulatedBus:
         self._clock = process.clock
         self._server = streams.primary
 
+    @override
     async def append(self, stream: str, *bodies: bytes) -> None:
-        """See `Bus.append`."""
         self._process.spend(len(bodies) * self._process.costs.message_s)
         if self._server != self._streams.primary:
             await self._refused_by_a_replica()
@@ -131,8 +133,8 @@ class SimulatedBus:
         if fault is not None and fault is not Fault.SWALLOWED:
             raise Unavailable(f"{self.url}: {fault.value}")
 
+    @override
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
-        """See `Bus.read`."""
         await self._travel()
         if self.conditions.deaf:
             self.conditions.strike(Fault.DEAF, "read")
@@ -153,8 +155,8 @@ class SimulatedBus:
         self._process.spend(sum(map(len, found.values())) * self._process.costs.message_s)
         return found
 
+    @override
     async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
-        """See `Bus.ago`."""
         await self._travel()
         return {stream: self._streams.before(stream, self._clock.time() - seconds) for stream in streams}
 
@@ -171,13 +173,13 @@ class SimulatedBus:
     def _land(self, stream: str, body: bytes) -> None:
         self._streams.append(stream, body, self._clock.time())
 
+    @override
     async def tail(self, stream: str) -> str:
-        """See `Bus.tail`."""
         await self._travel()
         return self._streams.tail(stream)
 
+    @override
     async def names(self, within_s: float | None = None) -> set[str]:
-        """See `Bus.names`."""
         await self._travel()
         return self._streams.names(-math.inf if within_s is None else self._clock.time() - within_s)
 

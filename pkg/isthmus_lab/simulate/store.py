@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from typing_extensions import override
+
 from isthmus.errors import Denied, ObjectMissing, PortError, Unavailable
 from isthmus.format.records.frame import Blob, Body, Data, payload_start
-from isthmus.store.base import Entry
+from isthmus.store.base import Entry, Store
 from isthmus.store.refused import refusal, refused_read
 from isthmus_lab.simulate.conditions import UNHEARD, Conditions, Fault, Wire
 from isthmus_lab.simulate.process import EPOCH_S, Process
@@ -68,7 +70,7 @@ class Mount(Protocol):
         ...
 
 
-class SimulatedStore:
+class SimulatedStore(Store):
     """One process's way to the objects."""
 
     def __init__(self, objects: Objects, process: Process, conditions: Conditions, url: str = "sim://run") -> None:
@@ -85,22 +87,22 @@ class SimulatedStore:
         self._clock = process.clock
         self._up, self._down = Wire(), Wire()
 
+    @override
     async def get(self, key: str) -> Body:
-        """See `Store.get`."""
         return await self._read(key, lambda: self._there.get(key))
 
+    @override
     async def get_range(self, key: str, start: int, stop: int) -> Body:
-        """See `Store.get_range`."""
         return await self._read(key, lambda: self._there.get(key)[start:stop])
 
+    @override
     async def put(self, key: str, data: Data) -> None:
-        """See `Store.put`."""
         body = bytes(data)
         await self._request("put", key, lambda: self._there.put(key, body, self._wall()), up=body, writes=True)
         self.bytes_up += len(body)
 
+    @override
     async def create(self, key: str, data: Blob) -> bool:
-        """See `Store.create`."""
         body = bytes(data)
         done = await self._request(
             "create", key, lambda: self._there.create(key, body, self._wall()), up=body, writes=True
@@ -119,8 +121,8 @@ class SimulatedStore:
         rest: list[Entry] = await self._request("list", prefix, lambda: self._there.list(prefix))
         return page + [entry for entry in rest if entry.key > page[-1].key]
 
+    @override
     async def delete(self, key: str) -> None:
-        """See `Store.delete`."""
         await self._request("delete", key, lambda: self._there.delete(key), writes=True)
 
     async def _read(self, key: str, effect: Callable[[], bytes]) -> Body:

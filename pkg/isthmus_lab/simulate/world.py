@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from isthmus.codecs.kernels import F32
 from isthmus.format.layout import Layout
@@ -177,16 +178,16 @@ def _attached(begun: tuple[Replica, Saver | None]) -> tuple[Replica, None, Saver
     return replica, None, saver
 
 
-class Arrays:
+class Arrays(Replica):
     """A model of plain arrays, one per fragment."""
 
     def __init__(self, layout: Layout) -> None:
         self.values = [np.zeros(f.size, np.float32) for f in layout.fragments]
 
+    @override
     def read(self, fragment: int, out: F32) -> None:
-        """See `Replica.read`."""
         out[:] = self.values[fragment]
 
+    @override
     def write(self, fragment: int, values: F32) -> None:
-        """See `Replica.write`."""
         self.values[fragment][:] = values

@@ -4,10 +4,12 @@ import functools
 import math
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from typing_extensions import override
 
 from isthmus.codecs.kernels import F32
 from isthmus.demo.gpt import CONTEXT, ByteGPT, held_out_loss, loss_of
@@ -20,6 +22,7 @@ from isthmus.learner.checkpoint import Checkpoint, Saver
 from isthmus.torch import model as torch_model
 from isthmus.torch import moments, optimizers
 from isthmus.torch.loop import Loop
+from isthmus_lab.simulate.world import Trainee
 from isthmus_lab.training.experts import BALANCE_WEIGHT, ExpertGPT
 from isthmus_lab.training.setting import WINDOW_TOKENS, Setting, Shape
 
@@ -108,18 +111,21 @@ def train_on(model: ByteGPT, optimizer: torch.optim.Optimizer, batch: torch.Tens
     return float(loss.detach())
 
 
-class _Forgetful:
+class _Forgetful(Replica):
     """A replica whose inner optimizer starts anew for every fragment that is written."""
 
     def __init__(self, replica: Replica, model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout) -> None:
         named = dict(model.named_parameters())
-        self.read = replica.read
         self._replica = replica
         self._optimizer = optimizer
         self._parameters = [[named[t.spec.name] for t in f.tensors] for f in layout.fragments]
 
+    @override
+    def read(self, fragment: int, out: Any) -> None:
+        self._replica.read(fragment, out)
+
+    @override
     def write(self, fragment: int, values: F32) -> None:
-        """See `Replica.write`."""
         self._replica.write(fragment, values)
         for parameter in self._parameters[fragment]:
             self._optimizer.state.pop(parameter, None)
@@ -136,7 +142,7 @@ def _average(optimizer: torch.optim.Optimizer, donors: Sequence[Checkpoint]) -> 
                     value.lerp_(before[parameter][what], 1.0 - 1.0 / order)
 
 
-class Trained:
+class Trained(Trainee):
     """One life of one learner: a `Trainee` with real gradients."""
 
     def __init__(
@@ -171,8 +177,8 @@ class Trained:
         self._fresh_at: int | None = None
         self._text = shard(order % setting.learners, setting.learners)
 
+    @override
     def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Replica, Saver | None]:
-        """See `Trainee.begin`."""
         own = agent.history.checkpoint
         loop = Loop(self.model, self.optimizer)
         origin = moments.restore(loop, own, next(iter(self._donors), None))
@@ -185,12 +191,12 @@ class Trained:
             _Forgetful(replica, self.model, self.optimizer, layout) if self._setting.reset_moments else replica
         ), loop
 
+    @override
     def duration(self) -> float:
-        """See `Trainee.duration`."""
         return self._step_s * max(0.2, 1.0 + self._setting.noise * self._draw.gauss(0.0, 1.0))
 
+    @override
     def step(self, number: int) -> tuple[int, float]:
-        """See `Trainee.step`."""
         s = self._setting
         batch = windows(self._text, s.batch, self._seed, self._order, number)
         warm = 1.0 if self._fresh_at is None else moments.warmth(number - self._fresh_at, s.warmup)
@@ -203,6 +209,6 @@ class Trained:
                 choice.seen.zero_()
         return tokens, loss
 
+    @override
     def enough(self, _: LearnerAgent) -> bool:
-        """See `Trainee.enough`."""
         return self._enough()

@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 from isthmus.bus import Bus, BusItem
 from isthmus.errors import Denied, IsthmusError, Unavailable
 from isthmus.format.records.keys import RUN_KEY, commit_key
@@ -45,29 +47,29 @@ _MILLISECONDS = re.compile(r"(\d{13})-\d+")
 """How Redis numbers messages: by its clock."""
 
 
-class NoBus:
+class NoBus(Bus):
     """Stands for the bus of a run that has none, or that nobody named."""
 
     url = ""
 
+    @override
     async def append(self, stream: str, *bodies: bytes) -> None:
-        """See `Bus.append`."""
         raise Unavailable("there is no bus")
 
+    @override
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
-        """See `Bus.read`."""
         raise Unavailable("there is no bus")
 
+    @override
     async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
-        """See `Bus.ago`."""
         raise Unavailable("there is no bus")
 
+    @override
     async def tail(self, stream: str) -> str:
-        """See `Bus.tail`."""
         raise Unavailable("there is no bus")
 
+    @override
     async def names(self, within_s: float | None = None) -> set[str]:
-        """See `Bus.names`."""
         raise Unavailable("there is no bus")
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from typing_extensions import override
 
 from isthmus.agent.tolerance import Tolerance, kind
 from isthmus.codecs.kernels import U8
@@ -20,7 +21,7 @@ from isthmus.format.records.objects import Part, PartHeader, UpdateHeader
 from isthmus.learner.backend import ArrayBackend, ArrayRef, LocalBackend, PackedUpdate, Remote, Stored, local_residual
 from isthmus.learner.ranks import protocol
 from isthmus.learner.ranks.arrays import Numbers
-from isthmus.learner.ranks.server import CONNECT_S, MakeBackend, is_secret
+from isthmus.learner.ranks.server import CONNECT_S, WrapBackend, is_secret
 from isthmus.log import Commit
 
 logger = logging.getLogger(__name__)
@@ -221,14 +222,14 @@ class RankGroup:
 
     peers: Peers
     owner: Sequence[int]
-    make_backend: MakeBackend
+    wrap: WrapBackend
     """Makes the backend of what the first rank owns itself."""
     on_devices: bool
     """Whether ranks keep arrays on the devices that train."""
 
     def backend(self, own: LocalBackend, tolerance: Tolerance, moved: Moved) -> ArrayBackend:
-        """See `MakeSteward`."""
-        return Owners(self.make_backend(own), self.peers, self.owner, tolerance, moved, on_devices=self.on_devices)
+        """See `MakeBackend`."""
+        return Owners(self.wrap(own), self.peers, self.owner, tolerance, moved, on_devices=self.on_devices)
 
 
 def interfaces(alone: bool, rendezvous: str | None, hostname: str) -> tuple[str, list[str]]:
@@ -241,7 +242,7 @@ def interfaces(alone: bool, rendezvous: str | None, hostname: str) -> tuple[str,
     return ("::" if rendezvous and ":" in rendezvous else "0.0.0.0"), [*([rendezvous] if rendezvous else []), hostname]
 
 
-class Owners:
+class Owners(ArrayBackend):
     """A backend that has each thing done where its fragment's arrays lie."""
 
     divides = True
@@ -265,16 +266,16 @@ class Owners:
         self._tolerance = tolerance
         self._on_devices = on_devices
 
+    @override
     async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> ArrayRef:
-        """See `Carry.start`."""
         if (peer := self._peer(fragment)) is None:
             return await self._own.start(fragment, version, key, commit)
         into = peer.number()
         await self._ask(peer, kind("read", key), protocol.Start(fragment, version, key, commit, into))
         return peer.remote(into)
 
+    @override
     async def step(self, carried: ArrayRef, commit: Commit) -> ArrayRef:
-        """See `Carry.step`."""
         if not isinstance(carried, Remote):
             return await self._own.step(carried, commit)
         peer = self._peers.of[carried.rank]
@@ -282,18 +283,18 @@ class Owners:
         await self._ask(peer, about, protocol.Step(carried.number, commit, into))
         return peer.remote(into)
 
+    @override
     async def restart(self, commit: Commit) -> ArrayRef:
-        """See `Carry.restart`."""
         if (peer := self._peer(commit.header.fragment)) is None:
             return await self._own.restart(commit)
         into, about = peer.number(), kind("read", commit.header.value_key)
         await self._ask(peer, about, protocol.Restart(commit, into))
         return peer.remote(into)
 
+    @override
     async def pack(
         self, header: UpdateHeader, base: ArrayRef, values: ArrayRef, feedback: ArrayRef | None
     ) -> PackedUpdate | None:
-        """See `ArrayBackend.pack`."""
         if (peer := self._peer(header.fragment)) is None:
             return await self._own.pack(header, base, values, feedback)
         body, dropped = peer.number(), peer.number()
@@ -305,30 +306,30 @@ class Owners:
         left = peer.remote(dropped) if answer.yes else None
         return PackedUpdate(answer.digest, answer.size, peer.remote(body), left)
 
+    @override
     async def store(self, key: str, packed: PackedUpdate) -> None:
-        """See `ArrayBackend.store`."""
         if not isinstance(packed.body, Remote):
             await self._own.store(key, packed)
             return
         peer = self._peers.of[packed.body.rank]
         await self._ask(peer, kind("create", key), protocol.Store(key, packed.body.number))
 
+    @override
     def sum(self, fragment: int, a: ArrayRef, b: ArrayRef) -> ArrayRef:
-        """See `ArrayBackend.sum`."""
         if (peer := self._peer(fragment)) is None:
             return self._own.sum(fragment, a, b)
         into = peer.number()
         peer.post(protocol.Sum(fragment, _there(a).number, _there(b).number, into))
         return peer.remote(into)
 
+    @override
     async def staged(self, fragment: int, held: ArrayRef) -> ArrayRef:
-        """See `ArrayBackend.staged`."""
         if not isinstance(held, Remote):
             return await self._own.staged(fragment, held)
         return await self._elsewhere(protocol.Stage, fragment, held)
 
+    @override
     async def landed(self, fragment: int, held: ArrayRef) -> ArrayRef:
-        """See `ArrayBackend.landed`."""
         if not isinstance(held, Remote):
             return await self._own.landed(fragment, held)
         return await self._elsewhere(protocol.Land, fragment, held)
@@ -341,8 +342,8 @@ class Owners:
         await peer.ask(move(fragment, held.number, into))
         return peer.remote(into)
 
+    @override
     async def home(self, fragment: int, held: ArrayRef) -> ArrayRef:
-        """See `ArrayBackend.home`."""
         if (peer := self._peer(fragment)) is None:
             return await self._own.home(fragment, held)
         into = peer.number()
@@ -355,14 +356,14 @@ class Owners:
             await peer.ask(protocol.Give(into, given.dtype == np.uint16), given.view(np.uint8).data)
         return peer.remote(into)
 
+    @override
     async def is_finite(self, held: ArrayRef) -> bool:
-        """See `ArrayBackend.is_finite`."""
         if not isinstance(held, Remote):
             return await self._own.is_finite(held)
         return (await self._peers.of[held.rank].ask(protocol.IsFinite(held.number))).yes
 
+    @override
     async def keep(self, part: PartHeader, held: Sequence[ArrayRef | U8]) -> Part:
-        """See `ArrayBackend.keep`."""
         if (peer := self._peers.of.get(part.rank)) is None:
             return await self._own.keep(part, held)
         asked = protocol.Keep(part, [_there(one).number for one in held])

@@ -27,7 +27,7 @@ CONNECT_S = 30.0
 """The first rank is to be reached within this long."""
 
 
-MakeBackend = Callable[[LocalBackend], ArrayBackend]
+WrapBackend = Callable[[LocalBackend], ArrayBackend]
 """Makes the backend of what a rank owns, around one that works in the host's memory."""
 
 
@@ -40,7 +40,7 @@ async def serve(
     url: str,
     run: Run,
     array_table: ArrayTable,
-    make_backend: MakeBackend,
+    make_backend: WrapBackend,
     rank: int,
     addresses: Sequence[tuple[str, int]],
     secret: bytes,
