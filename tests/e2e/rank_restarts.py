@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 import isthmus
 from isthmus.learner.boundary import CopyState
 from isthmus.torch import loop
-from support.restarts import PACE, RULES, TOKENS, Data, wait_until_stored
+from support.restarts import PACE, RULES, TOKENS, Data, boundary_of, wait_until_stored
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -75,7 +75,7 @@ def main(run: str, until: int, end: str, out: Path) -> None:
             if link is not None:
                 stores = rank == 0 and n == first + 2
                 if stores:
-                    link._boundary.post(CopyState())
+                    boundary_of(link).post(CopyState())
                 link.step(tokens=TOKENS)
                 if stores:
                     wait_until_stored(link)

@@ -19,6 +19,7 @@ import isthmus
 from isthmus.errors import InputError
 from isthmus.format.rules import Pace, Rules
 from isthmus.link import agent_thread
+from isthmus.link.group import OneRank
 from isthmus.store import files
 from isthmus_services.processes import isthmus_command
 from support import restarts
@@ -188,12 +189,14 @@ def test_the_last_checkpoint_is_waited_for(
     again.close(wait=0)
 
 
-def test_who_leaves_without_a_checkpoint_stores_none(tmp_path: Path) -> None:
+def test_who_leaves_without_a_checkpoint_stores_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a rank does of which another failed: what its model holds is not of one step."""
     link, model, optimizer = join(tmp_path)
     for _ in range(3):
         step(link, model, optimizer)
-    link._leave(done=False, keep=False)
+    monkeypatch.setattr(OneRank, "alone", False)
+    link._leave(done=False, well=False, wait_s=0.0)
+    monkeypatch.undo()
     assert not [p for p in tmp_path.glob("run/checkpoints/**/*") if p.is_file()]
     link, *_ = join(tmp_path)
     assert link.steps_done == 0
@@ -237,7 +240,7 @@ def test_a_short_run_hears_what_became_of_its_work(tmp_path: Path) -> None:
         for _ in range(8):
             step(link, model, optimizer)
         link.close()
-        assert not any(link._thread.agent.uplink.attempts), "all that was sent is answered"
+        assert not any(link._side.agent("uplink").uplink.attempts), "all that was sent is answered"
     finally:
         syncer.terminate()
         syncer.wait(60)

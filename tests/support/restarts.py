@@ -24,7 +24,7 @@ from torch import nn
 
 import isthmus
 from isthmus.format.rules import Pace, Rules
-from isthmus.learner import checkpoint
+from isthmus.learner import Boundary, checkpoint
 from isthmus.store import files
 from isthmus.torch import loop
 
@@ -417,7 +417,7 @@ def _train(life: Life, link: isthmus.Link, until: int, end: str, trace: "Trace |
                 break  # a batch further than what was trained
             life.step(x, end if last and end in ENDS else None)
             if last and end == "in link.step":
-                link._boundary._move = _raises  # type: ignore[method-assign,assignment]
+                boundary_of(link)._move = _raises  # type: ignore[method-assign,assignment]
             life.batches.append(number)
             link.step(tokens=TOKENS)
             life.tokens = link.tokens_seen
@@ -455,16 +455,23 @@ TRACED = ("isthmus/link/link.py", "isthmus/learner/boundary.py", "isthmus/torch/
 """What a step of a learner runs in the training thread."""
 
 
+def boundary_of(link: isthmus.Link) -> Boundary:
+    """Return the boundary of the rank that leads."""
+    boundary = link._side.agent("boundary").boundary
+    assert boundary is not None, "joined"
+    return boundary
+
+
 def store(link: isthmus.Link) -> None:
     """Have a checkpoint taken at this boundary, and wait until it is stored."""
-    link._boundary.freeze()
+    boundary_of(link).freeze()
     wait_until_stored(link)
 
 
 def wait_until_stored(link: isthmus.Link) -> None:
     """Wait until the checkpoint of this boundary is in the store."""
     end = time.monotonic() + 60
-    while link._thread.agent.stored_step != link.steps_done:
+    while link._side.agent("stored_step").stored_step != link.steps_done:
         assert time.monotonic() < end, "no checkpoint was stored"
         time.sleep(0.005)
 

@@ -8,8 +8,10 @@
 
 In a torchrun job whose model is sharded or replicated, every rank makes the same calls.
 
-joining  `join`            link   a learner's hold on a run
-ranks    of the ranks of a learner that do not speak for it
+joining    `join`                                      link      a learner's hold on a run
+group      the ranks of a learner                      leader    the rank that leads, and speaks for the learner
+follower   a rank that follows                         following the global model without training it
+agent_thread, loop_thread   where agents run
 """
 
 from isthmus.link.joining import join

@@ -7,9 +7,9 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
 from isthmus.agent.ports import TRUSTING, Find, Ports, open_ports
@@ -19,10 +19,9 @@ from isthmus.format.records.fields import require_name
 from isthmus.format.rules import MemberRole, Pace
 from isthmus.interrupts import held_back
 from isthmus.learner import LearnerAgent, Replica
-from isthmus.learner.agent import MakeBackend
 from isthmus.learner.backend import Arrays
 from isthmus.learner.checkpoint import Checkpoint, Saver
-from isthmus.learner.ranks.client import RankGroup
+from isthmus.learner.ranks.client import Assembled
 from isthmus.link.loop_thread import EXIT_S, LoopThread
 from isthmus.log import Log
 from isthmus.log.run import Run
@@ -36,12 +35,7 @@ Result = TypeVar("Result")
 
 FindDonor = Callable[[LearnerAgent], Awaitable[Checkpoint | None]]
 
-MakeSpread = Callable[[Ports], AbstractAsyncContextManager[RankGroup | None]]
-
-
-@asynccontextmanager
-async def _not_spread(_: Ports) -> AsyncIterator[None]:
-    yield None
+Assemble = Callable[[Ports], AbstractAsyncContextManager[Assembled]]
 
 
 DRAIN_S = 10.0
@@ -94,18 +88,15 @@ class AgentThread:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def start(
-        self, enter: Find, find_donor: FindDonor, spread: MakeSpread = _not_spread, backend: MakeBackend | None = None
-    ) -> None:
+    def start(self, enter: Find, find_donor: FindDonor, assemble: Assemble) -> None:
         """Start the thread; return once the run is joined, and a donor looked for where one is needed.
 
-        `spread` gets the other ranks of this learner ready to keep their share of its arrays; where there are none,
-        `backend` makes what keeps them (see `LearnerAgent`).
+        `assemble` gets the ranks of this learner ready to keep their share of its arrays.
 
         Until then the calling thread, which trains, does what the agent asks of it (see `on_training_thread`).
         """
         self._thread = threading.Thread(
-            target=self._main, args=(enter, find_donor, spread, backend), name="isthmus-agent", daemon=True
+            target=self._main, args=(enter, find_donor, assemble), name="isthmus-agent", daemon=True
         )
         self._thread.start()
         try:
@@ -289,23 +280,21 @@ class AgentThread:
             if self.feeder is not None:
                 self.feeder.close()
 
-    async def _agent(
-        self, enter: Find, find_donor: FindDonor, make_spread: MakeSpread, backend: MakeBackend | None
-    ) -> None:
+    async def _agent(self, enter: Find, find_donor: FindDonor, assemble: Assemble) -> None:
         self._loop = asyncio.get_running_loop()
         if self._abandoned.is_set():
             return
         run_url, bus_url = self._urls
         learner, adopt, steps, pace, checkpoint_s = self._settings
         started = self._loop.time()
-        async with open_ports(run_url, bus_url, enter, self._trust) as ports, make_spread(ports) as spread:
+        async with open_ports(run_url, bus_url, enter, self._trust) as ports, assemble(ports) as ranks:
             atexit.register(self._at_exit)  # after the client's own, which is to run when no requests come any more
             self.run, self._log = ports.log.run, ports.log
             self._trust.take_part(self.run, ports.log.members, bus_url, MemberRole.LEARNER, learner)
             self.agent = LearnerAgent(
                 ports.log, ports.store, ports.bus, ports.runtime, learner,
                 adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
-                backend=spread.backend if spread else backend,
+                backend=ranks.backend,
             )  # fmt: skip
             # Not later: it holds the interpreter for tenths of a second, and the first update would wait for it.
             warming = asyncio.ensure_future(ports.runtime.offload(kernels.warm))
@@ -332,17 +321,16 @@ class AgentThread:
             if self._abandoned.is_set():
                 return
             running = asyncio.ensure_future(self.agent.run())
-            lost = asyncio.ensure_future(spread.peers.until_one_is_lost()) if spread else None
+            lost = asyncio.ensure_future(ranks.until_one_is_lost())
             try:
-                await asyncio.wait([running, *([lost] if lost else [])], return_when=asyncio.FIRST_COMPLETED)
-                if lost is not None and lost.done() and not running.done():
+                await asyncio.wait([running, lost], return_when=asyncio.FIRST_COMPLETED)
+                if lost.done() and not running.done():
                     lost.result()
                 await running
             finally:
-                for task in (running, lost):
-                    if task is not None:
-                        task.cancel()
-                await asyncio.gather(running, *([lost] if lost else []), return_exceptions=True)
+                running.cancel()
+                lost.cancel()
+                await asyncio.gather(running, lost, return_exceptions=True)
 
 
 class OwnerThread:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,17 +12,13 @@ import msgspec
 
 from isthmus.agent.ports import TRUSTING, known_run
 from isthmus.bus import default_bus
-from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError, RunMissing, Unavailable
-from isthmus.format.layout import Layout, Spec, Tensor
+from isthmus.format.layout import Spec
 from isthmus.format.rules import CHECKPOINT_S, Adoption, FrozenCheck, Hyperparameters, Pace, Rules, named
 from isthmus.format.signing import Signer
-from isthmus.learner import LearnerAgent, Replica, checkpoint_shards
-from isthmus.learner.backend import Arrays
-from isthmus.learner.checkpoint import Checkpoint, Stateful
+from isthmus.learner.checkpoint import Stateful
 from isthmus.link.agent_thread import AgentThread
 from isthmus.link.link import Link
-from isthmus.link.ranks import Joined, follow, spread
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run
 from isthmus.log.trust import Trust, trust_of
@@ -34,8 +30,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from isthmus.torch.device import DeviceStream
-    from isthmus.torch.loop import Loop
+    from isthmus.link.group import Group
+    from isthmus.torch.sharded import Sharded
 
 
 START_S = 60.0
@@ -91,7 +87,7 @@ def join(
     Args:
         run: where the run lives: `s3://bucket/prefix` or a folder.
         model: any module; its trainable parameters must be those of the run (tied ones once, any of float32, bfloat16,
-            float16). StateCopy parameters must be the run's; buffers stay local. What `torch.compile` and
+            float16). Frozen parameters must be the run's; buffers stay local. What `torch.compile` and
             `DataParallel` have wrapped is unwrapped. Where FSDP2 or tensor parallelism shard it over the ranks of a
             job, or `DistributedDataParallel` replicates it, all of them are one learner: each calls this alike.
         optimizer: the inner optimizer; its state is kept when a fragment is adopted.
@@ -137,11 +133,8 @@ def join(
         Unavailable, Denied: store or bus cannot be reached or used.
         RankLost: a rank of the job is gone.
     """
-    from isthmus.torch import device, moments
-    from isthmus.torch import model as torch_model
-    from isthmus.torch.frozen import digests_of
-    from isthmus.torch.loop import Loop
-    from isthmus.torch.ranks import ranks_of
+    from isthmus.link.follower import follow
+    from isthmus.link.leader import Leader
     from isthmus.torch.sharded import Sharded
 
     if create is not None and not (isinstance(create, Rules) or callable(create)):
@@ -150,100 +143,116 @@ def join(
         )
     if not checkpoint_s > 0 or warmup_steps < 0:
         raise InputError(f"checkpoint_s {checkpoint_s:g} must be more than 0, warmup_steps {warmup_steps} at least 0")
-    check = named(FrozenCheck, frozen, "value of frozen=")
-    settings = named(Hyperparameters, hyperparameters, "value of hyperparameters=")
+    frozen_check = named(FrozenCheck, frozen, "value of frozen=")
     bus = bus or default_bus(run)
     if bus is None:
         raise InputError(f"{run} is in a bucket: say which bus it uses, bus='redis://host:port'")
     bus = as_environment_says(bus, os.environ)
     trust = trust_of(key, owner, insecure, run_digest)
+    settings = named(Hyperparameters, hyperparameters, "value of hyperparameters=")
+    alike = [f"as {learner}", f"the run {run}"]
+    group = _group(model, optimizer, data, state, settings, alike)
+    if isinstance(group, Sharded):
+        return Link(follow(group, run, trust.signer), warmup_steps)
+    thread = AgentThread(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust)
+    with group.call("JOIN") as said:
+        try:
+            plan = _Seeding(run, bus, create, vectors, pace or Pace(), trust, group, thread, group.frozen(frozen_check))
+            thread.start(plan.enter, partial(group.find_donor, thread), partial(group.assembled, thread))
+            leader = Leader(thread, group, _bring_to_where_it_was(group, thread))
+        except BaseException:
+            group.loop.close()
+            thread.abandon()
+            raise
+        said.words = msgspec.msgpack.encode(leader.joined())
+    return Link(leader, warmup_steps)
+
+
+def _group(
+    model: "nn.Module",
+    optimizer: "torch.optim.Optimizer",
+    data: Stateful | None,
+    state: Mapping[str, Stateful] | None,
+    settings: Hyperparameters,
+    alike: list[str],
+) -> "Group | Sharded":
+    """Return the ranks that train this model as one learner, at the one that leads; at the others, their share of it.
+
+    `alike`: what all ranks have to agree on. Raises `InputError` on all ranks where the model or the optimizer of one
+    cannot be taken.
+    """
+    from isthmus.link.group import ManyRanks, OneRank
+    from isthmus.torch import device
+    from isthmus.torch import model as torch_model
+    from isthmus.torch.loop import Loop
+    from isthmus.torch.ranks import ranks_of
+    from isthmus.torch.sharded import Sharded
+
     ranks = ranks_of(model)
     model = torch_model.unwrapped(model)
     torch_model.check_optimizer(model, optimizer)
-    specs = torch_model.specs_of(model, vectors)
     where = device.device_of(model)
-    device_stream = None if where is None else device.DeviceStream(where)
-    with nullcontext() if ranks is None else ranks.refusing():
+    stream = None if where is None else device.DeviceStream(where)
+    if ranks is None:
+        return OneRank(Loop(model, optimizer, data, state), stream, settings)
+    with ranks.refusing():
         loop = Loop(model, optimizer, data, state)
-    sharded = None
-    if ranks is not None:
-        sharded = Sharded(loop, ranks, [f"as {learner}", f"the run {run}"], device_stream, settings)
-        if not ranks.leads:
-            return follow(sharded, warmup_steps, run, trust.signer)
+    sharded = Sharded(loop, ranks, alike, stream, settings)
+    return ManyRanks(sharded) if ranks.leads else sharded
 
-    async def gathered(piece: Tensor) -> F32:
-        assert sharded is not None, "else all of it is here"
-        return await thread.on_training_thread(lambda: sharded.values(piece))
 
-    def seed(rules: Create) -> Seed:
-        chosen = rules if isinstance(rules, Rules) else rules(specs)
-        if not isinstance(chosen, Rules):
-            raise InputError(f"create={rules!r} returned a {type(chosen).__name__}: it must return isthmus.Rules")
-        values = torch_model.values_of(model) if sharded is None else gathered
-        if trust.signer is None:
-            trust.require_near(run, bus)
-        return Seed(specs, values, fixed, chosen.check(), pace or Pace(), signer=trust.signer)
+@dataclass(frozen=True, slots=True)
+class _Seeding:
+    """How a run is found, and what it is created from where it is missing."""
 
-    async def enter(store: EdgeStore) -> Run:
+    run: str
+    bus: str
+    create: Create | None
+    vectors: Sequence[str]
+    pace: Pace
+    trust: Trust
+    group: "Group"
+    thread: AgentThread
+    frozen: dict[str, bytes]
+
+    async def enter(self, store: EdgeStore) -> Run:
+        """Return the run, which is the model's. Agent's thread."""
         found = await reach_or_create(
-            store, create, lambda rules: thread.on_training_thread(lambda: seed(rules)), trust
+            store, self.create, lambda rules: self.thread.on_training_thread(lambda: self._seed(rules)), self.trust
         )
-        found.require(specs, fixed)
+        found.require(self._specs(), self.frozen)
         return found
 
-    async def find_donor(agent: LearnerAgent) -> Checkpoint | None:
-        # Gone with this call: it may be as large as the model.
-        if sharded is None:
-            check = moments.DonorCheck(model, optimizer)
-            return await agent.donor(check.fits, check.glance)
-        check = moments.DonorCheck(model, optimizer, sharded.tried)  # all ranks step: from the training thread
-        return await agent.donor(
-            lambda found: thread.ask_training_thread(lambda: check.fits(found)),
-            lambda header: thread.ask_training_thread(lambda: check.glance(header)),
-        )
+    def _specs(self) -> list[Spec]:
+        from isthmus.torch.model import specs_of
 
-    backend = None if device_stream is None else partial(device.backend, device_stream)
-    thread = AgentThread(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust)
-    with nullcontext() if sharded is None else sharded.call("JOIN") as said:
-        try:
-            fixed = digests_of(model, check) if sharded is None else sharded.frozen(check)
-            thread.start(enter, find_donor, partial(spread, sharded, thread), backend)
-            own = thread.agent.history.checkpoint
-            replica, arrays = (
-                (sharded, sharded) if sharded is not None else _replica(loop, thread.run.layout, device_stream)
-            )
-            if own is not None and loop.copies.paths:
-                # What the optimizer's state holds of the weights stands beside these; newer versions move both.
-                for p, point in enumerate(own.points):
-                    replica.write(p, point.values)
-            if sharded is None:
-                origin = moments.restore(loop, own, thread.donor, settings)
-            else:
-                sharded.fetch = lambda *where: thread.ask_agent(lambda log: checkpoint_shards.read(log, *where))
-                origin = sharded.restore(own, thread.donor)
-            thread.attach(replica, arrays, loop if sharded is None else sharded)
-            if origin == "peer":
-                loop.copies.become(list(model.parameters()))
-        except BaseException:
-            loop.close()
-            thread.abandon()
-            raise
-        link = Link(thread, loop, origin, warmup_steps, sharded)
-        if said is not None:
-            fresh = origin == "fresh" and any(thread.joined_at)
-            joined = Joined(link.steps_done, link.tokens_seen, origin, fresh, link.incarnation)
-            said.words = msgspec.msgpack.encode(joined)
-    return link
+        return specs_of(self.group.loop.model, self.vectors)
+
+    def _seed(self, create: Create) -> Seed:
+        specs = self._specs()
+        rules = create if isinstance(create, Rules) else create(specs)
+        if not isinstance(rules, Rules):
+            raise InputError(f"create={create!r} returned a {type(rules).__name__}: it must return isthmus.Rules")
+        if self.trust.signer is None:
+            self.trust.require_near(self.run, self.bus)
+        values = self.group.values(self.thread)
+        return Seed(specs, values, self.frozen, rules.check(), self.pace, signer=self.trust.signer)
 
 
-def _replica(loop: "Loop", layout: Layout, device_stream: "DeviceStream | None") -> tuple[Replica, Arrays | None]:
-    from isthmus.torch.device import DeviceArrays
-    from isthmus.torch.model import TorchReplica
-
-    if device_stream is None:
-        return TorchReplica(loop.model, layout, loop.copies.follow), None
-    there = DeviceArrays(loop.model, layout, device_stream, loop.copies.follow)
-    return there, there
+def _bring_to_where_it_was(group: "Group", thread: AgentThread) -> str:
+    """Bring model, optimizer and data to where the learner was, and the model to the newest version, and let the agent
+    run; return where the moments came from (see `Link.moments`)."""
+    own, loop = thread.agent.history.checkpoint, group.loop
+    replica, arrays = group.placed(thread.run.layout)
+    if own is not None and loop.copies.paths:
+        # What the optimizer's state holds of the weights stands beside these; newer versions move both.
+        for p, point in enumerate(own.points):
+            replica.write(p, point.values)
+    origin = group.restore(own, thread)
+    thread.attach(replica, arrays, group.saver)
+    if origin == "peer":
+        loop.copies.become(list(loop.model.parameters()))
+    return origin
 
 
 async def reach_or_create(

@@ -1,32 +1,80 @@
 """A learner's hold on a run: `step` after each optimizer step, `close` at the end."""
 
 import logging
-import math
 import weakref
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
+from typing import TYPE_CHECKING, Protocol, SupportsFloat, SupportsInt
 
 from isthmus.agent.health import Vitals
 from isthmus.errors import InputError
-from isthmus.interrupts import held_back
-from isthmus.learner import Boundary
+from isthmus.learner import LearnerAgent
 from isthmus.learner.agent import WAIT_S
 from isthmus.learner.step_arguments import loss_of, tokens_of
 from isthmus.learner.summary import Summary
-from isthmus.link.agent_thread import AgentThread
 from isthmus.log.run import Run
 from isthmus.runtime.metrics import LearnerMetrics
 
 if TYPE_CHECKING:
     from isthmus.torch.loop import Loop
-    from isthmus.torch.sharded import Sharded
 
 
 logger = logging.getLogger(__name__)
 
-NEWS_S = 1.0
-"""A learner that waits for a version looks up this often, whether there is news or not."""
+
+class Side(Protocol):
+    """What stands behind a link: the rank that leads (`link.leader`), or one that follows (`link.follower`)."""
+
+    leads: bool
+    loop: "Loop"
+    moments: str
+    first_step: int
+    """Steps that the learner had behind it when it joined."""
+    fresh_into_flight: bool
+    """Whether it started with fresh moments into a run in flight."""
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        ...
+
+    @property
+    def steps_done(self) -> int:
+        """Steps of the learner's name, over all restarts."""
+        ...
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens of those steps."""
+        ...
+
+    @property
+    def incarnation(self) -> int:
+        """How often the learner's name has joined."""
+        ...
+
+    def agent(self, what: str) -> LearnerAgent:
+        """Return the agent, of which the caller wants something. Raises `InputError` at ranks that follow."""
+        ...
+
+    def step(self, tokens: int, loss: float | None) -> None:
+        """Take one step together with all ranks."""
+        ...
+
+    def sum(self, count: int) -> int:
+        """Return the sum of what every rank has counted."""
+        ...
+
+    def let_go(self) -> None:
+        """Wait for no version any more."""
+        ...
+
+    def drop(self) -> None:
+        """Let go of the run: nobody holds the link any more."""
+        ...
+
+    def leave(self, done: bool, well: bool, wait_s: float) -> None:
+        """Leave. `well`: all ranks stand between two steps, as far as they know."""
+        ...
 
 
 class Link:
@@ -41,86 +89,79 @@ class Link:
     `close`, or use it as a context manager: an exception then leaves the run as something that is not done.
     """
 
-    def __init__(
-        self, thread: AgentThread, loop: "Loop", moments: str, warmup: int, sharded: "Sharded | None" = None
-    ) -> None:
-        self._thread = thread
-        self._loop = loop
-        self._sharded = sharded
+    def __init__(self, side: Side, warmup: int) -> None:
+        self._side = side
         self._closed = False
-        self._said_nonfinite = False
         self._warmup = warmup
-        self._first_step = thread.agent.history.step
         # Who drops a link without closing it lets the agent go, too.
-        self._dropped = weakref.finalize(self, thread.let_go)
+        self._dropped = weakref.finalize(self, side.drop)
         self._dropped.atexit = False
-        self.moments = moments
+        self.moments = side.moments
         """Where the inner optimizer's state came from: `own` checkpoint, `peer` (another learner's), or `fresh`."""
 
     @property
     def speaks(self) -> bool:
         """Whether this process speaks for the learner; of a job of several ranks the first does. `metrics`, `vitals`,
         `versions` and `summary` are its own."""
-        return True
+        return self._side.leads
 
     @property
     def run(self) -> Run:
         """The run: layout, rules, pace."""
-        return self._thread.run
+        return self._side.run
 
     @property
     def metrics(self) -> LearnerMetrics:
         """What this learner counts; `metrics.registry` is a Prometheus registry."""
-        return self._thread.agent.metrics
+        return self._side.agent("metrics").metrics
 
     @property
     def vitals(self) -> Vitals:
         """Whether the agent behind this link is well; may be asked from any thread."""
-        return self._thread.agent.vitals
+        return self._side.agent("vitals").vitals
 
     @property
     def steps_done(self) -> int:
         """Optimizer steps this learner's name has behind it, over all restarts: where the training loop goes on."""
-        return self._boundary.step
+        return self._side.steps_done
 
     @property
     def rate(self) -> float:
         """Multiply the learning rate with this: it rises to 1 over the warm-up after a start with fresh moments into a
         run in flight, where the first steps of an Adam without a past are too long. Otherwise 1."""
-        fresh_into_flight = self.moments == "fresh" and any(self._thread.joined_at)
-        return rate_of(fresh_into_flight, self.steps_done - self._first_step, self._warmup)
+        if not self._side.fresh_into_flight:
+            return 1.0
+        from isthmus.torch.moments import warmth
+
+        return warmth(self.steps_done - self._side.first_step, self._warmup)
 
     @property
     def tokens_seen(self) -> int:
         """Tokens of those steps."""
-        return self._boundary.tokens_seen
+        return self._side.tokens_seen
 
     @property
     def versions(self) -> list[int]:
         """The global version each fragment of the model is based on."""
-        return [slot.base for slot in self._boundary.slots]
+        boundary = self._side.agent("versions").boundary
+        assert boundary is not None, "a link exists only once it has joined"
+        return [slot.base for slot in boundary.slots]
 
     @property
     def incarnation(self) -> int:
         """How often this name has joined the run, this time included."""
-        return self._thread.agent.incarnation
+        return self._side.incarnation
 
     @property
     def summary(self) -> Summary:
         """What the stay came to: steps, versions, where the work went; `str` of it is one line. Whole after `close`."""
-        return self._thread.agent.summary()
+        return self._side.agent("summary").summary()
 
     @property
     def figures(self) -> Mapping[str, float]:
         """What the last heartbeat said, as sinks get it; empty before the first. At any time, unlike `summary`."""
-        said = self._thread.agent.scalars()
+        said = self._side.agent("figures").scalars()
         return {} if said is None else said[1]
-
-    @property
-    def _boundary(self) -> Boundary:
-        boundary = self._thread.agent.boundary
-        assert boundary is not None, "a link exists only once it has joined"
-        return boundary
 
     def step(self, tokens: SupportsInt, *, loss: SupportsFloat | None = None) -> None:
         """Report one optimizer step over this many tokens; call it right after `optimizer.step()`.
@@ -137,56 +178,23 @@ class Link:
         tokens, loss = tokens_of(tokens), loss_of(loss)
         if self._closed:
             raise InputError("the link is closed: join again under the same name to go on")
-        self._look_at_model(self.steps_done)
-        with self._all_ranks("STEP", self.steps_done + 1, tokens):
-            self._thread.check()
-            with held_back(), self.metrics.hold_seconds.time():
-                self._boundary.after_step(tokens, loss)
-            while self._boundary.overdue():  # only where the run's pace has a lead
-                self._thread.news.wait(NEWS_S)
-                self._thread.news.clear()
-                self._thread.check()
-                with held_back():
-                    self._boundary.wait_on()
-        self.metrics.steps.inc()
-        self.metrics.tokens.inc(tokens)
-        if loss is not None and math.isfinite(loss):
-            self.metrics.loss.set(loss)
-            self._said_nonfinite = False
-        elif loss is not None:
-            self.metrics.losses_nonfinite.inc()
-            if not self._said_nonfinite:
-                self._said_nonfinite = True
-                logger.warning(
-                    "%s: the loss of step %d is %s: training goes on; differences that are not finite are not sent, "
-                    "and no checkpoint is written until it is a number again",
-                    self._thread.agent.name, self.steps_done, loss,
-                )  # fmt: skip
-        if self._thread.feeder is not None:
-            values = {"train/tokens": float(self.tokens_seen)} | ({} if loss is None else {"train/loss": loss})
-            self._thread.feeder.note(self.steps_done, values)
-
-    def _look_at_model(self, step: int) -> None:
-        """Check once a period that model and optimizer hold the parameters that they held at `join`."""
-        if step % self.run.rules.sync_every == 0:
-            self._loop.require_same()
+        if self.steps_done % self.run.rules.sync_every == 0:
+            self._side.loop.require_same()  # the parameters are those of `join`
+        self._side.step(tokens, loss)
 
     def of_all_ranks(self, count: int) -> int:
         """Return the sum of what every rank of this learner has counted, as `step` wants tokens. Called by all of them.
 
         In a learner of one process, the count itself.
         """
-        if self._sharded is None or self._sharded.ranks.size == 1:
-            return count
-        said = self._sharded.ranks.exchange(count.to_bytes(8, "little", signed=True))
-        return sum(int.from_bytes(words, "little", signed=True) for words in said)
+        return self._side.sum(count)
 
     def let_go(self) -> None:
         """Wait for no version any more; only a run whose pace has a `lead` ever waits.
 
         For signal handlers: a loop that stands at its boundary goes on within a second and can then be ended.
         """
-        self._boundary.let_go()
+        self._side.let_go()
 
     def close(self, *, done: bool = True, wait: float = WAIT_S) -> None:
         """Finish the uploads, store a last checkpoint, wait for answers to the last updates, leave, and log a summary.
@@ -198,37 +206,17 @@ class Link:
         """
         if not wait >= 0:
             raise InputError(f"wait={wait!r}: say for how many seconds, 0 or more")
-        self._leave(done, keep=True, wait_s=wait)
+        self._leave(done, well=True, wait_s=wait)
 
-    def _leave(self, done: bool, keep: bool, *, orderly: bool = True, wait_s: float = 0.0) -> None:
+    def _leave(self, done: bool, well: bool, wait_s: float) -> None:
         if not self._closed:
             self._closed = True
             self._dropped.detach()
-            # Ranks of which one fails are not at one step: no checkpoint can be taken of them.
-            try:
-                with self._all_ranks("CLOSE", self.steps_done) if keep else nullcontext():
-                    self._thread.close(done=done, keep=keep, orderly=orderly, wait_s=wait_s)
-            finally:
-                self._loop.close()
-            found = self.summary
-            logger.log(logging.WARNING if found.never_merged or found.diverged else logging.INFO, "%s", found)
+            self._side.leave(done, well, wait_s)
 
     def __enter__(self) -> "Link":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         well = kind is None
-        self._leave(well, keep=well or self._sharded is None, orderly=well, wait_s=WAIT_S if well else 0.0)
-
-    def _all_ranks(self, call: str, number: int, tokens: int = 0) -> AbstractContextManager[object]:
-        """Meet the other ranks of this learner, if it has any; when all is done here, let them go on."""
-        return nullcontext() if self._sharded is None else self._sharded.call(call, number, tokens)
-
-
-def rate_of(fresh_into_flight: bool, steps: int, warmup: int) -> float:
-    """Return the factor on the learning rate so many steps after a start; see `Link.rate`."""
-    if not fresh_into_flight:
-        return 1.0
-    from isthmus.torch.moments import warmth
-
-    return warmth(steps, warmup)
+        self._leave(well, well, WAIT_S if well else 0.0)

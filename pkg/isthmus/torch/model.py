@@ -1,6 +1,6 @@
 """A torch module as Isthmus sees it: which of its tensors are merged, and how values get in and out of them.
 
-Merged: every parameter that requires a gradient, tied ones once. StateCopy parameters are not merged, but must hold the
+Merged: every parameter that requires a gradient, tied ones once. Frozen parameters are not merged, but must hold the
 same values everywhere. Buffers stay local and are not looked at: running statistics differ between learners.
 """
 

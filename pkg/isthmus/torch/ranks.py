@@ -292,6 +292,13 @@ class Ranks:
 
     # --- words --------------------------------------------------------------------------------------------------------
 
+    def sum(self, count: int) -> int:
+        """Return the sum of what every rank has counted. Called by all of them."""
+        return sum(
+            int.from_bytes(words, "little", signed=True)
+            for words in self.exchange(count.to_bytes(8, "little", signed=True))
+        )
+
     def exchange(self, words: bytes) -> list[bytes]:
         """Return what every rank says, in their order. Called by all of them."""
         if self.size == 1:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -216,9 +217,36 @@ class RunInfo(msgspec.Struct, frozen=True, array_like=True):
     secret: bytes
 
 
+class Assembled(Protocol):
+    """A learner's ranks, which have all come."""
+
+    def backend(self, own: LocalBackend, tolerance: Tolerance, moved: Moved) -> ArrayBackend:
+        """Return what has the arrays of all ranks. `own`: what has those of this process."""
+        ...
+
+    async def until_one_is_lost(self) -> None:
+        """Raise `RankLost` once one of the others is gone; never return."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class RankGroup:
-    """A learner's fragments spread over its ranks, which have all come."""
+class SingleRank(Assembled):
+    """A learner of one process."""
+
+    wrap: WrapBackend
+
+    @override
+    def backend(self, own: LocalBackend, tolerance: Tolerance, moved: Moved) -> ArrayBackend:
+        return self.wrap(own)
+
+    @override
+    async def until_one_is_lost(self) -> None:
+        await asyncio.Event().wait()
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup(Assembled):
+    """A learner's fragments spread over its ranks."""
 
     peers: Peers
     owner: Sequence[int]
@@ -227,9 +255,13 @@ class RankGroup:
     on_devices: bool
     """Whether ranks keep arrays on the devices that train."""
 
+    @override
     def backend(self, own: LocalBackend, tolerance: Tolerance, moved: Moved) -> ArrayBackend:
-        """See `MakeBackend`."""
         return Owners(self.wrap(own), self.peers, self.owner, tolerance, moved, on_devices=self.on_devices)
+
+    @override
+    async def until_one_is_lost(self) -> None:
+        await self.peers.until_one_is_lost()
 
 
 def interfaces(alone: bool, rendezvous: str | None, hostname: str) -> tuple[str, list[str]]:
