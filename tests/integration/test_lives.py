@@ -279,7 +279,7 @@ async def test_a_twin_is_found_without_the_bus(folder: Path, monkeypatch: pytest
         await w.store.create(claim_key("l0", 3), frame.draft(Kind.CLAIM, third).blob)
         with pytest.raises(BaseExceptionGroup) as caught:
             await old.steps(500)
-        assert caught.group_contains(Fenced, match="its life 3")
+        assert caught.group_contains(Fenced, match="its incarnation 3")
 
 
 @in_virtual_time

@@ -592,7 +592,7 @@ async def test_a_learner_does_not_go_on_where_the_store_was_set_back(folder: Pat
             for entry in await w.store.list(prefix):
                 if int(entry.key.rsplit("/", 1)[1][:12]) > 1:
                     await w.store.delete(entry.key)
-        with pytest.raises(LogCorrupt, match="an earlier life of eu has seen version") as caught:
+        with pytest.raises(LogCorrupt, match="an earlier incarnation of eu has seen version") as caught:
             await w.by(EU).learner("eu").join()
         assert caught.value.key == commit_key(0, 2)
         # What it advises helps.

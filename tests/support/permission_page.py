@@ -52,7 +52,7 @@ FOOT = """
 ## Decisions
 
 - **A learner deletes its own old checkpoints**, and may replace them, since who deletes and creates replaces anyway. It
-  deletes no update and no claim: commits name updates, and a freed claim would let a life be taken twice. What else is to go,
+  deletes no update and no claim: commits name updates, and a freed claim would let an incarnation be taken twice. What else is to go,
   the collector takes.
 - **A learner reads other learners' checkpoints** (their moments, and with them their place in the data), for a newcomer to go
   on from: `isthmus access --strict` leaves that out, and a newcomer warms up with fresh moments. It never reads another's
