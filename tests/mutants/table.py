@@ -1,5 +1,5 @@
 """Small, realistic mistakes in the core of the library, and the tests that notice each: an operator, a missing check, a
-wrong order, something forgotten. The planted bugs of the simulator (`simulation/bugs.py`) break promises; these break
+wrong order, something forgotten. The planted bugs of the simulator (`simulation/bugs`) break promises; these break
 lines.
 
 A row gives a name, the text as it is in the module, and what a slip of the hand would make of it. That text must be

@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10_000, help="how many (10000)")
     parser.add_argument("--first", type=int, default=0, help="the first (0)")
     parser.add_argument("--kind", help="all seeds of one kind (see simulation/scenario.py)")
-    parser.add_argument("--bug", help="with a planted bug (see simulation/bugs.py)")
+    parser.add_argument("--bug", help="with a planted bug (see simulation/bugs)")
     parser.add_argument(
         "--bugs", action="store_true", help="which seed catches each planted bug first, and which is noted"
     )

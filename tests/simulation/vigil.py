@@ -39,7 +39,7 @@ many more."""
 USED = 0.9
 """Of the updates that an overloaded syncer reads at least so many are merged."""
 
-KEPT = 0.5
+KEPT = 0.4
 """Of the tokens that learners of an overloaded syncer train so many are merged, if the period may be as long as it
 takes."""
 

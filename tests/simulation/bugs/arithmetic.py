@@ -1,0 +1,157 @@
+"""Planted bugs: values, weights and lengths."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from isthmus.codecs.int4 import Int4
+from isthmus.codecs.kernels import F32
+from isthmus.format.layout import TensorClass
+from isthmus.format.rules import MergeRule
+from isthmus.learner import backend, uplink
+from isthmus.learner.boundary import Boundary
+from isthmus.log import merge, polar
+from simulation.bugs.planted import planted
+
+
+def _advance(change: Any) -> Any:
+    """Patch the outer step: `change(state, master, momentum)` gives what it makes of its result."""
+
+    def step(self: Any, state: Any) -> Any:
+        master, momentum, cancelled = original(self, state)
+        return (*change(state, master, momentum), cancelled)
+
+    original = merge.Accumulator.outer_step
+    return patch.object(merge.Accumulator, "outer_step", step)
+
+
+@planted(20)
+def publish_the_way_of_the_master() -> Iterator[None]:
+    """What is published is how far the master went, without what the codec dropped before."""
+
+    def advance(state: Any, round_: Any, codec_down: Any, *more: Any) -> Any:
+        return original(replace(state, published=state.master), round_, codec_down, *more)
+
+    def next_published(published: Any, fragment: Any, codec_down: Any, payload: Any) -> Any:
+        kept = true.pop() if true else published
+        return apply(kept, fragment, codec_down, payload)
+
+    def patched(state: Any, round_: Any, codec_down: Any, *more: Any) -> Any:
+        true.append(state.published)
+        return advance(state, round_, codec_down, *more)
+
+    true: list[F32] = []
+    original, apply = merge.advance, merge.next_published
+    with patch.object(merge, "advance", patched), patch.object(merge, "next_published", next_published):
+        yield
+
+
+@planted(20)
+def the_momentum_pushes_back() -> Iterator[None]:
+    """A sign in Nesterov's step."""
+
+    def change(state: Any, master: Any, momentum: Any) -> Any:
+        return state.master + (state.master - master), momentum
+
+    with _advance(change):
+        yield
+
+
+@planted(20)
+def the_momentum_is_not_kept() -> Iterator[None]:
+    """Every round starts with no momentum."""
+
+    def change(state: Any, master: Any, momentum: Any) -> Any:
+        return master, momentum - np.float32(0.8) * state.momentum
+
+    with _advance(change):
+        yield
+
+
+@planted(40, caught_by=2)
+def directions_are_not_made_longer() -> Iterator[None]:
+    """RDA without the norm: the mean direction is taken as it is."""
+    with patch.object(merge, "CANCELLED_BELOW", 1e9):
+        yield
+
+
+@planted(40, caught_by=22)
+def matrices_are_merged_like_vectors() -> Iterator[None]:
+    """Iso is taken for RDA."""
+    with patch.object(merge, "_merge_of", lambda _, rule: MergeRule.RDA if rule == MergeRule.ISO else rule):
+        yield
+
+
+@planted(60, caught_by=22)
+def a_quintic_is_left_out() -> Iterator[None]:
+    """Small directions are not made as long as the others."""
+    with patch.object(polar, "QUINTICS", polar.QUINTICS[:-1]):
+        yield
+
+
+@planted(40, caught_by=1)
+def embeddings_are_merged_like_the_rest() -> Iterator[None]:
+    """The rule for embeddings is overlooked."""
+
+    def outers(rules: Any) -> Any:
+        found = original(rules)
+        return dict.fromkeys(found, found[TensorClass.DENSE])
+
+    original = merge.outers
+    with patch.object(merge, "outers", outers):
+        yield
+
+
+@planted(20)
+def weigh_by_tokens_alone() -> Iterator[None]:
+    """Quantity without quality."""
+    with patch.object(merge, "weight", lambda tokens, steps: float(tokens)):
+        yield
+
+
+@planted(20)
+def codes_are_cut_off() -> Iterator[None]:
+    """A quantised level is rounded towards zero."""
+
+    def encode(self: Any, x: Any, out: Any) -> None:
+        original(self, np.float32(0.8) * x, out)
+
+    original = Int4.encode
+    with patch.object(Int4, "encode", encode):
+        yield
+
+
+@planted(60, caught_by=10)
+def blend_with_another_share() -> Iterator[None]:
+    """More of the local model stays than the rule says."""
+    with patch.object(backend, "BLEND", np.float32(0.6)):
+        yield
+
+
+@planted(60, caught_by=6)
+def carry_what_was_uploaded_too() -> Iterator[None]:
+    """Local progress since the base is kept whole, also what an update already holds."""
+
+    def adopt(self: Any, fragment: Any) -> None:
+        self.slots[fragment].sent_values = None
+        original(self, fragment)
+
+    original = Boundary._adopt
+    with patch.object(Boundary, "_adopt", adopt):
+        yield
+
+
+@planted(40, "choir", caught_by=19)
+def a_life_begins_with_what_is_published() -> Iterator[None]:
+    """The local work of a checkpoint is counted, and its parameters are not loaded."""
+
+    def point(self: Any, history: Any, p: Any, version: Any, values: Any) -> Any:
+        found = original(self, history, p, version, values)
+        return None if found is None else replace(found, values=values)
+
+    original = uplink.Uplink.point
+    with patch.object(uplink.Uplink, "point", point):
+        yield

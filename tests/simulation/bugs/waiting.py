@@ -1,0 +1,96 @@
+"""Planted bugs: who waits for whom, and for how long."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+from isthmus.learner.boundary import Boundary
+from isthmus.rounds import rounds
+from isthmus.rounds.grace import Grace
+from isthmus.rounds.live_learners import LiveLearners
+from isthmus.rounds.rounds import Phase, Rounds
+from isthmus.runtime.averages import smooth
+from simulation.bugs.planted import planted
+
+
+@planted(20, "choir")
+def wait_on_when_grace_is_over() -> Iterator[None]:
+    """Grace ends, and the round waits for a repeated call or so before anybody looks."""
+
+    def tick(self: Any, now: Any) -> Any:
+        if self.phase is Phase.GRACE and now < original_ends(self, self.round) + 0.8:
+            return []
+        return original(self, now)
+
+    original, original_ends = Rounds._tick, Rounds._grace_ends
+    with patch.object(Rounds, "_tick", tick):
+        yield
+
+
+@planted(20, "choir")
+def close_when_half_of_grace_is_over() -> Iterator[None]:
+    """The wait is not what was granted and recorded."""
+
+    def ends(self: Any, r: Any) -> Any:
+        return r.quorum_at + 0.5 * r.grace_s
+
+    with patch.object(Rounds, "_grace_ends", ends):
+        yield
+
+
+@contextlib.contextmanager
+def durations_as_said() -> Iterator[None]:
+    """Durations are taken to be what anybody says."""
+    with (
+        patch.object(LiveLearners, "_believed", lambda self, member, said_s, usual_s: said_s),
+        patch.object(LiveLearners, "_step_s", lambda self, member, usual_s: member.step_s),
+    ):
+        yield
+
+
+@planted(40, "hostile", caught_by=6)
+def wait_as_long_as_anybody_says() -> Iterator[None]:
+    """Grace is what the slowest says it takes, and nothing bounds it."""
+
+    def grace(pace: Any, sync_every: Any, terms: Any, quorum_s: Any) -> Any:
+        return Grace(terms.cap_s, pace.overlap)
+
+    with patch.object(rounds, "adaptive_grace", grace), durations_as_said():
+        yield
+
+
+@planted(60, "hostile", caught_by=6)
+def steps_take_as_long_as_anybody_says() -> Iterator[None]:
+    """A round that misses its quorum waits for H steps of 30 years, while who says that never answers."""
+    with durations_as_said():
+        yield
+
+
+@planted(20)
+def a_pause_collects_versions() -> Iterator[None]:
+    """Every version that others make waits, whole, for a training thread that takes no step."""
+
+    def post(self: Any, message: Any) -> None:
+        self.__dict__.setdefault("hoard", []).append(message)
+        original(self, message)
+
+    original = Boundary.post
+    with patch.object(Boundary, "post", post):
+        yield
+
+
+@planted(20, "siege")
+def a_pause_is_a_step() -> Iterator[None]:
+    """What comes between two steps counts as a step's duration: an evaluation of minutes, a stopped process."""
+
+    def after_step(self: Any, tokens: Any, loss: Any = None) -> None:
+        now, before = self._now(), self.__dict__.setdefault("before", self._now())
+        self.averaged = smooth(self.__dict__.get("averaged", 0.0), now - before)
+        self.before = now
+        original(self, tokens, loss)
+        self.step_s = self.averaged
+
+    original = Boundary.after_step
+    with patch.object(Boundary, "after_step", after_step):
+        yield
