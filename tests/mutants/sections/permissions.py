@@ -22,7 +22,7 @@ MUTANTS = [
     ),
     *of(
         "format/records/frame.py",
-        "tests/integration/test_signed.py",
+        "tests/integration/test_signed.py tests/integration/test_signed_histories.py",
         row(
             "the-payload-is-not-signed",
             'return b"".join((head[: _SIGNATURE.start], UNSIGNED_SIGNATURE, head[_SIGNATURE.stop :], payload))',
@@ -36,7 +36,7 @@ MUTANTS = [
     ),
     *of(
         "log/membership.py",
-        "tests/unit/test_membership.py tests/integration/test_signed.py",
+        "tests/unit/test_membership.py tests/integration/test_signed.py tests/integration/test_signed_histories.py",
         row("any-key-for-a-name", "found.key == author and found.role in roles", "found.role in roles"),
         row("any-role", "found.key == author and found.role in roles", "found.key == author"),
         row("patterns-before-names", "return self._named.get(name) or next(", "return next("),
@@ -60,12 +60,12 @@ MUTANTS = [
     ),
     *of(
         "log/commits.py",
-        "tests/integration/test_signed.py",
+        "tests/integration/test_signed.py tests/integration/test_signed_histories.py",
         row("membership-may-go-back", "if commit.header.members < members:", "if False:"),
     ),
     *of(
         "log/authenticate.py",
-        "tests/integration/test_signed.py",
+        "tests/integration/test_signed.py tests/integration/test_signed_histories.py",
         row("one-batch-of-several", "if len(names) > 1:", "if False:"),
         row(
             "learners-are-syncers",
@@ -82,7 +82,7 @@ MUTANTS = [
     ),
     *of(
         "syncer/coordinator.py",
-        "tests/integration/test_signed.py tests/integration/test_one_learner.py",
+        "tests/integration/test_signed.py tests/integration/test_signed_histories.py tests/integration/test_one_learner.py",
         row(
             "an-expelled-learner-is-merged-on",
             "if self._members.signed and not judge.permits(",
