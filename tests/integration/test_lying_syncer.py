@@ -98,21 +98,21 @@ async def _lied(w: World, syncer: Syncer, lie: Callable[[FragmentCoordinator], N
 
 
 def _weighs_less(coordinator: FragmentCoordinator) -> None:
-    own = coordinator._usually.judge
-    coordinator._usually.judge = lambda *a, **k: replace(own(*a, **k), weight=1.0, clipped=(Clip.WEIGHT,))  # type: ignore[method-assign]
+    own = coordinator._sum.usual.judge
+    coordinator._sum.usual.judge = lambda *a, **k: replace(own(*a, **k), weight=1.0, clipped=(Clip.WEIGHT,))  # type: ignore[method-assign]
 
 
 def _says_it_was_long(coordinator: FragmentCoordinator) -> None:
-    own = coordinator._usually.judge
+    own = coordinator._sum.usual.judge
 
     def judge(*a: Any, **k: Any) -> Believed:
         return replace(own(*a, **k), scale=0.01, clipped=(Clip.NORM,))
 
-    coordinator._usually.judge = judge  # type: ignore[method-assign]
+    coordinator._sum.usual.judge = judge  # type: ignore[method-assign]
 
 
 def _says_what_is_usual(coordinator: FragmentCoordinator) -> None:
-    coordinator._usually.after = lambda inputs: 1e9  # type: ignore[method-assign]
+    coordinator._sum.usual.after = lambda inputs: 1e9  # type: ignore[method-assign]
 
 
 def _says_how_long_it_is(coordinator: FragmentCoordinator) -> None:

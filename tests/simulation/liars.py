@@ -135,7 +135,7 @@ class Liar:
         if not coordinators:
             return
         name, coordinator = self._draw.choice(coordinators)
-        usually, honest, p = coordinator._usually, coordinator._usually.judge, coordinator.fragment.index
+        usually, honest, p = coordinator._sum.usual, coordinator._sum.usual.judge, coordinator.fragment.index
         short = self._draw.random() < 0.5
 
         def judge(*a: Any, **k: Any) -> Believed:

@@ -6,29 +6,25 @@ Of a fragment that another syncer keeps only the commits are read. Its state is 
 import asyncio
 import contextlib
 import logging
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-import msgspec
-
 from isthmus.codecs import codec
-from isthmus.codecs.kernels import ARITHMETIC, norm
-from isthmus.codecs.packed import Packed
+from isthmus.codecs.kernels import ARITHMETIC
 from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.format.layout import TensorClass
 from isthmus.format.records import frame
 from isthmus.format.records.keys import value_key
 from isthmus.format.records.messages import Call, Committed, FromSyncer
-from isthmus.format.records.objects import SCHEMA, CommitHeader, Input
+from isthmus.format.records.objects import SCHEMA, CommitHeader
 from isthmus.format.rules import MemberRole, Pace
 from isthmus.log import Commit, Log, merge
 from isthmus.log.fork_detection import ForkDetection
-from isthmus.log.merge import Accumulator, Advance, State
+from isthmus.log.merge import Advance, State
 from isthmus.log.updates import Update
 from isthmus.reasons import Reason
-from isthmus.rounds.bounds import Believed, Claim, Influence, first_norm
+from isthmus.rounds.bounds import Claim, Influence
 from isthmus.rounds.events import (
     Abandon,
     Action,
@@ -65,6 +61,7 @@ from isthmus.syncer.fetcher import Fetcher
 from isthmus.syncer.fragment_reader import At, FragmentReader
 from isthmus.syncer.inbox import Event, Fetched, Folded, FromBus, Heard, Looked
 from isthmus.syncer.recorder import Recorder
+from isthmus.syncer.round_sum import RoundSum
 from isthmus.syncer.shared import Limits, Tallies
 from isthmus.syncer.snapshots import Snapshots
 
@@ -75,9 +72,6 @@ INBOX_MAX = 2048
 
 INBOX_EACH = 64
 """Those of one author among them."""
-
-EXPLODES = 0.1
-"""An update that is cut to less than this of its length is worth a word."""
 
 LOOK_S = 0.25
 """Between two looks at the log that found nothing: words of commits that do not exist cost no more than that."""
@@ -105,7 +99,6 @@ class FragmentCoordinator:
         bounds = log.run.header.bounds
         self._inbox: FairQueue[Event] = FairQueue(INBOX_EACH, INBOX_MAX, self._dropped)
         self.rounds = Rounds(pace, log.run.rules.periods, members, bounds, limits.admission, fragment, self._turn)
-        self._usually = Influence(bounds)
         self._fastest = bounds.slow
         self._heard_of = members
         self.rounds.holding = False
@@ -123,17 +116,12 @@ class FragmentCoordinator:
         self._name = name
         self._say = say
         self._outer = merge.outers(log.run.rules)
+        self._sum = RoundSum(self.fragment, self._outer, Influence(bounds), runtime, self._known_state)
         self._down = codec(log.run.rules.codec_down)
         self._members = log.members
         self._under = log.members.current.version
         """The membership by which the inputs of the round under way are judged, and under which it is committed."""
         self.histories = ForkDetection(fragment, metrics.histories.inc)
-        self._accumulator: Accumulator | None = None
-        self._inputs: list[Input] = []
-        self._unweighed: list[tuple[Packed, Input, Claim]] = []
-        """What came while nothing was known of what is usual: packed, until the round closes."""
-        self._spoken: list[Claim] = []
-        """What updates have said in this round, merged or turned away."""
         self._has_slot = False
         self._slot_lock = asyncio.Lock()
         self._merging = False
@@ -151,6 +139,10 @@ class FragmentCoordinator:
     def state(self) -> State | None:
         """At `head`; None where only the commits are known."""
         return self._follower.state
+
+    def _known_state(self) -> State:
+        assert self.state is not None, "used before recovery"
+        return self.state
 
     @property
     def fold_s(self) -> float:
@@ -211,7 +203,7 @@ class FragmentCoordinator:
         self._counting.begun(at.version, at.last[-1].header if at.last else None)
         for commit in at.last:
             self.histories.know(commit.version, commit.digest)
-            self._usually.note(commit.version, commit.header.inputs, commit.header.usual_length)
+            self._sum.note(commit.header)
         self.rounds.restored(at.version, [commit.header for commit in at.last])
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -297,63 +289,14 @@ class FragmentCoordinator:
             return self.rounds.on(Refused(pointer, Reason.NOT_A_MEMBER), self._runtime.now())
         claim = self._claim(update, self.rounds.elapsed_s(pointer.base, fetched_at))
         given = self._recorder.given(pointer, update.header, fetched_at, claim.norm)
-        if self._usually.known:
-            claim = self._usually.timed(claim, self._spoken)
-            believed = self._judged(claim, self._spoken)
-            self._spoken.append(claim)
-            if believed.refused:
-                self._warn("%s of %s is %g long, far beyond what is usual", pointer.key, pointer.learner, claim.norm)
-                return self.rounds.on(Refused(pointer, Reason.TOO_LONG), self._runtime.now())
-            if believed.scale < EXPLODES:
-                self._warn("%s is cut to %.2g of its length: %s explodes", pointer.key, believed.scale, pointer.learner)
-            await self._take(update.gradient, given, believed)
-        else:
-            # With nothing merged lately, what is usual is what the round holds: who comes first decides nothing.
-            self._unweighed.append((update.gradient, given, claim))
+        if not await self._sum.offer(update.gradient, given, claim):
+            return self.rounds.on(Refused(pointer, Reason.TOO_LONG), self._runtime.now())
         return self.rounds.on(Arrived(pointer), self._runtime.now())
 
     def _claim(self, update: Update, elapsed_s: float) -> Claim:
         h = update.header
         step_s = self._heard_of.usual_step_s() / self._fastest
         return Claim(h.learner, h.steps, h.tokens, update.gradient.norm, elapsed_s, step_s)
-
-    def _judged(self, claim: Claim, among: Sequence[Claim]) -> Believed:
-        already, first = self._weight_of(claim.learner), math.inf
-        if not self._usually.length:
-            assert self.state is not None, "judging before recovery"
-            first = first_norm(norm(self.state.published), self.fragment.size)
-        return self._usually.judge(claim, among, already=already, first=first)
-
-    def _weight_of(self, learner: str) -> float:
-        """Return what a learner's updates in the round weigh together."""
-        return sum(given.weight for given in self._inputs if given.learner == learner)
-
-    async def _take(self, gradient: Packed, given: Input, believed: Believed) -> None:
-        """Add an update to the round's sum, for as much as it is believed to be, and note that."""
-        self._accumulator = await self._runtime.offload(self._add, gradient, believed, given.learner)
-        self._inputs.append(
-            msgspec.structs.replace(
-                given,
-                weight=believed.weight,
-                scale=believed.scale,
-                clipped=tuple(reason.value for reason in believed.clipped),
-                believed=believed.steps,
-            )
-        )
-
-    def _add(self, gradient: Packed, believed: Believed, learner: str) -> Accumulator:
-        """Return the round's sum with one more, begun where it is the first. Not for the loop: it clears and sums."""
-        total = self._accumulator or Accumulator(self.fragment, self._outer, self._runtime.compute)
-        total.add(gradient, believed.weight, believed.scale, learner=learner)
-        return total
-
-    async def _weigh(self) -> None:
-        """Add up what came while nothing was known of what is usual, each judged by all of it."""
-        waiting, self._unweighed = self._unweighed, []
-        among = [claim for _, _, claim in waiting]
-        among = [self._usually.timed(claim, among) for claim in among]
-        for (gradient, given, _), claim in zip(waiting, among, strict=True):
-            await self._take(gradient, given, self._judged(claim, among))
 
     # --- actions ------------------------------------------------------------------------------------------------------
 
@@ -435,9 +378,8 @@ class FragmentCoordinator:
         self.rounds.on(Unreachable(fetched.pointer), self._runtime.now())
 
     async def _merge(self, version: int, closed_by: ClosedBy) -> list[Action]:
-        await self._weigh()
-        assert self.state is not None, "merging before recovery"
-        assert self._accumulator is not None, "merging an empty round"
+        await self._sum.settle()
+        assert self._sum.total is not None, "merging an empty round"
         assert self.rounds.round is not None, "merging without a round"
         started, began, admission = self._runtime.now(), None, self._limits.admission
         admission.merge_begins()
@@ -446,8 +388,8 @@ class FragmentCoordinator:
                 began = self._runtime.now()
                 result: Advance = await self._runtime.offload(
                     merge.advance,
-                    self.state,
-                    self._accumulator,
+                    self._known_state(),
+                    self._sum.total,
                     self._down,
                     self._log.run.digest,
                     self._log.run.rules.feedback_down,
@@ -458,8 +400,7 @@ class FragmentCoordinator:
         merged = self._runtime.now()
         if not result.finite:
             # The one that reaches furthest; where the sum without it is not finite either, the next one after it.
-            worst = max(self._inputs, key=lambda given: given.weight * (given.scale * given.norm))
-            others = len(self._inputs) - 1
+            worst, others = self._sum.furthest(), len(self._sum.inputs) - 1
             self._warn(
                 "the merge overflows: %s is turned away, %d other updates are merged anew", worst.key, others,
                 level=logging.ERROR, version=version,
@@ -484,7 +425,7 @@ class FragmentCoordinator:
             arithmetic=ARITHMETIC,
             fragment=self.fragment.index,
             version=version,
-            inputs=tuple(self._inputs),
+            inputs=tuple(self._sum.inputs),
             late=self.rounds.late(self._recorder.wall),
             dense=self._outer[TensorClass.DENSE],
             embedding=self._outer[TensorClass.EMBEDDING],
@@ -503,7 +444,7 @@ class FragmentCoordinator:
             written_at=self._runtime.wall(),
             members=self._under,
             period=self.rounds.next_period(),
-            usual_length=self._usually.after(self._inputs),
+            usual_length=self._sum.usual_length,
         )
         # From here on these bytes are the attempt: they do not change until its outcome is known.
         try:
@@ -513,7 +454,7 @@ class FragmentCoordinator:
             commit = await self._runtime.offload(self._log.gate.commit, body, self.fragment.index, version)
         except (LogCorrupt, ValueError) as error:
             self._warn("no commit can say this: %s", error, level=logging.ERROR, version=version)
-            spoiled = Spoiled(frozenset(given.digest for given in self._inputs))
+            spoiled = Spoiled(frozenset(given.digest for given in self._sum.inputs))
             self._release()
             return self.rounds.on(spoiled, self._runtime.now())
         try:
@@ -551,7 +492,7 @@ class FragmentCoordinator:
     def _clipped_total(self) -> dict[str, int]:
         """Return how many updates counted for less than they said, by reason, the round under way included."""
         total = Counter(self.rounds.clipped_total)
-        total.update(reason for given in self._inputs for reason in given.clipped)
+        total.update(reason for given in self._sum.inputs for reason in given.clipped)
         return dict(total)
 
     async def _put(self, key: str, data: frame.Blob) -> None:
@@ -647,7 +588,7 @@ class FragmentCoordinator:
         if state is None and self.rounds.holding:
             self.rounds.on(Hold(holding=False), self._runtime.now())
         self.histories.know(commit.version, commit.digest)
-        self._usually.note(commit.version, commit.header.inputs, commit.header.usual_length)
+        self._sum.note(commit.header)
         ours = commit.header.writer == self._name
         self._counting.settled(commit.header)
         if ours:
@@ -685,7 +626,7 @@ class FragmentCoordinator:
                 self._has_slot = True
 
     def _release(self) -> None:
-        self._accumulator, self._inputs, self._unweighed, self._spoken = None, [], [], []
+        self._sum.clear()
         self._under = self._members.current.version
         if self._has_slot:
             self._has_slot = False

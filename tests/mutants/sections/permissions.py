@@ -88,11 +88,11 @@ MUTANTS = [
             "if self._members.signed and not judge.permits(",
             "if False and not judge.permits(",
         ),
-        row(
-            "who-comes-first-decides",
-            "        if self._usually.known:\n            claim",
-            "        if True:\n            claim",
-        ),
+    ),
+    *of(
+        "syncer/round_sum.py",
+        "tests/integration/test_one_learner.py",
+        row("who-comes-first-decides", "        if not self.usual.known:", "        if False:"),
     ),
     *of(
         "rounds/bounds.py",

@@ -279,7 +279,7 @@ def a_commit_forgets_an_input() -> Iterator[None]:
     """What was accumulated first is not in the list."""
 
     async def merging(self: Any, version: Any, closed_by: Any) -> Any:
-        self._inputs = self._inputs[1:] or self._inputs
+        self._sum.inputs = self._sum.inputs[1:] or self._sum.inputs
         return await original(self, version, closed_by)
 
     original = FragmentCoordinator._merge

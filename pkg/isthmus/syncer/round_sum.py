@@ -1,0 +1,124 @@
+"""The sum of one round: each update is judged beside what is usual, and added for as much as it is believed to be."""
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from isthmus.codecs.kernels import norm
+from isthmus.codecs.packed import Packed
+from isthmus.format.layout import Fragment
+from isthmus.format.records.objects import CommitHeader, Input, Outer
+from isthmus.log.merge import Accumulator, State
+from isthmus.rounds.bounds import Believed, Claim, Influence, first_norm
+from isthmus.runtime.clock import Runtime
+
+logger = logging.getLogger(__name__)
+
+EXPLODES = 0.1
+"""An update that is cut to less than this of its length is worth a word."""
+
+
+class RoundSum:
+    """What one fragment's round has added up, and by which judgement."""
+
+    def __init__(
+        self,
+        fragment: Fragment,
+        outer: Mapping[Any, Outer],
+        usual: Influence,
+        runtime: Runtime,
+        state: Callable[[], State],
+    ) -> None:
+        """`usual`: what is known of usual updates; `state`: the fragment's newest state."""
+        self._fragment = fragment
+        self._outer = outer
+        self._runtime = runtime
+        self._state = state
+        self.usual = usual
+        self.total: Accumulator | None = None
+        self.inputs: list[Input] = []
+        """The updates in it, with their weights."""
+        self._unjudged: list[tuple[Packed, Input, Claim]] = []
+        """What came while nothing was known of what is usual: packed, until the round closes."""
+        self._claims: list[Claim] = []
+        """What the updates of this round claim, those that were rejected included."""
+
+    def clear(self) -> None:
+        """Begin a new round."""
+        self.total, self.inputs, self._unjudged, self._claims = None, [], [], []
+
+    def note(self, commit: CommitHeader) -> None:
+        """Learn from a commit what is usual."""
+        self.usual.note(commit.version, commit.inputs, commit.usual_length)
+
+    @property
+    def usual_length(self) -> float:
+        """The usual length of updates once this round is merged."""
+        return self.usual.after(self.inputs)
+
+    async def offer(self, gradient: Packed, given: Input, claim: Claim) -> bool:
+        """Judge an update and add it; return False where it is far longer than usual, and rejected.
+
+        While nothing is known of what is usual, as in a run's first round, all updates of the round are judged
+        together by `settle`: which of them comes first decides nothing.
+        """
+        if not self.usual.known:
+            self._unjudged.append((gradient, given, claim))
+            return True
+        claim = self.usual.timed(claim, self._claims)
+        believed = self._judge(claim, self._claims)
+        self._claims.append(claim)
+        p = self._fragment.index
+        if believed.refused:
+            logger.warning(
+                "fragment %d: %s of %s is %g long, far beyond what is usual",
+                p, given.key, given.learner, claim.norm, extra={"fragment": p},
+            )  # fmt: skip
+            return False
+        if believed.scale < EXPLODES:
+            logger.warning(
+                "fragment %d: %s is cut to %.2g of its length: %s explodes",
+                p, given.key, believed.scale, given.learner, extra={"fragment": p},
+            )  # fmt: skip
+        await self._take(gradient, given, believed)
+        return True
+
+    async def settle(self) -> None:
+        """Judge and add the updates that came while nothing was known of what is usual."""
+        waiting, self._unjudged = self._unjudged, []
+        among = [claim for _, _, claim in waiting]
+        among = [self.usual.timed(claim, among) for claim in among]
+        for (gradient, given, _), claim in zip(waiting, among, strict=True):
+            await self._take(gradient, given, self._judge(claim, among))
+
+    def furthest(self) -> Input:
+        """Return the update that reaches furthest: without it, a sum that overflows may not."""
+        return max(self.inputs, key=lambda given: given.weight * (given.scale * given.norm))
+
+    def _judge(self, claim: Claim, among: Sequence[Claim]) -> Believed:
+        already = sum(given.weight for given in self.inputs if given.learner == claim.learner)
+        first = math.inf
+        if not self.usual.length:
+            first = first_norm(norm(self._state().published), self._fragment.size)
+        return self.usual.judge(claim, among, already=already, first=first)
+
+    async def _take(self, gradient: Packed, given: Input, believed: Believed) -> None:
+        self.total = await self._runtime.offload(self._add, gradient, believed, given.learner)
+        self.inputs.append(
+            msgspec.structs.replace(
+                given,
+                weight=believed.weight,
+                scale=believed.scale,
+                clipped=tuple(reason.value for reason in believed.clipped),
+                believed=believed.steps,
+            )
+        )
+
+    def _add(self, gradient: Packed, believed: Believed, learner: str) -> Accumulator:
+        """Return the sum with one more, begun where it is the first. Not for the loop: it clears and sums."""
+        total = self.total or Accumulator(self._fragment, self._outer, self._runtime.compute)
+        total.add(gradient, believed.weight, believed.scale, learner=learner)
+        return total
