@@ -168,6 +168,22 @@ def test_a_syncer_that_comes_back_knows_every_base_that_could_be_merged_again(ve
     Written(RULES, PACE).drive(body)
 
 
+def test_commits_as_far_back_as_staleness_reaches_must_be_there() -> None:
+    """Without one of them nobody knows which bases were merged; an older one may be missing."""
+
+    async def body(w: Written) -> None:
+        await w.grow(6)
+        w.snapshot()
+        await w.store.delete(commit_key(0, 2))
+        async with syncer(w) as serving:
+            assert not serving.coordinators[0].broken
+        await w.store.delete(commit_key(0, 3))
+        async with syncer(w) as serving:
+            assert serving.coordinators[0].broken
+
+    Written(RULES, PACE).drive(body)
+
+
 def test_nothing_is_committed_that_could_not_be_read() -> None:
     async def body(w: Written) -> None:
         async with syncer(w):
