@@ -4,7 +4,7 @@ The rule: the directory of a test decides; a mark on the module, the test or one
 that needs a real server is never in the first tier. Each tier holds those before it. Without `--tier`, pytest runs what
 it is given.
 
-    check   unit, fuzz, conformance on a folder, SQLite and the simulator
+    check   algorithm, unit, fuzz, conformance on a folder, SQLite and the simulator
     test    conformance on real servers, integration, simulation, infra, docs, and what carries `tier("test")`
     all     e2e, chaos, release, scale, and what carries `tier("all")`
 
@@ -21,7 +21,7 @@ TESTS = Path(__file__).parents[1]
 TIERS = ("check", "test", "all")
 
 DIRECTORIES = {
-    "unit": "check", "fuzz": "check", "conformance": "check", "forgery": "check",
+    "unit": "check", "fuzz": "check", "conformance": "check", "forgery": "check", "algorithm": "check",
     "integration": "test", "simulation": "test", "infra": "test", "docs": "test",
     "e2e": "all", "chaos": "all", "release": "all", "scale": "all",
 }  # fmt: skip

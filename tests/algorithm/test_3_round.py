@@ -1,0 +1,37 @@
+"""Step 3: a syncer opens a round for a fragment, and decides when to stop waiting for updates."""
+
+from isthmus.rounds.events import CallRound, ClosedBy, Fetch, Merge, Tick
+from support.round_story import Story
+
+
+def test_a_learner_whose_fragment_is_due_opens_the_round_and_all_learners_are_called() -> None:
+    """Learners that are not due yet answer the call with what they have. So nobody waits for the slowest to be due."""
+    story = Story("a", "b", "c")
+    actions = story.announce("a", due=True)
+    assert [type(action) for action in actions] == [CallRound, Fetch]
+
+
+def test_an_announcement_alone_counts_for_nothing() -> None:
+    """An update is in a round once the syncer has read its bytes and checked them."""
+    story = Story("a")
+    fetch = story.announce("a", due=True)
+    assert story.rounds.on(Tick(), story.now) == []
+    assert story.arrive(fetch) == [Merge(1, ClosedBy.EVERYONE)]
+
+
+def test_when_all_learners_have_answered_the_round_closes() -> None:
+    story = Story("a", "b")
+    story.arrive(story.announce("a", due=True))
+    assert story.arrive(story.announce("b")) == [Merge(1, ClosedBy.EVERYONE)]
+
+
+def test_a_learner_that_does_not_answer_is_waited_for_only_as_long_as_nobody_else_has_to_wait() -> None:
+    """Once the quorum is in, the grace period runs. Its length is a share of the time in which learners would train on
+    without needing the new version."""
+    story = Story("a", "b", "slow")
+    story.arrive(story.announce("a", due=True))
+    story.arrive(story.announce("b"))
+    ends = story.rounds.deadline(story.now)
+    assert ends is not None
+    assert story.rounds.on(Tick(), ends - 0.001) == []
+    assert story.rounds.on(Tick(), ends) == [Merge(1, ClosedBy.GRACE)]
