@@ -18,7 +18,6 @@ CLASSES = {
     "Chronicle": "RunHistory",
     "Concern": "TroubleLog",
     "Crew": "ComputePool",
-    "Follower": "FragmentReader or CutFollower",
     "Freeze": "CopyState",
     "Frozen": "StateCopy",
     "Hearing": "BusView",
