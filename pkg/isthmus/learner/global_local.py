@@ -1,11 +1,12 @@
-"""The buffers of the global model: what the learners' newest checkpoints hold of their local tensors, put together.
+"""The buffers of the global model, combined from the local tensors in the learners' newest checkpoints.
 
-Nothing merges buffers. Of a tensor of floating point numbers the global model has the mean over the learners that the
-newest commits have merged; of running variances the variance of all that the learners saw, which is more than the mean
-of theirs by the variance of their means. Of other tensors, such as counters, it has those of the newest checkpoint.
+Buffers are not merged. For a floating point tensor, the global model has the mean over the learners that the newest
+commits have merged. For a running variance, it has the variance of all the data that the learners saw: the mean of
+their variances plus the variance of their means. For other tensors, such as counters, it has those of the newest
+checkpoint.
 
-From three learners on none of them moves a number far: each counts as what is nearest to it within `CLOSE` median
-absolute deviations of the median.
+With three or more learners, no single learner can move a number far: each learner's number is clipped to within
+`CLOSE` median absolute deviations of the median.
 """
 
 import logging
@@ -34,13 +35,13 @@ logger = logging.getLogger(__name__)
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 CLOSE = 4.0
-"""Of numbers drawn from one normal distribution one of 140 is further from the median than so many of their median
-absolute deviations."""
+"""Limit in median absolute deviations. Of numbers drawn from one normal distribution, one in 140 is further from the
+median than this."""
 
 MAJORITY = 3
 
 OTHERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
-"""A dtype is a stranger's word: no other is looked up."""
+"""Other dtypes that are accepted. The dtype comes from another process, so no other name is looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,9 @@ class LocalTensor:
     """A tensor of the global model that is not merged."""
 
     dtype: str
-    """As torch calls it."""
+    """The name that torch gives it."""
     values: "np.ndarray[Any, Any]"
-    """In its shape; float64 where it is of floating point numbers."""
+    """In the tensor's shape; float64 for a floating point tensor."""
 
 
 class Buffers:
@@ -63,7 +64,7 @@ class Buffers:
         self._found: Mapping[str, LocalTensor] = {}
 
     async def newest(self) -> Mapping[str, tuple[str, "np.ndarray[Any, Any]"]]:
-        """Return the tensors by name, each with its dtype; those read before, where the store does not answer."""
+        """Return the tensors by name, each with its dtype. If the store is unavailable, return those read before."""
         now = self._log.runtime.now()
         if now >= self._again_at and not self._denied:
             self._again_at = now + CHECKPOINT_S
@@ -81,10 +82,10 @@ _WITHOUT = "the global model is without the learners' buffers, since their check
 
 
 async def global_local(log: Log) -> tuple[dict[str, LocalTensor], Sequence[str]]:
-    """Return the local tensors of the global model by name, and the learners whose they are.
+    """Return the local tensors of the global model by name, and the learners that they come from.
 
-    A checkpoint that is damaged, or of an earlier release, is left out; where checkpoints may not be read, there are
-    none, and that is logged. Raises `Unavailable`.
+    A checkpoint that is damaged, or was written by an earlier release, is left out. If reading checkpoints is denied,
+    log a warning and return no tensors. Raises `Unavailable`.
     """
     try:
         return await _global_local(log)
@@ -106,13 +107,13 @@ async def _global_local(log: Log) -> tuple[dict[str, LocalTensor], Sequence[str]
 
 
 async def _newest(log: Log, entries: Sequence[Entry]) -> tuple[CheckpointHeader, dict[str, LocalTensor]] | None:
-    """Return the buffers in the newest good one of a learner's checkpoints that are kept; None where none is."""
+    """Return the buffers in the newest good one of a learner's kept checkpoints, or None if there is none."""
     for entry in entries[:CHECKPOINTS_KEPT]:
         try:
             return await _of(log, entry)
         except (Unavailable, Denied):
             raise
-        except Exception as error:  # a stranger's object: whatever it is, it ends no export
+        except Exception as error:  # another learner's object may fail in any way; it must not end an export
             logger.warning("the buffers in %s are not used: %s", entry.key, error)
     return None
 
@@ -130,7 +131,7 @@ async def _of(log: Log, entry: Entry) -> tuple[CheckpointHeader, dict[str, Local
 
 
 def tensor_of(leaf: Leaf) -> LocalTensor:
-    """Return a tensor that torch made. Raises `RecordInvalid`, also where a number in it is not finite."""
+    """Return a tensor that torch made. Raises `RecordInvalid`, also if a number in it is not finite."""
     dtype, shape = leaf.spec.dtype, leaf.spec.shape
     if dtype not in (*FLOATS, *OTHERS):
         raise RecordInvalid(Reason.MALFORMED, f"no tensor of {dtype!r} can be put together")
@@ -151,7 +152,7 @@ def tensor_of(leaf: Leaf) -> LocalTensor:
 
 
 def together(of_learners: Sequence[Mapping[str, LocalTensor]]) -> dict[str, LocalTensor]:
-    """Return one set of tensors out of several learners', the newest first."""
+    """Return one set of tensors from those of several learners, given newest first."""
     alike: dict[str, list[LocalTensor]] = defaultdict(list)
     for tensors in of_learners:
         for name, tensor in tensors.items():
@@ -174,7 +175,7 @@ def together(of_learners: Sequence[Mapping[str, LocalTensor]]) -> dict[str, Loca
 
 
 def _close(several: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Return values of several learners [m, ...], none far from the others; of less than three as they are."""
+    """Return values of several learners [m, ...], clipped to near the median; of fewer than three, unchanged."""
     values = np.asarray(several)
     if len(several) < MAJORITY:
         return values

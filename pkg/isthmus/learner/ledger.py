@@ -1,7 +1,7 @@
 """Where every token went, per fragment: processed = merged + overwritten + late + pending + rejected + lost.
 
-Tokens are local until an update holds them, then sent until a commit settles their base: once, whatever is uploaded
-on that base afterwards.
+Tokens are local until an update holds them. They then count as sent until a commit settles their base. A base is
+settled once, whatever is uploaded on it afterwards.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,38 +15,38 @@ class Account:
 
     merged: int = 0
     overwritten: int = 0
-    """Trained after the upload, and replaced by the new global version."""
+    """Trained after the upload, then replaced by the new global version."""
     late: int = 0
-    """Sent, but no round took it before its base was too old."""
+    """Sent, but not merged before their base was too old."""
     rejected: int = 0
     lost: int = 0
-    """Trained after the checkpoint that a later incarnation went on from, and not merged: trained again."""
+    """Trained after the checkpoint from which a later incarnation resumed, and not merged. They are trained again."""
     local: int = 0
-    """Trained and in no update; the boundary knows."""
+    """Trained and not yet in an update. The boundary keeps this count."""
     sent: dict[int, int] = field(default_factory=dict)
-    """Tokens of the longest update on each base whose fate is open."""
+    """By base that is not settled: tokens of the longest update on it."""
     settled: dict[int, int] = field(default_factory=dict)
-    """Tokens already accounted for on bases whose fate is known."""
+    """By settled base: tokens already accounted for."""
     given_up: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of those that were not merged, what is counted as late and as rejected: another incarnation may have sent more
-    on them, and a commit merge that."""
+    """By settled base without a merge: the tokens counted as late and as rejected. A commit may still merge a longer
+    update that another incarnation sent on the base."""
 
     @property
     def pending(self) -> int:
-        """Tokens whose fate is open."""
+        """Tokens that are not settled yet."""
         return self.local + sum(self.sent.values())
 
     @property
     def processed(self) -> int:
-        """The sum of the parts."""
+        """The sum of the other counts."""
         return sum(getattr(self, part) for part in PARTS)
 
     def copy(self) -> "Account":
-        """Return one that can change without this one."""
+        """Return an independent copy."""
         return replace(self, sent=dict(self.sent), settled=dict(self.settled), given_up=dict(self.given_up))
 
     def send(self, base: int, tokens: int) -> bool:
-        """Note an update of `tokens` on a base; False where that base is settled and the rest of it is turned away."""
+        """Count an update of `tokens` on a base. If the base is settled, reject the extra tokens and return False."""
         if base in self.settled:
             more = tokens - self.settled[base]
             self.rejected += more
@@ -59,17 +59,18 @@ class Account:
         return True
 
     def unsend(self, base: int, before: int | None) -> None:
-        """Take back an update that was never stored; `before`: the tokens of an earlier one on the base, if any."""
+        """Take back an update that was never stored. `before`: the tokens of an earlier update on the base, if any."""
         if before is None:
             self.sent.pop(base, None)
         else:
             self.sent[base] = before
 
     def settle(self, base: int, part: str, tokens: int | None = None) -> int:
-        """Close a base: `tokens` of what was sent on it (None: all) are `part`, the rest is rejected.
+        """Settle a base: `tokens` of those sent on it (None: all) count as `part`, the rest as rejected.
 
-        What was merged beyond what this incarnation knows it sent was trained by an incarnation before it, after the
-        checkpoint this one went on from: it was taken for lost, and was not. Returns how much of it nobody knew of.
+        A commit may have merged more than this incarnation knows to be sent. An earlier incarnation trained those
+        tokens after the checkpoint from which this incarnation resumed, so they were counted as lost. They move from
+        lost to merged. Return how many of the extra tokens were not in the lost count either.
         """
         if part != "merged" and (base in self.settled or base not in self.sent):
             return 0
@@ -92,18 +93,18 @@ class Account:
         return beyond - found
 
     def known(self, base: int) -> int:
-        """Return the tokens on a base that are sent or settled."""
+        """Return how many tokens on a base are sent or settled."""
         return self.sent.get(base, self.settled.get(base, 0))
 
     def forget(self, before: int) -> None:
-        """Drop the memory of bases below a version: nothing can come of them any more."""
+        """Drop the settled bases below a version: no commit can change their counts any more."""
         for base in [b for b in self.settled if b < before]:
             del self.settled[base]
             self.given_up.pop(base, None)
 
 
 def weigh(accounts: list[Account], shares: list[float], processed: int) -> Tally:
-    """Return a learner's ledger: the fragments' accounts weighted by their shares of the parameters."""
+    """Return a learner's ledger: the accounts of its fragments, weighted by their shares of the parameters."""
 
     def total(part: str) -> float:
         return sum(share * float(getattr(account, part)) for account, share in zip(accounts, shares, strict=True))

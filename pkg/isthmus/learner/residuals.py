@@ -1,7 +1,7 @@
-"""What a codec drops of a learner's updates, while it waits to be sent: as precise as the parameters are.
+"""A learner's residuals, which its codec dropped from its updates and which wait to be sent.
 
-Where all of a fragment's parameters have two bytes, so have its residuals (bfloat16): in the lab that costs no loss
-that can be told (docs/experiments.md), and a learner keeps several of them.
+If all of a fragment's parameters have two bytes, its residuals are kept in two bytes too (bfloat16). In the lab this
+costs no measurable loss (docs/experiments.md), and a learner keeps several residuals.
 """
 
 from typing import cast
@@ -14,16 +14,16 @@ from isthmus.format import memory
 from isthmus.format.layout import Fragment
 
 Residual = F32 | U16
-"""[n], float32, or the bits of bfloat16."""
+"""[n]: float32, or uint16 with the bits of bfloat16."""
 
 
 def are_halves(fragment: Fragment) -> bool:
-    """Return whether residuals of a fragment are kept in two bytes a parameter."""
+    """Return whether a fragment's residuals are kept in two bytes per parameter."""
     return all(t.spec.dtype != "float32" for t in fragment.tensors)
 
 
 def kept(fragment: Fragment, x: F32) -> Residual:
-    """Return x [n] as it is kept: x itself, or its bfloat16, rounded to nearest even."""
+    """Return x [n] in the form in which it is kept: x itself, or its bfloat16 bits, rounded to nearest even."""
     if not are_halves(fragment):
         return x
     out = memory.room(2 * x.size).view(np.uint16)

@@ -1,6 +1,6 @@
-"""What a name left behind in the store: claims of its incarnations, its newest good checkpoint, its newest updates.
+"""What a learner's name left in the store: its incarnations' claims, its newest good checkpoint, its newest updates.
 
-Read once, when a learner starts; this is the only place where its keys are listed.
+A learner reads this once, when it starts. Its keys are listed only here.
 """
 
 import asyncio
@@ -37,17 +37,17 @@ from isthmus.store import Entry, checked
 logger = logging.getLogger(__name__)
 
 LAST_WORD_S = 20.0
-"""How long what was said in a name is read at a start."""
+"""How long, in seconds, a starting learner reads the messages that were published in its name."""
 
 _READS_AT_ONCE = 8
 DONORS_MAX = 3
-"""Checkpoints of other learners looked at for an optimizer that fits."""
+"""Most checkpoints of other learners that are looked at for an optimizer that fits."""
 
 DONOR_S = 120.0
-"""Reading another learner's checkpoint may take this long."""
+"""How long, in seconds, reading other learners' checkpoints may take."""
 
 HEAD_BYTES = 64 << 10
-"""Read of another's checkpoint first; more where its header is longer."""
+"""Bytes of another learner's checkpoint that are read first. A longer header is then read as a whole."""
 
 
 Bring = Callable[[Checkpoint], Awaitable[Checkpoint]]
@@ -55,54 +55,54 @@ Bring = Callable[[Checkpoint], Awaitable[Checkpoint]]
 
 @dataclass(slots=True)
 class History:
-    """Where to go on, and what was lost on the way here."""
+    """Where to resume, and what was lost before."""
 
     incarnation: int = 0
-    """The newest claim; 0 for a new name."""
+    """The newest incarnation that has a claim; 0 for a new name."""
     checkpoint: Checkpoint | None = None
     tokens_lost: int = 0
-    """Tokens that all incarnations so far trained beyond the checkpoint the next one goes on from."""
+    """Tokens that all incarnations so far trained beyond the checkpoint from which the next incarnation resumed."""
     settled_to: list[int] = field(default_factory=list)
-    """Per fragment, the last commit the ledger knows of; empty for a new name."""
+    """Per fragment, the last commit that the ledger knows of; empty for a new name."""
     stored: list[list[Sent]] = field(default_factory=list)
-    """Per fragment, this name's updates that may still be merged, as the store has them."""
+    """Per fragment, this name's stored updates that may still be merged."""
     newest_bases: list[int] = field(default_factory=list)
-    """Per fragment, the newest base this name ever sent an update on, -1 where it sent none."""
+    """Per fragment, the newest base on which this name ever sent an update; -1 if it sent none."""
 
     @property
     def step(self) -> int:
-        """Own steps done: training goes on after this one."""
+        """The learner's own steps that are done. Training goes on after this step."""
         return self.checkpoint.header.step if self.checkpoint else 0
 
     @property
     def tokens_seen(self) -> int:
-        """The tokens of those steps."""
+        """The tokens trained in those steps."""
         return self.checkpoint.header.tokens_seen if self.checkpoint else 0
 
     def let_go(self) -> None:
-        """Keep of the checkpoint only what it says of itself, once it was gone on from: its arrays are many bytes."""
+        """Drop the checkpoint's arrays, which are large, and keep its header. Call this after resuming from it."""
         if self.checkpoint is not None:
             self.checkpoint = replace(self.checkpoint, points=(), traffic=(), leaves=())
 
     @property
     def lost_since(self) -> int:
-        """Tokens lost that the checkpoint's ledger does not know of."""
+        """Lost tokens that the checkpoint's ledger does not include."""
         return self.tokens_lost - (self.checkpoint.header.tokens_lost if self.checkpoint else 0)
 
 
 async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int], bring: Bring) -> History:
-    """Return what is known of earlier incarnations; of its updates those on bases from `since`, per fragment, on.
+    """Return what is known of earlier incarnations. Per fragment, only updates on bases from `since` on are included.
 
-    `bring` gets from the store what of a checkpoint is needed, and raises as reading one does.
+    `bring` moves a checkpoint's arrays to where they are needed. It raises the errors that reading a checkpoint raises.
 
-    A damaged checkpoint is named in the log and the one before it is used; a damaged update counts as not there.
+    A damaged checkpoint is logged and the one before it is used. A damaged update is ignored.
     """
     entries = await log.store.list(claims_prefix(learner))
     incarnations = sorted(incarnation for e in entries if (incarnation := incarnation_in(e.key)))
     history = History()
     if not incarnations:
         return history
-    # What nobody may have written who is a member now counts as not there, under whatever number it lies.
+    # Only claims whose author may use this name now count; others are ignored, whatever their number.
     claim = await _first_claim(log, learner, reversed(incarnations))
     first = await _first_claim(log, learner, incarnations)
     history.incarnation = claim.incarnation if claim else 0
@@ -125,7 +125,7 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int], b
     if c is not None:
         history.settled_to = [f.settled_to for f in c.header.fragments]
     else:
-        # Without the first claim nothing says where this name's first incarnation began.
+        # Without the first claim, nothing says at which versions this name's first incarnation began.
         history.settled_to = list(first.versions) if first is not None else [0] * len(log.run.layout.fragments)
     return history
 
@@ -137,37 +137,38 @@ async def donor(
     fits: Callable[[Checkpoint], str | None],
     likely: Callable[[CheckpointHeader], str | None] = lambda _: None,
 ) -> Checkpoint | None:
-    """Return a healthy learner's checkpoint that fits, for a newcomer to a run in flight; None where there is none.
+    """Return a healthy learner's checkpoint that fits, for a learner that is new in a run under way, or None.
 
-    `likely` and `fits` return why not; the first is shown the header before the rest of the object is fetched. Both
-    run off the loop. Asked are only those `among` whom the log has merged something lately; and no process: the
-    checkpoints are in the store. Whatever goes wrong with one of them, it is not used.
+    `likely` and `fits` return why a checkpoint does not fit, or None if it does. `likely` sees the header before the
+    rest of the object is read. Both run off the loop. Only learners in `among`, of whom the log has merged something
+    lately, are considered. Their checkpoints are read from the store; no process is asked. Any error with a checkpoint
+    only means that it is not used.
     """
     try:
         async with asyncio.timeout(DONOR_S):
             unfit = set[str]()
             for entry in await donors(log, learner, among):
                 if learner_in(entry.key) in unfit:
-                    continue  # what is older of the same learner is looked at only where the newest is nobody's
+                    continue  # an older checkpoint of this learner is tried only if its newer ones are not valid
                 try:
                     found = await _look_at(log, entry, fits, likely)
                 except _Unfit as error:
                     unfit.add(learner_in(entry.key))
                     logger.info("the optimizer of %s does not fit: %s", learner_in(entry.key), error)
                     continue
-                except Exception as error:  # a stranger's object: whatever it is, it ends no join
+                except Exception as error:  # another learner's object may fail in any way; it must not end the join
                     logger.warning("checkpoint %s is not used: %s", entry.key, told(error))
                     continue
                 if found is not None:
                     return found
     except (Unavailable, Denied, TimeoutError) as error:
-        # A nicety: a newcomer without it warms up.
+        # This is only a help: without a checkpoint, a new learner warms up.
         logger.warning("no checkpoint of another learner could be read: %s", told(error))
     return None
 
 
 class _Unfit(Exception):
-    """A checkpoint that could be read, and is of no use here."""
+    """Raised for a checkpoint that could be read but does not fit this learner."""
 
 
 async def _look_at(
@@ -193,7 +194,7 @@ async def _look_at(
 
 
 async def donors(log: Log, learner: str, among: Collection[str]) -> Sequence[Entry]:
-    """Return the newest checkpoints of those other learners, the most recent first, a few of them. Lists."""
+    """Return up to `DONORS_MAX` newest checkpoints of the other learners in `among`, latest first. Lists the store."""
     held: dict[str, list[Entry]] = {}
     for entry in checkpoints_in(await log.store.list(LEARNERS)):
         held.setdefault(learner_in(entry.key), []).append(entry)
@@ -204,12 +205,12 @@ async def donors(log: Log, learner: str, among: Collection[str]) -> Sequence[Ent
         for n, entry in enumerate(entries[:CHECKPOINTS_KEPT])
         if entry.size <= log.checkpoint_most
     ]
-    # The newest of each learner first, then those before them: the newest may be nobody's.
+    # The newest of each learner come first, then older ones, since the newest may not be valid.
     return [entry for _, entry in sorted(fit, key=lambda e: (e[0], -e[1].modified))][:DONORS_MAX]
 
 
 async def read_head(log: Log, key: str) -> Unverified[CheckpointHeader]:
-    """Return what a checkpoint says of itself, without its arrays. Raises `RecordInvalid`, `ObjectMissing`."""
+    """Return a checkpoint's header, not verified, without its arrays. Raises `RecordInvalid`, `ObjectMissing`."""
     blob = await log.store.get_range(key, 0, HEAD_BYTES)
     end = frame.head_end(blob, frame.Kind.CHECKPOINT)
     if end > frame.PREFIX.size + log.gate.header_most:
@@ -223,10 +224,11 @@ async def read_head(log: Log, key: str) -> Unverified[CheckpointHeader]:
 
 
 async def read_checkpoint(log: Log, key: str, size: int, stranger: bool = False) -> Checkpoint | None:
-    """Return a checkpoint of so many bytes (of a stranger's no more are read), or None (named in the log) where it is
-    damaged or gone, or where nobody may have written it who is a member now.
+    """Return a checkpoint of `size` bytes, or None, with a log line, if it is damaged, gone, or by a wrong author.
 
-    One that was written with an earlier key of its name counts if the owner has vouched for it at the rotation.
+    The author must be a member who may use the name now. A checkpoint that was signed with an earlier key of the name
+    also counts if the run's owner vouched for it when the key was rotated. `stranger`: it is another learner's, so no
+    more than `size` bytes are read and all of it must fit in `log.checkpoint_most`.
     """
     try:
         if size > memory.machine_bytes():
@@ -257,15 +259,16 @@ async def _newest(log: Log, entries: Sequence[Entry], bring: Bring) -> Checkpoin
 
 
 async def read_claim(log: Log, learner: str, incarnation: int) -> ClaimHeader:
-    """Return the claim of an incarnation by whoever may speak under the name now. Raises `RecordInvalid`,
-    `ObjectMissing`,
-    `LogCorrupt`, `Unavailable`."""
+    """Return an incarnation's claim, if its author may use the name now.
+
+    Raises `RecordInvalid`, `ObjectMissing`, `LogCorrupt`, `Unavailable`.
+    """
     key = claim_key(learner, incarnation)
     return (await log.open(await log.fetch(key, frame.Kind.CLAIM), key, ClaimHeader, in_force=True)).header
 
 
 async def _first_claim(log: Log, learner: str, incarnations: Iterable[int]) -> ClaimHeader | None:
-    """Return the first of these claims that somebody has made who may."""
+    """Return the first of these claims whose author may use the name now, or None."""
     for incarnation in incarnations:
         try:
             return await read_claim(log, learner, incarnation)
@@ -275,14 +278,14 @@ async def _first_claim(log: Log, learner: str, incarnations: Iterable[int]) -> C
 
 
 async def _stored(log: Log, learner: str, since: Sequence[int]) -> list[tuple[list[Sent], UpdateHeader | None, int]]:
-    """Return, per fragment, the learner's longest update on each base from `since` on, the header of its newest, and
-    the newest base it ever sent one on."""
+    """Return, per fragment, the learner's longest update on each base from `since` on, the header of its newest update,
+    and the newest base on which it ever sent one."""
     gate = asyncio.Semaphore(_READS_AT_ONCE)
 
     async def one(fragment: int) -> tuple[list[Sent], UpdateHeader | None, int]:
         async with gate:
             listed = [e for e in await log.store.list(updates_prefix(fragment, learner)) if is_versioned(e.key)]
-            # What lies below is of a time that the log has gone beyond, whoever put it there.
+            # Updates on bases below `since` cannot be merged. Only those on the newest such base are read.
             top = max((base for e in listed if (base := version_in(e.key)) < since[fragment]), default=-1)
             best: dict[int, Sent] = {}
             for entry in sorted(listed, key=lambda e: version_in(e.key)):
@@ -301,8 +304,10 @@ async def _stored(log: Log, learner: str, since: Sequence[int]) -> list[tuple[li
 
 
 async def _own_update(log: Log, fragment: int, learner: str, entry: Entry, more_than: int) -> Sent | None:
-    """Return an update of this name as it can be said again, if it is of more tokens than that; None where it is not,
-    is damaged, or is by nobody who may speak under the name now."""
+    """Return this name's update under a key, to be announced again, if it has more tokens than `more_than`.
+
+    Return None if it has not, is gone or damaged, or if its author may not use the name now.
+    """
     try:
         begin = await log.store.get_range(entry.key, 0, frame.largest(frame.Kind.UPDATE, 0))
         if glance(begin, UpdateHeader).said.tokens <= more_than:
@@ -311,7 +316,7 @@ async def _own_update(log: Log, fragment: int, learner: str, entry: Entry, more_
         blob = await checked.read(log.store, log.runtime, entry.key, min(entry.size, most))
         found = await log.open(blob, entry.key, UpdateHeader, in_force=True)
     except ObjectMissing:
-        return None  # collected in this moment: settled
+        return None  # garbage collection has just removed it, so it is settled
     except RecordInvalid as error:
         logger.warning("update %s counts as not there: %s", entry.key, error)
         return None
@@ -321,9 +326,9 @@ async def _own_update(log: Log, fragment: int, learner: str, entry: Entry, more_
 
 
 async def _last_word(log: Log, bus: Bus, learner: str, incarnation: int) -> int:
-    """Return the most tokens an incarnation was heard to have seen, as far as the bus remembers."""
+    """Return the most tokens that an incarnation said it had seen, as far as the bus remembers."""
     position, stream, tokens = START, learner_stream(learner), 0
-    end = log.runtime.now() + LAST_WORD_S  # somebody may go on and on
+    end = log.runtime.now() + LAST_WORD_S  # another process under this name may keep publishing
     while log.runtime.now() < end and (said := (await bus.read({stream: position}, 0.0)).get(stream)):
         position = said[-1].position
         for item in said:

@@ -1,10 +1,10 @@
-"""What a training loop passes to `step`: numbers of Python, NumPy or torch, or a word on which argument is wrong."""
+"""Checks of what a training loop passes to `step`: numbers of Python, NumPy or torch; errors name the argument."""
 
 from isthmus.errors import InputError
 
 
 def tokens_of(given: object) -> int:
-    """Return a token count. Raises `InputError` for what is no whole number of at least one."""
+    """Return a token count. Raises `InputError` unless it is a whole number of at least one."""
     number = _scalar(given, "tokens", "count them: batch.numel(), or attention_mask.sum()")
     if not number >= 1 or number != number // 1:
         raise InputError(f"step(tokens={given}): a step has a whole number of tokens, at least 1")
@@ -12,12 +12,12 @@ def tokens_of(given: object) -> int:
 
 
 def loss_of(given: object) -> float | None:
-    """Return a loss, which need not be finite. Raises `InputError` for what is no number."""
+    """Return a loss, which need not be finite. Raises `InputError` if it is not a number."""
     return None if given is None else float(_scalar(given, "loss", "reduce it to one number: loss.mean()"))
 
 
 def _scalar(given: object, name: str, remedy: str) -> int | float:
-    """Return a Python number. A tensor on a GPU is waited for."""
+    """Return a Python number. For a tensor on a GPU, this waits until it is computed."""
     shape = getattr(given, "shape", ())
     if any(size != 1 for size in shape):
         raise InputError(f"step({name}=…): is of shape {tuple(shape)}; {remedy}")

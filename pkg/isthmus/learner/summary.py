@@ -1,4 +1,4 @@
-"""What a learner's stay in a run came to, in one line: said when it leaves, and there for whoever wants to show it."""
+"""One line about a learner's work in a run: logged when the learner leaves, and available to other code."""
 
 import math
 from collections.abc import Sequence
@@ -9,40 +9,40 @@ from isthmus.format.records.messages import PARTS, Tally
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One learner, up to now."""
+    """One learner's work up to now."""
 
     learner: str
     run: str
-    """Where the run is."""
+    """The URL of the run."""
     steps: int
     """Optimizer steps of this incarnation."""
     steps_done: int
-    """Of all incarnations."""
+    """Optimizer steps of all incarnations."""
     seconds: float
-    """How long this incarnation has lasted."""
+    """How long this incarnation has run."""
     versions: Sequence[int]
-    """Of each fragment of the model."""
+    """The version of each fragment of the model."""
     ledger: Tally
-    """Where the tokens of all incarnations went; `processed` is their sum."""
+    """Where the tokens of all incarnations went. `processed` is their sum."""
     loss: float | None
-    """Of the last step; None: it was given none."""
+    """The loss of the last step, or None if that step was given none."""
     trouble: str
-    """What keeps its work from being merged just now, or empty."""
+    """What keeps the learner's work from being merged now, or empty."""
     unanswered: float = 0.0
-    """Tokens of the ledger's `pending` that were sent, and of which no commit says what became of them."""
+    """The part of the ledger's `pending` tokens that was sent and that no commit has settled."""
 
     @property
     def never_merged(self) -> bool:
-        """Whether it has trained, and no commit that it knows of holds anything of it."""
+        """Whether the learner has trained and, as far as it knows, no commit has merged any of its work."""
         return self.ledger.processed > 0 and not self.ledger.merged
 
     @property
     def diverged(self) -> bool:
-        """Whether its last loss was a NaN or an infinity."""
+        """Whether the learner's last loss was a NaN or an infinity."""
         return self.loss is not None and not math.isfinite(self.loss)
 
     def __str__(self) -> str:
-        """Return steps, versions, where the work went and where the model is."""
+        """Return steps, versions, where the tokens went and where the model is."""
         low, high = min(self.versions, default=0), max(self.versions, default=0)
         versions = f"version {low}" if low == high else f"versions {low} to {high}"
         known = f", {self.steps_done:,} over all its incarnations" if self.steps_done != self.steps else ""

@@ -1,4 +1,4 @@
-"""What became of a learner's updates where none is merged, and what its owner can do about it."""
+"""Why none of a learner's updates is merged, and what the learner's owner can do about it."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from isthmus.agent.trouble import Trouble
 from isthmus.reasons import Reason
 
 DRY_PERIODS = 4
-"""Periods without a merge that are worth a word: the first round and a late answer take two."""
+"""Periods without a merge after which the learner reports it. The first round and a late answer take two periods."""
 
 _ITS_BYTES = "the syncer cannot use what it finds in the store: see its log, and the store's policies"
 _STRANGE = "this program is not what the run was made for: see the syncer's log"
@@ -34,24 +34,24 @@ REMEDIES: dict[str, str] = {
     Reason.OTHER_HISTORY: "the store shows it another log than it shows the syncers: see the logs of both, and stop",
     Reason.UNKNOWN_BASE: "it is ahead of the log: see whether store and bus are of the same run",
 }
-"""What its owner can do about a learner whose every update is turned away for a reason. Where another update of its
-own took the place of one, that says nothing of the learner: such reasons are not here."""
+"""By reason: what a learner's owner can do if every update is rejected for it. Reasons that only say that another of
+the learner's updates took the place of this one show no problem and are not listed."""
 
 
 @dataclass(slots=True)
 class Unmerged:
-    """What became of a learner's updates since one of them was last merged."""
+    """What happened to a learner's updates since one of them was last merged."""
 
     at: float
-    """When that was; at first, when the learner joined."""
+    """When an update was last merged; before the first merge, when the learner joined."""
     step: int
-    """Its step up to which its work was merged; at first, the one it joined at."""
+    """The learner's step up to which its work was merged; before the first merge, the step at which it joined."""
     announced: int = 0
     turned_away: str = ""
-    """The newest reason."""
+    """The newest reason for a rejection, or empty."""
 
     def trouble(self, now: float, step: int, period: int) -> Trouble | None:
-        """Return what to say of a learner that stands behind this step; None where nothing is due yet."""
+        """Return what to report about a learner at this step, or None if nothing is due yet."""
         steps = step - self.step
         if steps < DRY_PERIODS * period:
             return None

@@ -1,4 +1,4 @@
-"""The way up: pack what the boundary captured, store it, announce it, say it again until a commit settles it."""
+"""The uplink: packs captures, stores the updates, announces them, and repeats that until a commit settles them."""
 
 import asyncio
 import logging
@@ -26,14 +26,14 @@ from isthmus.runtime.clock import Runtime
 logger = logging.getLogger(__name__)
 
 UNHEARD_MAX = 1 << 50
-"""Tokens of earlier incarnations that are believed in all to have been merged unheard: more is no training, and its
-sums would leave the range of what messages and checkpoints can say."""
+"""Most tokens of earlier incarnations, in all, that are believed to be merged without this learner knowing of them. No
+training has more, and larger sums would exceed the range of messages and checkpoints."""
 
 PASTS_AT_ONCE = 4
-"""Fragments whose past is read at the same time."""
+"""Fragments whose past commits are read at the same time."""
 
 PACKED_MAX = 3
-"""Newest updates packed on a base whose residuals are kept, at the size of the fragment each."""
+"""Newest updates packed on a base whose residuals are kept. Each residual has the size of the fragment."""
 
 
 @dataclass(slots=True)
@@ -48,12 +48,16 @@ class Attempt:
     boundary_at: float
     said_at: float
     residual: ArrayRef | None
-    """What the codec dropped; the next update's error feedback, if this one is merged."""
+    """What the codec dropped: the error feedback of later updates, if this update is merged."""
 
 
 @dataclass(frozen=True, slots=True)
 class MadeUpdate:
-    """An update that a round may merge, known from before it is stored: a reply may be lost, a twin may announce it."""
+    """An update that a round may merge.
+
+    It is kept from before it is stored: the store's reply may be lost, or another process under this name may announce
+    the same update.
+    """
 
     digest: bytes
     key: str
@@ -76,18 +80,18 @@ class Uplink:
     ) -> None:
         self.incarnation = 0
         self.upload_s = 0.0
-        """From a step boundary to the announcement, a moving average."""
+        """Seconds from a step boundary until the update is stored, a moving average."""
         self.accounts = [Account() for _ in run.layout.fragments]
         self.attempts: list[dict[int, Attempt]] = [{} for _ in run.layout.fragments]
         """By fragment and base."""
         self.residuals: list[ArrayRef | None] = [None] * len(run.layout.fragments)
-        """Error feedback: what the codec dropped from the last merged update."""
+        """Error feedback that no update carries: what the codec dropped from merged updates."""
         self.residual_of = [""] * len(run.layout.fragments)
-        """Key of that update."""
+        """By fragment: key of the last merged update whose residual was added to the error feedback."""
         self.tokens_lost = 0
-        """Tokens that incarnations before this one trained beyond the checkpoints that were gone on from."""
+        """Tokens that earlier incarnations trained beyond the checkpoints from which later ones resumed."""
         self.settled_to = [0] * len(run.layout.fragments)
-        """Newest commit these accounts know of, by fragment."""
+        """By fragment: the newest commit that these accounts include."""
         self.draining = False
         self.unmerged = Unmerged(runtime.now(), 0)
         self._run = run
@@ -99,14 +103,14 @@ class Uplink:
         self._tell = tell
         self._codec_up = codec(run.rules.codec_up).name
         self._bases = [0] * len(run.layout.fragments)
-        self._absorbed: set[int] = set()  # fragments whose local work at the checkpoint a later stored update holds
+        self._absorbed: set[int] = set()  # fragments whose local work at the checkpoint is in an update stored later
         self.taken: list[dict[int, ArrayRef | None]] = [{} for _ in run.layout.fragments]
-        """By fragment and base: the error feedback that what was packed on it carries. It is out of the account until
-        the base is merged, or can be no more: another update must not carry it too."""
+        """By fragment and base: the error feedback that updates packed on the base carry. It is out of `residuals`
+        until the base is merged or too old to be: no update on another base may carry it too."""
         self.window = Window()
         self._packed: list[dict[int, tuple[MadeUpdate, ...]]] = [{} for _ in run.layout.fragments]
-        """By fragment and base, oldest first; kept until the base is merged or too old to be, whatever was rejected."""
-        self._own_feedback: set[int] = set()  # fragments whose residual is what an update of this incarnation left over
+        """By fragment and base, oldest first. Kept until the base is merged or too old, even after a rejection."""
+        self._own_feedback: set[int] = set()  # fragments whose newest residual comes from this incarnation's updates
         self._uploading: set[asyncio.Task[None]] = set()
         self._freed = asyncio.Event()
 
@@ -115,7 +119,7 @@ class Uplink:
     def resume(self, history: History) -> None:
         """Take over the accounts, unsettled updates and error feedback of the incarnations before this one.
 
-        Updates they stored after the checkpoint are said again too: what no commit has settled may still be merged.
+        Updates that they stored after the checkpoint are announced again too: a commit may still merge them.
         """
         now = self._runtime.now()
         self.unmerged = Unmerged(now, history.step)
@@ -140,7 +144,7 @@ class Uplink:
                     continue
                 longer = sent.header.tokens > account.sent.get(base, 0)
                 if c is not None and base == point.base and not point.merged and longer:
-                    # It holds what the checkpoint has as local work, and more: that work is in this update now.
+                    # The update holds all of the checkpoint's local work, and more. So that work counts as sent.
                     account.sent[base] = c.header.tokens_seen - point.origin_tokens
                     self._absorbed.add(p)
                 else:
@@ -148,10 +152,10 @@ class Uplink:
                 self.attempts[p][base] = _attempt(sent, None, now)
 
     async def settle_past(self, log: Log, history: History, read: Sequence[int], known: Sequence[int]) -> None:
-        """Learn what became of earlier incarnations' updates: only commits that can hold one of them are read.
+        """Learn what became of earlier incarnations' updates. Reads only the commits that can have merged one of them.
 
-        `read`: the versions the log had when those updates were listed; what came after may hold later ones. `known`:
-        those it is known to have by now.
+        `read`: the versions that the log had when those updates were listed; later commits may have merged later
+        updates. `known`: the versions that the log is known to have by now.
         """
         gate = asyncio.Semaphore(PASTS_AT_ONCE)
 
@@ -162,7 +166,7 @@ class Uplink:
             bases = [history.newest_bases[p], *self.attempts[p], *self.accounts[p].sent]
             last = known if known > read[p] else min(known, max(bases) + self._pace.staleness + 1)
             async with gate:
-                # Below the oldest snapshot kept, what was merged may have been collected: it is in no listing.
+                # Updates merged below the oldest kept snapshot may be collected and not listed. Read up to there.
                 kept = [version for version, _ in await log.snapshots(p) if version > 0]
                 last = max(last, min([known, *kept]) if kept else 0)
                 async for commit in log.commits(p, history.settled_to[p]):
@@ -175,14 +179,16 @@ class Uplink:
         await asyncio.gather(*(one(p, version) for p, version in enumerate(known)))
 
     def absorb(self, commit: Commit, history: History) -> None:
-        """Before a past commit is settled: where it merged more than the checkpoint knows to be sent on the base it
-        stands on, the checkpoint's local work was in that update."""
+        """Count the checkpoint's local work as sent if a past commit merged it. Call this before settling the commit.
+
+        The commit merged that work if it merged more tokens on the work's base than the checkpoint has as sent.
+        """
         c, p = history.checkpoint, commit.header.fragment
         if c is None:
             return
         point, account = c.points[p], self.accounts[p]
         if point.merged:
-            return  # that work stands beside what was sent on the base
+            return  # this local work is not in any update on the base: an update on it was merged before
         for given in commit.header.inputs:
             if (given.learner, given.base) != (self._name, point.base) or given.base in account.settled:
                 continue
@@ -191,7 +197,7 @@ class Uplink:
                 self._absorbed.add(p)
 
     def point(self, history: History, p: int, version: int, values: ArrayRef) -> FragmentCopy | None:
-        """Return the local work a fragment goes on with at this version; None where the version replaces it."""
+        """Return the local work with which a fragment resumes at this version, or None if the version replaces it."""
         c, account = history.checkpoint, self.accounts[p]
         if c is None:
             return None
@@ -199,20 +205,20 @@ class Uplink:
         if p in self._absorbed:
             if version != point.base:
                 return None
-            # A longer update on this base is on its way: what we could add would be turned away.
+            # A longer update on this base is stored. Anything more that is sent on the base would be rejected.
             return FragmentCopy(version, values, history.step, history.tokens_seen, None, 0, None, merged=True)
         if version != point.base:
             local = c.header.tokens_seen - (point.origin_tokens if point.sent_step is None else point.sent_tokens)
             account.overwritten += local
             return None
         if point.sent_step is not None and point.base not in self.attempts[p] and point.base in account.sent:
-            # Its upload was under way and is lost: it is local again.
+            # The upload was under way and is lost, so its tokens are local again.
             account.unsend(point.base, None)
             return replace(point, sent_step=None, sent_tokens=0, sent_values=None)
         return point
 
     def reconciled(self, p: int, point: FragmentCopy) -> FragmentCopy:
-        """Return the training side's view of a fragment without an upload that failed and that it has not heard of."""
+        """Return the training side's copy of a fragment, without a failed upload that it was not told of yet."""
         sent, earlier = self.accounts[p].sent.get(point.base), self.attempts[p].get(point.base)
         if point.sent_step is None or point.base in self.accounts[p].settled:
             return point
@@ -223,7 +229,7 @@ class Uplink:
         return point
 
     def traffic(self) -> tuple[UplinkPoint, ...]:
-        """Return what a checkpoint holds of this side."""
+        """Return the uplink's part of a checkpoint."""
         return tuple(
             UplinkPoint(
                 account.copy(),
@@ -248,10 +254,10 @@ class Uplink:
         return bool(self._uploading)
 
     def take(self, captured: Captured, tasks: asyncio.TaskGroup, done: Callable[[], None]) -> None:
-        """Upload a capture in a task of its own; `done` is called when it is dealt with."""
+        """Upload a capture in its own task, and call `done` when the task ends."""
         self._bases[captured.fragment] = captured.base
         if not self.accounts[captured.fragment].send(captured.base, captured.tokens):
-            self._tell(UploadDone(captured.fragment))  # an earlier update on this base was merged meanwhile
+            self._tell(UploadDone(captured.fragment))  # an earlier update on this base was settled meanwhile
             return
 
         def finished(task: asyncio.Task[None]) -> None:
@@ -263,21 +269,24 @@ class Uplink:
         task.add_done_callback(finished)
 
     def adopted(self, adopted: Adopted) -> None:
-        """Note that the model holds a version now, and what it replaced."""
+        """Note which version the model holds now, and how many tokens of local work it replaced."""
         p, account = adopted.fragment, self.accounts[adopted.fragment]
         self._bases[p] = adopted.version
         account.overwritten += adopted.overwritten
-        # An upload failed while the version came: its tokens are in no update, and can be in none any more.
+        # If an upload failed while the version came, its tokens are in no update and cannot be sent any more.
         account.late += max(0, adopted.sent - account.known(adopted.base))
 
     def called(self, fragment: int, version: int) -> None:
-        """Answer a call with what was already sent, should its announcement be lost; not at once, should they cross."""
+        """Announce the update that an open round asks for again, if it was sent: the announcement may be lost.
+
+        An update announced less than a quarter of a heartbeat ago is not repeated, since it may have crossed the call.
+        """
         sent = self.attempts[fragment].get(version - 1)
         if sent is not None and self._runtime.now() - sent.said_at > self._pace.heartbeat_s / 4:
             self._announce(sent)
 
     def repeat(self) -> None:
-        """Say the newest unsettled update of each fragment again, with jitter, where its last announcement is old."""
+        """Announce the newest unsettled update of each fragment again, with jitter, if its announcement is old."""
         now = self._runtime.now()
         for attempts in self.attempts:
             if attempts:
@@ -286,11 +295,11 @@ class Uplink:
                     self._announce(newest)
 
     def settle(self, commit: Commit) -> None:
-        """Learn from a commit what became of our updates."""
+        """Learn from a commit what became of this learner's updates."""
         p = commit.header.fragment
         attempts, account = self.attempts[p], self.accounts[p]
         if commit.version <= self.settled_to[p]:
-            return  # a way through the log that was cut short is walked again
+            return  # after an interrupted read of the log, commits are read again
         self.window.open_s = smooth(self.window.open_s, commit.header.waited.waited_s)
         for given in commit.header.inputs:
             if given.learner != self._name:
@@ -305,7 +314,7 @@ class Uplink:
             if turned.learner == self._name and turned.reason in REMEDIES:
                 self.unmerged.turned_away = turned.reason
             attempt = attempts.get(turned.base) if turned.learner == self._name else None
-            # A longer update on the base may be on its way to be merged.
+            # A rejected update does not close the base if a longer update on it may still be merged.
             if attempt is not None and turned.reason in FINAL and turned.digest == attempt.digest:
                 self._close(p, turned.base, "rejected")
         self.expire(p, commit.version)
@@ -314,9 +323,9 @@ class Uplink:
         self._packed[p][base] = (*self._packed[p].get(base, ()), packed)[-PACKED_MAX:]
 
     def _feed_back(self, p: int, merged: Input) -> None:
-        """Let what the codec dropped from a merged update of ours be sent with the next ones."""
+        """Add what the codec dropped from a merged update of this learner to the error feedback."""
         left = next((a for a in self._packed[p].get(merged.base, ()) if a.digest == merged.digest), None)
-        self.taken[p].pop(merged.base, None)  # it was sent
+        self.taken[p].pop(merged.base, None)  # the merged update has sent it
         for base in [b for b in self._packed[p] if b <= merged.base]:
             del self._packed[p][base]
         self._put_back(p, merged.base)
@@ -325,41 +334,41 @@ class Uplink:
             self.residual_of[p] = left.key
             (self._own_feedback.add if merged.incarnation == self.incarnation else self._own_feedback.discard)(p)
         elif merged.incarnation != self.incarnation and p not in self._own_feedback:
-            # What it left over is not known, and it held what was to be fed back until now: feedback starts anew. (The
-            # update of another incarnation cannot have held what one of this incarnation left over: that is still to be
-            # sent.)
+            # Nothing is known of what the codec dropped from this update, and the update carried the feedback that
+            # was kept until now. So feedback starts anew. (An update of another incarnation cannot have carried
+            # residuals of this incarnation's updates: those are still to be sent.)
             self.residuals[p], self.residual_of[p] = None, ""
 
     def _take_over(self, p: int, base: int) -> ArrayRef | None:
-        """Return what an update on a base carries of the account: all of it, once; a further one on it the same."""
+        """Return the error feedback for an update on a base: all that is there, and the same for further updates."""
         if base not in self.taken[p]:
             self.taken[p][base], self.residuals[p] = self.residuals[p], None
         return self.taken[p][base]
 
     def _put_back(self, p: int, below: int) -> None:
-        """Take back the feedback that updates on bases below one carried: none of them can be merged any more."""
+        """Take back the feedback that updates on bases below `below` carried: they cannot be merged any more."""
         for base in [b for b in self.taken[p] if b < below]:
             self.residuals[p] = self._sum(p, self.residuals[p], self.taken[p].pop(base))
 
     def _sum(self, p: int, a: ArrayRef | None, b: ArrayRef | None) -> ArrayRef | None:
-        """Return a + b, either of which may be nothing."""
+        """Return a + b. If one is None, return the other."""
         if a is None or b is None:
             return b if a is None else a
         return self._backend.sum(p, a, b)
 
     def expire(self, p: int, version: int) -> None:
-        """Note that the log has reached a version: what is based on too old a one was too late."""
+        """Note that the log has reached a version. Updates on bases that are now too old count as late."""
         for base in [b for b in self._packed[p] if version - b > self._pace.staleness]:
             del self._packed[p][base]
         self._put_back(p, version - self._pace.staleness)
         for base in [b for b in self.accounts[p].sent if version - b > self._pace.staleness]:
             self._close(p, base, "late")
-        # On the base the model still has, something may yet be captured.
+        # Something may still be captured on the base that the model has.
         self.accounts[p].forget(min(version - self._pace.staleness - 1, self._bases[p]))
         self.settled_to[p] = max(version, self.settled_to[p])
 
     def _close(self, p: int, base: int, part: str, tokens: int | None = None) -> None:
-        """Settle a base."""
+        """Settle a base, and count merged tokens that this learner did not know of as merged."""
         self.attempts[p].pop(base, None)
         unheard = self.accounts[p].settle(base, part, tokens)
         if unheard > (room := UNHEARD_MAX - self.tokens_lost):
@@ -370,8 +379,8 @@ class Uplink:
             )  # fmt: skip
             unheard = max(0, room)
         if unheard:
-            # An incarnation before this one trained on after we had asked how far it was, as a twin does until it
-            # stops.
+            # An earlier incarnation went on training after this one had read its progress. Another process under this
+            # name does that until it stops.
             self.tokens_lost += unheard
             for account in self.accounts:
                 account.lost += unheard
@@ -399,7 +408,7 @@ class Uplink:
         packed = await self._backend.pack(header, captured.base_values, captured.values, feedback)
         if packed is None:
             about = {"fragment": p, "version": captured.base}
-            if self.unmerged.turned_away != Reason.NON_FINITE:  # once; the agent reminds
+            if self.unmerged.turned_away != Reason.NON_FINITE:  # warn once; the reporter repeats it
                 logger.warning(
                     "fragment %d: the difference to version %d is not finite: it is not sent, and its tokens count as "
                     "rejected; so will be whatever else is not, until a merge",
@@ -414,7 +423,7 @@ class Uplink:
             self._remember(p, captured.base, MadeUpdate(packed.digest, key, packed.dropped))
         await self._turn()
         if captured.base not in account.sent:
-            self._tell(UploadDone(p))  # settled, or too old, while it waited for the wire
+            self._tell(UploadDone(p))  # settled, or too old, while it waited for its turn
             return
         number, stored = self.window.began(packed.size, self._runtime.now()), False
         try:
@@ -431,14 +440,14 @@ class Uplink:
         self._tell(UploadDone(p))
         self.upload_s = smooth(self.upload_s, self._runtime.now() - captured.boundary_at)
         if captured.base not in account.sent:
-            return  # settled while it was on its way
+            return  # settled during the upload
         self.attempts[p][captured.base] = Attempt(
             header, key, packed.digest, packed.size, captured.due, captured.boundary_at, 0.0, packed.dropped
         )
         self._announce(self.attempts[p][captured.base])
 
     async def _turn(self) -> None:
-        """Wait until the wire has room."""
+        """Wait until the upload window has room."""
         while self.window.full:
             self._freed.clear()
             await self._freed.wait()
@@ -447,7 +456,7 @@ class Uplink:
         p, base = captured.fragment, captured.base
         account, earlier = self.accounts[p], self.attempts[p].get(base)
         if base not in account.sent or self.draining:
-            self._tell(UploadDone(p))  # settled without it, or nobody is left to take it again
+            self._tell(UploadDone(p))  # it is settled already, or the learner is leaving and will not capture it again
             return
         if self._bases[p] != base:
             account.settle(base, "late", earlier.header.tokens if earlier else None)
@@ -464,5 +473,5 @@ class Uplink:
 
 
 def _attempt(sent: Sent, residual: ArrayRef | None, now: float) -> Attempt:
-    """Return a stored update of an earlier incarnation as one to say again; it may open a round."""
+    """Return a stored update of an earlier incarnation as an attempt to announce again. It may open a round."""
     return Attempt(sent.header, sent.key, sent.digest, sent.size, True, now, 0.0, residual)

@@ -1,11 +1,11 @@
-"""How many bodies may share a learner's uplink at once: as many as make it faster, and not one more.
+"""How many update bodies may share a learner's uplink at once: as many as make it faster, and no more.
 
-Where a round trip is what takes time, several uploads side by side carry more. Where the link is what takes time, they
-only share it: each takes as long as all of them, and by then the versions they are based on are old. Neither latency
-nor bandwidth is known, and both change; so the window is held by what was measured, as TCP Vegas holds its own: what n
-uploads at once lose of the speed that one alone has is, as a share of n, what waits in a queue instead of moving.
+If round trips limit the speed, several uploads side by side carry more. If bandwidth limits it, they only share the
+link: each then takes as long as all of them together, and the versions that they are based on grow old. Neither latency
+nor bandwidth is known, and both change. So measurements set the window, as in TCP Vegas: n uploads at once should each
+be as fast as a single one. The share of speed that each loses, times n, is how many uploads' worth waits in a queue.
 
-The agent measures, the training thread only asks (`room`): plain attributes, read without a lock.
+The agent measures; the training thread only calls `room`. They share plain attributes, which are read without a lock.
 """
 
 from collections import deque
@@ -13,30 +13,30 @@ from collections import deque
 from isthmus.runtime.averages import smooth
 
 LIMIT_MAX = 4
-"""Uploads at once at most."""
+"""Most uploads at once."""
 
 QUEUED_LOW, QUEUED_HIGH = 0.3, 0.7
-"""Uploads' worth of waiting below which one more is tried, and above which one fewer is."""
+"""The queue, in uploads, below which the window grows by one, and above which it shrinks by one."""
 
 UPLOADS_REMEMBERED = 32
-"""Uploads of which the fastest says what the link can do."""
+"""Newest uploads whose speeds are kept. The fastest of them is taken as the speed of a single upload."""
 
 TRIES_MAX = 64
-"""Uploads between two tries of a larger window that was too large before, at most."""
+"""Most uploads between two tries of a larger window that was too large before."""
 
 
 class Window:
-    """One learner's uploads under way."""
+    """One learner's uploads under way, and how many there may be."""
 
     def __init__(self) -> None:
         self.limit = LIMIT_MAX
-        """Bodies on the wire at once."""
+        """Most update bodies on the wire at once."""
         self.free_at = 0.0
-        """When the next of them is expected to be through, on the runtime's clock."""
+        """When the next upload under way is expected to end, on the runtime's clock; 0 while the window has room."""
         self.open_s = 0.0
-        """How long rounds stay open for an update to come, a moving average over the commits read, in seconds."""
+        """How long rounds stay open for updates, in seconds: a moving average over the commits read."""
         self._rates: deque[float] = deque(maxlen=UPLOADS_REMEMBERED)
-        self._rate = 0.0  # bytes a second and upload, a moving average
+        self._rate = 0.0  # bytes per second of one upload, a moving average
         self._mean_size = 0.0
         self._since_change = 0
         self._patience = 4
@@ -45,13 +45,14 @@ class Window:
 
     @property
     def full(self) -> bool:
-        """Whether an upload has to wait for one under way."""
+        """Whether a new upload has to wait until one under way ends."""
         return len(self._under_way) >= self.limit
 
     def room(self, in_hand: int, now: float, step_s: float) -> bool:
-        """Return whether one more capture is wanted at this step boundary, with so many not yet through.
+        """Return whether one more capture is wanted at this step boundary while `in_hand` are not uploaded yet.
 
-        One more than fit on the wire, where the wire will be free before the next boundary: it must not stand idle.
+        One capture more than the window allows is wanted if an upload is expected to end before the next boundary: the
+        link must not stand idle. Training thread.
         """
         return in_hand < self.limit or (in_hand == self.limit and self.free_at <= now + step_s)
 
@@ -63,7 +64,7 @@ class Window:
         return self._count
 
     def ended(self, number: int, now: float, *, stored: bool) -> None:
-        """Note that an upload is through, or came to nothing, which says nothing of the link."""
+        """Note that an upload ended. One that was not stored says nothing about the link and is not measured."""
         began_at, size, beside = self._under_way.pop(number)
         if stored and now > began_at:
             self._learn(size, size / (now - began_at), max(beside, len(self._under_way) + 1))
@@ -82,7 +83,7 @@ class Window:
         self._since_change += 1
         if queued > QUEUED_HIGH and at_once >= self.limit > 1:
             self.limit -= 1
-            # What was too much is tried again, ever more seldom: links change.
+            # A larger window is tried again, since links change, but less and less often.
             self._patience = min(TRIES_MAX, 2 * self._patience)
             self._since_change = 0
         elif queued < QUEUED_LOW and self.limit < LIMIT_MAX and self._since_change >= self._patience:

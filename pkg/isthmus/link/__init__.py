@@ -1,4 +1,4 @@
-"""The front door for a training loop: `join` a run, call `step` after each optimizer step, `close` at the end.
+"""The entry point for a training loop: `join` a run, call `step` after each optimizer step, `close` at the end.
 
     link = isthmus.join("s3://bucket/run", model, optimizer, bus="redis://host", learner="eu-1")
     for batch in loader:

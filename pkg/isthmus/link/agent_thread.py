@@ -1,4 +1,4 @@
-"""The thread in which a learner's agent lives, on an event loop of its own, beside the training thread."""
+"""The thread of a learner's agent: it runs the agent on its own event loop, beside the training thread."""
 
 # ruff: noqa: TID251  (threads: this is one of their places)
 import asyncio
@@ -39,20 +39,20 @@ Assemble = Callable[[Ports], AbstractAsyncContextManager[Assembled]]
 
 
 DRAIN_S = 10.0
-"""At the end, uploads that have begun get this long."""
+"""When a learner leaves, uploads that have begun get this many seconds."""
 
 LAST_S, LAST_BYTES_S = 60.0, 4e6
-"""At the end, the last checkpoint gets so many seconds, and one second more for each so many bytes of its size."""
+"""When a learner leaves, its last checkpoint gets this many seconds, plus one second for each so many bytes."""
 
 LEAVE_S = 5.0
-"""Saying goodbye, and closing what is open, may take so long after that."""
+"""After that, publishing the leave message and closing connections may take this many seconds."""
 
 STILL_S = 10.0
-"""While it is stored, a line says so each so many seconds."""
+"""Seconds between two log lines about what a closing learner waits for."""
 
 
 class AgentThread:
-    """The thread in which the agent lives, and the way in and out of it."""
+    """The thread of a learner's agent, and the ways for the training thread to talk to it."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class AgentThread:
         self._sink = sink
         self.donor: Checkpoint | None = None
         self.joined_at: list[int] = []
-        """The version of each fragment at joining."""
+        """The version of each fragment when the learner joined."""
         self.run: Run
         self._log: Log
         self.agent: LearnerAgent
@@ -83,17 +83,18 @@ class AgentThread:
         self.news = threading.Event()
         """Set whenever the agent has something for the training thread."""
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """While joining: what the training thread is to do for the agent, and None when all is done."""
+        """While joining: work for the training thread, given by the agent; None when there is no more."""
         self._attached = threading.Event()
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def start(self, enter: Find, find_donor: FindDonor, assemble: Assemble) -> None:
-        """Start the thread; return once the run is joined, and a donor looked for where one is needed.
+        """Start the thread; return once the run is joined and a donor, if one is needed, was looked for.
 
         `assemble` gets the ranks of this learner ready to keep their share of its arrays.
 
-        Until then the calling thread, which trains, does what the agent asks of it (see `on_training_thread`).
+        Until then, the calling thread, which is the training thread, does what the agent asks for (see
+        `on_training_thread`). Raises the error that ended the agent.
         """
         self._thread = threading.Thread(
             target=self._main, args=(enter, find_donor, assemble), name="isthmus-agent", daemon=True
@@ -103,16 +104,16 @@ class AgentThread:
             while (work := self._asked.get()) is not None:
                 work()
             self.check()
-        except BaseException:  # Ctrl-C, or what the training thread was asked to do
+        except BaseException:  # Ctrl-C, or an error in work for the training thread
             self.abandon()
             raise
 
     async def on_training_thread(self, work: Callable[[], Result]) -> Result:
-        """Have the training thread do something while it waits in `start`: what only it may do with the model."""
+        """Run work on the training thread while it waits in `start`: only that thread may touch the model."""
         return await asyncio.wrap_future(self._handed(work))
 
     def ask_training_thread(self, work: Callable[[], Result]) -> Result:
-        """The same, from a thread that waits for it: not the agent's."""
+        """Run work on the training thread, and wait for it on this thread, which must not be the agent's."""
         return self._handed(work).result()
 
     def _handed(self, work: Callable[[], Result]) -> "Future[Result]":
@@ -120,26 +121,26 @@ class AgentThread:
 
         def doing() -> None:
             if not done.set_running_or_notify_cancel():
-                return  # nobody waits for it any more
+                return  # the caller does not wait for it any more
             try:
                 result = work()
             except BaseException as error:
                 done.set_exception(error)
             else:
-                done.set_result(result)  # Ctrl-C in here is Ctrl-C: the result may be set already
+                done.set_result(result)  # not in the `try`: a Ctrl-C here must be raised, as the result may be set
 
         self._asked.put(doing)
         return done
 
     def ask_agent(self, work: Callable[[Log], Coroutine[None, None, Result]]) -> Result:
-        """Have the agent's thread do something with the run, once it has joined. Raises what that does."""
+        """Run a coroutine with the log on the agent's thread, after joining. Raises its errors."""
         assert self._loop is not None, "joined without a loop"
         return asyncio.run_coroutine_threadsafe(work(self._log), self._loop).result()
 
     def attach(self, replica: Replica, arrays: Arrays | None, saver: Saver) -> None:
-        """Bring the model to the newest values, or the local work on them, and let the agent run.
+        """Write the newest values, or the local work on them, into the model, and let the agent run.
 
-        `arrays`: what makes arrays that fragments are copied into; None: of this process.
+        `arrays`: makes the arrays that fragments are copied into; None: arrays of this process.
         """
         loop, agent = self._loop, self.agent
         assert loop is not None, "joined without a loop"
@@ -148,30 +149,35 @@ class AgentThread:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(agent.wake)
 
-        self.donor = None  # it may be as large as the model
+        self.donor = None  # free it, since it may be as large as the model
         agent.attach(replica, notify, saver, arrays).news = self.news.set
         agent.history.let_go()
         self._attached.set()
 
     def abandon(self) -> None:
-        """End the thread: joining came to nothing after all, or was interrupted."""
+        """End the thread, since joining failed or was interrupted."""
         self._abandoned.set()
         self._attached.set()
         self._end()
 
     def check(self) -> None:
-        """Raise what ended the agent, if anything did. What is raised on purpose says all in its message; only
-        of what nobody expected is the way through the agent's thread worth seeing."""
+        """Raise the error that ended the agent, if there was one.
+
+        An `IsthmusError` says all in its message and is raised without its traceback. An unexpected error keeps the
+        traceback of the agent's thread.
+        """
         if isinstance(self._failure, IsthmusError):
             raise self._failure.with_traceback(None) from None
         if self._failure is not None:
             raise self._failure
 
     def close(self, *, done: bool, keep: bool, orderly: bool, wait_s: float) -> None:
-        """Let the agent finish what is under way, then end the thread; with `keep`, store a last checkpoint, if what
-        the loop holds is that of a step boundary. `orderly`: the caller stands between two steps, as far as it knows.
+        """Let the agent finish what is under way, then end the thread.
 
-        Raises `KeyboardInterrupt` where that is what ends the wait.
+        `keep`: store a last checkpoint, if the training loop holds the state of a step boundary. `orderly`: the caller
+        is between two steps, as far as it knows. `wait_s`: seconds to wait for answers to the last updates.
+
+        Raises `KeyboardInterrupt` if that ends the wait.
         """
         loop, thread = self._loop, self._thread
         if loop is None or thread is None or not thread.is_alive() or loop.is_closed():
@@ -182,7 +188,7 @@ class AgentThread:
         if stores:
             with held_back():
                 stores = self._copy_last(orderly)
-        with suppress(RuntimeError):  # it ended in this very moment
+        with suppress(RuntimeError):  # the loop may end at this moment
             loop.call_soon_threadsafe(lambda: self.agent.drain(done=done, wait_s=wait_s))
         try:
             self._wait_for_the_end(thread, stores, wait_s)
@@ -198,10 +204,10 @@ class AgentThread:
             self._say_failure()
 
     def let_go(self) -> None:
-        """Have the agent leave once what is under way is through; nobody waits for that."""
+        """Have the agent leave once everything under way has finished. Do not wait for that."""
         loop = self._loop
         if loop is not None:
-            with suppress(RuntimeError):  # it has ended
+            with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self.agent.drain)
 
     def _copy_last(self, orderly: bool) -> bool:
@@ -225,7 +231,7 @@ class AgentThread:
         began = said = clock()
         while thread.is_alive():
             now = clock()
-            # Its size is known once it is packed.
+            # The checkpoint's size is known once it is packed, so the limit is computed each time.
             for_last = LAST_S + self.agent.last_bytes / LAST_BYTES_S if stores else 0.0
             most = max(DRAIN_S, for_last) + wait_s + CLOSE_S + LEAVE_S
             if now - began > most:
@@ -238,25 +244,25 @@ class AgentThread:
             thread.join(0.2)
 
     def _end(self) -> None:
-        """End the thread without waiting for what it does; the loop may not be there yet."""
+        """Cancel the agent's work and wait up to `EXIT_S` for the thread. The loop may not exist yet."""
         loop, thread = self._loop, self._thread
         if thread is None:
             return
         if loop is not None:
-            with suppress(RuntimeError):  # the loop ended in this very moment
+            with suppress(RuntimeError):  # the loop may end at this moment
                 loop.call_soon_threadsafe(self._give_up)
         thread.join(EXIT_S)
 
     def _say_failure(self) -> None:
         if self._failure is not None:
-            # Training is over and nothing is raised any more: that a run takes us for silent must not stay a riddle.
+            # Training is over, so no error is raised any more. Without this line, nothing would explain the silence.
             logger.warning(
                 "%s: its agent ended before its last words were said: %s",
                 self._settings[0], self._failure, exc_info=self._failure,
             )  # fmt: skip
 
     def _at_exit(self) -> None:
-        """End the thread with the interpreter: one that goes on with requests is torn down in the middle of them."""
+        """End the thread before the interpreter exits, which would tear down requests under way."""
         self._end()
 
     def _give_up(self) -> None:
@@ -267,14 +273,14 @@ class AgentThread:
         from isthmus.torch.model import keep_denormals
 
         try:
-            keep_denormals()  # the pool's threads are started from this one
+            keep_denormals()  # before the pool starts threads from this one, which inherit the mode
             asyncio.run(self._agent(*arguments))
         except asyncio.CancelledError:
             pass
         except BaseException as error:
             self._failure = first_cause(error)
         finally:
-            # Known before the sink is waited for: a training must not go on without its agent.
+            # Release the training thread before waiting for the sink: training must not go on without its agent.
             self._asked.put(None)
             atexit.unregister(self._at_exit)
             if self.feeder is not None:
@@ -288,7 +294,8 @@ class AgentThread:
         learner, adopt, steps, pace, checkpoint_s = self._settings
         started = self._loop.time()
         async with open_ports(run_url, bus_url, enter, self._trust) as ports, assemble(ports) as ranks:
-            atexit.register(self._at_exit)  # after the client's own, which is to run when no requests come any more
+            # Exit handlers run last in, first out. The store client's handler must run when there are no more requests.
+            atexit.register(self._at_exit)
             self.run, self._log = ports.log.run, ports.log
             self._trust.take_part(self.run, ports.log.members, bus_url, MemberRole.LEARNER, learner)
             self.agent = LearnerAgent(
@@ -296,9 +303,9 @@ class AgentThread:
                 adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
                 backend=ranks.backend,
             )  # fmt: skip
-            # Not later: it holds the interpreter for tenths of a second, and the first update would wait for it.
+            # Warm up now: it holds the interpreter for tenths of a second, and the first update would wait for it.
             warming = asyncio.ensure_future(ports.runtime.offload(kernels.warm))
-            # As long as it takes: values and a checkpoint of a large model are many bytes.
+            # No time limit: the values and a checkpoint of a large model are many bytes.
             await self.agent.join()
             await warming
             self.joined_at = [known.version for known in self.agent.downlink.known]
@@ -334,34 +341,34 @@ class AgentThread:
 
 
 class OwnerThread:
-    """The thread in which a rank that owns fragments, and does not speak for its learner, serves the one that does."""
+    """The thread in which a following rank that owns fragments serves the leading rank."""
 
     def __init__(self, work: Callable[..., Coroutine[None, None, None]]) -> None:
-        """`work` serves until there is nothing more to do; to `opened` it gives what the run is read through."""
+        """`work` serves until there is nothing more to do. It passes the run's log to its argument `opened`."""
         self._log: Future[Log] = Future()
         self._loop_thread = LoopThread("isthmus-owner", lambda: self._served(work), self._lost, self._ended)
 
     def ask(self, work: Callable[[Log], Coroutine[None, None, Result]]) -> Result:
-        """Have it do something with the run, and wait for that. Raises what that does."""
+        """Run a coroutine with the log on this thread, and wait for it. Raises its errors."""
         return self._loop_thread.ask(work(self._log.result()))
 
     def close(self) -> None:
-        """Wait until it has ended by itself, as it does when the first rank has; not for long."""
+        """Wait up to `EXIT_S` for the thread to end by itself, as it does when the leading rank ends; then stop it."""
         self._loop_thread.join(EXIT_S)
         self.stop()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the thread."""
         self._loop_thread.stop()
 
     async def _served(self, work: Callable[..., Coroutine[None, None, None]]) -> None:
         from isthmus.torch.model import keep_denormals
 
-        keep_denormals()  # the pool's threads are started from this one
+        keep_denormals()  # before the pool starts threads from this one, which inherit the mode
         await work(opened=self._log.set_result)
 
     def _lost(self, error: BaseException) -> None:
-        # The first rank finds its connection gone, and ends the learner.
+        # The first rank notices the lost connection and ends the learner.
         logger.error("this rank cannot keep its fragments: %s", error, exc_info=error)
 
     def _ended(self) -> None:

@@ -1,4 +1,4 @@
-"""The ranks of a learner that follow: how they join, and what they hold of the run."""
+"""The following ranks of a learner: how they join, and what they hold of the run."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +22,7 @@ from isthmus.torch.sharded import Sharded
 
 
 class Follower(Side):
-    """A rank that does as the leading one says. It keeps its share of the learner's arrays."""
+    """A rank that follows the leading rank. It keeps its share of the learner's arrays."""
 
     leads = False
 
@@ -64,7 +64,7 @@ class Follower(Side):
 
     @override
     def step(self, tokens: int, loss: float | None) -> None:
-        self.loop.mark(clock)  # before the first rank asks for what it notes
+        self.loop.mark(clock)  # first, since the leading rank may ask for the state that this notes
         with self._sharded.call("STEP", self._step + 1, tokens):
             self._step += 1
             self._tokens_seen += tokens
@@ -75,11 +75,11 @@ class Follower(Side):
 
     @override
     def let_go(self) -> None:
-        """Wait as long as the rank that leads."""
+        """Do nothing: this rank waits as long as the leading rank does."""
 
     @override
     def drop(self) -> None:
-        """The rank that leads lets go of the run."""
+        """Do nothing: the leading rank lets go of the run."""
 
     @override
     def leave(self, done: bool, well: bool, wait_s: float) -> None:
@@ -96,7 +96,7 @@ class Follower(Side):
 
 
 def follow(sharded: Sharded, url: str, signer: Signer | None) -> Follower:
-    """Join as a rank that follows."""
+    """Join as a following rank."""
     run: list[Run] = []
     threads: list[OwnerThread] = []
 

@@ -1,15 +1,15 @@
-"""A run's global model in a process that does not train it: `follow` brings new cuts to a module, or to a function.
+"""Bring a run's global model to a process that does not train it: `follow` gives new cuts to a module or a function.
 
     following = isthmus.follow("s3://bucket/run", model)
     while serving:
         ...
-        following.update()          # between two requests: whatever is newest, at the price of a copy
+        following.update()          # between two requests: writes the newest cut, at the price of a copy
     following.close()
 
-It needs to read the store, nothing else. What a cut is, `isthmus.inspect.follow` says.
+It needs permission to read the store and nothing else. `isthmus.inspect.follow` says what a cut is.
 """
 
-# ruff: noqa: TID251  (threads: what one waits with for another)
+# ruff: noqa: TID251  (threads: the caller's thread waits for the following thread)
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 Judge = Callable[[Cut], Mapping[str, float] | None]
-"""Does something with a cut; returns what it has measured of it, by the names of series."""
+"""Uses a cut. It may return measurements of the cut, by the names of series."""
 
 
 logger = logging.getLogger(__name__)
 
 
 class Following:
-    """What follows a run, on a thread of its own. Made by `follow`; used from the caller's thread."""
+    """Follows a run on a thread of its own. Made by `follow`; used from the caller's thread."""
 
     def __init__(
         self,
@@ -68,15 +68,15 @@ class Following:
 
     @property
     def cut(self) -> int:
-        """Number of the cut that the module holds, or that the function has dealt with last; -1 before the first."""
+        """Number of the cut that the module holds, or that the function was given last; -1 before the first."""
         return -1 if self._given is None else self._given.number
 
     def update(self, wait_s: float = 0.0) -> bool:
-        """Write the newest cut into the module, where there is a newer one than it holds; return whether there was.
+        """Write the newest cut into the module if the module does not hold it yet. Return whether it was written.
 
-        Call it where the module is not in use: it copies on this thread, and fetches nothing. `wait_s`: wait so long
-        for the first or next cut. Raises what ended the following: `RunMissing`, `Denied`, `LogCorrupt`,
-        `LayoutMismatch` where the module is not the run's.
+        Call this while the module is not in use. It copies on this thread and fetches nothing. `wait_s`: seconds to
+        wait for the first or next cut. Raises the error that ended the following: `RunMissing`, `Denied`, `LogCorrupt`,
+        or `LayoutMismatch` if the module does not fit the run.
         """
         if self._module is None:
             raise InputError("update() writes into a module, and this follows with a function")
@@ -95,22 +95,22 @@ class Following:
         return True
 
     def note(self, series: str, value: float) -> None:
-        """Keep a number that was measured of this cut in the run, as the next of a series: `isthmus status` shows it.
+        """Store a number measured of this cut in the run, as the next of a series. `isthmus status` shows it.
 
-        It needs to write below `evaluations/` in the store. Raises `InputError`, `Unavailable`, `Denied`.
+        It needs permission to write below `evaluations/` in the store. Raises `InputError`, `Unavailable`, `Denied`.
         """
         if self._given is None or self._log is None:
             raise InputError(f"no cut has been given yet: there is nothing that {series} was measured of")
         self._loop_thread.ask(evaluations.note(self._log, series, self._given.number, value))
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until it ends, by an error of the function or of the run, which is raised; or for so long."""
+        """Wait until the following ends, for at most `seconds`. Raises the error that ended it, if there was one."""
         with self._changed:
             self._changed.wait_for(lambda: self._over, seconds)
             self._check()
 
     def close(self) -> None:
-        """Stop following. Raises what ended it before, if anything did."""
+        """Stop following. Raises the error that ended it before, if there was one."""
         self._loop_thread.stop()
         self._check()
 
@@ -126,13 +126,13 @@ class Following:
         if self._failure is not None:
             raise self._failure
 
-    # --- on its thread ------------------------------------------------------------------------------------------------
+    # --- on its own thread --------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
         from isthmus.torch.local import local_tensors
         from isthmus.torch.model import keep_denormals
 
-        keep_denormals()  # the pool's threads are started from this one
+        keep_denormals()  # before the pool starts threads from this one, which inherit the mode
         every, apart_s, fragments, mixed = self._how
         async with open_log(self._run, self._trust) as log:
             self._log = log
@@ -177,22 +177,22 @@ def follow(
     """Follow a run's global model.
 
     Args:
-        run: where it lives: `s3://bucket/prefix` or a folder.
-        target: a module, into which `Following.update` writes the newest cut when it is called; or a function, which is
-            given a cut on another thread, and when it comes back the newest that there is then. What it returns,
-            numbers by the names of series, is kept in the run, as by `Following.note`. A module has the run's tensors
-            under their names, on any device, in any dtype, trained or not, sharded or whole; what else it has must be
-            frozen in the run. Its buffers get those of the global model: means over the learners' newest checkpoints,
-            read once a minute at most. A function finds them in `cut.buffers()`.
-        every: cuts whose version is a multiple of this.
-        at_most_every_s: seconds between two cuts, at least.
-        fragments: only the tensors that lie in these; all.
-        mixed: each fragment at its newest version, instead of one version of all.
-        key: an OpenSSH private key of a member, which signs measurements; by default what `ISTHMUS_KEY` names.
+        run: the run's location: `s3://bucket/prefix` or a folder.
+        target: a module or a function. `Following.update` writes the newest cut into a module when it is called. A
+            function is called with a cut on another thread; when it returns, it is called with the newest cut of that
+            time. It may return numbers by the names of series, which are stored in the run as by `Following.note`. A
+            module has the run's tensors under their names, on any device, in any dtype, trained or not, sharded or
+            whole. Its other parameters must be frozen in the run. Its buffers get those of the global model: means over
+            the learners' newest checkpoints, read once a minute at most. A function finds them in `cut.buffers()`.
+        every: only cuts whose version is a multiple of this number.
+        at_most_every_s: least time between two cuts, in seconds.
+        fragments: only the tensors in these fragments; by default all.
+        mixed: take each fragment at its newest version, instead of one version of all.
+        key: an OpenSSH private key of a member, which signs measurements; by default the one that `ISTHMUS_KEY` names.
         owner: who must own the run, as in `isthmus.join`.
         run_digest: which run it must be, as in `isthmus.join`.
 
-    Raises `InputError`; what goes wrong later, `update`, `wait` and `close` raise.
+    Raises `InputError`. Later errors are raised by `update`, `wait` and `close`.
     """
     if every < 1 or not at_most_every_s >= 0:
         raise InputError(f"every={every} must be at least 1, at_most_every_s={at_most_every_s:g} at least 0")

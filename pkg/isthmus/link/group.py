@@ -1,7 +1,7 @@
-"""The ranks of a learner as joining sees them: one process that trains by itself, or several that share one model.
+"""The ranks of a learner, as `join` uses them: one process that trains by itself, or several that share one model.
 
 Every learner is a group of ranks. The first rank *leads*: it runs the agent and speaks for the learner. The others
-follow (`isthmus.link.follower`). Training thread, unless something else is said.
+follow (`isthmus.link.follower`). Everything here runs on the training thread unless stated otherwise.
 """
 
 import os
@@ -33,22 +33,22 @@ from isthmus.torch.loop import Loop
 from isthmus.torch.sharded import CallResult, Sharded
 
 Values = list[F32] | Callable[[Tensor], Awaitable[F32]]
-"""Flat values of each of a model's tensors, or what brings those of a piece; see `Seed`."""
+"""Flat values of each of a model's tensors, or a function that returns those of a piece; see `Seed`."""
 
 
 class Group(Protocol):
-    """A learner's ranks, at the one that leads."""
+    """A learner's ranks, at the rank that leads."""
 
     loop: Loop
     alone: bool
-    """Whether there is one rank."""
+    """Whether this is the only rank."""
 
     def call(self, call: str, number: int = 0, tokens: int = 0) -> AbstractContextManager[CallResult]:
-        """Meet the other ranks; let them go on when what is inside is done. See `Sharded.call`."""
+        """Meet the other ranks, and let them go on when the `with` block is done. See `Sharded.call`."""
         ...
 
     def sum(self, count: int) -> int:
-        """Return the sum of what every rank has counted. All of them call this."""
+        """Return the sum of the counts of all ranks. All of them must call this."""
         ...
 
     def values(self, thread: AgentThread) -> Values:
@@ -60,29 +60,29 @@ class Group(Protocol):
         ...
 
     async def find_donor(self, thread: AgentThread, agent: LearnerAgent) -> Checkpoint | None:
-        """Return another learner's checkpoint whose moments this one can go on from. Agent's thread."""
+        """Return another learner's checkpoint whose moments this learner can use, or None. Agent's thread."""
         ...
 
     def assembled(self, thread: AgentThread, ports: Ports) -> AbstractAsyncContextManager[Assembled]:
-        """Have all ranks come, to keep their share of the learner's arrays. Agent's thread."""
+        """Wait until all ranks have connected, to keep their share of the learner's arrays. Agent's thread."""
         ...
 
     def placed(self, layout: Layout) -> tuple[Replica, Arrays | None]:
-        """Return the model as the boundary sees it, and what makes arrays for it (None: of this process)."""
+        """Return the model for the boundary, and the maker of its arrays (None: arrays of this process)."""
         ...
 
     def restore(self, own: Checkpoint | None, thread: AgentThread) -> str:
-        """Bring optimizer and data to where they were; return where the moments came from; see `moments.restore`."""
+        """Restore optimizer and data; return where the moments came from; see `moments.restore`."""
         ...
 
     @property
     def saver(self) -> Saver:
-        """What checkpoints are taken of."""
+        """What the checkpoints are taken from."""
         ...
 
 
 def wrap_backend(stream: DeviceStream | None) -> WrapBackend:
-    """Return what makes the backend of a rank's own arrays: on the device that trains, or in memory."""
+    """Return the maker of the backend of a rank's own arrays: on the device that trains, or in memory."""
     return local_backend if stream is None else partial(device.backend, stream)
 
 
@@ -171,7 +171,7 @@ class ManyRanks(Group):
 
     @override
     async def find_donor(self, thread: AgentThread, agent: LearnerAgent) -> Checkpoint | None:
-        # All ranks try a step, so each question goes through the training thread.
+        # All ranks try a step together, so each question goes through the training thread.
         check = moments.DonorCheck(self.loop.model, self.loop.optimizer, self._sharded.tried)
         return await agent.donor(
             lambda found: thread.ask_training_thread(lambda: check.fits(found)),

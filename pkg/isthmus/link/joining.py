@@ -1,4 +1,4 @@
-"""Joining a run: it is found or created, the model brought to its newest version, the agent's thread started."""
+"""Joining a run: find or create it, bring the model to its newest version, and start the agent's thread."""
 
 import asyncio
 import os
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 START_S = 60.0
-"""Reaching the run may take this long before joining gives up; each request fails much sooner. Writing version 0 of a
-missing run is not reaching it: that takes as long as it takes."""
+"""Reaching the run may take this many seconds before joining gives up; each request fails much sooner. The time limit
+does not include writing version 0 of a missing run."""
 
 WARMUP_STEPS = 100
 
 
 Create = Rules | Callable[[Sequence[Spec]], Rules]
-"""The rules of a run that is to be created, or what chooses them by the model's tensors."""
+"""The rules of a run that is to be created, or a function that chooses them by the model's tensors."""
 
 
 def join(
@@ -71,65 +71,67 @@ def join(
 ) -> Link:
     """Join a run and bring the model to its newest global version.
 
-    Discarded: the parameters that `model` has now, where the run has newer ones; later, with `overwrite`, the steps
-    between a fragment's upload and the version that answers it (`isthmus status --ledger` counts their tokens); and
-    what was trained after the newest checkpoint when the process is killed.
+    If the run has newer parameters, those that `model` has now are discarded. Later, with `overwrite`, a new version of
+    a fragment discards the steps since the fragment's upload (`isthmus status --ledger` counts their tokens). If the
+    process is killed, everything that it trained after its newest checkpoint is lost.
 
-    Restored, under a name that was here before: parameters with local work, buffers, the optimizer's state, the step
-    count, the place in `data` and all of `state`, from its newest checkpoint, which is of one step boundary; then newer
-    versions are adopted as they would have been. What comes back and what does not: docs/design/learner.md. A new name
-    in a run in flight takes the moments of a learner that is doing well, or warms up (`Link.rate`).
+    A name that was in the run before resumes from its newest checkpoint, which belongs to one step boundary. This
+    restores the parameters with local work, the buffers, the optimizer's state, the step count, the place in `data` and
+    all of `state`. Then newer versions are adopted as they would have been. docs/design/learner.md says what is
+    restored and what is not. A new name in a run under way takes the moments of a healthy learner, or warms up
+    (`Link.rate`).
 
-    Who waits: this call, for the store and at first for the bus, up to a minute. Training never does, unless the run's
-    pace has a `lead`. The others wait for this learner's updates for the grace of a round, a step or so, and for its
-    next word for as long as `Pace.silence_s`.
+    This call waits for the store, and at first for the bus, for up to a minute. Training never waits, unless the run's
+    pace has a `lead`. A round waits for this learner's updates for its grace, about a step. It does not wait for a
+    learner that has been silent for `Pace.silence_s`.
 
     Args:
-        run: where the run lives: `s3://bucket/prefix` or a folder.
-        model: any module; its trainable parameters must be those of the run (tied ones once, any of float32, bfloat16,
-            float16). Frozen parameters must be the run's; buffers stay local. What `torch.compile` and
-            `DataParallel` have wrapped is unwrapped. Where FSDP2 or tensor parallelism shard it over the ranks of a
-            job, or `DistributedDataParallel` replicates it, all of them are one learner: each calls this alike.
+        run: the run's location: `s3://bucket/prefix` or a folder.
+        model: any module; its trainable parameters must be those of the run (tied ones once; float32, bfloat16 or
+            float16). Frozen parameters must be the run's; buffers stay local. Wrappers of `torch.compile` and
+            `DataParallel` are removed. If FSDP2 or tensor parallelism shard the model over the ranks of a job, or
+            `DistributedDataParallel` replicates it, all these ranks are one learner: each makes the same call.
         optimizer: the inner optimizer; its state is kept when a fragment is adopted.
-        bus: `redis://host:port`; by default the embedded bus beside a run in a folder. Where it names no user, the
-            commands' `ISTHMUS_BUS_USER` and `ISTHMUS_BUS_PASSWORD` (or `…_PASSWORD_FILE`) do.
-        learner: this learner's name, unique in the run; the same name goes on where it stopped.
-        create: with rules, or what makes rules from the model's tensors, a missing run is created from this model; of
-            several creators one wins, the others adopt its run and its initial values. `Rules.suited` chooses what
-            suits the model, `functools.partial(Rules.suited, sync_every=24)` all but what you name; `Rules(…)` is
-            taken as it is, and must then be what a run that is there was created with.
-        vectors: where this creates the run: patterns of names of tensors that `merge="iso"` leaves to RDA, such as
-            `*.router.weight`. An output layer that is not tied to an embedding is one without being named.
-        pace: overrides the run's pace here.
+        bus: `redis://host:port`; by default the embedded bus beside a run in a folder. If the URL names no user,
+            `ISTHMUS_BUS_USER` and `ISTHMUS_BUS_PASSWORD` (or `…_PASSWORD_FILE`) are used, as by the commands.
+        learner: this learner's name, unique in the run. A process that joins under the same name later goes on where
+            the name stopped.
+        create: rules, or a function that makes rules from the model's tensors: a missing run is created from this
+            model. If several processes create it, one wins, and the others adopt its run and its initial values.
+            `Rules.suited` chooses rules that suit the model; `functools.partial(Rules.suited, sync_every=24)` chooses
+            all but those you name. `Rules(…)` is taken as it is, and an existing run must have been created with it.
+        vectors: if this call creates the run: patterns of names of tensors that `merge="iso"` merges by RDA, such as
+            `*.router.weight`. An output layer that is not tied to an embedding needs no pattern.
+        pace: overrides the run's pace for this learner.
         adopt: `overwrite` (default), `blend` or `carry`: what happens to local work when a version arrives.
-        frozen: `checked` (default): frozen parameters must be stored in the bytes of the run's, read once; `trusted`:
-            nobody looks, as for a base that is offloaded or too large to be read at each start. A run that is created
-            so asks nothing of those who join either.
-        steps: how many steps this learner will train, for display; 0 where it is not known.
-        data: a sampler or loader whose `state_dict` goes into checkpoints and comes back with them. It is read right
-            after a step: it must then stand behind that step's batch. Without one, start at batch `steps_done`.
-        state: other objects with `state_dict` and `load_state_dict` that go on with the learner, by names of your own:
-            `{"schedule": scheduler, "scaler": scaler, "random": isthmus.RandomState()}`. What belongs to a step (such
-            as `scheduler.step()`) comes before its `link.step`.
-        hyperparameters: `restored` (default): a restart goes on with its checkpoint's learning rate, weight decay,
-            betas, momentum and eps; `passed`: with those that the optimizer was made with this time.
+        frozen: `checked` (default): frozen parameters must have the same bytes as the run's and are read once;
+            `trusted`: they are not checked, for a base that is offloaded or too large to be read at each start. If the
+            run was created with `trusted`, they are not checked at learners that join it either.
+        steps: how many steps this learner will train, for display; 0 if that is not known.
+        data: a sampler or loader whose `state_dict` goes into checkpoints and is restored from them. It is read right
+            after a step, when it must stand behind that step's batch. Without it, start at batch `steps_done`.
+        state: other objects with `state_dict` and `load_state_dict` that are saved and restored with the learner, by
+            names that you choose: `{"schedule": scheduler, "scaler": scaler, "random": isthmus.RandomState()}`. Calls
+            that belong to a step (such as `scheduler.step()`) come before its `link.step`.
+        hyperparameters: `restored` (default): a restart uses its checkpoint's learning rate, weight decay, betas,
+            momentum and eps; `passed`: it uses those that the optimizer was made with this time.
         checkpoint_s: seconds between two checkpoints (optimizer, local work, counters, data position) in the store. A
-            restart under the same name goes on at the newest one. The training thread is held only for the copy.
+            restart under the same name resumes from the newest one. The training thread only waits for the copy.
         sink: where training metrics go, such as `isthmus.sinks.TensorBoard(folder)`.
-        warmup_steps: length of the warm-up of `Link.rate`, for a start with fresh moments into a run in flight.
-        key: an OpenSSH Ed25519 private key that signs all that this learner writes and says; by default what
-            `ISTHMUS_KEY` names. A run that this creates is then signed, and belongs to that key.
-        owner: the fingerprint (`SHA256:…`) or public key of who must own the run; by default what `ISTHMUS_OWNER` says.
-        run_digest: which run it must be: its digest in hexadecimal, or at least half of it; by default what
-            `ISTHMUS_RUN_DIGEST` says.
-        insecure: take part although nothing in the run is signed and its store or bus is on another machine.
+        warmup_steps: length of the warm-up of `Link.rate`, for a start with fresh moments in a run under way.
+        key: an OpenSSH Ed25519 private key that signs everything that this learner writes and publishes; by default the
+            one that `ISTHMUS_KEY` names. A run that this call creates is then signed, and this key owns it.
+        owner: the fingerprint (`SHA256:…`) or public key that the run's owner must have; by default the value of
+            `ISTHMUS_OWNER`.
+        run_digest: which run it must be: its digest in hexadecimal, or at least the first half; by default the value of
+            `ISTHMUS_RUN_DIGEST`.
+        insecure: take part even if nothing in the run is signed and its store or bus is on another machine.
 
     Raises:
-        RunMissing: no run there and `create` is not given.
+        RunMissing: there is no run, and `create` is not given.
         LayoutMismatch: the model is not the run's; the message names the first difference.
-        InputError: a bad name, URL or setting; a key that is no member's; a run that is not signed, on another machine;
-            a model that is sharded in a way that is not known;
-            ranks of a job that do not join alike.
+        InputError: a bad name, URL or setting; a key that does not belong to a member; a run on another machine that is
+            not signed; a model that is sharded in an unknown way; ranks of a job that do not make the same call.
         Unavailable, Denied: store or bus cannot be reached or used.
         RankLost: a rank of the job is gone.
     """
@@ -176,10 +178,10 @@ def _group(
     settings: Hyperparameters,
     alike: list[str],
 ) -> "Group | Sharded":
-    """Return the ranks that train this model as one learner, at the one that leads; at the others, their share of it.
+    """Return the ranks that train this model as one learner; on a rank that follows, its share of the model.
 
-    `alike`: what all ranks have to agree on. Raises `InputError` on all ranks where the model or the optimizer of one
-    cannot be taken.
+    `alike`: the facts on which all ranks must agree. Raises `InputError` on all ranks if the model or the optimizer of
+    one rank cannot be used.
     """
     from isthmus.link.group import ManyRanks, OneRank
     from isthmus.torch import device
@@ -203,7 +205,7 @@ def _group(
 
 @dataclass(frozen=True, slots=True)
 class _Seeding:
-    """How a run is found, and what it is created from where it is missing."""
+    """How the run is found and, if it is missing, what it is created from."""
 
     run: str
     bus: str
@@ -216,7 +218,7 @@ class _Seeding:
     frozen: dict[str, bytes]
 
     async def enter(self, store: EdgeStore) -> Run:
-        """Return the run, which is the model's. Agent's thread."""
+        """Return the run, after checking that it fits the model. Agent's thread."""
         found = await reach_or_create(
             store, self.create, lambda rules: self.thread.on_training_thread(lambda: self._seed(rules)), self.trust
         )
@@ -240,12 +242,14 @@ class _Seeding:
 
 
 def _bring_to_where_it_was(group: "Group", thread: AgentThread) -> str:
-    """Bring model, optimizer and data to where the learner was, and the model to the newest version, and let the agent
-    run; return where the moments came from (see `Link.moments`)."""
+    """Restore model, optimizer and data, bring the model to the newest version, and let the agent run.
+
+    Return where the moments came from (see `Link.moments`).
+    """
     own, loop = thread.agent.history.checkpoint, group.loop
     replica, arrays = group.placed(thread.run.layout)
     if own is not None and loop.copies.paths:
-        # What the optimizer's state holds of the weights stands beside these; newer versions move both.
+        # Copies of the weights in the optimizer's state belong to these values. Newer versions then move both.
         for p, point in enumerate(own.points):
             replica.write(p, point.values)
     origin = group.restore(own, thread)
@@ -258,17 +262,17 @@ def _bring_to_where_it_was(group: "Group", thread: AgentThread) -> str:
 async def reach_or_create(
     store: EdgeStore, create: Create | None, seed: Callable[[Create], Awaitable[Seed]], trust: Trust = TRUSTING
 ) -> Run:
-    """Return the run at this store; with rules, or what chooses them, a missing one is created from the seed they make.
+    """Return the run at this store. If it is missing and `create` is given, create it from the seed.
 
-    Raises `Unavailable` where reading the run, or the check before creating one, takes longer than `START_S`; and what
-    `known_run`, `require_create_only` and `create_run` raise.
+    Raises `Unavailable` if reading the run, or the check before creating it, takes longer than `START_S`; also raises
+    the errors of `known_run`, `require_create_only` and `create_run`.
     """
     try:
         async with asyncio.timeout(START_S):
             try:
                 found = await known_run(store, trust.require)
             except RunMissing as missing:
-                if create is None or missing.near:  # never create one around another
+                if create is None or missing.near:  # never create a run around another one
                     raise
                 await require_create_only(store.at_start, store.runtime)
             else:

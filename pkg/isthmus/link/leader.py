@@ -1,4 +1,4 @@
-"""The rank of a learner that leads: it takes steps with the boundary, and its agent's thread does the rest."""
+"""The leading rank of a learner: it takes steps with the boundary, while its agent's thread does the rest."""
 
 import logging
 import math
@@ -17,11 +17,11 @@ from isthmus.log.run import Run
 logger = logging.getLogger(__name__)
 
 NEWS_S = 1.0
-"""A learner that waits for a version looks up this often, whether there is news or not."""
+"""A learner that waits for a version looks for news at least this often, in seconds."""
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """What the first rank says to the others when it has joined."""
+    """What the first rank tells the others when it has joined."""
 
     step: int
     tokens_seen: int
@@ -45,7 +45,7 @@ class Leader(Side):
         self.fresh_into_flight = moments == "fresh" and any(thread.joined_at)
 
     def joined(self) -> Joined:
-        """Return what the other ranks are told."""
+        """Return what to tell the other ranks."""
         return Joined(self.steps_done, self.tokens_seen, self.moments, self.fresh_into_flight, self.incarnation)
 
     @property
@@ -84,7 +84,7 @@ class Leader(Side):
             self._thread.check()
             with held_back(), self._thread.agent.metrics.hold_seconds.time():
                 self._boundary.after_step(tokens, loss)
-            while self._boundary.overdue():  # only where the run's pace has a lead
+            while self._boundary.overdue():  # this happens only if the run's pace has a lead
                 self._thread.news.wait(NEWS_S)
                 self._thread.news.clear()
                 self._thread.check()
@@ -126,7 +126,7 @@ class Leader(Side):
 
     @override
     def leave(self, done: bool, well: bool, wait_s: float) -> None:
-        # Ranks of which one fails are not at one step: no checkpoint can be taken of them.
+        # If one rank fails, the ranks are not at the same step, so no checkpoint can be taken.
         keep = well or self._group.alone
         try:
             with self._group.call("CLOSE", self.steps_done) if keep else nullcontext():

@@ -1,4 +1,4 @@
-"""A learner's hold on a run: `step` after each optimizer step, `close` at the end."""
+"""A learner's connection to a run: `step` after each optimizer step, `close` at the end."""
 
 import logging
 import weakref
@@ -22,15 +22,15 @@ logger = logging.getLogger(__name__)
 
 
 class Side(Protocol):
-    """What stands behind a link: the rank that leads (`link.leader`), or one that follows (`link.follower`)."""
+    """The implementation of a link: the leading rank (`link.leader`) or a following rank (`link.follower`)."""
 
     leads: bool
     loop: "Loop"
     moments: str
     first_step: int
-    """Steps that the learner had behind it when it joined."""
+    """Steps that the learner had done when it joined."""
     fresh_into_flight: bool
-    """Whether it started with fresh moments into a run in flight."""
+    """Whether the learner started with fresh moments in a run under way."""
 
     @property
     def run(self) -> Run:
@@ -44,16 +44,16 @@ class Side(Protocol):
 
     @property
     def tokens_seen(self) -> int:
-        """Tokens of those steps."""
+        """Tokens trained in those steps."""
         ...
 
     @property
     def incarnation(self) -> int:
-        """How often the learner's name has joined."""
+        """How many times the learner's name has joined."""
         ...
 
     def agent(self, what: str) -> LearnerAgent:
-        """Return the agent, of which the caller wants something. Raises `InputError` at ranks that follow."""
+        """Return the agent. Raises `InputError`, which names `what` the caller wants, on a following rank."""
         ...
 
     def step(self, tokens: int, loss: float | None) -> None:
@@ -61,39 +61,39 @@ class Side(Protocol):
         ...
 
     def sum(self, count: int) -> int:
-        """Return the sum of what every rank has counted."""
+        """Return the sum of the counts of all ranks."""
         ...
 
     def let_go(self) -> None:
-        """Wait for no version any more."""
+        """Stop waiting for versions."""
         ...
 
     def drop(self) -> None:
-        """Let go of the run: nobody holds the link any more."""
+        """Let go of the run, since nothing refers to the link any more."""
         ...
 
     def leave(self, done: bool, well: bool, wait_s: float) -> None:
-        """Leave. `well`: all ranks stand between two steps, as far as they know."""
+        """Leave the run. `well`: all ranks are between two steps, as far as they know."""
         ...
 
 
 class Link:
-    """A learner's hold on a run. Made by `join`; used from the training thread only.
+    """A learner's connection to a run. Made by `join`; used from the training thread only.
 
-    `step` is the only place where the model changes under the loop: there fragments are copied out, at the cost of a
-    copy each every H steps, and newer versions are copied in, two at a time at most. Whatever store and bus do, `step`
-    returns; it raises only what training on could not mend. Everything else happens in a thread of its own, which
-    compresses, sends, fetches and repeats while the loop computes.
+    Only `step` changes the model while the loop trains. It copies each fragment out once every H steps, and copies
+    newer versions in, at most a few at a time. `step` returns whatever store and bus do; it raises only errors that
+    further training cannot mend. Everything else happens in a thread of its own, which compresses, sends, fetches and
+    repeats while the loop computes.
 
-    When the process dies, nothing that was merged is lost, and nobody else notices beyond a round's grace. Leave with
-    `close`, or use it as a context manager: an exception then leaves the run as something that is not done.
+    If the process dies, nothing that was merged is lost, and the other learners wait no longer than a round's grace.
+    Leave with `close`, or use the link as a context manager: after an exception, the learner leaves as not done.
     """
 
     def __init__(self, side: Side, warmup: int) -> None:
         self._side = side
         self._closed = False
         self._warmup = warmup
-        # Who drops a link without closing it lets the agent go, too.
+        # A link that is dropped without `close` lets the agent go, too.
         self._dropped = weakref.finalize(self, side.drop)
         self._dropped.atexit = False
         self.moments = side.moments
@@ -101,8 +101,10 @@ class Link:
 
     @property
     def speaks(self) -> bool:
-        """Whether this process speaks for the learner; of a job of several ranks the first does. `metrics`, `vitals`,
-        `versions` and `summary` are its own."""
+        """Whether this process speaks for the learner, as the first rank of a job does.
+
+        Only that process has `metrics`, `vitals`, `versions` and `summary`.
+        """
         return self._side.leads
 
     @property
@@ -112,23 +114,26 @@ class Link:
 
     @property
     def metrics(self) -> LearnerMetrics:
-        """What this learner counts; `metrics.registry` is a Prometheus registry."""
+        """This learner's metrics; `metrics.registry` is a Prometheus registry."""
         return self._side.agent("metrics").metrics
 
     @property
     def vitals(self) -> Vitals:
-        """Whether the agent behind this link is well; may be asked from any thread."""
+        """Whether the agent of this link is well. May be read from any thread."""
         return self._side.agent("vitals").vitals
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps this learner's name has behind it, over all restarts: where the training loop goes on."""
+        """Optimizer steps that this learner's name has done, over all restarts. The training loop goes on from here."""
         return self._side.steps_done
 
     @property
     def rate(self) -> float:
-        """Multiply the learning rate with this: it rises to 1 over the warm-up after a start with fresh moments into a
-        run in flight, where the first steps of an Adam without a past are too long. Otherwise 1."""
+        """Factor for the learning rate: below 1 during the warm-up, otherwise 1.
+
+        The warm-up follows a start with fresh moments in a run under way, since the first steps of an Adam without
+        history are too long.
+        """
         if not self._side.fresh_into_flight:
             return 1.0
         from isthmus.torch.moments import warmth
@@ -137,12 +142,12 @@ class Link:
 
     @property
     def tokens_seen(self) -> int:
-        """Tokens of those steps."""
+        """Tokens trained in those steps."""
         return self._side.tokens_seen
 
     @property
     def versions(self) -> list[int]:
-        """The global version each fragment of the model is based on."""
+        """The global version on which each fragment of the model is based."""
         boundary = self._side.agent("versions").boundary
         assert boundary is not None, "a link exists only once it has joined"
         return [slot.base for slot in boundary.slots]
@@ -154,26 +159,28 @@ class Link:
 
     @property
     def summary(self) -> Summary:
-        """What the stay came to: steps, versions, where the work went; `str` of it is one line. Whole after `close`."""
+        """The learner's work so far: steps, versions, where the tokens went. `str` makes one line. Final after
+        `close`."""
         return self._side.agent("summary").summary()
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """What the last heartbeat said, as sinks get it; empty before the first. At any time, unlike `summary`."""
+        """The scalars of the last heartbeat, as sinks get them; empty before the first. May be read at any time, unlike
+        `summary`."""
         said = self._side.agent("figures").scalars()
         return {} if said is None else said[1]
 
     def step(self, tokens: SupportsInt, *, loss: SupportsFloat | None = None) -> None:
         """Report one optimizer step over this many tokens; call it right after `optimizer.step()`.
 
-        Copies a few fragments out of the model and into it, and now and then what a checkpoint holds. A store or bus
-        that is away does not hold it up. `loss` is shown by `status`; while it is not finite no checkpoint is written,
-        for none could be gone on from. Both may be numbers of Python or NumPy, or tensors of one element; a tensor on
-        a GPU is waited for.
+        It copies a few fragments out of the model and into it, and sometimes the content of a checkpoint. It does not
+        wait for a store or bus that is away. `loss` is shown by `status`; while it is not finite, no checkpoint is
+        written, since training could not resume from it. `tokens` and `loss` may be numbers of Python or NumPy, or
+        tensors of one element; for a tensor on a GPU, this waits.
 
-        Raises `InputError` for a token count that is no whole number of at least one, for a loss that is no number, and
-        for a model or an optimizer that holds other parameters than at `join`; and whatever ended the agent for good:
-        `Denied` (credentials were revoked) or `Fenced` (this name was started again elsewhere), for example.
+        Raises `InputError` if the token count is not a whole number of at least one, if the loss is not a number, or if
+        model or optimizer hold other parameters than at `join`. Raises the error that ended the agent for good, for
+        example `Denied` (credentials were revoked) or `Fenced` (this name was started again elsewhere).
         """
         tokens, loss = tokens_of(tokens), loss_of(loss)
         if self._closed:
@@ -183,26 +190,26 @@ class Link:
         self._side.step(tokens, loss)
 
     def of_all_ranks(self, count: int) -> int:
-        """Return the sum of what every rank of this learner has counted, as `step` wants tokens. Called by all of them.
+        """Return the sum of the counts of all ranks of this learner, for the tokens of `step`. All ranks must call it.
 
-        In a learner of one process, the count itself.
+        In a learner of one process, this is the count itself.
         """
         return self._side.sum(count)
 
     def let_go(self) -> None:
-        """Wait for no version any more; only a run whose pace has a `lead` ever waits.
+        """Stop waiting for versions. Only a run whose pace has a `lead` makes a learner wait.
 
-        For signal handlers: a loop that stands at its boundary goes on within a second and can then be ended.
+        For signal handlers: a loop that waits at its boundary goes on within a second and can then be ended.
         """
         self._side.let_go()
 
     def close(self, *, done: bool = True, wait: float = WAIT_S) -> None:
         """Finish the uploads, store a last checkpoint, wait for answers to the last updates, leave, and log a summary.
 
-        `done` says that this learner has trained all its steps. Call `close` between two steps, as `step`. The
-        checkpoint may take a minute, and a second more for each 4 MB of its size; a warning says if it was not stored.
-        `wait`: seconds to wait after that for the answers to the last updates, while a syncer is heard. Without the
-        answers a short run would lose much of its work. Ctrl-C leaves at once.
+        `done` says that this learner has trained all its steps. Like `step`, call `close` between two steps. Storing
+        the checkpoint may take a minute, plus a second for each 4 MB of its size; a warning is logged if it was not
+        stored. `wait`: seconds to wait then for answers to the last updates, while a syncer is heard. Without the
+        answers, a short run would lose much of its work. Ctrl-C leaves at once.
         """
         if not wait >= 0:
             raise InputError(f"wait={wait!r}: say for how many seconds, 0 or more")

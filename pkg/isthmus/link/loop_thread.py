@@ -1,4 +1,4 @@
-"""A thread beside the caller's, with an event loop on which one thing is done until it ends, or is stopped."""
+"""A thread with an event loop, beside the caller's thread, which does one piece of work until it ends or is stopped."""
 
 # ruff: noqa: TID251  (threads: this is one of their places)
 import asyncio
@@ -13,11 +13,11 @@ from isthmus.errors import first_cause
 Result = TypeVar("Result")
 
 EXIT_S = 3.0
-"""Who is stopped gets this long to let go of what it holds."""
+"""A thread that is stopped gets this many seconds to release what it holds."""
 
 
 class LoopThread:
-    """Such a thread. It ends with the interpreter, too."""
+    """A thread that runs a coroutine on its own event loop. It is stopped when the interpreter exits."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class LoopThread:
         failed: Callable[[BaseException], None],
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """`failed` is told what `work` raised, on the thread; `ended` is called last, however it came to that."""
+        """`failed` is called on the thread with the error that `work` raised. `ended` is called last, in any case."""
         self._work, self._failed, self._ended = work, failed, ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
@@ -34,19 +34,19 @@ class LoopThread:
         atexit.register(self.stop)
 
     def ask(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Have it do something, and wait for that. Raises what that does. Called once `work` has begun."""
+        """Run a coroutine on the loop and return its result. Raises its errors. Call this once `work` has begun."""
         assert self._loop is not None, "it has begun"
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def join(self, seconds: float) -> None:
-        """Wait until it has ended by itself, for so long at most."""
+        """Wait until the thread has ended by itself, for at most `seconds`."""
         self._thread.join(seconds)
 
     def stop(self) -> None:
-        """End it."""
+        """Cancel the work and wait up to `EXIT_S` for the thread to end."""
         loop = self._loop
         if loop is not None and self._thread.is_alive():
-            with suppress(RuntimeError):  # the loop ended in this very moment
+            with suppress(RuntimeError):  # the loop may end at this moment
                 loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
             self._thread.join(EXIT_S)
         atexit.unregister(self.stop)

@@ -1,10 +1,9 @@
-"""A learner whose parameters lie on a device: fragments are captured, packed and adopted there, and the training thread
-waits for none of it.
+"""Capture, packing and adoption of fragments on the device that holds the parameters, while training goes on.
 
-What the training thread does at a boundary it queues on the stream that training uses: a copy of a fragment within the
-device, or one into the parameters. Conversions, codecs and copies between device and host are queued by the agent's
-threads on a stream of their own, and those threads wait for them. The same code runs on a CPU as the device, where
-everything queued is done at once.
+At a step boundary the training thread queues copies on the stream that training uses: a copy of a fragment within the
+device, or a copy into the parameters. It does not wait for them. The agent's threads queue conversions, codecs and
+copies between device and host on a separate stream, and wait for those. The same code runs with a CPU as the device.
+There, each operation is done when it is queued.
 """
 
 import logging
@@ -47,36 +46,36 @@ from isthmus.torch.model import Follow, TorchReplica, named, nothing_follows, ro
 logger = logging.getLogger(__name__)
 
 STAGED_BYTES, PINNED_MAX = 64 << 20, 4
-"""Bytes that are on their way between device and host in one piece, and how many such pieces are kept pinned."""
+"""Bytes of one piece that is copied between device and host; the most pinned buffers of this size that are kept."""
 
 CHUNK = 1 << 24
-"""Parameters packed at a time: it bounds the device's memory that packing takes, at some 0.4 GB. A multiple of what
-codecs take together: it does not change a bit."""
+"""Parameters packed at a time. This limits the device memory that packing takes to some 0.4 GB. It is a multiple of the
+codecs' block size, so packing in chunks gives the same bits."""
 
 
 class DeviceStream:
-    """The agent's stream on a device, and waiting for what is queued there."""
+    """The agent's stream on a device, and its order relative to the stream that training uses."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.waits: Counter[int] = Counter()
-        """How often each thread has waited for the device, by its number."""
+        """How often each thread has waited for the device, by thread identifier."""
         self._module: Any = getattr(torch, device.type, None) if has_lanes(device) else None
         self._stream: Any = self._module.Stream(device=device) if self._module else None
         self._pinned: list[torch.Tensor] = []
 
     def mark(self) -> Any:
-        """Return a mark behind what the calling thread has queued on the stream it uses."""
+        """Return a mark behind everything that the calling thread has queued on its current stream."""
         return self._module.current_stream(self.device).record_event() if self._module else None
 
     def after(self, mark: Any) -> None:
-        """Let what the calling thread queues from now on, on the stream it uses, begin behind a mark."""
+        """Delay what the calling thread queues on its current stream from now on until a mark is reached."""
         if self._module and mark is not None:
             self._module.current_stream(self.device).wait_event(mark)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Queue what is inside on the agent's stream."""
+        """Queue the operations of the block on the agent's stream."""
         if self._module is None:
             with torch.no_grad():
                 yield
@@ -85,25 +84,25 @@ class DeviceStream:
             yield
 
     def wait(self) -> None:
-        """Have this thread wait until all that it has queued on its stream is done."""
+        """Block this thread until everything queued on its current stream is done."""
         self.waits[threading.get_ident()] += 1
         if self._module:
             self._module.current_stream(self.device).synchronize()
 
     def used_aside(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Keep the memory of tensors that training made until the agent's stream is done with them."""
+        """Keep the memory of tensors that training allocated until the agent's stream is done with them."""
         if self._module:
             for tensor in tensors:
                 tensor.record_stream(self._stream)
 
     def used_by_training(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Keep the memory of tensors that the agent made until training's stream is done with them."""
+        """Keep the memory of tensors that the agent allocated until training's stream is done with them."""
         if self._module:
             for tensor in tensors:
                 tensor.record_stream(self._module.current_stream(self.device))
 
     def to_host(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy a flat tensor into one on the CPU, by way of pinned memory; waits."""
+        """Copy a flat tensor through pinned memory into a tensor on the CPU. Waits for the device."""
         with self._staging(tensor) as (through, step):
             for begin in range(0, tensor.numel(), step):
                 piece = tensor[begin : begin + step]
@@ -112,7 +111,7 @@ class DeviceStream:
                 out[begin : begin + step].copy_(through[: piece.numel()])
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a flat tensor on the device, by way of pinned memory; waits."""
+        """Return a copy of a flat tensor on the device, made through pinned memory. Waits for the device."""
         found = torch.empty_like(tensor, device=self.device)
         with self._staging(tensor) as (through, step):
             for begin in range(0, tensor.numel(), step):
@@ -124,7 +123,7 @@ class DeviceStream:
 
     @contextmanager
     def _staging(self, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
-        """Yield pinned memory as a flat tensor of the same dtype, and how many elements it has."""
+        """Yield a pinned buffer as a flat tensor of the same dtype, and its number of elements."""
         try:
             pinned = self._pinned.pop()
         except IndexError:
@@ -135,13 +134,13 @@ class DeviceStream:
 
 
 def has_lanes(device: torch.device) -> bool:
-    """Return whether a device has streams and events, so that a thread need not wait for what another one queues."""
+    """Return whether a device has streams and events, so that no thread has to wait for what another thread queues."""
     module = getattr(torch, device.type, None)
     return device.type != "cpu" and all(hasattr(module, name) for name in ("Stream", "Event", "current_stream"))
 
 
 def device_of(model: nn.Module) -> torch.device | None:
-    """Return the device that all trained parameters of a model are on, where it has lanes; else None."""
+    """Return the device of all trained parameters of a model; None if they lie on several, or it has no streams."""
     devices = {p.device for p in model.parameters() if p.requires_grad}
     found = next(iter(devices)) if len(devices) == 1 else None
     return found if found is not None and has_lanes(found) else None
@@ -149,23 +148,26 @@ def device_of(model: nn.Module) -> torch.device | None:
 
 @dataclass(slots=True)
 class DeviceBlock(OnDevice):
-    """An array of a fragment on the device: of each of its tensors, flat."""
+    """An array of a fragment, as one flat tensor for each of its tensors.
+
+    They lie on the device, or on the host if the device had no room for them.
+    """
 
     tensors: list[torch.Tensor]
     ready: Any = None
-    """Behind this mark they are what they should be."""
+    """The mark behind which `tensors` hold their values; None if they already do."""
 
 
 @dataclass(slots=True)
 class Staged(OnDevice):
-    """A published value here, and on the device until it is in the parameters."""
+    """A published value in host memory, and on the device until it is written into the parameters."""
 
     host: F32
     block: DeviceBlock | None
 
 
 class Blocks(Arrays):
-    """Arrays of fragments on a device. Training thread; nothing here waits for what lies there."""
+    """Arrays of fragments on a device. Training thread. Nothing here waits for what is on the device."""
 
     def __init__(self, layout: Layout, device_stream: DeviceStream) -> None:
         self._layout = layout
@@ -190,14 +192,16 @@ class Blocks(Arrays):
                 if adopt == Adoption.BLEND:
                     found.append(float(BLEND) * x.float() + (1.0 - float(BLEND)) * v)
                 else:
-                    # What the parameter cannot hold of a base is no local progress.
+                    # What the parameter's dtype cannot hold of the base does not count as local progress.
                     found.append(v + (x.float() - (b.to(x.dtype) if since is None else b).float()))
         used_up(values)
         return DeviceBlock(found, self._device_stream.mark())
 
     def of(self, fragment: int, held: ArrayRef) -> DeviceBlock:
-        """Return an array on the device. What is not there is brought, which is waited for: at joining, the base of
-        what is carried on top, and what had no room."""
+        """Return an array on the device. If the array lies on the host, copy it and wait for the copy.
+
+        On the host are arrays from joining, the bases of carried work, and arrays that had no room on the device.
+        """
         held = at_hand(held)
         if isinstance(held, DeviceBlock):
             if held.tensors[0].device == self._device_stream.device:
@@ -211,21 +215,24 @@ class Blocks(Arrays):
 
 
 def at_hand(held: ArrayRef) -> ArrayRef:
-    """Return a published value as it lies on the device, where it does, else as it lies here."""
+    """Return the copy of a published value on the device, or the copy on the host if there is no other."""
     if not isinstance(held, Staged):
         return held
-    block = held.block  # once: another thread may give it back
+    block = held.block  # read once, since another thread may clear the attribute
     return held.host if block is None else block
 
 
 def used_up(held: ArrayRef) -> None:
-    """Give back the place of a published value on the device: it is in the parameters."""
+    """Free the copy of a published value on the device, once it is in the parameters."""
     if isinstance(held, Staged):
         held.block = None
 
 
 class DeviceArrays(Blocks, Replica):
-    """A module's parameters on a device, as the boundary reads and writes them. Training thread; nothing here waits."""
+    """A module's parameters on a device, as the boundary reads and writes them.
+
+    Training thread. It waits only for arrays that lie on the host, or have to go there.
+    """
 
     def __init__(
         self, model: nn.Module, layout: Layout, device_stream: DeviceStream, follow: Follow = nothing_follows
@@ -243,7 +250,7 @@ class DeviceArrays(Blocks, Replica):
             try:
                 out.tensors = [x.clone().reshape(-1) for x in held]
             except torch.OutOfMemoryError:
-                # By way of the host then, which is waited for.
+                # The device has no room: copy to the host. The training thread waits for this copy.
                 out.tensors = [x.to("cpu", copy=True).reshape(-1) for x in held]
                 return
         self._device_stream.used_aside(out.tensors)
@@ -253,7 +260,7 @@ class DeviceArrays(Blocks, Replica):
     def write(self, fragment: int, values: ArrayRef) -> None:
         block = at_hand(values)
         if isinstance(block, np.ndarray):
-            self._from_host.write(fragment, local_array(block))  # which is waited for
+            self._from_host.write(fragment, local_array(block))  # the training thread waits for this
             return
         block = self.of(fragment, block)
         self._device_stream.after(block.ready)
@@ -266,7 +273,7 @@ class DeviceArrays(Blocks, Replica):
 
 
 class DeviceBackend(ArrayBackend):
-    """A backend of what lies on a device and of what lies here. Everything it does runs in threads of the agent."""
+    """A backend for arrays on a device and for arrays in host memory. All its work runs on the agent's threads."""
 
     divides = False
 
@@ -277,7 +284,7 @@ class DeviceBackend(ArrayBackend):
         self._codec = device_codecs.CODECS.get(rules.codec_up)
         self._code = codec(rules.codec_up)
         self._fragments = own.log.run.layout.fragments
-        # What needs a decomposition or an entropy stage is packed by the CPU.
+        # The CPU packs what needs a matrix decomposition (isotropic updates) or an entropy stage (codecs of any rate).
         self._packs_there = self._codec is not None and not rules.isotropic_up
 
     @override
@@ -392,8 +399,10 @@ class DeviceBackend(ArrayBackend):
     def _packed(
         self, header: UpdateHeader, fragment: Fragment, base: ArrayRef, values: DeviceBlock, feedback: ArrayRef | None
     ) -> tuple[frame.Body | None, residuals.Residual | None]:
-        """Return the update object and what its codec dropped, as it is kept; (None, None) where the difference is not
-        finite."""
+        """Return the update object and, as a residual, what its codec dropped (None if that is not kept).
+
+        Return (None, None) if the outer gradient is not finite.
+        """
         assert self._codec is not None, "asked only where there is one"
         room = memory.room(packed_size(self._code, fragment))
         room.fill(0)
@@ -406,7 +415,7 @@ class DeviceBackend(ArrayBackend):
                 for begin in range(0, t.size, CHUNK):
                     end = min(t.size, begin + CHUNK)
                     gradient = self._gradient(t, number, begin, end, base, values.tensors[number], feedback)
-                    # Each of these waits for the device, in this thread.
+                    # This test and the copies to the host wait for the device, in this thread.
                     if not bool(torch.isfinite(gradient).all()):
                         return None, None
                     scales, packed, said = self._codec.encode(gradient)
@@ -434,10 +443,11 @@ class DeviceBackend(ArrayBackend):
         values: torch.Tensor,
         feedback: ArrayRef | None,
     ) -> torch.Tensor:
-        """Return elements [begin, end) of what is to be sent of a tensor."""
+        """Return elements [begin, end) of a tensor's outer gradient, with `feedback` added."""
         before = self._part(t, number, begin, end, base)
         if values.dtype != torch.float32:
-            # What the parameter cannot hold of the base is no local progress. (Saturated, as bfloat16 is here.)
+            # What the parameter's dtype cannot hold of the base does not count as local progress. The conversion to
+            # bfloat16 saturates, as the CPU's does.
             if values.dtype == torch.bfloat16:
                 most = torch.finfo(values.dtype).max
                 before = before.clamp(-most, most)
@@ -446,8 +456,7 @@ class DeviceBackend(ArrayBackend):
         return gradient if feedback is None else gradient + self._part(t, number, begin, end, feedback)
 
     def _part(self, t: Tensor, number: int, begin: int, end: int, held: ArrayRef) -> torch.Tensor:
-        """Return elements [begin, end) of what a fragment's array, or residual, has of a tensor, on the device,
-        float32."""
+        """Return elements [begin, end) of a tensor in a fragment's array or residual, on the device, as float32."""
         held = at_hand(held)
         if isinstance(held, DeviceBlock):
             self._device_stream.after(held.ready)
@@ -463,5 +472,5 @@ class DeviceBackend(ArrayBackend):
 
 
 def backend(device_stream: DeviceStream, own: LocalBackend, *_: object) -> ArrayBackend:
-    """See `MakeBackend`."""
+    """Return a backend for arrays on the device, around one for arrays in host memory; see `WrapBackend`."""
     return DeviceBackend(own, device_stream)

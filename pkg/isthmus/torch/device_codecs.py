@@ -1,4 +1,4 @@
-"""The codecs of fixed size on tensors of any device: the same bytes, bit for bit, as `isthmus.codecs` on a CPU."""
+"""The codecs of fixed size for tensors on any device: the same bytes, bit for bit, as `isthmus.codecs` on a CPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,25 +11,25 @@ from isthmus.format.rules import CodecName
 
 @dataclass(frozen=True, slots=True)
 class DeviceCodec:
-    """A codec of fixed size. What it makes of a tensor may be made in parts that begin at multiples of a block."""
+    """A codec of fixed size. A tensor may be encoded in parts, if each part begins at a multiple of the block size."""
 
     encode: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-    """Takes x [n] float32; returns scales and codes, uint8, and what a decoder makes of them, [n] float32."""
+    """Takes x [n] float32. Returns scales and codes, both uint8, and the values [n] float32 that a decoder gets."""
     bits: int
-    """Of a code."""
+    """Bits of one code."""
     scaled: bool = False
 
     def split(self, n: int) -> int:
-        """Return how many bytes of scales n parameters have, before their codes."""
+        """Return the number of bytes of scales that precede the codes of n parameters."""
         return 2 * -(-n // BLOCK) if self.scaled else 0
 
     def offset(self, start: int) -> int:
-        """Return from which byte of the codes on parameters from `start` lie."""
+        """Return the byte, counted from the first code, at which the codes of the parameters from `start` on begin."""
         return start * self.bits // 8
 
 
 _SMALLEST = 2.0**-126
-"""Below this the inverse of a scale would overflow: such a block is zero."""
+"""The inverse of a smaller scale would overflow, so a block with such a scale is coded as zeros."""
 
 
 def _f32(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -37,7 +37,7 @@ def _f32(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def _bf16(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Half to even, and saturated instead of overflowing."""
+    """Encode as bfloat16, rounded half to even. Values that would overflow saturate."""
     half = x.to(torch.bfloat16)
     most = torch.full_like(half, torch.finfo(torch.bfloat16).max)
     half = torch.where(torch.isinf(half), torch.copysign(most, half), half)
@@ -50,7 +50,7 @@ def _int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def _int4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Element i of a block in the low half of byte i, element i + 64 in the high half."""
+    """Encode as int4: element i of a block in the low half of byte i, element i + 64 in the high half."""
     levels, scales, said = _levels(x, 7.0)
     codes = (levels + 8.0).to(torch.uint8)
     low, high = codes[:, : BLOCK // 2], codes[:, BLOCK // 2 :]
@@ -62,12 +62,12 @@ def _none(x: torch.Tensor) -> torch.Tensor:
 
 
 def _levels(x: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return levels [blocks, 128] float32, scales [blocks] bfloat16 and what they say, [n] float32."""
+    """Return levels [blocks, 128] float32, scales [blocks] bfloat16 and the values they stand for, [n] float32."""
     n = x.numel()
     blocks = -(-n // BLOCK)
     padded = torch.nn.functional.pad(x, (0, blocks * BLOCK - n)).view(blocks, BLOCK)
     largest = padded.abs().amax(dim=1)
-    # Division by a tensor: by a number, some devices multiply with its inverse instead, which is another number.
+    # Divide by a tensor. To divide by a number, some devices multiply by its inverse, which gives other bits.
     scales = (largest / torch.full_like(largest, most)).to(torch.bfloat16)
     scales = torch.where(scales.float() < _SMALLEST, torch.zeros_like(scales), scales)
     scale = scales.float()
@@ -82,4 +82,4 @@ CODECS = {
     CodecName.INT8.value: DeviceCodec(_int8, 8, scaled=True),
     CodecName.INT4.value: DeviceCodec(_int4, 4, scaled=True),
 }
-"""By name; any rate needs an entropy stage, which is the CPU's."""
+"""Codecs by name. The codecs of any rate are not here: their entropy stage runs on the CPU."""

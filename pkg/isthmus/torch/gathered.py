@@ -1,8 +1,8 @@
-"""Fragments of a model that lies on several ranks: each comes together with the rank that owns it, and is given back.
+"""Fragments of a model that lies on several ranks: each is gathered on the rank that owns it, and scattered from there.
 
-Where the model lies on devices, so do the fragments: blocks go from device to device, queued on the stream that
-training uses, and no training thread waits for any of it. Where a device has no room, and where there is none, all goes
-by way of the host's memory.
+If the model lies on devices, so do the fragments. Blocks then go from device to device, queued on the stream that
+training uses, and no training thread waits for them. If a device has no room, or fragments are not kept on devices,
+blocks go through the host's memory.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from isthmus.torch.shards import CPU, Shards, Wanted, local_of
 
 
 class Mix(msgspec.Struct, frozen=True, array_like=True):
-    """What is mixed of a fragment: the arrays of these numbers; 0 is none."""
+    """The arguments of `Arrays.mixed` for a fragment, with its arrays by number; 0 is no array."""
 
     adopt: str
     local: int
@@ -33,7 +33,7 @@ class Mix(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Fragments:
-    """What this rank does when a fragment is read, written or mixed, as all ranks do at the same time."""
+    """This rank's part in reading, writing and mixing fragments, which all ranks do at the same time."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class Fragments:
         device_stream: DeviceStream | None,
         follow: Follow = nothing_follows,
     ) -> None:
-        """`owner`: the rank of each fragment. `array_table`: where this one keeps what has a number. `device_stream`:
-        the agent's, on the device where the model lies."""
+        """`owner`: the rank that owns each fragment. `array_table`: where this rank keeps arrays by number.
+        `device_stream`: the agent's stream on the device where the model lies; None if fragments lie on the host."""
         self.owner = owner
         self._shards, self._layout, self._array_table, self._device_stream = shards, layout, array_table, device_stream
         self._ranks: Ranks = shards.ranks
@@ -54,7 +54,7 @@ class Fragments:
         self._places = [[(shards.index[t.spec.name], t) for t in f.tensors] for f in layout.fragments]
 
     def read(self, fragment: int, number: int, out: ArrayRef | None) -> None:
-        """Bring a fragment together with its owner: into `out`, or as the array of this number, where it is not 0."""
+        """Gather a fragment on its owner: into `out`, or into a new array of this number if `number` is not 0."""
         owner = self.owner[fragment]
         owns = owner == self._ranks.order
         if number and owns:
@@ -69,7 +69,7 @@ class Fragments:
             self._array_table.put(number, out)
 
     def write(self, fragment: int, number: int, values: ArrayRef | None) -> None:
-        """Give every rank what is its own of `values`, or of the array of this number. The arguments as for `read`."""
+        """Give every rank its blocks of `values`, or of the array of this number if `number` is not 0."""
         with self._follow([(self._shards.named[i][1], None) for i, _ in self._places[fragment]]):
             self._write(fragment, number, values)
 
@@ -95,7 +95,7 @@ class Fragments:
             used_up(values)
 
     def mix(self, fragment: int, number: int, words: bytes) -> None:
-        """Mix arrays of a fragment where it is owned; the array of this number is what they become."""
+        """Mix arrays of a fragment on its owner, and keep the result as the array of this number."""
         if self.owner[fragment] != self._ranks.order:
             return
         mix = msgspec.msgpack.decode(words, type=Mix)
@@ -108,7 +108,7 @@ class Fragments:
         return found
 
     def _read_there(self, fragment: int, owner: int, out: DeviceBlock | None) -> None:
-        """Read a fragment into a block: on the device, or on the host where any rank's device has no room for it."""
+        """Read a fragment into a block: on the device, or on the host if the device of any rank has no room for it."""
         assert self._device_stream is not None, "asked only where there is one"
         room = None if out is None else self._room(fragment, self._device_stream.device)
         fits = (out is None or room is not None) and self._has_room(fragment, owner)
@@ -125,11 +125,13 @@ class Fragments:
             out.ready = self._device_stream.mark()
 
     def _has_room(self, fragment: int, owner: int) -> bool:
-        """Return whether this rank's device has room for what it sends or receives of a fragment; it is free again, and
-        kept by the allocator, when this returns."""
+        """Return whether this rank's device has room for what this rank sends or receives of a fragment.
+
+        The memory is free again when this returns, and the allocator keeps it.
+        """
         assert self._device_stream is not None, "asked only where there is one"
         held = self._held(fragment)
-        if owner == self._ranks.order:  # all that is not its own
+        if owner == self._ranks.order:  # the blocks of all other ranks, at most everything
             size = sum(t.size * w.held.itemsize for w, t in zip(held, self._tensors(fragment), strict=True))
         else:
             size = sum(w.held.numel() * w.held.itemsize for w in held)
@@ -140,7 +142,7 @@ class Fragments:
         return True
 
     def _on_host(self, fragment: int, values: ArrayRef) -> F32:
-        """Return an array in the host's memory; what lies on the device alone is waited for."""
+        """Return an array in the host's memory. If the array is on the device only, wait for a copy of it."""
         if isinstance(values, Staged):
             return values.host
         if isinstance(values, DeviceBlock):
@@ -148,7 +150,7 @@ class Fragments:
         return local_array(values)
 
     def _room(self, fragment: int, where: torch.device) -> list[torch.Tensor] | None:
-        """Return tensors for a fragment, as its parameters are; None where a device has no room for them."""
+        """Return empty tensors in the shapes and dtypes of a fragment's parameters; None if the device has no room."""
         try:
             return [
                 torch.empty(t.shape, dtype=local_of(self._shards.named[i][1]).dtype, device=where)

@@ -1,9 +1,9 @@
-"""The processes of one learner, in step with each other: the first of them speaks for all, and all of them act.
+"""The ranks of one learner, in step with each other: the first rank gives the commands, and all ranks carry them out.
 
-A learner may be a torchrun job. Every rank of it makes the same calls (`join`, `step`, `close`) at the same places, and
-at each of them the first rank says what is done: which fragment is read, which is written, that a checkpoint is taken.
-All words between ranks go over a process group of their own, between CPUs, from the training thread; blocks of a model
-that lies on devices go over another one, between those.
+A learner may be a torchrun job. Every rank makes the same calls (`join`, `step`, `close`) at the same places. In each
+call the first rank commands what is done: read a fragment, write a fragment, take a checkpoint. All messages between
+ranks go from the training thread over a separate process group between CPUs. If the model lies on devices, its blocks
+go over a second process group, between the devices.
 """
 
 # ruff: noqa: TID251  (threads: a question to a store that may hang)
@@ -28,25 +28,25 @@ from isthmus.errors import InputError, IsthmusError, RankLost, known_error
 logger = logging.getLogger(__name__)
 
 PATIENCE = timedelta(hours=12)
-"""Other ranks wait so long for a command of the first rank, which may be waiting for the store or the bus. A rank that
-died is known at once, by its connection."""
+"""How long other ranks wait for a command of the first rank, which may be waiting for the store or the bus. If a rank
+dies, its connection breaks, so the others know at once."""
 
 TELL_S, NAME_S, HUNG_S = 20.0, 45.0, 1800.0
-"""A rank that waits for the others to make a call too says so after this many seconds, names those that have not come
-after this many, and ends the job after this many: half an hour, as torch's own process groups do."""
+"""Seconds after which a rank that waits in a call tells the others so, after which it logs the ranks that are missing,
+and after which it raises `RankLost`. Half an hour is also the limit of torch's own process groups."""
 
 LOOK_S = 5.0
-"""It looks so often."""
+"""Seconds between two checks of a rank that waits, and the limit for a question to the job's store."""
 
 REFUSED = {
     "pp": "pipeline parallelism: a rank has some of the layers only, and they are other ones in each stage",
     "ep": "expert parallelism: ranks have experts of their own",
 }
-"""Dimensions of device meshes, by the names that are usual for them, along which ranks are not shards of one tensor."""
+"""Dimensions of device meshes, by their usual names, along which ranks do not hold shards of one tensor; and why."""
 
 
 class GroupCall(IntEnum):
-    """What every rank calls."""
+    """The calls that every rank makes."""
 
     JOIN = 0
     STEP = 1
@@ -54,30 +54,30 @@ class GroupCall(IntEnum):
 
 
 class Op(IntEnum):
-    """What the first rank has all do within a call."""
+    """What the first rank commands all ranks to do within a call."""
 
     END = 0
-    """The call is over; what comes with it is for the callers."""
+    """The call is over. The bytes that come with the command are the result for the callers."""
     FAIL = 1
-    """It ends with this error."""
+    """The call ends with this error."""
     VALUES = 2
-    """A parameter, or rows of it, is gathered with the first rank."""
+    """Gather a parameter, or rows of it, on the first rank."""
     LAYOUT = 3
-    """This is the run, and these ranks own its fragments."""
+    """Take over the run's layout, and which rank owns which fragment."""
     READ = 4
-    """A fragment is gathered with its owner, as an array of this number; with the first rank, where it is 0 …"""
+    """Gather a fragment on its owner, as an array of this number. The number is 0 if the first rank owns it."""
     WRITE = 5
-    """… and given back."""
+    """Write a fragment into the model from the array of this number on its owner; 0 as for `READ`."""
     MIX = 6
-    """The owner of a fragment mixes some of its arrays."""
+    """Mix some arrays of a fragment on its owner."""
     SAVE = 7
-    """The inner optimizer's state and the data's are gathered …"""
+    """Copy the state of the inner optimizer, the model's local tensors and the data for a checkpoint."""
     LOAD = 8
-    """… and given back."""
+    """Load such state from a checkpoint."""
     STEP_COPY = 9
-    """A copy of the optimizer takes a step …"""
+    """Take a step with a copy of the optimizer."""
     TRY = 10
-    """… and another one with these moments."""
+    """Take another step with that copy and the moments that come with the command."""
 
 
 class _Failure(msgspec.Struct, frozen=True):
@@ -86,10 +86,10 @@ class _Failure(msgspec.Struct, frozen=True):
 
 
 class Ranks:
-    """The process group of a learner. Raises `RankLost` wherever one of its processes turns out to be gone."""
+    """The process group of a learner. Its methods raise `RankLost` if one of the learner's processes is gone."""
 
     def __init__(self, alone: bool) -> None:
-        """`alone`: this process is the whole learner, whatever else the job has."""
+        """`alone`: this process is the whole learner, even if the job has other processes."""
         self.order = 0 if alone else dist.get_rank()
         self.size = 1 if alone else dist.get_world_size()
         self._group: Any = None
@@ -98,7 +98,7 @@ class Ranks:
         self._opening: tuple[int, int, int] | None = None
         self._held: object = None
         self.nodes: list[bytes] = []
-        """The machine of each rank, by whatever tells machines apart."""
+        """The machine of each rank, as bytes that differ between machines."""
         if self.size > 1:
             with _together():
                 self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
@@ -107,12 +107,14 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the rank that speaks for all."""
+        """Whether this is the first rank, which gives the commands."""
         return self.order == 0
 
     def owners(self, fragments: int) -> list[int]:
-        """Return the rank that owns each of so many fragments: in turn, each from another machine where there are
-        several."""
+        """Return the rank that owns each of this many fragments.
+
+        Ranks take turns, which alternate between machines if there are several.
+        """
         before: dict[bytes, int] = {}
         places = []
         for rank, node in enumerate(self.nodes):
@@ -122,7 +124,7 @@ class Ranks:
         return [turn[p % self.size] for p in range(fragments)]
 
     def meet_on(self, device: torch.device) -> bool:
-        """Make a way between devices of this kind, too; return False where ranks share one. Called by all ranks."""
+        """Create a process group between devices, or return False if ranks share a device. Called by all ranks."""
         module: Any = getattr(torch, device.type, None)
         known = getattr(module.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
         names = self.exchange(f"{self.order if known is None else known}".encode())
@@ -131,44 +133,46 @@ class Ranks:
         if self.size > 1:
             with _together():
                 self._on_device = dist.new_group(backend=dist.Backend.default_device_backend_map[device.type])
-                # Some of them may have nothing to move; the first that is moved is moved by all.
+                # A rank may have nothing to move later, so all ranks take part in the first operation of the group.
                 dist.all_reduce(torch.zeros(1, device=device), group=self._on_device)
             self._wait_for_device = getattr(module, "synchronize", None)
         return True
 
     def close(self) -> None:
-        """Give the process groups back. Called by every rank after its last word.
+        """Destroy the process groups. Called by every rank after its last message.
 
-        Its threads end with it. One that lets go of a tensor while the interpreter ends would take the process with it
-        (`terminate called without an active exception`), whatever had been done.
+        This ends the threads of the groups. A thread that frees a tensor while the interpreter ends would abort the
+        process (`terminate called without an active exception`), even if all work is done.
         """
         if self._wait_for_device is not None:
-            self._wait_for_device()  # what is queued between devices would be aborted
+            self._wait_for_device()  # transfers still queued between devices would be aborted
         groups = self._on_device, self._group
         self._on_device = self._group = None
         for group in groups:
             if group is not None:
-                with suppress(ValueError, AssertionError):  # the job has destroyed all of them
+                with suppress(ValueError, AssertionError):  # the job has already destroyed all groups
                     dist.destroy_process_group(group)
 
     # --- a call -------------------------------------------------------------------------------------------------------
 
     def meet(self, call: GroupCall, number: int = 0, tokens: int = 0) -> None:
-        """Begin a call that all ranks make: the `number`-th, with as many tokens everywhere.
+        """Begin a call that all ranks make. `number` (the step) and `tokens` must be equal on all ranks.
 
-        They meet with the first command: that is one collective for a call in which nothing is done.
+        The first command of the call also compares them, so a call in which nothing is done costs one collective.
         """
         self._opening = (call, number, tokens)
 
     def opened(self, held: object) -> None:
-        """Keep something until all ranks have made the call that was just begun: what was commanded in the one before
-        is done then."""
+        """Keep a reference to `held` until all ranks have made the call that has just begun.
+
+        By then every rank has carried out the commands of the call before.
+        """
         self._held = held
 
     def command(self, op: Op, argument: int = 0, number: int = 0, blob: bytes = b"") -> None:
-        """Have all ranks do something with two numbers and some bytes. Of the first rank.
+        """Command all ranks to do something with two numbers and some bytes. Called by the first rank.
 
-        Raises `InputError`, as it does on every rank, where they have not made the same call.
+        Raises `InputError` on every rank if the ranks have not made the same call.
         """
         head = (op, argument, number, len(blob))
         if self._opening is not None:
@@ -179,9 +183,9 @@ class Ranks:
             self._broadcast(torch.frombuffer(bytearray(blob), dtype=torch.uint8))
 
     def hear(self) -> tuple[Op, int, int, bytes]:
-        """Return what the first rank commands. Of all others.
+        """Return the next command of the first rank. Called by all other ranks.
 
-        Raises `InputError` as `command` does, and what the first rank failed with.
+        Raises `InputError` as `command` does, and the error that the first rank failed with.
         """
         if self._opening is not None:
             op, argument, number, size = self._agree((0, 0, 0, 0))
@@ -200,7 +204,7 @@ class Ranks:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Let the other ranks hear what ends this one. Of the first rank; nothing elsewhere."""
+        """Send an error that the block raises to the other ranks, and raise it. Only the first rank sends errors."""
         try:
             yield
         except RankLost:
@@ -208,14 +212,14 @@ class Ranks:
         except BaseException as error:
             if self.leads and self.size > 1 and not getattr(error, _KNOWN, False):
                 words = msgspec.msgpack.encode(_Failure(type(error).__name__, str(error) or type(error).__name__))
-                # What ended this rank is said here; it may be that the others have come to another end.
+                # The error of this rank is raised below. Sending can fail too, if the other ranks ended differently.
                 with suppress(IsthmusError):
                     self.command(Op.FAIL, blob=words)
             raise
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Raise on every rank what the block refuses on one of them. Called by all of them."""
+        """Raise `InputError` on every rank if the block raises one on any of them. Called by all ranks."""
         why = ""
         try:
             yield
@@ -248,9 +252,9 @@ class Ranks:
         return said[0][3], said[0][4], said[0][5], said[0][6]
 
     def _wait_for_all(self, work: Any, opening: tuple[int, int, int]) -> None:
-        """Wait until every rank has made this call. Name those that do not; raise `RankLost` after `HUNG_S`.
+        """Wait until every rank has made this call. Log the ranks that have not; raise `RankLost` after `HUNG_S`.
 
-        A rank that hangs keeps its connections: only that it does not come tells it from one that is slow.
+        A rank that hangs keeps its connections, so only the time tells it from a slow rank.
         """
         waited, told, named = 0.0, False, False
         while True:
@@ -279,7 +283,7 @@ class Ranks:
                 )
 
     def _missing(self, opening: tuple[int, int, int]) -> str:
-        """Return which ranks do not wait in this call."""
+        """Return, as text for a message, the ranks that do not wait in this call."""
         said = _aside(lambda: [self._board().check([f"{opening}/{rank}"]) for rank in range(self.size)])
         if said is None:
             return "rank 0, with which the job's store does not answer either,"
@@ -287,20 +291,20 @@ class Ranks:
         return f"rank {', '.join(missing)}" if missing else "a rank"
 
     def _board(self) -> Any:
-        """Return where ranks leave words for each other without meeting: the store of the job, which torch has made."""
+        """Return the job's store, which torch has made. In it ranks leave notes for each other without a collective."""
         return dist.distributed_c10d.PrefixStore(f"isthmus/{self._name}", dist.distributed_c10d._get_default_store())
 
-    # --- words --------------------------------------------------------------------------------------------------------
+    # --- data between ranks -------------------------------------------------------------------------------------------
 
     def sum(self, count: int) -> int:
-        """Return the sum of what every rank has counted. Called by all of them."""
+        """Return the sum of `count` over all ranks. Called by all ranks."""
         return sum(
             int.from_bytes(words, "little", signed=True)
             for words in self.exchange(count.to_bytes(8, "little", signed=True))
         )
 
     def exchange(self, words: bytes) -> list[bytes]:
-        """Return what every rank says, in their order. Called by all of them."""
+        """Return the bytes that each rank passes, in the order of the ranks. Called by all ranks."""
         if self.size == 1:
             return [words]
         sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
@@ -314,7 +318,7 @@ class Ranks:
         return [blob[: int(size)].numpy().tobytes() for blob, size in zip(blobs, sizes, strict=True)]
 
     def all_say(self, yes: bool) -> bool:
-        """Return whether all ranks say yes. Called by all of them."""
+        """Return whether all ranks pass True. Called by all ranks."""
         said = torch.tensor([yes], dtype=torch.uint8, device="cpu")
         if self.size > 1:
             with _together():
@@ -322,9 +326,9 @@ class Ranks:
         return bool(said[0])
 
     def move(self, out: Sequence[tuple[int, torch.Tensor]], into: Sequence[tuple[int, torch.Tensor]]) -> Sequence[Any]:
-        """Begin to send bytes [n] uint8 to ranks, and to receive them from ranks; return what `finish` waits for.
+        """Begin to send bytes [n] uint8 to ranks and to receive them from ranks; return the transfers for `finish`.
 
-        All of them lie on the CPU, or all on a device. Of a device the stream in use is what waits, not this thread.
+        All bytes lie on the CPU, or all lie on a device.
         """
         if not (out or into):
             return []
@@ -337,7 +341,7 @@ class Ranks:
         return works
 
     def finish(self, works: Sequence[Any]) -> None:
-        """Wait until what was begun is through."""
+        """Wait until transfers are done. Transfers between devices make the current stream wait, not this thread."""
         with _together():
             for work in works:
                 work.wait()
@@ -352,13 +356,13 @@ _KNOWN = "known_to_all_ranks"
 
 
 def known(error: IsthmusError) -> IsthmusError:
-    """Mark an error that every rank raises by itself, from the same words: the first need not tell the others."""
+    """Mark an error that every rank raises by itself, so the first rank does not send it; return the error."""
     setattr(error, _KNOWN, True)
     return error
 
 
 def _aside(work: Callable[[], Any]) -> Any:
-    """Return what a question to the job's store comes to; None where it gets no answer in time, or an error."""
+    """Return the answer to a question to the job's store; None if it takes longer than `LOOK_S` or raises an error."""
     found: list[Any] = []
 
     def ask() -> None:
@@ -380,7 +384,7 @@ def _together() -> Iterator[None]:
 
 
 def _node() -> bytes:
-    """Return what is the same for processes that reach each other by loopback, and for no others."""
+    """Return bytes that are equal for processes that reach each other by loopback, and different for all others."""
     try:
         return os.readlink("/proc/self/ns/net").encode() + Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:
@@ -394,14 +398,15 @@ def _spoken(said: Sequence[int]) -> str:
     return "joins" if call == GroupCall.JOIN else f"closes after step {number}"
 
 
-# --- which they are ---------------------------------------------------------------------------------------------------
+# --- finding the ranks ------------------------------------------------------------------------------------------------
 
 
 def ranks_of(model: nn.Module) -> Ranks | None:
-    """Return the ranks that train this model as one learner, or None where this process does it by itself.
+    """Return the ranks that train this model as one learner, or None if a single process trains a plain model.
 
-    They are all ranks of the job where the model is sharded over several of them or replicated by
-    `DistributedDataParallel`. Called by every rank. Raises `InputError`, naming it, for what is no shard of a tensor.
+    They are all ranks of the job if the model is sharded over several ranks or replicated by
+    `DistributedDataParallel`. They are this process alone if its DTensors lie on meshes of size 1. Called by every
+    rank. Raises `InputError` for a model that cannot be joined, and names the parameter or the wrapper.
     """
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
@@ -437,7 +442,7 @@ def ranks_of(model: nn.Module) -> Ranks | None:
 
 
 def _dimensions(mesh: Any) -> set[str]:
-    """Return the names of the dimensions, longer than 1, of a mesh and of the one that it was sliced from."""
+    """Return the names of the dimensions longer than 1 of a mesh and of the mesh that it was sliced from."""
     root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
     found = set()
     for one in (mesh, root):

@@ -1,8 +1,9 @@
-"""A learner of several processes: what its first rank reads and writes of the model, all ranks do together.
+"""A learner of several processes: all ranks together read and write the model, as the first rank commands.
 
-The first rank has the agent and the boundary, as a learner of one process has; the others `serve` it. Whole fragments
-come together on the ranks that own them.
-What goes to the store is the same, bit for bit: a learner may come back with another number of ranks, or with one.
+The first rank runs the agent and the boundary, as a learner of one process does. The other ranks `serve` it. Whole
+fragments are gathered on the ranks that own them.
+What goes to the store does not depend on the number of ranks, bit for bit. So a learner may come back with another
+number of ranks, or with one.
 """
 
 import logging
@@ -44,25 +45,26 @@ from isthmus.torch.shards import Block, Rows, ShardPiece, Shards, Wanted, is_sha
 logger = logging.getLogger(__name__)
 
 _SHARD = "isthmus: shard of parameter"
-"""Marks, in a state on its way to the ranks, a tensor that is given to each of them by its blocks …"""
+"""Marks, in a state that is sent to the ranks, a tensor of which each rank then receives its block."""
 
 _LIES = "isthmus: in the store"
-"""… and one of which each of them reads its block."""
+"""Marks, in a state that is sent to the ranks, a tensor of which each rank reads its block from the store."""
 
 SHARED_BYTES = APART_BYTES
-"""What all ranks hold alike and is at least so large, they write in turn and read by themselves; the rest the first."""
+"""From this many bytes on, ranks take turns to write a tensor that all of them hold alike, and each rank reads it
+itself. The first rank writes and reads smaller ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class InBlocks:
-    """A tensor of a checkpoint of which each rank writes its block."""
+    """A tensor of a checkpoint that ranks write in pieces."""
 
     spec: LeafSpec
     pieces: tuple[ShardToWrite, ...]
 
 
 class Lying(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor of a checkpoint that lies in the store, in pieces."""
+    """A tensor of a checkpoint that lies in the store in pieces."""
 
     spec: LeafSpec
     pieces: tuple[ShardRef, ...]
@@ -73,28 +75,29 @@ def _made(leaf: Leaf) -> object:
 
 
 class Remotes(Protocol):
-    """Makes what stands for arrays of other ranks; see `learner.ranks.client.Peers`."""
+    """Makes references to arrays of other ranks; see `learner.ranks.client.Peers`."""
 
     def remote(self, rank: int, number: int | None = None) -> Remote:
-        """Return what stands for an array of a rank, by a new number where none is given."""
+        """Return a reference to an array of a rank, under a new number if none is given."""
         ...
 
     def reserve(self, count: int) -> int:
-        """Return the first of so many numbers that nothing has."""
+        """Return the first of `count` consecutive numbers that no array has."""
         ...
 
 
 Fetch = Callable[[Sequence[ShardRef], int, tuple[int, ...], tuple[int, ...]], U8]
-"""Reads a rectangle of an array from the store: its pieces, itemsize, offset and shape; see `parts.read`."""
+"""Reads a rectangle of an array from the store, given the array's pieces, the itemsize, and the rectangle's offset and
+shape; see `checkpoint_shards.read`."""
 
 
 LayoutOf = Callable[[bytes], tuple[Layout, Sequence[int]]]
-"""Returns how the run cuts the model and who owns what, from what the first rank tells."""
+"""Returns the run's layout and the rank that owns each fragment, from the bytes that the first rank sends."""
 
 
 @dataclass(slots=True)
 class CallResult:
-    """What the first rank says to the others when a call is over."""
+    """What the first rank sends to the other ranks at the end of a call."""
 
     words: bytes = b""
 
@@ -110,8 +113,10 @@ class Sharded(Arrays, Replica, Saver):
         device_stream: DeviceStream | None = None,
         settings: Hyperparameters = Hyperparameters.RESTORED,
     ) -> None:
-        """Meet the other ranks (see `Shards`). `device_stream`: the agent's, on the device where this rank's part of
-        the model lies."""
+        """Exchange descriptions with the other ranks (see `Shards`).
+
+        `device_stream`: the agent's stream on the device where this rank's part of the model lies.
+        """
         self.ranks = ranks
         self.loop, self._model, self._optimizer, self._settings = loop, loop.model, loop.optimizer, settings
         where = "a model on the CPU" if device_stream is None else f"a model on {device_stream.device.type}"
@@ -120,15 +125,15 @@ class Sharded(Arrays, Replica, Saver):
         self.device_stream = (
             device_stream if device_stream is not None and ranks.meet_on(device_stream.device) else None
         )
-        """The agent's, on the device where this rank's part of the model lies, if fragments are kept there."""
+        """The agent's stream on the device of this rank's part of the model; None if fragments lie on the host."""
         self._fragments: Fragments
         self._remotes: Remotes
         self._commanded: list[ArrayRef | None] = []
-        """What other ranks were told to read, write or mix: they may not have come to it yet."""
+        """Arrays that other ranks were commanded to read, write or mix. They are kept until every rank has done so."""
         self.fetch: Fetch
-        """Reads what lies in the store. Training thread."""
+        """Reads arrays of checkpoints from the store. Training thread."""
         self.array_table = ArrayTable()
-        """What this rank holds of the fragments that it owns; of the first rank, nothing."""
+        """Arrays that this rank holds for the first rank, by number. Empty on the first rank."""
         self._trial: Trial | None = None
         self._gathering: list[Any] = [
             m for m in loop.model.modules() if any(c.__name__ == "FSDPModule" for c in type(m).__mro__)
@@ -138,11 +143,12 @@ class Sharded(Arrays, Replica, Saver):
     def call(
         self, call: str, number: int = 0, tokens: int = 0, layout_of: LayoutOf | None = None
     ) -> Iterator[CallResult]:
-        """Make a call that all ranks make. The first does what is inside, and says what it leaves in
-        `CallResult.words`; the others serve it and hear that, and then do what is inside. With the last one,
-        `CLOSE`, their group ends.
+        """Make a call that all ranks make.
 
-        Raises on all of them what the first one failed with, and `InputError` where they are not in step.
+        The first rank runs the block, then sends what the block left in `CallResult.words`. The other ranks carry out
+        its commands until they receive these bytes, then run the block. The last call, `CLOSE`, also ends the group.
+
+        Raises on all ranks what the first rank failed with, and `InputError` if the ranks are not in step.
         """
         said = CallResult()
         self.ranks.meet(GroupCall[call], number, tokens)
@@ -159,10 +165,10 @@ class Sharded(Arrays, Replica, Saver):
         if GroupCall[call] == GroupCall.CLOSE:
             self.ranks.close()
 
-    # --- of the first rank --------------------------------------------------------------------------------------------
+    # --- on the first rank --------------------------------------------------------------------------------------------
 
     def values(self, piece: Tensor) -> F32:
-        """Return the values of a trainable parameter's piece, flat, as float32."""
+        """Return the values of a piece of a trainable parameter, flat, as float32."""
         found: F32 = self._ask_values(self._shards.index[piece.spec.name], piece.rows, "float32").reshape(-1).numpy()
         return found
 
@@ -184,9 +190,9 @@ class Sharded(Arrays, Replica, Saver):
         return found
 
     def place(self, layout: Layout, owner: Sequence[int], remotes: Remotes, words: bytes) -> None:
-        """Tell all ranks how the run cuts the model, and which of them owns which fragment.
+        """Send all ranks the run's layout and which rank owns which fragment.
 
-        `remotes` makes what stands for arrays of others.
+        `remotes` makes references to arrays of other ranks. `words`: what is sent.
         """
         self.ranks.command(Op.LAYOUT, blob=words)
         self._remotes = remotes
@@ -224,15 +230,18 @@ class Sharded(Arrays, Replica, Saver):
         self._write(fragment, _number(values), None if isinstance(values, Remote) else values)
 
     def mark(self, now: Callable[[], float]) -> None:
-        """See `checkpoint.Saver.mark`: of this rank; each of the others marks its own."""
+        """Note a step boundary on this rank, as each other rank does on its own; see `checkpoint.Saver.mark`."""
         self.loop.mark(now)
 
     def moved(self, orderly: bool) -> str | None:
-        """See `checkpoint.Saver.moved`: of this rank."""
+        """Return why this rank's state can no longer be saved, or None if it can; see `checkpoint.Saver.moved`."""
         return self.loop.moved(orderly)
 
     def save(self) -> LoopState:
-        """See `checkpoint.Saver.save`. Raises `InputError` for what a rank cannot keep."""
+        """Return copies of the state of all ranks; see `checkpoint.Saver.save`.
+
+        Raises `InputError` if a rank has state that a checkpoint cannot keep.
+        """
         count = len(list(_tensors_in(self._optimizer.state_dict()["state"]))) + len(local_tensors(self._model))
         first = self._remotes.reserve(count * self.ranks.size)
         self.ranks.command(Op.SAVE, number=first)
@@ -246,7 +255,10 @@ class Sharded(Arrays, Replica, Saver):
         return Leaf(node.spec, NOWHERE, node.pieces) if isinstance(node, InBlocks) else torch_model.take_tensor(node)
 
     def tried(self) -> GroupCheck:
-        """Have a copy of the optimizer take a step on all ranks; see `moments.DonorCheck`. Raises `ValueError`."""
+        """Take a step with a copy of the optimizer on all ranks; return their combined result.
+
+        See `moments.DonorCheck`. Raises `ValueError` if a rank cannot step.
+        """
         self.ranks.command(Op.STEP_COPY)
 
         def with_moments(saved: dict[str, Any]) -> list[bytes]:
@@ -260,8 +272,10 @@ class Sharded(Arrays, Replica, Saver):
         return GroupCheck(self._trial, begun, with_moments)
 
     def restore(self, own: Checkpoint | None, donor: Checkpoint | None) -> str:
-        """Bring optimizer and data of all ranks to where they were; return where the moments came from: `own`, `peer`
-        or `fresh`. See `moments.restore`."""
+        """Restore optimizer and data on all ranks; return where the moments came from: `own`, `peer` or `fresh`.
+
+        See `moments.restore`.
+        """
         saved: dict[str, Any] | None = None
         alone: list[Any] | None = None
         local: dict[str, Any] = {}
@@ -287,12 +301,12 @@ class Sharded(Arrays, Replica, Saver):
             logger.info("moments of the inner optimizer from %s: %s", donor.key, origin)
         return origin
 
-    # --- of the others ------------------------------------------------------------------------------------------------
+    # --- on the other ranks -------------------------------------------------------------------------------------------
 
     def _serve(self, layout_of: LayoutOf | None) -> bytes:
-        """Do what the first rank has all do, until the call is over; return what it says then.
+        """Carry out the first rank's commands until the call is over; return the bytes that it sends then.
 
-        Raises what it failed with, and `InputError` where the ranks are not in step.
+        Raises what the first rank failed with, and `InputError` if the ranks are not in step.
         """
         while True:
             op, argument, number, blob = self.ranks.hear()
@@ -321,10 +335,10 @@ class Sharded(Arrays, Replica, Saver):
                 case Op.FAIL:
                     raise AssertionError("raised where it is heard")
 
-    # --- of all -------------------------------------------------------------------------------------------------------
+    # --- on all ranks -------------------------------------------------------------------------------------------------
 
     def _values(self, index: int, rows: Rows, dtype: str) -> torch.Tensor | None:
-        """Bring a parameter, or rows of it, to the first rank, in a dtype."""
+        """Gather a parameter, or rows of it, on the first rank in a dtype; return None on other ranks."""
         p = self._shards.named[index][1]
         shape = tuple(p.shape) if rows is None else (rows[1] - rows[0], *p.shape[1:])
         into = [torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")] if self.ranks.leads else []
@@ -339,10 +353,13 @@ class Sharded(Arrays, Replica, Saver):
     def _write(self, fragment: int, number: int, values: ArrayRef | None) -> None:
         self._fragments.write(fragment, number, values)
         for module in self._gathering:
-            module.reshard()  # an evaluation may have left whole parameters behind, of the old values
+            module.reshard()  # an evaluation may have left whole parameters with the old values
 
     def _save(self, first: int) -> "LoopState | str":
-        """Copy what all ranks hold; of the first rank, return it. Why that cannot be is for all of them the same."""
+        """Copy the state of this rank; return that of all ranks on the first rank, and an empty one on the others.
+
+        If the state of any rank cannot be saved, return the reason, which is the same on all ranks.
+        """
         state, local = self._optimizer.state_dict(), self.loop.changed()
         found = [*_tensors_in(state["state"]), *(("model", t) for t in local.values())]
         places = [f"{path} {tuple(t.shape)} {t.dtype}" for path, t in found]
@@ -353,7 +370,7 @@ class Sharded(Arrays, Replica, Saver):
         for rank, (theirs, names) in enumerate(heard):
             if (theirs, names) != heard[0]:
                 return f"rank {rank} holds other state of the optimizer or the model than rank 0"
-        # Buffers are each rank's own where nothing keeps them alike.
+        # Buffers may differ between ranks. A rank saves those that differ from the first rank's as its own.
         plain = {name: torch_model.copy_of(t) for name, t in local.items() if not is_sharded(t)}
         digests = {name: digest(torch_model.bits_of(t).numpy().data) for name, t in plain.items()}
         said = [
@@ -380,7 +397,7 @@ class Sharded(Arrays, Replica, Saver):
         )
 
     def _alone(self, buffers: dict[str, torch.Tensor]) -> bytes | str:
-        """Return what this rank alone has, packed, or why it cannot be kept."""
+        """Return the packed state that only this rank has, or the reason why a checkpoint cannot keep it."""
         own = self.loop.own() or {}
         if buffers:
             own["local"] = buffers
@@ -392,14 +409,15 @@ class Sharded(Arrays, Replica, Saver):
             return str(error)
 
     def _kept(self, tensor: Any, number: int, first: int) -> InBlocks | None:
-        """Copy and keep this rank's piece of a tensor, if it has to write one. The first rank returns all pieces.
+        """Copy and keep this rank's pieces of a tensor; return all pieces, or None if it is not written in pieces.
 
-        Each rank writes its own shards. The ranks take turns to write large tensors that all of them hold alike.
+        Only the first rank uses the result. Each rank writes its own shards. The ranks take turns to write large
+        tensors that all of them hold alike.
         """
         held, sharded = local_of(tensor), is_sharded(tensor)
         index = self._shards.like(tensor) if sharded else None
         if type(held) is not torch.Tensor or (sharded and index is None):
-            return None  # refused by its place when the checkpoint is packed
+            return None  # packing the checkpoint raises an error that names its place
         if not sharded and (self.ranks.size == 1 or held.nbytes < SHARED_BYTES):
             return None
         whole = ShardPiece(number % self.ranks.size, Block((0,) * tensor.dim(), tuple(tensor.shape)))
@@ -431,13 +449,13 @@ class Sharded(Arrays, Replica, Saver):
             saved = self._unmarked(tree.unpacked(blob, torch_model.make_tensor), iter(wholes))
         except RankLost:
             raise
-        except Exception as error:  # a stranger's moments: the others wait to hear of it
+        except Exception as error:  # moments of another learner; the other ranks wait for this rank's answer
             return self.ranks.exchange(self._trial.failed(error))
         assert saved is not None, "moments are tried, not their absence"
         return self.ranks.exchange(self._trial.tried(saved))
 
     def _load(self, blob: bytes, wholes: list[torch.Tensor]) -> str:
-        self._trial = None  # its memory is wanted
+        self._trial = None  # to free its memory
         given = tree.unpacked(blob, torch_model.make_tensor)
         before = self._optimizer.state_dict()
         failure = "", ""
@@ -449,7 +467,7 @@ class Sharded(Arrays, Replica, Saver):
                 logger.warning("buffers in the checkpoint cannot be read and begin anew: %s", error)
                 local = {}
             if given["own"]:
-                # Whether all ranks find their moments or not: they go on at one place.
+                # Before the moments, which may be missing on a rank: all ranks go on at the same place in the data.
                 alone = (given["alone"] or [None] * self.ranks.size)[self.ranks.order] or {}
                 self.loop.go_on(alone, local | alone.get("local", {}))
             saved = self._unmarked(given["state"], whole)
@@ -459,7 +477,7 @@ class Sharded(Arrays, Replica, Saver):
             raise
         except (RecordInvalid, ObjectMissing, PortError) as error:
             failure = type(error).__name__, str(error)
-        except Exception as error:  # the optimizer's own, or the data's: the others wait to hear of it
+        except Exception as error:  # raised by the optimizer or the data; the other ranks wait to hear of it
             failure = InputError.__name__, repr(error)
         for rank, words in enumerate(self.ranks.exchange(msgspec.msgpack.encode(failure))):
             kind, why = msgspec.msgpack.decode(words, type=tuple[str, str])
@@ -469,17 +487,17 @@ class Sharded(Arrays, Replica, Saver):
             if given["own"] and not damaged:
                 why = f"rank {rank} cannot go on from the checkpoint of this learner: {why}"
                 raise known(known_error(kind, why, {}))
-            # A stranger's, or no longer what was written: training starts without.
+            # The moments are another learner's, or the checkpoint is damaged: training starts without them.
             whose = "the optimizer's state in the checkpoint" if given["own"] else "another learner's moments"
             logger.warning("%s cannot be loaded on rank %d: %s", whose, rank, why)
             self._optimizer.load_state_dict(before)
             return "fresh"
         return "fresh" if given["state"] is None else "own" if given["own"] else "peer"
 
-    # --- a state on its way to the ranks ------------------------------------------------------------------------------
+    # --- sending a state to the ranks ---------------------------------------------------------------------------------
 
     def _marked(self, saved: dict[str, Any] | None) -> tuple[dict[str, Any] | None, list[torch.Tensor]]:
-        """Return a whole state with marks where each rank gets its blocks, and the tensors that were there."""
+        """Return a state with marks in place of the tensors of which each rank gets its block, and those tensors."""
         if saved is None:
             return None, []
         wholes: list[torch.Tensor] = []
@@ -487,7 +505,7 @@ class Sharded(Arrays, Replica, Saver):
         return saved | {"state": saved["state"] | {"state": marked}}, wholes
 
     def _marked_local(self, saved: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        """The same of the model's local tensors, by name."""
+        """Do the same as `_marked` for the model's local tensors, by name."""
         wholes: list[torch.Tensor] = []
         tensors = local_tensors(self._model)
         return {name: _mark(value, tensors.get(name), wholes) for name, value in saved.items()}, wholes
@@ -497,7 +515,7 @@ class Sharded(Arrays, Replica, Saver):
         return parameters[key] if isinstance(key, int) and key < len(parameters) else None
 
     def _unmarked(self, marked: dict[str, Any] | None, wholes: Iterator[torch.Tensor]) -> dict[str, Any] | None:
-        """Return the state as this rank holds it: undo `_marked`, together with all ranks."""
+        """Return the state as this rank holds it. This undoes `_marked`. Called by all ranks."""
         if marked is None:
             return None
         entries = {
@@ -506,7 +524,7 @@ class Sharded(Arrays, Replica, Saver):
         return marked | {"state": marked["state"] | {"state": entries}}
 
     def _unmarked_local(self, marked: dict[str, Any], wholes: Iterator[torch.Tensor]) -> dict[str, Any]:
-        """The same of the model's local tensors, by name."""
+        """Do the same as `_unmarked` for the model's local tensors, by name."""
         tensors = local_tensors(self._model)
         return {name: self._unmark(value, tensors.get(name), wholes) for name, value in marked.items()}
 
@@ -526,7 +544,7 @@ class Sharded(Arrays, Replica, Saver):
         return node
 
     def _fetched(self, lying: Lying, like: Any) -> Any:
-        """Return a tensor of a checkpoint as this rank holds it, from the store. Raises `RecordInvalid`."""
+        """Return this rank's part of a tensor in a checkpoint, read from the store. Raises `RecordInvalid`."""
         spec = lying.spec
         dtype = torch_model.dtype_of(spec)
         sharded = is_sharded(like) and tuple(like.shape) == spec.shape
@@ -540,17 +558,20 @@ class Sharded(Arrays, Replica, Saver):
             raise RecordInvalid(Reason.NON_FINITE, why)
         if index is None:
             return held
-        # As the shard itself lies: a fused optimizer reads both in one order.
+        # The state gets the strides of the parameter's shard, since a fused optimizer reads both in the same order.
         return remade(like, torch.empty_like(local_of(like), dtype=held.dtype, device=held.device).copy_(held))
 
 
 def _number(held: ArrayRef) -> int:
-    """Return the number of an array with its owner; 0 with the first rank."""
+    """Return the number of an array on its owner; 0 for an array of the first rank."""
     return held.number if isinstance(held, Remote) else 0
 
 
 def _mark(node: Any, like: Any, wholes: list[torch.Tensor]) -> Any:
-    """Return a whole entry with marks where each rank gets its block; `wholes` gets the tensors that were there."""
+    """Return an entry with marks in place of the tensors of which each rank gets its block.
+
+    Tensors that are at hand are appended to `wholes`.
+    """
     if isinstance(node, Lying):
         return {_LIES: msgspec.msgpack.encode(node)}
     if isinstance(node, torch.Tensor) and is_sharded(like) and node.shape == like.shape:
@@ -564,7 +585,7 @@ def _mark(node: Any, like: Any, wholes: list[torch.Tensor]) -> Any:
 
 
 def _tensors_in(state: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors in an optimizer's state, by the numbers of their parameters, with where they are."""
+    """Yield the path and the tensor of each tensor in an optimizer's state, in the order of its keys' `repr`."""
 
     def walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
         if isinstance(node, torch.Tensor):

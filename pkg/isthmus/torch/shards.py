@@ -1,7 +1,7 @@
-"""Where a model's tensors are cut among the ranks of a learner, and how whole ones are gathered and given back.
+"""How a model's tensors are cut among the ranks of a learner, and how whole tensors are gathered and scattered.
 
 Every placement of torch (FSDP2 even and uneven, HSDP, tensor parallelism and both) leaves one rectangular block of a
-tensor on each rank. What replicas hold alike is taken from the first of them.
+tensor on each rank. If several ranks hold the same block, `gather` takes it from the root, or else from the first.
 """
 
 import zlib
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """A rectangle of a tensor: it begins at `offset` and is of `shape`."""
+    """A rectangle of a tensor, given by where it begins and by its shape."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -35,12 +35,12 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Where it is, for indexing the whole tensor."""
+        """Slices that select the block in the whole tensor."""
         return tuple(slice(a, a + n) for a, n in zip(self.offset, self.shape, strict=True))
 
 
 class ParameterInfo(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank says of one of its parameters."""
+    """How a rank describes one of its parameters to the other ranks."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,26 +48,27 @@ class ParameterInfo(msgspec.Struct, frozen=True, array_like=True):
     trained: bool
     block: Block
     checksum: int | None
-    """Of a tensor that is no DTensor beside others that are: all ranks must hold the same."""
+    """CRC-32 of the values of a tensor that is not a DTensor, if the model has DTensors too; else None. All ranks must
+    hold the same values."""
 
 
 def is_sharded(tensor: object) -> bool:
-    """Return whether a tensor is a DTensor, as FSDP2 and tensor parallelism leave them."""
+    """Return whether a tensor is a DTensor, as FSDP2 and tensor parallelism make them."""
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "to_local")
 
 
 def local_of(tensor: Any) -> torch.Tensor:
-    """Return what this rank holds of a tensor; it shares its memory."""
+    """Return what this rank holds of a tensor; the result shares the tensor's memory."""
     with torch.no_grad():
         held: torch.Tensor = (tensor.to_local() if is_sharded(tensor) else tensor).detach()
         return held
 
 
 def block_of(tensor: Any) -> Block:
-    """Return where what this rank holds lies in the whole tensor."""
+    """Return the block of the whole tensor that this rank holds."""
     if not is_sharded(tensor):
         return Block((0,) * tensor.dim(), tuple(tensor.shape))
-    # Private in torch, and the only thing there that knows of strided shards; this is its one place here.
+    # This function is private in torch, but no public one handles strided shards. Nothing else here calls it.
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -75,7 +76,7 @@ def block_of(tensor: Any) -> Block:
 
 
 def remade(tensor: Any, local: torch.Tensor) -> Any:
-    """Return a DTensor placed as another one, with what this rank is to hold of it."""
+    """Return a DTensor with the placement of `tensor`, and `local` as this rank's part."""
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
@@ -84,21 +85,21 @@ def remade(tensor: Any, local: torch.Tensor) -> Any:
 
 
 Rows = tuple[int, int] | None
-"""From which row of a tensor on, up to which; None: all of it."""
+"""The first row of a tensor and the end (exclusive); None means all rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be gathered or scattered."""
+    """A tensor, or some rows of it, that is to be gathered or scattered."""
 
     index: int
-    """Of the parameter whose blocks cut it."""
+    """Number of the parameter that is cut into the same blocks."""
     held: torch.Tensor
-    """What this rank holds of it."""
+    """What this rank holds of the whole tensor."""
     rows: Rows = None
 
     def cut(self, block: Block) -> tuple[Block, slice | None]:
-        """Return where the wanted rows of a block lie in what is wanted, and which of the block's own they are."""
+        """Return where the wanted rows of a block lie among all wanted rows, and which rows of the block they are."""
         if self.rows is None or not block.size:
             return block, None
         first, last = max(self.rows[0], block.offset[0]), min(self.rows[1], block.offset[0] + block.shape[0])
@@ -107,13 +108,13 @@ class Wanted:
         return Block(offset, (own.stop - own.start, *block.shape[1:])), own
 
     def part(self, own: slice | None) -> torch.Tensor:
-        """Return what this rank holds of the wanted rows; it shares the memory."""
+        """Return what this rank holds of the wanted rows; the result shares the memory of `held`."""
         return self.held if own is None else self.held[own]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPiece:
-    """A block that one rank gives to the whole tensor."""
+    """A block of a tensor, and the rank that supplies it."""
 
     rank: int
     block: Block
@@ -123,13 +124,13 @@ class Shards:
     """How the parameters of a model lie on the ranks of its learner."""
 
     def __init__(self, model: nn.Module, ranks: Ranks, alike: Sequence[str]) -> None:
-        """Ask all ranks. `alike`: words that must be the same on all of them, such as the learner's name.
+        """Exchange descriptions with all ranks. `alike`: texts that all ranks must share, such as the learner's name.
 
-        Raises `InputError`, on every rank, where they differ, or where the blocks do not tile a tensor.
+        Raises `InputError` on every rank if these texts or the parameters differ, or if blocks do not tile a tensor.
         """
         self.ranks = ranks
         self.named = list(torch_model.named(model))
-        """Parameters with their names."""
+        """Names and parameters."""
         self.index = {name: i for i, (name, _) in enumerate(self.named)}
         mixed = any(is_sharded(p) for _, p in self.named)
         own = [_said(name, p, mixed and not is_sharded(p)) for name, p in self.named]
@@ -139,16 +140,16 @@ class Shards:
             _require_alike(rank, (words, said), every[0])
         self._blocks = [[said[i].block for _, said in every] for i in range(len(own))]
         for one, blocks in zip(own, self._blocks, strict=True):
-            pieces_of(one.name, one.shape, blocks)  # says where they are none
+            pieces_of(one.name, one.shape, blocks)  # raises `InputError` if they do not tile the tensor
         self._given: dict[tuple[int, int], tuple[ShardPiece, ...]] = {}
         self._placed = {_placement(p): i for i, (_, p) in enumerate(self.named) if is_sharded(p)}
 
     def like(self, tensor: Any) -> int | None:
-        """Return the number of a parameter that lies on the ranks as this DTensor does; None where none does."""
+        """Return the number of a parameter with the shape and placement of this DTensor, or None if none has them."""
         return self._placed.get(_placement(tensor))
 
     def _pieces(self, index: int, root: int) -> tuple[ShardPiece, ...]:
-        """Return the distinct blocks of a parameter, each with who gives it to `root`: itself, where it can."""
+        """Return the distinct blocks of a parameter, each with its supplier for `root`; see `pieces_of`."""
         found = self._given.get((index, root))
         if found is None:
             name, p = self.named[index]
@@ -166,10 +167,10 @@ class Shards:
     def gather(
         self, wanted: Sequence[Wanted], into: Sequence[torch.Tensor], root: int = 0, through: torch.device = CPU
     ) -> None:
-        """Bring whole tensors, or rows of them, together on a rank. Called by all ranks.
+        """Gather whole tensors, or rows of them, on the rank `root`. Called by all ranks.
 
-        `into`: on that rank, where they go, of any dtype; elsewhere nothing is written. `through`: where blocks are
-        when they are moved. Where that is a device, nothing here waits for it.
+        `into`: on `root`, the tensors to write, of any dtype; not used on other ranks. `through`: where blocks lie
+        while they are moved. If that is a device, this thread does not wait for it.
         """
         if self.ranks.order != root:
             parts = []
@@ -202,8 +203,10 @@ class Shards:
     def scatter(
         self, wanted: Sequence[Wanted], whole: Sequence[torch.Tensor], root: int = 0, through: torch.device = CPU
     ) -> None:
-        """Give every rank its blocks of whole tensors, or of rows of them, in place. Called by all ranks; the arguments
-        as for `gather`."""
+        """Write each rank's blocks of whole tensors, or of rows of them, in place. Called by all ranks.
+
+        `whole`: on `root`, the tensors to read; not used on other ranks. `through`: see `gather`.
+        """
         if self.ranks.order != root:
             mine = [w.part(w.cut(self._blocks[w.index][self.ranks.order])[1]) for w in wanted]
             size = sum(held.numel() * held.itemsize for held in mine)
@@ -217,7 +220,7 @@ class Shards:
                         held.copy_(_as(buffer[at:end], held.dtype).view(held.shape))
                     at = end
             return
-        packed: dict[tuple[Block, ...], torch.Tensor] = {}  # replicas get the same
+        packed: dict[tuple[Block, ...], torch.Tensor] = {}  # ranks with the same blocks get the same bytes, packed once
         sent = []
         for rank in self._others(root):
             blocks = tuple(w.cut(self._blocks[w.index][rank])[0] for w in wanted)
@@ -273,9 +276,11 @@ def _require_alike(
 
 
 def pieces_of(name: str, shape: tuple[int, ...], blocks: Sequence[Block], root: int = 0) -> tuple[ShardPiece, ...]:
-    """Return distinct blocks, each with who gives it to `root`: itself where it can, else the first rank that holds it.
+    """Return the distinct blocks that are not empty, each with the rank that supplies it to `root`.
 
-    Raises `InputError` where they do not tile the tensor.
+    That is `root` itself if it holds the block, else the first rank that does.
+
+    Raises `InputError` if the blocks do not tile the tensor.
     """
     first: dict[Block, int] = {}
     for rank in (root, *range(len(blocks))) if blocks else ():
@@ -300,7 +305,7 @@ def _placement(tensor: Any) -> tuple[Any, ...]:
 
 
 def _as(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return bytes [n] uint8 as a dtype; they are moved where one of another size lies before them."""
+    """Return bytes [n] uint8 as a dtype. They are copied if their offset is no multiple of the dtype's size."""
     if words.storage_offset() % dtype.itemsize:
         words = words.clone()
     return words.view(dtype)

@@ -1,6 +1,6 @@
-"""What a rank holds for the first one: arrays and objects by number, put and taken by more than one thread."""
+"""The arrays and objects, by number, that a rank holds for the first rank. Several threads put and take them."""
 
-# ruff: noqa: TID251  (threads: the training thread puts here what the agent's takes)
+# ruff: noqa: TID251  (threads: the training thread puts things here that the agent's thread takes)
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -8,25 +8,25 @@ from typing import Any
 from isthmus.errors import RankLost
 
 WAIT_S = 600.0
-"""What was announced must be put within this long: it is on its way between ranks."""
+"""An announced array must be put within this many seconds: it is on its way between ranks."""
 
 
 class Numbers:
-    """Numbers that nothing has yet, to any thread."""
+    """Source of unused numbers, for any thread."""
 
     def __init__(self) -> None:
         self._next = 1
         self._taking = threading.Lock()
 
     def take(self, count: int = 1) -> int:
-        """Return the first of so many, one after another."""
+        """Return the first of `count` consecutive unused numbers."""
         with self._taking:
             first, self._next = self._next, self._next + count
         return first
 
 
 class ArrayTable:
-    """Things by number."""
+    """Arrays and other objects by number."""
 
     def __init__(self) -> None:
         self._things: dict[int, Any] = {}
@@ -38,7 +38,7 @@ class ArrayTable:
         return len(self._things)
 
     def put(self, number: int, thing: Any) -> None:
-        """Keep something until it is forgotten; not at all where it already was."""
+        """Keep an object until its number is forgotten; do not keep it if that has happened already."""
         with self._changed:
             if number in self._forgotten:
                 self._forgotten.discard(number)
@@ -47,11 +47,11 @@ class ArrayTable:
             self._changed.notify_all()
 
     def find(self, number: int) -> Any | None:
-        """Return what is kept under a number, or None."""
+        """Return the object under a number, or None."""
         return self._things.get(number)
 
     def wait_for(self, number: int) -> Any:
-        """Return what is kept under a number, or will be in a moment. Raises `RankLost` where it never comes."""
+        """Return the object under a number, waiting until it is put. Raises `RankLost` if it never comes."""
         with self._changed:
             if not self._changed.wait_for(lambda: number in self._things or self._closed, WAIT_S):
                 raise RankLost(f"array {number} did not come in {WAIT_S:g} s")
@@ -60,13 +60,13 @@ class ArrayTable:
             return self._things[number]
 
     def close(self) -> None:
-        """Let nobody wait any more: nothing will come."""
+        """Stop all waiting: nothing will be put any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Let go of these: nobody will ask for them again."""
+        """Drop the objects under these numbers: they will not be asked for again."""
         with self._changed:
             for number in numbers:
                 if self._things.pop(number, None) is None:

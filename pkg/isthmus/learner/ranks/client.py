@@ -1,4 +1,4 @@
-"""Of the first rank: a backend whose arrays lie with the ranks that own their fragments."""
+"""The side of the first rank: a backend whose arrays lie with the ranks that own their fragments."""
 
 import asyncio
 import logging
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 Moved = Callable[[int, int], None]
-"""Is told how many bytes were moved to the store, and from it."""
+"""Is called with the bytes moved to the store, and from the store."""
 
 
 class Peer:
-    """One rank that owns fragments, as the first rank talks to it. On the agent's loop, but for `remote`."""
+    """The first rank's connection to a rank that owns fragments. On the agent's loop, except `number` and `remote`."""
 
     def __init__(self, rank: int, numbers: Numbers, loop: asyncio.AbstractEventLoop) -> None:
         self.rank = rank
@@ -46,28 +46,28 @@ class Peer:
         self._lost: RankLost | None = None
 
     def number(self) -> int:
-        """Return a number nothing has. From any thread."""
+        """Return an unused number. From any thread."""
         return self._numbers.take()
 
     def remote(self, number: int | None = None) -> Remote:
-        """Return what stands for an array there, a new one where no number is given. From any thread.
+        """Return a reference to an array of that rank, under a new number if none is given. From any thread.
 
-        Once nothing refers to it any more, that rank lets go of the array.
+        When nothing refers to the array any more, that rank drops it.
         """
         found = Remote(self.rank, self.number() if number is None else number)
         weakref.finalize(found, self._forget, found.number).atexit = False
         return found
 
     def _forget(self, number: int) -> None:
-        # In any thread, in the middle of anything.
+        # A finalizer may run in any thread, at any point of the program.
         self._gone.append(number)
         if not self._telling:
             self._telling = True
-            with suppress(RuntimeError):  # the loop has ended, and the other rank with it
+            with suppress(RuntimeError):  # the loop has ended, so the other rank drops everything anyway
                 self._loop.call_soon_threadsafe(self._say_forgotten)
 
     def _say_forgotten(self) -> None:
-        self._telling = False  # before it is looked at: what comes from now on is told the next time
+        self._telling = False  # reset before the queue is read, so that later numbers schedule another call
         numbers = []
         while self._gone:
             numbers.append(self._gone.popleft())
@@ -75,7 +75,7 @@ class Peer:
             protocol.write(self._writer, 0, protocol.Forget(numbers))
 
     async def listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, moved: Moved) -> None:
-        """Hear answers until the end, which is `RankLost`."""
+        """Receive answers until the connection ends, then raise `RankLost`."""
         self._writer = writer
         try:
             while True:
@@ -98,7 +98,7 @@ class Peer:
             raise self._lost from None
 
     async def ask(self, message: protocol.Asked, body: Blob = b"") -> protocol.Answer:
-        """Return what it answers. Raises what it failed with, and `RankLost`."""
+        """Return the rank's answer. Raises the error with which the rank failed, or `RankLost`."""
         number = self.number()
         answer: asyncio.Future[protocol.Answer] = self._loop.create_future()
         self._waiting[number] = answer
@@ -107,11 +107,11 @@ class Peer:
         try:
             await self._writer.drain()
         except OSError as error:
-            logger.debug("rank %d: %s", self.rank, error)  # whoever listens finds out
+            logger.debug("rank %d: %s", self.rank, error)  # `listen` notices that the rank is lost
         return await answer
 
     def post(self, message: protocol.Asked, body: Blob = b"", number: int = 0) -> None:
-        """Say something without waiting for an answer. Raises `RankLost`."""
+        """Send a message without waiting for an answer. Raises `RankLost`."""
         if self._lost is not None:
             raise self._lost
         assert self._writer is not None, "nobody is asked before all have come"
@@ -119,10 +119,10 @@ class Peer:
 
 
 class Peers:
-    """All ranks that own fragments."""
+    """All other ranks that own fragments."""
 
     def __init__(self, ranks: Sequence[int], secret: bytes) -> None:
-        """`ranks`: those that are to come. To be made on the agent's loop."""
+        """`ranks`: the ranks that are expected. Must be made on the agent's loop."""
         self._numbers = numbers = Numbers()
         loop = asyncio.get_running_loop()
         self.of: Mapping[int, Peer] = {rank: Peer(rank, numbers, loop) for rank in ranks}
@@ -135,16 +135,16 @@ class Peers:
         self._writers: list[asyncio.StreamWriter] = []
 
     def remote(self, rank: int, number: int | None = None) -> Remote:
-        """Return what stands for an array of a rank, see `Peer.remote`. From any thread."""
+        """Return a reference to an array of a rank, see `Peer.remote`. From any thread."""
         return self.of[rank].remote(number)
 
     def reserve(self, count: int) -> int:
-        """Return the first of so many numbers that nothing has. From any thread."""
+        """Return the first of `count` consecutive unused numbers. From any thread."""
         return self._numbers.take(count)
 
     @asynccontextmanager
     async def listening(self, host: str) -> AsyncIterator[None]:
-        """Let them come; at the end they are let go."""
+        """Accept connections of the ranks, and close them at the end."""
         server = await asyncio.start_server(self._come, host, 0, limit=protocol.STREAM_LIMIT)
         self.port = server.sockets[0].getsockname()[1]
         try:
@@ -157,7 +157,7 @@ class Peers:
                 writer.close()
 
     async def complete(self) -> None:
-        """Wait until all have come. Raises `Unavailable` where one does not."""
+        """Wait until all ranks have connected. Raises `Unavailable` if one does not."""
         try:
             async with asyncio.timeout(2 * CONNECT_S):
                 if self.of:
@@ -170,9 +170,9 @@ class Peers:
             ) from None
 
     async def until_one_is_lost(self) -> None:
-        """Raise `RankLost` once one of them is gone; never return."""
+        """Wait until a rank is lost and raise its `RankLost`; never return normally."""
         if not self._listening:
-            await asyncio.Event().wait()  # a job of one rank
+            await asyncio.Event().wait()  # in a job of one rank, no other rank can be lost
         await asyncio.wait(self._listening.values(), return_when=asyncio.FIRST_EXCEPTION)
         for task in self._listening.values():
             if task.done():
@@ -199,33 +199,33 @@ class Peers:
             return
         self._writers.append(writer)
         self._listening[hello.rank] = asyncio.ensure_future(self.of[hello.rank].listen(reader, writer, self._count))
-        await asyncio.sleep(0)  # it listens now
+        await asyncio.sleep(0)  # let `listen` start
         self._there.add(hello.rank)
         if len(self._there) == len(self.of):
             self._all_there.set()
 
 
 class RunInfo(msgspec.Struct, frozen=True, array_like=True):
-    """What all ranks are told of how they are to come."""
+    """What the first rank tells all ranks, so that they can reach it."""
 
     run: bytes
-    """The run, see `told_run`."""
+    """The run, encoded by `told_run`."""
     owner: list[int]
-    """The rank of each fragment."""
+    """The owning rank of each fragment."""
     addresses: list[tuple[str, int]]
-    """Where the first rank listens."""
+    """Addresses at which the first rank listens."""
     secret: bytes
 
 
 class Assembled(Protocol):
-    """A learner's ranks, which have all come."""
+    """A learner's ranks, all of which have connected."""
 
     def backend(self, own: LocalBackend, tolerance: Tolerance, moved: Moved) -> ArrayBackend:
-        """Return what has the arrays of all ranks. `own`: what has those of this process."""
+        """Return the backend for the arrays of all ranks. `own`: the backend for those of this process."""
         ...
 
     async def until_one_is_lost(self) -> None:
-        """Raise `RankLost` once one of the others is gone; never return."""
+        """Wait until another rank is lost and raise `RankLost`; never return normally."""
         ...
 
 
@@ -251,7 +251,7 @@ class RankGroup(Assembled):
     peers: Peers
     owner: Sequence[int]
     wrap: WrapBackend
-    """Makes the backend of what the first rank owns itself."""
+    """Makes the backend for the fragments that the first rank owns itself."""
     on_devices: bool
     """Whether ranks keep arrays on the devices that train."""
 
@@ -265,7 +265,7 @@ class RankGroup(Assembled):
 
 
 def interfaces(alone: bool, rendezvous: str | None, hostname: str) -> tuple[str, list[str]]:
-    """Return at which address the first rank is to listen, and under which names others reach it.
+    """Return the address at which the first rank listens, and the host names under which other ranks reach it.
 
     `alone`: all ranks are on its machine. `rendezvous`: where the job's ranks have met, if that is known.
     """
@@ -275,7 +275,7 @@ def interfaces(alone: bool, rendezvous: str | None, hostname: str) -> tuple[str,
 
 
 class Owners(ArrayBackend):
-    """A backend that has each thing done where its fragment's arrays lie."""
+    """A backend that has each operation done by the rank that owns the fragment's arrays."""
 
     divides = True
 
@@ -289,8 +289,8 @@ class Owners(ArrayBackend):
         *,
         on_devices: bool = False,
     ) -> None:
-        """`own`: of what the first rank owns. `owner`: the rank of each fragment. `moved` is told what other ranks
-        move. `on_devices`: arrays are staged and landed where they are owned."""
+        """`own`: the backend for the first rank's own fragments. `owner`: the rank of each fragment. `moved` is told
+        what other ranks move. `on_devices`: the ranks that own arrays stage and land them."""
         peers.moved = moved
         self._own = own
         self._peers = peers
@@ -407,7 +407,7 @@ class Owners(ArrayBackend):
         return self._peers.of.get(self._owner[fragment])
 
     async def _ask(self, peer: Peer, about: str, message: protocol.Asked) -> protocol.Answer:
-        """Ask for something that takes the store: what it refuses is ridden out as here."""
+        """Ask for something that uses the store. Its errors are tolerated like those of this process's requests."""
         return await self._tolerance.of(about, peer.ask(message))
 
 

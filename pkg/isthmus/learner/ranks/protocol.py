@@ -1,11 +1,11 @@
-"""What is said between the first rank of a learner and those that own fragments: msgpack messages, with raw bytes.
+"""The messages between the first rank of a learner and the ranks that own fragments: msgpack, with raw bytes.
 
     offset  bytes
          0      4   bytes of the message
          4      8   bytes of the body
         12      …   the message (msgpack), then the body
 
-All numbers are little endian. Both ends are one program in one job, which have exchanged a secret; sizes are bounded
+All numbers are little endian. Both ends run the same program in one job and have exchanged a secret. Sizes are limited
 all the same.
 """
 
@@ -29,11 +29,11 @@ STREAM_LIMIT = 1 << 20
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Something that is said."""
+    """A message between ranks."""
 
 
 class Hello(Message, frozen=True):
-    """A rank introduces itself, with the secret that the first one has told."""
+    """A rank introduces itself, with the secret that it got from the first rank."""
 
     rank: int
     secret: bytes
@@ -83,7 +83,7 @@ class Store(Message, frozen=True):
 
 
 class Sum(Message, frozen=True):
-    """`ArrayBackend.sum`. Nothing is answered."""
+    """`ArrayBackend.sum`. There is no answer."""
 
     fragment: int
     a: int
@@ -92,15 +92,15 @@ class Sum(Message, frozen=True):
 
 
 class Give(Message, frozen=True):
-    """`ArrayBackend.home` of what lies with the first rank: the body is an array's bytes."""
+    """`ArrayBackend.home` of an array that the first rank has: the body is the array's bytes."""
 
     into: int
     half: bool
-    """It is a residual of two bytes a parameter."""
+    """Whether the array is a residual of two bytes per parameter."""
 
 
 class Bring(Message, frozen=True):
-    """`ArrayBackend.home` of what lies in the store."""
+    """`ArrayBackend.home` of an array in the store."""
 
     fragment: int
     pieces: tuple[ShardRef, ...]
@@ -138,26 +138,27 @@ class Keep(Message, frozen=True):
 
 
 class Forget(Message, frozen=True):
-    """Nobody refers to these any more. Nothing is answered."""
+    """Nothing refers to these numbers any more. There is no answer."""
 
     numbers: list[int]
 
 
 class Answer(Message, frozen=True):
-    """It is done."""
+    """The rank has done what it was asked for."""
 
     bytes_up: int
-    """Moved to the store since the last answer."""
+    """Bytes moved to the store since the last answer."""
     bytes_down: int
+    """Bytes moved from the store since the last answer."""
     digest: bytes = b""
     size: int = 0
     yes: bool = False
-    """Something was dropped; it is finite."""
+    """For `Pack`: the codec dropped something. For `IsFinite`: the array is finite."""
     part: Part | None = None
 
 
 class Failure(Message, frozen=True):
-    """It came to nothing."""
+    """The rank failed to do what it was asked for."""
 
     kind: str
     text: str
@@ -169,14 +170,14 @@ Said = Answer | Failure
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """A message with the number of its question."""
+    """A message with the number of the question that it asks or answers."""
 
     number: int
     message: Hello | Asked | Said
 
 
 def write(writer: asyncio.StreamWriter, number: int, message: Hello | Asked | Said, body: Blob = b"") -> None:
-    """Begin to send a message."""
+    """Start sending a message."""
     packed = msgspec.msgpack.encode(Envelope(number, message))
     writer.write(_HEAD.pack(len(packed), len(body)) + packed)
     if len(body):
@@ -184,13 +185,16 @@ def write(writer: asyncio.StreamWriter, number: int, message: Hello | Asked | Sa
 
 
 HELLO_MAX = 4 << 10
-"""Bytes that are read of somebody who has not said the secret yet."""
+"""Most bytes read from a peer that has not sent the secret yet."""
 
 
 async def read(
     reader: asyncio.StreamReader, message_max: int = MESSAGE_MAX, body_max: int = BODY_MAX
 ) -> tuple[Envelope, bytearray]:
-    """Return the next message and its body. Raises `RankLost` at the end of the stream, and beyond the limits."""
+    """Return the next message and its body.
+
+    Raises `RankLost` if the stream ends, or if a message is malformed or exceeds the limits.
+    """
     try:
         size, more = _HEAD.unpack(await reader.readexactly(_HEAD.size))
         if size > message_max or more > body_max:

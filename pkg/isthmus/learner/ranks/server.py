@@ -1,4 +1,4 @@
-"""Of a rank that owns fragments: does with their arrays what the first rank asks for."""
+"""The side of a rank that owns fragments: does what the first rank asks for with their arrays."""
 
 import asyncio
 import hmac
@@ -24,15 +24,15 @@ from isthmus.store.measured import Traffic
 logger = logging.getLogger(__name__)
 
 CONNECT_S = 30.0
-"""The first rank is to be reached within this long."""
+"""The first rank must be reached within this many seconds."""
 
 
 WrapBackend = Callable[[LocalBackend], ArrayBackend]
-"""Makes the backend of what a rank owns, around one that works in the host's memory."""
+"""Makes the backend of a rank's own fragments, around one that works in the host's memory."""
 
 
 def local_backend(own: LocalBackend) -> ArrayBackend:
-    """Keep all of it in the host's memory."""
+    """Return the backend as it is: it keeps all arrays in the host's memory."""
     return own
 
 
@@ -48,10 +48,12 @@ async def serve(
     opened: Callable[[Log], None],
     signer: Signer | None = None,
 ) -> None:
-    """Reach the first rank and serve it until it closes. `threads` share one computation here; `opened` is given what
-    the run is read through; what is stored here is signed by `signer`.
+    """Connect to the first rank and serve it until it closes.
 
-    Raises `Unavailable` where it cannot be reached.
+    `threads`: how many threads share one computation here. `opened` is called with the log through which the run is
+    read. `signer` signs what is stored here.
+
+    Raises `Unavailable` if the first rank cannot be reached.
     """
     async with open_place(url, compute=threads) as store:
         own = LocalBackend(Log(run, store, store.runtime, signer))
@@ -77,12 +79,12 @@ async def _reach(addresses: Sequence[tuple[str, int]]) -> tuple[asyncio.StreamRe
 
 
 def is_secret(said: bytes, secret: bytes) -> bool:
-    """Return whether somebody knows the secret, in a time that says nothing of it."""
+    """Return whether a peer knows the secret. The time that this takes reveals nothing about the secret."""
     return hmac.compare_digest(said, secret)
 
 
 class Served:
-    """One connection to the first rank."""
+    """A connection to the first rank, at a rank that serves it."""
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class Served:
         self._told = 0, 0
 
     async def run(self) -> None:
-        """Answer until the first rank is done with us, or gone: its ranks know by other ways which it is."""
+        """Answer until the first rank closes the connection or is gone. Other signs tell which it was."""
         async with asyncio.TaskGroup() as tasks:
             under_way: set[asyncio.Task[None]] = set()
             while True:
@@ -119,11 +121,11 @@ class Served:
                 assert not isinstance(message, protocol.Hello | protocol.Answer | protocol.Failure), (
                     "only questions come this way"
                 )
-                # Now: they may be forgotten by the next message.
+                # Look up the arguments now: the next message may forget them.
                 known = {number: self._array_table.find(number) for number in _arguments(message)}
                 if isinstance(message, protocol.Sum):
-                    # At once: what it makes may be asked for, and forgotten, by those that follow. Of answers and of
-                    # sums before it are its arguments made, so they are here.
+                    # Sums are computed at once: later messages may use the result and forget it. The arguments were
+                    # made by earlier answers and sums, so they are here.
                     a, b = known[message.a], known[message.b]
                     assert a is not None, "made before"
                     assert b is not None, "made before"
@@ -144,7 +146,7 @@ class Served:
         except Exception as error:
             logger.exception("a question of the first rank")
             said = protocol.Failure(type(error).__name__, repr(error), {})
-        with suppress(OSError):  # the first rank has gone: whoever reads finds out
+        with suppress(OSError):  # the first rank has gone, which the reading loop notices
             protocol.write(self._writer, number, said)
             await self._writer.drain()
 
@@ -192,7 +194,7 @@ class Served:
 
 
 def _arguments(message: protocol.Asked) -> list[int]:
-    """Return the numbers of what a question is about."""
+    """Return the numbers of the objects that a question needs."""
     match message:
         case protocol.Step(carried):
             return [carried]
