@@ -1,4 +1,4 @@
-"""The learner: `boundary` between training steps, `agent` between learner and world, `ledger` of where tokens went."""
+"""The learner: its `boundary` between training steps, its `agent` for store and bus, the `ledger` of its tokens."""
 
 from isthmus.learner.agent import LearnerAgent
 from isthmus.learner.boundary import Boundary, Replica

@@ -1,7 +1,7 @@
-"""The learner's agent: joins, listens, speaks, and moves things between the boundary, the uplink and the downlink.
+"""The learner's agent: joins the run, listens and speaks on the bus, and connects boundary, uplink and downlink.
 
-Plain coroutines off the training thread. Without store or bus it waits and the training goes on; whatever no commit has
-settled is said again.
+The agent consists of plain coroutines off the training thread. While the store or the bus is unavailable, the agent
+waits and training goes on. The agent announces updates again until a commit settles them.
 """
 
 import asyncio
@@ -62,17 +62,20 @@ from isthmus.version import __version__
 logger = logging.getLogger(__name__)
 
 WAIT_S = 20.0
-"""A learner that leaves waits so long for the answers to its last updates, where a syncer is heard …"""
+"""Seconds that a leaving learner waits for the answers to its last updates, as long as it hears a syncer.
+
+Process managers commonly give a process 30 s to end. The last checkpoint takes part of this time.
+"""
 
 LOOK_S = 0.1
-"""… and looks so often. Whoever ends processes gives them 30 s, of which the last checkpoint takes some."""
+"""Seconds between two checks for these answers."""
 
 
 MakeBackend = Callable[[LocalBackend, Tolerance, Callable[[int, int], None]], ArrayBackend]
 
 
 class LearnerAgent:
-    """One learner's traffic with store and bus."""
+    """One learner's traffic with the store and the bus."""
 
     def __init__(
         self,
@@ -88,9 +91,10 @@ class LearnerAgent:
         checkpoint_s: float = math.inf,
         backend: MakeBackend | None = None,
     ) -> None:
-        """`backend` makes what keeps this learner's arrays of what keeps those of this process; by default it is that.
+        """`backend` makes the learner's array backend from the backend of this process, which is the default.
 
-        It is told what refusals are ridden out by, and whom to tell of bytes that others move.
+        `backend` also gets the tolerance for denied requests and a callback. The callback takes the numbers of bytes
+        (up, down) that other ranks of this learner moved.
         """
         self.name = name
         self.pace = (pace or log.run.pace).check()
@@ -134,68 +138,68 @@ class LearnerAgent:
 
     @property
     def stored_step(self) -> int | None:
-        """The step of the newest checkpoint that this name has in the store, as far as it knows."""
+        """The step of this name's newest checkpoint that is known to be in the store; None if none is known."""
         found = self._claimed.stored_step
         return found if found is not None or self.history.checkpoint is None else self.history.step
 
     @property
     def last_bytes(self) -> int:
-        """Size of the newest checkpoint that was packed."""
+        """Size of the arrays in the newest drafted checkpoint, in bytes."""
         return self._claimed.last_bytes
 
     @property
     def under_way(self) -> str:
-        """What it does while it leaves."""
+        """What the agent still waits for while it leaves, as text."""
         if self._claimed.busy:
             return f"storing the last checkpoint, {self.last_bytes / 1e6:.0f} MB"
         return "updates on their way" if self.uplink.busy else "waiting for answers to the last updates"
 
     @property
     def incarnation(self) -> int:
-        """How often this name has joined the run, this time included; 0 before `join`."""
+        """How many times this name has joined the run, including this time; 0 before `join`."""
         return self.uplink.incarnation
 
     @property
     def layout(self) -> Layout:
-        """What the model is cut into."""
+        """How the model is divided into fragments."""
         return self._run.layout
 
     @property
     def waiting_for(self) -> tuple[str, ...]:
-        """What does not answer just now, as heartbeats say it."""
+        """What this learner waits for at the moment, as its heartbeats report it."""
         return self._reporter.waiting_for
 
     def summary(self) -> Summary:
-        """Return what the stay came to so far. From another thread only once the agent has ended."""
+        """Return the summary so far. Another thread may call this only after the agent has ended."""
         return self._reporter.summary()
 
     def scalars(self) -> tuple[int, Mapping[str, float]] | None:
-        """Return the step and what the last heartbeat said, for a sink; None before the first."""
+        """Return the step and the values of the last heartbeat, for a sink; None before the first heartbeat."""
         return self._reporter.scalars()
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
     async def join(self) -> None:
-        """Claim the name, find where predecessors stopped, and read the newest published values."""
+        """Claim the name, find where earlier incarnations stopped, and read the newest published values."""
         await self._log.members.refresh(self._store)
-        # The position first, the log after it: what is committed in between is heard again, which is harmless.
+        # Take the positions on the bus before reading the log. Commits in between are heard again, which is harmless.
         away = None
         for stream in (SYNCER_STREAM, learner_stream(self.name)):
             try:
                 self._listener.positions[stream] = await self._bus.tail(stream)
             except Unavailable as error:
                 self._listener.positions[stream], away = START, error
-        # The log before what we left behind: every update of ours that it has merged is then among what is listed.
+        # Read the log before listing this name's stored updates: the list then has every update that the log merged.
         await self.downlink.begin()
         if away is not None:
             if not any(known.version for known in self.downlink.known):
-                raise away  # nothing was ever merged here: whoever starts this run wants to know
+                raise away  # Nothing was merged in this run yet, so the person who starts it should see the error.
             logger.warning("%s starts without the bus, which will be back: %s", self.name, away)
         read = [known.version for known in self.downlink.known]
         since = [version - self.pace.staleness for version in read]
         self.history = await read_history(self._log, self._bus, self.name, since, self._bring)
         if (own := self.history.checkpoint) is not None:
-            # A twin that still runs may have written a checkpoint that knows more of the log than we have read.
+            # An earlier process may still run under this name. Its checkpoint may cover commits not read above.
             await self.downlink.reach([t.settled_to for t in own.traffic])
             self._require_no_less(own)
         versions = [known.version for known in self.downlink.known]
@@ -207,7 +211,7 @@ class LearnerAgent:
         self._store.vouch()
 
     def _require_no_less(self, own: Checkpoint) -> None:
-        """Raise `LogCorrupt` where the log ends before what this name has seen of it."""
+        """Raise `LogCorrupt` if the log ends before a version that an earlier incarnation has seen."""
         for p, (known, traffic) in enumerate(zip(self.downlink.known, own.traffic, strict=True)):
             if known.version < traffic.settled_to:
                 raise LogCorrupt(
@@ -218,7 +222,10 @@ class LearnerAgent:
                 )
 
     async def _bring(self, found: Checkpoint) -> Checkpoint:
-        """Bring the arrays of our own checkpoint home; where that is here, all of it."""
+        """Move the checkpoint's fragment arrays to the ranks that own them.
+
+        If this process owns all of them, load the other arrays of the checkpoint too.
+        """
         points, traffic = await moved(found.points, found.traffic, self._keeps.home)
         found = replace(found, points=points, traffic=traffic)
         return found if self._keeps.divides else await found.whole(self._log)
@@ -226,7 +233,7 @@ class LearnerAgent:
     async def _try_publishing(self) -> None:
         """Check the permission to publish by appending an empty message. Raises `Denied`.
 
-        This comes before the name is claimed: a learner that cannot publish must not stop the one that has the name.
+        The check comes before the claim: a learner that cannot publish must not stop the process that has the name.
         """
         try:
             await self._bus.append(learner_stream(self.name), b"")
@@ -248,10 +255,10 @@ class LearnerAgent:
         saver: Saver | None = None,
         arrays: Arrays | None = None,
     ) -> Boundary:
-        """Return the training side, with the newest values, or the local work on them, written into the replica.
+        """Return the training side, after writing the newest values, or the local work on them, into the replica.
 
-        `notify` calls `wake` on the agent's loop; without one the boundary lives on that loop and calls it directly.
-        `arrays` makes what is copied into; by default arrays of this process.
+        `notify` calls `wake` on the agent's loop. Without `notify`, the boundary lives on that loop and calls `wake`
+        directly. `arrays` makes the arrays that fragments are copied into; by default they lie in this process.
         """
         self._claimed.saver = saver
         self.metrics.process.labels("learner", self._run.digest[:8].hex(), self.name, __version__).set(1)
@@ -276,13 +283,13 @@ class LearnerAgent:
         return self.boundary
 
     def wake(self) -> None:
-        """Look at the boundary's outbox. On the agent's loop only."""
+        """Make the agent look at the boundary's outbox. Call this on the agent's loop only."""
         self._wake.set()
 
     # --- running ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve the boundary until `drain` was called and everything under way is through."""
+        """Serve the boundary until `drain` was called and all work under way has ended."""
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(self._listen()),
@@ -304,11 +311,11 @@ class LearnerAgent:
         self.vitals.rest()
 
     async def _linger(self) -> None:
-        """Wait until every update that was sent is answered, as long as a syncer is heard.
+        """Wait until every sent update is answered, as long as a syncer is heard.
 
-        In a short incarnation these updates are much of its work, and only the learner announces them again. An update
-        that came too late for its round waits for the next round, which only another learner opens. The wait for such
-        updates ends once no round was called or closed for one period.
+        These updates are much of a short incarnation's work, and only the learner announces them again. An update that
+        came too late for its round waits for the next round, which only another learner opens. The wait for such
+        updates ends after one period in which no round was called or closed.
         """
         assert self.boundary is not None, "run before attach"
         period_s = max(2 * self.pace.heartbeat_s, self.boundary.longest_period * self.boundary.step_s)
@@ -322,8 +329,10 @@ class LearnerAgent:
             await asyncio.sleep(LOOK_S)
 
     def drain(self, *, done: bool = False, wait_s: float = 0.0) -> None:
-        """Stop once the uploads under way are announced, and answered or `wait_s` over; `done`: the learner has trained
-        all its steps."""
+        """Stop once the uploads under way are announced, and then answered or `wait_s` seconds have passed.
+
+        `done`: the learner has trained all its steps.
+        """
         self._done, self._wait_s = done, wait_s
         self.uplink.draining = True
         self._wake.set()
@@ -350,7 +359,7 @@ class LearnerAgent:
                 self._claimed.take(frozen, tasks)
 
     def _moved(self, up: int, down: int) -> None:
-        """Count bytes that other ranks of this learner moved to and from the store."""
+        """Count the bytes that other ranks of this learner moved to and from the store."""
         self._traffic.bytes_up += up
         self._traffic.bytes_down += down
         for direction, size in (("up", up), ("down", down)):
@@ -368,7 +377,7 @@ class LearnerAgent:
                 messages = heard(stream, said.body, self._run.digest, self._log.members)
             except RecordInvalid as error:
                 if error.reason == Reason.NOT_A_MEMBER:
-                    self._unknown.set()  # it may have become one since we looked
+                    self._unknown.set()  # The author may have become a member since the last look.
                 if error.reason != Reason.WRONG_RUN:
                     logger.warning("message on %s turned away: %s", stream, error)
                 continue

@@ -1,7 +1,8 @@
-"""What holds the arrays of a learner's fragments and computes with them, so that whoever decides looks into none.
+"""The array backend: it holds the arrays of a learner's fragments and computes with them.
 
-A learner of one process has one, `LocalBackend`, which works where everything lies. Of a learner of several processes
-each has the arrays of its fragments, and the one that decides asks the others (`isthmus.learner.ranks`).
+The code that decides what happens never looks into an array. A learner of one process has one backend, `LocalBackend`,
+which works in that process. In a learner of several processes, each process holds the arrays of its fragments. The
+process that decides asks the others (`isthmus.learner.ranks`).
 """
 
 from collections.abc import Sequence
@@ -33,106 +34,105 @@ BLEND = np.float32(0.5)
 
 @dataclass(eq=False, frozen=True, slots=True, weakref_slot=True)
 class Remote:
-    """An array in the memory of another process of this learner, kept there for as long as this is referred to."""
+    """An array in the memory of another process of this learner; it is kept there as long as this object exists."""
 
     rank: int
-    """Which process."""
+    """The process that holds the array."""
     number: int
-    """Its name there."""
+    """The array's number in that process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An array in a checkpoint of this learner, in the store."""
+    """An array in a checkpoint of this learner in the store."""
 
     pieces: tuple[ShardRef, ...]
     residual: bool = False
-    """It comes home as precise as residuals of its fragment are kept."""
+    """Whether the array is a residual: `home` then returns it in the precision of its fragment's residuals."""
 
 
 class OnDevice:
-    """An array on the device that trains, as whoever keeps it there knows it."""
+    """An array on the device that trains, in a form that only its array backend knows."""
 
     __slots__ = ()
 
 
 ArrayRef = F32 | U16 | Remote | Stored | OnDevice
-"""An array [n] of a fragment, wherever it lies: float32, but for residuals, which may be bfloat16 (`residuals`)."""
+"""An array [n] of a fragment, wherever it lies: float32, except residuals, which may be bfloat16 (`residuals`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedUpdate:
-    """An update object that is made and not stored yet."""
+    """An update object that is made but not yet stored."""
 
     digest: bytes
     size: int
     """Bytes."""
     body: frame.Body | Remote
     dropped: ArrayRef | None
-    """What the codec dropped of it [n]; None where that is given up, or nothing."""
+    """What the codec dropped from the update [n]; None if it is given up, or if the codec drops nothing."""
 
 
 class Arrays(Protocol):
-    """What the training side needs of arrays. Training thread."""
+    """The array operations that the training side needs. Training thread."""
 
     def empty(self, fragment: int) -> ArrayRef:
-        """Return an array of a fragment with anything in it."""
+        """Return an uninitialised array of a fragment."""
         ...
 
     def mixed(
         self, fragment: int, adopt: Adoption, local: ArrayRef, values: ArrayRef, base: ArrayRef, since: ArrayRef | None
     ) -> ArrayRef:
-        """Return what a parameter becomes where local work is not just overwritten; see `mixed`."""
+        """Return the parameters after adopting a version that does not overwrite local work; see function `mixed`."""
         ...
 
 
 class ArrayBackend(fold.Carry[ArrayRef], Protocol):
-    """What the agent needs of them. It carries published values along the log, too."""
+    """The array operations that the agent needs. A backend also carries published values along the log."""
 
     divides: bool
-    """Whether the arrays of this learner lie with several processes."""
+    """Whether the arrays of this learner are spread over several processes."""
 
     async def staged(self, fragment: int, held: ArrayRef) -> ArrayRef:
-        """Return a published value from where it can be adopted without waiting."""
+        """Return a published value, moved to where it can be adopted without waiting."""
         ...
 
     async def landed(self, fragment: int, held: ArrayRef) -> ArrayRef:
-        """Return an array from where a checkpoint can be written."""
+        """Return an array, moved to where a checkpoint can be written from it."""
         ...
 
     async def pack(
         self, header: UpdateHeader, base: ArrayRef, values: ArrayRef, feedback: ArrayRef | None
     ) -> PackedUpdate | None:
-        """Return the update that brings `base` to `values`, with what is fed back on top; None where that is not
-        finite."""
+        """Return the update from `base` to `values`, plus the error feedback; None if the update is not finite."""
         ...
 
     async def store(self, key: str, packed: PackedUpdate) -> None:
-        """Create the object of an update. Raises `Unavailable`, `Denied`."""
+        """Create an update's object in the store. Raises `Unavailable`, `Denied`."""
         ...
 
     def sum(self, fragment: int, a: ArrayRef, b: ArrayRef) -> ArrayRef:
-        """Return a + b, of two residuals."""
+        """Return the sum a + b of two residuals."""
         ...
 
     async def home(self, fragment: int, held: ArrayRef) -> ArrayRef:
-        """Bring an array of a checkpoint to where all arrays of its fragment lie.
+        """Return an array of a checkpoint, moved to where all arrays of its fragment lie.
 
-        Raises `ObjectMissing`, `Unavailable`, and `RecordInvalid` where it is not what was stored.
+        Raises `ObjectMissing`, `Unavailable`, and `RecordInvalid` if the array is not what was stored, or not finite.
         """
         ...
 
     async def is_finite(self, held: ArrayRef) -> bool:
-        """Return whether there is no NaN or infinity in it."""
+        """Return whether an array has no NaN and no infinity."""
         ...
 
     async def keep(self, part: PartHeader, held: Sequence[ArrayRef | U8]) -> Part:
-        """Have the rank of a part store it; it holds its pieces. Raises `Unavailable`, `Denied`."""
+        """Have the rank that holds the pieces of a part store the part. Raises `Unavailable`, `Denied`."""
         ...
 
 
 def rounded(values: F32, tensors: tuple[Tensor, ...]) -> F32:
-    """Return values [n] as the parameters hold them: what bfloat16 or float16 cannot hold is no local progress."""
+    """Return values [n] rounded to the parameters' dtypes: what bfloat16 or float16 drops is not local progress."""
     if all(t.spec.dtype == "float32" for t in tensors):
         return values
     out = memory.copy(values)
@@ -148,9 +148,9 @@ def rounded(values: F32, tensors: tuple[Tensor, ...]) -> F32:
 
 
 def mixed(fragment: Fragment, adopt: Adoption, local: F32, values: F32, base: F32, since: F32 | None) -> F32:
-    """Return what parameters [n] become where a version comes: a blend, or the version and the work since the upload.
+    """Return the parameters [n] after adopting a version: a blend, or the version plus the work since the upload.
 
-    `since`: parameters at that upload; None where there was none, and local work began at `base`.
+    `since`: the parameters at that upload; None if there was no upload, so local work began at `base`.
     """
     if adopt == Adoption.BLEND:
         return BLEND * local + (np.float32(1.0) - BLEND) * values
@@ -178,20 +178,20 @@ class LocalArrays(Arrays):
 
 
 def local_array(held: ArrayRef) -> F32:
-    """Return an array that lies in this process."""
+    """Return an array that must lie in this process and be float32."""
     assert isinstance(held, np.ndarray), f"{held} lies elsewhere"
     assert held.dtype == np.float32, "a residual"
     return cast(F32, held)
 
 
 def local_residual(held: ArrayRef) -> Residual:
-    """Return a residual that lies in this process."""
+    """Return a residual that must lie in this process."""
     assert isinstance(held, np.ndarray), f"{held} lies elsewhere"
     return held
 
 
 class LocalBackend(ArrayBackend):
-    """A backend of arrays in this process."""
+    """An array backend for arrays in this process."""
 
     divides = False
 
@@ -201,7 +201,7 @@ class LocalBackend(ArrayBackend):
         self._carry = fold.Publishing(log)
         self._up = codec(log.run.rules.codec_up)
         self.lossy = log.run.rules.error_feedback and not self._up.lossless
-        """Whether what a codec drops is kept."""
+        """Whether what the codec drops is kept."""
 
     @override
     async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> F32:
@@ -231,7 +231,7 @@ class LocalBackend(ArrayBackend):
     def _packed(
         self, header: UpdateHeader, base: F32, values: F32, feedback: Residual | None
     ) -> tuple[frame.Body | None, Residual | None]:
-        """Return the update object, and what its codec dropped as it is kept, if it is."""
+        """Return the update object (None if not finite) and the residual, as it is kept (None if it is not kept)."""
         blob, dropped = self.packed(header, base, values, None if feedback is None else residuals.whole(feedback))
         if blob is None or not self.lossy:
             return blob, None
@@ -240,7 +240,7 @@ class LocalBackend(ArrayBackend):
     @override
     async def store(self, key: str, packed: PackedUpdate) -> None:
         assert not isinstance(packed.body, Remote), "packed elsewhere"
-        # Never over anything: what was merged must stay what it was.
+        # `create` never overwrites an object: a merged update must keep its bytes.
         await self.log.store.create(key, packed.body)
 
     @override
@@ -284,7 +284,7 @@ class LocalBackend(ArrayBackend):
     def packed(
         self, header: UpdateHeader, base: F32, values: F32, feedback: F32 | None
     ) -> tuple[frame.Body | None, F32]:
-        """Return the update object and what its codec dropped; (None, …) where the difference is not finite."""
+        """Return the update object and, if `lossy`, what its codec dropped; (None, …) if the update is not finite."""
         fragment = self._run.layout.fragments[header.fragment]
         gradient = memory.empty(fragment.size)
         kernels.subtract(rounded(base, fragment.tensors), values, gradient)
@@ -304,7 +304,7 @@ class LocalBackend(ArrayBackend):
         return frame.written(frame.Kind.UPDATE, header, packed), gradient
 
     def _level(self, difference: F32) -> None:
-        """Make all singular values of a matrix's difference [m, n] equal; it stays as long as it is."""
+        """Make all singular values of a matrix's difference [m, n] equal, in place; its norm stays the same."""
         before = kernels.norm(difference.reshape(-1))
         level = isotropic(difference, self._run.rules.iso_block, self.runtime.compute)
         after = kernels.norm(level.reshape(-1))

@@ -1,10 +1,10 @@
-"""The training side of a learner: what happens between two optimizer steps, and nothing that could wait.
+"""The training side of a learner: what happens between two optimizer steps, and nothing that has to wait.
 
-Owned by the training thread. It hands the agent what it copied by a queue, and the agent leaves what it has to say in
-slots of one place each (`deque.append` and `popleft` are atomic), so the same code runs under a thread or on one event
-loop, and a pause of any length costs nothing. At each boundary a small, fixed number of fragments is copied
-out and in: twice what the schedule needs on average, so that a learner half as fast as the fastest one, at whose pace
-rounds are called, still answers every call.
+The training thread owns it. It hands its copies to the agent through a queue. The agent leaves its messages in slots of
+one place each (`deque.append` and `popleft` are atomic). The same code therefore works with an agent in another thread
+and with one on the same event loop, and a pause of any length costs nothing. At each boundary a small, fixed number of
+fragments is copied out and in: twice what the schedule needs on average. Rounds are called at the pace of the fastest
+learner, and a learner that is half as fast can then still answer every call.
 """
 
 import logging
@@ -27,24 +27,26 @@ from isthmus.runtime.averages import smooth
 logger = logging.getLogger(__name__)
 
 UPLOADS_MAX = LIMIT_MAX + 1
-"""Captures under way at once; a further one waits for a later boundary."""
+"""Largest number of captures under way at once; a further capture waits for a later boundary."""
 
 STEPS_TIMED = 12
-"""Of the last so many steps the median is taken for the duration of a step: an evaluation between two is no step."""
+"""The duration of a step is the median of this many last steps: a long evaluation between two steps must not count."""
 
 GROWTH = 8
-"""A fragment that no round merges is sent again once the work on it has grown by one part in so many. So an
-outage of the syncers of 2,880 periods costs about 60 objects for each fragment, and not 2,880."""
+"""A fragment that no round merges is sent again once the work on it has grown by one part in this many.
+
+A syncer outage of 2,880 periods then costs about 60 objects for each fragment, not 2,880.
+"""
 
 LATE_STEPS = 2.0
-"""What an upload takes besides its time on the wire, in steps: for the wire to be free, and to be heard and read."""
+"""Time that an upload takes besides its time on the wire, in steps: waiting for the wire, being heard, being read."""
 
 
 class Replica(Protocol):
-    """A learner's model as the boundary sees it. One learner may be many processes: this is the seam for that."""
+    """A learner's model as the boundary sees it. An implementation may span several processes."""
 
     def read(self, fragment: int, out: Any) -> None:
-        """Copy the fragment's parameters into out [n] float32, which is as `Arrays.empty` makes it."""
+        """Copy the fragment's parameters into `out` [n] float32, an array that `Arrays.empty` made."""
         ...
 
     def write(self, fragment: int, values: Any) -> None:
@@ -57,7 +59,7 @@ class Replica(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A fragment as it was at a step boundary."""
+    """A copy of a fragment, taken at a step boundary to be uploaded."""
 
     fragment: int
     base: int
@@ -70,12 +72,12 @@ class Captured:
     due: bool
     boundary_at: float
     train_s: float
-    """Since the base was adopted."""
+    """Seconds since the base was adopted."""
 
 
 @dataclass(frozen=True, slots=True)
 class NothingToGive:
-    """Called, and nothing to give."""
+    """The learner was called for this version's round and has no update for it."""
 
     fragment: int
     version: int
@@ -83,15 +85,15 @@ class NothingToGive:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A version is in the model; these tokens of local work on the fragment were replaced by it."""
+    """A version is now in the model; it replaced `overwritten` tokens of local work on the fragment."""
 
     fragment: int
     version: int
     overwritten: int
     base: int
-    """What it was based on until now."""
+    """The base of the fragment until now."""
     sent: int
-    """Tokens on that base that were handed over to be uploaded."""
+    """Tokens on that base that were captured to be uploaded."""
 
 
 # --- to the training side ---------------------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A round is open that creates this version; `afresh`: an update sent before is too old, send what there is now."""
+    """A round that creates this version is open. `afresh`: an update sent before is too old, so send a new one."""
 
     fragment: int
     version: int
@@ -114,12 +116,12 @@ class Ready:
     version: int
     values: ArrayRef
     period: float = 0.0
-    """Steps between two uploads of the fragment, as its commit says; 0: as many as the rules say."""
+    """Steps between two uploads of the fragment, as its commit says; 0 stands for the number in the rules."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaseMerged:
-    """An update of ours on this or a newer base is in the log: nothing more on it will be merged."""
+    """The log has merged this learner's update on this base: no other update on it or an older base will be merged."""
 
     fragment: int
     base: int
@@ -127,14 +129,14 @@ class BaseMerged:
 
 @dataclass(frozen=True, slots=True)
 class UploadDone:
-    """A capture is dealt with."""
+    """A capture is finished: it was stored, or dropped for good."""
 
     fragment: int
 
 
 @dataclass(frozen=True, slots=True)
 class UploadFailed:
-    """A capture could not be stored: what it held is local again, but for what an earlier update on the base holds."""
+    """A capture could not be stored: its work is local again, except the part in an earlier update on the base."""
 
     fragment: int
     base: int
@@ -144,12 +146,12 @@ class UploadFailed:
 
 @dataclass(frozen=True, slots=True)
 class CopyState:
-    """Copy everything a checkpoint holds after the next step."""
+    """A request to copy everything that a checkpoint holds, after the next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncerBack:
-    """A syncer is heard again after a silence, so uploads are due after each period again."""
+    """A syncer is heard again after a silence, so uploads are due after every period again."""
 
 
 ToAgent = Captured | NothingToGive | Adopted | StateCopy
@@ -159,59 +161,62 @@ ToTraining = Word | Ready
 
 @dataclass(slots=True)
 class Slot:
-    """One fragment as the training side knows it. Counters are differences of the learner's own totals."""
+    """One fragment as the training side knows it. Work is counted as differences of the learner's own totals."""
 
     base: int
     values: ArrayRef
     """The published value at `base`."""
     due_at: int
-    """Own step at which the next upload is due."""
+    """The learner's step at which the next upload is due."""
     origin_step: int
     origin_tokens: int
     adopted_at: float
     sent_step: int | None = None
-    """Own step of the last upload on this base; None while there is none."""
+    """The learner's step at the last capture on this base; None while there is none."""
     sent_tokens: int = 0
     sent_values: ArrayRef | None = None
-    """Parameters at that upload; kept only where adoption needs them."""
+    """Parameters at that capture; kept only if adoption needs them."""
     prior_values: ArrayRef | None = None
-    """`sent_values` of the upload before, until the one under way is through."""
+    """`sent_values` of the previous capture, kept until the upload under way has ended."""
     captured_step: int = 0
-    """Own step of the last upload on any base."""
+    """The learner's step at the last capture on any base."""
     uploading: bool = False
     called: int | None = None
     answered: int = 0
-    """The newest call that was heard when something was sent last."""
+    """The version of the newest call that had been heard at the last capture."""
     period: int = 0
     """Steps between two uploads."""
     heard_call: tuple[int, float] = (0, 0.0)
-    """The newest call heard, and when."""
+    """The version of the newest call heard, and the time when it was heard, in seconds."""
     merged: bool = False
     offered: deque[Ready] = field(default_factory=lambda: deque(maxlen=1))
-    """The newest version that waits to be adopted. The agent's thread puts a newer one in its place."""
+    """The newest version that waits to be adopted. The agent's thread replaces it by a newer version."""
 
     @property
     def ready(self) -> Ready | None:
-        """The version that waits, if any."""
+        """The version that waits to be adopted, or None."""
         waiting = tuple(self.offered)
         return waiting[0] if waiting else None
 
 
 class Inbox:
-    """The agent's words to the training side, except versions: for each fragment the newest word of each kind.
+    """The agent's messages to the training side, except versions: the newest of each kind for each fragment.
 
-    However long training pauses, the inbox holds a few words for each fragment.
+    However long training pauses, the inbox holds only a few messages for each fragment.
     """
 
     def __init__(self, fragments: int) -> None:
-        self._uploads: deque[UploadDone | UploadFailed] = deque()  # as many as uploads are under way
+        self._uploads: deque[UploadDone | UploadFailed] = deque()  # at most one for each upload under way
         self._merged: list[deque[BaseMerged]] = [deque(maxlen=1) for _ in range(fragments)]
         self._asked: list[deque[Asked]] = [deque(maxlen=1) for _ in range(fragments)]
         self._freeze: deque[CopyState] = deque(maxlen=1)
         self._back: deque[SyncerBack] = deque(maxlen=1)
 
     def put(self, message: "Word") -> None:
-        """Take a word. It replaces an older word of its kind for the fragment, which no longer matters then."""
+        """Take a message. It replaces an older message of its kind for the fragment, which no longer matters.
+
+        Results of uploads are all kept.
+        """
         match message:
             case BaseMerged(fragment, base):
                 if all(known.base < base for known in tuple(self._merged[fragment])):
@@ -227,7 +232,7 @@ class Inbox:
                 self._uploads.append(message)
 
     def take(self) -> "Iterator[Word]":
-        """Yield the waiting words: results of uploads first, then merges, then calls and the request to freeze."""
+        """Yield the waiting messages: upload results, merges, calls, `SyncerBack`, then the request to freeze."""
         queues: list[deque[Any]] = [self._uploads, *self._merged, *self._asked, self._back, self._freeze]
         for queue in queues:
             while queue:
@@ -239,7 +244,7 @@ class Inbox:
 
 
 class Boundary:
-    """Counts steps and moves fragments in and out of the model between them."""
+    """Counts steps and, between them, moves fragments in and out of the model."""
 
     def __init__(
         self,
@@ -259,17 +264,17 @@ class Boundary:
         window: Window | None = None,
         arrays: Arrays | None = None,
     ) -> None:
-        """Write the newest versions into the model; a fragment with a point goes on from its local work.
+        """Write the newest versions into the model; a fragment with a point goes on from the point's local work.
 
         `periods`: the shortest and the longest, in steps. `versions`: number, value and period (see `Ready`).
-        `window` says whether the uplink has room for one more; without one `UPLOADS_MAX` alone does.
+        `window` says whether the uplink has room for another upload; without it only `UPLOADS_MAX` is a limit.
         """
         self.step = step
         self.tokens_seen = tokens_seen
         self.loss: float | None = None
         self.step_s = 0.0
         self.whole = True
-        """Whether the last call went to its end: only then are model and counters those of one step."""
+        """Whether the last call ran to its end. Only then do the model and the counters belong to the same step."""
         self.outbox: deque[ToAgent] = deque()
         self.inbox = Inbox(len(layout.fragments))
         self._arrays = arrays or LocalArrays(layout)
@@ -281,23 +286,24 @@ class Boundary:
         self._now = now
         self._notify = notify
         self.news: Callable[[], None] = lambda: None
-        """Called, on the agent's side, whenever something was said to the training side."""
+        """Called on the agent's side after each message to the training side."""
         self._saver = saver
         self._freeze_asked = False
         self._uploads = 0
         self._window = window
         self._stepped_at: float | None = None
-        self._round_s = 0.0  # from one call of a fragment to the next, a moving average
+        self._round_s = 0.0  # seconds between two calls of a fragment, a moving average
         self._durations: deque[float] = deque(maxlen=STEPS_TIMED)
         count = len(layout.fragments)
         self.moves = max(2, -(-2 * count // self._shortest))
-        """Fragments copied out, and in, at one boundary at most."""
+        """Largest number of fragments copied out, and of fragments copied in, at one boundary."""
         self.slots = [
             Slot(base, values, step, step, tokens_seen, now(), period=self._within(period))
             for p, (base, values, period) in enumerate(versions)
         ]
         for p, slot in enumerate(self.slots):
-            # Staggered once. Into a run in flight, a newcomer waits a whole period: others call it before that.
+            # Stagger the first uploads. In a run under way a newcomer waits one more period: rounds of other learners
+            # call it before that.
             slot.due_at += 1 + p * slot.period // count + (slot.period if slot.base > 0 else 0)
             point = points[p] if points else None
             if point is None:
@@ -311,18 +317,18 @@ class Boundary:
 
     @property
     def longest_period(self) -> int:
-        """The longest period of a fragment just now, in steps."""
+        """The longest period of any fragment at the moment, in steps."""
         return max(slot.period for slot in self.slots)
 
     def local_tokens(self, fragment: int) -> int:
-        """Tokens of local work on a fragment that no upload holds."""
+        """Return the tokens of local work on a fragment that no capture holds."""
         slot = self.slots[fragment]
         return self.tokens_seen - (slot.origin_tokens if slot.sent_step is None else slot.sent_tokens)
 
     def after_step(self, tokens: int, loss: float | None = None) -> None:
-        """Count one optimizer step of this many tokens; copy at most `moves` fragments out and in.
+        """Count one optimizer step of this many tokens, then copy at most `moves` fragments out and in.
 
-        Raises `InputError` where the call before ended in the middle: what the model holds then is not known.
+        Raises `InputError` if the previous call was cut short: what the model then holds is not known.
         """
         if not self.whole:
             raise InputError(
@@ -344,9 +350,9 @@ class Boundary:
             self.freeze()
 
     def overdue(self) -> bool:
-        """Return whether `lead` makes the learner wait here, at this boundary, for a version under way.
+        """Return whether `lead` makes the learner wait at this boundary for a version under way.
 
-        Then call `wait_on` whenever there is news, until it no longer does.
+        As long as it does, call `wait_on` whenever there is news.
         """
         return any(self._waits(slot) for slot in self.slots)
 
@@ -354,26 +360,26 @@ class Boundary:
         return slot.sent_step is not None and self.step - slot.sent_step >= self._overdue
 
     def is_last(self, fragment: int, base: int) -> bool:
-        """Return whether no later update on this base will come: where a round has to be opened for what was sent.
+        """Return whether no later update on this base will come, so that a round must be opened for the sent update.
 
-        So it is while the learner waits for its merge, and where its work stands beside what an earlier incarnation
-        sent. May be called from the agent's thread.
+        This is so while the learner waits for the merge of its update. It is also so if an update that an earlier
+        incarnation sent on this base excludes a further one. May be called from the agent's thread.
         """
         slot = self.slots[fragment]
         return slot.base == base and (self._waits(slot) or (slot.merged and self.step >= slot.due_at))
 
     def let_go(self) -> None:
-        """Wait for no version any more, whatever `lead` says: the learner is leaving. May be called from any thread."""
+        """Stop waiting for versions, whatever `lead` says: the learner is leaving. May be called from any thread."""
         self._overdue = math.inf
 
     def wait_on(self) -> None:
-        """Look again at a boundary at which the learner waits: answer, adopt; no step is counted."""
+        """Answer calls and adopt versions again at a boundary where the learner waits. No step is counted."""
         self.whole = False
         self._move(self._now())
         self.mark()
 
     def post(self, message: ToTraining) -> None:
-        """Take a message from the agent, on its thread. A version takes the place of the one that waits."""
+        """Take a message from the agent, on the agent's thread. A newer version replaces the version that waits."""
         if isinstance(message, Ready):
             slot = self.slots[message.fragment]
             waiting = slot.ready
@@ -384,9 +390,10 @@ class Boundary:
         self.news()
 
     def _move(self, now: float) -> None:
-        """Hear the agent; copy at most `moves` fragments out and in; where the learner would wait, all that came in.
+        """Handle the agent's messages, then copy at most `moves` fragments out and at most `moves` in.
 
-        (It waits for news, and what is here already is none.)
+        While the learner would have to wait, adopt further versions that are ready. The learner waits for news, and a
+        version that is already here brings none.
         """
         self._drain()
         for _ in range(self.moves):
@@ -403,13 +410,13 @@ class Boundary:
             self._adopt(into)
 
     def mark(self) -> None:
-        """Note a step boundary: model, counters and loop state belong to the same step."""
+        """Note a step boundary: the model, the counters and the loop's state belong to the same step."""
         if self._saver is not None:
             self._saver.mark(self._now)
         self.whole = True
 
     def why_not_whole(self, orderly: bool) -> str | None:
-        """Return why no checkpoint can be taken now, some way into a step perhaps; None where one can.
+        """Return why no checkpoint can be taken now, perhaps in the middle of a step; None if one can.
 
         `orderly`: the loop stands between two steps, so state that was not noted at the boundary can be read now.
         """
@@ -418,9 +425,9 @@ class Boundary:
         return None if self._saver is None else self._saver.moved(orderly)
 
     def freeze(self) -> None:
-        """Copy everything a checkpoint holds, as it was at the last step, and hand it to the agent.
+        """Copy everything that a checkpoint holds, as it was at the last step, and hand it to the agent.
 
-        What cannot be copied costs this checkpoint, and is said; training goes on.
+        If something cannot be copied, this checkpoint is left out with a warning, and training goes on.
         """
         self._freeze_asked = False
         began = self._now()
@@ -445,7 +452,7 @@ class Boundary:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _within(self, period: float) -> int:
-        """Return a period that a commit says, as whole steps that the rules allow."""
+        """Return a commit's period in whole steps, within the limits of the rules."""
         return min(max(math.ceil(period), self._shortest), self._longest)
 
     def _drain(self) -> None:
@@ -459,7 +466,7 @@ class Boundary:
                     slot = self.slots[fragment]
                     slot.uploading = False
                     if slot.base == base:
-                        # Taken again, with what came on top, as soon as there is room.
+                        # Capture the fragment again, with the work done since, as soon as there is room.
                         slot.sent_step, slot.sent_tokens, slot.due_at = sent_step, sent_tokens, self.step
                         slot.sent_values = None if sent_step is None else slot.prior_values
                     slot.prior_values = None
@@ -483,9 +490,9 @@ class Boundary:
         if version > slot.heard_call[0]:
             slot.heard_call = version, now
         if version <= slot.base or (slot.sent_step is not None and not (afresh and slot.answered < version)):
-            return  # answered, or history; what was sent is said again by the agent
+            return  # The call is answered or outdated. The agent announces a sent update again.
         behind = version - 1 - slot.base
-        # A learner that waits at a boundary may be asked for a fragment it has just adopted, or sent, there.
+        # A learner that waits at a boundary may be called for a fragment that it has just adopted, or sent, there.
         nothing = self.step == (slot.origin_step if slot.sent_step is None else slot.sent_step)
         if behind > self._staleness or slot.merged or nothing:
             self._tell(NothingToGive(fragment, version))
@@ -495,9 +502,10 @@ class Boundary:
     def _choose_out(self, now: float) -> tuple[int | None, bool]:
         """Return the fragment to copy out, and whether its own schedule asks for it.
 
-        Whoever was sent longest ago goes first. Where the uplink carries everything that order means nothing. Where it
-        does not, a fragment that misses a round keeps its base, and the next round still takes its update, one version
-        late: so a body on a thin link carries the work of several periods, and no fragment starves.
+        The fragment that was captured longest ago goes first; fragments that would come too late go last. If the uplink
+        carries everything, the order does not matter. If it does not, a fragment that misses a round keeps its base,
+        and the next round still takes its update, one version late. On a thin link an update therefore carries the work
+        of several periods, and no fragment starves.
         """
         if self._uploads >= UPLOADS_MAX or (
             self._window is not None and not self._window.room(self._uploads, now, self.step_s)
@@ -512,19 +520,19 @@ class Boundary:
             return None, False
         _, _, p = min(wanting)
         slot = self.slots[p]
-        # With a newer version at hand it would come too late to open anything.
+        # If a newer version is ready, the update would come too late to open a round.
         return p, self.step >= slot.due_at and slot.ready is None
 
     def _wants_out(self, fragment: int, now: float) -> bool:
-        """Return whether a fragment is to be sent: called, due by its own schedule, or about to be replaced."""
+        """Return whether to send a fragment: it was called, is due by its own schedule, or is about to be replaced."""
         slot = self.slots[fragment]
         called = slot.called is not None and (slot.ready is None or slot.called > slot.ready.version)
         due = self.step >= max(slot.due_at, slot.origin_step + 1) and slot.ready is None and not slot.merged
         return called or due or self._is_worth_sending(fragment, now)
 
     def _choose_in(self, now: float) -> int | None:
-        # The one held longest first: by the newest version alone, one fragment could wait for ever behind the others.
-        # Work that no upload holds waits to be sent before it is replaced: the next round may still take it.
+        # The oldest base is replaced first. If the newest version went first, one fragment could wait for ever.
+        # Work that no upload holds is sent before it is replaced: the next round may still take it.
         ready = [
             (slot.base, p)
             for p, slot in enumerate(self.slots)
@@ -533,7 +541,7 @@ class Boundary:
         return min(ready)[1] if ready else None
 
     def _is_worth_sending(self, fragment: int, now: float) -> bool:
-        """Return whether work that a newer version would replace may still be merged, if it is sent now."""
+        """Return whether work that a newer version would replace may still be merged if it is sent now."""
         slot = self.slots[fragment]
         if slot.ready is None or slot.sent_step is not None or slot.merged or slot.uploading:
             return False
@@ -541,9 +549,9 @@ class Boundary:
         return slot.ready.version - slot.base <= self._staleness and self.step > slot.origin_step and in_time
 
     def _too_late(self, slot: Slot, now: float) -> bool:
-        """Return whether an upload that begins now can hardly be through when the last round closes that would take it.
+        """Return whether an upload that begins now will probably end after the last round that can take it has closed.
 
-        By the last call heard, the usual time between two calls, and how long rounds stay open.
+        The estimate uses the last call heard, the usual time between two calls, and how long rounds stay open.
         """
         version, heard_at = slot.heard_call
         if self._window is None or version <= slot.base:
@@ -595,14 +603,14 @@ class Boundary:
             mixed = self._arrays.mixed(fragment, self._adopt_rule, local, values, slot.values, slot.sent_values)
             self._replica.write(fragment, mixed)
             if slot.sent_step is not None:
-                # Everything uploaded is gone from local progress, merged or not; what came after it is kept.
+                # All captured work leaves local progress, merged or not; the work after the capture stays.
                 slot.origin_step, slot.origin_tokens = slot.sent_step, slot.sent_tokens
         period = self._within(ready.period)
         slot.due_at, slot.period = slot.due_at + period - slot.period, period
         if slot.sent_step is None:
-            slot.due_at = max(slot.due_at, self.step + slot.period)  # as if it had joined just now
+            slot.due_at = max(slot.due_at, self.step + slot.period)  # as if the learner had just joined
         slot.base, slot.values, slot.adopted_at = version, values, self._now()
-        with suppress(ValueError):  # a newer one has come meanwhile, and waits
+        with suppress(ValueError):  # a newer version has already replaced it
             slot.offered.remove(ready)
         slot.sent_step, slot.sent_values, slot.called, slot.merged = None, None, None, False
         self._tell(Adopted(fragment, version, overwritten, left, sent))

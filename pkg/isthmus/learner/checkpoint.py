@@ -1,4 +1,4 @@
-"""A learner's checkpoint: what it takes to go on after a step as if nothing had happened, as one object."""
+"""A learner's checkpoint: one object, and parts, from which training goes on after a step as if never interrupted."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,36 +28,36 @@ class Stateful(Protocol):
     """A sampler or loader whose place in the data can be kept, such as torchdata's StatefulDataLoader."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where it is: plain data and arrays."""
+        """Return the place in the data, as plain data and arrays."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go there."""
+        """Go to the place that `state_dict` returned."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoopState:
-    """Copies of what a training loop has besides the merged parameters, as trees."""
+    """Copies of the state that a training loop has besides the merged parameters, as trees."""
 
     optimizer: object = None
     local: object = None
     """Tensors of the model that are not merged and have changed, by name."""
     ranks: tuple[object, ...] = ()
-    """What each rank of the learner has alone, such as its place in the data; a rank's may be packed already."""
+    """State that each rank of the learner has alone, such as its place in the data. It may be packed already."""
 
 
 class Saver(Protocol):
-    """A training loop, besides the merged parameters. Training thread."""
+    """The state of a training loop besides the merged parameters. Training thread."""
 
     def mark(self, now: Callable[[], float]) -> None:
-        """Note a step boundary. `save` returns the loop's state as it was at the last call of this."""
+        """Note a step boundary. `save` returns the loop's state as it was at the last call of `mark`."""
         ...
 
     def moved(self, orderly: bool) -> str | None:
         """Return why the state of the last boundary can no longer be saved, or None if it can.
 
-        `orderly`: the loop's owner says that it stands between two steps.
+        `orderly`: the loop's owner says that the loop stands between two steps.
         """
         ...
 
@@ -72,11 +72,11 @@ class Saver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FragmentCopy:
-    """One fragment at the training side."""
+    """A copy of one fragment's state at the training side."""
 
     base: int
     values: ArrayRef
-    """Parameters [n], local work included."""
+    """Parameters [n], including local work."""
     origin_step: int
     origin_tokens: int
     sent_step: int | None
@@ -87,7 +87,7 @@ class FragmentCopy:
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """The training side right after a step; nothing in it changes any more."""
+    """The state of the training side right after a step; nothing changes it any more."""
 
     step: int
     tokens_seen: int
@@ -95,12 +95,12 @@ class StateCopy:
     points: tuple[FragmentCopy, ...]
     loop: LoopState
     held_s: float = 0.0
-    """How long copying it held the training thread."""
+    """Seconds for which copying held the training thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class UplinkPoint:
-    """What the agent knows of one fragment at that moment."""
+    """The agent's state of one fragment at the moment of a checkpoint."""
 
     account: Account
     settled_to: int
@@ -108,12 +108,12 @@ class UplinkPoint:
     residual: ArrayRef | None
     residual_of: str
     taken: tuple[tuple[int, ArrayRef | None], ...] = ()
-    """By base: the error feedback that updates on it carry, which is out of `residual` until they are settled."""
+    """For each base, the error feedback that updates on it carry. `residual` lacks it until they are settled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint as it was read."""
+    """A checkpoint that was read from the store."""
 
     key: str
     header: CheckpointHeader
@@ -130,19 +130,19 @@ class Checkpoint:
         return tree.rebuild(self.header.local, self.leaves, make)
 
     def ranks(self, make: Callable[[tree.Leaf], object]) -> list[Any]:
-        """Return what each rank had alone. Raises `RecordInvalid`."""
+        """Return the state that each rank had alone. Raises `RecordInvalid`."""
         said = tree.rebuild(self.header.data, self.leaves, make)
         if isinstance(said, dict) and EACH_RANK in said:
             return [tree.unpacked(words, make) for words in said[EACH_RANK]]
-        # Earlier releases wrote the data's state alone, packed only where there were several ranks.
+        # Earlier releases wrote only the data's state, and packed it only for several ranks.
         packed = said.get(_BY_RANK) if isinstance(said, dict) else None
         places = [said] if packed is None else [tree.unpacked(words, make) for words in packed]
         return [None if place is None else {"objects": {"data": place}} for place in places]
 
     async def whole(self, log: Log) -> "Checkpoint":
-        """Return it with all of the optimizer's and the data's state that is in parts; fragments are brought elsewhere.
+        """Return the checkpoint with all state that does not belong to fragments read from its parts.
 
-        Raises `Unavailable`, `ObjectMissing`, `RecordInvalid`.
+        `moved` moves the arrays of the fragments. Raises `Unavailable`, `ObjectMissing`, `RecordInvalid`.
         """
         first = sum(map(_arrays_of, self.header.fragments))
         gate = asyncio.Semaphore(READS_AT_ONCE)
@@ -156,13 +156,13 @@ class Checkpoint:
 
 
 Move = Callable[[int, ArrayRef], Awaitable[ArrayRef]]
-"""Returns an array of a fragment elsewhere."""
+"""Takes a fragment's index and an array of it; moves the array and returns it."""
 
 
 async def moved(
     points: Sequence[FragmentCopy], traffic: Sequence[UplinkPoint], move: Move
 ) -> tuple[tuple[FragmentCopy, ...], tuple[UplinkPoint, ...]]:
-    """Return the same with all arrays moved."""
+    """Return copies of `points` and `traffic` with all arrays moved by `move`."""
 
     async def maybe(p: int, array: ArrayRef | None) -> ArrayRef | None:
         return None if array is None else await move(p, array)
@@ -181,14 +181,14 @@ async def moved(
 _NOTHING = np.empty(0, np.float32)
 
 APART_BYTES = 64 << 10
-"""Arrays from this size on are written into a part, so that a restart can read them one at a time."""
+"""Arrays of fragments and optimizer of at least this many bytes go into a part: a restart can read them singly."""
 
 FIRST_RESIDUAL = 2
-"""From this one on a fragment's arrays in a checkpoint are residuals; see `CheckpointHeader`."""
+"""From this index on, a fragment's arrays in a checkpoint are residuals; see `CheckpointHeader`."""
 
 
 async def why_useless(frozen: StateCopy, backend: ArrayBackend, runtime: Runtime) -> str | None:
-    """Return why nobody could go on from this, its own learner or a peer; None where it can be stored."""
+    """Return why neither this learner nor a peer could go on from this state; None if it can be stored."""
     why: str | None = await runtime.offload(_why_useless_here, frozen)
     if why is not None:
         return why
@@ -200,7 +200,7 @@ async def why_useless(frozen: StateCopy, backend: ArrayBackend, runtime: Runtime
 
 
 def _why_useless_here(frozen: StateCopy) -> str | None:
-    """The same of what lies in this process."""
+    """Return the same, judging by the loss and by the arrays in this process."""
     if frozen.loss is not None and not np.isfinite(frozen.loss):
         return f"the loss is {frozen.loss}"
     for p, point in enumerate(frozen.points):
@@ -216,13 +216,13 @@ def _not_finite(p: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class UnwrittenCheckpoint:
-    """A checkpoint of which no rank has written its part yet."""
+    """A checkpoint before any rank has written its part."""
 
     header: CheckpointHeader
     leaves: tuple[tree.Leaf, ...]
 
     def parts(self) -> list[tuple[PartHeader, list[ArrayRef | U8]]]:
-        """Return what each rank is to write, where arrays lie with several, and what it holds."""
+        """Return, for each rank, the header of the part that the rank has to write, and the arrays for it."""
         h = self.header
         return [
             (
@@ -236,18 +236,21 @@ class UnwrittenCheckpoint:
         ]  # fmt: skip
 
     def pack(self, stored: Sequence[Part]) -> frame.Gathered:
-        """Return the checkpoint object, with the parts that were stored; its arrays stay where they lie."""
+        """Return the checkpoint object, which names the stored parts. Its own arrays are not copied."""
         _, payload = tree.laid([leaf for leaf in self.leaves if not leaf.pieces])
         return frame.gathered(frame.Kind.CHECKPOINT, structs.replace(self.header, parts=tuple(stored)), payload)
 
 
 def _arrays_of(f: FragmentPoint) -> int:
-    """Return how many of a checkpoint's arrays are of a fragment; see `CheckpointHeader`."""
+    """Return how many of a checkpoint's arrays belong to a fragment; see `CheckpointHeader`."""
     return 3 + len(f.attempts) + len(f.taken_by)
 
 
 def _leaf(array: ArrayRef | None, size: int, half: bool) -> tree.Leaf:
-    """Return an array of a fragment of this size as a leaf. `half`: it is a residual, in two bytes a parameter."""
+    """Return an array of a fragment of `size` parameters as a leaf.
+
+    `half`: the array is a residual of two bytes per parameter.
+    """
     if isinstance(array, Remote):
         dtype, width = ("<u2", 2) if half else ("<f4", 4)
         spec = tree.LeafSpec(maker="numpy", dtype=dtype, shape=(size,), size=width * size)
@@ -256,7 +259,7 @@ def _leaf(array: ArrayRef | None, size: int, half: bool) -> tree.Leaf:
 
 
 def _apart(leaf: tree.Leaf, part: int, smallest: int) -> tree.Leaf:
-    """Return an array of at least so many bytes as one that is written into the part of this number."""
+    """Return a leaf to be written into the part with this number; unchanged if it has less than `smallest` bytes."""
     if leaf.pieces or leaf.spec.size < smallest:
         return leaf
     shape = leaf.spec.shape
@@ -264,16 +267,16 @@ def _apart(leaf: tree.Leaf, part: int, smallest: int) -> tree.Leaf:
 
 
 READS_AT_ONCE = 4
-"""Arrays that are read from parts at the same time: each costs its size twice until it has been checked."""
+"""Arrays that are read from parts at the same time. Each needs twice its size in memory until it is checked."""
 
 EACH_RANK = "isthmus: each rank"
-"""Marks what each rank has alone, packed: of any size, since headers are not."""
+"""Key of the state that each rank has alone. It is packed into arrays, since the size of a header is limited."""
 
 _BY_RANK = "isthmus: by rank"
 
 
 def _packed(ranks: Sequence[object], take: tree.Take) -> object:
-    """Return what each rank has alone as arrays of bytes; None where no rank has anything."""
+    """Return the state that each rank has alone, as arrays of bytes; None if no rank has any."""
     if not any(alone is not None for alone in ranks):
         return None
     packed = [alone if isinstance(alone, np.ndarray) else pack_alone(alone, take) for alone in ranks]
@@ -281,7 +284,7 @@ def _packed(ranks: Sequence[object], take: tree.Take) -> object:
 
 
 def pack_alone(alone: object, take: tree.Take) -> U8:
-    """Return what a rank has alone as bytes [n]. Raises `InputError` for what cannot be kept, by name."""
+    """Return the state that a rank has alone, as bytes [n]. Raises `InputError`, naming what cannot be kept."""
     return np.frombuffer(tree.packed(alone, "", take), np.uint8)
 
 
@@ -289,7 +292,7 @@ def draft(
     run: Run, learner: str, incarnation: int, tokens_lost: int, taken_at: float, frozen: StateCopy,
     traffic: Sequence[UplinkPoint], take: tree.Take,
 ) -> UnwrittenCheckpoint:  # fmt: skip
-    """Return a checkpoint to be stored. Raises `InputError` for odd state."""
+    """Return a checkpoint to be stored. Raises `InputError` for state that cannot be kept."""
     leaves: list[tree.Leaf] = []
     fragments = []
     for fragment, point, known in zip(run.layout.fragments, frozen.points, traffic, strict=True):
@@ -345,9 +348,9 @@ def draft(
 def open_checkpoint(
     found: Verified[CheckpointHeader], run: Run, elsewhere: Mapping[int, tuple[ShardRef, ...]] | None = None
 ) -> Checkpoint:
-    """Return a checkpoint, checked against the run. Slow: off the loop. Raises `RecordInvalid`.
+    """Return a checkpoint, checked against the run. Slow, so call it off the loop. Raises `RecordInvalid`.
 
-    `elsewhere`: where those of its arrays lie that are in parts; they are not read.
+    `elsewhere`: by number, where the arrays lie that are in parts. These arrays are not read.
     """
     key, header, payload = found.key, found.header, found.payload
     if len(header.fragments) != len(run.layout.fragments):
@@ -365,7 +368,7 @@ def open_checkpoint(
         arrays: list[ArrayRef | None] = []
         count = _arrays_of(f)
         for n, leaf in enumerate(leaves[at : at + count]):
-            # A residual of a learner that had wider parameters, or an earlier release, may be float32.
+            # A residual may be float32 if an earlier release wrote it, or if the learner's parameters were wider then.
             widths = {"<f4": 4, "<u2": 2} if n >= FIRST_RESIDUAL else {"<f4": 4}
             width = widths.get(leaf.spec.dtype) if leaf.spec.maker == "numpy" else None
             sizes: dict[tuple[int, ...], int] = {(0,): 0, (fragment.size,): (width or 0) * fragment.size}

@@ -1,5 +1,7 @@
-"""A checkpoint's arrays in objects of their own: each rank of a learner writes what lies with it, in pieces, and reads
-what it needs of what others wrote. Each piece has a digest of its own, and is checked as it arrives.
+"""Parts of a checkpoint: objects of their own that hold its arrays in pieces.
+
+Each rank of a learner writes the pieces that it holds, and reads those it needs of the pieces that others wrote. Each
+piece has its own digest and is checked when it arrives.
 """
 
 import asyncio
@@ -26,15 +28,15 @@ from isthmus.reasons import Reason
 Extent = tuple[int, ...]
 
 LOCAL = 99_999
-"""Number of the part with the model's local tensors, as if of a rank: readers of the global model want no more."""
+"""Number, in place of a rank, of the part with the model's local tensors. Readers of the global model need no other."""
 
 
 class ShardRef(msgspec.Struct, frozen=True, array_like=True):
-    """Where a rectangle of an array lies in the store."""
+    """The place in the store of a rectangle of an array."""
 
     key: str
     at: int
-    """From which byte of the object on."""
+    """The byte of the object at which the rectangle begins."""
     size: int
     digest: bytes
     offset: Extent
@@ -44,11 +46,11 @@ class ShardRef(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class ShardToWrite:
-    """A rectangle of an array that a rank is to write."""
+    """A rectangle of an array that a rank has to write."""
 
     rank: int
     held: Any
-    """Its bytes, in the order of C, as that rank knows them: an array, or what stands for one."""
+    """Its bytes in C order, in the form that the rank knows: an array, or an object that stands for one."""
     offset: Extent
     shape: Extent
 
@@ -57,7 +59,10 @@ class ShardToWrite:
 
 
 def by_rank(leaves: Sequence[Leaf]) -> Mapping[int, list[tuple[Piece, Any]]]:
-    """Return what each rank is to write of these arrays, and what it holds of them. (Sizes and digests are its own.)"""
+    """Return the pieces of these arrays that each rank has to write, each with the array that the rank holds.
+
+    The rank fills in sizes and digests.
+    """
     found: defaultdict[int, list[tuple[Piece, Any]]] = defaultdict(list)
     for number, leaf in enumerate(leaves):
         for away in leaf.pieces:
@@ -67,7 +72,7 @@ def by_rank(leaves: Sequence[Leaf]) -> Mapping[int, list[tuple[Piece, Any]]]:
 
 
 async def write(log: Log, header: PartHeader, arrays: Sequence["np.ndarray[Any, Any]"]) -> Part:
-    """Store a part with these arrays as its pieces. Raises `Unavailable`, `Denied`."""
+    """Store a part with these arrays as its pieces, and return its reference. Raises `Unavailable`, `Denied`."""
     blob, part = await log.runtime.offload(_packed, log, header, arrays)
     await log.store.put(part.key, blob)
     return part
@@ -92,12 +97,12 @@ def _packed(log: Log, header: PartHeader, arrays: Sequence["np.ndarray[Any, Any]
 
 
 async def located(log: Log, header: CheckpointHeader, most: int) -> Mapping[int, tuple[ShardRef, ...]]:
-    """Return where the pieces of those of a checkpoint's arrays lie that are in parts.
+    """Return, by array number, where the pieces of the checkpoint's arrays in parts lie.
 
-    `most`: the bytes of the heads of all of them that are read.
+    `most`: the largest total size of the parts' heads that is read, in bytes.
 
-    Raises `ObjectMissing`, and `RecordInvalid` where a part's head is not what the checkpoint names, or where its
-    pieces do not make up the arrays.
+    Raises `ObjectMissing`, and `RecordInvalid` if a part's head is too large or is not the one that the checkpoint
+    names, or if the pieces do not make up the arrays.
     """
     found: defaultdict[int, list[ShardRef]] = defaultdict(list)
     for part in header.parts:
@@ -130,22 +135,22 @@ def _require_whole(header: CheckpointHeader, number: int, pieces: Sequence[Shard
         and p.size * prod(spec.shape) == spec.size * prod(p.shape)
         for p in pieces
     )
-    # They come from one learner, which has seen that its blocks do not overlap.
+    # Overlaps are not checked here: the learner that wrote the pieces has checked that its blocks do not overlap.
     if not inside or sum(p.size for p in pieces) != spec.size:
         raise RecordInvalid(Reason.TRUNCATED, f"its parts do not make up array {number}")
 
 
 async def read(log: Log, pieces: Sequence[ShardRef], itemsize: int, offset: Extent, shape: Extent) -> U8:
-    """Return a rectangle of an array, as bytes [size] in the order of C, from the pieces that it lies in.
+    """Return a rectangle of an array, as bytes [size] in C order, from the pieces that contain it.
 
-    Raises `Unavailable`, `ObjectMissing`, and `RecordInvalid` where a piece is not what was written.
+    Raises `Unavailable`, `ObjectMissing`, and `RecordInvalid` if a piece is not what was written.
     """
     if len(pieces) == 1 and (pieces[0].offset, pieces[0].shape) == (offset, shape):
         lies = pieces[0]
         blob = await log.store.get_range(lies.key, lies.at, lies.at + lies.size)
         await log.runtime.offload(_check, blob, lies)
         return np.frombuffer(blob, np.uint8)
-    out = np.zeros(prod(shape) * itemsize, np.uint8)  # a stranger's pieces may overlap, and leave some of it out
+    out = np.zeros(prod(shape) * itemsize, np.uint8)  # Another learner's pieces may overlap and leave gaps.
     for lies in pieces:
         begin = [max(a, b) for a, b in zip(lies.offset, offset, strict=True)]
         end = [min(a + m, b + n) for a, m, b, n in zip(lies.offset, lies.shape, offset, shape, strict=True)]
@@ -166,7 +171,7 @@ def _place(
     begin: Sequence[int],
     end: Sequence[int],
 ) -> None:
-    """Check a piece and copy what is wanted of it."""
+    """Check a piece and copy the wanted part of it into `out`."""
     _check(blob, lies)
     source = np.frombuffer(blob, np.uint8).reshape(*lies.shape, itemsize)
     into = out.reshape(*shape, itemsize)
@@ -181,7 +186,7 @@ def _check(blob: frame.Blob, lies: ShardRef) -> None:
 
 
 async def whole(log: Log, leaf: Leaf) -> Leaf:
-    """Return a leaf with its bytes. Raises what `read` does."""
+    """Return a leaf with its bytes, read from its pieces. Raises the errors of `read`."""
     if not leaf.pieces:
         return leaf
     spec = leaf.spec

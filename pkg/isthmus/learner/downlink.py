@@ -1,4 +1,4 @@
-"""The way down: follow the log of every fragment, lazily, and hand newer values to the training side."""
+"""The downlink: follows the log of every fragment, lazily, and hands newer values to the training side."""
 
 import asyncio
 import contextlib
@@ -19,15 +19,15 @@ from isthmus.runtime.clock import Runtime
 logger = logging.getLogger(__name__)
 
 FRAGMENTS_AT_ONCE = 4
-"""Fragments fetched at once."""
+"""Fragments that are fetched at the same time."""
 
 PROBE_BEATS = 10
-"""Heartbeats without a word about a fragment after which its next commit is looked for in the store."""
+"""Heartbeats without a message about a fragment, after which the store is asked for its next commit."""
 
 
 @dataclass(slots=True)
 class Known:
-    """A fragment as the agent knows the log."""
+    """What the agent knows of one fragment's log."""
 
     version: int
     values: ArrayRef
@@ -35,16 +35,16 @@ class Known:
     wanted: int
     heard_at: float
     period: float = 0.0
-    """Steps between two uploads, as the newest commit says; 0: as many as the rules say."""
+    """Steps between two uploads, as the newest commit says; 0 stands for the number in the rules."""
     under: int = 0
-    """The membership that the newest commit was made under."""
+    """The version of the membership that the newest commit was made under."""
     fetching: bool = False
     brought_at: float = 0.0
-    """When it was last fetched, in vain or not."""
+    """When the last fetch of the fragment ended, successful or not."""
 
 
 class Downlink:
-    """What one learner knows of the log, and how it learns more."""
+    """One learner's knowledge of the log, and the tasks that extend it."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class Downlink:
         tell: Callable[[ToTraining], None],
         found_other: Callable[[], None] = lambda: None,
     ) -> None:
-        """`found_other` is called where the store shows us another history than it shows somebody else."""
+        """`found_other` is called when a syncer names another commit of a version than the store shows this learner."""
         self.known: list[Known] = []
         self._syncs = Usual()
         self.histories = [ForkDetection(f.index, found_other) for f in log.run.layout.fragments]
         self.merged_lately: set[str] = set()
-        """Learners of whom the newest commit of some fragment, as `begin` found it, has merged something."""
+        """Learners with an update in the newest commit of some fragment, as `begin` or `reach` read it."""
         self._log = log
         self._run = log.run
         self._runtime = runtime
@@ -79,7 +79,7 @@ class Downlink:
         self.known = list(await asyncio.gather(*(self._newest(f.index, gate) for f in self._run.layout.fragments)))
 
     async def reach(self, versions: Sequence[int]) -> None:
-        """Read those fragments again that are older here than these versions."""
+        """Read those fragments again whose known version is older than the given one. `versions`: by fragment."""
         gate = asyncio.Semaphore(FRAGMENTS_AT_ONCE)
         behind = [p for p, version in enumerate(versions) if self.known[p].version < version]
         for p, known in zip(behind, await asyncio.gather(*(self._newest(p, gate) for p in behind)), strict=True):
@@ -95,7 +95,7 @@ class Downlink:
             return Known(at.version, at.carried, at.digest, at.version, self._runtime.now(), period, at.under)
 
     def want(self, fragment: int, version: int) -> None:
-        """Note that a version is said to exist; false words cost one look."""
+        """Note that a message says that a version exists. A false message costs one look at the store."""
         if fragment >= len(self.known):
             return
         known = self.known[fragment]
@@ -105,12 +105,12 @@ class Downlink:
             self._stale.set()
 
     def said(self, fragment: int, version: int, digest: bytes, by: str) -> None:
-        """Note which commit a syncer says there is."""
+        """Note the digest that a syncer gives for a version's commit."""
         if fragment < len(self.histories):
             self.histories[fragment].said(version, digest, by)
 
     async def probe(self) -> None:
-        """Look for commits nobody told us of: the bus may have lost the word, or be away."""
+        """Look for commits that no message announced: the bus may have lost the message, or be unavailable."""
         while True:
             await asyncio.sleep(self._pace.heartbeat_s * self._runtime.random.uniform(0.5, 1.5))
             quiet = self._runtime.now() - PROBE_BEATS * self._pace.heartbeat_s
@@ -126,11 +126,11 @@ class Downlink:
 
     @property
     def sync_s(self) -> float:
-        """What usually passes from hearing of a commit to having its value ready to adopt [s]; 0 while unknown."""
+        """The usual time from hearing of a commit until its value is ready to adopt, in seconds; 0 while unknown."""
         return self._syncs.value
 
     async def fetch(self) -> None:
-        """Fetch whatever is behind, for ever; several of these run at once."""
+        """Fetch fragments that are behind, for ever. Several tasks run this at the same time."""
         while True:
             behind = [p for p, k in enumerate(self.known) if k.wanted > k.version and not k.fetching]
             if not behind:
@@ -150,54 +150,55 @@ class Downlink:
                 self._stale.set()
 
     def _need(self, p: int) -> tuple[int, float]:
-        """Return how much a fragment wants to be fetched: by how far it is behind, then by how long it has waited."""
+        """Return how urgent it is to fetch a fragment: how far it is behind, then how long it has waited."""
         known = self.known[p]
         return known.wanted - known.version, -known.brought_at
 
     async def _bring(self, p: int) -> None:
-        """Bring one fragment to the newest version heard of: difference by difference, or from a snapshot."""
+        """Fetch one fragment up to the newest version heard of, difference by difference or from a snapshot."""
         known = self.known[p]
         started = self._runtime.now()
         before, wanted = known.version, known.wanted
         behind = wanted - before
         fragment = self._run.layout.fragments[p]
         difference = packed_size(codec(self._run.rules.codec_down), fragment)
-        # A snapshot's published part and, on average, half a snapshot interval of differences after it.
+        # Bytes of a snapshot's published part and, on average, half a snapshot interval of differences after it.
         from_snapshot = 4 * fragment.size + difference * self._pace.snapshot_every // 2
         if behind * difference > from_snapshot:
-            with contextlib.suppress(LogCorrupt):  # said, but not in the log
+            with contextlib.suppress(LogCorrupt):  # The version was announced but is not in the log.
                 await self._leap(p, wanted)
         here: fold.At[ArrayRef] = fold.At(known.version, known.values, known.digest, (), known.under)
         try:
             async for at in fold.onward(self._log, p, self._carry, here, until=wanted):
                 self._hold(p, at)
         except LogCorrupt as error:
-            # What comes next may have been collected while we were away: start again from a snapshot.
+            # The next object may have been collected while this learner was away, so start again from a snapshot.
             logger.warning("fragment %d starts again from a snapshot: %s", p, error, extra={"fragment": p})
             try:
                 await self._leap(p, None)
             except LogCorrupt:
                 if known.version > before:
-                    await self._tell_of(p)  # what came before the damage is sound
+                    await self._tell_of(p)  # The versions before the damage are sound.
                 raise
         if known.version < wanted == known.wanted:
-            known.wanted = known.version  # said, but not in the log
+            known.wanted = known.version  # The version was announced but is not in the log.
         if known.version == before:
-            return  # nothing has come: what there was has been told
+            return  # There is no newer version to report.
         if behind == 1:
             self._syncs.note(self._runtime.now() - started)
         await self._tell_of(p)
 
     async def _tell_of(self, p: int) -> None:
-        """Tell the training loop of the version of a fragment that is here."""
+        """Offer the fragment's present version to the training side."""
         known = self.known[p]
         version, values = known.version, await self._staged(p, known.values)
         self._tell(Ready(p, version, values, known.period))
 
     async def _leap(self, p: int, until: int | None) -> None:
-        """Go on from the newest snapshot; the commits on the way are read all the same, for what they settle.
+        """Go on from the newest snapshot, and settle updates by the commits that are skipped.
 
-        `until`: not to the end of the log, which on a thin link may move as fast as it is read.
+        `until`: the version to stop at; None: the end of the log. On a thin link the log may grow as fast as it is
+        read.
         """
         known = self.known[p]
         at = await fold.fold(self._log, p, self._carry, until=until)

@@ -1,4 +1,4 @@
-"""A learner's name and what is kept under it: its claim, checkpoints, and stopping when another has both."""
+"""A learner's name and what is stored under it: the claim and checkpoints. The learner stops after a later claim."""
 
 import asyncio
 import logging
@@ -23,17 +23,19 @@ from isthmus.runtime.metrics import LearnerMetrics
 logger = logging.getLogger(__name__)
 
 HOLD_SHARE, UPLINK_SHARE = 0.02, 0.15
-"""Of the training thread's time, and of the uplink's, that checkpoints may take: where one costs more, the next comes
-later than the cadence says …"""
+"""The shares of the training thread's time, and of the uplink's, that checkpoints may take.
+
+After a checkpoint that costs more, the next one comes later than the cadence says.
+"""
 
 RARER_MAX = 10
-"""… up to so many times: a store that was away says nothing of what the next one costs."""
+"""The longest such delay, in checkpoint periods: an outage of the store says nothing about the next checkpoint."""
 
 CLAIM_LOOKS = 3
-"""A claim that is nobody's so many times is passed by."""
+"""A claim that this many looks have found invalid is skipped from then on."""
 
 CLAIM_BEATS = 10
-"""Heartbeats between two looks for a later claim of our name; a word of it on the bus is looked into at once."""
+"""Heartbeats between two looks for a later claim of this name. A message of a later incarnation causes one at once."""
 
 
 class Incarnation:
@@ -53,15 +55,15 @@ class Incarnation:
         tell: Callable[[ToTraining], None],
         through: Callable[[], None],
     ) -> None:
-        """`tell` hands something to the training side; `through` is called whenever a checkpoint is dealt with."""
+        """`tell` hands a message to the training side; `through` is called after each checkpoint has been handled."""
         self.saver: Saver | None = None
         self.busy = 0
-        """Checkpoints on their way to the store."""
+        """Number of checkpoints on their way to the store."""
         self.bytes_stored = 0
         self.stored_step: int | None = None
-        """Of the newest checkpoint that this incarnation has stored."""
+        """Step of the newest checkpoint that this incarnation has stored; None before the first."""
         self.last_bytes = 0
-        """Of the newest checkpoint that was packed."""
+        """Size of the arrays in the newest drafted checkpoint, in bytes."""
         self._log = log
         self._run = log.run
         self._store = log.store
@@ -74,25 +76,25 @@ class Incarnation:
         self._checkpoint_s = checkpoint_s
         self._tell = tell
         self._through = through
-        self._keys: dict[str, list[str]] = {}  # of checkpoints, the oldest first, with those of their parts
+        self._keys: dict[str, list[str]] = {}  # by checkpoint, oldest first: the keys of its parts
         self._useless = False
         self._stored_at = runtime.now()
         self._not_before = -math.inf
-        """When the next checkpoint may be asked for."""
+        """The earliest time at which the next checkpoint may be asked for."""
         self._successor = asyncio.Event()
         self._passed = 0
-        """The newest incarnation that somebody has claimed who may not, as several looks have found."""
+        """The newest incarnation that is skipped, because several looks have found its claim invalid."""
         self._looks: dict[int, int] = {}
-        """How often claims beyond that were found to be nobody's."""
+        """By later incarnation, how many looks have found its claim invalid."""
 
     def age_s(self) -> float:
-        """Return how old the newest checkpoint of this incarnation is; without one, the incarnation itself."""
+        """Return the age in seconds of this incarnation's newest checkpoint; without one, of the incarnation itself."""
         return self._runtime.now() - self._stored_at
 
     # --- the name -----------------------------------------------------------------------------------------------------
 
     async def claim(self, history: History, versions: Sequence[int]) -> int:
-        """Take the name; return which incarnation this is. `versions`: those of the log when it began."""
+        """Claim the name and return the number of this incarnation. `versions`: those of the log when it began."""
         incarnation = history.incarnation + 1
         while True:
             header = ClaimHeader(
@@ -113,11 +115,11 @@ class Incarnation:
             incarnation += 1
 
     def doubt(self) -> None:
-        """Somebody speaks as our successor: see soon whether it has claimed the name."""
+        """Make `watch` look for a later claim at once: a message says that it is from a later incarnation."""
         self._successor.set()
 
     async def watch(self) -> None:
-        """Stop when another process has claimed our name. Raises `Fenced`."""
+        """Wait until another process has claimed this name. Raises `Fenced` then."""
         while True:
             try:
                 async with asyncio.timeout(CLAIM_BEATS * self._heartbeat_s):
@@ -129,9 +131,10 @@ class Incarnation:
                 raise Fenced(self._name, following)
 
     async def _claimed(self) -> int | None:
-        """Return the incarnation of a later claim of our name; None where there is none. Whoever may speak under it now
-        has
-        made it, whatever others have put beside it."""
+        """Return the incarnation of a later claim of this name; None if there is none.
+
+        Only a claim by an author who may write under the name now counts.
+        """
         incarnation = max(self._uplink.incarnation, self._passed)
         while True:
             incarnation += 1
@@ -141,7 +144,7 @@ class Incarnation:
                 return None
             except RecordInvalid as error:
                 logger.error("incarnation %d of %s is claimed by nobody who may: %s", incarnation, self._name, error)
-                # It may have been damaged on its way here: it is looked at again before it is passed by for good.
+                # The claim may have been damaged on its way here, so it is skipped only after several looks.
                 self._looks[incarnation] = self._looks.get(incarnation, 0) + 1
                 if (
                     incarnation == max(self._uplink.incarnation, self._passed) + 1
@@ -155,7 +158,7 @@ class Incarnation:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     async def ask_for_checkpoints(self) -> None:
-        """Ask for a copy at the cadence; more seldom where it costs much, never while the one before is on its way."""
+        """Ask for a copy at the cadence; less often if copies cost much, and never while a checkpoint is on its way."""
         while math.isfinite(self._checkpoint_s):
             await asyncio.sleep(self._checkpoint_s)
             await asyncio.sleep(max(0.0, self._not_before - self._runtime.now()))
@@ -163,7 +166,7 @@ class Incarnation:
                 self._tell(CopyState())
 
     def take(self, frozen: StateCopy, tasks: asyncio.TaskGroup) -> None:
-        """Take what the training side copied; the other half is copied now, before a later message changes it."""
+        """Take the training side's copy, and copy the uplink's state now, before a later message changes it."""
         self.busy += 1
         points = tuple(self._uplink.reconciled(p, point) for p, point in enumerate(frozen.points))
         tasks.create_task(self._keep(replace(frozen, points=points), self._uplink.traffic(), self._uplink.tokens_lost))
@@ -182,7 +185,7 @@ class Incarnation:
             await self._store_one(drafted)
         except RankLost:
             raise
-        except Exception as error:  # state that cannot be kept, memory that is full: training goes on
+        except Exception as error:  # Training goes on if state cannot be kept or memory is full.
             self._metrics.checkpoints_failed.inc()
             logger.warning("no checkpoint of step %d: %s", frozen.step, told(error))
         finally:
@@ -193,7 +196,10 @@ class Incarnation:
             self._through()
 
     async def _is_useful(self, frozen: StateCopy) -> bool:
-        """Return whether anybody could go on from it; the first that nobody could is told, and the end of that."""
+        """Return whether this learner or a peer could go on from a state.
+
+        The first useless state is logged, and so is the first useful one after it.
+        """
         why = await why_useless(frozen, self._backend, self._runtime)
         if why is not None:
             self._metrics.checkpoints_failed.inc()
@@ -208,7 +214,7 @@ class Incarnation:
         step = drafted.header.step
         self.last_bytes = sum(leaf.spec.size for leaf in drafted.leaves)
         try:
-            # What it names comes first: one that can be read is whole.
+            # Parts are stored before the checkpoint that names them, so a checkpoint that can be read is complete.
             stored = await asyncio.gather(*(self._backend.keep(part, held) for part, held in drafted.parts()))
             blob = await self._runtime.offload(drafted.pack, stored)
             digest = await self._log.sealed_digest(blob)

@@ -1,4 +1,4 @@
-"""What a learner says: on the bus, in metrics, to a sink, in its log where something is wrong, and at its end."""
+"""The reporter: publishes what a learner does on the bus, in metrics, to sinks, in its log, and in its summary."""
 
 import asyncio
 import logging
@@ -27,20 +27,20 @@ from isthmus.store import EdgeStore
 logger = logging.getLogger(__name__)
 
 PROGRESS_BEATS = 0.1
-"""Heartbeats between two reports of new steps."""
+"""Interval between two reports of new steps, in heartbeats."""
 
 MISSED_BEATS = 1.5
-"""Heartbeats after which silence is what a learner leaves under, if it leaves then."""
+"""The summary names a trouble that has lasted longer than this many heartbeats."""
 
 MEANWHILE = "training goes on, but nothing of it is merged meanwhile"
-"""What trouble means to a learner."""
+"""What any trouble means for a learner, as its warnings say it."""
 
 LAST_WORDS_S = 2.0
-"""Saying goodbye may take this long."""
+"""Seconds that publishing the leave message may take."""
 
 
 class Reporter:
-    """Says what one learner does: on the bus, in metrics and in its log."""
+    """Reports what one learner does: on the bus, in metrics and in its log."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Reporter:
         self.downlink: Downlink
         self.claimed: Incarnation
         self.first_step = 0
-        """Where this incarnation began."""
+        """The step at which this incarnation began."""
         self.syncer_heard_at = self._began_at = runtime.now()
         self._run = log.run
         self._members = log.members
@@ -79,13 +79,13 @@ class Reporter:
         self._beaten: Heartbeat | None = None
 
     def of(self, uplink: Uplink, downlink: Downlink, claimed: Incarnation) -> None:
-        """Say whose they are; they speak themselves, so they are there later."""
+        """Set the uplink, the downlink and the incarnation; they are made after the reporter."""
         self.uplink, self.downlink, self.claimed = uplink, downlink, claimed
 
     # --- on the bus ---------------------------------------------------------------------------------------------------
 
     async def beat(self) -> None:
-        """Give signs of life, and repeat what no commit has settled."""
+        """Publish heartbeats, and announce again the updates that no commit has settled."""
         while True:
             beat = self._heartbeat()
             self._speaker.say(beat)
@@ -95,7 +95,10 @@ class Reporter:
             await asyncio.sleep(self._pace.heartbeat_s * self._runtime.random.uniform(0.8, 1.0))
 
     async def report_progress(self) -> None:
-        """Say new steps soon after they are done: rounds wait by them."""
+        """Report new steps soon after they are done.
+
+        Reports are signs of life. A later incarnation also finds from them how many tokens were lost.
+        """
         assert self.boundary is not None, "run before attach"
         said = self.boundary.step
         while True:
@@ -115,7 +118,7 @@ class Reporter:
             )
 
     def announce(self, attempt: Attempt) -> None:
-        """Say where an update is."""
+        """Announce where an update is stored."""
         h = attempt.header
         known = self.downlink.known[h.fragment]
         self._speaker.say(
@@ -144,7 +147,7 @@ class Reporter:
         )
 
     def have_nothing(self, fragment: int, version: int) -> None:
-        """Say that a round need not wait for us."""
+        """Tell the syncer that a round need not wait for this learner."""
         self._speaker.say(
             Pass(
                 run=self._run.digest,
@@ -156,7 +159,7 @@ class Reporter:
         )
 
     async def leave(self, *, done: bool) -> None:
-        """Say goodbye; `done`: all steps are trained."""
+        """Publish a last heartbeat and the leave message. `done`: the learner has trained all its steps."""
         self._speaker.say(self._heartbeat())
         self._speaker.say(
             Leave(
@@ -205,14 +208,14 @@ class Reporter:
 
     @property
     def waiting_for(self) -> tuple[str, ...]:
-        """What does not answer just now, as heartbeats say it."""
+        """What this learner waits for at the moment, as its heartbeats report it."""
         waiting = self._connectivity.waiting_for
         if self._trouble_log.said and not waiting:
             waiting.append(f"a merge ({self._trouble_log.said})")
         return tuple(waiting)
 
     def _troubles(self) -> list[Trouble]:
-        """Return what keeps this learner's work from being merged: for how long, what, and what to do."""
+        """Return what keeps this learner's work from being merged: seconds so far, what it is, and what to do."""
         now = self._runtime.now()
         found = self._connectivity.troubles()
         if not self._connectivity.bus_is_down:
@@ -224,7 +227,7 @@ class Reporter:
         return [*found, dry] if dry else found
 
     def summary(self) -> Summary:
-        """Return what the stay came to so far. From another thread only once the agent has ended."""
+        """Return the summary so far. Another thread may call this only after the agent has ended."""
         beat, quiet_s = self._heartbeat(), MISSED_BEATS * self._pace.heartbeat_s
         return Summary(
             learner=self._name,
@@ -246,7 +249,7 @@ class Reporter:
     # --- metrics and sinks --------------------------------------------------------------------------------------------
 
     def scalars(self) -> tuple[int, Mapping[str, float]] | None:
-        """Return the step and what the last heartbeat said, for a sink; None before the first."""
+        """Return the step and the values of the last heartbeat, for a sink; None before the first heartbeat."""
         beat = self._beaten
         if beat is None:
             return None
@@ -255,7 +258,7 @@ class Reporter:
         return beat.step, shares | durations | {"version/least": min(beat.versions), "version/most": max(beat.versions)}
 
     def _show(self, beat: Heartbeat) -> None:
-        """Bring the metrics to what the heartbeat says."""
+        """Set the metrics to the values of a heartbeat."""
         m = self._metrics
         self._beaten = beat
         m.steps_done.set(beat.step)
