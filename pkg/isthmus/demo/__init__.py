@@ -1,1 +1,1 @@
-"""What a first run trains: a small byte-level GPT, on text that every machine has."""
+"""A small model and its data for a first run: a byte-level GPT, and text that every machine has."""

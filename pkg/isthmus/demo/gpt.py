@@ -1,4 +1,4 @@
-"""A byte-level GPT of 0.84 million parameters: pre-norm blocks, tied head, nothing that needs a tokenizer."""
+"""A byte-level GPT of 0.84 million parameters, with pre-norm blocks and a tied head. It needs no tokenizer."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,12 @@ from torch.nn import functional
 VOCABULARY = 256
 CONTEXT = 128
 INIT_STD = 0.06
-"""Measured for this size and 1,200 steps of 256 tokens: 2.14 nats per byte, against 2.23 with the usual 0.02."""
+"""Standard deviation of initial weights. For this size and 1,200 steps of 256 tokens it gave 2.14 nats per byte; the
+usual 0.02 gave 2.23."""
 
 
 class Block(nn.Module):
-    """Causal self-attention and a feed-forward net, both on a residual stream [batch, time, width]."""
+    """Causal self-attention and a feed-forward net, both added to a residual stream [batch, time, width]."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -26,7 +27,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, time, width] → the same."""
+        """Return the residual stream [batch, time, width] after the block, for `x` of the same shape."""
         batch, time, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -34,13 +35,13 @@ class Block(nn.Module):
         return x + self.feed_forward(self.norm2(x))
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """[batch, time, width] → the same."""
+        """Return the output of the feed-forward net [batch, time, width], for `x` of the same shape."""
         out: Tensor = self.down(functional.gelu(self.up(x)))
         return out
 
 
 class ByteGPT(nn.Module):
-    """Bytes in, logits over the next byte out."""
+    """A model that takes bytes and returns logits over the next byte."""
 
     def __init__(
         self,
@@ -60,12 +61,12 @@ class ByteGPT(nn.Module):
         self.head.weight = self.bytes.weight
         for name, p in self.named_parameters():
             if p.dim() > 1:
-                # Layers that write to the residual stream start smaller, so that depth does not raise its variance.
+                # Layers that write to the residual stream start smaller, so that its variance does not grow with depth.
                 scale = (2 * layers) ** -0.5 if name.endswith(("proj.weight", "down.weight")) else 1.0
                 nn.init.normal_(p, std=INIT_STD * scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Bytes [batch, time ≤ context] int64 → logits [batch, time, 256]."""
+        """Return logits [batch, time, 256] for bytes [batch, time ≤ context] int64."""
         h = self.bytes(x) + self.places.weight[: x.shape[1]]
         for block in self.blocks:
             h = block(h)
@@ -86,7 +87,10 @@ def loss_of(model: nn.Module, windows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def held_out_loss(model: nn.Module, text: Tensor, *, every: int = 1, context: int = CONTEXT, batch: int = 32) -> float:
-    """Return the mean loss in nats per byte on text [n] uint8, over every so many of its windows (none overlap)."""
+    """Return the mean loss in nats per byte on text [n] uint8.
+
+    The text is cut into windows of `context` bytes that do not overlap; one window in `every` is used.
+    """
     was = model.training
     model.eval()
     starts = torch.arange(0, (text.numel() - 1) // context, every) * context

@@ -1,4 +1,4 @@
-"""Text that every machine has: the source of Python's standard library, cut into shards and a held-out part by file."""
+"""Text that every machine has, Python's standard library: its files are split into shards and a held-out part."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ from isthmus.errors import InputError
 
 HELD_OUT_MIN = 64 << 10
 HELD_OUT_MAX = 128 << 10
-"""Bytes of text on which models are compared."""
+"""Size of the held-out text, in bytes: the least that is accepted, and the most that is used."""
 
 _TEXT = {
     ".py",
@@ -36,7 +36,7 @@ _FILE_MAX = 4 << 20
 _SHARD_MIN = 4096
 
 
-_PIECE = 16 << 10  # bytes in which a single file is dealt out
+_PIECE = 16 << 10  # size in bytes of the pieces that a single file is cut into
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Piece:
     stop: int
 
     def read(self) -> bytes:
-        """Return its bytes."""
+        """Return the bytes of the piece."""
         with open(self.path, "rb") as file:
             file.seek(self.start)
             return file.read(self.stop - self.start)
@@ -56,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Pieces of text, read when they are asked for; each one is either held out or in exactly one shard."""
+    """Pieces of text, read on demand. Each piece is either held out or in exactly one shard."""
 
     train: tuple[Piece, ...]
     kept_back: tuple[Piece, ...]
@@ -64,7 +64,7 @@ class Corpus:
 
     @property
     def held_out(self) -> bytes:
-        """The text on which models are compared."""
+        """The text on which models are compared: at most `HELD_OUT_MAX` bytes."""
         text = b""
         for piece in self.kept_back:
             text += piece.read() + b"\n"
@@ -73,7 +73,7 @@ class Corpus:
         return text[:HELD_OUT_MAX]
 
     def shard(self, index: int, count: int) -> bytes:
-        """Return shard `index` of `count`: every count-th piece. Raises `InputError` where there is not enough text."""
+        """Return shard `index` of `count`: every `count`-th piece. Raises `InputError` if it has too little text."""
         if not 0 <= index < count:
             raise InputError(f"shard {index} of {count}: shards count from 0 to {count - 1}")
         pieces = self.train[index::count]
@@ -84,7 +84,10 @@ class Corpus:
 
 
 def corpus(path: str | None = None) -> Corpus:
-    """Find the standard library's source, or any text file or folder. Raises `InputError` for a path without text."""
+    """Return the text at `path`, a file or a folder; without `path`, the source of the standard library.
+
+    Raises `InputError` if the path does not exist or has too little text.
+    """
     root = Path(path).expanduser() if path else Path(sysconfig.get_paths()["stdlib"])
     if not root.exists():
         raise InputError(f"--data {root}: there is no such file or folder")
@@ -93,7 +96,7 @@ def corpus(path: str | None = None) -> Corpus:
     else:
         train, kept_back = [], []
         for name, piece in _files(root, any_text=path is not None):
-            # By the name's hash, so that the same file is held out everywhere, whatever else lies beside it.
+            # The hash of the name decides, so every machine holds out the same files, whatever other files it has.
             chosen = hashlib.sha256(name.encode()).digest()[0] % _HELD_OUT_ONE_IN == 0
             (kept_back if chosen else train).append(piece)
     held_out = sum(p.stop - p.start for p in kept_back)

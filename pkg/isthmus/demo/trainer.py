@@ -1,4 +1,4 @@
-"""The built-in trainer, and what any trainer gets: one `Task`, from which it joins the run itself."""
+"""The built-in trainer, and `Task`: the argument that every trainer gets, and with which it joins the run."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 BATCH = 2
-"""Windows of 128 bytes per step: 256 tokens."""
+"""Windows of 128 bytes in one step; a step has 256 tokens."""
 
 PEAK_LR = 1.5e-3
 WARMUP = 100
@@ -30,7 +30,7 @@ CLIP = 1.0
 
 @dataclass(frozen=True)
 class Task:
-    """What `isthmus learner` asks of a trainer: `def train(task: Task) -> None`."""
+    """What `isthmus learner` hands to a trainer. A trainer is a function `def train(task: Task) -> None`."""
 
     run: str
     bus: str | None
@@ -43,22 +43,22 @@ class Task:
     """This learner's shard: index and count."""
     adopt: str
     should_stop: Callable[[], bool]
-    """Whether the process was asked to end: finish the step and close the link."""
+    """Returns whether the process was asked to end. The trainer then finishes its step and closes the link."""
     checkpoint_s: float = CHECKPOINT_S
     order: int = 0
-    """Which order of the data is this learner's: two learners with the same shard should differ in it."""
+    """Selects the order in which this learner reads its data. Learners with the same shard should differ in it."""
     sink: Sink | None = None
-    """Where training metrics go."""
+    """Receives the training metrics."""
     joined: Callable[[Link], None] = lambda _: None
-    """Told of the link once there is one."""
+    """Called with the link once the learner has joined."""
     key: str | None = None
     owner: str | None = None
     run_digest: str | None = None
     insecure: bool = False
-    """See `isthmus.join`."""
+    """`key`, `owner`, `run_digest` and `insecure`: see `isthmus.join`."""
 
     def join(self, model: "nn.Module", optimizer: torch.optim.Optimizer, data: Stateful | None = None) -> Link:
-        """Join the run under this task's name."""
+        """Join the run under this task's learner name and return the link."""
         link = join(
             self.run,
             model,
@@ -80,7 +80,7 @@ class Task:
 
 
 def schedule(step: int, steps: int) -> float:
-    """Return the learning rate of step 0 … steps − 1: linear warm-up, then a cosine down to a twentieth."""
+    """Return the learning rate of a step in 0 … steps − 1: a linear warm-up, then a cosine down to a twentieth."""
     warmup = min(WARMUP, max(1, steps // 4))
     if step < warmup:
         return PEAK_LR * (step + 1) / warmup
@@ -89,7 +89,7 @@ def schedule(step: int, steps: int) -> float:
 
 
 def optimizer_for(model: "nn.Module") -> torch.optim.AdamW:
-    """Return AdamW in two groups: matrices decay, gains do not."""
+    """Return AdamW with two parameter groups: matrices have weight decay, gains have none."""
     matrices = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
     gains = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
     return torch.optim.AdamW(
@@ -101,14 +101,17 @@ def optimizer_for(model: "nn.Module") -> torch.optim.AdamW:
 
 
 def windows(text: "np.ndarray[tuple[int], np.dtype[np.uint8]]", seed: int, order: int, step: int) -> torch.Tensor:
-    """Return the batch [BATCH, CONTEXT + 1] int64 of a step, drawn by (seed, order, step): a restart repeats none."""
+    """Return the batch [BATCH, CONTEXT + 1] int64 of a step.
+
+    `seed`, `order` and `step` alone determine it, so a restart does not repeat the batches of earlier steps.
+    """
     draw = np.random.Generator(np.random.PCG64([seed, order, step]))
     starts = draw.integers(0, text.size - CONTEXT - 1, BATCH)
     return torch.from_numpy(np.stack([text[s : s + CONTEXT + 1] for s in starts]).astype(np.int64))
 
 
 class Batches:
-    """The batches of a text in one order, for ever, with a place that can be kept."""
+    """An endless iterator over the batches of a text in one order. A checkpoint can keep its position."""
 
     def __init__(self, text: "np.ndarray[tuple[int], np.dtype[np.uint8]]", seed: int, order: int) -> None:
         self._text, self._seed, self._order = text, seed, order
@@ -127,7 +130,7 @@ class Batches:
         return {"next": self._next}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Go on with the batch of this number."""
+        """Continue with the batch of the saved number."""
         self._next = int(state_dict["next"])
 
 

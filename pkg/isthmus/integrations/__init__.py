@@ -1,8 +1,10 @@
-"""Isthmus in training loops that are somebody else's, in one line each. Each module imports its framework by itself.
+"""Isthmus in the training loops of other libraries, with one line of code each.
 
-hook           what all of them share: an optimizer's steps counted where they are made, tokens where they are read
+Each module imports only its own framework.
+
+hook           shared by all: counts steps where the optimizer takes them, and tokens where the model reads them
 transformers   a callback for `transformers.Trainer`          extra `transformers`
 accelerate     for a loop over `accelerate.Accelerator`       extra `accelerate`
 lightning      a callback for `lightning.pytorch.Trainer`     extra `lightning`
-torchtitan     for torchtitan's own trainer, as it is
+torchtitan     for torchtitan's own trainer, unchanged
 """

@@ -11,14 +11,14 @@ from isthmus.link import join as _join
 
 
 class Learner:
-    """A prepared model in a run: each `optimizer.step()` that takes a step is reported. Made by `join`."""
+    """A prepared model in a run. It reports each `optimizer.step()` that takes a step. Made by `join`."""
 
     def __init__(self, hook: StepHook) -> None:
         self._hook = hook
 
     @property
     def link(self) -> Link:
-        """The learner's hold on the run: `steps_done`, `rate`, `metrics` and the rest."""
+        """The learner's link to the run, with `steps_done`, `rate`, `metrics` and the rest."""
         return self._hook.link
 
     def close(self, *, done: bool = True) -> None:
@@ -45,14 +45,15 @@ def join(
     count: Count | None = None,
     **joining: Any,
 ) -> Learner:
-    """Join a run with what `accelerator.prepare` has returned; the rest is as for `isthmus.join`.
+    """Join a run with the model and the optimizer that `accelerator.prepare` returned.
 
-    Tokens are counted where the model reads them (`count` says how many a forward reads), steps where the optimizer
-    takes them: not while gradients accumulate, and not where a GradScaler skips one. Of several processes each calls
-    this; `fsdp_version: 2` shards a model as Isthmus understands it.
+    The other arguments are those of `isthmus.join`. Tokens are counted where the model reads them; `count` returns how
+    many tokens a forward reads. Steps are counted where the optimizer takes them. No step is counted while gradients
+    accumulate, or when a GradScaler skips a step. Every process of a job calls this function. To shard the model, use
+    FSDP2 (`fsdp_version: 2`).
 
-    Raises what `isthmus.join` does, and `InputError` for FSDP1, DeepSpeed, Megatron-LM, tensor and context parallelism,
-    and optimizers that keep weights of their own.
+    Raises what `isthmus.join` raises, and `InputError` for FSDP1, DeepSpeed, Megatron-LM, tensor and context
+    parallelism, and optimizers that keep their own master weights.
     """
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind in ("DEEPSPEED", "MEGATRON_LM"):

@@ -1,4 +1,4 @@
-"""An optimizer step of a loop that is somebody else's: whether there was one, over how many tokens, and its report."""
+"""Detects the optimizer steps of another library's training loop, counts their tokens, and reports them to the link."""
 
 import inspect
 import warnings
@@ -12,14 +12,14 @@ from isthmus.errors import InputError
 from isthmus.link import Link
 
 MAIN_INPUTS = ("input_ids", "input_values", "input_features", "pixel_values", "inputs_embeds")
-"""Arguments of a model's forward whose elements are counted as tokens, the first that is there."""
+"""Arguments of a model's forward. In the first one that is present, the first two dimensions are counted as tokens."""
 
 Count = Callable[[tuple[Any, ...], dict[str, Any]], int]
-"""Returns the tokens in what a model's forward is given: its positional arguments, and those by name."""
+"""Returns the number of tokens in the arguments of a model's forward: the positional ones and those by name."""
 
 
 def raw(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the optimizer that takes the steps, out of what a framework has wrapped it in. Raises `InputError`."""
+    """Return the torch optimizer inside a framework's wrappers. Raises `InputError` if there is none."""
     found = optimizer
     while not (isinstance(found, torch.optim.Optimizer) and hasattr(found, "_optimizer_step_post_hooks")):
         found = getattr(found, "optimizer", None)
@@ -29,10 +29,10 @@ def raw(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def require_own_weights(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
-    """Raise `InputError` for optimizers whose steps cannot be told, or whose weights are not the model's.
+    """Raise `InputError` for optimizers whose skipped steps cannot be detected, or that keep their own master weights.
 
-    A fused optimizer under a GradScaler looks at overflow by itself: it is called for a step that changes nothing.
-    Those that keep master weights of their own would overwrite an adopted version with the next step.
+    A fused optimizer under a GradScaler checks for overflow itself, so it is called even for a step that changes
+    nothing. An optimizer with its own master weights would overwrite an adopted version with its next step.
     """
     name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     if scaler is not None and any(group.get("fused") for group in optimizer.param_groups):
@@ -49,7 +49,7 @@ def require_own_weights(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
 
 
 def require_whole_batches(model: nn.Module) -> None:
-    """Raise `InputError` where ranks of one job read the same batch: its tokens would count once for each of them."""
+    """Raise `InputError` if ranks of one job read the same batch: its tokens would be counted once for each rank."""
     for name, p in model.named_parameters():
         mesh = getattr(p, "device_mesh", None)
         sizes = {} if mesh is None else dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
@@ -61,10 +61,10 @@ def require_whole_batches(model: nn.Module) -> None:
 
 
 class Tokens:
-    """Counts what a model reads while it trains."""
+    """Counts the tokens that a model reads while it trains."""
 
     def __init__(self, model: nn.Module, count: Count | None = None) -> None:
-        """`count` says how many tokens a forward reads; without it the elements of the model's main input count."""
+        """`count` returns how many tokens a forward reads; without it, the tokens of the main input are counted."""
         self._names = [n for n in (getattr(model, "main_input_name", None), *MAIN_INPUTS) if isinstance(n, str)]
         self._places = [*inspect.signature(model.forward).parameters]
         self._count = count or self._elements
@@ -72,12 +72,12 @@ class Tokens:
         self._hook = model.register_forward_pre_hook(self._read, with_kwargs=True)
 
     def taken(self) -> int:
-        """Return the tokens since this was asked last, at least one."""
+        """Return the number of tokens since the last call, at least 1."""
         found, self._seen = self._seen, 0
         return max(found, 1)
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self._hook.remove()
 
     def _read(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -94,30 +94,31 @@ class Tokens:
 
 
 def kept_of(schedule: Any) -> dict[str, Any]:
-    """Return the state of a learning-rate schedule, without the functions in it, which whoever made it makes again."""
+    """Return the state of a learning-rate schedule without its functions, which the training script builds again."""
     return {name: value for name, value in schedule.state_dict().items() if name != "lr_lambdas"}
 
 
 def take_up(schedule: Any, state: dict[str, Any]) -> None:
-    """Let a schedule go on at what `kept_of` returned."""
+    """Restore a schedule from the state that `kept_of` returned."""
     schedule.load_state_dict({**schedule.state_dict(), **state})
 
 
 def catch_up(schedule: Any, steps: int) -> None:
-    """Let a schedule go on after so many steps, where its state was not kept: it is a matter of steps alone.
+    """Advance a schedule by this many steps, for a restart without its saved state.
 
-    It begins with the learning rates that it had when it was made, whatever a checkpoint has put in their place since.
+    The learning rates are first set back to those that the schedule began with, because a checkpoint may have replaced
+    them.
     """
     for group, rate in zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=True):
         group["lr"] = rate
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # no optimizer step was taken between these
+        warnings.simplefilter("ignore")  # torch warns because no optimizer step comes between the schedule's steps
         for _ in range(steps):
             schedule.step()
 
 
 def figures_of(link: Link) -> dict[str, float]:
-    """Return what a framework's own loggers show of a run; nothing where this rank does not speak for the learner."""
+    """Return the figures of a run for a framework's loggers; none on a rank that does not speak for the learner."""
     if not link.speaks:
         return {}
     found: dict[str, float] = {"isthmus/steps": link.steps_done, "isthmus/tokens": link.tokens_seen}
@@ -128,17 +129,17 @@ def figures_of(link: Link) -> dict[str, float]:
 
 
 class StepHook:
-    """Reports the steps of an optimizer to a link: those that were taken, not those that were asked for.
+    """Reports to a link the steps that an optimizer took, and not those that were skipped.
 
-    A GradScaler that finds an overflow, or a wrapper that still accumulates, calls no step of the raw optimizer. Where
-    moments are fresh in a run in flight, learning rates are multiplied with `Link.rate` for the step alone: schedules
-    know nothing of it.
+    A GradScaler that finds an overflow, or a wrapper that still accumulates, does not call `step` of the raw optimizer.
+    During the warm-up after a start with fresh moments, learning rates are multiplied by `Link.rate` for the step
+    alone, so schedules do not see the factor.
     """
 
     def __init__(
         self, link: Link, model: nn.Module, optimizer: Any, *, count: Count | None = None, now: bool = True
     ) -> None:
-        """`now`: report a step where it is taken; otherwise `report` does, once the loop has dealt with it."""
+        """`now`: report each step as soon as it is taken. Otherwise the caller calls `report` after it."""
         self.link = link
         self.tokens = Tokens(model, count)
         self._taken = 0
@@ -148,7 +149,10 @@ class StepHook:
         self._now = now
 
     def report(self, loss: float | None = None) -> bool:
-        """Report the step that was taken since this was asked last; return whether there was one."""
+        """Report the step taken since the last call; return whether there was one.
+
+        Raises `InputError` if there was more than one.
+        """
         if not self._taken:
             return False
         if self._taken > 1:
@@ -158,17 +162,17 @@ class StepHook:
         return True
 
     def close(self, *, done: bool = True) -> None:
-        """Leave the run, and the model and its optimizer as they were."""
+        """Remove the hooks from the model and its optimizer, and leave the run."""
         self.let_go()
         self.link.close(done=done)
 
     def fail(self, error: BaseException) -> None:
-        """Leave the run as something that is not done, and that other ranks may not have come to; see `Link`."""
+        """Leave the run after an error: training is not done, and other ranks may be at another step; see `Link`."""
         self.let_go()
         self.link.__exit__(type(error), error)
 
     def let_go(self) -> None:
-        """Leave the model and its optimizer as they were; the link stays."""
+        """Remove the hooks from the model and its optimizer; the link stays open."""
         self.tokens.close()
         for hook in self._hooks:
             hook.remove()

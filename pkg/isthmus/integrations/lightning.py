@@ -26,20 +26,20 @@ logger = logging.getLogger(__name__)
 
 
 class TrainerProgress:
-    """What a Trainer goes on with besides model and optimizer: where its loops are, their data where it says so, and
-    the schedules."""
+    """State of a Trainer besides model and optimizer: its loops, their data loaders if those have state, and the
+    schedules."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.came_back = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it."""
+        """Return the state."""
         schedules = [kept_of(config.scheduler) for config in self._trainer.lr_scheduler_configs]
         return {"fit_loop": self._trainer.fit_loop.state_dict(), "schedules": schedules}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on there."""
+        """Continue from a saved state."""
         self.came_back = True
         self._trainer.fit_loop.load_state_dict(state_dict["fit_loop"])
         for config, schedule in zip(self._trainer.lr_scheduler_configs, state_dict["schedules"], strict=True):
@@ -47,14 +47,16 @@ class TrainerProgress:
 
 
 class IsthmusCallback(Callback):  # type: ignore[misc]
-    """Makes a Trainer's `fit` a learner of a run.
+    """A callback that makes a Trainer's `fit` a learner of a run.
 
-    It joins when fitting starts, after the strategy has wrapped the module and made its optimizer; every optimizer step
-    that was taken is reported after its batch; when training ends it leaves. A restart under the same name goes on at
-    the learner's own checkpoint: weights with local work, moments, schedules, the Trainer's counters, and the place in
-    a loader that can say it (`StatefulDataLoader`; others begin the epoch anew and read as many batches as were left of
-    it). Give no `ckpt_path` then. The Trainer's own checkpoints are of this learner's replica; the global model is what
-    `isthmus export RUN` writes.
+    The learner joins when fitting starts, after the strategy has wrapped the module and made its optimizer. Every
+    optimizer step that was taken is reported after its batch. The learner leaves when training ends.
+
+    A restart under the same name continues from the learner's own checkpoint. This restores weights with local work,
+    moments, schedules, the Trainer's counters, and the position in a loader that has state (`StatefulDataLoader`).
+    Other loaders begin the epoch anew and read as many batches as were left in it. Do not give a `ckpt_path` then.
+
+    The Trainer's own checkpoints hold this learner's replica. `isthmus export RUN` writes the global model.
     """
 
     def __init__(
@@ -66,11 +68,11 @@ class IsthmusCallback(Callback):  # type: ignore[misc]
         count: Count | None = None,
         **joining: Any,
     ) -> None:
-        """`run`, `learner` and the rest as for `isthmus.join`, but for `data`, which the Trainer knows.
+        """Take the arguments of `isthmus.join`, except `data`, which comes from the Trainer.
 
-        `module` says which part of the LightningModule is the run's model (`lambda pl: pl.net`), so that it has the
-        names that loops without Lightning give it; without it, all of it is. `count` says how many tokens its forward
-        reads; without it, elements of its main input.
+        `module` returns the part of the LightningModule that is the run's model (`lambda pl: pl.net`), so that its
+        parameters have the same names as in loops without Lightning. Without it, the whole LightningModule is the
+        model. `count` returns how many tokens a forward reads; without it, the tokens of the main input are counted.
         """
         if "data" in joining:
             raise InputError("data= is the Trainer's to say: leave it out")
@@ -80,15 +82,15 @@ class IsthmusCallback(Callback):  # type: ignore[misc]
 
     @property
     def link(self) -> Link:
-        """The learner's hold on the run, while it trains. Raises `InputError` before and after."""
+        """The learner's link to the run, while the Trainer fits. Raises `InputError` before and after."""
         if self._hook is None:
             raise InputError("there is no link before fitting has begun, nor after it has ended")
         return self._hook.link
 
-    # --- what a Trainer calls -----------------------------------------------------------------------------------------
+    # --- called by the Trainer ----------------------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Join."""
+        """Join the run."""
         if isinstance(trainer.strategy, DeepSpeedStrategy | FSDPStrategy):
             raise InputError(
                 f"{type(trainer.strategy).__name__} keeps weights in a form that is not known: train with DDP, or "
@@ -116,7 +118,7 @@ class IsthmusCallback(Callback):  # type: ignore[misc]
                 f"{link.steps_done} in {self._run}: go on without ckpt_path"
             )
         if link.steps_done and not kept.came_back:
-            # Of a checkpoint of another number of ranks: counters are a matter of steps alone.
+            # Another number of ranks wrote the checkpoint, so no counters were restored: derive them from the steps.
             logger.warning("the place in the data is not known to %d ranks: it starts anew", trainer.world_size)
             progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
             progress.ready = progress.completed = link.steps_done
@@ -127,7 +129,7 @@ class IsthmusCallback(Callback):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Report the step, if this batch ended with one that was taken; schedules and counters are behind it by now."""
+        """Report the optimizer step if this batch ended with one. Schedules and counters have already advanced."""
         assert self._hook is not None, "fitting has begun"
         if self._hook.report() and trainer.global_step % trainer.log_every_n_steps == 0:
             for shown in trainer.loggers if self.link.speaks else ():
@@ -140,7 +142,7 @@ class IsthmusCallback(Callback):  # type: ignore[misc]
             hook.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave the run as something that is not done."""
+        """Leave the run; training is not done."""
         if self._hook is not None:
             hook, self._hook = self._hook, None
             hook.fail(exception)

@@ -1,6 +1,7 @@
-"""torchtitan's Trainer as a learner, as it is: `with join(trainer, RUN, learner="eu-1"): trainer.train()`.
+"""torchtitan's Trainer, unchanged, as a learner: `with join(trainer, RUN, learner="eu-1"): trainer.train()`.
 
-Nothing of torchtitan is imported here: of the trainer that is given, its parts, its step and its place are used.
+This module does not import torchtitan. It uses the model, the optimizer, the step function and the state of the trainer
+that it is given.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,14 +24,14 @@ from isthmus.link import join as _join
 
 
 class TrainerProgress:
-    """What a trainer goes on with besides model and optimizer: its step, its schedules, and its place in the data."""
+    """State of a trainer besides model and optimizer: its step, its schedules, and its position in the data."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.came_back = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it."""
+        """Return the state."""
         trainer = self._trainer
         return {
             "trainer": trainer.state_dict(),
@@ -39,7 +40,7 @@ class TrainerProgress:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on there."""
+        """Continue from a saved state."""
         trainer, self.came_back = self._trainer, True
         trainer.load_state_dict(state_dict["trainer"])
         for schedule, state in zip(trainer.lr_schedulers.schedulers, state_dict["schedules"], strict=True):
@@ -51,11 +52,13 @@ class TrainerProgress:
 def join(trainer: Any, run: str, *, learner: str, count: Count | None = None, **joining: Any) -> Iterator[Link]:
     """Join a run with a torchtitan Trainer that was built and has not trained; leave when the block ends.
 
-    Each of its training steps is reported when it is done. Every rank of the job does the same. A restart under the
-    same name goes on at the learner's own checkpoint, so torchtitan's are to be off (`checkpoint.enable` false, its
-    default). The rest is as for `isthmus.join`, but for `data` and `steps`, which the trainer knows.
+    Each training step is reported when it is done. Every rank of the job calls this function alike. A restart under the
+    same name continues from the learner's own checkpoint, so torchtitan's checkpoints have to be off
+    (`checkpoint.enable` false, its default). The other arguments are those of `isthmus.join`, except `data` and
+    `steps`, which come from the trainer.
 
-    Raises what `isthmus.join` does, and `InputError` for pipeline, tensor and context parallelism, and checkpoints.
+    Raises what `isthmus.join` raises, and `InputError` for pipeline, tensor and context parallelism, and if
+    torchtitan's checkpoints are on.
     """
     configuration = getattr(trainer, "config", None) or trainer.job_config
     if configuration.checkpoint.enable:
@@ -76,8 +79,10 @@ def join(trainer: Any, run: str, *, learner: str, count: Count | None = None, **
     own_step: Callable[..., Any] = trainer.train_step
     kept = TrainerProgress(trainer)
     with _join(run, model, optimizer, learner=learner, data=kept, steps=steps, **joining) as link:
-        trainer.step = link.steps_done  # it counts a step when it begins, and may have ended in the middle of one
-        if link.steps_done and not kept.came_back:  # of a checkpoint of another number of ranks: its data begin anew
+        # The trainer counts a step when it begins, so its saved count may include a step that was not finished.
+        trainer.step = link.steps_done
+        # If another number of ranks wrote the checkpoint, the trainer's state was not restored: its data begins anew.
+        if link.steps_done and not kept.came_back:
             for schedule in trainer.lr_schedulers.schedulers:
                 catch_up(schedule, link.steps_done)
         hook = StepHook(link, model, optimizer, count=count, now=False)

@@ -28,45 +28,49 @@ from isthmus.torch.shards import is_sharded
 logger = logging.getLogger(__name__)
 
 SAVE_S = 600.0
-"""Bringing the model to the newest version, when training has ended, may take this long."""
+"""Seconds to wait, after training, for the newest global version that `save` writes."""
 
 
 class TrainerProgress:
-    """What a Trainer goes on with besides model and optimizer: how many steps it asked for, and its schedule."""
+    """State of a Trainer besides model and optimizer: its step count and its schedule."""
 
     def __init__(self, state: TrainerState, scheduler: Any) -> None:
         self._state, self._scheduler = state, scheduler
         self.came_back = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it."""
+        """Return the state."""
         return {"global_step": int(self._state.global_step), "scheduler": kept_of(self._scheduler)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on there."""
+        """Continue from a saved state."""
         self.came_back = True
         self._state.global_step = int(state_dict["global_step"])
         take_up(self._scheduler, state_dict["scheduler"])
 
 
 class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
-    """Makes a Trainer's training a learner of a run, for one call of `train` after another.
+    """A callback that makes each call of a Trainer's `train` a learner of a run.
 
-    It joins when training begins, after the Trainer has wrapped the model and made its optimizer; every optimizer step
-    that was taken is reported; when training ends it leaves. A restart under the same name goes on at the learner's own
-    checkpoint: weights with local work, moments, schedule, `global_step`, and the place in the data (the batches before
-    it are drawn and passed over). Give no `resume_from_checkpoint` then. The Trainer's own checkpoints are of this
-    learner's replica; the global model is what `isthmus export RUN` writes.
+    The learner joins when training begins, after the Trainer has wrapped the model and made its optimizer. Every
+    optimizer step that was taken is reported. The learner leaves when training ends.
+
+    A restart under the same name continues from the learner's own checkpoint. This restores weights with local work,
+    moments, the schedule, `global_step`, and the position in the data: earlier batches are drawn and skipped. Do not
+    give `resume_from_checkpoint` then.
+
+    The Trainer's own checkpoints hold this learner's replica. `isthmus export RUN` writes the global model.
     """
 
     def __init__(
         self, run: str, *, learner: str, count: Count | None = None, save: str | None = None, **joining: Any
     ) -> None:
-        """`run`, `learner` and the rest as for `isthmus.join`, but for `steps` and `data`, which the Trainer knows.
+        """Take the arguments of `isthmus.join`, except `steps` and `data`, which come from the Trainer.
 
-        `count` says how many tokens a forward reads; without it, elements of the model's main input. `save` names a
-        folder: when training ends the model is brought to the newest global version, and the Trainer saves it there, as
-        it saves models (of adapters, the adapters); it wants `into`, and a model that is not sharded.
+        `count` returns how many tokens a forward reads; without it, the tokens of the main input are counted. `save`
+        names a folder. When training ends, the model is brought to the newest global version and the Trainer saves it
+        there in its usual way (for a model with adapters, only those). `save` requires `into`, and a model that is not
+        sharded.
         """
         for taken in ("steps", "data"):
             if taken in joining:
@@ -78,9 +82,9 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
         self._ahead: _Ahead | None = None
 
     def into(self, trainer: Trainer) -> Trainer:
-        """Put this first among a Trainer's callbacks, so that its loggers see what a run says; return the Trainer.
+        """Put this callback first in `trainer`, so that the Trainer's loggers get the run's figures; return `trainer`.
 
-        No callback hears of an error in a Trainer: where `train` raises, the learner leaves the run here.
+        A Trainer does not tell its callbacks of errors. So `train` is wrapped: if it raises, the learner leaves.
         """
         self._trainer = trainer
         trainer.callback_handler.callbacks.insert(0, self)
@@ -101,18 +105,18 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
 
     @property
     def link(self) -> Link:
-        """The learner's hold on the run, while it trains. Raises `InputError` before."""
+        """The learner's link to the run, while it trains. Raises `InputError` before and after."""
         if self._hook is None:
             raise InputError("there is no link before training has begun, nor after it has ended")
         return self._hook.link
 
-    # --- what a Trainer calls -----------------------------------------------------------------------------------------
+    # --- called by the Trainer ----------------------------------------------------------------------------------------
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Join."""
-        if self._hook is not None:  # training began before, and failed
+        """Join the run. Raises `InputError` for a Trainer that cannot be a learner as it is set up."""
+        if self._hook is not None:  # an earlier call of `train` failed
             hook, self._hook = self._hook, None
             hook.close(done=False)
         if args.load_best_model_at_end:
@@ -152,24 +156,24 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
                 f"checkpoint of step {state.global_step or done} in {self._run}: go on without resume_from_checkpoint"
             )
         if done and not kept.came_back:
-            state.global_step = done  # of a checkpoint of another number of ranks
+            state.global_step = done  # another number of ranks wrote the checkpoint, so the state was not restored
             catch_up(scheduler, done)
         if state.global_step != resumed:
             self._ahead = _Ahead(loader, state.global_step, args.gradient_accumulation_steps, state.max_steps)
             if self._trainer is not None:
-                # Means are of the steps since; it has noted where it began already.
+                # The Trainer averages over the steps since these counts, and has already set them to the old step.
                 self._trainer._initial_global_step = self._trainer._globalstep_last_logged = state.global_step
         self._hook = StepHook(link, given["model"], optimizer, count=self._count, now=False)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Go on in the data where the learner was."""
+        """Continue at the learner's position in the data."""
         if self._ahead is not None:
             self._ahead.begin_epoch()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """Report the step, if it was taken: schedule and counters are behind it by now."""
+        """Report the step if it was taken. Schedule and counters have already advanced."""
         assert self._hook is not None, "training has begun"
         self._hook.report()
 
@@ -181,7 +185,7 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
         logs: dict[str, Any] | None = None,
         **given: Any,
     ) -> None:
-        """Say with the Trainer's own figures how the run goes."""
+        """Add the run's figures to the Trainer's own."""
         if logs is not None and self._hook is not None:
             logs.update(figures_of(self.link))
 
@@ -202,16 +206,15 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class _Ahead:
-    """Has a Trainer's loader begin where so many of its optimizer steps ended, though the Trainer begins at its first
-    epoch."""
+    """Makes a Trainer's loader begin after `step` optimizer steps, although the Trainer begins at its first epoch."""
 
     def __init__(self, loader: Any, step: int, accumulation: int, most: int) -> None:
         try:
             of_an_epoch = max(1, ceil(len(loader) / accumulation))
         except TypeError:
-            of_an_epoch = max(1, most)  # a stream has no end
+            of_an_epoch = max(1, most)  # a stream has no length: all steps are one epoch
         self._first, steps = divmod(step, of_an_epoch)
-        # Who has taken all its steps reads nothing more: the Trainer stops then.
+        # If all steps are done, skip every batch, so that the Trainer stops.
         self._skipped = steps * accumulation if step < most or most <= 0 else sys.maxsize
         self._epoch = self._first - 1
         self._loader = loader
@@ -220,11 +223,11 @@ class _Ahead:
             logger.warning("a %s cannot be told where to begin: the data starts anew", type(loader).__name__)
             self._own = None
         else:
-            # The Trainer calls it with its own number of the epoch, and the loader with the last one that was set.
+            # The Trainer calls `set_epoch` with its own epoch number, and the loader with the last number that was set.
             loader.set_epoch = lambda _: self._own(self._epoch)
 
     def begin_epoch(self) -> None:
-        """Go on to the next epoch; of the first one only what is left of it is read."""
+        """Begin the next epoch. In the first one, skip the batches that were already read."""
         if self._own is not None:
             self._epoch += 1
             self._loader.skip_batches = self._skipped if self._epoch == self._first else 0

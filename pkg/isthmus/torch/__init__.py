@@ -1,1 +1,1 @@
-"""PyTorch as Isthmus sees it: a module, its optimizer, and what it goes on with."""
+"""The part of Isthmus that knows PyTorch: a module, its optimizer, and the state that a restart continues from."""

@@ -1,8 +1,8 @@
 """Second copies of the weights in an optimizer's state, which an adopted version moves as it moves the weights.
 
-Examples are float32 masters, averages of the weights, Lookahead's slow weights and the point where Prodigy began. Each
-copy is moved by the same difference as the weights. So it keeps its distance from them, and the optimizer's next step
-does not undo the adoption.
+Examples are float32 master weights, averages of the weights, Lookahead's slow weights, and the point where Prodigy
+began. Adoption moves each copy by the same difference as the weights. So the copy keeps its distance from the weights,
+and the optimizer's next step does not undo the adoption.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,20 +16,23 @@ from isthmus.torch.optimizers import Path
 from isthmus.torch.shards import local_of
 
 Written = Sequence[tuple[Any, tuple[int, int] | None]]
-"""Parameters that are written, whole or some rows of them."""
+"""Parameters that are written, each with the range of rows; None means the whole parameter."""
 
 
 class Copies:
-    """Those of one optimizer."""
+    """The second copies of the weights in one optimizer's state."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, paths: frozenset[Path] = frozenset()) -> None:
-        """`paths`: where they are, below a parameter's entry in the state; see `rehearsal`."""
+        """`paths`: where the copies are, below a parameter's entry in the state; see `rehearsal`."""
         self._optimizer = optimizer
         self.paths = paths
 
     @contextmanager
     def follow(self, written: Written) -> Iterator[None]:
-        """Move the copies of parameters by as much as the block does. On a device nothing is waited for."""
+        """Move the copies of the written parameters by as much as the `with` block moves the parameters.
+
+        Does not wait for a device.
+        """
         if not self.paths:
             yield
             return
@@ -45,14 +48,17 @@ class Copies:
                     held.add_(moved.to(held.device, held.dtype))
 
     def become(self, parameters: Sequence[Any]) -> None:
-        """Set the copies of parameters to what these hold: another learner's were of its own."""
+        """Set the copies to the current values of their parameters.
+
+        This is for moments from another learner, whose copies belong to its own weights.
+        """
         with torch.no_grad():
             for p in parameters:
                 for tensor in self._of(p) or ():
                     tensor.copy_(local_of(p))
 
     def _of(self, parameter: Any) -> list[torch.Tensor] | None:
-        """Return a parameter's copies, in its shape; None where it has none (yet)."""
+        """Return a parameter's copies, in its shape; None if it has none, or none yet."""
         entry = self._optimizer.state.get(parameter)
         if not entry:
             return None
@@ -62,7 +68,7 @@ class Copies:
 
 
 def tensors_in(entry: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Yield the tensors in a parameter's entry of an optimizer's state, and where they are."""
+    """Yield each tensor in a parameter's entry of an optimizer's state, with its path."""
     if isinstance(entry, torch.Tensor):
         yield path, entry
     elif isinstance(entry, dict):

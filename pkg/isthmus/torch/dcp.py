@@ -1,7 +1,7 @@
-"""torch's Distributed Checkpoints, as a way out of a run and into one.
+"""Export of a run to torch's Distributed Checkpoint format, and import from it.
 
-torch describes such a checkpoint by a pickle. Reading one would run what it names, so it is not unpickled here: its
-words are taken for the data they are, and of what they name only shapes, dtypes and places in files are looked at.
+torch describes such a checkpoint in a pickle file. Unpickling can run code that the file names, so this module does not
+unpickle. It reads the pickle's opcodes as data, and uses only shapes, dtypes and positions in files.
 """
 
 import pickletools
@@ -25,7 +25,7 @@ from isthmus.log.run import Run
 
 METADATA = ".metadata"
 BELOW = ("model.", "module.")
-"""Where trainers put the model in a checkpoint that has more in it."""
+"""Prefixes under which trainers put the model in a checkpoint that also holds other state."""
 
 MERGED = ("float32", "bfloat16", "float16")
 
@@ -33,10 +33,10 @@ MERGED = ("float32", "bfloat16", "float16")
 def write(
     folder: Path, run: Run, values: Mapping[int, F32], dtype: str | None, local: export.Local | None = None
 ) -> None:
-    """Write the tensors of a run as a checkpoint that `torch.distributed.checkpoint.load` reads, under their names.
+    """Write the tensors of a run, under their names, as a checkpoint that `torch.distributed.checkpoint.load` reads.
 
-    `dtype`: of all tensors; None: their own. `local`: tensors that are not merged. Raises `InputError` where it cannot
-    be written.
+    `dtype`: the dtype of all merged tensors; None keeps their own. `local`: tensors that are not merged. Raises
+    `InputError` if the folder cannot be written.
     """
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -45,16 +45,17 @@ def write(
     state |= {name: torch.from_numpy(np.array(x)).to(getattr(torch, of)) for name, (of, x) in (local or {}).items()}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is one process that writes
+            warnings.simplefilter("ignore")  # torch warns that a single process writes
             save(state, checkpoint_id=folder, no_dist=True)
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error}") from None
 
 
 def read(folder: Path) -> export.ModelFile:
-    """Read the model out of a checkpoint, by whoever and over however many ranks it was written.
+    """Return the model in a checkpoint, whichever program and however many ranks wrote it.
 
-    Where tensors lie below `model.` or `module.`, those are it; else all are that can be merged. Raises `InputError`.
+    If names begin with `model.` or `module.`, only those tensors are the model; otherwise all are. Tensors that cannot
+    be merged are left out. Raises `InputError` if there is no model to read.
     """
     path = folder / METADATA
     try:
@@ -90,7 +91,10 @@ def read(folder: Path) -> export.ModelFile:
 
 
 def _block(folder: Path, where: Mapping[str, Any], shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return what one rank has written of a tensor: the only storage of the archive at that place."""
+    """Return the block of a tensor that one rank wrote: the only storage in the archive at that position.
+
+    Raises `ValueError` for a file name outside the folder, and for a storage of another size.
+    """
     name = str(where["relative_path"])
     if "/" in name or name.startswith("."):
         raise ValueError(f"a part of it is said to lie in {name!r}")
@@ -106,7 +110,7 @@ def _block(folder: Path, where: Mapping[str, Any], shape: Sequence[int], dtype: 
 
 @dataclass(eq=False)
 class Named:
-    """What a description names and does not contain: something of a module, called with arguments, given a state."""
+    """An object that a pickle names but does not contain: a class or function, its arguments, and its state."""
 
     module: str
     name: str
@@ -118,13 +122,13 @@ class Named:
 
     @property
     def dtype(self) -> str:
-        """Of the properties of a tensor, which are a tuple of dtype, layout, …"""
+        """The name of the dtype, for the properties of a tensor: their state is a tuple of dtype, layout, …"""
         found = self.state.get("dtype") or self.state[""][0]
         return str(found.name)
 
 
 def _understood(words: bytes) -> Named:
-    """Return what a description says. Raises `ValueError` for words that describe nothing."""
+    """Return the object that a pickle describes. Raises `ValueError` for an unknown opcode and for a cut-off pickle."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: list[Any] = []

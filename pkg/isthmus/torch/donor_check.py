@@ -1,6 +1,7 @@
-"""What another learner's moments would do to a sharded model, tried on all of its ranks at once.
+"""Tries on all ranks of a sharded model what another learner's moments would do to it.
 
-Each rank steps a copy of what it holds; the first adds up what they say, and has what a learner of one process has.
+Each rank takes a step with a copy of its shards. The first rank adds up the results of all ranks, and so has the same
+figures as a learner of one process.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -15,53 +16,56 @@ from isthmus.torch.optimizers import Array, Outline, Plain, Stepped, Sums, Tried
 
 
 class _Said(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank says of a step."""
+    """A rank's result of a step."""
 
     why: str
-    """What was wrong, or nothing."""
+    """The error; empty if the step succeeded."""
     nonnegative: list[bool]
-    """Of each entry of the outline, in its order."""
+    """The flag `nonnegative` of each entry of the outline, in the outline's order."""
     moved: list[Sums]
     lengths: list[Sums]
 
 
 class Trial:
-    """One rank's part."""
+    """One rank's part in the trial."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step a copy of what this rank holds, if there can be one."""
+        """Take a step with a copy of this rank's shards. A failure is kept for `begun`."""
         self.stepped: Stepped | None = None
         self._why = ""
         try:
             self.stepped = Stepped(optimizer)
-        except Exception as error:  # the optimizer's own: whatever it is, all ranks are to hear of it
+        except Exception as error:  # an optimizer may raise anything, and all ranks have to learn of it
             self._why = repr(error)
 
     def begun(self) -> bytes:
-        """Return what this rank says of the first step."""
+        """Return this rank's result of the first step, encoded."""
         if self.stepped is None:
             return msgspec.msgpack.encode(_Said(self._why, [], [], []))
         flags = list(_flags(self.stepped.outline))
         return msgspec.msgpack.encode(_Said("", flags, self.stepped.moved, self.stepped.lengths()))
 
     def tried(self, saved: dict[str, Any]) -> bytes:
-        """Return what this rank says of a step with a saved state's moments, of which it has its part."""
+        """Return this rank's result, encoded, of a step with this rank's part of a saved state's moments."""
         assert self.stepped is not None, "all ranks have begun"
         try:
             return msgspec.msgpack.encode(_Said("", [], self.stepped.moved_by(saved), []))
-        except Exception as error:  # a stranger's moments: whatever they do, all ranks are to hear of it
+        except Exception as error:  # foreign moments may raise anything, and all ranks have to learn of it
             return self.failed(error)
 
     def failed(self, error: Exception) -> bytes:
-        """Return what this rank says where that came to nothing."""
+        """Return the result, encoded, of a step with moments that failed."""
         return msgspec.msgpack.encode(_Said(repr(error), [], [], []))
 
 
 class GroupCheck(Tried):
-    """All ranks' parts, of the first rank; see `optimizers.Tried`. Raises `ValueError` where a rank cannot step."""
+    """The results of all ranks, added up on the first rank; see `optimizers.Tried`.
+
+    Raises `ValueError` if a rank cannot step.
+    """
 
     def __init__(self, own: Trial, begun: Sequence[bytes], tried: Callable[[dict[str, Any]], Sequence[bytes]]) -> None:
-        """`begun`: what each rank says. `tried`: has all of them try a state, and returns what each says then."""
+        """`begun`: each rank's result of the first step. `tried`: has all ranks try a state; returns their results."""
         said = _heard(begun)
         assert own.stepped is not None, "else its own words have raised"
         flags = iter([all(of) for of in zip(*(s.nonnegative for s in said), strict=True)])
@@ -88,7 +92,10 @@ def _heard(words: Sequence[bytes]) -> list[_Said]:
 
 
 def _added(of_ranks: Sequence[list[Sums]]) -> list[Sums]:
-    """Return the sums over all ranks. What several hold alike counts as often on both sides of a mean."""
+    """Return the sums over all ranks.
+
+    A tensor that several ranks hold alike counts once for each in both squares and count, so its mean stays the same.
+    """
     return [sum(of, Sums(0.0, 0)) for of in zip(*of_ranks, strict=True)]
 
 
@@ -107,7 +114,7 @@ def _flags(tree: Outline) -> Iterator[bool]:
 
 
 def _with_flags(tree: Outline, flags: Iterator[bool]) -> Outline:
-    """Return an outline with what all ranks know to be nowhere negative, in the order of `_flags`."""
+    """Return an outline with its flags `nonnegative` replaced by `flags`, in the order of `_flags`."""
     match tree:
         case Array() | Plain():
             return replace(tree, nonnegative=next(flags))

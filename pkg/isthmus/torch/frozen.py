@@ -1,7 +1,7 @@
-"""Parameters that are not trained: they do not travel, so what they are stored in must be the same bytes everywhere.
+"""Digests of frozen parameters. These are not sent, so every learner must store them in the same bytes.
 
-A digest is of the bytes as they are stored, read once: quantised weights are not unpacked. 14 GB (seven billion
-parameters in bfloat16) take some five seconds on two cores.
+A digest covers the bytes as they are stored, read once; quantised weights are not unpacked. For 14 GB (seven billion
+parameters in bfloat16) this takes about five seconds on two cores.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,10 @@ from isthmus.torch import model as torch_model
 
 
 def digests_of(model: nn.Module, check: FrozenCheck) -> dict[str, bytes]:
-    """Return the digest of each frozen parameter, by name; where they are trusted, `UNTOLD`. Raises `InputError`."""
+    """Return the digest of each frozen parameter, by name; with `TRUSTED`, `UNTOLD` for each.
+
+    Raises `InputError` if the bytes of a parameter cannot be read.
+    """
     frozen = [(name, p) for name, p in torch_model.named(model) if not p.requires_grad]
     if check == FrozenCheck.TRUSTED:
         return {name: UNTOLD for name, _ in frozen}
@@ -26,7 +29,7 @@ def digests_of(model: nn.Module, check: FrozenCheck) -> dict[str, bytes]:
 
 
 def digest_of_stored(name: str, parameter: torch.Tensor) -> bytes:
-    """Return the digest [32 bytes] of what a parameter is stored in. Raises `InputError` where it is not at hand."""
+    """Return the digest [32 bytes] of a parameter's stored bytes. Raises `InputError` if they cannot be read."""
     try:
         pieces = (torch_model.bits_of(tensor).numpy().data for tensor in stored_in(parameter))
         return digest_of(pieces, all_cores=True)
@@ -39,13 +42,16 @@ def digest_of_stored(name: str, parameter: torch.Tensor) -> bytes:
 
 
 def stored_in(tensor: Any) -> Iterator[torch.Tensor]:
-    """Yield the plain tensors that hold what a tensor is: of one that is made of others, those."""
-    if hasattr(tensor, "__tensor_flatten__"):  # torch's protocol, as torchao's weights follow it
+    """Yield the plain tensors in which a tensor is stored.
+
+    For a tensor subclass, these are its inner tensors; otherwise the tensor itself, and its quantisation state if any.
+    """
+    if hasattr(tensor, "__tensor_flatten__"):  # torch's protocol for tensor subclasses, which torchao follows
         for name in tensor.__tensor_flatten__()[0]:
             yield from stored_in(getattr(tensor, name))
         return
     yield tensor.detach()
-    if (scales := getattr(tensor, "quant_state", None)) is not None:  # four bits, as bitsandbytes has them
+    if (scales := getattr(tensor, "quant_state", None)) is not None:  # 4-bit weights of bitsandbytes
         for _, value in sorted(scales.as_dict(packed=False).items()):
             if isinstance(value, torch.Tensor):
                 yield value.detach()

@@ -1,7 +1,8 @@
-"""What a model holds that is not merged: buffers, parameters without a gradient, extra state of its modules.
+"""The state of a model that is not merged: buffers, parameters without a gradient, extra state of its modules.
 
 This state belongs to one learner. It changes during training (running statistics, an EMA teacher, the bias of a
-router), and checkpoints bring it back. Tensors that never change are not stored: the loop builds them again.
+router), and checkpoints restore it. Checkpoints do not store tensors that never change: the training script builds
+them again.
 """
 
 import logging
@@ -18,7 +19,7 @@ from isthmus.torch.shards import is_sharded, local_of
 logger = logging.getLogger(__name__)
 
 SAMPLE = 1024
-"""Elements of a tensor that are compared with what they were; up to so many it is compared whole."""
+"""How many elements of a tensor are compared with their earlier values. A tensor with no more is compared whole."""
 
 
 def local_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -41,14 +42,17 @@ def _with_extra_state(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 class Mark:
-    """What a tensor was like, to tell whether it has changed since: by torch's own count of changes in place, by where
-    it lies, and, for changes that torch does not count (`tensor.data`), by some of its elements."""
+    """A record of a tensor, to detect later changes.
+
+    It holds torch's count of changes in place, the address and the shape. For changes that torch does not count
+    (`tensor.data`), it also holds some of the elements.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._was = [_seen(part) for part in stored_in(local_of(tensor))]
 
     def differs(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is not what it was."""
+        """Return whether a tensor has changed since."""
         now = [_seen(part) for part in stored_in(local_of(tensor))]
         return len(now) != len(self._was) or any(
             a[:-1] != b[:-1] or not torch.equal(a[-1], b[-1]) for a, b in zip(self._was, now, strict=True)
@@ -64,13 +68,13 @@ def _seen(tensor: torch.Tensor) -> tuple[int, int, torch.Size, torch.Tensor]:
     else:
         places = torch.arange(SAMPLE, device=flat.device) * (flat.numel() // SAMPLE)
         sample = flat[torch.unravel_index(places, flat.shape)]
-    # Bits, since a NaN is not equal to itself.
+    # Compare bits, because a NaN is not equal to itself.
     bits = sample.contiguous().view(torch.uint8) if sample.numel() and sample.dim() else sample
     return version_of(tensor), tensor.data_ptr(), tensor.shape, bits
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return torch's count of a tensor's changes in place; 0 where it keeps none."""
+    """Return torch's count of a tensor's changes in place; 0 for inference tensors, which have no count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -78,7 +82,7 @@ class LocalState:
     """The local state of a model. It knows which tensors have changed since `join`."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Look at the model as its owner has built it."""
+        """Record the model's local tensors as the training script has built them."""
         self._model = model
         self._marks = {name: Mark(tensor) for name, tensor in local_tensors(model).items()}
         self._extra = list(_with_extra_state(model))
@@ -86,7 +90,7 @@ class LocalState:
         self._odd: set[str] = set()
 
     def changed(self) -> dict[str, torch.Tensor]:
-        """Return the tensors that a checkpoint has to hold: all that have changed in any life."""
+        """Return the tensors that a checkpoint must hold: all that have changed in this or an earlier incarnation."""
         tensors = local_tensors(self._model)
         for name, tensor in tensors.items():
             if name in self._kept or name in self._odd:
@@ -107,7 +111,10 @@ class LocalState:
         return {name: module.get_extra_state() for name, module in self._extra}
 
     def load(self, saved: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-        """Restore tensors and the modules' extra state from a checkpoint. Log tensors that the model no longer has."""
+        """Restore tensors and the modules' extra state from a checkpoint.
+
+        Log tensors that the model no longer has, or has in another shape.
+        """
         tensors = local_tensors(self._model)
         for name, value in saved.items():
             here = tensors.get(name)

@@ -1,8 +1,8 @@
-"""What a training loop has besides the merged parameters, as it stands between two steps.
+"""The state of a training loop besides the merged parameters, as it is at a step boundary.
 
-A restart goes on at one step boundary. So this notes, right after each step, what the next step changes before its own
-end: the place in the data, schedules, random numbers, small buffers. And it can say, when a loop ends in the middle of
-a step, whether what it holds is still that of the boundary.
+A restart continues from one step boundary. So this module notes, right after each step, the state that the next step
+changes before it ends: the position in the data, schedules, random numbers, small buffers. When a loop ends in the
+middle of a step, this module can tell whether the loop's state is still that of the boundary.
 """
 
 import logging
@@ -28,26 +28,27 @@ from isthmus.torch.rehearsal import rehearse
 logger = logging.getLogger(__name__)
 
 NOTE_S, NOTE_SHARE = 2e-3, 0.01
-"""What takes no longer is noted at each boundary; what does, at so many that it takes this share of the training
-thread's time. At the others a loop that ends in the middle of a step goes back to the checkpoint before."""
+"""If noting the loop's state takes at most `NOTE_S` seconds, it is noted at each boundary. Otherwise it is noted only
+so often that it takes the share `NOTE_SHARE` of the training thread's time. If a loop ends in the middle of a step
+after a boundary without a note, its restart continues from the previous checkpoint."""
 
 IDLE_STEPS = 100
-"""After so many steps in a row with a learning rate of 0 that is said."""
+"""After this many steps in a row with a learning rate of 0, a warning is logged."""
 
 NOTED_BYTES = 1 << 20
-"""Buffers of so many bytes in all are noted at each boundary; of a model that has more, none."""
+"""Most bytes of buffers that are noted at a boundary. If a model's buffers are larger in all, none is noted."""
 
 
 @dataclass(slots=True)
 class _Noted:
-    """What the next step changes before its own end, as it was at the boundary."""
+    """The state that the next step changes before it ends, as it was at the boundary."""
 
     objects: Any
     buffers: dict[str, torch.Tensor]
 
 
 class Loop(Saver):
-    """One process's model, optimizer, data and other objects that go on with it. Training thread."""
+    """One process's model, optimizer, data, and other objects that a restart restores. Training thread."""
 
     def __init__(
         self,
@@ -56,9 +57,9 @@ class Loop(Saver):
         data: Stateful | None = None,
         state: Mapping[str, Stateful] | None = None,
     ) -> None:
-        """Look at the loop as its owner has built it, and try what a restart and an adoption come to.
+        """Record the loop as the training script has built it, and rehearse a restart and an adoption.
 
-        Raises `InputError`, by name, for what could not be gone on from.
+        Raises `InputError`, with the name, for an object or an optimizer that could not continue after a restart.
         """
         self.model, self.optimizer = model, optimizer
         self._objects: dict[str, Stateful] = {f"state[{name!r}]": one for name, one in (state or {}).items()}
@@ -91,9 +92,9 @@ class Loop(Saver):
         self._hooks = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
 
     def _begin(self, _: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Note that an optimizer step begins; with a closure, once that has computed the gradients."""
+        """Note that an optimizer step begins. With a closure, note it once the closure has computed the gradients."""
         closure = arguments[1] if len(arguments) > 1 else named.get("closure")
-        if not callable(closure):  # some optimizers are handed a loss there
+        if not callable(closure):  # some optimizers take a loss as this argument
             self._begun = True
             return None
 
@@ -110,18 +111,18 @@ class Loop(Saver):
         self._begun = True
 
     def described(self) -> str:
-        """Return the names of data and other objects, in words; every rank of a learner must have the same."""
+        """Return the names of data and other objects as a phrase; it must be the same on every rank of a learner."""
         return f"with {', '.join(sorted(self._objects)) or 'no data or other state'}"
 
     def close(self) -> None:
-        """Leave the optimizer as it was."""
+        """Remove the hooks from the optimizer."""
         for hook in self._hooks:
             hook.remove()
 
     # --- at a boundary ------------------------------------------------------------------------------------------------
 
     def mark(self, now: Callable[[], float]) -> None:
-        """Note that this is a step boundary, and what the next step changes before its own end."""
+        """Note a step boundary, and the state that the next step changes before it ends."""
         self._begun = False
         self._seen = self._look()
         self._groups = _settings_of(self.optimizer)
@@ -133,7 +134,7 @@ class Loop(Saver):
                 self._noted = self._note()
             except Exception as error:
                 self._failed = f"what goes on with the learner could not be noted: {error!r}"
-                if self._failed != failed:  # not again at each step
+                if self._failed != failed:  # the same failure is not logged at each step
                     logger.warning("%s", self._failed)
             took = now() - began
             self._note_after = began if took <= NOTE_S else began + took / NOTE_SHARE
@@ -164,9 +165,9 @@ class Loop(Saver):
         return {"objects": objects, "extra": tree.copied(self.local.extra())}
 
     def moved(self, orderly: bool) -> str | None:
-        """Return which part of the loop's state can no longer be saved as it was at the boundary; see `Saver.moved`.
+        """Return why the loop's state can no longer be saved as it was at the boundary, or None; see `Saver.moved`.
 
-        (A change that torch does not count, by `tensor.data` outside of the optimizer's step, is not seen.)
+        A change that torch does not count (by `tensor.data`, outside the optimizer's step) is not detected.
         """
         if self._begun:
             return "an optimizer step has begun"
@@ -185,9 +186,11 @@ class Loop(Saver):
         return None
 
     def require_same(self) -> None:
-        """Raise `InputError` where the model or the optimizer holds other parameters than at `join`: what the run
-        merges was settled there. (Parameters that are frozen meanwhile stay what they are.)"""
-        # Of a sharded model whole parameters stand in for shards now and then.
+        """Raise `InputError` if the model or the optimizer holds other parameters than at `join`.
+
+        `join` settled which parameters are merged. A parameter that was frozen since then is allowed, and still merged.
+        """
+        # In a sharded model, whole parameters temporarily replace the shards, so use the parameters found at `join`.
         now = self._joined if self._sharded else dict(torch_model.named(self.model))
         for name in sorted(now.keys() | self._joined.keys()):
             what = None
@@ -230,7 +233,10 @@ class Loop(Saver):
         return torch_model.take_tensor(node)
 
     def optimizer_state(self, *, wrapped: bool = True, **given: Any) -> dict[str, Any]:
-        """Return the optimizer's state, with its groups' settings as they were at the boundary; see `state_of`."""
+        """Return a copy of the optimizer's state, with its groups' settings as they were at the boundary.
+
+        See `optimizers.state_of`.
+        """
         state = given.pop("state", None) or self.optimizer.state_dict()
         if len(state["param_groups"]) == len(self._groups):
             both = zip(state["param_groups"], self._groups, strict=True)
@@ -238,17 +244,23 @@ class Loop(Saver):
         return optimizers.state_of(self.model, self.optimizer, wrapped=wrapped, state=state, **given)
 
     def changed(self) -> dict[str, torch.Tensor]:
-        """Return the local tensors that a checkpoint holds, as they were at the boundary."""
+        """Return the local tensors that a checkpoint must hold, as they were at the boundary if that was noted."""
         noted = {} if self._noted is None else self._noted.buffers
         return {name: noted.get(name, tensor) for name, tensor in self.local.changed().items()}
 
     def own(self) -> dict[str, Any] | None:
-        """Return what this process alone has: the states of its objects at the boundary; None where there are none."""
+        """Return the state that only this process has: its objects' state and the modules' extra state, or None.
+
+        It is that of the boundary if it was noted there; otherwise it is read now.
+        """
         own = self._own() if self._noted is None else self._noted.objects
         return own if any(own.values()) else None
 
     def _can_unwrap(self) -> bool:
-        """Return whether a restart will know the tensor subclasses again; better asked before there is one."""
+        """Return whether a restart will be able to rebuild the tensor subclasses in the optimizer's state.
+
+        This is checked before a checkpoint with such tensors is written.
+        """
         try:
             Stepped(self.optimizer)
         except (MemoryError, torch.OutOfMemoryError):
@@ -261,7 +273,7 @@ class Loop(Saver):
     # --- and back -----------------------------------------------------------------------------------------------------
 
     def go_on(self, own: Mapping[str, Any], local: Mapping[str, Any]) -> None:
-        """Bring data, other objects and local state to where they were. Raises `InputError` where one cannot go on."""
+        """Restore data, other objects and local state. Raises `InputError` if an object cannot load its state."""
         extra = own.get("extra", {})
         self.local.load(local, extra)
         states = own.get("objects", {})
@@ -287,7 +299,7 @@ _ANEW = (
 
 
 def _places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Return where a model's modules keep its parameters and the buffers of its `state_dict()`."""
+    """Return the dict and key under which modules keep each parameter and each buffer of the model's `state_dict()`."""
     found: list[tuple[dict[str, Any], str]] = []
     for module in model.modules():
         found += [(module._parameters, key) for key in module._parameters]
@@ -296,7 +308,7 @@ def _places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
 
 
 def _buffers_of(model: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
-    """Return where a model's modules keep the buffers of its `state_dict()`, by their names."""
+    """Return the dict and key under which modules keep each buffer of the model's `state_dict()`, by buffer name."""
     return {
         torch_model.plain_name(f"{prefix}.{key}" if prefix else key): (module._buffers, key)
         for prefix, module in model.named_modules()
@@ -306,7 +318,7 @@ def _buffers_of(model: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
 
 
 def _is_elsewhere(rate: Any) -> bool:
-    """Return whether a learning rate lies on a device, which would have to be waited for; or there is none."""
+    """Return whether a learning rate is missing, or on a device, so that reading it would wait for the device."""
     return rate is None or (isinstance(rate, torch.Tensor) and rate.device.type != "cpu")
 
 

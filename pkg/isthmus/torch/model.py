@@ -1,7 +1,8 @@
-"""A torch module as Isthmus sees it: which of its tensors are merged, and how values get in and out of them.
+"""Selects the tensors of a torch module that are merged, and reads and writes their values.
 
-Merged: every parameter that requires a gradient, tied ones once. Frozen parameters are not merged, but must hold the
-same values everywhere. Buffers stay local and are not looked at: running statistics differ between learners.
+Every parameter that requires a gradient is merged; a tied parameter is merged once. Frozen parameters are not merged,
+but must hold the same values everywhere. Buffers stay local and are not compared: running statistics differ between
+learners.
 """
 
 import logging
@@ -26,11 +27,11 @@ from isthmus.reasons import Reason
 logger = logging.getLogger(__name__)
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
-"""Under these names modules hold what they wrap: `torch.compile`, and checkpointing of activations."""
+"""Attributes under which wrappers hold the wrapped module: those of `torch.compile` and of activation checkpointing."""
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module whose parameters are merged: what `torch.compile` and data parallelism have wrapped."""
+    """Return the module whose parameters are merged: the one inside `torch.compile` and data parallelism."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
@@ -41,22 +42,22 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def named(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield a module's parameters under the names they have without wrappers: the same for every learner of a run."""
+    """Yield a module's parameters under their names without wrappers, which are the same for every learner of a run."""
     for name, p in model.named_parameters():
         yield plain_name(name), p
 
 
 def plain_name(name: str) -> str:
-    """Return the name that something in a module has without wrappers around it."""
+    """Return a name without the parts that wrappers add to it."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def specs_of(model: nn.Module, vectors: Sequence[str] = ()) -> list[Spec]:
     """Return the trainable parameters, in the module's own order; tied ones appear once, under their first name.
 
-    `vectors`: patterns (`*.gate.weight`) of names of tensors that no merge takes for matrices. Of a model with
-    embeddings, the last linear layer with as many outputs as there are words is among them. Raises `InputError` for a
-    pattern that fits no trainable parameter.
+    `vectors`: patterns (`*.gate.weight`) of names of tensors that no merge treats as matrices. The weight of the
+    model's last linear layer is also among these tensors if the layer has as many outputs as an embedding has entries.
+    Raises `InputError` for a pattern that fits no trainable parameter.
     """
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
     embeddings, words = {id(table.weight) for table in tables}, {table.num_embeddings for table in tables}
@@ -87,22 +88,28 @@ def values_of(model: nn.Module) -> list[F32]:
 
 
 class Room:
-    """Memory for many arrays, as one: it goes back to the system when the last of them is gone. What as many small ones
-    took the allocator keeps, 4 bytes a parameter for as long as the process lives."""
+    """One block of memory for many arrays. The system gets it back when the last of the arrays is gone.
+
+    If each array were allocated by itself, the allocator would keep the memory of the small ones (4 bytes a parameter)
+    for as long as the process lives.
+    """
 
     def __init__(self, size: int) -> None:
-        """`size`: of all of them together, in elements."""
+        """`size`: the size of all arrays together, in elements."""
         self._values = np.empty(size, np.float32)
         self._at = 0
 
     def take(self, size: int) -> F32:
-        """Return the next array [size]; its values are anything."""
+        """Return the next array [size], uninitialised."""
         self._at += size
         return self._values[self._at - size : self._at]
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise `InputError` where the optimizer trains a tensor that is no parameter of the model: it is not merged."""
+    """Raise `InputError` if the optimizer trains a tensor that is not a parameter of the model, and so is not merged.
+
+    Log a warning if it does not train all trainable parameters of the model.
+    """
     known = {id(p) for p in model.parameters()}
     for number, group in enumerate(optimizer.param_groups):
         for p in group["params"]:
@@ -126,15 +133,15 @@ Follow = Callable[[Sequence[tuple[Any, tuple[int, int] | None]]], AbstractContex
 
 
 def nothing_follows(_: object) -> AbstractContextManager[None]:
-    """Move nothing."""
+    """Return a context manager that moves nothing."""
     return nullcontext()
 
 
 class TorchReplica(Replica):
-    """Reads and writes a module's parameters, fragment by fragment, on any device and in any of the dtypes."""
+    """Reads and writes a module's parameters by fragment, on any device and in any dtype that a run allows."""
 
     def __init__(self, model: nn.Module, layout: Layout, follow: Follow = nothing_follows) -> None:
-        """`follow`: moves what follows the parameters that a block writes."""
+        """`follow`: moves second copies of the parameters along with them; see `Follow`."""
         parameters = dict(named(model))
         self._follow = follow
         self._places = [
@@ -157,16 +164,16 @@ class TorchReplica(Replica):
 
 
 def rows_of(parameter: torch.Tensor, rows: tuple[int, int] | None) -> torch.Tensor:
-    """Return a view of a parameter, or of some rows of it."""
+    """Return a view of a parameter, or of some of its rows."""
     whole = parameter.detach()
     return whole if rows is None else whole[rows[0] : rows[1]]
 
 
 def keep_denormals() -> None:
-    """Let the calling thread, and those it starts from now on, compute with denormal numbers; no other is touched.
+    """Let the calling thread, and the threads it starts from now on, compute with denormal numbers.
 
-    Whoever trains with `torch.set_flush_denormal(True)` hands that mode on to every thread he starts, and in it the
-    values that the log records cannot be computed.
+    Other threads stay as they are. A thread that called `torch.set_flush_denormal(True)` passes that mode on to every
+    thread it starts. In that mode, the values that the log records cannot be computed.
     """
     torch.set_flush_denormal(False)
 
@@ -175,7 +182,7 @@ def keep_denormals() -> None:
 
 
 def why_not_kept(tensor: torch.Tensor) -> str | None:
-    """Return what a tensor is that bytes, a dtype and a shape do not say everything about, or None."""
+    """Return a description of a tensor that its bytes, dtype and shape do not fully define; None for other tensors."""
     if type(tensor) not in (torch.Tensor, nn.Parameter):
         return f"a {type(tensor).__module__}.{type(tensor).__qualname__}, a tensor with contents of its own"
     if tensor.is_quantized:
@@ -186,7 +193,10 @@ def why_not_kept(tensor: torch.Tensor) -> str | None:
 
 
 def take_tensor(node: object) -> Leaf | None:
-    """Turn a tensor into a leaf (see `records.tree`). Raises `InputError` for one that is more than its bytes."""
+    """Return a tensor as a leaf (see `records.tree`); None for other objects.
+
+    Raises `InputError` for a tensor that `why_not_kept` describes.
+    """
     if not isinstance(node, torch.Tensor):
         return None
     if (why := why_not_kept(node)) is not None:
@@ -200,14 +210,14 @@ def take_tensor(node: object) -> Leaf | None:
 
 
 def own_order(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a tensor that fills its memory in another order than C's; () for all others."""
+    """Return the strides of a tensor that fills its memory in an order other than C order; () for all others."""
     if tensor.is_contiguous() or not _fills(tuple(tensor.shape), tensor.stride()):
         return ()
     return tuple(tensor.stride())
 
 
 def _fills(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Return whether elements at these strides lie side by side, each at a place of its own."""
+    """Return whether elements at these strides fill memory without gaps and without sharing a place."""
     expected = 1
     for step, count in sorted((step, count) for step, count in zip(stride, shape, strict=True) if count != 1):
         if step != expected:
@@ -217,7 +227,7 @@ def _fills(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 def make_tensor(leaf: Leaf) -> torch.Tensor:
-    """Undo `take_tensor`. Raises `RecordInvalid`."""
+    """Return the tensor of a leaf that `take_tensor` made. Raises `RecordInvalid`."""
     dtype = dtype_of(leaf.spec)
     try:
         if leaf.spec.size == 0:
@@ -226,7 +236,7 @@ def make_tensor(leaf: Leaf) -> torch.Tensor:
         if leaf.spec.stride:
             return torch.empty_strided(leaf.spec.shape, leaf.spec.stride, dtype=dtype, device="cpu").copy_(found)
         return found
-    except Exception as error:  # its dtypes are many, and each raises its own
+    except Exception as error:  # torch raises different errors for different dtypes
         raise RecordInvalid(Reason.MALFORMED, f"no {dtype} of shape {leaf.spec.shape}: {error}") from None
 
 
@@ -243,9 +253,9 @@ def dtype_of(spec: LeafSpec) -> torch.dtype:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's values on the CPU, in memory of their own; any dtype that `take_tensor` takes.
+    """Return a copy of a tensor on the CPU, in memory of its own. It may have any dtype that `take_tensor` accepts.
 
-    They lie as they lay, where a tensor fills its memory (channels_last); else in the order of C.
+    The copy keeps the memory order of a tensor that fills its memory (channels_last); otherwise it is in C order.
     """
     if own_order(tensor):
         return tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True)
@@ -259,22 +269,23 @@ _QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.qui
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's values as bytes [size] uint8 on the CPU; shared with it where they lie together there."""
+    """Return a tensor's values as bytes [size] uint8 on the CPU. They share the memory of a contiguous CPU tensor."""
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def load(model: nn.Module, layout: Layout, values: Iterable[F32]) -> None:
-    """Write all fragments' values into a module."""
+    """Write the values of all fragments into a module."""
     replica = TorchReplica(model, layout)
     for fragment, flat in enumerate(values):
         replica.write(fragment, flat)
 
 
 def load_named(model: nn.Module, specs: Sequence[Spec], values: Sequence[F32]) -> None:
-    """Write values into the trainable parameters of these names, and into frozen ones and buffers where there are any.
+    """Write values into the trainable parameters of the same names, and into frozen parameters and buffers if named.
 
-    Raises `LayoutMismatch`, naming the first misfit.
+    Raises `LayoutMismatch`, with the first difference, if a value has no tensor, a trainable parameter has no value, or
+    a shape differs.
     """
     others: dict[str, torch.Tensor] = {name: p for name, p in named(model) if not p.requires_grad}
     others |= dict(model.named_buffers())
@@ -294,7 +305,10 @@ def load_named(model: nn.Module, specs: Sequence[Spec], values: Sequence[F32]) -
 
 
 def load_local(model: nn.Module, local: Mapping[str, tuple[str, "np.ndarray[Any, Any]"]]) -> None:
-    """Write tensors that are not merged into the buffers and frozen parameters of their names, where there are any."""
+    """Write tensors that are not merged into the buffers and frozen parameters of the same names and shapes.
+
+    Tensors without such a place are ignored.
+    """
     there: dict[str, torch.Tensor] = {name: p for name, p in named(model) if not p.requires_grad}
     there |= {plain_name(name): buffer for name, buffer in model.named_buffers()}
     with torch.no_grad():
@@ -304,5 +318,5 @@ def load_local(model: nn.Module, local: Mapping[str, tuple[str, "np.ndarray[Any,
 
 
 def writable(values: F32) -> F32:
-    """torch warns of read-only memory even where it only reads."""
+    """Return values in writable memory, copied if necessary: torch warns of read-only memory even if it only reads."""
     return values if values.flags.writeable else values.copy()

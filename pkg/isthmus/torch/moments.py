@@ -1,4 +1,4 @@
-"""What a learner's inner optimizer goes on with: its own checkpoint's state, a healthy peer's moments, or none."""
+"""The state that a learner's inner optimizer starts with: its own checkpoint's, a healthy peer's moments, or none."""
 
 import logging
 import math
@@ -21,17 +21,20 @@ from isthmus.torch.optimizers import Array, Outline, Plain, Stepped, Tried, Wrap
 logger = logging.getLogger(__name__)
 
 MOVES_MAX, MOVES_OF_FRESH_MAX = 0.1, 30.0
-"""How far another learner's moments may carry a parameter tensor in one step without a gradient: by this share of its
-own length, or by this many times what a first step with gradients of −1 moves it, whichever is more."""
+"""Limits on how far another learner's moments may move a parameter tensor in one step without a gradient.
+
+The first is a share of the tensor's own length. The second is a multiple of the distance that a first step with
+gradients of −1 moves the tensor. The larger limit applies."""
 
 
 def restore(
     loop: Loop, own: Checkpoint | None, donor: Checkpoint | None, settings: Hyperparameters = Hyperparameters.RESTORED
 ) -> str:
-    """Bring a loop to where it was; return where the moments came from: `own`, `peer` or `fresh`.
+    """Restore a loop from a checkpoint; return where the moments came from: `own`, `peer` or `fresh`.
 
-    Of one's own checkpoint all is loaded as it was, any dtype and shape: its digest vouches for it. `donor` is one that
-    a `DonorCheck` has found to fit. Raises `InputError` where data or another object cannot go on.
+    `own` is the learner's own checkpoint. All of it is loaded unchanged, in any dtype and shape, because its digest
+    vouches for it. `donor` is another learner's checkpoint that passed a `DonorCheck`. Raises `InputError` if data or
+    another object cannot load its state.
     """
     optimizer = loop.optimizer
     if own is not None:
@@ -45,7 +48,7 @@ def restore(
         before = optimizer.state_dict()
         try:
             optimizers.load(optimizer, donor.optimizer(torch_model.make_tensor), settings=False)
-        except Exception as error:  # a stranger's: whatever it is, training starts without
+        except Exception as error:  # foreign moments may raise anything; training then starts without them
             logger.warning("moments from %s cannot be loaded: %r", donor.key, error)
             optimizer.load_state_dict(before)
         else:
@@ -55,8 +58,10 @@ def restore(
 
 
 def alone_of(own: Checkpoint, ranks: int) -> list[Any] | None:
-    """Return what each of so many ranks had alone, such as its place in the data; None, and said, where the checkpoint
-    is of another number of ranks."""
+    """Return, for each rank, the state that this rank alone had, such as its position in the data.
+
+    If the checkpoint has such state of another number of ranks, log a warning and return None.
+    """
     alone = own.ranks(torch_model.make_tensor)
     if len(alone) != ranks and any(one is not None for one in alone):
         logger.warning(
@@ -69,11 +74,11 @@ def alone_of(own: Checkpoint, ranks: int) -> list[Any] | None:
 
 
 def warmth(steps: int, warmup: int) -> float:
-    """Return the factor on the learning rate so many steps after a start with fresh moments into a run in flight."""
+    """Return the factor on the learning rate, `steps` steps after a start with fresh moments into a run in flight."""
     return min(1.0, (steps + 1) / warmup) if warmup else 1.0
 
 
-# --- one's own --------------------------------------------------------------------------------------------------------
+# --- the learner's own checkpoint -------------------------------------------------------------------------------------
 
 
 def own_state(
@@ -82,7 +87,7 @@ def own_state(
     own: Checkpoint,
     make: Callable[[Leaf], object] = torch_model.make_tensor,
 ) -> dict[str, Any] | str:
-    """Return the optimizer's state in a learner's own checkpoint, or why it is none of this one's."""
+    """Return the optimizer's state in a learner's own checkpoint, or the reason why this optimizer cannot use it."""
     try:
         saved: dict[str, Any] = own.optimizer(make)
     except RecordInvalid as error:
@@ -93,7 +98,7 @@ def own_state(
 def _load_own(
     model: nn.Module, optimizer: torch.optim.Optimizer, own: Checkpoint, settings: Hyperparameters
 ) -> str | None:
-    """Load all of a checkpoint's optimizer; return why not where it is none of this one's."""
+    """Load the optimizer's state in a learner's own checkpoint. Return None, or the reason if it was not loaded."""
     saved = own_state(model, optimizer, own)
     if isinstance(saved, str):
         return saved
@@ -106,11 +111,14 @@ def _load_own(
 
 
 CHOSEN = ("weight_decay", "betas", "momentum", "eps")
-"""Settings of an optimizer's groups that users choose, besides the learning rate; others an optimizer counts with."""
+"""Settings of parameter groups that users choose, besides the learning rate. Others may be the optimizer's counters."""
 
 
 def choose(optimizer: torch.optim.Optimizer, saved: dict[str, Any], settings: Hyperparameters) -> None:
-    """Say where a checkpoint's settings are not those that the optimizer was made with; with `passed`, put those in."""
+    """Compare a checkpoint's settings with those that the optimizer was made with.
+
+    With `RESTORED`, log a warning if they differ. With `PASSED`, put the optimizer's settings into `saved`.
+    """
     found = []
     for number, (here, there) in enumerate(zip(optimizer.param_groups, saved["state"]["param_groups"], strict=True)):
         differ = [name for name in CHOSEN if name in here and name in there and here[name] != there[name]]
@@ -129,12 +137,12 @@ def choose(optimizer: torch.optim.Optimizer, saved: dict[str, Any], settings: Hy
 
 
 def _start(group: Mapping[str, Any]) -> float:
-    """Return the learning rate that a group's schedule begins with; without one, its rate."""
+    """Return the learning rate that a group's schedule begins with; without a schedule, the group's learning rate."""
     return float(group.get("initial_lr", group["lr"]))
 
 
 def _why_another(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Any) -> str | None:
-    """Return why a saved state is not one of this optimizer over these parameters, or None."""
+    """Return why a saved state does not belong to this optimizer over these parameters, or None if it does."""
     try:
         if saved["class"] != optimizers.class_of(optimizer):
             return f"it is of a {saved['class']}, here is a {optimizers.class_of(optimizer)}"
@@ -149,7 +157,7 @@ def _why_another(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Any)
 
 
 def why_not_finite(held: Any, path: str) -> str | None:
-    """Return where a state holds a NaN or an infinity, or None."""
+    """Return a message with the path at which a state holds a NaN or an infinity, or None."""
     if isinstance(held, dict):
         return next((why for key, value in held.items() if (why := why_not_finite(value, f"{path}[{key!r}]"))), None)
     if isinstance(held, list | tuple):
@@ -159,18 +167,19 @@ def why_not_finite(held: Any, path: str) -> str | None:
     try:
         return None if optimizers.all_finite(held) else f"{path} is not finite"
     except NotImplementedError:
-        return None  # bits whose meaning only the optimizer knows
+        return None  # only the optimizer knows the meaning of these bits
 
 
-# --- another's --------------------------------------------------------------------------------------------------------
+# --- another learner's checkpoint -------------------------------------------------------------------------------------
 
 
 class DonorCheck:
-    """Says whether moments that another learner wrote may be believed: by what this optimizer itself would hold.
+    """Checks whether moments that another learner wrote are like the state that this optimizer itself would hold.
 
-    For that a copy of the optimizer and of its parameters takes a step (see `Stepped` for what it costs); it is made
-    for the first donor of the right class and dropped with the judge. For each donor looked at whole it takes another
-    step, with that donor's moments in it. Where no copy can be made, no donor is used.
+    For comparison, a copy of the optimizer and of its parameters takes a step (see `Stepped` for the cost). The copy is
+    made for the first donor of the same class and parameters, and dropped with this object. For each donor whose
+    checkpoint is read in full, the copy takes another step with the donor's moments. If no copy can be made, no donor
+    is used.
     """
 
     def __init__(
@@ -179,21 +188,21 @@ class DonorCheck:
         optimizer: torch.optim.Optimizer,
         step: Callable[[], Tried] | None = None,
     ) -> None:
-        """`step` has a copy of the optimizer take a step, where that is not this process's alone."""
+        """`step`: has a copy of the optimizer take a step on all ranks, for a learner of several."""
         self._model, self._optimizer = model, optimizer
         self._step = step or (lambda: Stepped(optimizer))
         self._stepped: Tried | str | None = None
 
     def glance(self, header: CheckpointHeader) -> str | None:
-        """Return why a checkpoint of which only the header is at hand will not fit, or None.
+        """Return why a checkpoint will not fit, judged by its header alone, or None.
 
-        Class, parameters, entries, their shapes and dtypes are in the header. Raises `RecordInvalid`.
+        The header has the class, the parameters, the entries, and their shapes and dtypes. Raises `RecordInvalid`.
         """
         leaves = [Leaf(spec, _NOTHING) for spec in header.arrays]
         return self._why_unlike(rebuild(header.optimizer, leaves, _without_values))
 
     def fits(self, found: Checkpoint) -> str | None:
-        """Return why a checkpoint's moments must not be used here, or None. Raises `RecordInvalid`."""
+        """Return why this learner must not use a checkpoint's moments, or None. Raises `RecordInvalid`."""
         saved = found.optimizer(torch_model.make_tensor)
         why = self._why_unlike(saved)
         if why is not None or self._stepped is None or isinstance(self._stepped, str):
@@ -241,8 +250,11 @@ def _without_values(leaf: Leaf) -> torch.Tensor:
 
 
 def _why_unlike(given: Any, expected: Outline, path: str) -> str | None:
-    """Return where something is not what this optimizer would hold in its place, or None. Values of tensors without
-    any (`meta`) are not judged. Raises `NotImplementedError` for a dtype that cannot be judged."""
+    """Return how `given` differs from the state that this optimizer would hold in its place, or None.
+
+    The values of `meta` tensors, which have none, are not checked. Raises `NotImplementedError` for a dtype whose
+    values cannot be checked.
+    """
     match expected:
         case Array():
             return _why_unlike_tensor(given, expected, path)

@@ -1,8 +1,8 @@
-"""The state of an inner optimizer, any of torch's kind: as a checkpoint keeps it, and back again bit for bit.
+"""Converts the state of any torch optimizer to the form that a checkpoint keeps, and restores it bit for bit.
 
-Kept is what `state_dict()` gives: tensors of any dtype and shape, nested in dicts, lists and tuples, beside plain
-values. A tensor subclass is kept as the plain tensors inside it (`__tensor_flatten__`); its class is never looked up by
-name, a copy of the optimizer that has stepped once shows it (`Stepped`).
+A checkpoint keeps what `state_dict()` returns: tensors of any dtype and shape, nested in dicts, lists and tuples, and
+plain values. A tensor subclass is kept as the plain tensors inside it (`__tensor_flatten__`). Its class is never looked
+up by name. Instead, a copy of the optimizer that has taken one step shows which class belongs there (`Stepped`).
 """
 
 import copy
@@ -25,10 +25,10 @@ from isthmus.torch.shards import is_sharded, local_of
 logger = logging.getLogger(__name__)
 
 WRAPPED = "isthmus: tensor subclass"
-"""Marks a dict that stands for one tensor of a subclass; its value is the subclass's name."""
+"""The key that marks a dict as a tensor of a subclass; the value under it is the subclass's name."""
 
 Path = tuple[Hashable, ...]
-"""Keys and indices from the state down to one entry; the first is the parameter's number."""
+"""Keys and indices from the state down to one entry. The first is the parameter's number."""
 
 
 # --- out --------------------------------------------------------------------------------------------------------------
@@ -44,9 +44,9 @@ def state_of(
 ) -> dict[str, Any]:
     """Return a copy of the optimizer's state on the CPU, with its class and the names of its parameters by group.
 
-    What a checkpoint cannot keep stays in it as it is, for `tree.flatten` to refuse by its place; without `wrapped`
-    that goes for tensor subclasses too. `state` is the optimizer's `state_dict()`, and `copied` has, by their ids,
-    copies of some of the tensors in it, or what stands for them.
+    Objects that a checkpoint cannot keep stay in the copy unchanged, so that `tree.flatten` can raise an error with
+    their place. Without `wrapped`, tensor subclasses stay unchanged too. `state` is the optimizer's `state_dict()`.
+    `copied` has copies of some of its tensors, or objects that stand for them, by the tensors' ids.
     """
     named = {"class": class_of(optimizer), "names": names_of(model, optimizer)}
     return named | saved_of(optimizer, wrapped, state, copied)
@@ -58,7 +58,7 @@ def saved_of(
     state: dict[str, Any] | None = None,
     copied: Mapping[int, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return a copy of the optimizer's state alone; see `state_of`."""
+    """Return a copy of the optimizer's state without class and names; see `state_of`."""
     state, copies = state or optimizer.state_dict(), _Copies(wrapped, copied or {})
     devices = [p.device.type for p in parameters_of(optimizer)]
     return {
@@ -84,14 +84,14 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def has_wrapped(tree: Any) -> bool:
-    """Return whether a tensor of a subclass is anywhere in a copied state."""
+    """Return whether a copied state contains a tensor of a subclass."""
     if isinstance(tree, dict):
         return WRAPPED in tree or any(has_wrapped(value) for value in tree.values())
     return isinstance(tree, list | tuple) and any(has_wrapped(item) for item in tree)
 
 
 class _Copies:
-    """Copies of trees with every tensor on the CPU; one that is in several places is copied once."""
+    """Copies trees, with every tensor on the CPU. A tensor that is in several places is copied once."""
 
     def __init__(self, wrapped: bool, known: Mapping[int, Any]) -> None:
         self._wrapped = wrapped
@@ -126,16 +126,19 @@ class _Copies:
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is of a subclass that says which plain tensors are in it."""
+    """Return whether a tensor is of a subclass that lists the plain tensors inside it."""
     return hasattr(tensor, "__tensor_flatten__") and hasattr(type(tensor), "__tensor_unflatten__")
 
 
 def plain(context: Any) -> Any:
-    """Return what a subclass says of itself besides its tensors as plain data; what is none stays as it is."""
+    """Return the context of a tensor subclass (all but its inner tensors) as plain data.
+
+    Objects that have no such form stay as they are.
+    """
     if isinstance(context, torch.dtype | torch.layout):
         return str(context)
     if isinstance(context, torch.device):
-        return "device"  # which one it is may change from life to life
+        return "device"  # the device may change with a restart
     if isinstance(context, dict):
         return {key: plain(value) for key, value in context.items()}
     if isinstance(context, list | tuple):
@@ -144,7 +147,7 @@ def plain(context: Any) -> Any:
 
 
 def _hosted(state: dict[Hashable, Any], devices: list[str]) -> Iterator[Path]:
-    """Yield where tensors are that lie on the CPU, other than their parameters."""
+    """Yield the path of each tensor that is on the CPU while its parameter is on another device."""
 
     def walk(tree: Any, path: Path) -> Iterator[Path]:
         if isinstance(tree, torch.Tensor):
@@ -167,14 +170,15 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-# --- and back ---------------------------------------------------------------------------------------------------------
+# --- in ---------------------------------------------------------------------------------------------------------------
 
 
 def load(optimizer: torch.optim.Optimizer, saved: dict[str, Any], *, settings: bool) -> None:
-    """Load a state that `state_of` copied, or one like it, in the dtypes and with the bits it was saved with.
+    """Load a state that `state_of` copied, or one like it, in the dtypes and with the bits in which it was saved.
 
-    Without `settings` moments only: learning rates and the like stay as they are here. Raises what the optimizer's own
-    `load_state_dict` does, and `ValueError` for a tensor subclass that this optimizer does not have in that place.
+    Without `settings`, only the moments are loaded; learning rates and other settings stay as they are. Raises the
+    errors of the optimizer's own `load_state_dict`, and `ValueError` for a tensor subclass that this optimizer does not
+    have in that place.
     """
     state, groups = saved["state"]["state"], optimizer.state_dict()["param_groups"]
     if has_wrapped(state):
@@ -192,7 +196,7 @@ def load(optimizer: torch.optim.Optimizer, saved: dict[str, Any], *, settings: b
     try:
         optimizer.load_state_dict({"state": state, "param_groups": groups})
     except (RuntimeError, TypeError) as error:
-        # On its way a state is cast to the dtypes of the parameters; some dtypes cannot be.
+        # `load_state_dict` casts a state to the dtypes of the parameters, which some dtypes do not allow.
         logger.debug("load_state_dict does not take this state, which is put in place without it: %r", error)
         optimizer.load_state_dict({"state": {}, "param_groups": groups})
         optimizer.state.update({parameters.get(key, key): entries for key, entries in state.items()})
@@ -203,7 +207,10 @@ def load(optimizer: torch.optim.Optimizer, saved: dict[str, Any], *, settings: b
 
 
 def _uncast(loaded: Any, saved: Any) -> Any:
-    """Return what was loaded with what was saved wherever loading has cast it, as far as both are built alike."""
+    """Return `loaded` with the saved tensor in place of each tensor that loading has cast.
+
+    Parts of `loaded` that have another structure than `saved` stay as they are.
+    """
     if isinstance(saved, torch.Tensor):
         if isinstance(loaded, torch.Tensor) and loaded.shape == saved.shape and loaded.dtype != saved.dtype:
             return saved.to(loaded.device)
@@ -214,12 +221,12 @@ def _uncast(loaded: Any, saved: Any) -> Any:
         if isinstance(loaded, list | tuple) and len(loaded) == len(saved):
             return type(saved)(_uncast(*both) for both in zip(loaded, saved, strict=True))
     elif isinstance(saved, str):
-        return saved  # taken for a sequence of things to cast
+        return saved  # `load_state_dict` treats a string as a sequence of values to cast
     return loaded
 
 
 def _placed(state: dict[Hashable, Any], parameters: dict[Any, torch.Tensor], hosted: set[Path]) -> dict[Hashable, Any]:
-    """Return a state with its tensors beside their parameters, but for those that lay on the CPU."""
+    """Return a state with each tensor on the device of its parameter, except those at the paths in `hosted`."""
     moved: dict[tuple[int, str], torch.Tensor] = {}
 
     def walk(tree: Any, path: Path, home: torch.device) -> Any:
@@ -237,7 +244,7 @@ def _placed(state: dict[Hashable, Any], parameters: dict[Any, torch.Tensor], hos
 
 
 def _on_devices_of(here: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
-    """Return a group's saved settings; those that are tensors on the device of the ones they replace."""
+    """Return a group's saved settings, with each tensor on the device of the tensor that it replaces."""
     return {
         key: value.to(here[key].device)
         if isinstance(value, torch.Tensor) and isinstance(here.get(key), torch.Tensor)
@@ -247,7 +254,10 @@ def _on_devices_of(here: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any
 
 
 def _unwrapped(saved: Any, like: "Outline") -> Any:
-    """Return a saved state with tensors of subclasses in it again, each as this optimizer has one in its place."""
+    """Return a saved state with its tensor subclasses rebuilt, each like the one that this optimizer has in its place.
+
+    Raises `ValueError` if the optimizer has no such tensor there.
+    """
     if isinstance(saved, dict) and WRAPPED in saved:
         if not isinstance(like, Wrapped) or not like.describes(saved):
             raise ValueError(f"this optimizer has no such {saved[WRAPPED]} where one was saved")
@@ -263,12 +273,12 @@ def _unwrapped(saved: Any, like: "Outline") -> Any:
     return saved
 
 
-# --- what an optimizer would hold -------------------------------------------------------------------------------------
+# --- outlines: what an optimizer would hold ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A tensor as an optimizer keeps one."""
+    """The outline of a tensor: its dtype, its shape, and whether no number in it is negative."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -277,14 +287,14 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """A tensor of a subclass."""
+    """The outline of a tensor of a subclass."""
 
     kind: type
     context: Any
     parts: dict[str, "Outline"]
 
     def describes(self, saved: dict[Any, Any]) -> bool:
-        """Return whether a saved tensor is one of these: of the class, with such tensors in it, saying the same."""
+        """Return whether a saved tensor has the same class, the same names of inner tensors and the same context."""
         parts = saved.get("parts")
         return (
             (saved.get(WRAPPED), saved.get("context")) == (_name(self.kind), plain(self.context))
@@ -295,7 +305,7 @@ class Wrapped:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A plain value, or something that cannot be looked into."""
+    """The outline of a plain value, or of an object whose contents are not known."""
 
     kind: type
     nonnegative: bool
@@ -306,9 +316,9 @@ Outline = Any
 
 
 def outline(tree: Any) -> Outline:
-    """Return what a state is made of, without its values."""
+    """Return the outline of a state: its structure without its values."""
     if isinstance(tree, torch.Tensor):
-        if is_sharded(tree):  # saved whole, as it is shaped; what is known of its numbers is of this rank's
+        if is_sharded(tree):  # it is saved whole, so the shape is the whole one; this rank sees only its own numbers
             return Array(tree.dtype, tuple(tree.shape), outline(local_of(tree)).nonnegative)
         if is_wrapper(tree) and why_not_kept(tree) is not None:
             parts, context = tree.__tensor_flatten__()  # type: ignore[attr-defined]
@@ -327,19 +337,22 @@ def outline(tree: Any) -> Outline:
 
 
 def nowhere_negative(tensor: torch.Tensor) -> bool:
-    """Return whether no number is below 0; for complex ones, which have no order, False."""
+    """Return whether no number in a tensor is below 0. Return False for complex numbers, which have no order."""
     if tensor.is_complex():
         return False
     return not bool((numbers(tensor) < 0).any())
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
-    """Return whether it holds neither NaN nor infinity. Raises `NotImplementedError` for what cannot be judged."""
+    """Return whether a tensor holds neither NaN nor infinity.
+
+    Raises `NotImplementedError` for a dtype that torch cannot convert; see `numbers`.
+    """
     return bool(torch.isfinite(tensor if tensor.is_complex() else numbers(tensor)).all())
 
 
 def numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in a dtype that can be compared. Raises `NotImplementedError` where torch has no way to."""
+    """Return a tensor in a dtype that can be compared. Raises `NotImplementedError` if torch cannot convert it."""
     return tensor if tensor.dtype in _ORDERED else tensor.detach().float()
 
 
@@ -348,7 +361,7 @@ _ORDERED |= {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 
 
 class Sums(msgspec.Struct, frozen=True, array_like=True):
-    """The length of some numbers, in a form that adds up over parts."""
+    """The sum of the squares of some numbers, and their count. Both add up over parts of a tensor."""
 
     squares: float
     count: int
@@ -358,36 +371,40 @@ class Sums(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def rms(self) -> float:
-        """Root mean square; 0 of none."""
+        """Root mean square; 0 if there are no numbers."""
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
 
 class Tried(Protocol):
-    """An optimizer of which a copy has taken a step."""
+    """The result of a step that a copy of an optimizer has taken."""
 
     outline: dict[Hashable, Outline]
-    """What the state is made of, by the parameter's number."""
+    """The outline of the state after the step, by the parameter's number."""
     moved: list[Sums]
-    """How far each parameter tensor went."""
+    """How far the step moved each parameter tensor."""
 
     def moved_by(self, saved: dict[str, Any]) -> list[Sums]:
-        """Return how far each parameter tensor goes in a step from here, with gradients of zero, with a saved state's
-        moments. Raises what `load` and the optimizer's step do."""
+        """Return how far each parameter tensor moves in a step with a saved state's moments and gradients of zero.
+
+        The step starts at the current parameters. Raises the errors of `load` and of the optimizer's step.
+        """
 
     def lengths(self) -> list[Sums]:
-        """Return how long each parameter tensor is."""
+        """Return the length of each parameter tensor."""
 
 
 class Stepped(Tried):
-    """A copy of an optimizer and of its parameters that has taken one step with gradients of −1: what it holds then,
-    and how far it goes. Of sharded parameters it is what this rank holds, and all ranks do it.
+    """A copy of an optimizer and of its parameters that has taken one step with gradients of −1.
 
-    Costs, until it is dropped, the memory of the parameters, their gradients and the optimizer's state once more, and
-    the time of a step. The optimizer, its parameters and torch's random numbers stay as they are; hooks of its own and
-    whatever was patched into it (learning rate schedulers do) are left out. Hooks registered for all optimizers of the
-    process see the step.
+    It shows what state the optimizer holds then, and how far the step moves the parameters. With sharded parameters,
+    the copy has the shards of this rank, and all ranks must make one.
 
-    Raises whatever the optimizer does that cannot be copied or stepped so: one that wants a closure, for example.
+    Until it is dropped, the copy costs the memory of the parameters, their gradients and the optimizer's state once
+    more. It also costs the time of a step. The optimizer, its parameters and torch's random state stay unchanged. The
+    copy does not have the optimizer's own hooks, nor methods patched into it (as learning rate schedulers do). Hooks
+    registered for all optimizers of the process see the step.
+
+    Raises any error of an optimizer that cannot be copied or stepped in this way, such as one that needs a closure.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -428,9 +445,9 @@ class Stepped(Tried):
 
 
 def twin(optimizer: torch.optim.Optimizer, parameters: dict[int, Any] | None = None) -> torch.optim.Optimizer:
-    """Return a copy with parameters of its own, without hooks, and with the methods of its class.
+    """Return a copy of an optimizer with its own parameters, without hooks, and with the methods of its class.
 
-    `parameters`: what stands in it for each parameter, by the parameter's id; its state is empty then.
+    `parameters`: the replacement for each parameter, by the parameter's id. The copy's state is then empty.
     """
     kind = type(optimizer)
     made = kind.__new__(kind)
@@ -442,12 +459,12 @@ def twin(optimizer: torch.optim.Optimizer, parameters: dict[int, Any] | None = N
     if parameters is not None:
         inside["state"] = defaultdict(dict)
     vars(made).update(copy.deepcopy(inside, dict(parameters or {})))
-    torch.optim.Optimizer.__setstate__(made, {})  # empty hooks
+    torch.optim.Optimizer.__setstate__(made, {})  # sets empty hooks
     return made
 
 
 def _full_speed(group: dict[str, Any]) -> None:
-    """Set a group's learning rate to the largest one known of: at the start of a schedule it may be next to zero."""
+    """Set a group's learning rate to the largest that is known: at the start of a schedule it may be almost zero."""
     if "lr" not in group:
         return
     known = [float(group[name]) for name in ("lr", "initial_lr", "max_lr") if group.get(name) is not None]

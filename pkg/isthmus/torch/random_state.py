@@ -1,4 +1,4 @@
-"""Random numbers that go on where they were."""
+"""The state of random generators, for checkpoints."""
 
 import random
 from typing import Any
@@ -8,11 +8,13 @@ import torch
 
 
 class RandomState:
-    """The state of the generators that a training loop draws from without naming one: Python's, NumPy's and torch's, on
-    the CPU and on all CUDA devices. Hand it to `isthmus.join` as one of `state`."""
+    """The state of the default random generators: Python's, NumPy's and torch's, on the CPU and on all CUDA devices.
+
+    Hand it to `isthmus.join` as an entry of `state`.
+    """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it."""
+        """Return the state of each generator."""
         return {
             "python": random.getstate(),
             "numpy": np.random.get_state(),
@@ -21,7 +23,7 @@ class RandomState:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on there. Devices that are not here any more are left out."""
+        """Restore the state of each generator. States of devices that no longer exist are ignored."""
         random.setstate(state_dict["python"])
         np.random.set_state(state_dict["numpy"])
         torch.set_rng_state(state_dict["torch"])

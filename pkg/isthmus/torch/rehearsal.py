@@ -1,10 +1,12 @@
-"""What an optimizer does after a restart and after an adoption, tried at `join` on a few small tensors.
+"""A rehearsal at `join`, on a few small tensors, of what the optimizer does after a restart and after an adoption.
 
-What cannot be gone on from is better known before a training of weeks than at its first restart. So a copy of the
-optimizer over a few tensors like its own takes some steps; its state is packed, unpacked and loaded into another copy,
-and both must take the same next step. And tensors in its state that follow the weights are found: float32 masters,
-averages of the weights, the place where a search began. An adopted version has to move those as it moves the weights,
-or the next step would undo it.
+An optimizer that cannot continue after a restart should be found before weeks of training, and not at the first
+restart. So a copy of the optimizer, over a few tensors like its own, takes some steps. Its state is packed, unpacked
+and loaded into another copy, and both copies must take the same next step.
+
+The rehearsal also finds tensors in the state that follow the weights: float32 master weights, averages of the weights,
+the point where a search began. An adopted version must move these tensors as it moves the weights; otherwise the next
+step would undo the adoption.
 """
 
 import inspect
@@ -28,26 +30,26 @@ from isthmus.torch.shards import local_of
 logger = logging.getLogger(__name__)
 
 LARGE = 1 << 13
-"""Elements of a tensor that an optimizer treats as a large one: quantised states begin at some thousands."""
+"""Elements from which a tensor counts as large. Optimizers quantise the state of tensors from some thousands on."""
 
 BEFORE, AFTER = 3, 12
-"""Steps before a version is adopted, and after: some optimizers look at their second copy each few steps only."""
+"""Steps before and after a version is adopted. Some optimizers use their second copy only every few steps."""
 
 RATE = 1e-3
-"""Learning rate of these steps: weights then stay what they are but for the adoption."""
+"""Learning rate of these steps. It is small, so that hardly anything but the adoption changes the weights."""
 
 FOLLOWS = 0.1
-"""Distance from the weights, as a share of their length, below which a tensor in the state is a copy of them."""
+"""A tensor in the state is a copy of the weights if its distance from them is below this share of their length."""
 
 ANSWERED = 0.5, 1.5
-"""Share of an adopted difference that must still be in the weights after those steps."""
+"""Bounds on the share of an adopted difference that must still be in the weights after `AFTER` steps."""
 
 
 def rehearse(optimizer: torch.optim.Optimizer) -> Copies:
-    """Try a restart and an adoption; return the second copies of the weights that the optimizer's state holds. Raises
-    `InputError` where either comes to something else than it should.
+    """Rehearse a restart and an adoption; return the second copies of the weights that the optimizer's state holds.
 
-    An optimizer of which no copy can step is said, and left at that.
+    Raises `InputError` if the state cannot be read, or if the restart or the adoption fails. If no copy of the
+    optimizer can take a step, log a warning and return no copies.
     """
     try:
         optimizer.state_dict()
@@ -81,7 +83,7 @@ def rehearse(optimizer: torch.optim.Optimizer) -> Copies:
 
 
 class Twin:
-    """A copy of an optimizer over a few tensors of random values, like those of its parameters."""
+    """A copy of an optimizer over a few tensors that are like its parameters and hold random values."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         draw = torch.Generator("cpu").manual_seed(0)
@@ -110,7 +112,7 @@ class Twin:
         self._closes = _needs_closure(self.optimizer)
 
     def step(self, number: int) -> None:
-        """Take a step with the gradients of this number."""
+        """Take a step with random gradients, which `number` determines."""
         draw = torch.Generator("cpu").manual_seed(1 + number)
         gradients = [torch.randn(p.shape, generator=draw, device="cpu").to(p.device, p.dtype) for p in self.parameters]
 
@@ -127,14 +129,14 @@ class Twin:
             kind.step(self.optimizer, closure) if self._closes else kind.step(self.optimizer)
 
     def copies(self) -> Iterator[Path]:
-        """Yield where tensors of the state follow the weights."""
+        """Yield the paths of tensors in the state that follow the weights."""
         for p in self.parameters:
             for path, tensor in tensors_in(self.optimizer.state.get(p, {})):
                 if _is_near(tensor, p):
                     yield path
 
     def adopt(self, copies: frozenset[Path]) -> list[torch.Tensor]:
-        """Change the weights as an adopted version does; return by how much."""
+        """Change the weights as an adopted version does; return the difference for each parameter."""
         draw = torch.Generator("cpu").manual_seed(1 << 20)
         found = []
         with torch.no_grad(), Copies(self.optimizer, copies).follow([(p, None) for p in self.parameters]):
@@ -146,7 +148,10 @@ class Twin:
 
 
 def _chosen(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return a few of a group's parameters: of each kind a small one, and one that is large, if any is."""
+    """Return a few of a group's parameters: of each kind the smallest, and a large one (else the largest).
+
+    Parameters of a kind have the same dtype, device, number of dimensions and `requires_grad`.
+    """
     kinds: defaultdict[tuple[Any, ...], list[torch.Tensor]] = defaultdict(list)
     for p in parameters:
         held = local_of(p)
@@ -166,12 +171,12 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 
 
 _before: list[int] = []
-"""What was disabled before, once for each rehearsal under way."""
+"""The level up to which logging was disabled before, once for each rehearsal under way."""
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what libraries say of a rehearsal away from the log. Several may go on at once, in threads of their own."""
+    """Keep messages that libraries log during a rehearsal out of the log. Several threads may rehearse at once."""
     _before.append(_before[0] if _before else logging.root.manager.disable)
     logging.disable(logging.WARNING)
     try:
@@ -186,7 +191,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _restart(optimizer: torch.optim.Optimizer, first: Twin) -> None:
-    """Have another copy go on from the state of this one, as after a restart."""
+    """Check that another copy, loaded with the state of `first`, takes the same step, as after a restart.
+
+    Raises `InputError`.
+    """
     name = optimizers.class_of(optimizer)
     advice = "use another optimizer, or report this: a learner that is restarted has to go on as if it had not been"
     try:
@@ -226,7 +234,7 @@ def _is_near(held: torch.Tensor, weights: torch.Tensor) -> bool:
 
 
 def _adopt(optimizer: torch.optim.Optimizer, first: Twin, second: Twin, copies: frozenset[Path]) -> None:
-    """Check that later steps do not undo an adopted version."""
+    """Check that later steps do not undo an adopted version. Raises `InputError`."""
     second.step(BEFORE)
     moved = second.adopt(copies)
     for number in range(BEFORE + 1, BEFORE + 1 + AFTER):

@@ -1,4 +1,4 @@
-"""A cut of the global model in a module that is used, not trained."""
+"""Loading a cut of the global model into a module that serves or judges the model and is not trained."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from isthmus.torch.shards import block_of, local_of
 
 
 def load_cut(module: nn.Module, cut: Cut) -> None:
-    """Write a cut into the parameters that have its tensors' names, in place, whatever their device and dtype.
+    """Write the tensors of a cut into the parameters of the same names, in place, on any device and in any dtype.
 
-    Of a sharded module each rank writes its own blocks. Raises `LayoutMismatch`, naming the first misfit, before
+    In a sharded module, each rank writes its own blocks. Raises `LayoutMismatch`, with the first difference, before
     anything is written.
     """
     parameters: dict[str, Any] = dict(torch_model.named(torch_model.unwrapped(module)))
