@@ -1,12 +1,23 @@
-"""The commit log, which is the run: reading and appending, what it adds up to, and what may be done to it.
+"""The commit log, which is the run: its objects, the checks on them, and everything computed from them.
 
-run      the run object                  creation  how it comes to be
-verified  what is stored, judged         updates   an update, judged and measured
-commits  reading, the end, appending     histories whether all are shown the same log
-select   what is meant, where to begin   merge     the arithmetic of a round
-gc       what may go                     fold      state = fold(merge, snapshot, log)
-evaluations  numbers that somebody       heal      a fragment starts again where its log cannot be folded
-         has measured of a version
+run             the run object
+creation        creating a run
+membership      the log of members: who may take part
+trust           the key that a process brings, and what it demands of a run
+verified        checks of every stored object
+authenticate    checks of messages on the bus
+updates         an update: checked and measured
+commits         reading the log, finding its end, appending to it
+listing         choosing fragments, snapshots and checkpoints
+complete        finding holes in a log
+fork_detection  comparing the commits that different processes read
+state           the condition of a log
+merge           the arithmetic of a round
+robust, polar   parts of that arithmetic: robust merges, and the polar factor of a matrix
+fold            state = fold(merge, snapshot, log)
+heal            restarting a fragment whose log cannot be folded
+gc              garbage collection
+evaluations     measurements of a version of the model
 """
 
 from isthmus.log.commits import Log

@@ -1,4 +1,4 @@
-"""What somebody said on its stream of the bus: read, and judged by whose it is."""
+"""Decoding and checking messages from the bus: each must come from the owner of its stream."""
 
 import asyncio
 import contextlib
@@ -24,14 +24,15 @@ from isthmus.reasons import Reason
 logger = logging.getLogger(__name__)
 
 LOOK_LEAST_S = 0.25
-"""Between two looks at the membership, whoever asks for one."""
+"""Least time between two reads of the membership, however often one is requested."""
 
 
 def heard(stream: str, body: Blob, run: bytes, members: Members | None = None) -> tuple[AnyMessage, ...]:
-    """Return messages of a run (by its digest), in order. Raises `RecordInvalid` with a named reason.
+    """Return a batch's messages, in order, for the run with this digest. Raises `RecordInvalid` with a named reason.
 
-    A stream speaks for its owner only: what a learner says in another's name, or as a syncer, is turned away; and in a
-    run that is signed, what its member did not sign. All of a batch counts, or nothing of it.
+    A stream carries only its owner's messages. A learner's stream may hold no message in another learner's name and
+    none of a syncer's kinds. In a signed run, the member must have signed the batch. One bad message rejects the whole
+    batch.
     """
     owner = learner_of(stream)
     role = MemberRole.SYNCER if owner is None else MemberRole.LEARNER
@@ -57,9 +58,10 @@ def heard(stream: str, body: Blob, run: bytes, members: Members | None = None) -
 
 
 def may_speak(stream: str, members: Members) -> bool:
-    """Return whether a stream is one of the run's: its syncers' or a learner's, whom the membership knows or knew.
+    """Return whether a stream may be read: the syncers' stream, or that of a learner in any version of the membership.
 
-    Whoever may write to the bus can make streams of any name, as many as it likes: nobody listens to them.
+    In an unsigned run any well-formed stream name will do. Anyone who can write to the bus can create any number of
+    streams with any names; in a signed run, those of unknown learners are never read.
     """
     learner = learner_of(stream)
     if learner is None or not members.signed:
@@ -68,13 +70,16 @@ def may_speak(stream: str, members: Members) -> bool:
 
 
 def streams_of(members: Members) -> set[str]:
-    """Return the streams of the learners that the membership names one by one."""
+    """Return the streams of the learners that the current membership lists by full name (no patterns)."""
     named = (m.name for m in members.current.members if m.role == MemberRole.LEARNER and not m.name.endswith("*"))
     return {learner_stream(name) for name in named}
 
 
 async def keep_members(log: Log, asked: asyncio.Event, every_s: float) -> None:
-    """Read the membership for ever: so often [s], and when `asked`, as where somebody speaks whom it does not name."""
+    """Read the membership for ever: every `every_s` seconds, and when `asked` is set.
+
+    Callers set `asked` when, for example, an author whom the known membership does not list sends a message.
+    """
     told = None
     while log.members.signed:
         with contextlib.suppress(TimeoutError):

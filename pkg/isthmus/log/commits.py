@@ -1,6 +1,7 @@
-"""The commit log of a run as objects: reading it, finding its end, appending to it. `fold` makes states of it.
+"""The commit log of a run as objects: read it, find its end, append to it. `fold` computes states from it.
 
-Nothing is listed but snapshots, and those only where a fold starts; versions are probed one by one until there is none.
+Only snapshots are listed, and only where a fold starts. Commits are requested by version, one after the other, until
+one is missing.
 """
 
 import asyncio
@@ -22,50 +23,52 @@ from isthmus.runtime.clock import Runtime
 from isthmus.store import EdgeStore, Store, checked
 
 AHEAD_MAX = 16
-"""Commits asked for at once while walking: after ten thousand of them nobody wants to wait for one at a time."""
+"""Most commits requested at once during a walk: ten thousand requests one at a time would take too long."""
 
 
 CHECKPOINT_EACH, CHECKPOINT_EXTRA = 64, 64 << 20
-"""Bytes per parameter, and in all, that another learner's checkpoint may have to be looked at, parts included."""
+"""Most bytes read of another learner's checkpoint, parts included: so many per parameter, plus a constant."""
 
 INLINE_MAX = 1 << 16
-"""Bytes of an object whose signature is checked on the loop: larger ones are hashed elsewhere."""
+"""Most bytes of an object that is verified on the event loop; larger objects are hashed on another thread."""
 
 
 class Log:
-    """One run's log. Reading is safe for anybody; appending is the syncer's."""
+    """One run's log. Every process may read it. Syncers append to it, and so does an operator who heals a fragment."""
 
     def __init__(
         self, run: Run, store: Store, runtime: Runtime, signer: Signer | None = None, members: Members | None = None
     ) -> None:
-        """`signer`: the key that what is written here is signed with; `members`: what is known of who may write."""
+        """`signer`: the key that signs objects written through this log. `members`: the known versions of the
+        membership."""
         self.run = run
         self.store = store
         self.runtime = runtime
         self.signer = signer
         self.members = members or Members(run)
         self.gate = Gate(run, self.members)
-        """Judges what is read here."""
+        """Checks every object that is read through this log."""
         self._regions = store.regions if isinstance(store, EdgeStore) else None
         if self.members.signed and self._regions is not None:
             self._regions.directed_by(self.members)
 
     def through(self, store: Store) -> "Log":
-        """Return this log, read and written another way."""
+        """Return this log over another view of its store."""
         log = Log(self.run, store, self.runtime, self.signer, self.members)
         log._regions = log._regions or self._regions
         return log
 
     def doubt(self, key: str, error: Exception) -> bool:
-        """See `Regions.doubt`."""
+        """Note that the object under a key is damaged; return whether reading it again may help (see
+        `Regions.doubt`)."""
         return self._regions is not None and self._regions.doubt(key, error)
 
     def seal(self, data: Body | Gathered) -> None:
-        """Sign an object, where this run is signed. Slow for large ones: off the loop."""
+        """Sign an object if there is a signer. Slow for large objects: call it off the loop."""
         frame.seal(data, self.signer)
 
     async def sealed_digest(self, data: Body | Gathered) -> bytes:
-        """Sign an object and return its digest [32 bytes], off the loop."""
+        """Sign an object and return its digest [32 bytes]. The work is done off the loop."""
 
         def work() -> bytes:
             self.seal(data)
@@ -83,11 +86,11 @@ class Log:
         in_force: bool = False,
         header_most: int | None = None,
     ) -> Verified[H]:
-        """Return the object in these bytes (see `Gate.open`).
+        """Return the verified object in these bytes (see `Gate.open`).
 
-        `in_force`: its author has to be a member now; without that, to have been one at any time. Where nobody is known
-        who may have written it, the membership is read to its end first. Raises `RecordInvalid`, `LogCorrupt`, and what
-        the store raises.
+        `in_force`: the author must be a member now; otherwise it is enough that the author was a member in any known
+        version. If no known version allows the author, the membership is first read to its end. Raises `RecordInvalid`,
+        `LogCorrupt`, and what the store raises.
         """
 
         async def judged() -> Verified[H]:
@@ -105,14 +108,14 @@ class Log:
 
     @property
     def checkpoint_most(self) -> int:
-        """Bytes that are read of another learner's checkpoint at most."""
+        """Most bytes that are read of another learner's checkpoint."""
         return CHECKPOINT_EACH * self.run.layout.size + CHECKPOINT_EXTRA
 
     async def open_checkpoint(self, blob: Blob, key: str, *, own: bool = False) -> Verified[CheckpointHeader]:
-        """Return a checkpoint by whoever may speak under its name now, or one that the owner has vouched for when it
-        rotated the name's key. Raises what `open` does.
+        """Return a verified checkpoint. Raises what `open` does.
 
-        `own`: of this learner itself, whose header may be as long as any.
+        Its author must be allowed to write under its name now, or the owner must have vouched for it when it rotated
+        the name's key. `own`: it is this learner's own checkpoint, whose header may be of any length.
         """
         in_force = not self.members.vouched(key, frame.signature_of(blob))
         most = None if own else self.gate.header_most
@@ -121,14 +124,14 @@ class Log:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     async def fetch(self, key: str, kind: Kind, fragment: int = 0) -> Body:
-        """Return the bytes under a key, of which nothing is checked but that one of this kind may have so many.
+        """Return the bytes under a key. Only their number is checked: no object of this kind can be longer.
 
-        Raises `RecordInvalid` for more, and what the store raises.
+        Raises `RecordInvalid` for a longer object, and what the store raises.
         """
         return await checked.whole(self.store, key, kind, self.gate.payload_most(kind, fragment))
 
     async def commit(self, fragment: int, version: int) -> Commit | None:
-        """Return a commit, or None where the log ends before it. Raises `LogCorrupt`."""
+        """Return a commit, or None if there is none under its key. Raises `LogCorrupt`."""
         key = commit_key(fragment, version)
         try:
             blob = await self._fetched(key)
@@ -142,11 +145,12 @@ class Log:
     async def commits(
         self, fragment: int, after: int, digest: bytes | None = None, members: int = 0
     ) -> AsyncIterator[Commit]:
-        """Yield the commits after a version, in order, until the log ends; each must name the one before.
+        """Yield the commits after a version, in order, until the log ends. Each must name the commit before it.
 
-        `digest` is what the first must name (None: not checked), `members` the membership that the one before it was
-        made under: none is made under an earlier one. Raises `LogCorrupt` where the chain breaks. Where one is there,
-        more are likely: they are asked for ahead, ever more at once; packed ones come a segment at a time.
+        `digest`: what the first commit must name as its predecessor (None: not checked). `members`: the membership
+        version that the predecessor was made under; no later commit may be made under an earlier version. Raises
+        `LogCorrupt` where the chain breaks. Once a commit is found, more are likely, so ever more are requested ahead.
+        Packed commits are read a segment at a time.
         """
         ahead: deque[asyncio.Task[list[Commit]]] = deque()
         width, asked = 1, after
@@ -161,7 +165,7 @@ class Log:
                 width = min(AHEAD_MAX, 2 * width)
                 for commit in found:
                     if commit.version <= after:
-                        continue  # a segment begins before what was asked for
+                        continue  # the segment may begin before the requested version
                     if digest is not None and commit.header.previous != digest:
                         raise LogCorrupt(
                             commit_key(fragment, after + 1),
@@ -178,14 +182,14 @@ class Log:
                     after, digest, members = commit.version, commit.digest, commit.header.members
                     yield commit
                 if len(found) > 1:
-                    # What was asked for ahead may lie in the same segment: go on behind it, one segment at a time.
+                    # The requests ahead may be for commits in this segment. Continue behind it, one segment at a time.
                     await _drop(ahead)
                     asked, width = after, 1
         finally:
             await _drop(ahead)
 
     async def _from(self, fragment: int, version: int) -> list[Commit]:
-        """Return a commit, or where it is packed all of its segment from it on; nothing where the log ends."""
+        """Return a commit; if it is packed, also the rest of its segment. Empty if the log ends before it."""
         key = commit_key(fragment, version)
         try:
             blob = await self._fetched(key)
@@ -198,12 +202,12 @@ class Log:
         return [first, *await self._rest_of(fragment, at, first)]
 
     async def _rest_of(self, fragment: int, at: PackedHeader, first: Commit) -> list[Commit]:
-        """Return what follows a packed commit in its segment, as far as the chain vouches for it."""
+        """Return the commits that follow a packed commit in its segment, as far as the chain vouches for them."""
         found = [first]
         try:
             segment = await self.open(await self.fetch(at.segment, Kind.SEGMENT), at.segment, SegmentHeader)
         except (ObjectMissing, RecordInvalid):
-            return []  # each by itself, then, with its own pointer and digest
+            return []  # each commit is then read alone, by its own pointer and digest
         if segment.header.fragment != fragment:
             return []
         start = 0
@@ -218,13 +222,13 @@ class Log:
                     break
                 found.append(commit)
             start += size
-        # Each is vouched for by the one after it; the last one by its own pointer.
+        # The next commit vouches for each commit by digest. The last one needs its own pointer.
         if len(found) > 1 and await self._pointed_at(fragment, found[-1].version) != found[-1].digest:
             found.pop()
         return found[1:]
 
     async def _pointed_at(self, fragment: int, version: int) -> bytes | None:
-        """Return the digest that the pointer to a packed commit names; None where it is no pointer to believe."""
+        """Return the digest that the pointer to a packed commit names; None if the pointer is missing or invalid."""
         key = commit_key(fragment, version)
         try:
             return (await self.open(await self.fetch(key, Kind.PACKED), key, PackedHeader)).header.digest
@@ -237,11 +241,14 @@ class Log:
         return sorted(((version_in(e.key), e.key) for e in entries if is_versioned(e.key)), reverse=True)
 
     async def newest(self, fragment: int, hint: int = 0) -> Commit | None:
-        """Return the newest commit, None at version 0: from a hint or the newest snapshot, forward to the end."""
+        """Return the newest commit, or None at version 0.
+
+        The search starts at the hint, or at the newest snapshot that has a commit, and goes forward to the end.
+        """
         found = await self.commit(fragment, hint) if hint else None
         if found is None:
             for version, _ in await self.snapshots(fragment):
-                # A name says nothing: somebody may have put it there.
+                # A snapshot's name proves nothing, since others may write there: its commit must exist.
                 if version and (found := await self.commit(fragment, version)) is not None:
                     break
         while (following := await self.commit(fragment, (found.version if found else 0) + 1)) is not None:
@@ -249,7 +256,7 @@ class Log:
         return found
 
     async def version_at(self, fragment: int, time: float) -> int:
-        """Return the newest version written at or before a time [seconds since 1970, the syncers' clocks]."""
+        """Return the newest version written at or before a time [seconds since 1970, by the syncers' clocks]."""
         newest = await self.newest(fragment)
         low, high = 0, newest.version if newest else 0
         while low < high:
@@ -263,9 +270,9 @@ class Log:
     # --- appending ----------------------------------------------------------------------------------------------------
 
     async def append(self, fragment: int, version: int, body: Blob) -> bool:
-        """Create a commit and settle whether it is ours: True if these bytes are the log now, False if others are.
+        """Create a commit. Return True if the log holds these bytes now, False if it holds another commit.
 
-        An unknown outcome is settled by sending the identical bytes again. The body never changes in between.
+        If the outcome is unknown, the identical bytes are sent again until it is known. They never change in between.
         """
         key, ours = commit_key(fragment, version), frame.digest(body)
         while True:
@@ -277,31 +284,31 @@ class Log:
                 found = None
             if found is not None:
                 return found.digest == ours
-            # Not reached, or "exists" answered before the object can be read: not settled, so go on asking.
+            # The store was not reached, or it answered "exists" before the object can be read: try again.
             await asyncio.sleep(self.runtime.random.uniform(0.1, 0.5))
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
     async def _fetched(self, key: str) -> Body:
-        """Return what lies where a commit belongs. Raises `LogCorrupt`, and what the store raises."""
+        """Return the bytes under a commit's key. Raises `LogCorrupt`, and what the store raises."""
         try:
             return await self.fetch(key, Kind.COMMIT)
         except RecordInvalid as error:
             raise LogCorrupt(key, f"not a commit: {error}") from None
 
     async def _opened(self, fragment: int, version: int, blob: Blob, packed: bool) -> Commit:
-        """Return the commit in these bytes. Raises `LogCorrupt`, and what the store raises."""
+        """Return the verified commit in these bytes. Raises `LogCorrupt`, and what the store raises."""
         known = self.members.current.version
         try:
             return self.gate.commit(blob, fragment, version, packed)
         except LogCorrupt:
-            # It may have been made under a membership that is not known here yet.
+            # The commit may have been made under a newer membership than is known here.
             if (await self.members.refresh(self.store)).version == known:
                 raise
         return self.gate.commit(blob, fragment, version, packed)
 
     async def _unpacked(self, key: str, blob: Blob) -> tuple[Body, PackedHeader]:
-        """Return the bytes of a packed commit from its segment, and where they lie."""
+        """Return the bytes of a packed commit from its segment, and the pointer to it. Raises `LogCorrupt`."""
         try:
             at = (await self.open(blob, key, PackedHeader)).header
             if at.size > frame.largest(Kind.COMMIT, 0):
@@ -323,7 +330,7 @@ class Log:
 
 
 async def _drop(tasks: "deque[asyncio.Task[list[Commit]]]") -> None:
-    """Forget requests whose answers are not wanted any more."""
+    """Cancel requests whose answers are not needed any more, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

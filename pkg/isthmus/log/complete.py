@@ -1,7 +1,7 @@
-"""Whether a log is whole: its end is the first version that is missing, and so is a hole in it.
+"""Find holes in a log. Its end is the first missing version, and a hole looks the same.
 
-What lies beyond a hole shows it: later commits, snapshots, published values. A syncer that took a hole for the end
-would commit a second version of the same number, and the fragment would stand for good.
+Later commits, snapshots or published values show that a missing version is a hole. A syncer that took a hole for the
+end would commit a second version under the same number, and the fragment could never advance again.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from isthmus.log.verified import KINDS
 from isthmus.store.base import is_there
 
 AHEAD = 8
-"""Versions beyond the end that are looked for one by one."""
+"""Versions beyond the end that are requested one by one."""
 
 
 async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = False) -> None:
-    """Raise `LogCorrupt` where a version beyond the end of a fragment's log is known, so that one is missing.
+    """Raise `LogCorrupt` if a version beyond the end of a fragment's log is known, so that one before it is missing.
 
-    `head`: the version that the log was read to. `lists`: look at all published values as well, which takes a right to
-    list them; without it that is left out. (A value of the next version may be there before its commit is.) Raises
+    `head`: the version that the log was read to. `lists`: also look at all published values. This needs permission to
+    list values and is skipped without it. (The value of version `head` + 1 may exist before its commit does.) Raises
     `Unavailable`.
     """
     versions = range(head + 2, head + 2 + AHEAD)
@@ -44,7 +44,7 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
         beyond = [e.key for e in entries if version_in(e.key) > head + 1]
         known += [version_in(key) for key in beyond if await _is_genuine(log, fragment, key, ValueHeader)]
     key = commit_key(fragment, head + 1)
-    # Whoever commits meanwhile has made no hole.
+    # There is no hole if a syncer has committed this version meanwhile.
     if known and not await is_there(log.store, key):
         raise LogCorrupt(
             key, f"is missing, and version {max(known)} is there: bring it back from a backup, or go on in a new run "
@@ -57,12 +57,14 @@ async def _is_commit(log: Log, fragment: int, version: int) -> bool:
     try:
         return await log.commit(fragment, version) is not None
     except LogCorrupt:
-        return False  # whoever may write there can put anything there
+        return False  # any process with write access can put invalid bytes there
 
 
 async def _is_genuine(log: Log, fragment: int, key: str, record: type[SnapshotHeader] | type[ValueHeader]) -> bool:
-    """Return whether an object is what its name says, by whoever may have made that version: names say nothing of
-    themselves, and a key that was expelled says nothing of what came later."""
+    """Return whether an object is what its key says, and its author may have made that version.
+
+    A key alone proves nothing, and an expelled member proves nothing about later versions.
+    """
     try:
         found = await log.open(await log.fetch(key, KINDS[record], fragment), key, record)
     except (ObjectMissing, RecordInvalid):
@@ -72,10 +74,10 @@ async def _is_genuine(log: Log, fragment: int, key: str, record: type[SnapshotHe
 
 
 async def require_commits(log: Log, fragment: int, head: int) -> int:
-    """Raise `LogCorrupt` where a commit up to `head`, or below any commit or snapshot that is stored, is missing.
+    """Raise `LogCorrupt` if a commit up to `head`, or below any stored commit or snapshot, is missing.
 
-    Returns from which version on was looked: 1 where commits may be listed. Where that is refused, those since the
-    newest snapshot are asked for one by one: they are what a new syncer needs. Raises `Unavailable`.
+    Return the first version that was checked: 1 where commits may be listed. Where listing is denied, only the commits
+    since the newest snapshot are requested, one by one: a new syncer needs those. Raises `Unavailable`.
     """
     snapshots = await log.snapshots(fragment)
     try:
@@ -86,13 +88,13 @@ async def require_commits(log: Log, fragment: int, head: int) -> int:
         await _require_all(log, fragment, range(first, head + 1), head)
         return first
     there = {version for entry in entries if (version := commit_in(entry.key))}
-    # Names beyond the end are believed as far as what lies there is what it should be.
+    # A key beyond the end counts only if there is a valid commit under it.
     beyond = sorted(version for version in there if version > head)[:AHEAD]
     known = [version for version in beyond if await _is_commit(log, fragment, version)]
     known += [v for v, key in snapshots if v > head and await _is_genuine(log, fragment, key, SnapshotHeader)]
     newest = max([head, *known])
-    # A listing of many pages takes a while: what it lacks is asked for before it is believed. So is what it has beyond
-    # the end: a store may list what it does not give out.
+    # Commits may be created while a long listing is read, so versions that it lacks are requested before they are
+    # reported missing. Versions beyond the end are requested too: a store may list objects that it does not return.
     await _require_all(log, fragment, (v for v in range(1, newest + 1) if v not in there or v > head), newest)
     listed = commit_key(fragment, min(beyond, default=head))
     if beyond and not await is_there(log.store, listed):
@@ -113,16 +115,16 @@ async def _require_all(log: Log, fragment: int, versions: Iterable[int], newest:
 
 
 def batched(values: Iterable[int], count: int) -> Iterator[Sequence[int]]:
-    """Yield values, so many at a time."""
+    """Yield values, at most `count` at a time."""
     left = iter(values)
     while found := tuple(islice(left, count)):
         yield found
 
 
 async def require_chain(log: Log, fragment: int, head: int) -> None:
-    """Raise `LogCorrupt` where a commit is missing below `head`, which a snapshot beyond it hides from a fold.
+    """Raise `LogCorrupt` if a commit is missing below `head`. A fold does not notice this if a snapshot lies beyond it.
 
-    Reads all commits that can still be folded. Raises `Unavailable`.
+    Reads all commits from the oldest snapshot that can still be folded. Raises `Unavailable`.
     """
     at = await earliest(log, fragment)
     async for commit in log.commits(fragment, at):

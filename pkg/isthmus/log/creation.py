@@ -1,4 +1,4 @@
-"""How a run comes to be: version 0 of every fragment, and the run object last, once."""
+"""Creating a run: first version 0 of every fragment, and the run object last."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ from isthmus.runtime.clock import Runtime
 from isthmus.store import Store
 
 Take = Callable[[Tensor], Awaitable[F32]]
-"""Returns the flat initial values of a tensor's piece, float32. It is asked for each twice, and none is kept: a model
-need not fit into this process."""
+"""Returns the flat initial values of a piece of a tensor, float32. It is called twice for each piece, and the values
+are not kept: a model need not fit into this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ class Seed:
 
     specs: Sequence[Spec]
     values: "Sequence[F32] | Take"
-    """Flat initial values of each tensor, float32, in the order of `specs`; or what brings those of a piece."""
+    """Flat initial values of each tensor, float32, in the order of `specs`; or a function that returns those of a
+    piece."""
     frozen: dict[str, bytes]
     rules: Rules
     pace: Pace
@@ -41,16 +42,17 @@ class Seed:
     seed: int = 0
     bounds: Bounds = BOUNDS
     signer: Signer | None = None
-    """The key of the run's owner, by whom everything in it is vouched for; None: nothing in it is signed."""
+    """The key of the run's owner, who authorises all other keys; None: nothing in the run is signed."""
 
 
 async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
-    """Create the run, version 0 first and the run object last; return it, or the one that was there if it is the same.
+    """Create the run, version 0 first and the run object last. Return it, or an equal run that already exists.
 
-    The loser of a race adopts the winner's run. Raises `RunExists` where the existing run has another layout or other
-    rules, `InputError` for a model that cannot be merged. Creating the same run twice is harmless.
+    A process that loses the race to create the run returns the winner's, if that is equal. Raises `RunExists` if the
+    existing run differs, for example in its layout, rules or owner, and `InputError` for a model that cannot be merged.
+    Creating the same run twice is harmless.
     """
-    # Part of a matrix has part of its directions: isotropic merges want them whole, at the price of some balance.
+    # Part of a matrix has only part of its directions. Isotropic merges need matrices whole, at some cost in balance.
     layout = partition(seed.specs, seed.rules.check().fragments, finer=seed.rules.merge != MergeRule.ISO)
     seed.pace.check()
     seed.bounds.check()
@@ -59,7 +61,7 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
     except RunMissing:
         pass
     created_at = runtime.wall()
-    # Whatever can fail does so before anything is written. A run object has the same size whatever the digests are.
+    # Whatever can fail is checked before anything is written. The run object's size does not depend on the digests.
     try:
         parsed(_run_object(seed, layout, [bytes(32)] * len(layout.fragments), created_at))
     except (RecordInvalid, msgspec.ValidationError, ValueError) as error:
@@ -69,7 +71,8 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
         for t in fragment.tensors:
             if not kernels.all_finite(await take(t)):
                 raise InputError(f"the initial values of {t.spec.name!r} (fragment {fragment.index}) are not finite")
-    # Snapshots carry the digest of the run, and the run names the snapshots: version 0 is stored under no run.
+    # Snapshots hold the run's digest, and the run object names its snapshots. Those of version 0 therefore hold zeros
+    # as the run's digest.
     digests = []
     for fragment in layout.fragments:
         flat = memory.empty(fragment.size)
@@ -84,7 +87,7 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
 
 
 def _same(run: Run, seed: Seed) -> Run:
-    """Return the run unless it differs from what was to be created."""
+    """Return the run if it is the one that was to be created. Raises `RunExists` if not."""
     difference = first_difference(seed.specs, run.layout.specs)
     if difference is not None:
         raise RunExists(run.url, difference)
@@ -103,7 +106,7 @@ def _same(run: Run, seed: Seed) -> Run:
 
 
 def _run_object(seed: Seed, layout: Layout, digests: Sequence[bytes], created_at: float) -> frame.Body:
-    """Return the run object. Raises `ValueError` for a header over its limit."""
+    """Return the bytes of the run object. Raises `ValueError` if its header is over the limit."""
     cut = described(layout, seed.frozen)
     payload = msgpack.packb(msgspec.to_builtins(cut, builtin_types=(bytes,)), use_bin_type=True)
     header = RunHeader(

@@ -1,6 +1,6 @@
-"""What was measured of the global model by who follows it: series of numbers, one object each, beside the log.
+"""Measurements of the global model, made by its followers: series of numbers, one object each, beside the log.
 
-Nothing in the run rests on them; replay does not read them, and the garbage collector leaves them.
+Nothing in the run depends on them. Replay does not read them, and the garbage collector does not delete them.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ class Point:
     """One measurement."""
 
     cut: int
-    """Number of the cut that it is of: the version of every fragment."""
+    """Number of the measured cut: the version of every fragment."""
     value: float
     at: float
     """Seconds since 1970."""
 
 
 async def note(log: Log, series: str, cut: int, value: float) -> None:
-    """Keep a measurement of a cut. Raises `InputError` for a bad name or a value that is no number, and what the store
-    raises."""
+    """Store a measurement of a cut. Raises `InputError` for a bad name or a value that is not finite, and what the
+    store raises."""
     require_name("series", series)
     if not math.isfinite(value):
         raise InputError(f"{series} of cut {cut} is {value}: only finite numbers make a series")
@@ -43,15 +43,15 @@ async def note(log: Log, series: str, cut: int, value: float) -> None:
 
 
 async def names(log: Log) -> list[str]:
-    """Return the series of a run. Raises what the store raises."""
+    """Return the names of a run's series. Raises what the store raises."""
     return sorted({entry.key.split("/")[1] for entry in await log.store.list(EVALUATIONS) if is_versioned(entry.key)})
 
 
 async def series(log: Log, name: str, newest: int | None = None) -> list[Point]:
-    """Return a series, or its newest points, by cut; of two of one cut the later one. What cannot be read is left out,
-    and so is what was measured by whoever is no member any more: nothing says when it was.
+    """Return a series, or the points of its `newest` cuts, ordered by cut; of points of the same cut, the last written.
 
-    Raises what the store raises.
+    Points that cannot be read are left out. So are points by authors who are no longer members, since nothing proves
+    when those were written. Raises what the store raises.
     """
     keys = [entry.key for entry in await log.store.list(evaluations_prefix(name)) if is_versioned(entry.key)]
     cuts = sorted({version_in(key) for key in keys})

@@ -1,11 +1,11 @@
-"""The fold: what a fragment's log adds up to. There is one, and everything that needs a state or a value uses it.
+"""The fold computes a fragment's state or value from its log. Everything that needs one of these uses this fold.
 
     state(p, v) = fold(merge, snapshot(p, u), commits(p, u+1 … v))
 
-`begin` finds a place to start that can be believed, `onward` walks the commits after it, `fold` does both. What is
-carried along is a `Carry`: `Merging` carries the full state and merges every round anew from its updates (taking a
-fragment over, replay, what if); `Publishing` carries the published value and applies the published differences
-(joining, export); `ChainOnly` carries nothing and reads the commits alone (fragments that others keep).
+`begin` finds a snapshot that can be trusted, `onward` walks the commits after it, `fold` does both. A `Carry` says what
+is computed along the log. `Merging` carries the full state and merges every round again from its updates (for taking
+over a fragment, replay, what-if). `Publishing` carries the published value and applies the published differences (for
+joining and export). `ChainOnly` carries nothing and reads only the commits (for fragments that other syncers hold).
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from isthmus.log.verified import Gate
 from isthmus.store import checked
 
 INPUTS_AT_ONCE = 4
-"""Inputs of one commit in memory at once while folding."""
+"""Inputs of one commit that are in memory at once during a fold."""
 
 T = TypeVar("T")
 
@@ -46,31 +46,31 @@ class At(Generic[T]):
     version: int
     carried: T
     digest: bytes
-    """Of the commit that made this version; of the run object at version 0: what the next commit must name."""
+    """Digest of the commit that made this version; at version 0, of the run object. The next commit must name it."""
     last: tuple[Commit, ...]
-    """The newest commits up to here, oldest first; as many as were asked for."""
+    """The newest commits up to this version, oldest first; as many as were requested."""
     under: int = 0
-    """The membership that the commit was made under: no later one is made under an earlier."""
+    """The membership version that the commit was made under. No later commit may be made under an earlier one."""
 
     @classmethod
     def made_by(cls, commit: Commit, carried: T, last: tuple[Commit, ...]) -> "At[T]":
-        """Return where a commit leads to."""
+        """Return the fragment at the version that a commit made."""
         return cls(commit.version, carried, commit.digest, last, commit.header.members)
 
 
 class Carry(Protocol[T]):
-    """What is carried along the log."""
+    """What a fold computes along the log."""
 
     async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> T:
-        """Return what a snapshot holds; `commit` made its version (None: version 0). Raises `LogCorrupt`."""
+        """Return the start from a snapshot; `commit` made its version (None: version 0). Raises `LogCorrupt`."""
         ...
 
     async def step(self, carried: T, commit: Commit) -> T:
-        """Return what a commit makes of it. Raises `LogCorrupt` where its inputs are damaged or give something else."""
+        """Return the result of applying a commit. Raises `LogCorrupt` if objects are damaged or give another result."""
         ...
 
     async def restart(self, commit: Commit) -> T:
-        """Return what a commit that heals starts again with, whatever was before it. Raises `LogCorrupt`."""
+        """Return the new start that a healing commit gives, whatever came before. Raises `LogCorrupt`."""
         ...
 
 
@@ -80,10 +80,10 @@ class Carry(Protocol[T]):
 async def begin(
     log: Log, fragment: int, carry: Carry[T], *, at_most: int | None = None, keep: int = 1, need: int | None = None
 ) -> At[T]:
-    """Return the newest snapshot (of version `at_most` or older) that can be believed, with `keep` commits up to it, or
-    as many as there are; `need` of them have to be there, all by default.
+    """Return the start from the newest snapshot (of version `at_most` or older) that can be trusted.
 
-    Raises `LogCorrupt`, naming every snapshot that was tried, where there is none.
+    With it come the last `keep` commits up to its version, or all of them if there are fewer. At least `need` of them
+    must exist; None: all. Raises `LogCorrupt` if no snapshot can be trusted; the error names every one that was tried.
     """
     problems: list[str] = []
     for version, key in await log.snapshots(fragment):
@@ -122,10 +122,11 @@ async def onward(
 async def fold(
     log: Log, fragment: int, carry: Carry[T], *, until: int | None = None, keep: int = 1, need: int | None = None
 ) -> At[T]:
-    """Return the fragment at a version, or at the end of its log.
+    """Return the fragment at a version, or at the end of its log. Raises `LogCorrupt`.
 
-    Where the way from the newest snapshot is blocked, one that came meanwhile is tried: the collector may have passed.
-    Else a commit beyond the place that heals it, where there is one.
+    If the commits after the newest snapshot cannot be folded, start again from a newer snapshot, if there is one by
+    now: the collector may have deleted the objects meanwhile. Otherwise continue from a later healing commit, if there
+    is one.
     """
     start = at = await begin(log, fragment, carry, at_most=until, keep=keep, need=need)
     while True:
@@ -150,9 +151,9 @@ async def fold(
 async def beyond(
     log: Log, fragment: int, carry: Carry[T], at: At[T], *, until: int | None = None, keep: int = 1
 ) -> At[T] | None:
-    """Return the fragment at the newest commit after `at` that heals it; None where there is none.
+    """Return the fragment at the newest healing commit after `at`; None if there is none.
 
-    Only the chain of commits is walked: what a commit that heals starts from, it brings itself.
+    Only the chain of commits is walked, since a healing commit brings all that is needed to start from it.
     """
     last: tuple[Commit, ...] = at.last
     found = None
@@ -169,7 +170,10 @@ async def beyond(
 
 
 async def _anchor(log: Log, fragment: int, version: int, keep: int, need: int | None) -> tuple[Commit, ...]:
-    """Return the last commits up to a version, its own among them: `keep`, or as many as there are, `need` at least."""
+    """Return the last `keep` commits up to a version, its own among them, or all if there are fewer.
+
+    At least `need` of them must exist; None: all. Raises `LogCorrupt`.
+    """
     versions = range(max(1, version - keep + 1), version + 1)
     found = await asyncio.gather(*(log.commit(fragment, v) for v in versions), return_exceptions=True)
     last: list[Commit] = []
@@ -189,11 +193,11 @@ async def _anchor(log: Log, fragment: int, version: int, keep: int, need: int | 
 
 
 class Merging(Carry[State]):
-    """Carries the full state: every round is merged anew and must give what the commit recorded."""
+    """Carries the full state: every round is merged again and must give what its commit recorded."""
 
     def __init__(self, log: Log, moved: Callable[[int], None] = lambda size: None) -> None:
-        """`moved` is called for each object that was read, with the bytes of an update: what takes long is not
-        blocked."""
+        """`moved` is called for each commit and each object read, with the bytes of an update, else 0. Its calls show
+        that a long fold is not blocked."""
         self.log = log
         self._moved = moved
 
@@ -220,7 +224,7 @@ class Merging(Carry[State]):
         return _as_recorded(await restarted(self.log, commit), commit).state
 
     async def merged(self, state: State, commit: Commit, watch: "Watch | None" = None) -> Advance:
-        """Return what a commit's inputs make of a state; it is for the caller to compare."""
+        """Return the result of merging a commit's inputs into a state. The caller compares it with the commit."""
         h = commit.header
         if h.version != state.version + 1:
             raise LogCorrupt(commit_key(h.fragment, h.version), f"does not follow version {state.version}")
@@ -238,7 +242,7 @@ class Merging(Carry[State]):
 
 
 class ChainOnly(Carry[None]):
-    """Carries nothing: the chain of commits, and that there is a snapshot to fold from, is all that is looked at."""
+    """Carries nothing: checks only the chain of commits, and that there is a snapshot to fold from."""
 
     @override
     async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> None: ...
@@ -251,7 +255,7 @@ class ChainOnly(Carry[None]):
 
 
 def _as_recorded(result: Advance, commit: Commit) -> Advance:
-    """Return what a commit came to. Raises `LogCorrupt` where it recorded something else."""
+    """Return the result of a commit. Raises `LogCorrupt` if the commit recorded another result."""
     if result.published_digest != commit.header.published_digest:
         raise LogCorrupt(
             commit_key(commit.header.fragment, commit.version),
@@ -268,7 +272,7 @@ def _as_recorded(result: Advance, commit: Commit) -> Advance:
 
 
 async def restarted(log: Log, commit: Commit) -> Advance:
-    """Return what a commit that heals starts again with: its value object is all that is needed."""
+    """Return the new start that a healing commit gives. Only its value object is needed. Raises `LogCorrupt`."""
     h = commit.header
     nothing = np.zeros(log.run.layout.fragments[h.fragment].size, np.float32)
     published = await Publishing(log).step(nothing, commit)
@@ -291,9 +295,9 @@ async def combine(
     watch: Watch | None = None,
     under: int | None = None,
 ) -> Advance:
-    """Return the state after merging these stored updates, in this order. Raises `LogCorrupt` for a damaged one.
+    """Return the state after merging these stored updates, in this order. Raises `LogCorrupt` if one is damaged.
 
-    `under`: the membership by which their authors are judged; None: any that is known.
+    `under`: the membership version that their authors are checked against; None: any known version may allow them.
     """
     part = log.run.layout.fragments[fragment]
     accumulator = Accumulator(part, outer, log.runtime.compute)
@@ -304,7 +308,7 @@ async def combine(
             ahead.append((given, asyncio.ensure_future(read_input(log, part, given, under))))
 
     try:
-        # A few at a time, in order: memory does not grow with the round.
+        # Read a few at a time, in order: memory then does not grow with the number of inputs.
         for _ in range(INPUTS_AT_ONCE):
             fetch_next()
         while ahead:
@@ -326,7 +330,7 @@ async def combine(
 
 
 async def read_input(log: Log, fragment: Fragment, given: Input, under: int | None = None) -> Update:
-    """Return an update that a commit merged. Raises `LogCorrupt` where it is missing or is not what was merged."""
+    """Return an update that a commit merged. Raises `LogCorrupt` if it is missing, may not be read, or differs."""
     try:
         most = frame.largest(frame.Kind.UPDATE, log.gate.payload_most(frame.Kind.UPDATE, fragment.index))
         blob = await checked.read(log.store, log.runtime, given.key, min(given.bytes, most))
@@ -345,7 +349,7 @@ async def read_input(log: Log, fragment: Fragment, given: Input, under: int | No
 
 
 def outer_of(header: CommitHeader) -> dict[str, Outer]:
-    """Return the arithmetic a commit was made with, by class of tensors."""
+    """Return the arithmetic that a commit was made with, by class of tensors."""
     return by_class(header.dense, header.embedding)
 
 
@@ -369,7 +373,7 @@ class Publishing(Carry[F32]):
 
     async def _start(self, fragment: int, version: int, key: str, commit: Commit | None) -> F32:
         size = 4 * self.log.run.layout.fragments[fragment].size
-        # The published value comes first, behind a header of a known limit: one read by range gets both.
+        # The published value lies first, behind a header of limited size: one range read gets both.
         largest = frame.largest(frame.Kind.SNAPSHOT, 3 * size)
         try:
             begin = await checked.read(self.log.store, self.log.runtime, key, largest, first=largest - 2 * size)
@@ -407,7 +411,7 @@ class Publishing(Carry[F32]):
 
 
 async def _require_source(log: Log, h: CommitHeader, source: int) -> None:
-    """Return if a commit that heals publishes what the version that it starts from published. Raises `LogCorrupt`."""
+    """Raise `LogCorrupt` unless a healing commit publishes the same value as the version that it starts from."""
     if source:
         commit = await log.commit(h.fragment, source)
         wanted = commit.header.published_digest if commit else None
@@ -426,7 +430,10 @@ async def initial(log: Log, fragment: int) -> F32:
 
 
 def _apply(gate: Gate, blob: Blob, values: F32, fragment: Fragment, header: CommitHeader) -> F32:
-    """Return the published value that a commit's value object gives: a difference, or all of it where it heals."""
+    """Return the published value [n] from a commit's value object: a difference, or the whole value if it heals.
+
+    Raises `LogCorrupt`.
+    """
     key = header.value_key
     try:
         payload = gate.value(blob, header).payload

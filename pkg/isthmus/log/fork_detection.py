@@ -1,7 +1,7 @@
-"""Whether all are shown the same log: the digests of commits as they are here, beside those that others say they read.
+"""Detect whether the store shows every process the same log, by comparing the digests of the commits that they read.
 
-A store could show one participant one commit under a key and another one to the next, as no two can be created there.
-Whoever says which commits it has read, in words that it signs, makes that show.
+No two commits can be created under one key, but a store could return one commit to one process and another commit to
+the next. Each process therefore states in signed messages which commits it has read, and a fork becomes visible.
 """
 
 import logging
@@ -12,10 +12,11 @@ from isthmus.format.records.keys import commit_key
 logger = logging.getLogger(__name__)
 
 KEPT = 64
-"""Newest versions of a fragment whose digests are kept: words are of what was read last."""
+"""Newest versions of a fragment whose digests are kept: messages are about commits that were read recently."""
 
 KEPT_EACH = 8
-"""Words of one author about versions that are not known here yet: nobody's push out another's."""
+"""Statements kept per author about versions not yet known here. Each author has its own, so none displaces
+another's."""
 
 AUTHORS_MAX = 4096
 
@@ -23,19 +24,19 @@ UNSAID = bytes(32)
 
 
 class ForkDetection:
-    """Of one fragment: which commits there are here, and which ones others say there are."""
+    """Compares, for one fragment, the commits that were read here with those that other processes say they read."""
 
     def __init__(self, fragment: int, found: Callable[[], None]) -> None:
-        """`found` is called for each version of which two commits are known."""
+        """`found` is called for each version of which two different commits are known."""
         self._fragment = fragment
         self._found = found
         self._here: dict[int, bytes] = {}
         self._said: dict[str, dict[int, bytes]] = {}
-        """By author."""
+        """By author: the digests that it stated, by version. Only versions that are not known here yet."""
         self._told: set[int] = set()
 
     def know(self, version: int, digest: bytes) -> None:
-        """Note a commit that was read, or written, here."""
+        """Note a commit that was read or written here."""
         self._here[version] = digest
         _forget(self._here, KEPT)
         for by, words in self._said.items():
@@ -43,7 +44,7 @@ class ForkDetection:
                 self._tell(version, said, by)
 
     def said(self, version: int, digest: bytes, by: str) -> bool:
-        """Note which commit somebody says it has read; return whether it is another than the one here."""
+        """Note the commit that an author says it has read; return whether it differs from the commit known here."""
         if digest == UNSAID:
             return False
         known = self._here.get(version)

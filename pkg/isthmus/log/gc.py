@@ -1,9 +1,10 @@
-"""Collection of garbage: what a run keeps for ever, and what may go once the log has passed it by.
+"""Garbage collection: find and delete the objects that a run no longer needs.
 
-Decided by the log; age only delays. Commits are never dropped: those below the oldest snapshot kept are packed into
-segments, and a few bytes stay under each one's key, so that no stalled syncer can ever create it again. A value or
-snapshot goes if it is at most at the head and unnamed or below the oldest snapshot kept; an update if a commit at or
-below that snapshot settled it, or if it is past all staleness and no kept commit names it.
+The log decides what may go; an object's age only delays its deletion. Commits are never deleted. Those below the oldest
+kept snapshot are packed into segments, and a small pointer stays under each one's key, so that no stalled syncer can
+create that commit again. A snapshot may go if it is below the oldest one kept, except version 0. A value may go if it
+is not above the head and no commit that may still be folded names it. An update may go if no such commit names it, and
+an older commit merged it or its base is too old for any staleness.
 """
 
 import asyncio
@@ -39,33 +40,34 @@ logger = logging.getLogger(__name__)
 _DELETES_AT_ONCE = 16
 
 NOBODYS = frozenset({Reason.UNSIGNED, Reason.NOT_A_MEMBER})
-"""Why a checkpoint is junk for good: no damage on the way makes a signature that fits, or takes one away."""
+"""Reasons that make a checkpoint or a claim junk for good: damage in transit neither makes nor removes a valid
+signature."""
 
 UNNAMED = ("snapshots", "checkpoints", "scratch")
-"""Kinds of objects that no commit names, in the order in which they go."""
+"""Kinds of objects that no commit names, in the order in which they are deleted."""
 
 
 @dataclass(slots=True)
 class Garbage:
-    """What may go, by kind of object."""
+    """The objects that may be deleted, by kind."""
 
     doomed: dict[str, list[Entry]] = field(default_factory=dict)
     young: int = 0
-    """Objects that may go but are too young."""
+    """Number of objects that are not needed but still too young."""
     pack: list[list[tuple[int, int]]] = field(default_factory=list)
-    """Runs of (fragment, version) whose commits are packed into one segment each."""
+    """Sequences of (fragment, version) whose commits are packed into one segment each."""
     starts: list[int] = field(default_factory=list)
-    """Per fragment, the version from which it can be folded afterwards."""
+    """Per fragment, the version from which it can be folded after the collection."""
     heads: list[int] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
-        """What deleting frees."""
+        """Bytes that deleting frees."""
         return sum(entry.size for entries in self.doomed.values() for entry in entries)
 
     @property
     def objects(self) -> int:
-        """How many objects go."""
+        """Number of objects to be deleted."""
         return sum(map(len, self.doomed.values()))
 
 
@@ -76,9 +78,9 @@ async def plan(
     min_age_s: float = MIN_AGE_S,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Garbage:
-    """Return what may go so that the newest `keep` versions of each fragment stay foldable. Deletes nothing.
+    """Return what may be deleted while the newest `keep` versions of each fragment stay foldable. Deletes nothing.
 
-    Raises `LogCorrupt` where the log in the kept range is damaged: then nothing should be collected.
+    Raises `LogCorrupt` if the log is damaged in the range that is kept: nothing should be collected then.
     """
     found = Garbage()
     before = log.runtime.wall() - min_age_s
@@ -90,27 +92,27 @@ async def plan(
     held_by = by_learner(checkpoints_in(listed))
     keep_of = {name: await _newest_genuine(log, held) for name, held in held_by.items()}
     _doom(found, "checkpoints", (e for name, held in held_by.items() for e in held if e not in keep_of[name]), before)
-    # A part belongs to a checkpoint of the same incarnation and step; one that has none yet is young.
+    # A part belongs to the checkpoint of its incarnation and step. A part whose checkpoint is not written yet is young.
     kept = {_stand(entry.key) for entries in keep_of.values() for entry in entries}
     _doom(found, "checkpoints", (e for e in parts_in(listed) if _stand(e.key) not in kept), before)
-    # What a doctor that was cut short has left behind.
+    # An interrupted `isthmus doctor` leaves probe objects behind.
     probes = [e for e in listed if e.key.split("/")[2:3] == ["doctor"]]
     _doom(found, "scratch", [*await log.store.list(SCRATCH), *probes], before)
     if log.signer is not None and log.signer.author == log.members.current.owner:
-        # A collector may not touch claims: who takes a good one away has a learner begin an incarnation of somebody
-        # else's.
+        # Only the owner deletes claims. A collector that removed a valid claim could make a learner begin an
+        # incarnation that belongs to another process.
         _doom(found, "claims", await _nobodys(log, [e for e in listed if incarnation_in(e.key)]), before)
     progress(1.0)
     return found
 
 
 async def apply(log: Log, doomed: Garbage, progress: Callable[[float], None] = lambda _: None) -> None:
-    """Pack and delete what a plan names. Interrupted, it has done part of the work and no harm.
+    """Pack and delete what a plan names. If it is interrupted, part of the work is done and nothing is broken.
 
-    Commits are packed first, since replay goes through those that are not; damage that is found there stops it all.
-    Snapshots go next, all of them: one that was left while what comes after it was deleted would be a place to start
-    from that leads nowhere. Where there is no space to pack, what no commit names goes before, then what the commits to
-    be packed have merged. Raises `Unavailable` where there is none even so.
+    Commits are packed first, because replay reads the commits that are not packed; damage found there stops the
+    collection. All snapshots are deleted next: a snapshot that stayed without the objects after it would be a start
+    that leads nowhere. If there is no space for a segment, objects that no commit names are deleted first, then those
+    that the commits to be packed name. Raises `Unavailable` if there is still no space.
     """
     done, total = 0, max(1, len(doomed.pack) + doomed.objects)
     gate = asyncio.Semaphore(_DELETES_AT_ONCE)
@@ -130,7 +132,7 @@ async def apply(log: Log, doomed: Garbage, progress: Callable[[float], None] = l
     left = {kind: list(entries) for kind, entries in doomed.doomed.items()}
 
     async def make_room(run: list[tuple[int, int]]) -> None:
-        """Delete what packing these commits need not wait for, or where nothing is left of that, what they named."""
+        """Delete one kind of objects that no commit names; if none is left, values or updates up to these commits."""
         for kind in UNNAMED:
             if entries := left.pop(kind, []):
                 return await delete(entries)
@@ -158,24 +160,24 @@ async def apply(log: Log, doomed: Garbage, progress: Callable[[float], None] = l
 
 
 def _is_of(entry: Entry, run: list[tuple[int, int]]) -> bool:
-    """Return whether a value or an update is of a fragment whose commits these are, and of their versions or before."""
+    """Return whether a value or an update is of these commits' fragment, and of their last version or an older one."""
     return int(entry.key.split("/")[1]) == run[0][0] and version_in(entry.key) <= run[-1][1]
 
 
 async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Garbage) -> None:
     newest = await log.newest(p)
     head = newest.version if newest else 0
-    # Believed means read and checked whole: older ones go only if this one can really be started from.
+    # `begin` reads and checks the whole snapshot: older ones may be deleted only if a fold can start from this one.
     start = (await fold.begin(log, p, fold.Merging(log), at_most=max(0, head - keep))).version
     snapshots = [e for e in await _versioned(log, snapshots_prefix(p)) if version_in(e.key) > 0]
-    # One that is too young to go is a place to start from: what comes after it stays too.
+    # A snapshot that is too young to be deleted can be started from, so the objects after it stay too.
     young = [version_in(e.key) for e in snapshots if e.modified > before]
     found.young += sum(version < start for version in young)
     start = min([start, *young])
     packed_to = await _plan_packing(log, p, start, before, found)
     kept_values, kept_updates, settled_updates = set(), set(), set()
-    # Where commits below it are not packed, replay can begin at version 0 and go through them: what they merged stays,
-    # however old it is by another machine's clock.
+    # If the commits below `start` are not all packed, replay can begin at an older version and read them. Then the
+    # objects that they name stay, however old these are by the clock of another machine.
     floor = start if packed_to == start - 1 > 0 else packed_to
     async for commit in _between(log, p, min(floor, head - STALENESS_MAX - 1), head):
         names = {given.key for given in commit.header.inputs}
@@ -212,7 +214,7 @@ async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Garb
 
 
 async def _plan_packing(log: Log, p: int, start: int, before: float, found: Garbage) -> int:
-    """Plan which commits below `start` are packed; return the newest version up to which all are, or will be."""
+    """Plan which commits below `start` to pack; return the newest version up to which all are, or will be, packed."""
     plain: list[int] = []
     packed_to, young = 0, start
     for version in range(start - 1, 0, -1):
@@ -221,11 +223,11 @@ async def _plan_packing(log: Log, p: int, start: int, before: float, found: Garb
             raise LogCorrupt(commit_key(p, version), "is missing below the end of the log")
         if commit.packed:
             packed_to = version
-            break  # packed in ascending order: everything below is
+            break  # commits are packed in ascending order, so all below are packed
         plain.append(version)
         if commit.header.written_at > before:
             young = version
-    # In ascending order: where one is too young, those after it wait.
+    # Commits are packed in ascending order: those after one that is too young must wait.
     ripe = [version for version in reversed(plain) if version < young]
     found.young += len(plain) - len(ripe)
     for i in range(0, len(ripe), SEGMENT_COMMITS_MAX):
@@ -234,7 +236,10 @@ async def _plan_packing(log: Log, p: int, start: int, before: float, found: Garb
 
 
 async def _pack(log: Log, run: list[tuple[int, int]]) -> None:
-    """Copy commits into a segment, then put a pointer under each one's key, in ascending order."""
+    """Copy commits into a segment, then put a pointer under each one's key, in ascending order.
+
+    Raises `LogCorrupt` if a commit is not the one that its successor names.
+    """
     p, first = run[0]
     blobs = []
     following = await log.commit(p, run[-1][1] + 1)
@@ -242,8 +247,8 @@ async def _pack(log: Log, run: list[tuple[int, int]]) -> None:
         key = commit_key(p, version)
         blob = await log.fetch(key, Kind.COMMIT)
         if frame.kind_of(blob) == Kind.PACKED:
-            return  # another collector was here first
-        # What was damaged on its way here must not become the only copy.
+            return  # another collector has packed it meanwhile
+        # A commit that was damaged in transit must not become the only copy.
         if following is None or frame.digest(blob) != following.header.previous:
             raise LogCorrupt(key, f"is not the commit that {commit_key(p, version + 1)} names as the one before it")
         following = log.gate.commit(blob, p, version)
@@ -287,9 +292,10 @@ async def _between(log: Log, p: int, after: int, until: int) -> AsyncIterator[Co
 
 
 async def _newest_genuine(log: Log, held: Sequence[Entry]) -> Sequence[Entry]:
-    """Return the newest checkpoints of a learner that it can go on from.
+    """Return the checkpoints of a learner to keep: the newest from which it can resume, and others that may be valid.
 
-    In a signed run that takes a look at them: others may have put later ones there, which nobody goes on from.
+    In a signed run each checkpoint is checked for this, since others may have stored later ones that no learner may
+    use.
     """
     if not log.members.signed:
         return held[:CHECKPOINTS_KEPT]
@@ -299,7 +305,7 @@ async def _newest_genuine(log: Log, held: Sequence[Entry]) -> Sequence[Entry]:
             break
         if entry.size > log.checkpoint_most:
             logger.warning("%s stays: it has %d bytes, too many to be judged here", entry.key, entry.size)
-            spared.append(entry)  # it may be its own learner's
+            spared.append(entry)  # its learner may have written it and can read it
             continue
         try:
             blob = await checked.read(log.store, log.runtime, entry.key, entry.size, cut=True)
@@ -308,20 +314,20 @@ async def _newest_genuine(log: Log, held: Sequence[Entry]) -> Sequence[Entry]:
             logger.warning("all checkpoints stay, since none may be read: %s", error)
             return held
         except ObjectMissing:
-            spared.append(entry)  # it is listed: perhaps the store gives it out another time
+            spared.append(entry)  # it is listed, so the store may return it another time
         except RecordInvalid as error:
             own = error.reason == Reason.OVERSIZED and _speaks_for(log, blob, entry.key)
             if own:
-                found.append(entry)  # it has a longer header than others decode, and its own learner may read it
+                found.append(entry)  # its header is longer than other processes decode, but its own learner can read it
             elif error.reason not in NOBODYS:
-                spared.append(entry)  # it may have been damaged on its way here, and be whole in the store
+                spared.append(entry)  # it may have been damaged in transit and be whole in the store
         else:
             found.append(entry)
     return [*found, *spared]
 
 
 async def _nobodys(log: Log, claims: Sequence[Entry]) -> list[Entry]:
-    """Return the claims in a signed run that nobody who ever was a member has made: junk that others have put there."""
+    """Return the claims that no present or former member of a signed run has made: junk stored by others."""
     found = []
     for entry in claims:
         try:
@@ -329,19 +335,19 @@ async def _nobodys(log: Log, claims: Sequence[Entry]) -> list[Entry]:
         except ObjectMissing:
             continue
         except RecordInvalid as error:
-            # Damage on the way makes no signature that fits, nor takes one away, but for the first bytes of an object.
+            # Damage in transit neither makes nor removes a valid signature, except in the first bytes of an object.
             if error.reason in NOBODYS:
                 found.append(entry)
     return found
 
 
 def _speaks_for(log: Log, blob: Blob, key: str) -> bool:
-    """Return whether the author of an object, whose signature fits, may speak under the name that its key bears."""
+    """Return whether the author of an object, whose signature was checked, may write under the name in its key."""
     return log.members.current.permits(frame.author_of(blob), (MemberRole.LEARNER,), learner_in(key))
 
 
 def _stand(key: str) -> tuple[str, ...]:
-    """Return learner, incarnation and step of a checkpoint, or of a part of one."""
+    """Return the learner, incarnation and step in the key of a checkpoint or of a part of a checkpoint."""
     _, learner, incarnation, *_, name = key.split("/")
     return learner, incarnation, name.split("-")[0]
 

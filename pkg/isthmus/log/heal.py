@@ -1,10 +1,10 @@
-"""A hole in a log costs momentum, not the run: a fragment that cannot be folded starts again from its published value.
+"""Healing a fragment whose log cannot be folded: it restarts from its published value, without its momentum.
 
-Recovery folds the updates merged since the newest snapshot. Where one of them is gone or damaged and no syncer is left
-that holds the state, nobody can go on, although every learner still has the published value. A commit of a kind of its
-own then says so for good: it merges nothing, names what is missing, and brings the published value whole, with a master
-equal to it and no momentum. What was merged before it stays in the model and in the log; the states in between cannot
-be verified any more. What the codec had still to publish at that moment, and the momentum, are lost.
+Recovery folds the updates that were merged since the newest snapshot. If one of them is missing or damaged and no
+remaining syncer holds the state, no syncer can continue, although every learner still has the published value. A
+healing commit then records this permanently. It merges nothing, names the missing object, and brings the whole
+published value, with a master equal to it and no momentum. Everything merged before stays in the model and in the log,
+but the states in between can no longer be verified. The momentum, and what the codec had still to publish, are lost.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,29 +24,30 @@ from isthmus.log.verified import HEALER
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One fragment: whether its log can be folded to its end, and what could be done where it cannot."""
+    """Whether a fragment's log can be folded to its end and, if not, whether the fragment can be healed."""
 
     fragment: int
     head: int
     head_at: float
-    """When the newest commit was written, in seconds since 1970 on its writer's clock; 0 at version 0."""
+    """When the newest commit was written, in seconds since 1970 by its writer's clock; 0: version 0, or unknown."""
     wound: Healed | None = None
-    """What a commit that heals would say; None where the fragment is sound, or cannot be healed."""
+    """What a healing commit would record; None if the fragment is sound or cannot be healed."""
     hopeless: str = ""
-    """Why it cannot be healed, or empty."""
+    """Why the fragment cannot be healed, or empty."""
 
     @property
     def sound(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether the log can be folded to its end and has no hole."""
         return self.wound is None and not self.hopeless
 
 
 async def diagnose(
     log: Log, fragments: Sequence[int] | None = None, progress: Callable[[float], None] = lambda _: None
 ) -> list[Diagnosis]:
-    """Fold every fragment, or the chosen ones, to the end; nothing is written.
+    """Return a diagnosis of every fragment, or of the chosen ones, by folding each to its end. Writes nothing.
 
-    Raises `InputError` for a bad choice, and `Denied` where an update may not be read: that says nothing of damage.
+    Raises `InputError` for a fragment that does not exist, and `Denied` if an update may not be read: it may be
+    undamaged.
     """
     chosen = all_or(log, fragments)
     found = []
@@ -57,9 +58,9 @@ async def diagnose(
 
 
 async def heal(log: Log, found: Diagnosis) -> Commit | None:
-    """Write the commit that heals a fragment, and a snapshot behind it; None where somebody else committed meanwhile.
+    """Write a healing commit and then its snapshot; return the commit, or None if a syncer has committed meanwhile.
 
-    Raises `LogCorrupt` where what it would start from has been damaged since.
+    Raises `LogCorrupt` if the value to start from has been damaged since the diagnosis.
     """
     assert found.wound is not None, "nothing to heal, or nothing to heal it from"
     p, version = found.fragment, found.head + 1
@@ -99,7 +100,7 @@ async def heal(log: Log, found: Diagnosis) -> Commit | None:
     )
     body = frame.draft(frame.Kind.COMMIT, header).blob
     log.seal(body)
-    written = log.gate.commit(body, p, version)  # what nobody would believe must never take the key
+    written = log.gate.commit(body, p, version)  # a commit that others would not accept must never take the key
     if not await log.append(p, version, body):
         return None
     blob = merge.snapshot(result.state, p, log.run.digest)
@@ -136,7 +137,7 @@ async def _diagnose(log: Log, p: int) -> Diagnosis:
 
 
 async def _newest_published(log: Log, p: int) -> int:
-    """Return the newest version whose published value can be read. Raises `LogCorrupt` where there is none."""
+    """Return the newest version whose published value can be read. Raises `LogCorrupt` if there is none."""
     try:
         return (await fold.fold(log, p, fold.Publishing(log))).version
     except LogCorrupt as error:
@@ -150,7 +151,7 @@ async def _published(log: Log, p: int, version: int) -> F32:
 
 
 def _nobody(now: float) -> Waited:
-    """Return what is recorded of a round that was none."""
+    """Return the record of waiting for a commit that had no round."""
     return Waited(
         called_by=HEALER,
         quorum=0,

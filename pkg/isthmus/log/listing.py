@@ -1,4 +1,4 @@
-"""What of a run is meant, and where one begins: fragments, snapshots and checkpoints, by number and listing."""
+"""Choosing the fragments, snapshots and checkpoints to work on, by number and by listing."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from isthmus.log.commits import Log
 from isthmus.store import Entry
 
 ShareDone = Callable[[float], None]
-"""Told now and then which share is done, from 0 to 1."""
+"""Called from time to time with the share of the work that is done, from 0 to 1."""
 
 _BELOW = rf"learners/{NAME}/[0-9]{{6,16}}/checkpoints/"
 _PART = re.compile(_BELOW + r"parts/[0-9]{12}-[0-9]{5}-[0-9a-f]{16}")
@@ -18,7 +18,7 @@ _CHECKPOINT = re.compile(_BELOW + r"[0-9]{12}-[0-9a-f]{16}")
 
 
 def all_or(log: Log, fragments: Sequence[int] | None) -> list[int]:
-    """Return the chosen fragments, all by default. Raises `InputError` for one that does not exist."""
+    """Return the chosen fragments in order; None: all. Raises `InputError` for one that does not exist."""
     count = len(log.run.layout.fragments)
     for p in fragments or ():
         if not 0 <= p < count:
@@ -27,26 +27,27 @@ def all_or(log: Log, fragments: Sequence[int] | None) -> list[int]:
 
 
 async def earliest(log: Log, fragment: int) -> int:
-    """Return the version of the oldest snapshot from which the log can be folded. Lists."""
+    """Return the version of the oldest snapshot from which the log can be folded. Lists. Raises `LogCorrupt` if there
+    is none."""
     versions = sorted(version for version, _ in await log.snapshots(fragment))
     for version in versions:
         following = await log.commit(fragment, version + 1)
-        # What a packed commit merged was collected with it.
+        # The objects that a packed commit names have been deleted, or may be at any time.
         if following is None or not following.packed:
             return version
     raise LogCorrupt(f"snapshots/{fragment:05d}/", "no snapshot is left to begin with")
 
 
 def checkpoints_in(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the checkpoints in a listing: those of later lives first, of one life those of later steps."""
+    """Return the checkpoints in a listing, newest first: by incarnation, then by step."""
     found = [e for e in entries if _CHECKPOINT.fullmatch(e.key)]
     return sorted(found, key=lambda e: (int(e.key.split("/")[2]), version_in(e.key)), reverse=True)
 
 
 def by_learner(checkpoints: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Return checkpoints by the name that they lie under, those of a name in the order in which they came.
+    """Return checkpoints by the learner's name in their keys, in the given order within each name.
 
-    Whoever may write to the store may put there what is nobody's: look at each until one is good.
+    Others may have stored invalid objects under these keys: open them one after the other until one is valid.
     """
     found: dict[str, list[Entry]] = {}
     for entry in checkpoints:

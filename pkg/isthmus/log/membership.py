@@ -1,8 +1,9 @@
-"""Who may take part in a run: a log of its own beside the commits, each version whole, chained, signed by the owner.
+"""The membership: who may take part in a run. It is a second log beside the commits.
 
-Version 0 is the run object's: its owner alone, who may do everything. Versions are created, never written over; each
-names the one before. The owner changes by a version that the old key signs and the new key has accepted (the rule of
-TUF's root). Where the run object names no owner there are no members, and nothing in the run may be signed.
+Each version holds all members, names the version before it, and is signed by the owner. Versions are created and never
+overwritten. Version 0 is the run object: it names only the owner, who may do everything. A new owner takes over in a
+version that the old key signs and the new key has accepted (the rule of TUF's root). If the run object names no owner,
+there are no members, and nothing in the run may be signed.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -22,11 +23,13 @@ from isthmus.reasons import Reason
 from isthmus.store import Store, checked
 
 SUCCESSION = "isthmus-succession"
-"""Namespace in which a key accepts that a run becomes its own."""
+"""Signing namespace in which a key accepts a run as its own."""
 
 GRACE_VERSIONS = 64
-"""How far beyond the newest commits an earlier membership may still be in force when a new one is written: syncers look
-before each commit, so what is needed is only what is committed while the owner writes."""
+"""How many versions beyond a fragment's newest commit may still be created under an earlier membership.
+
+Syncers read the membership before each commit, so this need only cover the commits made while the owner writes.
+"""
 
 
 WRITERS = {
@@ -42,21 +45,21 @@ WRITERS = {
     Kind.EVALUATION: tuple(Role),
     Kind.MESSAGE: (Role.LEARNER, Role.SYNCER),
 }
-"""Who may write objects of a kind, beside the owner, who may write any."""
+"""The roles that may write objects of each kind. The owner may write any kind."""
 
 
 @dataclass(frozen=True)
 class Membership:
-    """One version of who may take part."""
+    """One version of the membership."""
 
     version: int
     owner: bytes
-    """Public key [32 bytes] in force from here on."""
+    """The owner's public key [32 bytes], in force from this version on."""
     members: tuple[MemberSpec, ...] = ()
     until: tuple[int, ...] = ()
-    """By fragment: the last version that may be created under an earlier membership."""
+    """By fragment: the last version that may be created under an earlier membership version."""
     digest: bytes = field(default=b"", repr=False)
-    """Of the object; of version 0 that of the run object."""
+    """Digest of the object; for version 0, of the run object."""
     written_at: float = 0.0
 
     @cached_property
@@ -65,16 +68,16 @@ class Membership:
 
     @cached_property
     def _patterns(self) -> list[tuple[str, MemberSpec]]:
-        """Beginnings of names, the longest first."""
+        """Prefixes of names with their entries, longest first."""
         found = [(m.name[:-1], m) for m in self.members if m.name.endswith("*")]
         return sorted(found, key=lambda pattern: -len(pattern[0]))
 
     def member(self, name: str) -> MemberSpec | None:
-        """Return the entry a name speaks under: its own, else the longest beginning that is one."""
+        """Return the entry for a name: the one with that name, else the pattern with the longest matching prefix."""
         return self._named.get(name) or next((m for begin, m in self._patterns if name.startswith(begin)), None)
 
     def permits(self, author: bytes, roles: Collection[Role], name: str | None) -> bool:
-        """Return whether a key may write as one of these roles under a name; None: under any name it has."""
+        """Return whether a key may write in one of these roles under a name; None: under any of its names."""
         if author == self.owner:
             return True
         if name is not None:
@@ -83,12 +86,12 @@ class Membership:
         return any(m.key == author and m.role in roles for m in self.members)
 
     def names_of(self, author: bytes, role: Role) -> list[str]:
-        """Return the entries of a key in a role."""
+        """Return the names and patterns that a key has in a role."""
         return [m.name for m in self.members if m.key == author and m.role == role]
 
 
 class Members:
-    """The versions of a run's membership that are known here, from the first on."""
+    """The versions of a run's membership that are known here, from version 0 on."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -97,7 +100,7 @@ class Members:
         """Whether objects of this run are signed at all."""
         self.versions = [Membership(0, owner or bytes(32), digest=run.digest)]
         self._said = (0, "")
-        """The newest version that somebody says it knows, and who says so."""
+        """The newest version that another process says it knows, and the name of that process."""
 
     @property
     def current(self) -> Membership:
@@ -110,38 +113,40 @@ class Members:
         return len(self.versions)
 
     def buckets_of(self, learner: str) -> Sequence[str]:
-        """Return the URLs that a learner's updates are, or were, stored at; the one in force first, empty where that is
-        the run's own."""
+        """Return the URLs of the buckets where a learner's updates are or were stored, newest first; "" is the run's
+        own."""
         found = [m.bucket if (m := version.member(learner)) else "" for version in reversed(self.versions)]
         return list(dict.fromkeys(found))
 
     def buckets(self) -> Sequence[str]:
-        """Return the URLs of all buckets in force, beside the run's own."""
+        """Return the URLs of all current buckets except the run's own."""
         return list(dict.fromkeys(m.bucket for m in self.current.members if m.bucket))
 
     def said(self, version: int, by: str) -> bool:
-        """Note which version somebody knows, in words that it has signed; return whether that is beyond what is known
-        here."""
+        """Note the version that another process says, in a signed message, that it knows; return whether it is newer
+        than the newest one known here."""
         if version > max(self._said[0], self.current.version):
             self._said = version, by
         return version > self.current.version
 
     @property
     def withheld(self) -> tuple[int, str] | None:
-        """The version beyond those known here that somebody says it knows, and who says so; None where there is none.
+        """The newer version that another process says it knows, and the name of that process; None if there is none.
 
-        Where a look at the store does not find it, the store withholds it, or that was not the truth.
+        If reading the store does not find this version, the store withholds it or the process's statement is false.
         """
         return self._said if self._said[0] > self.current.version else None
 
     def vouched(self, key: str, signature: bytes) -> bool:
-        """Return whether the owner has said, when it rotated a learner's key, that the checkpoint of this signature
-        [64 bytes] under this key may be gone on from all the same."""
+        """Return whether the owner has vouched for a checkpoint, by its key and signature [64 bytes].
+
+        The owner does so when it rotates a learner's key, so that the learner can still resume from this checkpoint.
+        """
         member = self.current.member(learner_in(key))
         return member is not None and signature in member.vouched
 
     async def refresh(self, store: Store) -> Membership:
-        """Read what is there beyond what is known; return the newest.
+        """Read the versions beyond those known here; return the newest.
 
         Raises `LogCorrupt`, and what the store raises.
         """
@@ -153,12 +158,13 @@ class Members:
                 break
             except RecordInvalid as error:
                 raise LogCorrupt(members_key(following), f"is no membership: {error}") from None
-            if self.current.version + 1 == following:  # else another look was here meanwhile
+            if self.current.version + 1 == following:  # otherwise a concurrent refresh has taken it
                 self._take(blob)
         return self.current
 
     async def reach(self, version: int, store: Store) -> Membership:
-        """Return a version, read if need be. Raises `LogCorrupt` where there is none, and what the store raises."""
+        """Return a version, reading it if it is not known. Raises `LogCorrupt` if it does not exist, and what the store
+        raises."""
         if version > self.current.version:
             await self.refresh(store)
         if version > self.current.version:
@@ -174,12 +180,12 @@ class Members:
     def require_author(
         self, blob: Blob, kind: Kind, under: int | None = None, roles: Collection[Role] | None = None
     ) -> bytes:
-        """Return whose signature an object bears [32 bytes; zeros where nothing is signed], which fits, and whose key
-        may write its kind, under whatever name. Raises `RecordInvalid`.
+        """Return an object's author [32 bytes; zeros in an unsigned run]. Raises `RecordInvalid`.
 
-        `under`: by which version of the membership that is judged; None: one of those known has to allow it, as of what
-        is vouched for by something else. `roles`: as which it was written, where that is not clear from its kind. Slow
-        for large objects: off the loop.
+        The signature must be valid, and the author must be allowed to write this kind, under any name. `under`: the
+        membership version that decides; None: any known version may allow it, for objects that another object vouches
+        for. `roles`: the roles in which it may have been written, if these do not follow from its kind. Slow for large
+        objects: call it off the loop.
         """
         if not self.signed:
             if frame.author_of(blob) != frame.UNSIGNED_AUTHOR:
@@ -192,7 +198,7 @@ class Members:
     def require_member(
         self, author: bytes, roles: Collection[Role], name: str | None = None, under: int | None = None
     ) -> None:
-        """Return if a key [32 bytes] may write as one of these roles, under a name. Raises `RecordInvalid`."""
+        """Raise `RecordInvalid` unless a key [32 bytes] may write in one of these roles, under a name (None: any)."""
         if not self.signed:
             return
         if under is not None and under >= len(self.versions):
@@ -204,12 +210,12 @@ class Members:
             raise RecordInvalid(Reason.NOT_A_MEMBER, f"{by} names {who} as a {' or a '.join(roles)}")
 
     def in_force(self, fragment: int, version: int) -> int:
-        """Return the earliest membership that a commit may be made under, of those known."""
+        """Return the earliest known membership version under which a version of a fragment may be created."""
         return max((m.version for m in self.versions if m.until and version > m.until[fragment]), default=0)
 
 
 def opened(blob: Blob, before: Membership, run: Run) -> Membership:
-    """Return the version of the membership in these bytes, which follows `before`. Raises `RecordInvalid`."""
+    """Return the membership version in these bytes, which must follow `before`. Raises `RecordInvalid`."""
     frame.head_end(blob, Kind.MEMBERS)
     author = frame.require_signature(blob, Kind.MEMBERS)
     header, payload = frame.parse(blob, Kind.MEMBERS, MembersHeader)
@@ -242,7 +248,7 @@ def opened(blob: Blob, before: Membership, run: Run) -> Membership:
 
 
 def succession(run: Run, before: Membership, owner: bytes) -> bytes:
-    """Return what the next owner's key [32 bytes] signs to accept a run, in the namespace `SUCCESSION`."""
+    """Return the bytes that the next owner's key [32 bytes] signs to accept a run, in the namespace `SUCCESSION`."""
     return b"".join((run.digest, (before.version + 1).to_bytes(8, "little"), before.digest, owner))
 
 
@@ -250,7 +256,7 @@ def succession(run: Run, before: Membership, owner: bytes) -> bytes:
 
 
 def changed(members: Iterable[MemberSpec], *, without: str = "", added: MemberSpec | None = None) -> list[MemberSpec]:
-    """Return entries with one more, or one less; in order of their names."""
+    """Return the entries without one and with another one added or replaced, ordered by name."""
     gone = {without, added.name if added else ""}
     return sorted([m for m in members if m.name not in gone] + ([added] if added else []), key=lambda m: m.name)
 
@@ -259,11 +265,11 @@ async def write(
     store: Store, members: Members, signer: Signer, entries: Sequence[MemberSpec], heads: Sequence[int], now: float, *,
     successor: Signer | None = None,
 ) -> Membership:  # fmt: skip
-    """Create the next version of the membership: these entries, signed by the owner; return it.
+    """Create the next version of the membership from these entries, signed by the owner; return it.
 
-    `heads`: the newest version of each fragment. `successor`: the key whose run this is from now on. Raises
-    `InputError` where the signer is not the owner, or somebody else changed the membership meanwhile; `Unavailable`
-    where the outcome is not known: doing it again finds out.
+    `heads`: the newest version of each fragment. `successor`: the key that owns the run from now on. Raises
+    `InputError` if the signer is not the owner, the entries are invalid, or the membership was changed meanwhile.
+    Raises `Unavailable` if the outcome is not known: calling this again finds it out.
     """
     before = await members.refresh(store)
     if signer.author != before.owner:
@@ -300,7 +306,7 @@ async def write(
 
 
 def require_may(members: Members, signer: Signer | None, role: Role, name: str | None = None) -> None:
-    """Return if a process may take part so; without a name, under any. Raises `InputError` that says what to do."""
+    """Raise `InputError`, which says what to do, unless a process may take part in a role under a name (None: any)."""
     if not members.signed:
         if signer is not None:
             raise InputError(

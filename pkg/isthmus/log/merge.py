@@ -1,7 +1,7 @@
 """The arithmetic of a round, pure and bit-exact: accumulate weighted outer gradients, take the outer step, publish.
 
-The syncer calls it live, recovery and replay call it on what the log recorded; there is no second copy. Order of
-accumulation is the caller's, and recorded. Nothing here depends on threads, machines or library sums.
+The syncer calls it live; recovery and replay call it on what the log recorded. There is no second copy. The caller
+chooses the order of accumulation and records it. No result depends on threads, machines or a library's sums.
 
     w    = tokens · (tokens / steps)                                   arXiv 2604.21428, quantity × quality
     Avg  = Σ w v / Σ w
@@ -33,13 +33,15 @@ from isthmus.runtime.clock import ALONE, ComputePool
 Then = Callable[[slice, F32, F32], None]
 
 CANCELLED_BELOW = 1e-3
-"""Norm of the mean direction under which RDA does not renormalise it: such directions cancel, what is left is noise.
-(M orthogonal directions of equal weight leave 1/√M, so this is the mean of a million strangers.) The same for Iso, of
-the mean beside the mean norm: the plain mean is taken then."""
+"""Norm of the mean direction below which RDA does not renormalise it: the directions cancel and only noise is left.
+
+M orthogonal directions of equal weight leave 1/√M, so this is the mean of a million unrelated directions. For Iso, the
+norm of the mean relative to the mean norm; below this, the plain mean is used.
+"""
 
 
 def state_bytes(rules: Rules) -> int:
-    """Return the bytes of a state for each parameter: published, momentum, and master where that is another."""
+    """Return the bytes of a state per parameter: published, momentum, and master where it differs from published."""
     return 12 if rules.feedback_down else 8
 
 
@@ -49,9 +51,10 @@ class State:
 
     version: int
     published: F32
-    """What learners hold, and what is evaluated and exported."""
+    """The value that learners hold, and that is evaluated and exported."""
     master: F32
-    """Where the outer optimizer is; the published value follows it through the codec, `master − published` is kept."""
+    """The outer optimizer's parameters. The published value follows them through the codec; `master − published` is
+    kept."""
     momentum: F32
 
     @cached_property
@@ -61,7 +64,7 @@ class State:
 
     @property
     def is_published(self) -> bool:
-        """Whether the master is the published value: nothing is kept of what the codec dropped."""
+        """Whether master and published are the same array: what the codec dropped is then not kept."""
         return self.master is self.published
 
     @cached_property
@@ -71,7 +74,7 @@ class State:
         return self._digest_of(self.published_digest, master, array_digest(self.momentum))
 
     def hashed(self, compute: ComputePool) -> "State":
-        """Return this with its digests taken, by as many threads as there are arrays."""
+        """Compute the digests, on up to one thread per array; return this state."""
         arrays = (self.published, self.momentum, *(() if self.is_published else (self.master,)))
         found = [b""] * len(arrays)
 
@@ -80,7 +83,7 @@ class State:
                 found[i] = array_digest(arrays[i])
 
         compute.share(work, len(arrays), 1)
-        # What `published_digest` and `digest` would find.
+        # Fill the caches of `published_digest` and `digest`.
         vars(self)["published_digest"] = found[0]
         vars(self)["digest"] = self._digest_of(found[0], found[0] if self.is_published else found[2], found[1])
         return self
@@ -89,7 +92,7 @@ class State:
         return digests.digest_of((self.version.to_bytes(8, "little"), published, master, momentum))
 
     def measured(self) -> bytes:
-        """Return `digest`, of the arrays as they are now."""
+        """Return `digest`, computed again from the arrays as they are now."""
         return State(self.version, self.published, self.master, self.momentum).digest
 
 
@@ -124,15 +127,15 @@ def outers(rules: Rules) -> dict[str, Outer]:
 
 
 def by_class(dense: Outer, embedding: Outer) -> dict[str, Outer]:
-    """Return the arithmetic of each class of tensors from what a commit records: that of vectors follows from dense."""
+    """Return the arithmetic of each class of tensors from a commit's two; that of vectors follows from dense."""
     vector = msgspec.structs.replace(dense, merge=MergeRule.RDA) if dense.merge == MergeRule.ISO else dense
     return {TensorClass.DENSE: dense, TensorClass.EMBEDDING: embedding, TensorClass.VECTOR: vector}
 
 
 class Accumulator:
-    """The running sum of one round: memory independent of the number of learners, and work that a compute may share.
+    """The running sum of one round. Its memory does not grow with the number of learners; `compute` can share the work.
 
-    Rules that look at all updates together (`ROBUST`) keep them as they came, packed, until `deltas`.
+    Rules that look at all updates together (`ROBUST`) are the exception: they keep all updates, packed, until `deltas`.
     """
 
     def __init__(self, fragment: Fragment, outer: Mapping[str, Outer], compute: ComputePool = ALONE) -> None:
@@ -141,18 +144,19 @@ class Accumulator:
         self.compute = compute
         self.count = 0
         self._total = memory.zeros(fragment.size)
-        self._unit = 0.0  # weights are taken relative to the first one: the sum stays in the range of the updates
+        self._unit = 0.0  # weights are relative to the first one, so that the sum stays in the range of the updates
         self._weights = 0.0
         self._norms = [0.0] * len(fragment.tensors)  # Σ w‖v‖ per tensor
         self._merges = [_merge_of(t, outer[t.spec.role].merge) for t in fragment.tensors]
         self._kept: list[robust.KeptUpdate] = []
-        """All of the round, packed, where a rule looks at them together."""
+        """All updates of the round, packed, if a rule needs them together."""
 
     def add(self, x: Packed | F32, weight: float, scale: float = 1.0, *, learner: str = "") -> None:
         """Add one finite outer gradient, packed or [n] float32, with its effective weight (> 0).
 
-        It counts as `scale` · x, 0 < scale ≤ 1: below 1 where it was clipped. `learner` says whose it is: rules that
-        outvote count learners, not updates. An array is read until `deltas`. Raises `DenormalsFlushed`.
+        `scale`: the factor that its length was clipped by, 0 < scale ≤ 1; 1: not clipped. `learner`: the learner that
+        sent it; robust rules count learners, not updates. The caller must not change an array before `deltas` has
+        returned. Raises `DenormalsFlushed`.
         """
         kernels.require_denormals()
         if not isinstance(x, Packed):
@@ -168,7 +172,7 @@ class Accumulator:
             if self._merges[i] != MergeRule.AVG:
                 norm = x.norms[i]
                 self._norms[i] += weight * (scale * norm)
-                if self._merges[i] == MergeRule.RDA:  # a direction has no length that could be clipped
+                if self._merges[i] == MergeRule.RDA:  # clipping a length does not change a direction
                     coefficient = weight / norm if norm > 0.0 else 0.0
             if coefficient:
                 x.add(i, coefficient, self._total[t.start : t.stop], self.compute)
@@ -176,7 +180,7 @@ class Accumulator:
         self.count += 1
 
     def deltas(self) -> tuple[list[tuple[F32, float]], int]:
-        """Return Δ per tensor as an array [n] and a factor to it, and how many tensors' directions cancelled."""
+        """Return Δ of each tensor, as an array [n] and a factor to it, and how many tensors' directions cancelled."""
         deltas, cancelled = [], 0
         for i, t in enumerate(self.fragment.tensors):
             total, scale = self._total[t.start : t.stop], 1.0 / self._weights
@@ -187,7 +191,7 @@ class Accumulator:
                 cancelled += off
             elif rule != MergeRule.AVG:
                 norm = length_of(total, self.compute)
-                # RDA has summed directions: their mean is no longer than 1. Iso has summed the differences themselves.
+                # RDA has summed directions, so their mean is at most 1 long. Iso has summed the differences themselves.
                 whole = self._weights if rule == MergeRule.RDA else self._norms[i]
                 if whole > 0.0 and norm / whole >= CANCELLED_BELOW:
                     if rule == MergeRule.ISO:
@@ -202,9 +206,10 @@ class Accumulator:
         return deltas, cancelled
 
     def outer_step(self, state: State, then: Then | None = None) -> tuple[F32, F32, int]:
-        """Return new master [n], new momentum [n] and the number of cancelled tensors; `state` is left as it is.
+        """Return new master [n], new momentum [n] and the number of cancelled tensors; `state` is not changed.
 
-        `then` is called with what is new of each, and where, as soon as it is; from any of the compute's threads.
+        `then` is called with each slice as soon as it is computed, and with the new master and momentum in it. It may
+        be called from any of the compute's threads.
         """
         deltas, cancelled = self.deltas()
         master, momentum = memory.empty(state.master.size), memory.empty(state.momentum.size)
@@ -241,7 +246,7 @@ def _merge_of(tensor: Tensor, rule: MergeRule) -> MergeRule:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What a round came to: the next state and the value object that announces it."""
+    """The result of a round: the next state and the value object that publishes it."""
 
     state: State
     value: frame.Body
@@ -250,15 +255,15 @@ class Advance:
     state_digest: bytes
     cancelled: int
     finite: bool
-    """Whether the state can go on; numbers near the end of float32's range can overflow in a sum."""
+    """Whether the new state is finite: numbers near the end of float32's range can overflow in a sum."""
 
 
 Seal = Callable[[frame.Body], None]
-"""Signs an object, where the run is signed."""
+"""Signs an object if the run is signed."""
 
 
 def _unsigned(body: frame.Body) -> None:
-    """Leave an object as it is, as one who only looks makes it."""
+    """Leave an object unsigned, for callers that only compute and do not store it."""
 
 
 def advance(
@@ -269,16 +274,16 @@ def advance(
     feedback: bool = True,
     seal: Seal = _unsigned,
 ) -> Advance:
-    """Take the outer step from `state` and publish the result through `codec_down`. Pure; `state` is left as it is.
+    """Take the outer step from `state` and publish the result through `codec_down`. Pure; `state` is not changed.
 
-    What the codec drops stays in master − published and is part of the next version's difference; without `feedback` it
-    is given up, and the master goes where the published value is. Raises `DenormalsFlushed`, as everything here whose
-    bits the log records or is compared with.
+    With `feedback`, what the codec drops stays in master − published and is part of the next version's difference.
+    Without it this is given up, and the master becomes the published value. Raises `DenormalsFlushed` if the thread
+    would compute other bits than the log records.
     """
     kernels.require_denormals()
     fragment = round_.fragment
     version = state.version + 1
-    # What is published next takes the place of the difference that leads there: nothing else is as large as a fragment.
+    # The next published value is written over the difference that leads to it: both are as large as the fragment.
     published = memory.empty(fragment.size)
     broken: list[slice] = []
 
@@ -305,7 +310,7 @@ def advance(
 
 
 def healed(version: int, published: F32, fragment: Fragment, run: bytes, seal: Seal = _unsigned) -> Advance:
-    """Return the start of a fragment anew at a version, from a published value [n]: master the same, no momentum.
+    """Return a fragment's new start at a version, from a published value [n]: an equal master and zero momentum.
 
     The value object holds the published value itself, as float32.
     """
@@ -337,7 +342,7 @@ def next_published(
     out: F32 | None = None,
     compute: ComputePool = ALONE,
 ) -> F32:
-    """Return the published value [n] one version on, published + the decoded difference, in `out` where there is one.
+    """Return the next published value [n], published + the decoded difference, written to `out` if it is given.
 
     Raises `DenormalsFlushed`, `BadCode`.
     """
@@ -352,7 +357,7 @@ def next_published(
 
 
 def snapshot(state: State, fragment: int, run: bytes) -> frame.Gathered:
-    """Return the snapshot object of a state: published, master unless that is the same, momentum, where they lie."""
+    """Return a state's snapshot object: published, master unless it is the same array, momentum. Nothing is copied."""
     header = SnapshotHeader(
         schema=SCHEMA,
         run=run,
@@ -366,9 +371,9 @@ def snapshot(state: State, fragment: int, run: bytes) -> frame.Gathered:
 
 
 def restore(header: SnapshotHeader, payload: memoryview, n: int) -> State:
-    """Return the state of a fragment of n parameters in a snapshot's payload [12 n or 8 n bytes].
+    """Return the state of a fragment of n parameters from a snapshot's payload [12 n or 8 n bytes].
 
-    The caller compares `State.digest` with a commit's. Raises `ValueError` for another size.
+    The caller compares `State.digest` with a commit's. Raises `ValueError` for a payload of another size.
     """
     arrays = np.frombuffer(payload, np.dtype("<f4"))
     if arrays.size not in (2 * n, 3 * n):

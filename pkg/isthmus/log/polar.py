@@ -1,11 +1,11 @@
-"""The polar factor of a matrix, to the same bits everywhere: the nearest matrix whose singular values are all one.
+"""The polar factor of a matrix, with the same bits everywhere: the nearest matrix whose singular values are all one.
 
     X₀ = D / ‖D‖;  A = X Xᵀ;  X ← a X + (b A + c A²) X,  five times
 
-An odd quintic that a Newton–Schulz iteration applies to every singular value: each time the one that comes nearest to 1
-on the interval where the values now are, begun at [0.003, 1] (Amsel et al., arXiv 2505.16932). After five, values from
-0.003 ‖D‖ up are within 0.005 of one; smaller ones have grown 560-fold, and those that are zero stay zero: nothing is
-made of a direction that the mean does not have.
+Each step of this Newton–Schulz iteration applies an odd quintic to every singular value. Its coefficients bring values
+as near to 1 as possible on the interval where they lie by then; the first interval is [0.003, 1] (Amsel et al., arXiv
+2505.16932). After five steps, values that were at least 0.003 ‖D‖ are within 0.005 of one. Smaller values have grown
+560-fold. Zeros stay zero: a direction that the mean does not have is not created.
 """
 
 import numpy as np
@@ -22,15 +22,18 @@ QUINTICS = (
     (2.490115939444251, -1.8342750827526684, 0.43683470689542475),
     (1.9177762487314496, -1.2967501911246433, 0.379704875398585),
 )
-"""a, b, c of each step."""
+"""The coefficients a, b, c of each step."""
 
 _WITHIN = 0.999
-"""Of the unit norm: rounding must not push a singular value out of the interval that the first quintic is made for."""
+"""Norm that a matrix is scaled to, a little below one: rounding must not push a singular value out of the interval of
+the first quintic."""
 
 
 def isotropic(d: F32, block: int = 0, compute: ComputePool = ALONE) -> F32:
-    """Return d [m, n] with equal singular values, of any length: its polar factor, or where a side is longer than
-    `block` those of the blocks it is cut into, as even as can be. 0: never cut. A block of zeros stays one.
+    """Return d [m, n] with all singular values made equal, as a new array of arbitrary length.
+
+    This is the polar factor of d. If a side is longer than `block`, d is cut into blocks as even as possible, and each
+    block becomes its own polar factor; 0: d is never cut. A block of zeros stays zero.
     """
     out = np.zeros_like(d)
     for rows in cut(d.shape[0], block):
@@ -43,9 +46,9 @@ def isotropic(d: F32, block: int = 0, compute: ComputePool = ALONE) -> F32:
 
 
 def polar_factor(d: F32, norm: float, compute: ComputePool = ALONE) -> F32:
-    """Return the polar factor of d [m, n] float32 whose Euclidean norm is `norm` (> 0), as a new array.
+    """Return the polar factor of d [m, n] float32, whose Euclidean norm is `norm` (> 0), as a new array.
 
-    Rows of products are shared out among a compute; that changes no bit. Raises `DenormalsFlushed`.
+    The threads of `compute` share the rows of the products, which changes no bit. Raises `DenormalsFlushed`.
     """
     wide = d.shape[0] <= d.shape[1]
     x = np.ascontiguousarray(d if wide else d.T)
@@ -64,7 +67,7 @@ def polar_factor(d: F32, norm: float, compute: ComputePool = ALONE) -> F32:
 
 
 def _multiply(a: F32, b: F32, out: F32, symmetric: bool, compute: ComputePool) -> None:
-    """out = a b. `symmetric`: the product is, so half of it is computed."""
+    """Write the product a b to out. `symmetric`: the product is symmetric, so only half of it is computed."""
 
     def rows(start: int, stop: int) -> None:
         kernels.require_denormals()  # of the thread that this is

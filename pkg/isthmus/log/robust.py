@@ -1,16 +1,17 @@
-"""Merges whose direction less than half of a round cannot choose: RDA with each of its means made robust.
+"""Robust merges: less than half of the learners in a round cannot choose the direction. RDA with robust means.
 
     Trimmed = median‖v‖ · φ( trimmed mean of φ(v), by coordinate )          Yin et al. 2018, arXiv 1803.01498
     Median  = median‖v‖ · φ( geometric median of φ(v) )                     Pillutla et al. 2019, arXiv 1912.13445
 
-φ(x) = x/‖x‖. Of unit vectors, since a long one would count by its length otherwise; as long as the median update, since
-a mean of lengths is anybody's. Each learner has one vote: v is the weighted mean of its updates, where it has several
-in the round, one on each base. Weights are what learners say of themselves: here no learner counts for more than the
-median of the round. What bounds let pass, twice the median, would make three of eight the larger part. With one learner
-it is that one's, with two their RDA but for the length.
+φ(x) = x/‖x‖. Unit vectors are merged, because a long update would otherwise count by its length. The result is as long
+as the median update, because a single learner can move a mean of lengths anywhere. Each learner has one vote. If a
+learner has several updates in the round, one on each base, v is their weighted mean. Weights rest on what learners
+state about themselves, so no learner's weight counts for more than the round's median weight. The bounds alone allow
+twice the median, with which three of eight learners could be the majority. With one learner the result is its update;
+with two it is their RDA except for the length.
 
-The geometric median is found by smoothed steps of Weiszfeld's, a fixed number of them, on the Gram matrix of the
-votes: it is a weighted sum of them, and its weights need their inner products alone.
+The geometric median is a weighted sum of the votes. A fixed number of smoothed Weiszfeld steps finds its weights, which
+depend only on the votes' inner products: their Gram matrix.
 """
 
 import math
@@ -27,10 +28,10 @@ from isthmus.runtime.clock import ComputePool
 
 WEISZFELD_STEPS = 32
 SMOOTHING = 1e-3
-"""Distances below this, of unit vectors, count as this: where the median is one of them, its distance is nothing."""
+"""Smaller distances between unit vectors count as this: if the median is one of the vectors, its distance is zero."""
 
 CANCELLED_BELOW = 1e-3
-"""As with RDA: a direction shorter than this is noise, and is not made longer."""
+"""As with RDA: a direction shorter than this is noise, and is not normalised."""
 
 
 class KeptUpdate(NamedTuple):
@@ -43,23 +44,23 @@ class KeptUpdate(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """What a learner has in the round, of one tensor."""
+    """One learner's contribution to the round, for one tensor."""
 
     of: tuple[tuple[Packed, float], ...]
-    """Its updates, and what to multiply each by: their sum is its vector."""
+    """Its updates, with a factor for each: the sum of the products is the learner's vector."""
     weight: float
     length: float
-    """Euclidean length of its vector, as it counts."""
+    """Euclidean length of its vector, after clipping."""
     factor: float
-    """From its vector to its direction. A zero has none: it is a vote all the same, and counts as one in the middle."""
+    """Factor from its vector to its direction; 0 for a zero vector, which is a vote too and counts as zeros."""
 
 
 def merged(
     kept: Sequence[KeptUpdate], tensor: int, total: F32, trim: float | None, compute: ComputePool
 ) -> tuple[float, bool]:
-    """Write the direction of a tensor's updates to total [n]; return the factor to it, and whether they cancelled.
+    """Write a tensor's merged direction to total [n]; return the factor to it, and whether the directions cancelled.
 
-    `trim`: the share that is left out at either end of each coordinate; None: by the geometric median.
+    `trim`: the share of values left out at either end of each coordinate; None: use the geometric median instead.
     """
     cast = [_vote(own, tensor, total.size, compute) for own in _by_learner(kept)]
     weights = votes([vote.weight for vote in cast])
@@ -80,7 +81,7 @@ def merged(
 
 
 def _by_learner(kept: Sequence[KeptUpdate]) -> list[list[KeptUpdate]]:
-    """Return each learner's updates, in the order in which the learners came."""
+    """Return each learner's updates, in the order in which the learners first appear."""
     found: dict[str, list[KeptUpdate]] = {}
     for k in kept:
         found.setdefault(k.learner, []).append(k)
@@ -99,21 +100,22 @@ def _vote(own: Sequence[KeptUpdate], tensor: int, n: int, compute: ComputePool) 
 
 
 def votes(weights: Sequence[float]) -> list[float]:
-    """Return weights of which none is above their median, of an even number the lower of the middle two.
+    """Return the weights, each capped at their median; for an even number, at the lower of the middle two.
 
-    By what one says of oneself influence can be lost, but hardly won. Where honest learners weigh alike, heads decide.
+    A learner that states false numbers about itself can thus lose influence, but hardly gain any. Where honest learners
+    have equal weights, their number decides.
     """
     middle = sorted(weights)[(len(weights) - 1) // 2]
     return [min(weight, middle) for weight in weights]
 
 
 def left_out(trim: float, count: int) -> int:
-    """Return how many of so many values are left out at either end: one at least of three, and never all."""
+    """Return how many of `count` values are left out at either end: at least one of three or more, and never all."""
     return min(max(int(trim * count), 1 if count >= 3 else 0), (count - 1) // 2)
 
 
 def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the value in the middle of the weight; halfway between two where exactly half of it is on either side."""
+    """Return the weighted median; if exactly half of the weight is on either side, halfway between the two values."""
     ordered = sorted(zip(values, weights, strict=True))
     half, below = 0.5 * math.fsum(weights), 0.0
     for number, (value, weight) in enumerate(ordered):
@@ -126,8 +128,10 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def geometric_median(gram: F64, weights: Sequence[float]) -> list[float]:
-    """Return the shares [m] of vectors whose inner products are `gram` [m, m] in their geometric median; they add up to
-    one. In plain float arithmetic, in the order of the vectors: the same bits everywhere."""
+    """Return the shares [m] of vectors in their geometric median; they add up to one. `gram` [m, m]: inner products.
+
+    Uses plain float arithmetic in the order of the vectors, so that the bits are the same everywhere.
+    """
     count = len(weights)
     g = [[float(value) for value in row] for row in gram]
     total = math.fsum(weights)
@@ -144,7 +148,7 @@ def geometric_median(gram: F64, weights: Sequence[float]) -> list[float]:
 
 
 def _gram(cast: Sequence[Vote], tensor: int, n: int, compute: ComputePool) -> F64:
-    """Return the inner products [m, m] of the votes' directions, summed over fixed blocks in their order."""
+    """Return the inner products [m, m] of the votes' directions, summed over fixed blocks in order."""
     m, blocks = len(cast), -(-n // kernels.NORM_BLOCK)
     sums = np.zeros((m, m, blocks))
 

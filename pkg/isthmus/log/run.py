@@ -1,4 +1,4 @@
-"""The run object: what the run is. Everyone who joins checks against it."""
+"""The run object: what the run is. Every process that joins checks itself against it."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ from isthmus.reasons import Reason
 from isthmus.store import Store, checked
 
 UNTOLD = bytes(32)
-"""In place of the digest of a frozen parameter that a learner was told to trust: it is the run's, whatever it holds."""
+"""Stands for the digest of a frozen parameter that a learner was told to trust: it matches any digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as everyone sees it."""
+    """A run, as every process sees it."""
 
     url: str
     digest: bytes
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def rules(self) -> Rules:
-        """The arithmetic, fixed."""
+        """The arithmetic, which never changes."""
         return self.header.rules
 
     @property
@@ -58,7 +58,7 @@ class Run:
         return [f.size / self.layout.size for f in self.layout.fragments]
 
     def require(self, specs: Sequence[Spec], frozen: dict[str, bytes]) -> None:
-        """Raise `LayoutMismatch`, naming the first difference, unless this model is the run's."""
+        """Raise `LayoutMismatch`, naming the first difference, if this model is not the run's."""
         difference = first_difference(specs, self.layout.specs)
         if difference is None:
             for name in sorted(self.frozen.keys() | frozen.keys()):
@@ -76,7 +76,7 @@ class Run:
             raise LayoutMismatch(difference)
 
     def require_rules(self, rules: Rules) -> None:
-        """Raise `RunExists`, naming the first difference, unless these are the run's rules."""
+        """Raise `RunExists`, naming the first difference, if these are not the run's rules."""
         for name, ours in msgspec.structs.asdict(rules).items():
             theirs = getattr(self.rules, name)
             if ours != theirs:
@@ -91,31 +91,34 @@ class _Told(msgspec.Struct, frozen=True, array_like=True):
 
 
 def told_run(run: Run) -> bytes:
-    """Return a run as bytes for another process of the same learner, which `heard_run` reads."""
+    """Encode a run for another process of the same learner; `heard_run` decodes it."""
     return msgspec.msgpack.encode(_Told(run.url, run.digest, run.header, described(run.layout, run.frozen)))
 
 
 def heard_run(words: bytes) -> Run:
-    """Undo `told_run`."""
+    """Return the run that `told_run` encoded."""
     told = msgspec.msgpack.decode(words, type=_Told)
     return Run(told.url, told.digest, told.header, _placed(told.layout), dict(told.layout.frozen))
 
 
 Require = Callable[[str, frame.Blob], None]
-"""Judges a run object, found at a URL, before anything in it is looked at. Raises `InputError`."""
+"""Checks a run object, found at a URL, before its contents are decoded. Raises `InputError`."""
 
 
 LAYOUT_MOST = 64 << 20
-"""Bytes of a layout that are read: some 100 for each tensor."""
+"""Most bytes of a layout that are read. A tensor takes some 100 bytes."""
 
 
 def anything(url: str, blob: frame.Blob) -> None:
-    """Require nothing of a run object."""
+    """Accept any run object."""
 
 
 async def read_run(store: Store, require: Require = anything) -> Run:
-    """Return the run at this store. Raises `RunMissing`, what `require` does, or `LogCorrupt` for a run object that
-    cannot be read."""
+    """Return the run in this store.
+
+    Raises `RunMissing`, what `require` raises, `LogCorrupt` for a run object that cannot be read, and `InputError` if
+    the run uses another arithmetic than this release.
+    """
     try:
         blob = await checked.whole(store, RUN_KEY, frame.Kind.RUN, LAYOUT_MOST)
     except ObjectMissing:
@@ -140,7 +143,7 @@ async def read_run(store: Store, require: Require = anything) -> Run:
 
 
 def _require_owner(blob: frame.Blob, header: RunHeader) -> None:
-    """Return if a run object is signed by the owner it names. Raises `RecordInvalid`."""
+    """Raise `RecordInvalid` unless a run object is signed by the owner that it names, or names none and is unsigned."""
     author = frame.author_of(blob)
     if header.owner is None:
         if author != frame.UNSIGNED_AUTHOR:
@@ -150,7 +153,7 @@ def _require_owner(blob: frame.Blob, header: RunHeader) -> None:
 
 
 async def run_below(store: Store) -> str:
-    """Return where a run is in a folder `run` of this place, such as a demo makes; empty where there is none."""
+    """Return the URL of a run in a folder `run` below this store, such as a demo makes; empty if there is none."""
     with contextlib.suppress(IsthmusError):
         if await store.get_range(f"{RUN_KEY}/{RUN_KEY}", 0, 1):
             return f"{store.url.rstrip('/')}/{RUN_KEY}"
@@ -158,7 +161,7 @@ async def run_below(store: Store) -> str:
 
 
 def described(layout: Layout, frozen: dict[str, bytes]) -> RunLayout:
-    """Return a layout as the run object has it, with the digests of frozen parameters."""
+    """Return the run object's form of a layout, with the digests of frozen parameters."""
     return RunLayout(
         tensors=tuple(
             TensorSpec(
@@ -181,7 +184,7 @@ def _placed(cut: RunLayout) -> Layout:
 
 
 def parsed(blob: frame.Blob) -> tuple[RunHeader, RunLayout]:
-    """Return what a run object says. Raises `RecordInvalid`, `ValidationError` or `ValueError`."""
+    """Return the header and the layout of a run object. Raises `RecordInvalid`, `ValidationError` or `ValueError`."""
     header, payload = frame.parse(blob, frame.Kind.RUN, RunHeader)
     if frame.digest(payload) != header.layout:
         raise RecordInvalid(Reason.MALFORMED, "its layout does not match its digest")

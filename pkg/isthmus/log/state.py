@@ -1,4 +1,4 @@
-"""What is the matter with a log, by one look: its newest commits, what is missing or damaged, what stands still."""
+"""The condition of a log: its newest commits, missing or damaged objects, and fragments that stand still."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,35 +10,34 @@ from isthmus.log import Commit, Log
 from isthmus.log.complete import require_commits
 
 STANDS = 8
-"""A fragment stands still when most of the others were merged so many times since it last was."""
+"""A fragment stands still when most other fragments were merged this many times since its last merge."""
 
 LOOKS_AT_ONCE = 8
 
 GROWN = 8 * KEPT_VERSIONS
-"""Versions from which on somebody should collect what is not needed."""
+"""Versions from which on a run whose garbage was never collected is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """A log as it was found."""
+    """The condition of a log when it was read."""
 
     heads: Sequence[Commit | None]
-    """The newest commit of each fragment that could be read; None where there is none."""
+    """The newest readable commit of each fragment; None if there is none."""
     wrong: Mapping[int, str] = field(default_factory=dict)
-    """By fragment, what is missing or damaged."""
+    """By fragment, the object that is missing or damaged, and how."""
     standing: Sequence[int] = ()
-    """Fragments that stand still while others are merged (see `STANDS`)."""
+    """Fragments that stand still (see `STANDS`)."""
     uncollected: int = 0
-    """Versions of the first fragment, where nothing was ever collected; else 0."""
+    """Versions of the first fragment, if they are many and nothing was ever collected; else 0."""
     whole_log: bool = True
-    """Whether all commits were looked for, and not those since the newest snapshots alone."""
+    """Whether all commits were looked for, not only those since the newest snapshots."""
 
 
 async def look(log: Log, hints: Mapping[int, int] | None = None) -> LogState:
-    """Return the state of a log. Objects are not verified: that is what `replay` does.
+    """Return the condition of a log. Updates, values and snapshots are not compared with commits: `replay` does that.
 
-    `hints`: by fragment, a version that is probably there. Raises `Unavailable`, and `Denied` where commits may not be
-    read.
+    `hints`: by fragment, a version that probably exists. Raises `Unavailable`, and `Denied` if commits may not be read.
     """
     gate = asyncio.Semaphore(LOOKS_AT_ONCE)
     wrong: dict[int, str] = {}
@@ -63,7 +62,7 @@ async def look(log: Log, hints: Mapping[int, int] | None = None) -> LogState:
 
 
 async def uncollected(log: Log, head: int) -> int:
-    """Return the head of the first fragment where it has grown large and nothing was ever collected; else 0."""
+    """Return the first fragment's head if it is `GROWN` or more and nothing was ever collected; else 0."""
     if head < GROWN:
         return 0
     first = await log.commit(0, 1)
@@ -71,7 +70,7 @@ async def uncollected(log: Log, head: int) -> int:
 
 
 def collects(url: str, versions: int) -> str:
-    """Return what to say of a run that has so many versions of which none was ever collected."""
+    """Return the warning for a run with this many versions whose garbage was never collected."""
     return (
         f"nothing was collected in {versions:,} versions: the run grows until its store is full. isthmus gc {url} says "
         "what may go, --apply deletes it, and --apply --every 3600 goes on so"
@@ -79,7 +78,8 @@ def collects(url: str, versions: int) -> str:
 
 
 async def _last_readable(log: Log, p: int) -> Commit | None:
-    """Return the newest commit before the first that cannot be read, from the newest snapshot on whose own can be."""
+    """Return the newest commit before the first unreadable one, starting at the newest snapshot with a readable
+    commit."""
     for start in [*(version for version, _ in await log.snapshots(p)), 1]:
         version, found = max(1, start), None
         try:
@@ -94,7 +94,7 @@ async def _last_readable(log: Log, p: int) -> Commit | None:
 
 async def _standing(log: Log, heads: Sequence[Commit | None], wrong: Mapping[int, str]) -> list[int]:
     async def before(p: int, head: Commit | None) -> float | None:
-        """Return when the fragment was merged the last but so many times; None where it was not merged so often."""
+        """Return when the fragment was merged for the `STANDS`-th time from the end; None if it had fewer merges."""
         if head is None or head.version < STANDS or p in wrong:
             return None
         try:
@@ -110,8 +110,8 @@ async def _standing(log: Log, heads: Sequence[Commit | None], wrong: Mapping[int
 def standing(last: Sequence[float | None], since: Sequence[float | None]) -> list[int]:
     """Return the fragments that stand still.
 
-    `last`: when each was merged last, None where it never was; `since`: when it was merged the last but `STANDS` times
-    [both in seconds since 1970].
+    `last`: when each fragment was last merged, None if never; `since`: when it was merged for the `STANDS`-th time from
+    the end [both in seconds since 1970].
     """
     return [
         p
@@ -121,6 +121,6 @@ def standing(last: Sequence[float | None], since: Sequence[float | None]) -> lis
 
 
 def is_most(moved: Iterable[bool]) -> bool:
-    """Return whether more than half of the others have moved that often since."""
+    """Return whether more than half of the values are true."""
     every = list(moved)
     return sum(every) > len(every) / 2

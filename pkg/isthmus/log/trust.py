@@ -1,4 +1,4 @@
-"""What a process brings to a run, and what it demands of it before it takes part: a key, an owner, or to be told."""
+"""The key that a process brings to a run, and what it demands before it takes part: an owner, a digest, signatures."""
 
 import logging
 import os
@@ -22,23 +22,25 @@ from isthmus.store import endpoint_of
 logger = logging.getLogger(__name__)
 
 KEY, OWNER, INSECURE, RUN_DIGEST = "ISTHMUS_KEY", "ISTHMUS_OWNER", "ISTHMUS_INSECURE", "ISTHMUS_RUN_DIGEST"
-"""Variables that say what the arguments of the same names do."""
+"""Environment variables that stand in for the arguments of the same names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """A key to sign with, whose run it must be, and whether one where nothing is signed will do everywhere."""
+    """A key to sign with, the owner and digest that a run must have, and whether any unsigned run is allowed."""
 
     signer: Signer | None = None
     owner: str = ""
-    """The fingerprint of the key that must own the run; empty: whoever's it is."""
+    """The fingerprint of the key that must own the run; empty: any owner or none."""
     insecure: bool = False
     run_digest: str = ""
-    """What the run's digest, in hexadecimal, must begin with; empty: whichever it is."""
+    """The beginning that the run's digest, in hexadecimal, must have; empty: any digest."""
 
     def require(self, url: str, blob: Blob) -> None:
-        """Return if a run object is the one that it must be, by its digest and by whose signature it bears, before
-        anything that it says is looked at. Raises `InputError`."""
+        """Raise `InputError` unless a run object has the required digest and owner, before its contents are decoded.
+
+        If an owner is required, the signature is verified too.
+        """
         found = frame.digest(blob).hex()
         if not found.startswith(self.run_digest):
             raise InputError(
@@ -54,7 +56,7 @@ class Trust:
                 raise InputError(f"{url}: what lies there as the run is not signed by {self.owner}: {error}") from None
 
     def judge(self, run: Run) -> None:
-        """Return if the run is the one that it must be. Raises `InputError`."""
+        """Raise `InputError` unless the run has the required digest and owner."""
         if not run.digest.hex().startswith(self.run_digest):
             raise InputError(f"{run.url}: this is another run than {self.run_digest}")
         self._require_owner(run.url, run.header.owner)
@@ -65,10 +67,10 @@ class Trust:
             raise InputError(f"{url}: this run's owner is {found}, and must be {self.owner}: this is another run")
 
     def take_part(self, run: Run, members: Members, bus: str, role: MemberRole, name: str) -> None:
-        """Return if a process may take part under a name. Raises `InputError` that says what to do.
+        """Raise `InputError`, which says what to do, unless a process may take part under a name.
 
-        Where nothing is signed, the run has to be in a folder or on loopback, and its bus, too; else `insecure` lets it
-        go, and that is said.
+        An unsigned run, and its bus, must be on this machine: in a folder or on loopback. `insecure` allows it
+        elsewhere, with a warning in the log.
         """
         require_may(members, self.signer, role, name)
         if not members.signed:
@@ -78,7 +80,8 @@ class Trust:
             logger.info("%s belongs to %s; membership %d", run.url, fingerprint(owner), members.current.version)
 
     def require_near(self, url: str, bus: str = "") -> None:
-        """Return if an unsigned run may be there. Raises `InputError`; where it is allowed all the same, says so."""
+        """Raise `InputError` unless an unsigned run may be at these URLs. If `insecure` allows one elsewhere, log a
+        warning."""
         away = [redacted(place) for place in (url, bus) if place and not is_near(place)]
         if not away:
             return
@@ -100,10 +103,10 @@ def trust_of(
     run_digest: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Trust:
-    """Return what arguments say, and where they say nothing the environment. Raises `InputError`.
+    """Return the trust that the arguments give, or the environment where an argument is not given. Raises `InputError`.
 
-    `key`: an OpenSSH private key file, or what was read from one. `owner`: a fingerprint SHA256:…, a public key's line
-    or its .pub file. `run_digest`: the digest of the run, in hexadecimal, or at least half of it.
+    `key`: an OpenSSH private key file, or a signer read from one. `owner`: a fingerprint SHA256:…, the line of a public
+    key or its .pub file. `run_digest`: the run's digest in hexadecimal, or at least its first half.
     """
     key = key or environment.get(KEY) or None
     owner = owner or environment.get(OWNER) or ""
@@ -118,11 +121,11 @@ def trust_of(
 
 
 def is_near(url: str) -> bool:
-    """Return whether a store or a bus is on this machine: a folder, a file, a socket, or an address of loopback."""
+    """Return whether a store or a bus is on this machine: a folder, a file, a socket, or a loopback address."""
     endpoint = endpoint_of(url)
     parts = split(endpoint or url)
     if endpoint is None and parts.scheme not in ("redis", "rediss"):
-        return True  # a folder, a file, a socket; or what whoever opens it will not know
+        return True  # a folder, a file or a socket; any other URL fails when it is opened
     host = parts.hostname or ""
     if host == "localhost" or host.endswith(".localhost"):
         return True

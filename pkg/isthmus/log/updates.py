@@ -1,4 +1,4 @@
-"""An update: from bytes to a packed outer gradient, every check on the way; for the live merge and the fold."""
+"""An update: from bytes to a checked, packed outer gradient. Both the live merge and the fold use this."""
 
 import math
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from isthmus.reasons import Reason
 from isthmus.runtime.clock import ALONE, ComputePool
 
 GRADIENT_NORM_MAX = 1e18
-"""Length of an update above which it is turned away: sums of such numbers leave float32's range."""
+"""Length above which an update is rejected: sums of such numbers leave float32's range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A verified update: what it says, and its outer gradient, packed as it came."""
+    """A verified update: its header, and its outer gradient, packed as it was sent."""
 
     header: UpdateHeader
     gradient: Packed
     author: bytes = frame.UNSIGNED_AUTHOR
-    """Whose key signed it [32 bytes]; zeros where nothing is signed."""
+    """The public key that signed it [32 bytes]; zeros in an unsigned run."""
 
 
 def open_update(
@@ -40,11 +40,11 @@ def open_update(
     compute: ComputePool = ALONE,
     under: int | None = None,
 ) -> Update:
-    """Verify and measure an update. Pure, slow: runs off the loop. Raises `RecordInvalid` with a named reason.
+    """Verify and measure an update. Raises `RecordInvalid` with a named reason. Pure and slow: call it off the loop.
 
-    `under`: the membership by which its author is judged (see `Gate.open`). After what the gate checks of every object
-    come fragment and codec, author, base, size, finiteness and length. Raises `DenormalsFlushed` in a thread that would
-    decode other bits.
+    `under`: the membership version that its author is checked against (see `Gate.open`). The gate's checks of every
+    object come first, then fragment and codec, learner, base, size, finiteness and length. Raises `DenormalsFlushed` in
+    a thread that would decode other bits.
     """
     require_denormals()
     run = gate.run

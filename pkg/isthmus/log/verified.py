@@ -1,18 +1,17 @@
-"""The gate between what is stored and what is used: bytes go in, values of verified types come out.
+"""The gate between stored bytes and the program: it takes bytes and returns values of verified types.
 
-No other module parses an object; `tests/unit/test_verified.py` holds the library to that. Of every object, in this
-order:
+No other module parses an object; `tests/unit/test_verified.py` enforces this. Every object is checked in this order:
 
-    digest    where something that is verified already names it, or its key does
-    frame     kind, sizes, nothing larger than its kind may be
-    author    a signature that fits, by a key that the membership names for this kind, before the header is decoded
-    header    every field there, of its type and in its range
-    run       this one
+    digest    it is the one that a verified object names, if one does
+    frame     kind and sizes are right, and nothing is larger than its kind may be
+    author    the signature is valid, and the membership allows its key this kind; before the header is decoded
+    header    every field is there, of its type and in its range
+    run       it belongs to this run
     name      the author may write under the name that the object bears
-    key       it lies under the key that follows from all that
+    key       it lies under the key that follows from its header and digest
 
-and then what only its kind has. What is read without all of that is `Unverified`: it may be shown, as such, and help to
-choose what is read next; nothing is computed with it.
+Checks that only one kind needs follow. An object read without these checks is `Unverified`. It may be shown as such,
+and help to choose what is read next, but nothing is computed with it.
 """
 
 from collections.abc import Callable, Mapping
@@ -63,17 +62,17 @@ KINDS: Mapping[type[Record], Kind] = {
     PartHeader: Kind.PART,
     EvaluationHeader: Kind.EVALUATION,
 }
-"""What each kind says of itself. (The run object and versions of the membership vouch for all others: `run`,
-`membership`.)"""
+"""The kind that each header type belongs to. The run object and the versions of the membership vouch for all other
+objects and are read in `run` and `membership`."""
 
 HEALER = "heal"
-"""Who writes a commit that heals: no syncer, an operator."""
+"""The writer's name in a healing commit, which an operator writes, not a syncer."""
 
 SEGMENT_MOST = 256 << 20
-"""Bytes of packed commits that are read at once; the commits of a longer segment are read one by one."""
+"""Most bytes of packed commits that are read at once; the commits of a longer segment are read one by one."""
 
 HEADER_LEAST, HEADER_EACH = 1 << 20, 4 << 10
-"""Bytes of header that a stranger's checkpoint may have, and more for each tensor of the model."""
+"""Most bytes of header in another learner's checkpoint: a constant, plus so many for each tensor of the model."""
 
 _OF_AUTHORS = frozenset({Reason.UNSIGNED, Reason.BAD_SIGNATURE, Reason.NOT_A_MEMBER})
 
@@ -91,11 +90,11 @@ _KEYS: Mapping[type[Record], Callable[[Any, bytes], str]] = {
     PartHeader: lambda h, digest: keys.part_key(h.learner, h.incarnation, h.step, h.rank, digest),
     EvaluationHeader: lambda h, digest: keys.evaluation_key(h.series, h.cut, digest),
 }
-"""The key that an object of a kind lies under, from what it says and its digest."""
+"""The key that an object of each kind must lie under, from its header and its digest."""
 
 
 class Unverified(Generic[H]):
-    """What an object says of itself, of which only the beginning was read: no signature and no digest was checked."""
+    """The header of an object of which only the beginning was read: neither signature nor digest was checked."""
 
     __slots__ = ("said",)
 
@@ -104,14 +103,14 @@ class Unverified(Generic[H]):
 
 
 class _Through:
-    """Held by the gate alone."""
+    """Proof that the gate makes a `Verified`: no other code has an instance."""
 
 
 _THROUGH = _Through()
 
 
 class Verified(Generic[H]):
-    """An object that is what its key and its author say: only `Gate` makes one."""
+    """An object that passed every check of the gate. Only `Gate` makes one."""
 
     __slots__ = ("author", "digest", "header", "key", "payload")
 
@@ -124,31 +123,31 @@ class Verified(Generic[H]):
         self.header = header
         self.payload = payload
         self.digest = digest
-        """Of all bytes of the object [32 bytes]."""
+        """Digest [32 bytes] of all bytes of the object."""
         self.author = author
-        """Whose key signed it [32 bytes]; zeros where nothing is signed."""
+        """The public key that signed it [32 bytes]; zeros in an unsigned run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit that was verified: its header and the digest of its bytes."""
+    """A verified commit: its header and the digest of its bytes."""
 
     header: CommitHeader
     digest: bytes
     packed: bool = False
-    """Whether its bytes were found in a segment."""
+    """Whether its bytes were read from a segment."""
 
     @property
     def version(self) -> int:
-        """The version it created."""
+        """The version that it created."""
         return self.header.version
 
 
 class Gate:
-    """Judges the objects of one run. Pure, and slow for large objects: those off the loop."""
+    """Checks the objects of one run. Pure. Slow for large objects: call it off the loop for those."""
 
     def __init__(self, run: Run, members: Members | None = None) -> None:
-        """`members` says who may write what; without it the run has to be one that is not signed."""
+        """`members`: who may write which objects; may be left out only for an unsigned run."""
         self.run = run
         self.members = members or Members(run)
         outer = merge.outers(run.rules)
@@ -156,19 +155,22 @@ class Gate:
 
     @property
     def header_most(self) -> int:
-        """Bytes of header that another learner's checkpoint may have to be decoded here: each may become 80 of memory,
-        and a learner needs so many to describe a model and an optimizer of its size. Its own may be as long as any."""
+        """Most bytes of header in another learner's checkpoint that is decoded here.
+
+        Each byte may become 80 bytes of memory. A learner needs this many to describe a model and an optimizer of the
+        run's size. The header of a learner's own checkpoint may be longer.
+        """
         return HEADER_LEAST + HEADER_EACH * len(self.run.layout.specs)
 
     def payload_most(self, kind: Kind, fragment: int = 0) -> int:
-        """Return the most bytes of payload that an object of a kind can have in this run; of a fragment, where that
-        has one."""
+        """Return the most payload bytes of a kind of object in this run; `fragment` matters for kinds that belong to
+        one."""
         of = self.run.layout.fragments[fragment]
         match kind:
             case Kind.UPDATE:
                 return packed_bounds(codec(self.run.rules.codec_up), of)[1]
             case Kind.VALUE:
-                # One that heals is published in float32, whatever the rules say.
+                # A healing commit publishes its value in float32, whatever the rules say.
                 return max(packed_bounds(codec(name), of)[1] for name in (CodecName.F32, self.run.rules.codec_down))
             case Kind.SNAPSHOT:
                 return 3 * 4 * of.size
@@ -187,11 +189,11 @@ class Gate:
         under: int | None = None,
         header_most: int | None = None,
     ) -> Verified[H]:
-        """Return the object in these bytes, found under a key. Raises `RecordInvalid` with a named reason.
+        """Return the verified object in these bytes, found under a key. Raises `RecordInvalid` with a named reason.
 
-        `digest`: the one that something verified names. `under`: the version of the membership by which its author is
-        judged; None: one of those known has to allow it, as of what something verified vouches for. `header_most`: the
-        most bytes of header that are decoded, where that is less than the kind's limit.
+        `digest`: the digest that a verified object names. `under`: the membership version that its author is checked
+        against; None: any known version may allow the author, for objects that a verified object vouches for.
+        `header_most`: the most bytes of header to decode, if that is less than the kind's limit.
         """
         kind = KINDS[record]
         found = frame.digest(blob)
@@ -205,13 +207,13 @@ class Gate:
         if kind in WITHOUT_PAYLOAD and len(payload):
             raise RecordInvalid(Reason.MALFORMED, f"a {kind.name.lower()} with a payload")
         run: bytes = getattr(header, "run")  # noqa: B009 - every kind has one, though `Record` does not say so
-        # Version 0 is there before the run is: the run object names its digest.
+        # Version 0 is stored before the run object, which names its digest, so it holds zeros as the run's digest.
         first = isinstance(header, SnapshotHeader) and header.version == 0
         if run != (bytes(32) if first else self.run.digest):
             raise RecordInvalid(Reason.WRONG_RUN, f"this {kind.name.lower()} belongs to another run")
         by = header.members if isinstance(header, CommitHeader) else under
         self.members.require_member(author, WRITERS[kind], _name_in(header), by)
-        # A part is named after its head, which names the digests of all that is in it.
+        # A part's key holds the digest of its head. The head names the digests of all its pieces.
         named = digests.digest(blob[: frame.payload_start(blob)]) if kind == Kind.PART else found
         if key != (belongs := _KEYS[record](header, named)):
             raise RecordInvalid(_displaced(key, belongs), f"it lies under {key}, and is {belongs}")
@@ -220,9 +222,9 @@ class Gate:
     # --- commits ------------------------------------------------------------------------------------------------------
 
     def commit(self, blob: Blob, fragment: int, version: int, packed: bool = False) -> Commit:
-        """Return the commit in these bytes. Raises `LogCorrupt`.
+        """Return the verified commit in these bytes. Raises `LogCorrupt`.
 
-        The membership that it names has to be known (`Members.reach`); so it is to whoever wrote it.
+        The membership version that the commit names must be known (see `Members.reach`). The commit's writer knows it.
         """
         key = keys.commit_key(fragment, version)
         try:
@@ -235,7 +237,7 @@ class Gate:
         return Commit(found.header, found.digest, packed)
 
     def why_not(self, h: CommitHeader) -> str:
-        """Return why a commit cannot be one of this run, whoever wrote it; empty where it can."""
+        """Return why a commit cannot belong to this run, whoever wrote it; empty if it can."""
         if h.arithmetic != ARITHMETIC:
             return f"written with arithmetic {h.arithmetic}; this release has {ARITHMETIC}"
         if bool(h.inputs) == (h.healed is not None):
@@ -265,14 +267,14 @@ class Gate:
     # --- what commits name --------------------------------------------------------------------------------------------
 
     def value(self, blob: Blob, h: CommitHeader) -> Verified[ValueHeader]:
-        """Return what a commit published. Raises `RecordInvalid`."""
+        """Return the value that a commit published. Raises `RecordInvalid`."""
         found = self.open(blob, h.value_key, ValueHeader, digest=h.value_digest, under=h.members)
         if found.header.codec != h.codec_down:
             raise RecordInvalid(Reason.WRONG_LAYOUT, f"packed in {found.header.codec}, and not in {h.codec_down}")
         return found
 
     def snapshot(self, blob: Blob, key: str, fragment: int, commit: Commit | None) -> merge.State:
-        """Return the state in a snapshot; `commit` made its version, None: version 0. Raises `RecordInvalid`."""
+        """Return the state in a snapshot; `commit` made its version (None: version 0). Raises `RecordInvalid`."""
         first = self.run.header.snapshots[fragment] if commit is None else None
         found = self.open(blob, key, SnapshotHeader, digest=first)
         version = commit.version if commit else 0
@@ -293,10 +295,10 @@ class Gate:
         return state
 
     def published(self, begin: Blob, key: str, fragment: int, commit: Commit | None) -> F32:
-        """Return the published value [n] that a snapshot begins with, of which no more needs to be at hand.
+        """Return the published value [n], with which a snapshot begins. Bytes after it are not needed.
 
-        `commit` made its version; of version 0, for which the run object vouches as a whole, the rest is known: zeros.
-        Raises `RecordInvalid`.
+        `commit` made its version; None: version 0. The run object vouches only for the whole snapshot of version 0, but
+        its other bytes are known to be zeros. Raises `RecordInvalid`.
         """
         size = 4 * self.run.layout.fragments[fragment].size
         frame.head_end(begin, Kind.SNAPSHOT)
@@ -318,12 +320,12 @@ class Gate:
 
 
 def glance(begin: Blob, record: type[H]) -> Unverified[H]:
-    """Return what an object says of itself, of which the beginning is at hand. Raises `RecordInvalid`."""
+    """Return the unverified header of an object of which only the beginning is given. Raises `RecordInvalid`."""
     return Unverified(frame.parse_head(begin, KINDS[record], record))
 
 
 def head_of(begin: Blob, key: str, record: type[H], digest: bytes) -> H:
-    """Return what an object says of itself, whose beginning has the digest that something verified names.
+    """Return the header of an object whose beginning has the digest that a verified object names.
 
     Raises `RecordInvalid`.
     """
@@ -333,24 +335,24 @@ def head_of(begin: Blob, key: str, record: type[H], digest: bytes) -> H:
 
 
 def _displaced(key: str, belongs: str) -> Reason:
-    """Return under what name an object is turned away that lies under another key than its own."""
+    """Return the reason to reject an object that lies under another key than its own."""
     if learner_in(key) != learner_in(belongs):
         return Reason.WRONG_AUTHOR
     return Reason.WRONG_LAYOUT if key.split("/")[1:2] != belongs.split("/")[1:2] else Reason.MALFORMED
 
 
 def _name_in(header: Record) -> str | None:
-    """Return under whose name an object was written; None where its kind bears none, or an operator wrote it."""
+    """Return the name under which an object was written; None if its kind bears no name, or for a healing commit."""
     match header:
         case UpdateHeader() | ClaimHeader() | CheckpointHeader() | PartHeader():
             return header.learner
         case CommitHeader():
-            return None if header.healed else header.writer  # who heals writes under no syncer's name
+            return None if header.healed else header.writer  # an operator who heals writes under no syncer's name
     return None
 
 
 def _input(h: CommitHeader, given: Input) -> str:
-    """Return why a commit cannot have merged this, or empty."""
+    """Return why a commit cannot have merged this input; empty if it can."""
     if given.key != keys.update_key(h.fragment, given.learner, given.base, given.digest):
         return "is not where that update is"
     if given.base >= h.version:
