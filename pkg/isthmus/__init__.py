@@ -1,8 +1,8 @@
 """Isthmus: one model trained on many islands of compute that share an object store and a stream of announcements.
 
-The front doors are `join`, for who trains, and `follow`, for who uses what is trained; everything else has a module of
-its own. Importing the package imports neither torch nor
-a client library: names are resolved on first use.
+The entry points are `join`, for processes that train, and `follow`, for processes that use the trained model.
+Everything else has a module of its own. Importing the package imports neither torch nor a client library: names are
+resolved on first use.
 """
 
 from typing import TYPE_CHECKING, Any

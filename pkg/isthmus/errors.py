@@ -1,4 +1,4 @@
-"""Everything Isthmus raises on purpose. Each class says what its catcher does next.
+"""Every error that Isthmus raises on purpose. Each class says what the code that catches it should do next.
 
 IsthmusError
 ├── InputError               fix the input: a flag, a name, a model that does not fit (exit code 2)
@@ -6,15 +6,15 @@ IsthmusError
 │   ├── RunExists            choose another run, or use the one that is there
 │   ├── LayoutMismatch       bring the model the run was made for
 │   └── DenormalsFlushed     let this thread keep denormal numbers: `torch.set_flush_denormal(False)` in it
-├── PortError                the world outside
+├── PortError                the store or the bus failed
 │   ├── Unavailable          try again later; whether the last request took effect is unknown
 │   ├── Denied               an operator has to act: credentials, permissions
 │   │   └── BucketMissing    create the bucket, by hand or with `isthmus init --create-bucket`
 │   └── ObjectMissing        nothing is stored under this key
-├── RecordInvalid            bytes that are no record of ours; carries the `Reason` it is counted under
-├── RankLost                 end this rank: whoever started the job starts all of them again
-├── Fenced                   another process has taken over this name: stop; what was stored is its to go on with
-└── LogCorrupt               the log, or an object it names, is damaged; names the key; nothing is overwritten
+├── RecordInvalid            bytes that are no valid record; carries the `Reason` under which this is counted
+├── RankLost                 end this rank: the job's launcher starts all ranks again
+├── Fenced                   another process has taken over this name: stop; it continues from what was stored
+└── LogCorrupt               the log, or an object that it names, is damaged; names the key; nothing is overwritten
 """
 
 import re
@@ -25,25 +25,28 @@ from isthmus.reasons import Reason
 
 
 def legible(text: str) -> str:
-    """Return somebody's words in which nothing moves a cursor, ends a line, or turns the direction of reading."""
+    """Return untrusted text with unprintable characters escaped.
+
+    So nothing in it moves a cursor, ends a line, or changes the direction of reading.
+    """
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class IsthmusError(Exception):
-    """The root of everything raised on purpose."""
+    """The root of all errors that Isthmus raises on purpose."""
 
 
 class InputError(IsthmusError):
-    """What the caller gave is wrong; the message says what, where and what to do."""
+    """The caller's input is wrong; the message says what is wrong, where, and what to do."""
 
 
 class RunMissing(InputError):
     """There is no run at this place."""
 
     def __init__(self, url: str, near: str = "") -> None:
-        """`near`: where there is one, if that is what was meant."""
+        """`near`: the URL of a run close by, which may be meant; empty if there is none."""
         super().__init__(
             f"{url}: no run here; did you mean {near}?"
             if near
@@ -64,7 +67,7 @@ class RunExists(InputError):
 
 
 class LayoutMismatch(InputError):
-    """The model at hand is not the one the run was made for; `difference` names the first difference."""
+    """The given model is not the one that the run was made for; `difference` names the first difference."""
 
     def __init__(self, difference: str) -> None:
         super().__init__(f"this model does not fit the run: {difference}")
@@ -72,7 +75,7 @@ class LayoutMismatch(InputError):
 
 
 class DenormalsFlushed(InputError):
-    """This thread's processor mode turns denormal numbers into zeros: what it computes has other bits than the log."""
+    """This thread's processor mode turns denormal numbers into zeros, so its results differ from the log's."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -83,15 +86,15 @@ class DenormalsFlushed(InputError):
 
 
 class PortError(IsthmusError):
-    """The store or the bus did not do what was asked."""
+    """The store or the bus did not carry out a request."""
 
 
 class Unavailable(PortError):
-    """Not now: a timeout, a refused connection, a 5xx. The request may or may not have taken effect."""
+    """The request failed for now: a timeout, a refused connection, a 5xx. It may or may not have taken effect."""
 
 
 class StoreFull(Unavailable):
-    """There is no space left to write; once there is, it goes on."""
+    """The store has no space left; writing works again once it has."""
 
     def __init__(self, where: str, url: str, why: str) -> None:
         super().__init__(
@@ -101,11 +104,11 @@ class StoreFull(Unavailable):
 
 
 class Denied(PortError):
-    """Not like this: credentials, permissions, a missing bucket, a server that lacks a needed feature."""
+    """The request cannot succeed as it is: credentials, permissions, no bucket, or a server that lacks a feature."""
 
 
 class BucketMissing(Denied):
-    """There is no such bucket."""
+    """The bucket does not exist."""
 
     def __init__(self, url: str, where: str) -> None:
         super().__init__(
@@ -132,7 +135,7 @@ class RecordInvalid(IsthmusError):
 
 
 class Fenced(IsthmusError):
-    """A process of the same name started later: this one stops."""
+    """A process with the same name started later, so this one stops."""
 
     def __init__(self, name: str, incarnation: int) -> None:
         super().__init__(f"{name} was started again elsewhere (its incarnation {incarnation}): this process stops")
@@ -141,7 +144,7 @@ class Fenced(IsthmusError):
 
 
 class RankLost(IsthmusError):
-    """A process of this learner's job is gone, or does not answer any more."""
+    """A process of this learner's job is gone or no longer answers."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
@@ -151,7 +154,7 @@ class RankLost(IsthmusError):
 
 
 class LogCorrupt(IsthmusError):
-    """An object of the log is missing or is not what the log says it is."""
+    """An object of the log is missing, or is not what the log says."""
 
     def __init__(
         self, key: str, detail: str, readable: tuple[int, int] | None = None, *, refused: bool = False
@@ -162,12 +165,12 @@ class LogCorrupt(IsthmusError):
         self.key = key
         self.detail = detail
         self.readable = readable
-        """Fragment, and the last version of it that was still whole; None where that is not known."""
+        """A fragment and the last version up to which it can be read; None if not known."""
         self.refused = refused
-        """Whether the object may not be read here. Then nothing is known to be damaged."""
+        """Whether reading the object was denied. Then nothing is known to be damaged."""
 
     def after(self, fragment: int, version: int) -> "LogCorrupt":
-        """Return this error, saying up to where the fragment was whole."""
+        """Return this error with the last version up to which the fragment can be read, unless it already has one."""
         if self.readable:
             return self
         return LogCorrupt(self.key, self.detail, (fragment, version), refused=self.refused)
@@ -178,7 +181,7 @@ _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false",
 
 
 def plainly(error: str) -> str:
-    """Turn msgspec's words on a value into an operator's: what it must be."""
+    """Return what a value must be, in plain words, from msgspec's message about it."""
     error = error.partition(" - at `")[0].removeprefix("Expected ").replace("`", "")
     if found := re.fullmatch(r"(?:int|float) ([<>]=?) (\S+)", error):
         return f"{_BOUNDS[found[1]]} {re.sub(r'[.]0$', '', found[2])}"
@@ -187,17 +190,17 @@ def plainly(error: str) -> str:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return what a task group failed with first, however deep the groups are nested; any other error as it is."""
+    """Return the first error of a task group, however deep the groups are nested; any other error as it is."""
     while isinstance(error, BaseExceptionGroup):
         error = cast(BaseException, error.exceptions[0])
     return error
 
 
 def known_error(name: str, text: str, about: Mapping[str, Any]) -> IsthmusError:
-    """Return an error as another process of ours raised it, under another text. `about`: its attributes there."""
+    """Return an error that another process of the run raised, with a new text. `about`: its attributes there."""
     found = globals().get(name)
     kind: Any = found if isinstance(found, type) and issubclass(found, IsthmusError) else IsthmusError
-    # Some classes say their message themselves, from what they are given: the words are at hand here.
+    # The constructors of some classes build the message from their arguments; here the text is already known.
     error: IsthmusError = kind.__new__(kind)
     Exception.__init__(error, text)
     vars(error).update(about)
@@ -207,5 +210,5 @@ def known_error(name: str, text: str, about: Mapping[str, Any]) -> IsthmusError:
 
 
 def told(error: BaseException) -> str:
-    """Return what an error says, or its name where it says nothing (`TimeoutError` never does)."""
+    """Return an error's message, or its class name if it has none (as with `TimeoutError`)."""
     return str(error) or type(error).__name__

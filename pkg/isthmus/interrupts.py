@@ -1,4 +1,4 @@
-"""Ctrl-C between two things that must be done whole, and never inside one of them."""
+"""Delay Ctrl-C while something runs that must not be left half done."""
 
 # ruff: noqa: TID251  (threads: only to ask which one this is)
 import signal
@@ -10,10 +10,11 @@ from types import FrameType
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Hold back what the handlers of SIGINT and SIGTERM would raise until the block is done; it is raised then.
+    """Delay the handlers of SIGINT and SIGTERM until the block is done.
 
-    Python runs them on the main thread, between any two instructions: what they interrupt would be left half done. On
-    other threads there is nothing to hold back, and a signal without a handler ends the process as before.
+    Python runs handlers on the main thread, between any two instructions. If a handler raises, the interrupted work is
+    left half done. On other threads there is nothing to hold back. A signal without a handler ends the process as
+    before.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

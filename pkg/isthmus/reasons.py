@@ -1,55 +1,55 @@
-"""The names under which updates and announcements are turned away: recorded in commits, counted, shown by `status`."""
+"""Reasons for which updates and announcements are rejected: recorded in commits, counted, shown by `status`."""
 
 from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why something was not merged. Every rejection has exactly one of these."""
+    """Why an update was not merged or a message was rejected. Every rejection has exactly one reason."""
 
     # About the bytes
     MALFORMED = "malformed"  # not a frame, not the schema, values out of range
-    OVERSIZED = "oversized"  # larger than this object can be
-    TRUNCATED = "truncated"  # shorter than it says it is
+    OVERSIZED = "oversized"  # larger than an object of this kind can be
+    TRUNCATED = "truncated"  # shorter than it states
     DIGEST_MISMATCH = "digest-mismatch"  # the bytes are not those that were announced
     MISSING = "missing"  # announced, but nothing is stored under the key
     UNREADABLE = "unreadable"  # stored, but the syncer may not read it: another key, another account, an archive
-    # About what they say
+    # About their content
     WRONG_RUN = "wrong-run"  # belongs to another run
-    WRONG_LAYOUT = "wrong-layout"  # not the size, codec or fragment this run has
-    WRONG_AUTHOR = "wrong-author"  # a stream or key of one learner speaks for another
+    WRONG_LAYOUT = "wrong-layout"  # a size, codec or fragment that this run does not have
+    WRONG_AUTHOR = "wrong-author"  # in the stream or under the key of one learner, but by another
     NON_FINITE = "non-finite"  # holds a NaN or an infinity
-    OVERFLOW = "overflow"  # finite, but merging it would not be
-    TOO_LONG = "too-long"  # so much longer than what was merged lately that it is no step of this training
-    UNSIGNED = "unsigned"  # nobody's signature, in a run whose objects are signed
-    BAD_SIGNATURE = "bad-signature"  # a signature that is none of these bytes by this key
-    NOT_A_MEMBER = "not-a-member"  # signed by a key that the membership does not name for this
-    OTHER_HISTORY = "other-history"  # its author was shown another commit under a key that we know
+    OVERFLOW = "overflow"  # finite, but so large that a merge with it would not be
+    TOO_LONG = "too-long"  # far longer than recently merged updates, so it cannot come from this training
+    UNSIGNED = "unsigned"  # no signature, in a run whose objects are signed
+    BAD_SIGNATURE = "bad-signature"  # the signature does not fit the bytes and the key
+    NOT_A_MEMBER = "not-a-member"  # signed by a key that the membership does not name for this purpose
+    OTHER_HISTORY = "other-history"  # its author has read another commit than we have under the same key
     # About the round
     STALE = "stale"  # its base is more than `staleness` versions old
-    BASE_MERGED = "base-merged"  # an update of this learner on this or a newer base was merged
-    SUPERSEDED = "superseded"  # the same learner sent more tokens on the same base
-    OVERTAKEN = "overtaken"  # a newer base of the same learner is already in the round
-    DUPLICATE = "duplicate"  # said again
+    BASE_MERGED = "base-merged"  # an update of this learner with this or a newer base was already merged
+    SUPERSEDED = "superseded"  # the same learner sent an update with the same base and more tokens
+    OVERTAKEN = "overtaken"  # an update of the same learner with a newer base is already in the round
+    DUPLICATE = "duplicate"  # announced again
     UNKNOWN_BASE = "unknown-base"  # its base does not exist (yet)
 
 
 class Clip(StrEnum):
-    """Why an update counted for less than it said. Recorded in commits beside what it counted for."""
+    """Why an update counted for less than it stated. Recorded in commits beside what it counted for."""
 
     STEPS = "steps"  # more steps than there was time for since its base
-    TOKENS = "tokens"  # far more tokens a step than others have, or than it had itself
-    WEIGHT = "weight"  # far more weight than the median of what came lately
-    NORM = "norm"  # far longer than what came lately: its length is cut
-    SHORT = "short"  # far shorter than what came lately: its weight is cut, since directions are taken by weight alone
+    TOKENS = "tokens"  # far more tokens a step than other learners have, or than this learner had before
+    WEIGHT = "weight"  # far more weight than the median of recent updates
+    NORM = "norm"  # far longer than recent updates: its length is cut
+    SHORT = "short"  # far shorter than recent updates: its weight is cut, as RDA counts directions by weight alone
 
 
 HARMLESS = frozenset({Reason.SUPERSEDED, Reason.DUPLICATE})
-"""Happens in every healthy run, and nothing is lost by it: the same work has come another way."""
+"""Reasons that occur in every healthy run. Nothing is lost: the same work has arrived by other means."""
 
 FINAL = frozenset(
     reason.value
     for reason in Reason
-    # These speak of one update among several on its base, not of the newest one; or of what may pass.
+    # These concern one of several updates with the same base, not the newest one, or a state that may pass.
     if reason
     not in (
         Reason.SUPERSEDED,
@@ -61,4 +61,4 @@ FINAL = frozenset(
         Reason.OTHER_HISTORY,
     )
 )
-"""An update that a commit lists as rejected for one of these is not said again, and no later commit merges it."""
+"""Reasons for good: an update that a commit lists as rejected for one is not announced again and never merged later."""

@@ -1,6 +1,6 @@
-"""Metrics of training, step by step, to wherever people look at them: sinks of three methods, TensorBoard's for one.
+"""Sinks for training metrics, step by step: objects with three methods, such as the one for TensorBoard.
 
-Nothing here can stop a training: a sink that fails is left out and said to be.
+Nothing here can stop the training: if a sink fails, a warning is logged and the sink gets no more metrics.
 """
 
 # ruff: noqa: TID251  (a thread: a sink may block for as long as it likes)
@@ -17,30 +17,30 @@ from isthmus.errors import InputError
 logger = logging.getLogger(__name__)
 
 WAITING_MAX = 100_000
-"""Steps that wait for a slow sink; beyond that the oldest are dropped."""
+"""Steps whose metrics wait for a slow sink; beyond that the oldest are dropped."""
 
 EVERY_S = 1.0
 CLOSE_S = 5.0
 
 
 class Sink(Protocol):
-    """Takes scalars. Called from one thread that does nothing else, one call at a time; it may block."""
+    """Receives scalars. All calls come one at a time from one thread that does nothing else, so they may block."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Take what was the case after an optimizer step, over all restarts."""
+        """Take the values after an optimizer step; `step` counts over all restarts."""
         ...
 
     def flush(self) -> None:
-        """Let what was taken be seen."""
+        """Make the scalars visible that were taken so far."""
         ...
 
     def close(self) -> None:
-        """Flush and let go; nothing comes afterwards."""
+        """Flush and release resources; no call follows."""
         ...
 
 
 class TensorBoard(Sink):
-    """Event files for TensorBoard, below a folder. Needs the extra `tensorboard`."""
+    """Writes event files for TensorBoard below a folder. Needs the extra `tensorboard`."""
 
     def __init__(self, folder: str) -> None:
         try:
@@ -48,7 +48,7 @@ class TensorBoard(Sink):
         except ImportError:
             raise InputError("TensorBoard is not installed: pip install 'isthmus[tensorboard]'") from None
         try:
-            # A restart goes on in the same folder; what comes after a step it has seen replaces that step.
+            # A restart continues in the same folder; steps that are written again replace the earlier ones.
             self._writer = SummaryWriter(folder)
         except OSError as error:
             raise InputError(f"TensorBoard cannot write below {folder}: {error.strerror}") from None
@@ -68,26 +68,26 @@ class TensorBoard(Sink):
 
 
 class Feeder:
-    """Carries scalars from the training thread to a sink, on a thread of its own.
+    """Passes scalars from the training thread to a sink, on a thread of its own.
 
-    A daemon: a sink that hangs keeps neither the agent nor the process from ending.
+    It is a daemon thread: a sink that hangs keeps neither the agent nor the process from ending.
     """
 
     def __init__(self, sink: Sink, beside: Callable[[], tuple[int, Mapping[str, float]] | None]) -> None:
         self._sink = sink
         self._beside = beside
-        """What else there is to say, once in a while."""
+        """Returns further scalars with their step, or None; called every `EVERY_S` seconds."""
         self._waiting: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=WAITING_MAX)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="isthmus-sink", daemon=True)
         self._thread.start()
 
     def note(self, step: int, values: Mapping[str, float]) -> None:
-        """Queue what is the case after a step; from any thread, never waits."""
+        """Queue the values after a step. Any thread may call it; it never waits."""
         self._waiting.append((step, values))
 
     def close(self) -> None:
-        """Let the sink have the rest and go; it gets `CLOSE_S` for that."""
+        """Pass the rest to the sink and close it; wait for that `CLOSE_S` seconds at most."""
         self._closing.set()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
@@ -104,6 +104,6 @@ class Feeder:
                     self._sink.scalars(*self._waiting.popleft())
                 self._sink.flush()
             self._sink.close()
-        except Exception as error:  # whatever a sink of somebody else's raises
+        except Exception as error:  # a sink is foreign code and may raise anything
             self._waiting = deque(maxlen=0)
             logger.warning("training metrics go nowhere from here on: %s: %s", type(error).__name__, error)

@@ -1,1 +1,1 @@
-"""What agents of learners and of syncers share: ways to a run, its outages, and their health."""
+"""Code that the agents of learners and syncers share: access to a run, outages of store and bus, and health."""

@@ -1,4 +1,7 @@
-"""Whether an agent is well: its loop turns, its store and bus answer. May be asked from any thread, stuck or not."""
+"""Health of an agent: whether its event loop runs and its store and bus answer.
+
+Any thread may ask, also while the event loop is stuck.
+"""
 
 import asyncio
 import contextlib
@@ -17,33 +20,33 @@ if TYPE_CHECKING:
 TICK_S = 0.1
 
 LOOP_S_MAX = 10.0
-"""A loop that has not turned for this long is stuck: nothing the agent does takes so long on it."""
+"""An event loop that has not run for this long is stuck: nothing the agent does on it takes so long."""
 
 PORT_S_MAX = 30.0
 """A store or bus that has not answered for this long is down."""
 
 PROBE_S = 10.0
-"""Without a request for this long the store is asked for a byte, so that silence means something."""
+"""After this long without an answer the store is asked for one byte, so that its silence means an outage."""
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """One look at an agent, in seconds since each last did what it is there for."""
+    """The state of an agent at one moment: seconds since its loop last ran and since store and bus last answered."""
 
     loop_s: float
     store_s: float
     bus_s: float
     ended: bool = False
-    """The agent ended in order; its process may have more to do."""
+    """Whether the agent ended in order; its process may have more to do."""
 
     @property
     def alive(self) -> bool:
-        """Whether the event loop turns. A process whose store or bus is away is alive: it rides that out."""
+        """Whether the event loop runs. A process whose store or bus is away is alive: it waits until they are back."""
         return self.loop_s <= LOOP_S_MAX
 
     @property
     def trouble(self) -> str:
-        """What is wrong, or empty."""
+        """What is wrong; empty if nothing is."""
         if self.ended:
             return "ended"
         checks = (
@@ -55,13 +58,13 @@ class Pulse:
 
 
 class Vitals:
-    """Feels the pulse of one agent."""
+    """Measures the health of one agent."""
 
     def __init__(
         self, runtime: Runtime, store: EdgeStore, listener: Listener, speaker: Speaker, metrics: "Metrics"
     ) -> None:
         self.lag_s_max = 0.0
-        """Worst delay of the loop; whoever reads it may set it back."""
+        """Longest delay of the event loop [s]; the reader may reset it to 0."""
         self._runtime = runtime
         self._store = store
         self._listener = listener
@@ -74,17 +77,20 @@ class Vitals:
         metrics.bus_silence.set_function(self._bus_s)
 
     def pulse(self) -> Pulse:
-        """Look."""
+        """Return the present state of the agent."""
         if self._at_rest:
             return Pulse(0.0, 0.0, 0.0, ended=True)
         return Pulse(self._runtime.now() - self._turned_at, self._since(self._store.outage.answered_at), self._bus_s())
 
     def rest(self) -> None:
-        """The agent was asked to end, and has."""
+        """Note that the agent was asked to end, and has ended."""
         self._at_rest = True
 
     async def watch(self) -> None:
-        """Measure the loop's delay and keep asking the store, until cancelled. What was before does not count."""
+        """Measure the event loop's delay and probe a silent store, until cancelled.
+
+        Silence before this call does not count.
+        """
         self._began_at = self._turned_at = self._runtime.now()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick())
@@ -107,7 +113,10 @@ class Vitals:
                     await self._store.get_range(RUN_KEY, 0, 1)
 
     def _bus_s(self) -> float:
-        """Reading may work where speaking does not: a user without the right, a full server."""
+        """Return for how long the bus has not answered a read or has not accepted a message, whichever is longer [s].
+
+        Reading may work where writing does not: a user without the permission, or a full server.
+        """
         down = self._speaker.down_since
         return max(self._since(self._listener.answered_at), 0.0 if down is None else self._runtime.now() - down)
 

@@ -1,7 +1,7 @@
-"""The ways to a run: its store, its bus and the threads of whoever uses them, opened with patience.
+"""Opening a run: its store, its bus and the threads of the process that uses them.
 
-The first requests are tried twice and for seconds, since somebody is watching; once something has answered, an outage
-is ridden out.
+The first requests are tried twice, within seconds, since an operator is watching. Once the store or bus has answered,
+an outage is waited out.
 """
 
 import asyncio
@@ -21,24 +21,24 @@ from isthmus.runtime.urls import split
 from isthmus.store import BUCKETS, EdgeStore, open_store
 
 TRUSTING = Trust()
-"""Of those who only read, and demand nothing."""
+"""The trust of a process that only reads: no key, and no demands on the run."""
 
 THREADS = 4
-"""For work that leaves the event loop, where nobody says otherwise."""
+"""Default number of threads for work that leaves the event loop."""
 
 LOOK_S = 2.0
-"""How often one looks whether a run has been created."""
+"""Time between two checks whether the run or bus is there [s]."""
 
 SAY_S = 300.0
-"""How often it is said that there is still none."""
+"""Time between two messages that the run or bus is still missing [s]."""
 
 Find = Callable[[EdgeStore], Awaitable[Run]]
-"""Finds the run at a store, or makes one there."""
+"""Finds the run at a store, or creates one there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """A run and the ways to it."""
+    """An open run: its log, store, bus and runtime."""
 
     log: Log
     store: EdgeStore
@@ -47,9 +47,9 @@ class Ports:
 
 
 async def known_run(store: EdgeStore, require: Require = anything) -> Run:
-    """Return the run at this store, or say within seconds that it cannot be read.
+    """Return the run at this store, or raise within seconds that it cannot be read.
 
-    Raises what `read_run` does; `RunMissing` says where there is one nearby.
+    Raises what `read_run` does. `RunMissing` also names a run in the folder `run` below this place, if there is one.
     """
     try:
         return await read_run(store.at_start, require)
@@ -61,7 +61,7 @@ async def known_run(store: EdgeStore, require: Require = anything) -> Run:
 async def open_place(
     url: str, *, threads: int = THREADS, compute: int | None = None, make: bool = False
 ) -> AsyncIterator[EdgeStore]:
-    """Open the store at a URL, whether there is a run or not, with threads of its own (see `runtime.threaded`)."""
+    """Open the store at a URL, whether or not it holds a run, with threads of its own (see `threaded`)."""
     with threaded(threads, compute=compute) as runtime:
         async with open_store(url, runtime, make=make) as store:
             yield store
@@ -69,7 +69,7 @@ async def open_place(
 
 @asynccontextmanager
 async def open_log(url: str, trust: Trust = TRUSTING, *, threads: int = THREADS) -> AsyncIterator[Log]:
-    """Open a run's log alone, without a bus. Raises what `known_run` and `Trust.require` do."""
+    """Open a run's log without a bus. Raises what `known_run` and `Trust.require` do."""
     async with open_place(url, threads=threads) as store:
         yield await _log(await known_run(store, trust.require), store, trust)
 
@@ -78,9 +78,9 @@ async def open_log(url: str, trust: Trust = TRUSTING, *, threads: int = THREADS)
 async def open_ports(
     url: str, bus_url: str, find: Find | None = None, trust: Trust = TRUSTING, *, compute: int | None = None
 ) -> AsyncIterator[Ports]:
-    """Open store and bus of the run that `find` finds, `known_run` by default; the bus is not asked for anything.
+    """Open store and bus of the run that `find` returns; without `find`, `known_run` does. The bus is not contacted.
 
-    `compute`: threads that share one computation; as many as there are cores where nothing is said. Raises what `find`,
+    `compute`: threads that share one computation; by default as many as there are cores. Raises what `find`,
     `Trust.require` and `Trust.judge` do.
     """
     async with open_place(url, threads=max(THREADS, compute or 0), compute=compute) as store:
@@ -100,17 +100,17 @@ async def _log(run: Run, store: EdgeStore, trust: Trust) -> Log:
 
 
 async def bus_answers(bus: Bus) -> None:
-    """Return if the bus can be used. Raises `Unavailable`, `Denied`."""
+    """Check that the bus can be read. Raises `Unavailable`, `Denied`."""
     await bus.tail(SYNCER_STREAM)
 
 
 async def patiently(
     ask: Callable[[], Awaitable[object]], runtime: Runtime, stopping: asyncio.Event, say: Callable[[IsthmusError], None]
 ) -> bool:
-    """Ask for a run, or a bus, until there is one, and return True; False once `stopping` is set.
+    """Repeat `ask` until the run or bus is there, and return True; return False once `stopping` is set.
 
-    It waits as long as it takes: when somebody creates the run is not for a number of seconds to know. What is missing
-    is said now and then. Raises what waiting would not cure: `Denied`, a record that cannot be read.
+    There is no time limit, since nobody knows when an operator will create the run. `say` is called with the error at
+    first and then every `SAY_S`. Raises what waiting would not cure: `Denied`, or a record that cannot be read.
     """
     said_at: float | None = None
     while not stopping.is_set():

@@ -1,4 +1,4 @@
-"""How fast this machine merges: its arithmetic timed in some milliseconds, and what that means for a run."""
+"""How fast this machine merges, measured in some milliseconds, and whether that suffices for a run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,18 +15,18 @@ from isthmus.log import polar
 from isthmus.log.merge import Accumulator, advance, initial, outers
 
 SIDE, SIZE, REPEATS = 192, 1 << 16, 3
-"""What a glance times: a matrix of this side, a fragment of this many parameters, this often."""
+"""What `glance` times: a matrix of this side, a fragment of this many parameters, this many repeats."""
 
 PART_MAX = 0.5
-"""Part of a period that merging all fragments may take. Rounds wait for one another beyond that, and come late."""
+"""Share of a period that merging all fragments may take. Beyond that, rounds wait for each other and come late."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speeds:
-    """Seconds per parameter of the syncer's arithmetic, one core."""
+    """Speed of the syncer's arithmetic on one core: seconds per parameter, and matrix products."""
 
     add_s: float
-    """Fetching aside, per update: verify, decode, accumulate."""
+    """Per update, without fetching it: verify, decode, accumulate."""
     round_s: float
     """Per round: outer step, encode, digests."""
     flop_s: float = 5e10
@@ -36,7 +36,7 @@ class Speeds:
         return f"{4e-9 / (self.add_s + self.round_s):.2g} GB/s of float32, {self.flop_s / 1e9:.2g} GFLOP/s"
 
     def merge_s(self, layout: Layout, rules: Rules, learners: int) -> float:
-        """Return the seconds of one core that one round of every fragment takes, of updates of so many learners."""
+        """Return the seconds that one core needs for one round of every fragment, with updates of so many learners."""
         seconds = layout.size * (learners * self.add_s + self.round_s)
         if rules.merge == MergeRule.ISO:
             seconds += sum(flop(m, n, rules.iso_block) for m, n in taken(layout.specs)) / self.flop_s
@@ -44,9 +44,10 @@ class Speeds:
 
 
 def too_slow(speeds: Speeds, layout: Layout, rules: Rules, *, learners: int, step_s: float, cores: float) -> str | None:
-    """Return what to say where merging takes more than `PART_MAX` of a period of H steps; None where it does not.
+    """Return a warning if merging takes more than `PART_MAX` of a period of H steps; None if it does not.
 
-    `step_s`: a learner's usual step [s], 0 while unknown. `cores`: of all syncers together, for all fragments.
+    `step_s`: duration of a learner's usual step [s]; 0 while unknown, which returns None. `cores`: cores of all syncers
+    together, for all fragments.
     """
     takes_s, period_s = speeds.merge_s(layout, rules, max(1, learners)) / cores, rules.sync_every * step_s
     if takes_s <= PART_MAX * period_s or not step_s:
@@ -59,13 +60,16 @@ def too_slow(speeds: Speeds, layout: Layout, rules: Rules, *, learners: int, ste
 
 
 def glance(now: Callable[[], float], rules: Rules) -> Speeds:
-    """Time what merging under these rules needs, in some 40 ms where kernels are loaded; longer on a busy machine."""
+    """Measure how fast this machine merges under these rules.
+
+    It takes about 40 ms once kernels are loaded, longer on a busy machine.
+    """
     speeds = measure(now, rules.codec_up, rules.codec_down, SIZE, REPEATS)
     return replace(speeds, flop_s=products(now, REPEATS, SIDE))
 
 
 def products(now: Callable[[], float], repeats: int = 5, side: int = 1024) -> float:
-    """Time isotropic merges of a square matrix: floating-point operations a second, the fastest of a few repeats."""
+    """Time isotropic merges of a square matrix. Return floating-point operations a second of the fastest repeat."""
     d = np.random.default_rng(0).standard_normal((side, side), dtype=np.float32)
     took = []
     for _ in range(repeats + 1):
@@ -76,9 +80,9 @@ def products(now: Callable[[], float], repeats: int = 5, side: int = 1024) -> fl
 
 
 def measure(now: Callable[[], float], codec_up: str, codec_down: str, size: int = 1 << 20, repeats: int = 5) -> Speeds:
-    """Time the syncer's arithmetic on this machine, on a fragment of so many parameters: the fastest of a few repeats.
+    """Time the syncer's arithmetic on a fragment of `size` parameters; the fastest of a few repeats counts.
 
-    Whatever else the machine does makes it slower and never faster.
+    Other work on the machine makes a repeat slower, never faster.
     """
     rules = Rules(codec_up=codec_up, codec_down=codec_down)
     fragment = _fragment(size)
@@ -96,7 +100,7 @@ def measure(now: Callable[[], float], codec_up: str, codec_down: str, size: int 
         began = now()
         advance(state, accumulator, codec(codec_down), bytes(32))
         rounds.append(now() - began)
-    # The first of each compiles.
+    # The first repeat includes compiling the kernels.
     return Speeds(add_s=min(adds[1:]) / fragment.size, round_s=min(rounds[1:]) / fragment.size)
 
 

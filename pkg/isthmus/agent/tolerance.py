@@ -1,8 +1,8 @@
-"""Refusals that pass. A token expires, a policy is rolled out: what worked before counts as an outage for a while.
+"""Temporary denials, as when a token expires or a policy is rolled out, count as an outage for a while.
 
-An agent that ended at the first 403 would turn seconds of an operator's work into the end of a run, and all agents
-would end at once. One that never ended would hide a revoked right. So a refusal is ridden out like any outage, loudly,
-and ends the agent once it has lasted.
+If an agent ended at the first 403, a policy that is wrong for seconds would end the run, since all agents would end at
+once. If it never ended, a revoked permission would stay hidden. So an agent waits and logs warnings when a kind of
+request that worked before is denied, and ends if this lasts.
 """
 
 import logging
@@ -23,41 +23,44 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REFUSED_S = 300.0
-"""A refusal of what worked before is ridden out for this long."""
+"""How long a kind of request that worked before may be denied before `Denied` is raised."""
 
 LATELY_S = 15.0
-"""A refusal longer ago says nothing of now: whoever holds off because of it would never find out."""
+"""A denial longer ago says nothing about now: a syncer that stays idle because of it would never find out."""
 
 REMIND_S = 30.0
-"""How often it is said meanwhile."""
+"""Time between two warnings while requests are denied."""
 
 
 class Tolerance:
-    """Turns refusals of what worked before into `Unavailable`, for a while. One kind of request does not vouch for
-    another: where writing is refused, reading may well go on."""
+    """Turns denials of requests that worked before into `Unavailable`, for a while.
+
+    Each kind of request is judged by itself: writing may be denied while reading still works.
+    """
 
     def __init__(self, runtime: Runtime, limit_s: float = REFUSED_S) -> None:
         self._runtime = runtime
         self._limit_s = limit_s
-        self._worked = {kind("read", RUN_KEY)}  # or nobody would be here
+        self._worked = {kind("read", RUN_KEY)}  # the run object was read before this was made
         self._since: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._said_at = float("-inf")
 
     @property
     def refused_s(self) -> float:
-        """For how long something that worked before has been refused, in seconds; 0 where nothing is.
+        """Seconds for which some kind of request has been denied; 0 if none is.
 
-        What has not been asked for lately is not known to be refused still.
+        A kind that was not denied within the last `LATELY_S` seconds does not count: it may work again.
         """
         now = self._runtime.now()
         lately = [since for kind, since in self._since.items() if now - self._last[kind] <= LATELY_S]
         return now - min(lately, default=now)
 
     async def of(self, kind: str, request: Awaitable[T], *, vouched: bool = False) -> T:
-        """Await a request of a kind. Raises `Denied` where it never worked, or has been refused for too long.
+        """Await a request of a kind. Raises `Denied` if this kind never worked or has been denied for too long.
 
-        `vouched`: whoever asks knows that this should work, whether it ever did or not.
+        Until then a denial raises `Unavailable`. `vouched`: the kind should work even if it never has, so a denial
+        counts as temporary.
         """
         try:
             result = await request
@@ -85,9 +88,10 @@ class Tolerance:
 
 
 class TolerantStore(Layer):
-    """A store of which refusals are ridden out, by what is done below which of a run's folders.
+    """A store whose denials are tolerated for a while, by operation and by folder of the run.
 
-    But for reading updates: what a learner stored may be refused for its own sake, so that says nothing of the rest.
+    Reading updates is the exception: the store may deny one learner's object because of how it was stored, which says
+    nothing about other requests.
     """
 
     def __init__(self, store: Store, tolerance: Tolerance) -> None:
@@ -96,7 +100,7 @@ class TolerantStore(Layer):
         self._vouched = False
 
     def vouch(self) -> None:
-        """From now on what never worked is ridden out too: whoever has come this far was let in."""
+        """Tolerate denials of all kinds from now on: an agent that has started had the permissions it needs."""
         self._vouched = True
 
     async def _through(self, operation: str, key: str, send: Send[T]) -> T:
@@ -106,7 +110,7 @@ class TolerantStore(Layer):
 
 
 class TolerantBus(Bus):
-    """A bus of which refusals are ridden out."""
+    """A bus whose denials are tolerated for a while."""
 
     def __init__(self, bus: Bus, tolerance: Tolerance) -> None:
         self.url = bus.url
@@ -138,5 +142,5 @@ _VERBS = {"get": "read", "put": "write"}
 
 
 def kind(what: str, key: str) -> str:
-    """Return the kind of a request: what is done below which of a run's folders."""
+    """Return the kind of a request: the operation and the run's folder."""
     return f"{what} {key.split('/', maxsplit=1)[0]}/"

@@ -1,7 +1,7 @@
-"""What keeps an agent from its work, said on its log: soon, then ever more seldom, and once when it is over.
+"""Warnings about what keeps an agent from its work: soon, then ever less often, and once when it is over.
 
-A training loop that nobody merges looks like one that is: its loss falls, nothing fails. A syncer that hears nobody
-looks like one whose learners rest. So each says what it waits for and what to do about it.
+A training loop whose updates are never merged looks healthy: its loss falls and nothing fails. A syncer that receives
+nothing looks like one whose learners are idle. So each logs what it waits for and what to do about it.
 """
 
 import logging
@@ -15,17 +15,17 @@ from isthmus.store import EdgeStore
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
-"""Trouble shorter than this, or than two silences of a member, is not worth a word."""
+"""Trouble shorter than this, or than twice the pace's `silence_s`, is not logged."""
 
 REMIND_S = 60.0
 REMIND_S_MAX = 3600.0
 
 Trouble = tuple[float, str, str]
-"""Seconds it has lasted, what it is, what to do about it."""
+"""How many seconds the trouble has lasted, what it is, and what to do about it."""
 
 
 class Connectivity:
-    """What an agent reaches just now: its store, what it was allowed, its bus."""
+    """Whether an agent can reach its store and its bus now, and whether it is denied."""
 
     def __init__(
         self,
@@ -45,28 +45,28 @@ class Connectivity:
 
     @property
     def store_down_s(self) -> float:
-        """Seconds since the store was last reached; 0 while it answers."""
+        """Seconds since the first request that failed after the last answer; 0 while the store answers."""
         return self._store.outage.down_s
 
     @property
     def refused_s(self) -> float:
-        """Seconds for which what worked before has been refused; 0 where nothing is."""
+        """Seconds for which requests that worked before have been denied; 0 if none is."""
         return self._tolerance.refused_s
 
     @property
     def bus_down_s(self) -> float:
-        """Seconds for which the agent has been deaf or mute; 0 while it hears and is heard."""
+        """Seconds for which the agent could not read from the bus or not write to it; 0 while both work."""
         since = (self._listener.down_since, self._speaker.down_since)
         return self._runtime.now() - min((at for at in since if at is not None), default=self._runtime.now())
 
     @property
     def bus_is_down(self) -> bool:
-        """Whether the agent is deaf or mute, if only since this moment."""
+        """Whether the agent cannot read from the bus or cannot write to it, even if only since this moment."""
         return self._listener.down_since is not None or self._speaker.down_since is not None
 
     @property
     def waiting_for(self) -> list[str]:
-        """What does not answer just now, as signs of life say it."""
+        """What does not answer now, in the words that heartbeats carry."""
         waiting = []
         if self.store_down_s:
             waiting.append(f"store ({self.store_down_s:.0f} s)")
@@ -77,7 +77,10 @@ class Connectivity:
         return waiting
 
     def troubles(self) -> list[Trouble]:
-        """Return the same with what to do about it, the root cause first."""
+        """Return the possible troubles with their durations and remedies, the root cause first.
+
+        One that lasts 0 s is not present.
+        """
         return [
             (self.store_down_s, "the store does not answer", f"see whether {self._store.url} is there"),
             (self.refused_s, "what was allowed before is refused", "see to credentials and policies"),
@@ -86,20 +89,23 @@ class Connectivity:
 
 
 class TroubleLog:
-    """The trouble of one agent, as last said."""
+    """Logs the trouble of one agent."""
 
     def __init__(self, name: str, silence_s: float, meanwhile: str) -> None:
-        """`meanwhile`: what the trouble means for as long as it lasts."""
+        """`meanwhile`: what the trouble means for the agent while it lasts."""
         self._name = name
         self._meanwhile = meanwhile
         self._patience_s = max(PATIENCE_S, 2.0 * silence_s)
         self._say_at = 0.0
         self._pause_s = REMIND_S
         self.said = ""
-        """What it is in now, or empty: what was worth a word and is not over."""
+        """The trouble that was logged and is not over; empty if there is none."""
 
     def look(self, now: float, troubles: Sequence[Trouble]) -> None:
-        """Say what there is to say; the root cause comes first among `troubles`."""
+        """Log the first of `troubles` that lasts long enough, or that the trouble is over.
+
+        `troubles`: the root cause first.
+        """
         lasting = [(for_s, what, remedy) for for_s, what, remedy in troubles if for_s >= self._patience_s]
         if not lasting:
             if self.said:

@@ -1,4 +1,4 @@
-"""Announcements: the port, its implementations, and opening by URL."""
+"""The bus for announcements: the port, its implementations, and opening by URL."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,7 +25,7 @@ def default_bus(run_url: str) -> str | None:
 
 @asynccontextmanager
 async def open_bus(url: str, run: bytes) -> AsyncIterator[Bus]:
-    """Open `redis://host`, `rediss://…`, `unix://…` or `sqlite:///path` for the run of this digest.
+    """Open `redis://host`, `rediss://…`, `unix://…` or `sqlite:///path` for the run with this digest.
 
     Raises `InputError` for a URL of another kind. Nothing is contacted before the first request.
     """
@@ -37,7 +37,7 @@ async def open_bus(url: str, run: bytes) -> AsyncIterator[Bus]:
         async with open_redis(url, name) as redis:
             yield redis
     elif parts.scheme == "sqlite":
-        # The rest is a path, in which ? and # mean nothing.
+        # Everything after :// is a path, in which ? and # have no special meaning.
         async with open_sqlite(Path(url.partition("://")[2]), name) as sqlite:
             yield sqlite
     else:

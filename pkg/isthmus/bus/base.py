@@ -1,40 +1,43 @@
-"""The bus port: append to a named stream, read several streams from positions of one's own. Everything may be lost."""
+"""The bus port: append to a named stream, read several streams from given positions. Any message may be lost."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 RETAINED_MESSAGES = 1024
-"""Messages kept per stream (about): what is older is dropped silently, and pointers in it are said again."""
+"""Messages kept per stream (about). Older ones are dropped silently; pointers in them are announced again."""
 
 READ_MAX = 256
-"""Messages returned per stream and read."""
+"""Messages that one read returns per stream at most."""
 
 VALUE_MAX = 1 << 20
-"""Bytes a server that is shared should take as one value: the least that Redis's proto-max-bulk-len can be set to, and
-16 of our longest messages. With its default, 512 MiB, one value fills the server, and every reader loads it whole.
+"""Largest value that a shared server should accept [bytes].
+
+It is the lowest possible setting of Redis's proto-max-bulk-len, and 16 times our longest message. With the default of
+512 MiB one value fills the server, and every reader loads it whole.
 """
 
 NAMES_MAX = 1 << 14
-"""Streams that are found at most: those that were written to last."""
+"""Streams that `names` returns at most: those written to last."""
 
 START = ""
-"""The position before everything that is kept."""
+"""The position before every message that is kept."""
 
 
 class BusItem(NamedTuple):
-    """One message and the position behind it."""
+    """One message and the position after it."""
 
     position: str
     body: bytes
 
 
 class Bus(Protocol):
-    """Named streams of small messages, at least once, in order per stream while nothing is lost.
+    """Named streams of small messages, delivered at least once, in order per stream while nothing is lost.
 
-    No groups, no acknowledgements, no pending entries. Every method may raise `Unavailable` and `Denied`. Of messages
-    whose append raised all, none or the first few may have landed. A reader whose position lies behind the end of a
-    stream (the bus lost its tail, or everything) starts again from what is kept, so reading twice must be harmless. An
-    empty body is nobody's message: it shows that a stream can be written, and listeners pass over it.
+    There are no groups, acknowledgements or pending entries. Every method may raise `Unavailable` and `Denied`. If an
+    append raised, all, none or the first few of its messages may have been stored. If a reader's position lies beyond
+    the end of a stream (the bus lost the newest messages, or all), the reader starts again with the oldest message that
+    is kept. So reading a message twice must be harmless. An empty body carries no message: it only tests that a stream
+    can be written, and listeners skip it.
     """
 
     url: str
@@ -44,20 +47,21 @@ class Bus(Protocol):
         ...
 
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
-        """Return what came after each stream's position, waiting up to `timeout_s` for the first; {} if nothing did."""
+        """Return the messages after each stream's position, waiting up to `timeout_s` for one; {} if none came."""
         ...
 
     async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
-        """Return, per stream, a position before what was said in the last `seconds`, by the bus's own clock."""
+        """Return, per stream, a position before all messages of the last `seconds`, by the bus's own clock."""
         ...
 
     async def tail(self, stream: str) -> str:
-        """Return the position behind the newest message."""
+        """Return the position after the newest message."""
         ...
 
     async def names(self, within_s: float | None = None) -> set[str]:
-        """Return the streams there are, at most `NAMES_MAX`, or those written to within the last seconds.
+        """Return the names of the streams, at most `NAMES_MAX`.
 
-        The work depends on how many are returned, not on what else the server holds, or once held of this run.
+        `within_s`: only those written to in the last so many seconds. The cost depends on the number of names returned,
+        not on other data of the server, nor on earlier streams of this run.
         """
         ...

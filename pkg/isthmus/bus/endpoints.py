@@ -1,4 +1,4 @@
-"""How agents talk and listen on a bus that may be away: speaking never blocks, listening comes back by itself."""
+"""How agents write and read on a bus that may be away: writing never blocks, and reading resumes by itself."""
 
 import asyncio
 import itertools
@@ -13,23 +13,25 @@ from isthmus.format.signing import Signer
 from isthmus.runtime.clock import Runtime
 
 UNSAID_MAX = 512
-"""Messages kept while the bus is away; the oldest are dropped, since whatever matters is said again."""
+"""Messages kept while the bus is away. The oldest are dropped: whatever matters is sent again."""
 
 MESSAGES_AT_ONCE = 64
-"""Messages sent in one request: one by one, a distant bus would take as many round trips, and they would pile up."""
+"""Messages sent in one request. Sent one by one, each would take a round trip, and a distant bus would fall behind."""
 
 NAMES_EVERY_S = 1.0
-"""How often new streams are looked for, at most."""
+"""Longest time between two searches for new streams [s]."""
 
 RECENT_S = 120.0
-"""A stream nothing was said on for so long is not read until something is: those of a run's past cost nothing. Agents
-that are there say something every heartbeat."""
+"""A stream with no message for this long is not read until a new one comes, so that a run's old streams cost nothing.
+
+A live agent sends a message every heartbeat.
+"""
 
 BACKOFF_S = (0.1, 2.0)
 
 
 class Speaker:
-    """Appends messages to one stream from a bounded queue."""
+    """Appends messages to one stream, from a bounded queue."""
 
     def __init__(self, bus: Bus, stream: str, runtime: Runtime, signer: Signer | None = None) -> None:
         self._bus = bus
@@ -46,7 +48,7 @@ class Speaker:
         self._wake.set()
 
     async def run(self) -> None:
-        """Send what is queued, until cancelled."""
+        """Send queued messages, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -57,7 +59,7 @@ class Speaker:
                 await asyncio.sleep(self._runtime.random.uniform(*BACKOFF_S))
 
     async def flush(self) -> None:
-        """Send everything queued now. Raises `Unavailable`; what was not sent stays queued."""
+        """Send all queued messages. Raises `Unavailable`; messages that were not sent stay queued."""
         while self._unsaid:
             messages = list(itertools.islice(self._unsaid, MESSAGES_AT_ONCE))
             try:
@@ -68,12 +70,12 @@ class Speaker:
                 raise
             self.down_since = None
             for message in messages:
-                if self._unsaid and self._unsaid[0] is message:  # else it was dropped meanwhile
+                if self._unsaid and self._unsaid[0] is message:  # otherwise the queue dropped it meanwhile
                     self._unsaid.popleft()
 
 
 class Listener:
-    """Reads streams from positions of its own, finds new ones, and survives outages of the bus."""
+    """Reads streams, remembers its positions, finds new streams, and survives outages of the bus."""
 
     def __init__(
         self,
@@ -85,11 +87,14 @@ class Listener:
         back_s: float | None = None,
         known: Callable[[], set[str]] = set,
     ) -> None:
-        """`wanted`: which streams to read besides those in `positions`; None: no others are looked for. `known`: which
-        of those may be there in any case: they are read where the list is full, as somebody may have filled it.
+        """Create a listener that reads nothing yet.
 
-        `back_s`: how far back to begin in a stream that is found; None: at its beginning. Whatever matters is said
-        again, so an agent that reads the streams of a thousand others has no use for all that is kept of them.
+        `wanted`: which streams to read besides those in `positions`; None: do not look for others. `every_s`: time
+        between two searches for streams, and the longest wait of one read. `known`: wanted streams that are read even
+        if missing from a full list of streams, since an attacker may have filled that list.
+
+        `back_s`: how far back to begin in a stream that is found; None: at its beginning. Whatever matters is sent
+        again, so an agent that reads a thousand streams does not need all their old messages.
         """
         self.positions: dict[str, str] = {}
         self.down_since: float | None = None
@@ -103,21 +108,21 @@ class Listener:
         self._known = known
         self._found: set[str] = set()
         self._heard: dict[str, float] = {}
-        """When something was last heard on a stream that was found, or it was."""
+        """When a message last came on a stream that `find` added, or when the stream was added."""
         self._left: dict[str, str] = {}
         """Positions in streams that are not read for now."""
         self._begun = False
 
     async def follow(self, stream: str) -> None:
-        """Read this stream, be it there or not, from as far back as one that is found. Raises `Unavailable`."""
+        """Read this stream, even if it does not exist yet, from `back_s` ago or its beginning. Raises `Unavailable`."""
         self.positions[stream] = START
         if self._back_s is not None:
             self.positions.update(await self._bus.ago([stream], self._back_s))
 
     async def find(self) -> None:
-        """Look for streams, and leave those on which nothing is said any more. Raises `Unavailable`.
+        """Start to read wanted streams that are new, and stop to read silent ones. Raises `Unavailable`.
 
-        Who begins at the beginning is told of all that are kept, once.
+        Without `back_s`, the first call takes all streams that are kept; later calls take only recently used ones.
         """
         if self._wanted is None:
             return
@@ -128,7 +133,7 @@ class Listener:
             there |= self._known()
         now = self._runtime.now()
         for name in self._found - there:
-            # A stream on which something was heard lately is read on, even if the list of streams lacks it.
+            # A stream with recent messages is still read, even if the list of streams lacks it.
             if now - self._heard.get(name, -math.inf) >= RECENT_S:
                 self._leave(name)
         fresh = sorted(there - self.positions.keys())
@@ -137,7 +142,7 @@ class Listener:
         if new and self._back_s is not None:
             positions.update(await self._bus.ago(new, self._back_s))
         self.positions.update({name: positions.get(name, START) for name in fresh})
-        # What there was before is left the next time, unless it speaks.
+        # Streams from before the start are dropped at the next call, unless they were used lately.
         self._heard.update(dict.fromkeys(fresh, -math.inf if past else now))
         self._found |= set(fresh)
         self._begun = True
@@ -150,14 +155,14 @@ class Listener:
             del self._left[next(iter(self._left))]
 
     async def backlog(self) -> AsyncIterator[tuple[str, BusItem]]:
-        """Yield what is kept and not yet read, without waiting. Raises `Unavailable`."""
+        """Yield the messages that are kept and not yet read, without waiting. Raises `Unavailable`."""
         await self.find()
         while found := await self._bus.read(self.positions, 0.0):
             for pair in self._advance(found):
                 yield pair
 
     async def live(self, gap: Callable[[], None]) -> AsyncIterator[tuple[str, BusItem]]:
-        """Yield what is said from here on, for ever; `gap` is called whenever the bus is back after an outage."""
+        """Yield new messages, for ever; `gap` is called whenever the bus is back after an outage."""
         looked = self._runtime.now()
         while True:
             try:

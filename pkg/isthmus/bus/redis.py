@@ -1,7 +1,7 @@
-"""The bus on Redis Streams: one key per stream, plain XADD and XREAD, nothing retried below the agents.
+"""The bus on Redis Streams: one key per stream, plain XADD and XREAD, and no retries below the agents.
 
-One more key of a run is a sorted set of its streams' names. The score of a name is when its stream was last written to,
-on the server's clock. So finding new streams does not read the keys of other programs on the same server.
+One more key of a run is a sorted set of its streams' names. The score of a name is the time of the last write to its
+stream, on the server's clock. So finding new streams does not read the keys of other programs on the same server.
 """
 
 import asyncio
@@ -26,27 +26,27 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 3.0
 WRITE_TIMEOUT_S = 5.0
-READ_SLACK_S = 5.0  # a blocking read may take this much longer than its block before the connection is given up
+READ_SLACK_S = 5.0  # how much longer than its block a blocking read may take before the connection is given up
 BLOCK_S_MAX = 5.0  # one XREAD; longer waits are several
 EXPIRE_S = 7 * 86400
-"""A stream nobody has written to for about this long is dropped by the server."""
+"""The server drops a stream that has had no writes for about this long."""
 
 REFUSAL_S = 2.0
-"""How long a server may take to refuse a length before it counts as accepted."""
+"""How long to wait for a server to refuse a length; after that the length counts as accepted."""
 
 EXPIRE_EVERY = 256  # appends
 NAMES = "names"
-"""Of the sorted set. No stream is called so."""
+"""Name of the sorted set below the run's prefix; no stream has this name."""
 
 AHEAD_S = 60.0
-"""A time further in the future than that is no time at which something was written."""
+"""A stream whose last write lies further in the future than this is ignored: no real write has such a time."""
 
 _FIELD = b"m"
 
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a Redis server says of itself."""
+    """What a Redis server reports about itself."""
 
     version: tuple[int, ...]
     valkey: bool
@@ -75,7 +75,7 @@ class RedisBus(Bus):
         self._appended: dict[str, int] = {}
         self._tidies = True
         self._ahead: float | None = None
-        """The server's clock less our own [s]; None before it was asked."""
+        """The server's clock minus the event loop's [s]; None until the server was asked."""
 
     @override
     async def append(self, stream: str, *bodies: bytes) -> None:
@@ -92,9 +92,10 @@ class RedisBus(Bus):
             await self._tidy(stream, now)
 
     async def _tidy(self, stream: str, now: float) -> None:
-        """Have the server drop the streams of whoever never comes back; said now and then is often enough.
+        """Set expiry times, so that the server drops the streams of learners that never come back.
 
-        A syncer sees to all streams: where users have rights of their own, learners may not.
+        Every `EXPIRE_EVERY` appends are often enough. A syncer does this for all streams, since learners with users of
+        their own may lack the permission.
         """
         requests = self._writer.pipeline(transaction=False)
         try:
@@ -119,11 +120,11 @@ class RedisBus(Bus):
             if not after:
                 await asyncio.sleep(max(left, 0.0))
                 return {}
-            # BLOCK 0 would wait for ever; no BLOCK at all returns at once.
+            # BLOCK 0 would wait for ever; without BLOCK the request returns at once.
             block = int(left * 1000) if left > 0.001 else None
             reply = await self._guard(self._reader.xread(cast("dict[Any, Any]", after), count=READ_MAX, block=block))
             found = {
-                # What is not ours has no body; its position counts all the same, or it would be read for ever.
+                # An entry of another program gets an empty body. Its position counts, or it would be read for ever.
                 key.decode(errors="replace").removeprefix(self._prefix): [
                     BusItem(entry.decode(errors="replace"), (fields or {}).get(_FIELD, b""))
                     for entry, fields in entries
@@ -138,11 +139,11 @@ class RedisBus(Bus):
                 return {}
 
     async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
-        """See `Bus.ago`. Ids begin with the server's clock in milliseconds."""
+        """See `Bus.ago`. Ids of Redis streams begin with the server's clock in milliseconds."""
         now_s, now_us = await self._guard(self._writer.time())
         then = f"{max(0, int((now_s - seconds) * 1e3 + now_us / 1e3))}-0"
         newest = await self._newest([self._prefix + stream for stream in streams])
-        # Never beyond the end: there it would look as if the server had lost its tail.
+        # A position beyond the end would look as if the server had lost the newest messages.
         return {
             stream: START if at is None else min(at, then, key=_order)
             for stream, at in zip(streams, newest, strict=True)
@@ -158,27 +159,27 @@ class RedisBus(Bus):
         requests = self._writer.pipeline(transaction=False)
         since = "-inf" if within_s is None else now - within_s
         requests.zrevrangebyscore(self._names, now + AHEAD_S, since, start=0, num=NAMES_MAX)
-        requests.time()  # for the next time: a clock may be set anew
+        requests.time()  # updates `_ahead` for the next call: a clock may have been set
         found, (seconds, microseconds) = await self._guard(requests.execute())
         self._ahead = seconds + microseconds / 1e6 - asyncio.get_running_loop().time()
         return {name.decode(errors="replace") for name in found}
 
     async def _now(self) -> float:
-        """Return the time by the server's clock [s since 1970], as it was told last."""
+        """Return the time by the server's clock [s since 1970], from the difference that was last measured."""
         if self._ahead is None:
             seconds, microseconds = await self._guard(self._writer.time())
             self._ahead = seconds + microseconds / 1e6 - asyncio.get_running_loop().time()
         return asyncio.get_running_loop().time() + self._ahead
 
     async def facts(self) -> ServerFacts:
-        """Return the server's account of itself. Raises `Denied` where INFO or TIME are not granted, `Unavailable`."""
+        """Return what the server reports about itself. Raises `Unavailable`, and `Denied` without +info and +time."""
         seconds, microseconds = await self._guard(self._writer.time())
         info: dict[str, Any] = await self._guard(self._writer.info())
         shown = info.get("valkey_version") or info["redis_version"]
         return ServerFacts(
             version=tuple(int(part) for part in str(shown).split(".") if part.isdigit()),
             valkey="valkey_version" in info,
-            # Valkey says server_mode.
+            # Valkey calls this server_mode.
             mode="cluster" if info.get("cluster_enabled") else str(info.get("redis_mode", info.get("server_mode", ""))),
             role=str(info.get("role", "master")),
             append_only=bool(info.get("aof_enabled", 0)),
@@ -189,11 +190,11 @@ class RedisBus(Bus):
         )
 
     async def takes(self, size: int) -> bool:
-        """Return whether the server would take a value of `size` bytes. Raises `Denied`, `Unavailable`.
+        """Return whether the server would accept a value of `size` bytes. Raises `Denied`, `Unavailable`.
 
-        Only the length of an argument to PING is sent, on a connection of its own that is closed at once: the server
+        Only the length of an argument to PING is sent, on a connection of its own that is then closed. The server
         refuses a length over its limit as soon as it has read it, and otherwise waits for bytes that never come.
-        Nothing is stored, and no right is needed that agents do not have.
+        Nothing is stored, and agents have all permissions that this needs.
         """
         connection: Any = self._writer.connection_pool.make_connection()  # type: ignore[no-untyped-call]
 
@@ -201,7 +202,7 @@ class RedisBus(Bus):
             try:
                 await connection.connect()
                 await connection.send_packed_command(b"*2\r\n$4\r\nPING\r\n$%d\r\n" % size, check_health=False)
-                # None: no answer within this time. Errors that the server answers with are raised.
+                # None means no answer within this time. The server's errors are raised.
                 return await connection.read_response(timeout=REFUSAL_S) is None
             except ResponseError as error:
                 if "invalid bulk length" in str(error):
@@ -214,13 +215,15 @@ class RedisBus(Bus):
 
     @property
     def verifies(self) -> bool:
-        """Whether a certificate is held against the authorities that are trusted."""
+        """Whether the server's certificate is verified against the trusted authorities."""
         given = self._writer.connection_pool.connection_kwargs.get("ssl_cert_reqs", "required")
         return str(given).lower() not in ("none", "verifymode.cert_none", "0")
 
     async def administers(self) -> list[str]:
-        """Return which commands this user may use that no participant of a run needs, of those that change nothing as
-        they are asked here. Raises `Unavailable`."""
+        """Return the commands that this user may use although no participant of a run needs them. Raises `Unavailable`.
+
+        Only commands that change nothing in the form sent here are tried.
+        """
         key = self._prefix + "doctor-nothing"
         client: Any = self._writer
         asked = (("CONFIG", "GET", "maxmemory"), ("ACL", "WHOAMI"), ("DEL", key), ("XTRIM", key, "MAXLEN", "0"))
@@ -234,7 +237,7 @@ class RedisBus(Bus):
         return found
 
     async def _newest(self, keys: Sequence[str]) -> list[str | None]:
-        """Return the newest id of each stream, None of one that is not there, in one round trip."""
+        """Return the newest id of each stream in one round trip; None for a stream that does not exist."""
         if not keys:
             return []
         requests = self._writer.pipeline(transaction=False)
@@ -244,7 +247,10 @@ class RedisBus(Bus):
         return [str(entries[0][0].decode()) if entries else None for entries in replies]
 
     async def _rewind(self, after: dict[str, str]) -> bool:
-        """Start again wherever a stream ends before our position: the server lost its tail. True if one does."""
+        """Reset our position in streams that end before it: the server lost their newest messages.
+
+        Returns True if such a stream has messages to read.
+        """
         rewound = False
         read = [key for key, position in after.items() if position != "0-0"]
         for key, newest in zip(read, await self._newest(read), strict=True):
@@ -258,8 +264,8 @@ class RedisBus(Bus):
         cancelled = task.cancelling() if task else 0
         try:
             result = await request
-            # redis-py writes inside asyncio.wait_for, which before Python 3.12 swallows a cancellation that meets a
-            # write already done (bpo-37658). A task that goes on after being cancelled never ends: say it again.
+            # redis-py writes inside asyncio.wait_for, which before Python 3.12 swallows a cancellation that arrives
+            # when the write is already done (bpo-37658). The task would then never end, so cancel it again.
             if task and task.cancelling() > cancelled:
                 raise asyncio.CancelledError
             return result
@@ -273,14 +279,14 @@ class RedisBus(Bus):
             raise Unavailable(said) from None
 
     async def _reconnect(self) -> None:
-        """Close all connections: the next request looks the server's name up again."""
+        """Close all connections, so that the next request looks the server's name up again."""
         for client in (self._reader, self._writer):
             with suppress(RedisError, OSError, TimeoutError):
                 await client.connection_pool.disconnect()
 
 
 def _pairs(reply: Any) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
-    """Return XREAD's reply as pairs, whichever of the protocol's two shapes it came in."""
+    """Return XREAD's reply as pairs, for both versions of the protocol."""
     if not reply:
         return []
     if isinstance(reply, dict):
@@ -298,8 +304,8 @@ def _order(entry: str) -> tuple[int, int]:
 
 @asynccontextmanager
 async def open_redis(url: str, run: str) -> AsyncIterator[RedisBus]:
-    """Connect lazily; both connections are closed with the context."""
-    # Retries below us would append twice and hide outages; a blocking read needs a longer timeout than a write.
+    """Open the bus at a Redis URL; connections are made lazily and closed with the context. Raises `InputError`."""
+    # Retries in the client would append twice and hide outages. A blocking read needs a longer timeout than a write.
     options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "retry": Retry(NoBackoff(), 0),

@@ -1,6 +1,6 @@
 """What Redis's errors mean: whether to wait, to connect anew, or to end, and what to tell the user.
 
-`tests/conformance/test_replies.py` has the table with a server that says each of them.
+`tests/conformance/test_replies.py` tries the table with a server that answers with each of these errors.
 """
 
 import re
@@ -11,7 +11,7 @@ from redis import exceptions as redis
 
 
 class Action(Enum):
-    """What is done where a server answers so."""
+    """What the bus does after an error."""
 
     WAIT = "the same server will answer again"
     RECONNECT = "another server may answer under the same name"
@@ -20,7 +20,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What an error means."""
+    """What an error means: the action, and words for the user."""
 
     action: Action
     words: str
@@ -60,12 +60,12 @@ MEANINGS: dict[str, Meaning] = {
     "max number of clients": Meaning(Action.WAIT, "the server has as many clients as it takes: raise maxclients"),
     "HELLO": Meaning(Action.END, "this server does not know HELLO: put ?protocol=2 at the end of the bus's URL"),
 }
-"""By the first word of the error, or by another word in it."""
+"""Meanings by the first word of the error, or by another word in it."""
 
 OTHERS = Meaning(Action.WAIT, "")
 
 _CLASSES: dict[type[Exception], str] = {
-    # redis-py takes the first word away of those that it has a class for.
+    # redis-py removes the first word from errors that it has a class for.
     redis.ReadOnlyError: "READONLY",
     redis.MasterDownError: "MASTERDOWN",
     redis.BusyLoadingError: "LOADING",

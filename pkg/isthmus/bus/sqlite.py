@@ -1,7 +1,7 @@
 """The embedded bus: one SQLite file, several processes at once, no server.
 
 Statements are short and run on the event loop itself; a reader polls the file's change counter. The file may be
-deleted at any time: like every loss of the bus, that loses no data.
+deleted at any time: like any loss of the bus, this loses no training data.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ _LOCKED_S = 0.02  # between tries while another process writes
 _LOCKED_TRIES = 100
 
 EXPIRE_S = 7 * 86400
-"""A stream nobody has written to for about this long is dropped."""
+"""A stream that has had no writes for about this long is dropped."""
 
 _NOW = "(julianday('now') - 2440587.5) * 86400.0"
-"""SQLite's own clock, in seconds since 1970: one for all processes on the machine."""
+"""SQL for the time in seconds since 1970, on the one clock that all processes on the machine share."""
 
 _SCHEMA = (
     """
@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS messages (
     PRIMARY KEY (run, stream, id)
 ) WITHOUT ROWID
 """,
-    # The number and time of each stream's newest message. Looking for streams, or for new messages in many streams,
+    # The number and time of each stream's newest message. A search for streams, or for new messages in many streams,
     # reads this table and not the messages.
     """
 CREATE TABLE IF NOT EXISTS streams (
@@ -49,7 +49,7 @@ CREATE TABLE IF NOT EXISTS streams (
 )
 
 ONE_BY_ONE = 32
-"""Of so many streams the newest message is asked for one by one, and of more in one request."""
+"""Up to this many streams, the newest message numbers are read one by one; beyond, in one query."""
 
 
 class SqliteBus(Bus):
@@ -81,7 +81,7 @@ class SqliteBus(Bus):
                         "DELETE FROM messages WHERE run = ? AND stream = ? AND id <= ?",
                         (self._run, stream, newest - RETAINED_MESSAGES),
                     )
-                    # Streams of learners that never come back must not stay for ever.
+                    # Streams of learners that never come back would otherwise stay for ever.
                     old = f"FROM streams WHERE at < {_NOW} - ?"
                     db.execute(f"DELETE FROM messages WHERE (run, stream) IN (SELECT run, stream {old})", (EXPIRE_S,))
                     db.execute(f"DELETE {old}", (EXPIRE_S,))
@@ -95,7 +95,7 @@ class SqliteBus(Bus):
         until = loop.time() + timeout_s
         seen: tuple[int, int] | None = None
         while True:
-            # data_version moves when another connection wrote; our own writes are counted here.
+            # data_version changes when another connection has written; `_written` counts our own writes.
             version = await self._do(lambda db: (int(db.execute("PRAGMA data_version").fetchone()[0]), self._written))
             if version != seen:
                 seen = version
@@ -158,7 +158,7 @@ class SqliteBus(Bus):
         return dict(db.execute("SELECT stream, newest FROM streams WHERE run = ?", (self._run,)).fetchall())
 
     async def _do(self, fn: Callable[[sqlite3.Connection], T]) -> T:
-        await asyncio.sleep(0)  # a statement never suspends; without this a busy speaker would own the loop
+        await asyncio.sleep(0)  # a statement never suspends; without this a busy writer would block the event loop
         for _ in range(_LOCKED_TRIES):
             try:
                 return fn(self._open())
@@ -171,7 +171,7 @@ class SqliteBus(Bus):
                     self.close()
                     raise Unavailable(f"{self.url}: {message}") from None
             except sqlite3.DatabaseError as error:
-                # Damaged, or not a database: drop what we hold; the operator sees it, the run goes on without a bus.
+                # The file is damaged or not a database. The operator sees the error, and the run goes on without a bus.
                 self.close()
                 raise Unavailable(f"{self.url}: {error}") from None
             await asyncio.sleep(_LOCKED_S)
@@ -186,12 +186,12 @@ class SqliteBus(Bus):
             self._path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise Denied(f"{self.url}: {error}") from None
-        if self._path.is_symlink():  # whoever may write beside the run would choose which file is written to
+        if self._path.is_symlink():  # an attacker who can write here would choose which file we write to
             raise Denied(f"{self.url}: it is a link to another file, and is not followed: remove it, or name that file")
         db = sqlite3.connect(self._path, isolation_level=None, timeout=0.0)
         try:
             db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = OFF")  # the bus may lose everything; waiting for the disk buys nothing
+            db.execute("PRAGMA synchronous = OFF")  # the bus may lose everything, so waiting for the disk gains nothing
             for statement in _SCHEMA:
                 db.execute(statement)
             self._inode = os.stat(self._path).st_ino
@@ -209,7 +209,7 @@ def _newest(db: sqlite3.Connection, run: str, stream: str) -> int:
 
 @asynccontextmanager
 async def open_sqlite(path: Path, run: str) -> AsyncIterator[SqliteBus]:
-    """Open the file, creating it where it is missing; closed with the context."""
+    """Open the bus in a file; the file is created with the first request and closed with the context."""
     bus = SqliteBus(path, run)
     try:
         yield bus

@@ -1,4 +1,4 @@
-"""A bus whose requests are measured; otherwise the bus it stands before."""
+"""A bus that measures requests and passes them on to another bus."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class TimedBus(Bus):
-    """Counts failures and measures what does not wait: how long a blocking read takes says nothing."""
+    """Counts failures of all requests and measures their durations, except of reads: those wait for messages."""
 
     def __init__(self, bus: Bus, metrics: "Metrics", runtime: Runtime) -> None:
         self.url = bus.url

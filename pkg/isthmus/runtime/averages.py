@@ -1,4 +1,4 @@
-"""Moving averages of what is measured: durations, rates, sizes."""
+"""Moving averages and medians of measurements: durations, rates, sizes."""
 
 import statistics
 from collections import deque
@@ -8,28 +8,28 @@ SMOOTHING = 0.2
 
 
 def smooth(average: float, sample: float) -> float:
-    """Return the moving average one sample on; the first sample stands for itself."""
+    """Return the moving average after one more sample; an average of 0 is replaced by the sample."""
     return sample if average == 0.0 else average + SMOOTHING * (sample - average)
 
 
 LAST = 5
-"""Durations of which the middle one is usual."""
+"""Number of recent durations whose median is the usual one."""
 
 
 class Usual:
-    """The usual of what takes long now and then: the middle one of the last few, of two the lower one.
+    """The usual duration of something that sometimes takes much longer: the lower median of the last few.
 
-    An average of requests of which one hung for its timeout is no duration that any of them had.
+    An average would not do: if one request hung until its timeout, no request took the average time.
     """
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=LAST)
 
     def note(self, duration: float) -> None:
-        """Take one more."""
+        """Add a duration."""
         self._last.append(duration)
 
     @property
     def value(self) -> float:
-        """What is usual; 0 while nothing is known."""
+        """The usual duration; 0 before the first."""
         return statistics.median_low(self._last) if self._last else 0.0

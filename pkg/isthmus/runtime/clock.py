@@ -1,7 +1,7 @@
-"""The injected world: clocks, randomness, ids and the way CPU work leaves the event loop.
+"""The injected runtime: clocks, randomness, ids, and how CPU work leaves the event loop.
 
-The agents get one of these and use nothing global, so the same code runs under threads, on one bare loop, and in
-virtual time. This is the only module of the library that may touch the real ones.
+Each agent gets a `Runtime` and uses no global clock or randomness. So the same code runs with threads, on a single
+event loop, and in virtual time. This is the only module of the library that may use the real ones.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ class Offload(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ComputePool:
-    """Threads that share one computation. Who waits for them must not be one of them."""
+    """Threads that share one computation. A thread that calls `share` must not be one of them."""
 
     pool: Executor | None = None
     threads: int = 1
 
     def share(self, work: Callable[[int, int], object], count: int, least: int = 64) -> None:
-        """Run `work(start, stop)` on parts of range(count), none of them much smaller than `least`, until all are done.
+        """Run `work(start, stop)` on parts of range(count), none much smaller than `least`; wait for all of them.
 
-        `work` must release the GIL to be worth it, and come to the same however the range is cut.
+        `work` must release the GIL to be worth it, and give the same result however the range is cut.
         """
-        # More parts than threads: some take longer than others.
+        # There are more parts than threads, since some parts take longer than others.
         parts = min(4 * self.threads, count // least)
         if self.pool is None or parts < 2:
             work(0, count)
@@ -52,7 +52,7 @@ class ComputePool:
 
 
 ALONE = ComputePool()
-"""No threads but the caller's own."""
+"""A pool without threads: the caller's thread does all the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +60,23 @@ class Runtime:
     """Clock, randomness, ids and CPU offload of one agent."""
 
     now: Callable[[], float]
-    """Seconds on a clock that never goes back; differences mean something, values do not."""
+    """Seconds on a clock that never goes back; only differences have a meaning."""
     wall: Callable[[], float]
-    """Seconds since 1970 (UTC), for records people read. No decision rests on it."""
+    """Seconds since 1970 (UTC), for records that people read. No decision rests on it."""
     random: random.Random
     offload: Offload
     new_id: Callable[[], str]
     """16 hex digits, unique among processes."""
     compute: ComputePool = ALONE
-    """Threads for one large computation, which the result does not depend on."""
+    """Threads for one large computation; its result does not depend on their number."""
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Keep the garbage collector away while much is loaded that stays: each of its looks through all objects of a
-    process that has torch takes tens of milliseconds, and there are many of them meanwhile."""
+    """Disable the garbage collector while many lasting objects are loaded.
+
+    Otherwise it would run many times, and in a process with torch each full collection takes tens of milliseconds.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
@@ -85,7 +87,7 @@ def uncollected() -> Iterator[None]:
 
 
 async def inline(fn: Callable[..., T], /, *args: Any) -> T:
-    """Run on the loop itself: for a single-threaded world."""
+    """Run `fn(*args)` on the event loop itself, for a runtime without threads."""
     return fn(*args)
 
 
@@ -106,12 +108,13 @@ def cores() -> int:
 
 @contextmanager
 def threaded(workers: int, seed: int | None = None, compute: int | None = None) -> Iterator[Runtime]:
-    """Give the real world, with `workers` threads for offloaded work and a compute of so many, or as there are cores.
+    """Provide a runtime with the real clocks and threads.
 
-    What has not begun at the end of it is cancelled, and what has is not waited for.
+    `workers`: threads for offloaded work. `compute`: threads that share one computation; by default as many as there
+    are cores. At the end of the context, work that has not begun is cancelled; work that has begun is not waited for.
     """
     pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="isthmus-offload")
-    # Its threads begin with the first computation that they share: most processes never have one.
+    # These threads start with the first shared computation, which most processes never have.
     compute = compute or cores()
     helpers = ThreadPoolExecutor(max_workers=compute, thread_name_prefix="isthmus-compute")
 
@@ -126,21 +129,21 @@ def threaded(workers: int, seed: int | None = None, compute: int | None = None) 
 
 
 def single_threaded(seed: int | None = None) -> Runtime:
-    """Return the real clock without any thread: offloaded work runs on the loop."""
+    """Return a runtime with the real clocks and no threads: offloaded work runs on the event loop."""
     return Runtime(time.monotonic, time.time, random.Random(seed), inline, random_id)
 
 
 EXIT_S = 5.0
-"""At most so long an ending process waits for threads that others' libraries began."""
+"""How long an ending process waits at most for threads that other libraries started."""
 
 
 def wait_for_foreign_threads() -> None:
-    """Wait until no thread that Python does not know runs any of it. To be called at exit.
+    """Wait until no thread that Python's `threading` does not know runs Python code. To be called at exit.
 
-    A thread of a library in Rust that hands a result to an event loop is still in there when the loop goes on with it.
-    Where that was the last thing the process waited for, the interpreter ends meanwhile and ends that thread by
-    unwinding its stack; Rust aborts the process for that. Whatever it had done, its exit status was 134 then (Pythons
-    before 3.14, 7 of 240 processes on a busy machine).
+    When a thread of a Rust library hands a result to an event loop, it may still be inside the interpreter while the
+    loop goes on with that result. If the process then ends, the interpreter ends this thread by unwinding its stack,
+    and Rust aborts the process. The exit status was then 134, whatever the process had done (Pythons before 3.14, 7 of
+    240 processes on a busy machine).
     """
     until = time.monotonic() + EXIT_S
     while set(sys._current_frames()) - {thread.ident for thread in threading.enumerate()} and time.monotonic() < until:

@@ -1,8 +1,8 @@
-"""Every metric, declared once with its unit: what syncers and learners count, for Prometheus.
+"""The metrics of syncers and learners for Prometheus, each declared once with its unit.
 
-One object per process, with a registry of its own, so that several agents in one process do not mix. Names end in their
-unit (seconds, bytes, tokens, steps, versions, ratio; `_total` for counters); durations are seconds on a clock that
-never goes back.
+Each agent has one object with a registry of its own, so that several agents in one process do not mix. Names end in
+their unit (seconds, bytes, tokens, steps, versions, ratio; `_total` for counters). Durations are seconds on a clock
+that never goes back.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from isthmus.reasons import Clip, Reason
 PREFIX = "isthmus_"
 
 FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Buckets for requests and holds."""
+"""Buckets for durations of requests and of holding the training thread [s]."""
 
 ROUND_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0)
-"""Buckets for what a round waits: steps of fast and of very slow learners."""
+"""Buckets for the times of a round [s]: they reach from steps of fast learners to those of very slow ones."""
 
 RATIO = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.999, 1.0)
 VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -28,7 +28,7 @@ VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 @dataclass(frozen=True)
 class Declared:
-    """One metric as it is declared."""
+    """The declaration of one metric."""
 
     name: str
     kind: str
@@ -37,7 +37,7 @@ class Declared:
 
 
 class Metrics:
-    """What every process has: its store, its bus, its event loop."""
+    """Metrics that every agent has: of its store, its bus and its event loop."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -91,7 +91,7 @@ class Metrics:
 
 
 class SyncerMetrics(Metrics):
-    """What a syncer counts. Rounds and commits: those it wrote itself, so that syncers add up."""
+    """Metrics of a syncer. It counts only its own rounds and commits, so that the sum over syncers is right."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class SyncerMetrics(Metrics):
         self.updates_late = self._counter("updates_late_total", "Updates that came too late to be merged.")
         self.rejections = self._counter("rejections_total", "Updates and messages turned away.", "reason")
         for reason in Reason:
-            self.rejections.labels(reason.value)  # from 0 on, so that the first of a kind is an increase
+            self.rejections.labels(reason.value)  # start at 0, so that the first rejection is an increase
         self.clipped = self._counter(
             "updates_clipped_total", "Updates merged for less than they said, by what was beyond the bounds.", "reason"
         )
@@ -147,13 +147,13 @@ class SyncerMetrics(Metrics):
         )
 
     def forget(self, learner: str) -> None:
-        """Drop what is counted of a learner that is long gone: names ever seen must not fill the memory."""
+        """Drop the counts of a learner that is long gone, so that old names do not fill the memory."""
         with contextlib.suppress(KeyError):
             self.updates_merged.remove(learner)
 
 
 class LearnerMetrics(Metrics):
-    """What a learner counts."""
+    """Metrics of a learner."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,6 +185,6 @@ class LearnerMetrics(Metrics):
 
 
 def declared() -> list[Declared]:
-    """Return every metric of all services, each once."""
+    """Return the declarations of the metrics of syncers and learners, each once."""
     every = {d.name: d for metrics in (SyncerMetrics(), LearnerMetrics()) for d in metrics.declared}
     return list(every.values())

@@ -1,4 +1,4 @@
-"""Where things are: taking URLs apart, and showing them without what opens doors."""
+"""URLs of runs and buses: how to parse them, and how to show them without secrets."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from isthmus.errors import InputError
 
 
 def redacted(url: str) -> str:
-    """Return a URL as it may be shown: without user, password and query, however it is mistyped."""
+    """Return a URL without user, password and query, even if it is mistyped, so that it may be shown."""
     scheme, colon, rest = url.partition("://")
     if not colon:
         scheme, rest = "", url
@@ -20,25 +20,25 @@ _WITH_PASSWORD = re.compile(r"(?<=://)(?!USER:PASSWORD@)[^\s@'\"]*:[^\s@'\"]*@")
 
 
 def without_passwords(words: str) -> str:
-    """Return words in which no URL has a user and a password any more, however it got there."""
+    """Return a text with the user and password of every URL in it replaced by `…`."""
     return _WITH_PASSWORD.sub("…@", words)
 
 
 BUCKETS = ("s3", "s3+obstore", "s3+aiobotocore", "gs")
-"""Schemes of URLs of buckets."""
+"""URL schemes of buckets."""
 
 
 def split(url: str) -> SplitResult:
-    """Return the parts of a URL. Raises `InputError` that does not repeat it.
+    """Return the parts of a URL. Raises `InputError`, whose text does not repeat user, password and query.
 
-    What a URL says is kept to the letter, or refused: `exp#1` and `exp#2` must not become one run. A path without a
-    scheme is a folder, whatever is in it; only its `scheme`, which is empty, is of use then.
+    Every character of a URL counts, or the URL is rejected: `exp#1` and `exp#2` must not become one run. A path without
+    a scheme is a folder, whatever characters it has. Of its parts only `scheme`, which is empty, is meaningful.
     """
     try:
         parts = urlsplit(url)
-        _ = parts.port  # checked only when asked for
+        _ = parts.port  # urllib checks the port only when it is read
     except ValueError as error:
-        # urllib's own words may quote the password.
+        # urllib's own message may quote the password.
         hint = "characters such as / [ # @ in a password are written %2F %5B %23 %40"
         raise InputError(f"{redacted(url)}: this URL cannot be read ({hint})") from error.__cause__
     if parts.scheme in (*BUCKETS, "file") and "#" in url:
@@ -59,7 +59,7 @@ def split(url: str) -> SplitResult:
 
 
 def as_user(bus: str, user: str | None, password: str | None, password_file: str | None) -> str:
-    """Return the URL of a bus with a user and a password in it. Raises `InputError` where they do not go together."""
+    """Return the URL of a bus with this user and password in it. Raises `InputError` if URL and arguments conflict."""
     if password_file:
         if password:
             raise InputError("bus_password and bus_password_file are both set: leave one out")
@@ -80,7 +80,10 @@ def as_user(bus: str, user: str | None, password: str | None, password_file: str
 
 
 def trusting(bus: str, authorities: str | None) -> str:
-    """Return the URL of a bus whose certificate is held against a file (PEM) of authorities. Raises `InputError`."""
+    """Return the URL of a bus whose certificate is verified against the authorities in a PEM file.
+
+    Raises `InputError`.
+    """
     if not authorities:
         return bus
     parts = split(bus)
@@ -95,7 +98,10 @@ def trusting(bus: str, authorities: str | None) -> str:
 
 
 def as_environment_says(bus: str, environment: Mapping[str, str]) -> str:
-    """Return the URL of a Redis with what the commands' variables name and it does not: user, password, authorities."""
+    """Return the URL of a Redis server, completed with user, password and authorities from `environment`.
+
+    The variables are those of the commands. What the URL already has is kept. Raises `InputError`.
+    """
     if bus.startswith("rediss://") and "ssl_ca_certs=" not in split(bus).query:
         bus = trusting(bus, environment.get("ISTHMUS_BUS_CA"))
     if not bus.startswith(("redis://", "rediss://")) or "@" in split(bus).netloc:

@@ -1,4 +1,4 @@
-"""Where the bytes of a run live: the port, its implementations, the layers at its edge, and opening by URL."""
+"""The store for the objects of a run: the port, its implementations, the layers around it, and opening by URL."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -42,10 +42,10 @@ __all__ = [
 
 @asynccontextmanager
 async def open_store(url: str, runtime: Runtime, *, make: bool = False) -> AsyncIterator[EdgeStore]:
-    """Open `s3://bucket/prefix`, `gs://bucket/prefix`, `file:///path` or a path. With `make`, a missing bucket is made.
+    """Open `s3://bucket/prefix`, `gs://bucket/prefix`, `file:///path` or a path. `make`: create a missing bucket.
 
-    `s3+aiobotocore://` takes another client to the same buckets; `s3+obstore://` is `s3://`. Raises `InputError` for a
-    URL of another kind. Nothing is contacted before the first request (or `make`).
+    `s3+aiobotocore://` uses another client for the same buckets; `s3+obstore://` is the same as `s3://`. Raises
+    `InputError` for a URL of another kind. Without `make`, nothing is contacted before the first request.
     """
     if make and split(url).scheme in BUCKETS:
         await _make_bucket(split(url).scheme, split(url).netloc, url, runtime)
@@ -81,7 +81,7 @@ async def _open(url: str, runtime: Runtime) -> AsyncIterator[Store]:
 
 
 def _where(url: str) -> dict[str, str]:
-    """Return the region and the endpoint that the URL of a bucket says, in place of the environment's."""
+    """Return the region and endpoint in the URL of a bucket, which replace those of the environment."""
     parts = split(url)
     if not parts.query:
         return {}
@@ -97,7 +97,7 @@ def _prefix(path: str) -> str:
 
 
 def _opener(scheme: str) -> Callable[..., AbstractAsyncContextManager[Store]]:
-    # Imported only now: each brings a library of its own.
+    # Imported only when needed, since each needs a library of its own.
     if scheme == "s3+aiobotocore":
         from isthmus.store.s3 import open_s3
 
@@ -108,7 +108,7 @@ def _opener(scheme: str) -> Callable[..., AbstractAsyncContextManager[Store]]:
 
 
 def endpoint_of(url: str) -> str | None:
-    """Return the URL of the host that requests of a store go to; None for a folder. Raises `InputError`."""
+    """Return the URL of the host that a store's requests go to; None for a folder. Raises `InputError`."""
     parts = split(url)
     if parts.scheme not in BUCKETS:
         return None
@@ -120,8 +120,10 @@ def endpoint_of(url: str) -> str | None:
 
 
 async def compares_sums(url: str, key: str, runtime: Runtime) -> bool | None:
-    """Return whether the store at a URL refuses a PUT whose bytes do not fit the sum that is sent with every one; None
-    where none is sent. `key` is written and deleted. Raises what writes do."""
+    """Return whether the store at a URL rejects a PUT whose bytes do not match the checksum sent with every PUT.
+
+    Returns None for a store to which no checksum is sent. `key` is written and deleted. Raises what writes do.
+    """
     parts = split(url)
     if not parts.scheme.startswith("s3"):
         return None
@@ -132,15 +134,17 @@ async def compares_sums(url: str, key: str, runtime: Runtime) -> bool | None:
 
 
 Probe = Callable[[str, bool], Awaitable[None]]
-"""Tries to write a key (with True: only to create it) so that nothing is written even where it may be. Raises `Denied`
-where it may not."""
+"""Tests whether a key may be written (with True: only created), without writing it. Raises `Denied` if it may not."""
 
 
 @asynccontextmanager
 async def open_probe(url: str, key: str, runtime: Runtime) -> AsyncIterator[Probe | None]:
-    """Open what tries permissions to write by sending bytes that do not fit their sum: a store that compares it asks
-    for the permission first, and then refuses them. None where a store compares none, which is tried on `key`; it is
-    written and deleted. Raises what writes do."""
+    """Open a probe for write permissions; yields None if the store does not verify checksums.
+
+    The probe sends bytes that do not match their checksum. A store that verifies checksums checks the permission first,
+    and then rejects the bytes. Whether it verifies them is tested on `key`, which is written and deleted. Raises what
+    writes do.
+    """
     parts = split(url)
     if not parts.scheme.startswith("s3"):
         yield None

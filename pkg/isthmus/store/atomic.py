@@ -1,7 +1,7 @@
-"""Does a store honour create-only PUT? The log rests on that one request, so it is tried and never taken on trust.
+"""Test whether a store honours create-only PUT. The log rests on this request, so it is tested, never assumed.
 
-A store that ignores the condition would let two syncers overwrite each other. One that checks first and writes later
-passes the check with one client and fails it with several: hence a race.
+A store that ignores the condition would let two syncers overwrite each other. A store that checks first and writes
+later passes a test with one client but fails with several, so the test includes races.
 """
 
 import asyncio
@@ -15,22 +15,23 @@ from isthmus.runtime.clock import Runtime
 from isthmus.store.base import Store
 
 RACES_AT_START = 4
-"""Races of two that a process holds, side by side, before it writes a log.
+"""Concurrent races, of two creates each, that a process holds before it writes a log.
 
-Servers that lock a key make the losers wait (SeaweedFS: a second each): many racers on one key would delay every start.
+Servers that lock a key make the losers wait (SeaweedFS: a second each), so many racers on one key would delay every
+start.
 """
 
 
 async def why_not_create_only(
     store: Store, runtime: Runtime, below: str = SCRATCH, *, races: int = 1, racers: int = 2
 ) -> str:
-    """Return why the log must not be written to this store, or an empty string; leaves nothing behind.
+    """Return why the log must not be written to this store, or an empty string; no objects are left behind.
 
-    Tries a second create after a first, then `races` of so many `racers` at once, on keys of its own below `below`.
-    Raises `Denied` where the credentials do not reach so far, `Unavailable`.
+    Creates one key twice, then holds `races` at once with `racers` creates each, on its own keys below `below`. Raises
+    `Denied` if the credentials do not allow this, `Unavailable`, or a group of these.
     """
     key = f"{below}{runtime.new_id()}"
-    # Reading comes first: some servers create a missing bucket on the first write, and hide a mistyped name.
+    # Read first: some servers create a missing bucket on the first write, which would hide a mistyped name.
     with contextlib.suppress(ObjectMissing):
         await store.get(key)
     first, second = b"isthmus: first", b"isthmus: second"
@@ -48,7 +49,7 @@ async def why_not_create_only(
 async def _race(store: Store, key: str, runtime: Runtime, racers: int) -> str:
     bodies = [f"isthmus: racer {i} {runtime.new_id()}".encode() for i in range(racers)]
     async with swept(store, key):
-        # All of them are heard before the key is swept, or a late one would leave it behind.
+        # Wait for all creates before the key is deleted; a late one would leave an object behind.
         said = await asyncio.gather(*(store.create(key, body) for body in bodies), return_exceptions=True)
         for answer in said:
             if isinstance(answer, BaseException):
@@ -58,7 +59,7 @@ async def _race(store: Store, key: str, runtime: Runtime, racers: int) -> str:
     winners = [body for body, created in zip(bodies, won, strict=True) if created]
     if len(winners) > 1:
         return f"{len(winners)} of {racers} concurrent create-only PUTs of one key got through: it is not atomic"
-    # None may have heard of its success, where replies are lost; but what was told to have won must be there.
+    # If replies are lost, no racer may know that it won. But if one was told so, its object must be the stored one.
     if found not in bodies or (winners and found != winners[0]):
         return "the object of the creator that was told it had won is not the one that is stored"
     return ""
@@ -66,7 +67,7 @@ async def _race(store: Store, key: str, runtime: Runtime, racers: int) -> str:
 
 @asynccontextmanager
 async def swept(store: Store, key: str) -> AsyncIterator[None]:
-    """Delete a key of one's own when the body is through, however it ends."""
+    """Delete a key when the block ends, whether or not it raises."""
     try:
         yield
     except BaseException:
@@ -77,7 +78,7 @@ async def swept(store: Store, key: str) -> AsyncIterator[None]:
 
 
 async def require_create_only(store: Store, runtime: Runtime) -> None:
-    """Raise `Denied` for a store on which the log must not be written."""
+    """Raise `Denied` if the log must not be written to this store."""
     try:
         why = await why_not_create_only(store, runtime, races=RACES_AT_START)
     except BaseExceptionGroup as error:

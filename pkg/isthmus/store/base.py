@@ -1,4 +1,4 @@
-"""The store port: the six things Isthmus asks of an object store, and what their failures mean."""
+"""The store port: the six operations Isthmus needs of an object store, and what their failures mean."""
 
 import math
 from collections.abc import Sequence
@@ -9,29 +9,34 @@ from isthmus.format.records.frame import Blob, Body, Data, Gathered
 from isthmus.runtime.clock import Runtime
 
 PART_BYTES = 64 << 20
-"""No request to a bucket carries more: larger objects go in parts, several at once."""
+"""Largest body of one write to a bucket [bytes]; larger objects are written in parts, several at once."""
 
 RANGE_BYTES = 16 << 20
-"""Larger objects are read from a bucket in ranges of so many bytes, several at once: one connection alone does not
-fill a long link that loses packets."""
+"""Larger objects are read from a bucket in ranges of this many bytes, several at once.
+
+A single connection does not fill a long link that loses packets.
+"""
 
 
 def requests_to_read(size: float) -> int:
-    """Return how many requests reading an object of so many bytes from a bucket takes."""
+    """Return how many requests are needed to read an object of `size` bytes from a bucket."""
     return max(1, math.ceil(size / RANGE_BYTES))
 
 
 def requests_to_write(size: float) -> int:
-    """Return how many requests writing such an object takes: in parts, one to begin and one to end them as well."""
+    """Return how many requests are needed to write an object of `size` bytes to a bucket.
+
+    An upload in parts takes one request for each part, one to begin and one to complete it.
+    """
     return 1 if size <= PART_BYTES else math.ceil(size / PART_BYTES) + 2
 
 
 _INLINE_MAX = 1 << 18
-"""Bytes whose copy is not worth leaving the loop for."""
+"""Up to this many bytes are copied on the event loop: moving the copy to a thread would cost more."""
 
 
 async def part_of(data: Gathered, start: int, stop: int, runtime: Runtime) -> Blob:
-    """Return bytes [start, stop) for one request: copied away from the loop where they are many."""
+    """Return bytes [start, stop) for one request; a large part is copied away from the event loop."""
     if stop - start <= _INLINE_MAX:
         return data.part(start, stop)
     return await runtime.offload(data.part, start, stop)
@@ -43,11 +48,11 @@ class Entry(NamedTuple):
     key: str
     size: int
     modified: float
-    """When it was written, in seconds since 1970, on the store's clock."""
+    """Time of the write, in seconds since 1970, on the store's clock."""
 
 
 class Store(Protocol):
-    """Durable, strongly consistent key → bytes.
+    """A durable, strongly consistent map from keys to bytes.
 
     Every method may raise `Unavailable` (not now; the effect of a write is unknown) and `Denied` (an operator must
     act). Writes are atomic: a reader sees all of an object or none of it.
@@ -60,15 +65,15 @@ class Store(Protocol):
         ...
 
     async def get_range(self, key: str, start: int, stop: int) -> Body:
-        """Return bytes [start, stop) of the object, fewer where it ends earlier. Raises `ObjectMissing`."""
+        """Return bytes [start, stop) of the object, fewer if it ends earlier. Raises `ObjectMissing`."""
         ...
 
     async def put(self, key: str, data: Data) -> None:
-        """Write the object, replacing what was there."""
+        """Write the object, replacing any object under this key."""
         ...
 
     async def create(self, key: str, data: Blob) -> bool:
-        """Write the object only where there is none: True if this call did, False if something was there."""
+        """Write the object only if the key is free: True if this call wrote it, False if an object was there."""
         ...
 
     async def list(self, prefix: str) -> Sequence[Entry]:
@@ -76,12 +81,12 @@ class Store(Protocol):
         ...
 
     async def delete(self, key: str) -> None:
-        """Remove the object; nothing happens where there is none."""
+        """Delete the object; do nothing if there is none."""
         ...
 
 
 async def is_there(store: Store, key: str) -> bool:
-    """Return whether there is an object, by its first byte."""
+    """Return whether an object exists, by reading its first byte. Raises `Unavailable`, `Denied`."""
     try:
         await store.get_range(key, 0, 1)
     except ObjectMissing:

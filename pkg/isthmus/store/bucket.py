@@ -1,8 +1,8 @@
-"""A store in a bucket, over obstore: S3 and what speaks its protocol, and Google's own. No retries here, as elsewhere,
-but for parts and ranges of large objects.
+"""A store in a bucket, over obstore: S3, stores with its protocol, and Google Cloud Storage.
 
-Requests run on threads of the library's own, without the interpreter: a small one takes a quarter of the processor's
-time that aiobotocore takes for it (`isthmus bench store`), and none of them stops the loop.
+Only parts and ranges of large objects are retried here; a layer above retries other requests. Requests run on threads
+of the library, outside the interpreter. A small request takes a quarter of the CPU time that aiobotocore needs for it
+(`isthmus bench store`), and no request blocks the event loop.
 """
 
 import asyncio
@@ -38,19 +38,21 @@ RANGES_AT_ONCE = 8
 
 CONNECT_TIMEOUT = timedelta(seconds=3)
 READ_TIMEOUT = timedelta(seconds=15)
-"""For the first bytes of an answer, and between two reads of its body: a connection that says nothing for so long is
-given up, and the next try uses another."""
+"""Longest wait for the first bytes of an answer, and between two reads of its body.
+
+A connection that is silent for longer is given up, and the next try uses another.
+"""
 
 WRITE_LEAST = 64 << 10
-"""Bytes a second under which a write counts as hung, on top of `READ_TIMEOUT`."""
+"""A write that is slower than this many bytes a second, after `READ_TIMEOUT`, counts as hung."""
 
 PUT_MAX = 5 << 30
-"""Bytes that S3 takes in one request."""
+"""Largest object that S3 accepts in one request [bytes]."""
 
 _CHUNK_BYTES = 1 << 20
 _NO_LIMIT = timedelta(days=1)
 PART_TRIES = 3
-"""On top of the first, for a part that is written and for a range of a large object: each by itself."""
+"""Tries after the first, for each part that is written and for each range of a large object that is read."""
 
 PART_PAUSE_S = 0.5
 _FINAL = (PreconditionError, FileNotFoundError, PermissionDeniedError, UnauthenticatedError)
@@ -59,10 +61,10 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w[\w.]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _PROVIDER = "External AWS credential provider"
-"""In obstore's words, what has raised where no credentials could be had."""
+"""Words in obstore's error if the credentials could not be fetched."""
 
 _ELSEWHERE = "redirect without LOCATION"
-"""In obstore's words, AWS's answer where a bucket is in another region."""
+"""Words in obstore's error if a bucket of AWS is in another region."""
 
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 
@@ -72,13 +74,13 @@ atexit.register(wait_for_foreign_threads)
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Three ways to one bucket, which differ in how long they wait and in what they repeat."""
+    """Three clients for one bucket, which differ in how long they wait and in what they retry."""
 
     read: Any
     write: Any
-    """Sends everything once: the outcome of a write that failed is unknown, and somebody above decides."""
+    """Sends everything once: the outcome of a write that failed is unknown, and a layer above decides what to do."""
     parts: Any
-    """Sends a part again by itself."""
+    """Retries each part of an upload by itself."""
 
 
 class BucketStore(Store):
@@ -87,7 +89,7 @@ class BucketStore(Store):
     def __init__(
         self, clients: Clients, prefix: str, url: str, where: str, runtime: Runtime, identity: Identity | None = None
     ) -> None:
-        """`identity`: who signs the requests, where this process fetches the credentials."""
+        """`identity`: the source of the credentials, if this process fetches them."""
         self._clients = clients
         self._identity = identity
         self._prefix = prefix
@@ -101,7 +103,7 @@ class BucketStore(Store):
         try:
             return await self._read(key, 0, None)
         except RangeBeyondEnd:
-            return bytearray()  # no range of an empty object is within it
+            return bytearray()  # an empty object contains no range
 
     @override
     async def get_range(self, key: str, start: int, stop: int) -> Body:
@@ -120,9 +122,11 @@ class BucketStore(Store):
             self._fail(error, key)
 
     async def create(self, key: str, data: Blob) -> bool:
-        """See `Store.create`. Beyond `PART_BYTES` two that create at once may both be told that they did: there is no
-        condition for the end of an upload in parts; what is so large is named after its content. Where a policy grants
-        creating only with the condition, it is sent in one request, and so is whatever comes after it."""
+        """See `Store.create`. Beyond `PART_BYTES`, two concurrent creates may both return True.
+
+        The completion of an upload in parts has no condition here; such large objects are named after their content. If
+        a policy allows creating only with the condition, this object and all later ones are sent in one request.
+        """
         try:
             if len(data) > PART_BYTES and await is_there(self, key):
                 return False
@@ -133,7 +137,7 @@ class BucketStore(Store):
             self._whole = True
             return await self.create(key, data)
         except AlreadyExistsError as error:
-            if _status(error) == 409:  # two at once, and nobody has won yet
+            if _status(error) == 409:  # two concurrent creates, and neither has won yet
                 self._fail(error, key)
             return False
         except (BaseError, OSError, TimeoutError) as error:
@@ -185,7 +189,7 @@ class BucketStore(Store):
             yield await part_of(data, start, min(start + PART_BYTES, len(data)), self._runtime)
 
     async def _read(self, key: str, start: int, stop: int | None) -> Body:
-        """Return bytes [start, stop) of an object, or all from start: the first range says how many there are."""
+        """Return bytes [start, stop) of an object, or all from start; the answer to the first range tells the size."""
         try:
             last = start + RANGE_BYTES if stop is None else min(stop, start + RANGE_BYTES)
             first = await self._ask(key, {"range": (start, last)})
@@ -195,12 +199,12 @@ class BucketStore(Store):
             if size == len(data):
                 await self._drain(key, first, data)
                 return data
-            # Every range of one and the same object.
+            # All ranges must come from the same version of the object.
             same = {"if_match": first.meta["e_tag"]} if first.meta["e_tag"] else {}
             gate = asyncio.Semaphore(RANGES_AT_ONCE)
 
             async def one(at: int, answer: Any = None) -> None:
-                """Read a range, again where it is cut: what has come of the others need not come twice."""
+                """Read one range, and retry it by itself if it fails: the other ranges need not be read again."""
                 part = data[at : at + RANGE_BYTES] if at else data[:size]
                 async with gate:
                     for left in range(PART_TRIES, -1, -1):
@@ -240,7 +244,7 @@ class BucketStore(Store):
             raise Unavailable(f"{self.url}: {key} ended after {at} of {len(data)} bytes")
 
     def _fail(self, error: BaseException, key: str, *, reads: bool = False) -> NoReturn:
-        """Raise what this failure means to the caller; `reads`: who read an object, which may be missing."""
+        """Raise what this failure means to the caller. `reads`: an object was read, so it may be missing."""
         status, code = _status(error), _code(error)
         if code in EXPIRED and self._identity is not None and self._identity.doubt():
             raise Unavailable(f"{self._where}: the credentials have expired and are fetched anew ({code})") from None
@@ -273,12 +277,12 @@ async def _once(answer: Any) -> AsyncIterator[Any]:
 
 
 def _words(error: BaseException) -> str:
-    """Return what the library says, without the tree of its causes that follows."""
+    """Return the library's message without the tree of causes that follows it."""
     return str(error).partition("\n\nDebug source")[0]
 
 
 def _told(error: BaseException) -> str:
-    # Only the tree of causes tells that it was the certificate.
+    # Only the tree of causes shows that the certificate was the reason.
     if found := _CERTIFICATE.search(str(error)):
         return f"its certificate is not trusted ({found[1]}); AWS_CA_BUNDLE names a file of authorities"
     said = _words(error).partition(" - ")
@@ -299,9 +303,9 @@ def _code(error: BaseException) -> str:
 async def open_s3(
     bucket: str, prefix: str, url: str, runtime: Runtime, *, region: str = "", endpoint: str = ""
 ) -> AsyncIterator[BucketStore]:
-    """Open a bucket of S3, or of a store that speaks its protocol. Raises `InputError`.
+    """Open a bucket of S3, or of a store with its protocol. Raises `InputError`.
 
-    `region`, `endpoint`: where it is, if not where the environment says.
+    `region`, `endpoint`: where the bucket is, if not where the environment says.
     """
     if not _BUCKET.fullmatch(bucket):
         raise InputError(f"{url}: {bucket} is no valid name of a bucket")
@@ -321,10 +325,11 @@ async def open_s3(
                 "region": found.region,
                 **({"endpoint": where} if in_path else {}),
                 "virtual_hosted_style_request": not in_path,
-                # Held by the server against what it received; SeaweedFS 4.48 keeps an empty object when a PUT without
-                # a sum loses its connection before the first byte of the body: under the key of a commit, for good.
+                # The server verifies this against the bytes it received. Without it SeaweedFS 4.48 keeps an empty
+                # object for good, even under the key of a commit, when a PUT loses its connection before the first
+                # byte of the body.
                 "checksum_algorithm": "SHA256",
-                "disable_bulk_delete": True,  # many stores have none
+                "disable_bulk_delete": True,  # many stores do not support it
             },
             client_options=options,
             retry_config={"max_retries": retries},
@@ -336,9 +341,9 @@ async def open_s3(
 
 @asynccontextmanager
 async def open_google(bucket: str, prefix: str, url: str, runtime: Runtime) -> AsyncIterator[BucketStore]:
-    """Open a bucket of Google's by its own protocol; who one is, `GOOGLE_APPLICATION_CREDENTIALS` and the like say.
+    """Open a bucket of Google Cloud Storage by its own protocol.
 
-    Raises `InputError`.
+    The library finds the credentials in `GOOGLE_APPLICATION_CREDENTIALS` and the like.
     """
 
     def client(retries: int, **limits: Any) -> Any:
@@ -349,7 +354,7 @@ async def open_google(bucket: str, prefix: str, url: str, runtime: Runtime) -> A
 
 
 def _clients(client: Callable[..., Any]) -> Clients:
-    # What a client waits for an answer, it waits for the body to be sent as well: for writes it is counted here.
+    # A client's read timeout also covers the time to send the body, so `_write` limits the time of writes itself.
     return Clients(
         read=client(0, read_timeout=READ_TIMEOUT), write=client(0), parts=client(PART_TRIES, read_timeout=_NO_LIMIT)
     )

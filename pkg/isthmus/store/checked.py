@@ -1,7 +1,7 @@
-"""Objects, read no further than one of their kind can be long: whoever may write there may put a terabyte there.
+"""Reading objects with a limit on their size: an attacker who may write there could store a terabyte.
 
-Large ones are read a piece at a time: each is checked as it arrives, and one that is not what was written is asked for
-again alone. What an object says of its pieces is a help, not a proof: whoever uses it checks the digest of the whole.
+Large objects are read in pieces. Each piece is checked as it arrives, and only a piece that is not what was written is
+read again. The digests of pieces that an object states prove nothing: the caller checks the digest of the whole object.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from isthmus.store.base import Store
 
 PIECES_AT_ONCE = 8
 TRIES = 3
-"""How often a piece is asked for that arrives as something else."""
+"""How often a piece is read, at most, until its bytes match its digest."""
 
 HEAD_BYTES = 64 << 10
-"""Bytes that are asked for first; a longer head is asked for again."""
+"""Bytes of an object that are read first; a longer head is then read again as a whole."""
 
 
 async def whole(store: Store, key: str, kind: frame.Kind, payload: int = 0) -> Body:
-    """Return an object of a kind, with at most so many bytes of payload.
+    """Return an object of a kind, with at most `payload` bytes of payload.
 
-    Raises `ObjectMissing`, `Unavailable`, `Denied`, and `RecordInvalid` for a longer one, of which no more is read.
+    Raises `ObjectMissing`, `Unavailable`, `Denied`, and `RecordInvalid` for a longer object, without reading the rest.
     """
     return await _at_most(store, key, frame.largest(kind, payload))
 
@@ -42,13 +42,14 @@ async def _at_most(store: Store, key: str, most: int) -> Body:
 async def read(
     store: Store, runtime: Runtime, key: str, at_most: int, *, first: int | None = None, cut: bool = False
 ) -> Body:
-    """Return an object. `at_most`: no object of this kind has more bytes; of a longer one no more is read.
+    """Return an object, checking the pieces of a large one as they arrive.
 
-    `first`: only so many of its bytes are wanted, from the beginning on; it may be a few more.
-    `cut`: return the beginning of one that is longer, which is then judged by its digest.
+    `at_most`: the most bytes that an object of this kind can have; no more are read. `first`: return only this many
+    bytes from the beginning, or a few more. `cut`: return the beginning of a longer object instead of raising; the
+    caller then finds that its digest is wrong.
 
-    Raises `ObjectMissing`, `Unavailable`, `Denied`, and `RecordInvalid` where it is longer, or a piece is not what the
-    object says.
+    Raises `ObjectMissing`, `Unavailable`, `Denied`, and `RecordInvalid` if the object is longer, or a piece does not
+    match the digest that the object states.
     """
     head: Body = bytearray()
     table = None
@@ -82,8 +83,10 @@ async def read(
 
 
 async def _head(store: Store, key: str, at_most: int) -> tuple[Body, frame.Table | None]:
-    """Return the beginning of an object, up to its payload, and what that says of pieces, if it says all of them and is
-    of no larger an object."""
+    """Return the beginning of an object, up to its payload, and its table of pieces.
+
+    The table is None if it is missing or incomplete, or if the object would be longer than `at_most`.
+    """
     head = await store.get_range(key, 0, HEAD_BYTES)
     table = frame.table_of(head)
     if table is not None and table.start + table.size > at_most:
@@ -96,7 +99,7 @@ async def _head(store: Store, key: str, at_most: int) -> tuple[Body, frame.Table
 
 
 def _placed(blob: Blob, digest: bytes, place: memoryview) -> bool:
-    """Put a piece where it belongs, if it is what was written."""
+    """Copy a piece to its place if its digest is right; return whether it is."""
     if len(blob) != len(place) or digests.digest(blob) != digest:
         return False
     frame.fill(place, np.frombuffer(blob, np.uint8))

@@ -1,8 +1,8 @@
-"""Credentials and endpoint for S3: what the environment says, or else what botocore finds.
+"""Credentials and endpoint for S3: from the environment, or else from botocore.
 
-Both clients of a bucket ask the same `Identity`, again and again, since credentials change while a process lives: roles
-and tokens expire, files are written anew. (botocore is imported only where it is needed: that takes longer than all
-that a short command does.)
+The clients of a bucket ask an `Identity` again and again, since credentials change while a process lives: roles and
+tokens expire, and files are replaced. botocore is imported only if it is needed, since the import takes longer than all
+the work of a short command.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from isthmus.errors import Denied, InputError, PortError, Unavailable, told
 from isthmus.store.refused import NO_CREDENTIALS
 
 DEFAULT_REGION = "us-east-1"
-"""A region is needed to sign; stores other than AWS ignore which."""
+"""The region to sign with if none is set; stores other than AWS ignore it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,16 @@ class Access:
 
     region: str
     endpoint: str | None
-    """None: AWS's own for the region."""
+    """None: AWS's endpoint for the region."""
     identity: "Identity"
     authorities: bytes | None
-    """Certificates [PEM] to trust as well."""
+    """Certificates [PEM] to trust in addition; None: no others."""
 
     def in_path(self, bucket: str) -> bool:
-        """Whether the bucket is in the path, as AWS's own clients do it: where somebody names an endpoint."""
+        """Return whether URLs have the bucket in the path, as with AWS's own clients.
+
+        They do if an endpoint is named, or if the bucket's name has a dot.
+        """
         return self.endpoint is not None or "." in bucket
 
     def host(self, bucket: str) -> str:
@@ -45,9 +48,9 @@ class Access:
 
 
 def access(environment: Mapping[str, str] = os.environ, now: Callable[[], float] = lambda: 0.0) -> Access:
-    """Return what the environment says, or else what AWS's files and metadata services do. Raises `InputError`.
+    """Return the access from the environment, or else from AWS's files and metadata services. Raises `InputError`.
 
-    `now`: a clock, in seconds; without one the credentials are fetched once.
+    `now`: a clock [s]; without one the credentials are fetched once.
     """
     key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
     region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
@@ -82,9 +85,9 @@ def _of_botocore(region: str | None, authorities: bytes | None, now: Callable[[]
 
     try:
         session = get_session()
-        # botocore knows AWS_DEFAULT_REGION alone, unlike AWS's other libraries.
+        # Unlike AWS's other libraries, botocore reads only AWS_DEFAULT_REGION.
         region = region or session.get_config_variable("region") or DEFAULT_REGION
-        # The client knows every place where an endpoint may be written down. Unsigned, it asks for no credentials yet.
+        # A client knows every place where an endpoint may be set. An unsigned one asks for no credentials yet.
         client = session.create_client("s3", region_name=region, config=Config(signature_version=UNSIGNED))
         endpoint = client.meta.endpoint_url
     except (BotoCoreError, ValueError) as error:
@@ -98,26 +101,29 @@ def _of_botocore(region: str | None, authorities: bytes | None, now: Callable[[]
 
 
 class Identity(Protocol):
-    """Who signs requests."""
+    """The source of the credentials that sign requests."""
 
     failure: PortError | None
-    """What the last call of `ask` raised."""
+    """The error of the last attempt to fetch credentials; None if it succeeded."""
 
     def ask(self) -> Coroutine[Any, Any, Any]:
         """Return `access_key_id`, `secret_access_key`, `token` and `expires_at`, a datetime in UTC or None.
 
-        `expires_at` says when to ask again at the latest. Raises `Denied`, and `Unavailable` where the credentials
-        cannot be renewed for now.
+        `expires_at` is the latest time to ask again. Raises `Denied`, and `Unavailable` if the credentials cannot be
+        renewed for now.
         """
         ...
 
     def doubt(self) -> bool:
-        """Fetch the credentials anew, since a store says that they have expired; return whether that may help."""
+        """Note that a store calls the credentials expired; return whether fetching them again may help.
+
+        If so, the next `ask` fetches them.
+        """
         ...
 
 
 class Fixed(Identity):
-    """Credentials that cannot change while the process lives: those in its environment."""
+    """Credentials from the environment, which cannot change while the process lives."""
 
     failure: PortError | None = None
 
@@ -134,23 +140,23 @@ class Fixed(Identity):
 
 
 ASK_S = 60.0
-"""Clients ask again after this time at the latest, so that credentials that were replaced are noticed."""
+"""Clients ask again after this time at the latest, so that replaced credentials are noticed."""
 
 LOOK_S = 1.0
-"""Time between two looks at the files, and between two tries where credentials cannot be renewed."""
+"""Time between two checks of the files, and between two tries if credentials cannot be renewed."""
 
 SPENT = 0.75
-"""Share of the time left to credentials after which botocore is asked for newer ones."""
+"""Share of the credentials' remaining lifetime after which botocore is asked for newer ones."""
 
 
 class Found(Identity):
-    """Credentials that botocore finds: in files, from a program, of a role, from a metadata service.
+    """Credentials that botocore finds: in files, from a program, for a role, from a metadata service.
 
-    They are fetched anew before they expire, when a file that they may be written in has changed, and after `doubt`.
+    They are fetched again before they expire, when a file that may contain them has changed, and after `doubt`.
     """
 
     def __init__(self, settings: Mapping[str, str | None], now: Callable[[], float]) -> None:
-        """`settings`: botocore's variables as they were when the store was opened: region, profile and files."""
+        """`settings`: botocore's variables when the store was opened: region, profile and files. `now`: a clock [s]."""
         self._settings = settings
         self.failure: PortError | None = None
         self._now = now
@@ -180,7 +186,7 @@ class Found(Identity):
 
     async def _renew(self) -> None:
         try:
-            # A metadata service, or a program, may take its time.
+            # A metadata service or a program may take long, so this runs on a thread.
             await asyncio.get_running_loop().run_in_executor(None, self._fetch)
             self.failure = None
         except PortError as error:
@@ -191,7 +197,7 @@ class Found(Identity):
     def doubt(self) -> bool:
         now = None if self._known is None else (self._known["access_key_id"], self._known["token"])
         if now == self._doubted and not self._anew and self.failure is None:
-            return False  # they have been fetched since, and are the same
+            return False  # fetched again after the last doubt, and still the same
         self._doubted, self._anew = now, True
         return True
 
@@ -211,7 +217,7 @@ class Found(Identity):
         return ends is None or ends > datetime.now(UTC)
 
     def _fetch(self) -> None:
-        """Fetch credentials. On a thread. Raises as `ask`."""
+        """Fetch credentials, on a thread. Raises `Denied`, `Unavailable`."""
         from botocore.session import get_session
 
         stamps = _stamps(self._files)
@@ -223,12 +229,12 @@ class Found(Identity):
         try:
             found = self._session.get_credentials()
             frozen = None if found is None else found.get_frozen_credentials()
-        except Exception as error:  # of a chain of a dozen providers, each with errors of its own
+        except Exception as error:  # botocore asks a dozen providers, each with errors of its own
             self._session = None
             raise _meaning(error) from None
         if frozen is None:
             self._session = None
-            # A metadata service that does not answer looks like none.
+            # A metadata service that does not answer looks as if there were none.
             raise Denied(NO_CREDENTIALS) if self._known is None else Unavailable("no credentials are found any more")
         ends: datetime | None = getattr(found, "_expiry_time", None)
         ends = None if ends is None else ends.astimezone(UTC)
@@ -243,7 +249,7 @@ class Found(Identity):
 
 
 def _meaning(error: Exception) -> PortError:
-    """Return what a failure to fetch credentials means."""
+    """Return the error to raise after a failure to fetch credentials."""
     from botocore.exceptions import (
         BotoCoreError,
         ClientError,
@@ -271,7 +277,7 @@ _THROTTLED = {"Throttling", "ThrottlingException", "TooManyRequestsException", "
 
 
 def _files(settings: Mapping[str, str | None]) -> tuple[Path, ...]:
-    """Return the files that credentials or their configuration may be written in."""
+    """Return the files that may contain credentials or their configuration."""
     token = os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE")
     named = (settings.get("credentials_file"), settings.get("config_file"), token)
     return tuple(Path(name).expanduser() for name in named if name)

@@ -1,4 +1,4 @@
-"""What stands between everybody and a store: time limit, watch, measure and retry, stacked in this order."""
+"""The layers around every store: time limit, watch, measure and retry, from the inside out."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class EdgeStore(RetryingStore):
-    """A store that tries again, and knows what went through it and for how long it has not been heard from.
+    """A store that retries requests, counts its traffic, and records since when the store below has not answered.
 
-    Where another patience or somebody's metrics are wanted, `with_patience` and `measured_by` put other layers before
-    the same store; what is known of it (`outage`, `traffic`) they have in common.
+    `with_patience` and `measured_by` put new layers around the same store, with another patience or with metrics. All
+    of them share `outage` and `traffic`.
     """
 
     def __init__(
@@ -37,14 +37,17 @@ class EdgeStore(RetryingStore):
         traffic: Traffic | None = None,
         regions: Regions | None = None,
     ) -> None:
-        """`regions`: the ways to buckets beside this one."""
+        """`regions`: access to the buckets beside this one."""
         self.runtime = runtime
         self.traffic = traffic or Traffic()
         self.outage = outage or Outage(runtime)
         self.regions = regions
         self.landmark = ""
-        """A prefix below which there always is something, once a run is known to be there. A listing that has nothing
-        is believed only from a store that lists this: obstore takes a page that a gateway makes up for an empty one."""
+        """A prefix with at least one object, once the run is known to exist; empty: none.
+
+        An empty listing is believed only if the store lists this prefix: obstore reads a page that a gateway made up as
+        an empty listing.
+        """
         self._before = store
         self._metrics = metrics
         limited = store if patience.request_s is None else LimitedStore(store, patience.request_s)
@@ -52,16 +55,16 @@ class EdgeStore(RetryingStore):
         super().__init__(MeasuredStore(watched, runtime, self.traffic, metrics), runtime, patience)
 
     def with_patience(self, patience: Patience) -> "EdgeStore":
-        """Return the same store, tried again like this."""
+        """Return the same store with another patience."""
         return self._restacked(patience, self._metrics)
 
     def measured_by(self, metrics: "Metrics") -> "EdgeStore":
-        """Return the same store with its requests counted there."""
+        """Return the same store, counting its requests in these metrics."""
         return self._restacked(self._patience, metrics)
 
     @property
     def at_start(self) -> "EdgeStore":
-        """The same store for the first requests: what is not there is said within seconds."""
+        """The same store for the first requests: it reports a failure within seconds."""
         return self.with_patience(AT_START)
 
     def _restacked(self, patience: Patience, metrics: "Metrics | None") -> "EdgeStore":

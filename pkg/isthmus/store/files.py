@@ -1,4 +1,4 @@
-"""A store in a folder: atomic by rename, create-only by hard link, durable by fsync, safe among processes."""
+"""A store in a folder: atomic by rename, create-only by hard link, durable by fsync, safe for several processes."""
 
 import contextlib
 import errno
@@ -18,10 +18,10 @@ from isthmus.store.base import Entry, Store
 
 T = TypeVar("T")
 
-_SCRATCH = ".scratch"  # files under construction; never listed
+_SCRATCH = ".scratch"  # folder for files that are being written; never listed
 
 ABANDONED_S = 3600.0
-"""A file under construction that nobody wrote to for this long was cut off, by a SIGKILL or a loss of power."""
+"""A scratch file without a write for this long was left behind by a SIGKILL or a loss of power."""
 
 
 class FileStore(Store):
@@ -33,9 +33,9 @@ class FileStore(Store):
         self._runtime = runtime
         self._swept = False
         self._identity: tuple[int, int] | None = None
-        """Device and inode of the root, once it has been there."""
+        """Device and inode of the root, once it has been seen."""
         self._run_object: bytes | None = None
-        """Digest of the run object there, once there is one."""
+        """Digest of the run object below the root, once there is one."""
 
     @override
     async def get(self, key: str) -> Body:
@@ -70,7 +70,7 @@ class FileStore(Store):
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(key) from None
         except IsADirectoryError:
-            # Objects lie below it, and there is none of its own name.
+            # The path is a folder with objects in it, and no object has this key.
             if fn == self._read:
                 raise ObjectMissing(key) from None
             raise Denied(f"{path} is a folder, and an object has to be written there") from None
@@ -82,10 +82,10 @@ class FileStore(Store):
             raise Unavailable(f"{self.root}: {error}") from None
 
     def _there(self, fn: Callable[..., T], path: Path, *args: object) -> T:
-        """Do something with a file of this folder, if it is still the same folder. On a thread.
+        """Run `fn` on a file of this folder, if it is still the same folder. On a thread.
 
-        Looked at before and after: what was written into an empty mount point did not reach the run, and what is not
-        found there is not missing.
+        The folder is checked before and after: a file written into an empty mount point did not reach the run, and a
+        file not found there may still exist.
         """
         self._require_same()
         self._require_no_link(path)
@@ -95,7 +95,7 @@ class FileStore(Store):
             self._require_same()
 
     def _require_same(self) -> None:
-        """Raise `Unavailable` where another folder than before lies at the root: a mount was lost, perhaps."""
+        """Raise `Unavailable` if the root is gone, or is another folder without this run, as after a lost mount."""
         try:
             found = os.stat(self.root)
         except FileNotFoundError:
@@ -117,7 +117,7 @@ class FileStore(Store):
             return None
 
     def _require_no_link(self, path: Path) -> None:
-        """Raise `Denied` where a link lies on the way: what is written and deleted behind it may be anybody's."""
+        """Raise `Denied` if the path has a symbolic link: we could write or delete foreign files through it."""
         at = str(self.root)
         for name in path.relative_to(self.root).parts:
             at = f"{at}/{name}"
@@ -149,7 +149,8 @@ class FileStore(Store):
             with open(scratch, "xb", buffering=0) as file:
                 if not self._swept:
                     self._swept = True
-                    # Ages go by the file system's clock, which may be another machine's: what it says of a new file.
+                    # Ages are measured against the time of the new file: the file system may be on another machine,
+                    # with another clock.
                     _sweep(scratch.parent, os.fstat(file.fileno()).st_mtime - ABANDONED_S)
                 for view in data.views() if isinstance(data, Gathered) else (memoryview(data),):
                     at = 0
@@ -162,7 +163,7 @@ class FileStore(Store):
             except FileExistsError:
                 return False
             except FileNotFoundError:
-                # Stopped for so long that another one took it for abandoned. Nothing was written: once more.
+                # This process stood still for so long that another one deleted the file. The write can be retried.
                 raise Unavailable(f"{self.root}: {scratch} went away while it was written") from None
             _sync_folder(path.parent)
             return True
@@ -175,9 +176,9 @@ class FileStore(Store):
 
 
 def _sweep(folder: Path, before: float) -> None:
-    """Delete the files of a folder that were last written before a time [seconds since 1970]."""
+    """Delete the files in a folder whose last write was before a time [seconds since 1970]."""
     for entry in os.scandir(folder):
-        # Another one sweeps too, or the file is somebody else's: not ours to worry about.
+        # Another process may be sweeping too, or the file may belong to another user.
         with contextlib.suppress(OSError):
             if entry.stat(follow_symlinks=False).st_mtime < before:
                 os.unlink(entry.path)
@@ -194,13 +195,13 @@ def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
         if entry.is_dir():
             yield from _walk(Path(entry.path))
         else:
-            # Deleted between the listing and this call: not there.
+            # The file may have been deleted since the listing.
             with contextlib.suppress(FileNotFoundError):
                 yield Path(entry.path), entry.stat()
 
 
 def _make_folder(path: Path) -> None:
-    """Create a folder and its parents durably: a commit must not name an object whose folder a power cut undoes."""
+    """Create a folder and its parents durably: a power cut must not undo the folder of an object in a commit."""
     if path.is_dir():
         return
     _make_folder(path.parent)

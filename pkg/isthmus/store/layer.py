@@ -1,4 +1,4 @@
-"""A store that stands before another and does one job more; layers stack in any number."""
+"""A layer: a store that passes requests on to another store and does one more job. Layers can be stacked."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -15,7 +15,7 @@ Send = Callable[[], Awaitable[T]]
 
 
 class Layer(Store):
-    """The store below, unchanged: every request passes `_through`, which is where a layer does its job."""
+    """Passes every request on unchanged, through `_through`, which a layer overrides to do its job."""
 
     def __init__(self, store: Store) -> None:
         self.url = store.url

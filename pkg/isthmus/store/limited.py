@@ -1,4 +1,4 @@
-"""A store that is not waited for longer than a given time."""
+"""A store whose requests have a time limit."""
 
 import asyncio
 from typing import TypeVar
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class LimitedStore(Layer):
-    """A request that takes longer than `request_s` seconds counts as not answered: `Unavailable`."""
+    """Raises `Unavailable` for a request that takes longer than `request_s` seconds."""
 
     def __init__(self, store: Store, request_s: float) -> None:
         super().__init__(store)

@@ -1,4 +1,4 @@
-"""A store whose requests are counted and measured, each try by itself."""
+"""A store that counts and measures requests, each try by itself."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Traffic:
-    """What went over the wire: objects and their bytes, each counted once it was through."""
+    """Counts of what went over the wire: object bytes of answered requests, all requests, and unanswered ones."""
 
     bytes_up: int = 0
     bytes_down: int = 0
@@ -28,7 +28,7 @@ class Traffic:
 
 
 class MeasuredStore(Layer):
-    """Counts bytes, requests and failures, and measures how long answers take."""
+    """Counts bytes, requests and failures, and measures how long answers take [s]."""
 
     def __init__(self, store: Store, runtime: Runtime, traffic: Traffic, metrics: "Metrics | None") -> None:
         super().__init__(store)

@@ -1,8 +1,8 @@
-"""What a bucket's refusals mean, whichever client they came through: S3's codes and statuses of HTTP.
+"""What a bucket's error answers mean, for every client: S3's codes and HTTP statuses.
 
-Only a read can say that an object is missing, and only in the store's own words (`NoSuchKey`). Any other 404 comes from
-a gateway in between, or from a route that is being reloaded, and so is an outage. `tests/conformance/test_answers.py`
-has the table of what each answer to each request means.
+Only a read can find an object missing, and only with the store's own code (`NoSuchKey`). Any other 404 comes from a
+gateway in between, or from a route that is being reloaded, so it counts as an outage.
+`tests/conformance/test_answers.py` has the table of what each answer to each request means.
 """
 
 from isthmus.errors import BucketMissing, Denied, IsthmusError, ObjectMissing, PortError, StoreFull, Unavailable
@@ -12,7 +12,7 @@ NO_CREDENTIALS = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KE
 EXISTS = {"PreconditionFailed", "412"}
 
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId"}
-"""What stores say of credentials that have been replaced since."""
+"""Codes with which stores answer to expired or replaced credentials."""
 
 FULL = {
     "507": "507 Insufficient Storage",
@@ -21,7 +21,7 @@ FULL = {
     "QuotaExceeded": "the quota of the user or bucket is used up",
     "InsufficientStorage": "its disks are",
 }
-"""What stores say that have no space left. SeaweedFS says InternalError, as of any other trouble."""
+"""Codes of stores that have no space left. SeaweedFS answers InternalError, as to any other trouble."""
 
 NO_UPLOAD = {"NoSuchUpload", "InvalidPart", "InvalidPartOrder"}
 
@@ -52,18 +52,18 @@ DENIED = {
 
 MISSING = "NoSuchKey"
 _BEYOND = {"InvalidRange", "416"}
-# A concurrent conditional write: nobody has won yet, the same request has to be sent again.
+# Concurrent conditional writes, of which none has won yet: the same request has to be sent again.
 _CONFLICT = {"ConditionalRequestConflict", "OperationAborted", "409"}
 
 
 class RangeBeyondEnd(IsthmusError):
-    """The range starts behind the end of the object."""
+    """The range starts beyond the end of the object."""
 
 
 def refusal(code: str, status: int | None, message: str, *, url: str, where: str) -> PortError:
-    """Return what to raise where a bucket at `where` refused a request with this code, or status for one.
+    """Return the error to raise for a request that a bucket at `where` answered with this code or HTTP status.
 
-    It is never `ObjectMissing`: a write, a listing or a deletion finds nothing missing.
+    It is never `ObjectMissing`: writes, listings and deletions cannot find an object missing.
     """
     if code == "NoSuchBucket":
         return BucketMissing(url, where)
@@ -80,7 +80,7 @@ def refusal(code: str, status: int | None, message: str, *, url: str, where: str
 def refused_read(
     code: str, status: int | None, message: str, *, key: str, url: str, where: str
 ) -> PortError | RangeBeyondEnd:
-    """Return the same where an object was read: it may be missing, or end before the range."""
+    """Return the error to raise for a failed read, which may also mean a missing object or a range beyond its end."""
     if code == MISSING:
         return ObjectMissing(key)
     if code in _BEYOND:

@@ -1,8 +1,9 @@
-"""Buckets beside a run's own: a learner's updates in one near it, copies of what is published in all of them.
+"""Buckets beside a run's own: each holds the updates of learners near it, and copies of values and snapshots.
 
-Who has which bucket the membership says, signed by the run's owner. Nothing depends on one of them: an update that one
-does not take is stored with the run, a value that one does not have is read there, and both are named by their digests,
-so that it does not matter where they were found. The log, claims and checkpoints are with the run alone.
+The membership, signed by the run's owner, says which learner has which bucket. The run does not depend on these
+buckets. If one does not accept an update, the update is stored in the run's own bucket; if one lacks a value, the value
+is read from there. Updates and values are named by their digests, so it does not matter where they were found. The log,
+claims and checkpoints are only in the run's own bucket.
 """
 
 import asyncio
@@ -22,46 +23,48 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Ask = Callable[[Store], Awaitable[T]]
-"""Sends a request to one of the buckets."""
+"""Sends a request to the given bucket."""
 
 Home = Callable[[], Awaitable[T]]
-"""Sends it to the run's own."""
+"""Sends the same request to the run's own bucket."""
 
 AVOIDED_S, AVOIDED_MOST_S = 30.0, 480.0
-"""For so long a bucket is not asked first after it failed, and twice as long each time that it does again."""
+"""How long a bucket is not asked first after a failure [s]; each further failure doubles it, up to the second value."""
 
 MIRROR_S = 2.0
-"""So long a copy may take when the run's own bucket has the value: the next round waits for it."""
+"""How long a copy may still take when the run's own bucket has the value [s]: the next round waits for it."""
 
 PUBLISHED = ("values/", "snapshots/")
 
 
 class Directory(Protocol):
-    """Who has which bucket."""
+    """Knows which learner has which bucket."""
 
     @property
     def known(self) -> int:
-        """How many versions of that are known."""
+        """How many versions of the membership are known."""
         ...
 
     def buckets_of(self, learner: str) -> Sequence[str]:
-        """Return the URLs of the buckets that a learner's updates are, or were, stored in; the one in force first,
-        empty where that is the run's own."""
+        """Return the URLs of the buckets that a learner's updates are or were stored in, the present one first.
+
+        The URL of the run's own bucket is given as an empty string.
+        """
         ...
 
     def buckets(self) -> Sequence[str]:
-        """Return the URLs of all buckets in force."""
+        """Return the URLs of all present buckets beside the run's own."""
         ...
 
 
 class Regions:
-    """The ways to the buckets beside a run's own, each opened when it is first needed."""
+    """Access to the buckets beside a run's own; each is opened when it is first needed."""
 
     def __init__(self, open_bucket: Callable[[str], AbstractAsyncContextManager[Store]], runtime: Runtime) -> None:
         self.near = ""
-        """The learner that reads what is published from its own bucket first; empty: nobody does here."""
+        """The learner of this process, which reads values and snapshots from its own bucket first; empty: none."""
         self.mirrors = False
-        """Whether what is published here is copied to every bucket in force."""
+        """Whether this process copies values and snapshots that it publishes to every present bucket."""
         self._directories: list[Directory] = []
         self._open_bucket = open_bucket
         self._runtime = runtime
@@ -71,22 +74,24 @@ class Regions:
         self._failures: dict[str, int] = {}
 
     def directed_by(self, directory: Directory) -> None:
-        """Ask from now on who has which bucket."""
+        """Add a directory that knows which learner has which bucket."""
         if not any(known is directory for known in self._directories):
             self._directories.append(directory)
 
     @property
     def _directory(self) -> Directory | None:
-        """What knows most."""
+        """The directory that knows the most versions; None if there is none."""
         return max(self._directories, key=lambda directory: directory.known, default=None)
 
     async def close(self) -> None:
-        """Close what was opened."""
+        """Close all buckets that were opened."""
         await self._stack.aclose()
 
     async def read(self, key: str, ask: Ask[T], home: Home[T]) -> T:
-        """Return what the first bucket answers that has an object. Raises what the run's own does, and what a
-        learner's does where its update is nowhere else."""
+        """Return the answer of the first bucket that has an object.
+
+        Raises what the run's own bucket raises; for an update that is missing there, what the learner's bucket raised.
+        """
         urls = self._read_at(key)
         first = [url for url in urls if not self._is_avoided(url)]
         failed: Unavailable | Denied | None = None
@@ -106,12 +111,14 @@ class Regions:
             else:
                 self._failures.pop(url, None)
                 return found
-        # Where a learner's bucket did not answer, its update may be there.
+        # If a learner's bucket failed, the update may be there, so it is not known to be missing.
         raise failed if failed is not None and key.startswith(UPDATES) else missing or ObjectMissing(key)
 
     def doubt(self, key: str, error: Exception) -> bool:
-        """Note that what was read under a key is damaged. Return whether it may have been a copy in another bucket:
-        what is read next comes from the run's own."""
+        """Note that the object read under a key is damaged. Return whether it may have been a copy in another bucket.
+
+        If so, that bucket is avoided for a while, and the next read asks the run's own bucket.
+        """
         urls = self._read_at(key) if key.startswith(PUBLISHED) else ()
         for url in urls:
             self._avoid(url, error)
@@ -120,7 +127,7 @@ class Regions:
     async def create(
         self, key: str, ask: Callable[[Store], Awaitable[bool]], home: Callable[[], Awaitable[bool]]
     ) -> bool:
-        """Create an update in its learner's bucket, or where the run is if that one does not take it."""
+        """Create an object in the run's own bucket; an update in its learner's bucket first, if that accepts it."""
         for url in self._buckets_of(key)[:1]:
             if url and not self._is_avoided(url):
                 try:
@@ -133,7 +140,7 @@ class Regions:
         return await home()
 
     async def put(self, key: str, ask: Ask[None], home: Home[None]) -> None:
-        """Store an object with the run; what is published in every bucket in force too, as far as they take it."""
+        """Store an object in the run's own bucket, and try to copy values and snapshots to all present buckets."""
         urls = self._directory.buckets() if self.mirrors and self._directory and key.startswith(PUBLISHED) else ()
         copies = {asyncio.ensure_future(self._copy(url, ask)): url for url in urls if not self._is_avoided(url)}
         try:
@@ -150,7 +157,10 @@ class Regions:
     async def delete(
         self, key: str, ask: Callable[[Store], Awaitable[None]], home: Callable[[], Awaitable[None]]
     ) -> None:
-        """Remove an object wherever it may be. What a bucket does not let go is listed by it again."""
+        """Delete an object in all buckets that may have it.
+
+        An update that another bucket fails to delete is listed again.
+        """
         urls = self._buckets_of(key)
         if key.startswith(PUBLISHED) and self._directory:
             urls = self._directory.buckets()
@@ -162,7 +172,7 @@ class Regions:
         await home()
 
     async def list(self, prefix: str, home: Home[Sequence[Entry]]) -> Sequence[Entry]:
-        """Return what the run's own bucket has below a prefix, of updates also what others have."""
+        """Return what the run's own bucket has below a prefix, and the updates there of the other buckets."""
         found = {entry.key: entry for entry in await home()}
         if self._directory and prefix.startswith(UPDATES):
             urls = self._buckets_of(prefix) if prefix.count("/") > 2 else self._directory.buckets()

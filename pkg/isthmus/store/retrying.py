@@ -1,7 +1,7 @@
-"""A store that tries again: the one place where store requests are repeated. Nothing below repeats them.
+"""A store that retries requests. Whole requests are retried only here, in no layer below.
 
-What must not be given up (a published value, a commit, a version to fetch) is asked for again above it, on a slower
-clock, for as long as it takes: there `Unavailable` means that a whole series of tries came to nothing.
+Callers repeat what must not be given up (a published value, a commit, a version to fetch), more slowly and for as long
+as it takes. For them `Unavailable` means that a whole series of tries failed.
 """
 
 import asyncio
@@ -20,31 +20,31 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How often and how long a request is tried again: exponential back-off with full jitter."""
+    """How often and how long a request is retried: exponential back-off with full jitter."""
 
     attempts: int = 8
     first_s: float = 0.05
     longest_s: float = 10.0
     request_s: float | None = None
-    """A request that takes longer counts as not answered; None: the store's own timeouts decide."""
+    """A request that takes longer [s] counts as not answered; None: the store's own timeouts decide."""
 
 
 RUNNING = Patience()
-"""Once it has worked."""
+"""For all requests after the start."""
 
 AT_START = Patience(attempts=2, first_s=0.1, longest_s=0.5, request_s=2.5)
-"""For the first, small request: an operator is watching, say it within ten seconds."""
+"""For the first, small requests: an operator is watching and should see a failure within ten seconds."""
 
 
 BESIDE = Patience(attempts=2)
-"""Where there is another place to ask, or somebody asks again."""
+"""For buckets beside the run's own: there is another place to ask, or the caller asks again."""
 
 
 class RetryingStore(Layer):
-    """Tries again on `Unavailable`.
+    """Retries requests that raise `Unavailable`.
 
-    A create that is tried again may find its own object: it then returns False, and the caller compares the bytes
-    (`Log.append` does). Everything else is idempotent, since no key ever gets other bytes.
+    A create that is retried may find its own object. It then returns False, and the caller compares the bytes
+    (`Log.append` does). All other operations are idempotent, since a key never gets other bytes.
     """
 
     def __init__(self, store: Store, runtime: Runtime, patience: Patience) -> None:
@@ -53,7 +53,7 @@ class RetryingStore(Layer):
         self._patience = patience
 
     async def _through(self, operation: str, key: str, send: Send[T]) -> T:
-        # What retrying needs is set up only for the few that need it.
+        # Retrying is set up only for the few requests that fail the first time.
         try:
             return await send()
         except Unavailable:
@@ -72,6 +72,6 @@ class RetryingStore(Layer):
         raise AssertionError("unreachable: tenacity re-raises")
 
     def _pause_s(self, attempt: int) -> float:
-        """Return how long to wait after so many attempts."""
+        """Return how long to wait [s] after this many attempts."""
         ceiling_s = min(self._patience.longest_s, self._patience.first_s * 2.0 ** (attempt - 1))
         return ceiling_s * self._runtime.random.random()

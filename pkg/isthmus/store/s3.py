@@ -1,4 +1,4 @@
-"""A store in a bucket, over aiobotocore. No retries here: they live in one wrapper at the port's edge."""
+"""A store in a bucket, over aiobotocore. Only parts of large objects are retried here, as in `_patiently`."""
 
 import asyncio
 import base64
@@ -33,7 +33,7 @@ from isthmus.store.credentials import Identity, access
 from isthmus.store.refused import DENIED, EXISTS, EXPIRED, MISSING, NO_UPLOAD, RangeBeyondEnd, refusal, refused_read
 
 PARTS_MAX = 10_000
-"""Parts of one object that stores take."""
+"""Largest number of parts that stores accept for one object."""
 
 PARTS_AT_ONCE = 4
 PART_TRIES = 4
@@ -41,28 +41,31 @@ PART_PAUSE_S = 0.2
 
 CONNECTIONS_MAX = 64
 CONNECT_TIMEOUT_S = 3.0
-READ_TIMEOUT_S = 60.0  # between two reads of a body, not for all of it
+READ_TIMEOUT_S = 60.0  # between two reads of a body, not for the whole body
 _CHUNK_BYTES = 1 << 20
-_INLINE_MAX = 1 << 17  # bytes whose MD5 is not worth leaving the loop for
+_INLINE_MAX = 1 << 17  # bytes; up to this size a thread for the MD5 would cost more than it saves
 
 _SUMS = {"ContentMD5": hashlib.md5, "ChecksumSHA256": hashlib.sha256}
 _UNFIT = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "InvalidRequest"}
 
 _FAILURES = (ClientError, BotoCoreError, ResponseParserError, aiohttp.ClientError, OSError, TimeoutError)
-"""What the client raises for an answer that is none, or does not come."""
+"""What the client raises for an error answer, an answer that it cannot read, or none."""
 
 BEGUN_MAX = 16
-"""Uploads that failed and may go on; those of processes that ended are the bucket's lifecycle rule's."""
+"""Failed uploads that are kept to be continued, at most.
+
+The bucket's lifecycle rule removes those of processes that ended.
+"""
 
 
 @dataclass(slots=True)
 class _Begun:
-    """An upload in parts that is not through."""
+    """An upload in parts that is not complete."""
 
     upload: str
     size: int
     parts: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """By number: MD5 and ETag of what is there."""
+    """MD5 and ETag of each part that is stored, by its number."""
     again: bool = False
     """Whether this is a second try."""
 
@@ -73,7 +76,7 @@ class S3Store(Store):
     def __init__(
         self, client: Any, bucket: str, prefix: str, url: str, runtime: Runtime, identity: Identity | None = None
     ) -> None:
-        """`identity`: who signs the requests."""
+        """`identity`: the source of the credentials."""
         self._identity = identity
         self._runtime = runtime
         self._client = client
@@ -83,11 +86,11 @@ class S3Store(Store):
         self.url = url
 
     async def get(self, key: str) -> Body:
-        """See `Store.get`. It asks for a range, since a page that a gateway makes up says of none which it is."""
+        """See `Store.get`. It requests a range, since a page that a gateway made up does not name the range it has."""
         try:
             return await self._read(key, 0, None)
         except RangeBeyondEnd:
-            return bytearray()  # no range of an empty object is within it
+            return bytearray()  # an empty object contains no range
 
     @override
     async def get_range(self, key: str, start: int, stop: int) -> Body:
@@ -113,8 +116,11 @@ class S3Store(Store):
             self._fail(error, key)
 
     async def create(self, key: str, data: Blob) -> bool:
-        """See `Store.create`. Beyond `PART_BYTES` two that create at once may both be told that they did, where the
-        server knows no condition for the end of an upload in parts: what is so large is named after its content."""
+        """See `Store.create`. Beyond `PART_BYTES`, two concurrent creates may both return True.
+
+        This happens if the server ignores the condition on the completion of an upload in parts. Such large objects are
+        named after their content.
+        """
         try:
             if len(data) > PART_BYTES:
                 if await is_there(self, key):
@@ -168,7 +174,7 @@ class S3Store(Store):
             self._fail(error, key)
 
     async def create_bucket(self) -> None:
-        """Create the bucket unless it is there."""
+        """Create the bucket unless it exists."""
         try:
             await self._client.create_bucket(Bucket=self._bucket)
         except ClientError as error:
@@ -178,8 +184,11 @@ class S3Store(Store):
             self._fail(error, "")
 
     async def compares(self, key: str, name: str, **condition: str) -> bool:
-        """Return whether a PUT is refused whose bytes do not fit the sum sent with them: `ContentMD5`, for example, or
-        `ChecksumSHA256`. Leaves nothing behind. Raises what writes do."""
+        """Return whether the store rejects a PUT whose bytes do not match their checksum.
+
+        `name`: which checksum is sent, `ContentMD5` or `ChecksumSHA256`. `condition`: further parameters of the
+        request. No object is left behind. Raises what writes do.
+        """
         data = b"what was sent"
         other = _SUMS[name](b"what arrived").digest()
         try:
@@ -200,20 +209,20 @@ class S3Store(Store):
         return False
 
     async def _md5(self, data: Blob) -> str:
-        """Return what the server holds against what it received.
+        """Return the MD5 in base64, which the server compares with the bytes it received.
 
-        Without it SeaweedFS 4.48 keeps an empty object when a PUT loses its connection before the first byte of the
-        body: under the key of a commit, for good.
+        Without it SeaweedFS 4.48 keeps an empty object for good, even under the key of a commit, when a PUT loses its
+        connection before the first byte of the body.
         """
         if len(data) <= _INLINE_MAX:
             return _base64_md5(data)
         return await self._runtime.offload(_base64_md5, data)
 
     async def _put_in_parts(self, key: str, data: Data, **condition: str) -> None:
-        """Upload an object in parts, several at once; it is there when all are, whole, or not at all.
+        """Upload an object in parts, several at once. The object appears whole, once all parts are stored, or never.
 
-        A part that fails is sent again by itself. Where the upload fails all the same, its parts stay for the next one
-        of the same bytes, which goes on with those that are missing.
+        A part that fails is sent again by itself. If the upload still fails, its parts are kept once for the next
+        upload of the same size under this key, which sends only parts that are missing or differ.
         """
         place = {"Bucket": self._bucket, "Key": self._prefix + key}
         whole = data if isinstance(data, Gathered) else Gathered([data])
@@ -255,7 +264,10 @@ class S3Store(Store):
             raise
 
     async def _keep_or_abort(self, key: str, begun: "_Begun", error: BaseException) -> None:
-        """Keep what was uploaded for another try, once: it may be that the upload itself is not known any more."""
+        """Keep the uploaded parts for one more try, or abort the upload.
+
+        They are kept only once, since the store may no longer know the upload.
+        """
         passing = isinstance(error, ClientError | BotoCoreError | OSError | TimeoutError) and not _is_final(error)
         if passing and not begun.again and len(self._begun) < BEGUN_MAX:
             begun.again = True
@@ -267,7 +279,7 @@ class S3Store(Store):
             )
 
     async def _patiently(self, send: Callable[[], Awaitable[Any]]) -> Any:
-        """Send a request for a part, and again where it failed: the others need not be sent again for it."""
+        """Send the request for one part, and retry it by itself if it fails: the other parts need not be sent again."""
         for tried in range(1, PART_TRIES + 1):
             try:
                 return await send()
@@ -298,7 +310,7 @@ class S3Store(Store):
         return data
 
     def _range_of(self, response: Any, key: str) -> int:
-        """Return how many bytes an answer to a range has. Raises `Unavailable` where it is none."""
+        """Return the size of the answer to a range [bytes]. Raises `Unavailable` if the answer is not a range."""
         if "ContentRange" not in response:
             with contextlib.suppress(Exception):
                 response["Body"].close()
@@ -309,7 +321,7 @@ class S3Store(Store):
         return int(response["ContentLength"])
 
     def _tag(self, answer: Any, key: str) -> str:
-        """Return the ETag of what was stored. Raises `Unavailable` where the answer has none: it is no store's."""
+        """Return the ETag of what was stored. Raises `Unavailable` if there is none: a store would have sent it."""
         if not answer.get("ETag"):
             raise Unavailable(
                 f"{self.url}: no ETag says that {key} is stored: a gateway in between has answered, or this server "
@@ -318,9 +330,9 @@ class S3Store(Store):
         return str(answer["ETag"])
 
     async def _read_in_parts(self, key: str, start: int, first: Any, data: memoryview) -> None:
-        """Fetch a large body by ranges, several at once; `first` is the answer to a request for all of it."""
+        """Fetch a large body in ranges, several at once; `first` is the answer to a request for the whole body."""
         first["Body"].close()
-        same = {"IfMatch": first["ETag"]} if "ETag" in first else {}  # every range of one and the same object
+        same = {"IfMatch": first["ETag"]} if "ETag" in first else {}  # all from one version
         gate = asyncio.Semaphore(PARTS_AT_ONCE)
 
         async def one(at: int) -> None:
@@ -352,7 +364,7 @@ class S3Store(Store):
             raise Unavailable(f"{self.url}: {key} ended after {at} of {len(data)} bytes")
 
     def _fail(self, error: BaseException, key: str, *, reads: bool = False) -> NoReturn:
-        """Raise what this failure means to the caller; `reads`: who read an object, which may be missing."""
+        """Raise what this failure means to the caller. `reads`: an object was read, so it may be missing."""
         where = f"{self.url} at {self._client.meta.endpoint_url}"
         if isinstance(error, ClientError):
             if _code(error) in EXPIRED and self._identity is not None and self._identity.doubt():
@@ -370,13 +382,13 @@ class S3Store(Store):
 
 
 class _Provider:
-    """Where aiobotocore finds credentials."""
+    """Gives aiobotocore the credentials of an `Identity`."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
 
     async def load_credentials(self) -> AioCredentials:
-        """Return credentials that are asked for anew with each request."""
+        """Return credentials that ask the `Identity` again for each request."""
         return _Credentials(self._identity)
 
 
@@ -386,7 +398,7 @@ class _Credentials(AioCredentials):  # type: ignore[misc]
         self._identity = identity
 
     async def get_frozen_credentials(self) -> ReadOnlyCredentials:
-        """Return what signs the next request."""
+        """Return the credentials that sign the next request."""
         found = await self._identity.ask()
         return ReadOnlyCredentials(found["access_key_id"], found["secret_access_key"], found["token"])
 
@@ -399,15 +411,15 @@ class _Body(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Yes: a re-sent request starts over."""
+        """Return True: a request that is sent again starts over."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move the position, as files do."""
+        """Set the position, like `seek` of a file, and return it."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence]
         self._at = min(max(start + offset, 0), len(self._view))
         return self._at
@@ -417,7 +429,7 @@ class _Body(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Copy the next bytes."""
+        """Copy the next bytes into `buffer` and return how many."""
         count = min(len(buffer), len(self._view) - self._at)
         buffer[:count] = self._view[self._at : self._at + count]
         self._at += count
@@ -432,7 +444,7 @@ def _base64_md5(data: Blob) -> str:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Return whether the same request for a part would be refused again."""
+    """Return whether the store would reject the same request for a part again."""
     return isinstance(error, ClientError) and _code(error) in {*NO_UPLOAD, *DENIED, *EXISTS}
 
 
@@ -442,13 +454,13 @@ def _code(error: ClientError) -> str:
 
 @asynccontextmanager
 async def open_s3(bucket: str, prefix: str, url: str, runtime: Runtime) -> AsyncIterator[S3Store]:
-    """Open a bucket; the client is closed with the context."""
+    """Open a bucket; the client is closed with the context. Raises `InputError`."""
     config = AioConfig(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
         retries={"mode": "standard", "total_max_attempts": 1},
         max_pool_connections=CONNECTIONS_MAX,
-        # The defaults since botocore 1.36 (checksums in trailers) are refused by many stores; digests are ours.
+        # Many stores reject the defaults since botocore 1.36 (checksums in trailers), and we check digests ourselves.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={"addressing_style": "auto", "payload_signing_enabled": False},

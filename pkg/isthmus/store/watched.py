@@ -1,4 +1,4 @@
-"""A store of which is known when it last answered."""
+"""A store that records when it last answered."""
 
 from typing import TypeVar
 
@@ -11,51 +11,51 @@ T = TypeVar("T")
 
 
 class Outage:
-    """For how long a store has not been heard from, on the runtime's clock."""
+    """Records for how long a store has not answered, on the runtime's clock."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.answered_at: float | None = None
-        """When the store last answered, be it with a refusal; None: never yet."""
+        """When the store last answered, if only with `Denied` or `ObjectMissing`; None: never yet."""
         self._runtime = runtime
         self._down_since: float | None = None
-        self._open: dict[int, float] = {}  # when each request under way was sent
+        self._open: dict[int, float] = {}  # when each open request was sent, by its number
         self._sent = 0
 
     @property
     def down_s(self) -> float:
-        """Seconds since the store was last reached; 0 while it answers."""
+        """Seconds since the first request that failed after the last answer; 0 while the store answers."""
         return 0.0 if self._down_since is None else self._runtime.now() - self._down_since
 
     @property
     def hung_s(self) -> float:
-        """Seconds for which a request has been waited for in vain while no other was answered; 0 where none has."""
+        """Seconds for which the oldest open request has waited without any answer from the store; 0 if none is open."""
         if not self._open:
             return 0.0
         return max(0.0, self._runtime.now() - max(min(self._open.values()), self.answered_at or 0.0))
 
     def sent(self) -> int:
-        """Note that a request is under way; return its number."""
+        """Note that a request was sent; return its number."""
         self._sent += 1
         self._open[self._sent] = self._runtime.now()
         return self._sent
 
     def ended(self, number: int) -> None:
-        """Note that a request is under way no longer, for whatever reason."""
+        """Note that a request has ended, for whatever reason."""
         del self._open[number]
 
     def answered(self) -> None:
-        """Note an answer, be it a refusal."""
+        """Note an answer, if only `Denied` or `ObjectMissing`."""
         self._down_since = None
         self.answered_at = self._runtime.now()
 
     def failed(self) -> None:
-        """Note that there was no answer."""
+        """Note that a request was not answered."""
         if self._down_since is None:
             self._down_since = self._runtime.now()
 
 
 class WatchedStore(Layer):
-    """Tells an `Outage` what became of every request."""
+    """Reports the outcome of every request to an `Outage`."""
 
     def __init__(self, store: Store, outage: Outage) -> None:
         super().__init__(store)
