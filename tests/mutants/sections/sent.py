@@ -78,7 +78,7 @@ MUTANTS = [
     *of(
         "syncer/fragment_reader.py",
         "tests/unit/test_takeover.py",
-        row("what-is-stuck-is-kept", "        if self._folding:  # what", "        if False:  # what"),
+        row("what-is-stuck-is-kept", "        if self._folding:", "        if False:"),
         row("folds-that-fail-do-not-count", "            self._failed += 1\n", "            pass\n"),
     ),
     *of(
@@ -324,8 +324,8 @@ MUTANTS = [
         ),
         row(
             "a-failure-on-a-base-that-is-gone",
-            "                    if slot.base == base:\n                        # Taken again",
-            "                    if True:\n                        # Taken again",
+            "                    if slot.base == base:\n                        # Capture",
+            "                    if True:\n                        # Capture",
         ),
         row(
             "too-far-behind-a-version-early",
@@ -395,8 +395,8 @@ MUTANTS = [
         "tests/unit/test_downlink_order.py",
         row(
             "a-false-word-is-looked-into-for-ever",
-            "            known.wanted = known.version  # said, but not in the log\n",
-            "            pass\n",
+            "            known.wanted = known.version  # The",
+            "            pass  # The",
         ),
         row("what-has-not-come-is-told-again", "if known.version == before:", "if False:"),
         row("whoever-is-least-behind-goes-first", "p = max(behind, key=", "p = min(behind, key="),
