@@ -1,9 +1,9 @@
-"""How many rounds a syncer has under way: as many as it can serve, and the fragment that waits longest first. No I/O.
+"""Admission of rounds: limits how many rounds a syncer has under way to what it can serve. No I/O.
 
-Where learners ask for more than the syncer can read and merge, more rounds at once make each round longer and merge no
-more updates. A round is let in while the syncer can deal with the rounds under way within the lead: the
-time that an update usually takes from the call to being stored. With less work under way the syncer would stand idle
-for a moment (Little's law). With more, updates only wait, and grow old.
+When learners ask for more than the syncer can read and merge, more rounds at once make each round longer and merge no
+more updates. A round is admitted while the syncer can finish the rounds under way within the lead. The lead is the time
+that an update usually takes from the call to being stored. With less work under way the syncer would sometimes be idle
+(Little's law). With more, updates only wait and grow old. The fragment that has waited longest comes first.
 """
 
 import math
@@ -15,42 +15,43 @@ from dataclasses import dataclass
 from isthmus.runtime.averages import smooth
 
 FETCHES_TIMED = 64
-"""Of the last so many fetches the median is taken: one learner's slow bodies say nothing of the others'."""
+"""Number of last fetches whose median duration is used: one learner's slow bodies must not stand for the others'."""
 
 WINDOW = 16
-"""So many fetches in a row tell together how many were under way, and how long one of them took."""
+"""Consecutive fetches from which one window is measured: how many were under way, and how long one of them took."""
 
 WINDOWS_EACH, WINDOWS_KNOWN = 4, 64
-"""So many windows are kept for each number under way, and none that is older than so many windows. On a busy link that
-number is the same all the time, and only windows of before tell what fewer fetches would take."""
+"""Windows that are kept for each number of fetches under way, and the age, in windows, from which a window is ignored.
+On a busy link the number under way never changes. Only older windows then tell how long fewer fetches would take."""
 
 TELLING = 1 / 8
-"""Of the fetches that can run at once: the numbers under way must differ by so much to tell what fewer would take."""
+"""Share of the fetches that can run at once. The numbers under way must have at least this standard deviation;
+otherwise the windows do not tell how long fewer fetches would take."""
 
 TRIED = 1 / 4
-"""Of the fetches that can run at once: where nothing tells that, it is tried with so many."""
+"""Share of the fetches that can run at once: the limit while the windows do not tell how long fewer would take."""
 
 CERTAIN = 3.0
-"""Standard errors by which fetches have to slow one another down to be believed to share a link."""
+"""Standard errors by which fetches must slow one another down before they are taken to share a link."""
 
 PATIENCE = 2.0
-"""A fetch under way is waited for as long as so many usual ones take."""
+"""How long a round waits for a fetch under way, in usual durations of a fetch."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Some fetches in a row."""
+    """What was measured over `WINDOW` consecutive fetches."""
 
     number: int
     under_way: float
-    """How many of them were, on average."""
+    """Fetches under way, on average over the time in which there was any."""
     seconds: float
-    """What one of them took, by Little's law: how many were under way, by how many were through in a second."""
+    """Duration of one fetch, by Little's law: fetches under way divided by fetches completed in a second."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A fragment whose round is due."""
+    """A fragment whose round is due and waits to be admitted."""
 
     since: float
     lead_s: float
@@ -59,40 +60,41 @@ class _Waiting:
 
 
 class Admission:
-    """Lets rounds in, fragment by fragment. One for each syncer."""
+    """Admits rounds, one fragment at a time. Each syncer has one, shared by all its fragments."""
 
     def __init__(self, fetches: int = 1, merges: int = 1) -> None:
-        """`fetches`, `merges`: how many of them run at once."""
+        """`fetches`, `merges`: how many fetches and merges can run at once."""
         self._fetches = fetches
         self._merges = merges
-        self._timed: deque[float] = deque(maxlen=FETCHES_TIMED)  # seconds that the last fetches took
-        self._windows: dict[int, deque[_Window]] = {}  # by how many were under way
+        self._timed: deque[float] = deque(maxlen=FETCHES_TIMED)  # durations of the last fetches, in seconds
+        self._windows: dict[int, deque[_Window]] = {}  # by the rounded number of fetches under way
         self._number = 0
-        self._through = 0  # fetches of this window
-        self._busy_s, self._fetched_s = 0.0, 0.0  # of this window: while any fetch was under way, and of all fetches
+        self._through = 0  # fetches completed in this window
+        # In this window: the time in which any fetch was under way, and the sum over all fetches of their times.
+        self._busy_s, self._fetched_s = 0.0, 0.0
         self._counted_at = 0.0
         self._under_way = 0
         self._telling = True
-        """Whether the numbers under way differed by enough."""
+        """Whether the numbers of fetches under way varied enough to tell how long fewer fetches would take."""
         self._useful = float(fetches)
-        """How many fetches at once make reading faster, …"""
+        """How many fetches at once make reading faster."""
         self._alone_s = 0.0
-        """… and what one of them takes with nobody beside it, in seconds."""
+        """How long a fetch takes with no other fetch beside it, in seconds."""
         self.fetch_s = 0.0
-        """What reading an update and adding it up usually takes, in seconds; 0 while unknown."""
+        """How long reading an update and adding it to the sum usually takes, in seconds; 0 while unknown."""
         self.merge_s = 0.0
-        self._owed: dict[int, int] = {}  # updates that rounds under way still wait for, by fragment
+        self._owed: dict[int, int] = {}  # updates that the open rounds still wait for, by fragment
         self._merging = 0
         self._waiting: dict[int, _Waiting] = {}
 
     @property
     def patience_s(self) -> float:
-        """How long a fetch under way is waited for, in seconds."""
+        """How long a round waits for a fetch under way, in seconds."""
         return PATIENCE * self.fetch_s
 
     @property
     def waiting(self) -> int:
-        """Rounds that are due and wait to be let in."""
+        """The number of rounds that are due and wait to be admitted."""
         return len(self._waiting)
 
     def fetch_begins(self, now: float) -> None:
@@ -101,7 +103,7 @@ class Admission:
         self._under_way += 1
 
     def fetch_ends(self, now: float, seconds: float | None) -> None:
-        """Note that a fetch is through, and what it took; None where it failed."""
+        """Note that a fetch has ended, and its duration in seconds; None if the fetch failed."""
         self._count(now)
         self._under_way -= 1
         if seconds is not None:
@@ -128,12 +130,12 @@ class Admission:
         self._through, self._busy_s, self._fetched_s = 0, 0.0, 0.0
 
     def _learn(self) -> None:
-        """Learn how many fetches at once make reading faster.
+        """Estimate how many fetches at once make reading faster.
 
-        A fetch takes a + s·n where n are under way: a passes whatever the others do, s on a link that they share. Least
-        squares over the last windows tell the two apart, whether the link serves one after the other or all at once.
-        With more than (a + s) / s at once the link is busy all the time, and each further one only makes the others
-        wait.
+        With n fetches under way, a fetch takes a + s·n: a does not depend on the other fetches, s is the time on a link
+        that they share. Least squares over the last windows separate a and s, whether the link serves fetches one after
+        the other or all at once. With more than (a + s) / s fetches at once the link is always busy, and each further
+        fetch only makes the others wait.
         """
         known = [w for same in self._windows.values() for w in same if w.number > self._number - WINDOWS_KNOWN]
         mean_n = statistics.fmean(w.under_way for w in known)
@@ -150,18 +152,18 @@ class Admission:
             self._useful = min(self._useful, self._alone_s / shared_s)
 
     def merge_begins(self) -> None:
-        """Note that a round was handed over to be merged."""
+        """Note that the merge of a round begins, or waits for a thread."""
         self._merging += 1
 
     def merge_ends(self, seconds: float | None = None) -> None:
-        """Note that it is merged, and what that took."""
+        """Note that the merge of a round has ended, and its duration in seconds; None if it did not start."""
         self._merging -= 1
         if seconds is not None:
             self.merge_s = smooth(self.merge_s, seconds)
         self._let_in()
 
     def owes(self, fragment: int, updates: int | None) -> None:
-        """Note how many updates a fragment's round still waits for; None where none is open."""
+        """Note how many updates the round of a fragment still waits for; None if no round is open."""
         if updates is None:
             self._owed.pop(fragment, None)
         else:
@@ -169,9 +171,10 @@ class Admission:
         self._let_in()
 
     def admits(self, fragment: int, since: float, lead_s: float, tell: Callable[[], None]) -> bool:
-        """Return whether a round may be opened now; else `tell` is called as soon as it may.
+        """Return whether the round of a fragment may open now. If not, call `tell` as soon as it may.
 
-        `since`: when the last round of the fragment ended; `lead_s`: what an update takes from the call to being there.
+        `since`: when the last round of the fragment ended. `lead_s`: how long an update takes from the call to being
+        stored, in seconds.
         """
         self._waiting[fragment] = _Waiting(since, lead_s, tell)
         admitted = self._first() == fragment and self._has_room(lead_s)
@@ -182,7 +185,7 @@ class Admission:
         return admitted
 
     def leaves(self, fragment: int) -> None:
-        """Note that a fragment does not wait any more."""
+        """Note that a fragment no longer waits to be admitted."""
         if self._waiting.pop(fragment, None) is not None:
             self._let_in()
 
@@ -190,10 +193,10 @@ class Admission:
         return min(self._waiting, key=lambda p: (self._waiting[p].since, p))
 
     def _has_room(self, lead_s: float) -> bool:
-        """Return whether what waits for others to be read, or merged, will have had its turn within the lead."""
+        """Return whether the queues for fetches and for merges will be worked off within the lead."""
         useful = self._useful if self._telling else min(self._useful, max(1.0, TRIED * self._fetches))
         queued = sum(self._owed.values()) - useful
-        # One more than there are threads: it gathers its updates while the others are merged.
+        # One round more than there are threads is admitted: it gathers its updates while the others are merged.
         unmerged = len(self._owed) + self._merging - self._merges
         if queued > 0 and not self._timed:
             return False  # nothing is known yet
@@ -201,7 +204,8 @@ class Admission:
         return waits_s <= lead_s
 
     def _let_in(self) -> None:
-        """Tell the fragment that waits longest, once, that it may come in. The fragment asks again then, or leaves."""
+        """Tell the fragment that has waited longest, once, that its round may open. The fragment then asks again or
+        leaves."""
         if self._waiting:
             first = self._waiting[self._first()]
             if not first.told and self._has_room(first.lead_s):

@@ -1,14 +1,14 @@
-"""How much one learner can do: what it says of itself is believed as far as others, the log and the clock allow.
+"""Bounds on the influence of one learner: its claims are believed as far as others, the log and the clock allow.
 
-Everything is relative: to what is usual, which the log says; to what this learner counted for before; to the time since
-the version that an update is based on. What is beyond is clipped, and the commit records it. What is usual follows from
-the newest commits alone, so that whoever reads the log finds every weight and scale again (`isthmus.inspect.replay`);
-only how many steps were believed rests on a clock, and is recorded.
+All bounds are relative. They compare an update to the usual update, which the log tells; to what its learner counted
+for before; and to the time since its base. A claim beyond a bound is clipped, and the commit records that. The usual
+update follows from the newest commits alone, so any reader of the log can compute every weight and scale again
+(`isthmus.inspect.replay`). Only the number of believed steps depends on a clock, and the commit records it.
 
-Usual among three or more learners is the median of what each said last: less than half of them cannot move it. One or
-two have no majority. Of them the shorter one's length is usual, and it changes by no more than `FALLS` or `RISES` with
-each version: one of two that explodes counts for `Bounds.norm` times the other's length at most, for ever. So is the
-lower one's rate of tokens per step.
+With three or more learners, the usual value is the median of what each learner said last: fewer than half of the
+learners cannot move it. One or two learners have no majority. Among them the smaller length is usual, and it changes by
+a factor of no more than `FALLS` or `RISES` with each version. If one of two learners explodes, its update thus counts
+for at most `Bounds.norm` times the length of the other's. The usual rate of tokens per step is the lower of the two.
 """
 
 import math
@@ -22,28 +22,29 @@ from isthmus.format.rules import Bounds
 from isthmus.reasons import Clip
 
 LEAST = 1e-6
-"""An update weighs at least so much of the median."""
+"""An update weighs at least this share of the median weight, or what it asks for if that is less."""
 
 REMEMBERED = 16
-"""Versions after which a learner's last update says nothing any more of what is usual."""
+"""Versions after which a learner's last update no longer contributes to the usual values."""
 
 MAJORITY = 3
-"""Learners from which on there is one."""
+"""The number of learners from which on the median is a majority's value."""
 
 FALLS, RISES = 0.95, 2.0
-"""By how much the usual length of one or two learners may change with a version: one that is far too short holds the
-other back only slowly, and a learning rate that is warmed up rises as fast as it likes."""
+"""Factors by which the usual length of one or two learners may change with a version. It falls slowly, so that a far
+too short update does not hold the other learner back at once. It rises fast, so that the learning rate can be warmed
+up."""
 
 FIRST_RMS = 0.05
-"""Where nothing is known of a fragment, an update of one or two learners is no longer than its parameters, or than this
-for each of them."""
+"""Root mean square of an update that is always believed. While a fragment has no history, an update of one or two
+learners is cut to the length of the fragment's parameters, or to this for each parameter if that is longer."""
 
 UNTIMED = 8.0
-"""Where no clock says how many steps there was time for: so many times what is usual."""
+"""The most steps that are believed while no clock says how many there was time for, in medians of the others' steps."""
 
 
 class Claim(NamedTuple):
-    """What an update says it is, and how long it was found to be."""
+    """What an update claims to be, and its measured length."""
 
     learner: str
     steps: int
@@ -51,11 +52,11 @@ class Claim(NamedTuple):
     norm: float
     """Euclidean length of the outer gradient."""
     elapsed_s: float = math.inf
-    """From the version it is based on to now, as far as this syncer knows."""
+    """Seconds since this syncer has known the update's base; infinity while unknown."""
     step_s: float = 0.0
-    """The shortest step that is believed of anybody; 0 while unknown."""
+    """The shortest step that is believed of any learner, in seconds; 0 while unknown."""
     believed: int = 0
-    """Steps that were believed when it was merged; 0: that is to be judged."""
+    """Steps that are believed; 0 while not judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +64,18 @@ class Believed:
     """What an update counts for."""
 
     weight: float
-    """In tokens² per step."""
+    """Effective weight, in tokens² per step."""
     scale: float = 1.0
-    """Its length is multiplied by this."""
+    """Factor by which the update's length is multiplied."""
     clipped: tuple[Clip, ...] = ()
     refused: bool = False
-    """Whether it is so much longer than what is usual that it is none."""
+    """Whether the update is rejected because it is far longer than usual."""
     steps: int = 0
-    """Steps that are believed; 0: all that it says."""
+    """Steps that are believed; 0: all that the update claims."""
 
 
 class _Seen(NamedTuple):
-    """What a learner's newest update said it was, whether it counted for that or not."""
+    """What a learner's newest update claimed, whether it counted for that or not; of its steps, those believed."""
 
     version: int
     steps: int
@@ -82,37 +83,38 @@ class _Seen(NamedTuple):
     rate: float
     """Tokens per step."""
     length: float
-    """Norm per root of a step: of a walk that is half drift and half noise neither steps nor their root is fair."""
+    """Norm divided by the square root of the steps. Training is part drift and part noise, so neither the steps nor
+    their root is an exact measure."""
 
 
 class Influence:
-    """What is usual in one fragment, and how far one update may be from it.
+    """What is usual in one fragment, and how far one update may differ from it.
 
-    Usual is what was seen of each learner last, not what was believed of it: where all of them change, as after a
-    change of the learning rate, what is usual changes with them, and nobody is kept out for ever.
+    The usual values come from what each learner claimed last, not from what was believed. If all learners change, as
+    after a change of the learning rate, the usual values change with them, and no learner is kept out for ever.
     """
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._seen: dict[str, _Seen] = {}
         self._counted: dict[str, float] = {}
-        """Tokens per step that each learner counted for last, of several updates in a commit the most: what is left for
-        the last of them says nothing of it."""
+        """Tokens per step that each learner counted for last. Of several updates of a learner in a commit the largest
+        value is kept: a later update may have been cut only because the earlier ones used up the learner's weight."""
         self._version = 0
         self._length = 0.0
 
     @property
     def known(self) -> bool:
-        """Whether anything was merged lately. Else what is usual is what the round itself holds."""
+        """Whether any update was merged lately. If not, the usual values come from the updates of the round itself."""
         return bool(self._counted)
 
     @property
     def length(self) -> float:
-        """The usual length [norm per root of a step] from the newest commit on; 0 while unknown."""
+        """The usual length [norm per root of a step] that the newest commit records; 0 while unknown."""
         return self._length
 
     def note(self, version: int, inputs: Iterable[Input], length: float) -> None:
-        """Take what a commit merged, and the usual length that it records."""
+        """Take in the inputs that a commit merged, and the usual length that it records."""
         self._version = version
         self._length = length
         counted: dict[str, float] = {}
@@ -125,23 +127,23 @@ class Influence:
         self._counted = {who: rate for who, rate in self._counted.items() if who in self._seen}
 
     def after(self, inputs: Iterable[Input]) -> float:
-        """Return the usual length once a commit has merged these."""
+        """Return the usual length after the next commit has merged `inputs`."""
         seen = dict(self._seen)
         for given in inputs:
             seen[given.learner] = _as_said(claim_of(given), self._version + 1)
         return self._usual_length(self._recent(seen, self._version + 1))
 
     def longest(self, inputs: Iterable[Input]) -> float:
-        """Return the longest that anything was lately, these included [norm per root of a step]."""
+        """Return the greatest length of any learner's last update, `inputs` included [norm per root of a step]."""
         said = {given.learner: _as_said(claim_of(given), self._version + 1) for given in inputs}
         return max((found.length for found in [*self._seen.values(), *said.values()]), default=0.0)
 
     def learners(self, inputs: Iterable[Input]) -> set[str]:
-        """Return of whom something was merged lately, these included."""
+        """Return the learners with an update that was merged lately, those of `inputs` included."""
         return {*self._seen, *(given.learner for given in inputs)}
 
     def usual_steps(self, besides: str) -> float:
-        """Return how many steps the others' updates are of, as a rule; 0 where there are none."""
+        """Return the median steps of the updates of all learners but `besides`; 0 if there are none."""
         return statistics.median([found.steps for who, found in self._seen.items() if who != besides] or [0])
 
     def judge(
@@ -149,9 +151,10 @@ class Influence:
     ) -> Believed:
         """Return what an update counts for.
 
-        `among`: other updates of the round, before it; all of them where nothing was merged lately. `already`: what the
-        learner's others weigh in the round, in tokens² per step: with one on each base that is not stale it weighs no
-        more than with one. `first`: the norm that is believed where the fragment has no history yet.
+        `among`: the updates of the round that were judged before this one, or all of them if nothing was merged lately.
+        `already`: the weight of the learner's other updates in the round, in tokens² per step. Thus a learner with an
+        update on each base that is not stale weighs no more than with one. `first`: the norm that is believed while the
+        fragment has no history.
         """
         b, clipped = self._bounds, list[Clip]()
         claim = self.timed(claim, among)
@@ -161,9 +164,9 @@ class Influence:
         seen = self._with((*among, claim))
         usual = list(seen.values())
         rate = claim.tokens / claim.steps
-        # Of an even number the lower one: of two the mean is what either of them says.
+        # Take the lower of two middle values: either of two learners could move their mean.
         usual_rate = statistics.median_low(u.rate for u in usual)
-        # Whoever counted for little may come back to what is usual, and from there on grow by leaps.
+        # A learner that counted for little may return to the usual rate at once. Beyond it, its rate grows by `jump`.
         most = min(b.rate * usual_rate, max(usual_rate, b.jump * self._counted.get(claim.learner, math.inf)))
         if rate > most:
             rate = most
@@ -177,30 +180,31 @@ class Influence:
         scale, refused = 1.0, False
         usually = self._usual_length(seen)
         if usually > 0.0:
-            # Of more steps than is usual none is longer for it: who says that it is sixteen times as fast is believed.
+            # Steps beyond the median allow no extra length, since a learner that claims to be 16 times as fast is
+            # believed.
             length = claim.norm / math.sqrt(min(steps, max(1, statistics.median_low(u.steps for u in usual))))
             refused = len(usual) >= MAJORITY and length > b.refused * usually
             if length > b.norm * usually:
                 scale = b.norm * usually / length
                 clipped.append(Clip.NORM)
                 if len(usual) >= MAJORITY and weight > (most := statistics.median(weights)):
-                    weight = most  # long and heavy at once is nobody
+                    weight = most  # no honest update is both too long and too heavy
                     clipped += [Clip.WEIGHT] if Clip.WEIGHT not in clipped else []
             elif (short := claim.norm / math.sqrt(steps)) < usually / b.norm:
-                # RDA gives each direction the mean length: one that is hardly there would be as loud as any.
+                # RDA gives each direction the mean length: an update of almost no length would count like any other.
                 weight *= b.norm * short / usually
                 clipped.append(Clip.SHORT)
         if self._length <= 0.0 and len(usual) < MAJORITY and claim.norm * scale > first:
             scale = first / claim.norm
             if Clip.NORM not in clipped:
                 clipped.append(Clip.NORM)
-        # Far below this it makes no difference, but that sums are taken in units of the first weight there is. Nobody
-        # counts for more than was asked, whatever others said of themselves.
+        # A smaller weight would not change the mean, but sums are taken in units of the first weight of the round,
+        # which must not be tiny. No update counts for more than it asks for, whatever the others claim.
         weight = max(weight, min(asked, LEAST * statistics.median_low(weights)))
         return Believed(weight, scale, tuple(clipped), refused, steps if steps < claim.steps else 0)
 
     def timed(self, claim: Claim, among: Sequence[Claim] = ()) -> Claim:
-        """Return what an update says with the steps that there was time for: what is said of more is no work."""
+        """Return the claim with `believed` set to the steps that there was time for; further steps do not count."""
         if claim.believed:
             return claim
         most = claim.steps
@@ -211,7 +215,7 @@ class Influence:
         return claim._replace(believed=min(claim.steps, max(1, most)))
 
     def _with(self, claims: Iterable[Claim]) -> dict[str, _Seen]:
-        """Return what was seen of each learner last, these claims included."""
+        """Return what each learner claimed last, `claims` included."""
         said = {claim.learner: _as_said(claim, self._version) for claim in claims}
         return self._recent(self._seen | said, self._version + 1)
 
@@ -230,14 +234,16 @@ class Influence:
 
 
 def claim_of(given: Input) -> Claim:
-    """Return what an update said that a commit has merged."""
+    """Return the claim of an update that a commit has merged."""
     steps = max(1, given.steps)
     return Claim(given.learner, steps, given.tokens, given.norm, believed=given.believed or steps)
 
 
 def first_norm(length: float, parameters: int) -> float:
-    """Return the norm of an update that is believed of one or two learners where a fragment has no history: as long as
-    its parameters are, or `FIRST_RMS` for each of them."""
+    """Return the greatest norm that is believed of one or two learners while a fragment has no history.
+
+    It is the norm of the fragment's parameters, `length`, or that of `FIRST_RMS` for each parameter if that is greater.
+    """
     return max(length, FIRST_RMS * math.sqrt(parameters))
 
 

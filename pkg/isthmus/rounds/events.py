@@ -1,4 +1,4 @@
-"""What happens to a fragment's rounds, and what they ask for: values in, values out (`Rounds.on`)."""
+"""The events that a fragment's rounds take, and the actions that they ask for (`Rounds.on`)."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +9,7 @@ from isthmus.reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """An announced update: where it is and what it claims to be."""
+    """An announced update: its place in the store, and what it claims to be."""
 
     learner: str
     incarnation: int
@@ -23,24 +23,25 @@ class Pointer:
     tokens_seen: int
     due: bool
     boundary_at: float
-    """The step boundary at which it was taken, on the syncer's clock."""
+    """The time of the step boundary at which the update was captured, on the syncer's clock."""
     heard_at: float
     old: bool = False
-    """Said before this syncer listened: `boundary_at` means nothing, and rejections of it are not counted."""
+    """Whether it was announced before this syncer listened. Then `boundary_at` means nothing, and a rejection of the
+    announcement is not counted, except for an unknown base."""
 
     @property
     def rank(self) -> tuple[int, bytes]:
-        """Of two updates on one base the one with the higher rank replaces the other."""
+        """The rank among a learner's updates on one base: the update with the higher rank replaces the other."""
         return self.tokens, self.digest
 
 
 class ClosedBy(StrEnum):
     """Why a round stopped waiting."""
 
-    EVERYONE = "everyone"  # all expected are in or have passed
-    GRACE = "grace"  # the quorum was there and grace is over
-    DEADLINE = "deadline"  # H steps after opening
-    FULL = "full"  # a commit names no more inputs
+    EVERYONE = "everyone"  # the updates of all expected learners are in, or they have passed
+    GRACE = "grace"  # the quorum is in, and grace is over
+    DEADLINE = "deadline"  # a period has passed since the round was opened
+    FULL = "full"  # a commit can name no more inputs
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -48,14 +49,14 @@ class ClosedBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A learner's update."""
+    """A learner has announced an update."""
 
     pointer: Pointer
 
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """An announcement that is not worth a fetch."""
+    """An announcement is invalid, so its update is not fetched."""
 
     pointer: Pointer
     reason: Reason
@@ -63,7 +64,7 @@ class Invalid:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """Another syncer's call: one round, whoever called it."""
+    """Another syncer has called a round. All syncers take part in the same round, whichever of them called it."""
 
     version: int
     by: str
@@ -71,7 +72,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A learner has nothing for this round."""
+    """A learner has no update for this round."""
 
     learner: str
     version: int
@@ -79,29 +80,29 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Take the fragment over, or leave it to another syncer once the round under way is through."""
+    """Take the fragment over, or leave it to another syncer once the round under way has ended."""
 
     holding: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The fetch of an update has a slot, or waits only because its learner has its share of the slots."""
+    """The fetch of an update has a slot, or waits only because its learner already has its share of the slots."""
 
     pointer: Pointer
-    """What is read: the newest on its base (`Rounds.newest`)."""
+    """The update that is read: the newest one on its base (`Rounds.newest`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """An update that `Rounds.accepts` is accumulated."""
+    """An update that `Rounds.accepts` has been accumulated."""
 
     pointer: Pointer
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An update's bytes are missing or not acceptable."""
+    """An update is rejected, since its bytes are missing or not acceptable."""
 
     pointer: Pointer
     reason: Reason
@@ -109,26 +110,26 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """An update could not be fetched for now: it stays a pointer."""
+    """An update could not be read for this round. It stays a pointer and may be fetched again."""
 
     pointer: Pointer
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Admission has room for the round that waits here (`isthmus.rounds.admission`)."""
+    """Admission has room for the round that waits (`isthmus.rounds.admission`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The clock. Due after every event, too: where messages never cease, no timer would ever find the queue empty."""
+    """Look at the clock. Also due after every event: if messages never cease, no timer ever finds the queue empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The log has its next commit, ours or another syncer's; what the round left over is taken up again.
+    """The log has its next commit, by this syncer or another. Updates of the round that it left out wait again.
 
-    After the last of several comes `CaughtUp`: a round opened in between would be for a version that exists.
+    `CaughtUp` follows the last of several commits: a round opened in between would create a version that exists.
     """
 
     commit: CommitHeader
@@ -136,20 +137,21 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """The log was read to its end: the next round opens where a due update on the newest version waits for it."""
+    """The log was read to its end: the next round opens if a due update on the newest version waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spoiled:
-    """Merging the round would give no finite state, by these of its updates: they are turned away."""
+    """The round cannot be committed because of some of its updates: the merged state would not be finite, or no commit
+    can record it. Those updates are rejected."""
 
     by: frozenset[bytes]
-    """Their digests."""
+    """The digests of those updates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Our merge did not become the log: the round is forgotten until the winner's commit is folded."""
+    """This syncer's merge did not become the log. Its round ends, and its updates wait for the next round."""
 
 
 Event = (
@@ -176,23 +178,23 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class CallRound:
-    """Say to all: a round is open that creates this version."""
+    """Call a round to all learners and syncers: it creates this version."""
 
     version: int
     afresh: bool = False
-    """Whether learners are to send anew what they have now, since what they sent has waited long."""
+    """Whether learners should send an update of what they have now, since the updates they sent have waited long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Get, verify and decode this update, then report `Arrived` or `Refused`."""
+    """Fetch, verify and decode this update, then report `Arrived`, `Refused` or `Unreachable`."""
 
     pointer: Pointer
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Somebody knows a newer version: read the log."""
+    """Read the log: a learner or another syncer knows a newer version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """The round came to nothing: forget it."""
+    """Drop the round: it gave up without any update."""
 
 
 Action = CallRound | Fetch | CatchUp | Merge | Abandon

@@ -1,4 +1,4 @@
-"""How long a round waits after its quorum, and what that is computed from: durations in seconds."""
+"""Grace: how long a round waits after its quorum, and the durations that this is computed from, in seconds."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,20 @@ from isthmus.format.rules import Pace
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the waits of a round are computed from, in seconds; 0 while unknown."""
+    """The durations from which the waits of a round are computed, in seconds; 0 while unknown."""
 
     fastest_step_s: float = 0.0
     slowest_step_s: float = 0.0
     sync_s: float = 0.0
-    """From close to adoptable at a learner."""
+    """From the close of a round until its version can be adopted by a learner."""
     cap_s: float = 0.0
-    """The most that grace may be: one step and what the slowest missing learner takes to answer a call."""
+    """The most that grace may be: one step of the slowest learner, and the time in which the slowest missing learner
+    answers a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grace:
-    """The waiting time granted after quorum, and the overlap it assumes."""
+    """The waiting time that is granted after the quorum, and the overlap τ that it assumes."""
 
     seconds: float
     overlap_steps: float
@@ -28,9 +29,9 @@ class Grace:
 def adaptive_grace(pace: Pace, period: float, terms: Terms, quorum_s: float) -> Grace:
     """Return how long to wait for more learners after the quorum (arXiv 2604.21428, adaptive grace window).
 
-    slack = τ·t_step − (t_quorum + t_sync); grace = clamp(γ·slack, 0, cap). Where a slow link or short steps leave no
-    slack, τ is raised to what lets the cap fit, at most the period: the local work that waiting costs
-    there is worth less than that nobody's update is a version late (docs/design/departures.md).
+    slack = τ·t_step − (t_quorum + t_sync); grace = clamp(γ·slack, 0, cap). If a slow link or short steps leave no
+    slack, τ is raised until the cap fits, at most to the period. Waiting then costs local work, but that matters less
+    than an update that is a version late (docs/design/departures.md).
     """
     if pace.grace == 0.0 or terms.fastest_step_s <= 0.0:
         return Grace(0.0, pace.overlap)

@@ -1,4 +1,4 @@
-"""Who is there, and how fast: learners as a syncer hears them, on the syncer's own clock. Pure, no I/O."""
+"""The live learners and their speeds, as a syncer hears them, on the syncer's own clock. Pure, no I/O."""
 
 import math
 import statistics
@@ -10,15 +10,15 @@ from isthmus.rounds.grace import Terms
 from isthmus.runtime.averages import smooth
 
 FORGET_SILENCES = 100
-"""Times L after which a silent learner is a stranger again."""
+"""A silent learner is forgotten after this many times L (`Pace.silence_s`)."""
 
 LEFT_MAX = 1024
-"""Learners remembered as having left on purpose."""
+"""The most learners that are remembered as having left on purpose."""
 
 
 @dataclass(slots=True)
 class Member:
-    """One learner. Durations are what it says of itself, in seconds; 0 while unknown."""
+    """One learner. Durations are in seconds, as the learner states them unless noted; 0 while unknown."""
 
     incarnation: int
     heard_at: float
@@ -26,23 +26,24 @@ class Member:
     upload_s: float = 0.0
     sync_s: float = 0.0
     answer_s: float = 0.0
-    """From a call to the update that answers it being here and checked, as measured by the syncer."""
+    """From a call until the update that answers it is here and checked, as measured by the syncer."""
     step_most_s: float = 0.0
-    """What a step of its newest update that came can have taken at most; 0 while none came."""
+    """The longest that a step of the learner's newest update can have taken, of those that were read and checked; 0
+    before the first."""
 
 
 class LiveLearners:
-    """The learners heard of lately. After a start or a gap of the bus nobody's silence means anything for a while."""
+    """The learners heard of lately. For a while after a start or an outage of the bus, silence proves nothing."""
 
     def __init__(self, pace: Pace, now: float, bounds: Bounds = BOUNDS) -> None:
-        """`bounds`: how far from the others a learner's own word is believed: a round that misses its quorum waits H
-        steps of the slowest, and grace is as long as the fastest has steps."""
+        """`bounds`: how far from the others' a learner's stated durations are believed. They matter: a round that
+        misses its quorum waits for a period of the slowest learner, and grace depends on the step of the fastest."""
         self._pace = pace
         self._bounds = bounds
         self._members: dict[str, Member] = {}
         self._left: dict[str, int] = {}
         self.hold_until = now + pace.heartbeat_s
-        """Before this, one heartbeat interval after a start or a gap, no round closes early."""
+        """No round closes early before this time: one heartbeat interval after a start or an outage of the bus."""
         self._deaf_before = now
 
     def heard(
@@ -55,13 +56,14 @@ class LiveLearners:
         upload_s: float = 0.0,
         sync_s: float = 0.0,
     ) -> None:
-        """Note a sign of life; durations of 0 are left as they were."""
+        """Note a sign of life of a learner, and its durations in seconds. A duration of 0 leaves the known one as it
+        is."""
         if self._left.get(learner, -1) >= incarnation:
             return  # a message from before it left
         self._left.pop(learner, None)
         member = self._members.get(learner)
         if member is None or member.incarnation < incarnation:
-            # Another process, maybe another machine: its durations are its own.
+            # A new incarnation may run on another machine, so the durations of the earlier one do not apply.
             member = self._members[learner] = Member(incarnation, now)
         member.heard_at = max(member.heard_at, now)
         member.step_s = step_s or member.step_s
@@ -69,17 +71,17 @@ class LiveLearners:
         member.sync_s = sync_s or member.sync_s
 
     def answered(self, learner: str, seconds: float) -> None:
-        """Note how long after a call the update that answers it was here."""
+        """Note how many seconds after a call the update that answers it was here."""
         if member := self._members.get(learner):
             member.answer_s = smooth(member.answer_s, max(seconds, 0.0))
 
     def came(self, learner: str, step_most_s: float) -> None:
-        """Note that an update is here and was checked, and the most that each of its steps can have taken [s]."""
+        """Note that an update was read and checked, and the longest that each of its steps can have taken [s]."""
         if member := self._members.get(learner):
             member.step_most_s = max(step_most_s, math.ulp(0.0))
 
     def has_come(self, learner: str) -> bool:
-        """Return whether an update of its was here and was checked, of any fragment."""
+        """Return whether an update of this incarnation of a learner, of any fragment, was read and checked."""
         member = self._members.get(learner)
         return member is not None and member.step_most_s > 0.0
 
@@ -91,12 +93,13 @@ class LiveLearners:
             self._left[learner] = max(incarnation, self._left.get(learner, -1))
 
     def gap(self, now: float) -> None:
-        """Note that the bus was away until now: silence until here says nothing."""
+        """Note that the bus was away until now: earlier silence of a learner proves nothing."""
         self._deaf_before = now
         self.hold_until = now + self._pace.heartbeat_s
 
     def expected(self, recent: Iterable[str], now: float) -> set[str]:
-        """Return whom a round waits for: those heard within L, and those in `recent` commits not yet known silent."""
+        """Return the learners that a round waits for: those heard within L, and those in `recent` commits that are not
+        yet known to be silent or to have left."""
         silent_before = now - self._pace.silence_s
         here = {name for name, m in list(self._members.items()) if m.heard_at >= silent_before}
         for name in recent:
@@ -109,7 +112,7 @@ class LiveLearners:
         return here
 
     def terms(self, expected: Iterable[str], missing: Iterable[str]) -> Terms:
-        """Return what is known of these learners' speeds."""
+        """Return the terms of grace for a round that expects these learners and still misses some of them."""
         found = [self._members[name] for name in expected if name in self._members]
         late = [self._members[name] for name in missing if name in self._members]
         steps, uploads, syncs = ([getattr(m, said) for m in found] for said in ("step_s", "upload_s", "sync_s"))
@@ -124,16 +127,16 @@ class LiveLearners:
         )
 
     def lead_s(self) -> float:
-        """Return what an update usually takes from the call to being stored: a step, and its upload [s]; 0 while
+        """Return how long an update usually takes from the call to being stored: a step and an upload [s]; 0 while
         unknown."""
         return self.usual_step_s() + _usual([m.upload_s for m in list(self._members.values())])
 
     def usual_sync_s(self) -> float:
-        """Return what usually passes from a commit to its value being ready at a learner [s]; 0 while unknown."""
+        """Return how long it usually takes from a commit until its value is ready at a learner [s]; 0 while unknown."""
         return _usual([m.sync_s for m in list(self._members.values())])
 
     def believed_step_s(self, learner: str) -> float:
-        """Return how long a learner's step takes as far as that is believed, in seconds; 0 while unknown."""
+        """Return the believed duration of a learner's step, in seconds; 0 while unknown."""
         member = self._members.get(learner)
         return 0.0 if member is None else self._step_s(member, self.usual_step_s())
 
@@ -142,11 +145,13 @@ class LiveLearners:
         return min(self._believed(member, member.step_s, usual_s), most)
 
     def _believed(self, member: Member, said_s: float, usual_s: float) -> float:
-        """Return what is believed of a duration: of one of whom nothing has come yet, less."""
+        """Return the stated duration, limited to a multiple of the usual one; the limit is lower before an update has
+        come."""
         return min(said_s, usual_s * (self._bounds.slow if member.step_most_s else self._bounds.fast))
 
     def usual_step_s(self, learner: str = "") -> float:
-        """Return the median step of those here, or that of a learner where it is longer [s]; 0 while unknown."""
+        """Return the median step of all known learners, or the step of `learner` if it is longer, as far as that is
+        believed [s]; 0 while unknown."""
         median = _usual([m.step_s for m in list(self._members.values())])
         member = self._members.get(learner)
         if member is None:
@@ -154,7 +159,7 @@ class LiveLearners:
         return min(max(member.step_s, median), median * self._bounds.slow)
 
     def forget(self, now: float) -> set[str]:
-        """Drop whom nobody will wait for again, so that memory is bounded by who is here; return their names."""
+        """Drop learners that no round will wait for again, to bound the memory used, and return their names."""
         before = now - FORGET_SILENCES * self._pace.silence_s
         gone = {name for name, m in self._members.items() if m.heard_at < before}
         for name in gone:
@@ -167,6 +172,7 @@ class LiveLearners:
 
 
 def _usual(said: list[float]) -> float:
-    """Return the median of durations [s], of an even number the lower of the middle two; 0 while none is known."""
+    """Return the median of the known durations [s], the lower of the middle two if their number is even; 0 if none is
+    known."""
     known = [seconds for seconds in said if seconds > 0.0]
     return statistics.median_low(known) if known else 0.0

@@ -1,21 +1,23 @@
-"""How long a fragment's period is: the steps from one upload to the next, adapted to how long rounds take. No I/O.
+"""The period of a fragment: the steps from one upload to the next, adapted to how long rounds take. No I/O.
 
-From the step at which an update is due until the version that has it is in the models, learners train on a version that
-will be replaced: the lag. What they do meanwhile is overwritten, or comes later. Where the lag is a large part of the
-period, a longer period loses less; where a syncer is asked for more than it can do, it also asks for less.
+The lag is the time from the step at which an update is due until the version with that update is in the models. During
+the lag, learners train on a version that will be replaced. That work is overwritten, or is merged later. If the lag is
+a large part of the period, a longer period loses less. If a syncer is asked for more than it can do, a longer period
+also asks it for less.
 """
 
 LAGS = 3.0
-"""A period is so many lags, where that is more than the rules say: of a period a third is overwritten at most."""
+"""The length of a period in lags, if that is more than the rules ask for: at most a third of a period is
+overwritten."""
 
 
 def next_period(period: float, lag: float, least: float, most: float) -> float:
-    """Return the period after one in which the lag was so long; all in steps.
+    """Return the next period, from the present period and the lag that was measured in it; all in steps.
 
-    T′ = T + (3·lag − T) / 4, at most doubled, between `least` and `most`. Where rounds come every R steps whatever
-    their learners want, the lag is R − T, and the next period is 3·R/4 at once. Where the lag does not depend on the
-    period, the period goes a quarter of the way to three lags each time. Between the two it goes more of the way, and
-    never beyond it, so the period does not swing (docs/design/rounds.md).
+    T′ = T + (3·lag − T) / 4, at most doubled, between `least` and `most`. If rounds come every R steps whatever the
+    learners want, the lag is R − T, and the period reaches its rest at 3·R/4 in one step. If the lag does not depend on
+    the period, the period moves a quarter of the way to its rest at three lags each time. In cases between these two it
+    moves further, but never past its rest, so the period does not oscillate (docs/design/rounds.md).
     """
     wanted = period + (LAGS * lag - period) / (1.0 + LAGS)
     return min(max(min(wanted, 2.0 * period), least), most)

@@ -1,10 +1,10 @@
-"""One fragment's rounds as a state machine without I/O: events with a time go in, actions come out.
+"""The rounds of one fragment, as a state machine without I/O: events with a time go in, actions come out.
 
     closed → open (called) → quorum → grace → merging → closed
 
-The syncer feeds it announcements, arrivals, calls, passes and the clock, and does what it answers. Rounds are called,
-not drifted into: only a due update on the newest version opens one, then every learner is asked for what it has.
-Announced is not arrived: an update counts once its bytes are here and checked. Nobody waits for ever.
+The syncer passes announcements, arrivals, calls, passes and the clock to `Rounds.on`, and carries out the actions. Only
+a due update on the newest version opens a round, or another syncer's call. Then every learner is asked for what it has.
+An announced update counts only when its bytes are here and checked. No round waits for ever.
 """
 
 import math
@@ -57,29 +57,31 @@ from isthmus.rounds.period import next_period
 from isthmus.runtime.averages import Usual
 
 POINTERS_MAX = 4096
-"""Updates of one fragment that wait at most; beyond that a newcomer is turned away."""
+"""The most updates of one fragment that wait; beyond that a new one is rejected."""
 
 FINAL_EACH = 16
-"""Final rejections of one learner that wait for a commit to list them."""
+"""The most final rejections of one learner that wait for a commit to list them."""
 
 AHEAD_MAX = 2
-"""Versions a base may be ahead of what this syncer has read; beyond that it is taken for made up."""
+"""Versions by which a base may be ahead of this syncer's head; an update with a base beyond that is rejected."""
 
 ABSENT_STEPS = 0.5
-"""Of a learner's step: a round that lasted less says nothing of one that did not come to it."""
+"""Share of a learner's step: a round that lasted less does not count as missed by the learner."""
 
 ABSENT_KNOWN = 4
-"""Times as many rounds may somebody miss who brought something before: over a thin link every fourth update comes."""
+"""A learner of which an update has come may miss this many times as many rounds: over a thin link every fourth update
+arrives."""
 
 AFRESH_LEADS = 2.0
-"""An update that waited for room longer than so many leads is asked for afresh: much was trained since."""
+"""If an update waited for admission longer than this many leads, a newer one is asked for: its learner has trained
+since."""
 
 STEP_UNKNOWN_S = 1.0
-"""Taken for a step's duration until a learner has said its own."""
+"""The duration of a step, in seconds, that is assumed until a learner has stated its own."""
 
 
 class Phase(StrEnum):
-    """Where a round is."""
+    """The phase of a fragment's rounds."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -89,32 +91,34 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Round:
-    """What is known of the round under way; times are on the syncer's clock, in seconds."""
+    """The round under way. Times are on the syncer's clock, in seconds."""
 
     opened_at: float
     due_at: float
-    """Since when an update was due: before it was opened, where there was no room."""
+    """Since when an update has been due: before `opened_at`, if the round had to wait for admission."""
     boundary_at: float
     called_at: float
     called_by: str
     arrived: dict[tuple[str, int], Pointer] = field(default_factory=dict)
-    """Accumulated, by learner and base, in order."""
+    """The updates that were accumulated, by learner and base, in order of arrival."""
     passed: dict[str, float] = field(default_factory=dict)
-    """Who has nothing to give, and when that was heard."""
+    """The learners that have no update for the round, and when the syncer heard so."""
     hold_until: float = 0.0
     gives_up_at: float = math.inf
-    """When it merges what it has: H steps of the slowest member known at opening. Nobody's later word moves it."""
+    """When the round stops waiting and merges what has arrived: a period of the slowest expected learner after opening.
+    No later message of a learner changes it."""
     quorum_at: float | None = None
     quorum_s: float = 0.0
     grace_s: float = 0.0
     not_before: float = -math.inf
-    """It did not close before, however many had answered: of a round that is decided anew."""
+    """The round does not close before this time, however many learners have answered. Set only to decide a recorded
+    round anew."""
     kept_open: bool = False
-    """Whether it went on, when it would have closed, for updates that this syncer had heard of and not read yet."""
+    """Whether the round was kept open past its end for announced updates that this syncer had not read yet."""
     own_until: float = -math.inf
-    """Until when it did; known once it closes."""
+    """When the round closed, if it was kept open. To decide a recorded round anew, it is set beforehand."""
     outdated: set[tuple[str, int]] = field(default_factory=set)
-    """Learner and base of updates that waited for room: the learners are asked for what they have now instead."""
+    """Learner and base of the updates that waited for admission. Their learners are asked for newer ones instead."""
     overlap_steps: float = 0.0
     terms: Terms = field(default_factory=Terms)
     closed_by: ClosedBy | None = None
@@ -123,12 +127,14 @@ class Round:
     quorum: int = 1
     fresh: set[str] = field(default_factory=set)
     seen: list[Seen] = field(default_factory=list)
-    """What it was decided by, in order: who was in, passed, came and went (see `records.objects.Seen`)."""
+    """What the round was decided by, in order: arrivals, passes, and learners that came or went (see
+    `records.objects.Seen`)."""
     cut: bool = False
-    """Whether there was more of that than is kept."""
+    """Whether `seen` is incomplete, since there were too many changes."""
 
     def note(self, what: What, learner: str, now: float) -> None:
-        """Add to what the round was decided by. Comings and goings are bounded: one learner could flap for ever."""
+        """Add an entry to `seen`. Changes of the expected learners are bounded: a learner could come and go for
+        ever."""
         changes = what in ("here", "gone")
         if not changes or len(self.seen) < CHANGES_MAX:
             self.seen.append(Seen(now - self.opened_at, what, learner))
@@ -137,12 +143,12 @@ class Round:
 
     @property
     def missing(self) -> set[str]:
-        """Expected learners of whom nothing is in and who did not pass."""
+        """The expected learners that have neither a fresh update in the round nor passed."""
         return set(self.expected) - self.fresh - self.passed.keys()
 
     @property
     def quorum_missed(self) -> bool:
-        """Whether fewer fresh updates than the quorum are in."""
+        """Whether fewer learners than the quorum have a fresh update in the round."""
         return len(self.fresh) < self.quorum
 
 
@@ -159,60 +165,62 @@ class Rounds:
         fragment: int = 0,
         turn: Callable[[], None] = lambda: None,
     ) -> None:
-        """`periods`: the shortest and the longest, in steps. `admission`: shared by the fragments of a syncer; `turn`
-        is called when it has room for a round that waits here, and brings a `Turn`."""
+        """`periods`: the shortest and the longest period, in steps. `admission` is shared by all fragments of a syncer.
+        It calls `turn` when it has room for a waiting round of this fragment; the caller then passes a `Turn` to
+        `on`."""
         self.phase = Phase.CLOSED
         self.round: Round | None = None
         self.head = 0
         self.holding = True
-        """Whether this syncer opens rounds here. One that does not keeps pointers and follows the log."""
+        """Whether this syncer opens rounds of the fragment. If not, it keeps pointers and follows the log."""
         self.rejected_total: dict[str, int] = {}
-        """By reason, over the fragment's log, what is not yet in a commit included."""
+        """Rejections by reason, over the fragment's log and those not yet in a commit."""
         self._pace = pace
         self._shortest, self._longest = periods
         self.period = float(self._shortest)
         """Steps between two uploads of the fragment, as the newest commit says."""
         self._members = members
         self._merged: dict[str, int] = {}  # newest base merged, by learner
-        self._refused: dict[bytes, tuple[int, Reason]] = {}  # base and reason of what the log says is rejected for good
+        self._refused: dict[bytes, tuple[int, Reason]] = {}  # base and reason of each update that is rejected for good
         self._recent: list[set[str]] = []  # learners of the last two commits
         self._waiting: dict[tuple[str, int], Pointer] = {}
         self._fetching: dict[tuple[str, int], Pointer] = {}
-        self._begun: dict[tuple[str, int], float] = {}  # of those: when it began
-        self._longer: dict[tuple[str, int], Pointer] = {}  # beside those: what came on the same base meanwhile
+        self._begun: dict[tuple[str, int], float] = {}  # when the fetch of an update began
+        self._longer: dict[tuple[str, int], Pointer] = {}  # updates announced while one on the same base is read
         self._admission = admission or Admission()
         self._fragment = fragment
         self._turn = turn
         self._in_line = False
-        """Whether an update that is due waits to be let in, …"""
+        """Whether a round waits for admission."""
         self._due_at = math.inf
-        """… and since when it is due."""
-        self._ended_at = -math.inf  # the last round here
+        """Since when the update that waits for admission has been due."""
+        self._ended_at = -math.inf  # when the last round ended
+        # By learner, base and reason: how often, when last, and the digest of the last update rejected.
         self._rejections: dict[tuple[str, int, str], tuple[int, float, bytes]] = {}
-        # How often, when last, and the digest of that one.
         self._close_to_commit = Usual()
         self._exceeded = False
-        """Whether the last round took longer than a period, from due to adoptable."""
-        self._opened: dict[int, float] = {}  # when, by version: of this round and the one before
+        """Whether the lag of the last round was longer than a period."""
+        self._opened: dict[int, float] = {}  # when this round and the one before were opened, by version
         self._bounds = bounds
-        self._missed: dict[str, int] = {}  # rounds in a row that a learner was missing in, and did not pass
+        self._missed: dict[str, int] = {}  # rounds in a row that a learner has missed without passing
         self._held_back = False
-        """Whether an update that is due waits only for its learner's turn to open a round."""
+        """Whether due updates wait only until their learners may open a round again."""
         self.clipped_total: dict[str, int] = {}
-        """By reason, over the fragment's log."""
+        """Clipped updates by reason, over the fragment's log."""
         self._opened_by: dict[str, float] = {}  # when each learner last opened a round here
         self._known_since: dict[int, float] = {}  # when each of the newest versions was read or written here
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def restored(self, head: int, last: Iterable[CommitHeader]) -> None:
-        """Start from the end of the log: its version and its newest commits, oldest first."""
+        """Start from the end of the log: `head` is its version, `last` its newest commits, oldest first."""
         self.head = head
         for commit in last:
             self._note_commit(commit)
 
     def on(self, event: Event, now: float) -> list[Action]:
-        """Take what happened, in order; return what is to be done about it, in order. `now`: the syncer's clock."""
+        """Handle an event and return the actions that it asks for, in order. `now`: the time on the syncer's clock
+        [s]."""
         actions = self._on(event, now)
         r = self.round if self.phase in (Phase.OPEN, Phase.GRACE) else None
         self._admission.owes(self._fragment, None if r is None else len(r.missing))
@@ -259,13 +267,13 @@ class Rounds:
         return []
 
     def _hold(self, holding: bool, now: float) -> list[Action]:
-        """Take the fragment over, or leave it to another syncer once the round under way is through."""
+        """Take the fragment over, or leave it to another syncer once the round under way has ended."""
         taken = holding and not self.holding
         self.holding = holding
         return self._caught_up(now) if taken else []
 
     def _announced(self, pointer: Pointer, now: float) -> list[Action]:
-        """Take an announcement. It cannot have been taken before what it is based on was there."""
+        """Handle an announcement. An update cannot have been captured before its base was there."""
         since = self._known_since.get(pointer.base)
         if since is not None and pointer.boundary_at < since and not pointer.old:
             pointer = replace(pointer, boundary_at=min(since, now))
@@ -284,11 +292,12 @@ class Rounds:
             reason = Reason.OVERSIZED
         if reason is not None:
             self._reject(pointer, reason, now, count=not pointer.old)
-            # What is repeated, or was replaced, still opens where it is due: that round may have come to nothing.
+            # A duplicate or superseded due update may still open a round: the previous one may have failed.
             if reason not in (Reason.DUPLICATE, Reason.SUPERSEDED):
                 return []
         elif place in self._begun:
-            # It is being read: what came of that is taken. Else, where reading takes long, none would ever be.
+            # The update on this base that is being read is used. If newer ones replaced it while reading takes long, no
+            # update would ever be read to its end.
             if place in self._longer:
                 self._reject(self._longer[place], Reason.SUPERSEDED, now)
             self._longer[place] = pointer
@@ -296,13 +305,13 @@ class Rounds:
             if known is not None:
                 self._reject(known, Reason.SUPERSEDED, now)
             elif pointer.base < self.head:
-                self._note_answer(pointer, now)  # too late for the round it answers
+                self._note_answer(pointer, now)  # measured too: it came too late for the round that it answers
             self._waiting[place] = pointer
             if self.round is not None:
                 self.round.outdated.discard(place)
-        # Its base is newer than what we hold: another syncer committed, and the log has more to read.
+        # If its base is newer than our head, another syncer has committed, and the log has more to read.
         actions: list[Action] = [CatchUp()] if pointer.base > self.head else []
-        # Due once is due: a later incarnation repeats an update without knowing that it was.
+        # An update that was due stays due: a later incarnation repeats it without knowing that.
         waits = self._waiting.get(place)
         due = pointer.due or (known is not None and known.due)
         if waits is not None and due and not waits.due and place not in self._fetching:
@@ -312,7 +321,7 @@ class Rounds:
         return actions + self.fetches()
 
     def _called(self, version: int, by: str, now: float) -> list[Action]:
-        """Take another syncer's call: one round, whoever called it."""
+        """Handle another syncer's call: open the same round here, or catch up if the call is for a later version."""
         if version > self.head + 1:
             return [CatchUp()]
         if version == self.head + 1 and self._may_open:
@@ -321,7 +330,7 @@ class Rounds:
         return []
 
     def _passed(self, learner: str, version: int, now: float) -> list[Action]:
-        """Take a learner's word that it has nothing for this round, or nothing newer than what waits here."""
+        """Handle a learner's pass: it has nothing for this round, or nothing newer than its update that waits here."""
         if self.round is not None and version == self.head + 1 and learner not in self.round.passed:
             if self._settle_for_outdated(learner):
                 self.round.kept_open = True
@@ -331,29 +340,29 @@ class Rounds:
         return self._tick(now)
 
     def _settle_for_outdated(self, learner: str) -> bool:
-        """Let a learner's update that waited for room be read as it is; return whether there is one."""
+        """Let a learner's outdated updates be read after all; return whether there are any."""
         assert self.round is not None, "an answer without a round"
         before = len(self.round.outdated)
         self.round.outdated = {place for place in self.round.outdated if place[0] != learner}
         return len(self.round.outdated) < before
 
     def elapsed_s(self, base: int, now: float) -> float:
-        """Return how long a version has been known here, in seconds; infinity where that is not known."""
+        """Return how long a version has been known here, in seconds; infinity if that is not known."""
         return now - self._known_since.get(base, -math.inf)
 
     def accepts(self, pointer: Pointer) -> bool:
-        """Return whether a fetched update still belongs into the round; if so the caller accumulates it now."""
+        """Return whether a fetched update still belongs in the round. If so, the caller must accumulate it now."""
         self._fetched(pointer)
         if self.round is None or self.phase not in (Phase.OPEN, Phase.GRACE):
-            return False  # too late for this round: it stays a pointer, for the next
+            return False  # too late for this round: the update stays a pointer for the next
         return self.wants(pointer)
 
     def newest(self, pointer: Pointer) -> Pointer:
-        """Return the update to fetch in place of this one: the one that has replaced it, or this one itself."""
+        """Return the update to fetch: the one that has replaced `pointer`, or `pointer` itself."""
         return self._waiting.get((pointer.learner, pointer.base), pointer)
 
     def wants(self, pointer: Pointer) -> bool:
-        """Return whether an update still waits to be merged, and was not replaced by one with more tokens."""
+        """Return whether an update still waits to be merged, and was not replaced by another."""
         return self._waiting.get((pointer.learner, pointer.base)) is pointer
 
     def _fetched(self, pointer: Pointer) -> None:
@@ -377,9 +386,9 @@ class Rounds:
         return self._tick(now) + self.fetches()
 
     def fetches(self) -> list[Action]:
-        """Return what to fetch now: the oldest bases first, and what was heard first; of each learner one at a time.
+        """Return the updates to fetch now, one of each learner: oldest bases first, then those announced first.
 
-        Without grace a round closes as soon as its quorum is in: who always came last in some order would never be.
+        Without grace a round closes as soon as its quorum is in. A fixed order of learners would starve the last one.
         """
         if self.phase not in (Phase.OPEN, Phase.GRACE):
             return []
@@ -392,16 +401,16 @@ class Rounds:
             if place[0] in busy:
                 continue
             if self.round and place in self.round.outdated:
-                continue  # its learner answers with a newer one
+                continue  # its learner is asked for a newer one
             if pointer.base > self.head or self._judge(pointer) or (self.round and place in self.round.arrived):
-                continue  # not yet ours to judge, or settled by the commit of this round
+                continue  # its base is not known here yet, or the commit of this round settles it
             busy.add(place[0])
             self._fetching[place] = pointer
             actions.append(Fetch(pointer))
         return actions
 
     def _turned_away(self, pointer: Pointer, reason: Reason, now: float) -> list[Action]:
-        """Note that an update's bytes are missing or not acceptable."""
+        """Reject an update whose bytes are missing or not acceptable."""
         self._fetched(pointer)
         place = (pointer.learner, pointer.base)
         if self.wants(pointer):
@@ -410,20 +419,22 @@ class Rounds:
                 self._waiting[place] = longer
         self._reject(pointer, reason, now)
         if reason in FINAL and pointer.base == self.head and place not in self._waiting:
-            # It has answered, with nothing that can be merged: nobody waits for more of it.
+            # The learner has answered with an update that cannot be merged. The round need not wait for another.
             return self._passed(pointer.learner, self.head + 1, now) + self.fetches()
         return self._tick(now) + self.fetches()
 
     def _tick(self, now: float) -> list[Action]:
-        """Look at the clock: close the round if there is nothing left to wait for. Due after every event, too: where
-        messages never cease, no timer would ever find the queue empty."""
+        """Look at the clock, and close the round if there is nothing left to wait for.
+
+        Also due after every event: if messages never cease, no timer ever finds the queue empty.
+        """
         r = self.round
         if r is None or self.phase not in (Phase.OPEN, Phase.GRACE):
             held_back = self._held_back and self._opens_next() <= now
             return self._caught_up(now) if held_back or self._in_line else []
         expected = self._expected(now)
         if self._note_expected(r, expected, now):
-            r.kept_open = True  # what it had sent is read now
+            r.kept_open = True  # the outdated update of a learner that is gone is read now
             return self.fetches()
         r.quorum = min(self._pace.quorum, max(1, len(expected)))
         if self.phase is Phase.OPEN and len(r.fresh) >= r.quorum:
@@ -434,20 +445,20 @@ class Rounds:
             granted = adaptive_grace(self._pace, self.period, r.terms, r.quorum_s)
             r.grace_s, r.overlap_steps = granted.seconds, granted.overlap_steps
         if len(r.arrived) >= INPUTS_MAX:
-            return self._close(ClosedBy.FULL, now)  # the others wait for the next
+            return self._close(ClosedBy.FULL, now)  # the other updates wait for the next round
         answered = r.fresh | r.passed.keys()
         everyone = bool(r.arrived) and expected <= answered
-        # Until everybody had the chance to be heard, "everyone" is only whom the log knows.
+        # Until every learner has had the time to be heard, those of the last commits must have answered.
         settled = now >= self._members.hold_until or (bool(self._recent) and self._known() <= answered)
         ending = now >= self._gives_up(r) or (self.phase is Phase.GRACE and now >= self._grace_ends(r))
         if everyone and settled and now >= r.not_before:
-            r.kept_open = r.kept_open or ending  # the last of them was being read
-            # Where the last of them came only after grace, grace is what ended the round.
+            r.kept_open = r.kept_open or ending  # the last update was still being read when the round was to end
+            # If the last answer came only after grace, it is grace that ended the round.
             last = r.opened_at + (r.seen[-1].at if r.seen else 0.0)
             over = self.phase is Phase.GRACE and last > self._grace_ends(r)
             return self._close(ClosedBy.GRACE if over else ClosedBy.EVERYONE, now)
         if ending and r.outdated:
-            r.outdated.clear()  # a learner that has not answered by now keeps the update it had
+            r.outdated.clear()  # learners have not sent newer updates in time, so the outdated ones are read
             r.kept_open = True
             return self.fetches()
         kept_open = now < self._own_until(r)
@@ -462,14 +473,14 @@ class Rounds:
                 return self._close(ClosedBy.DEADLINE, now)
             self._end(now)
             return [Abandon()]
-        if now >= r.called_at + self._pace.heartbeat_s:  # as `deadline` adds it up: else a rounding is due for ever
-            # Calls get lost like everything on the bus, and fetches fail: ask again.
+        if now >= r.called_at + self._pace.heartbeat_s:  # the same sum as in `deadline`: rounding must not differ
+            # Repeat the call and the fetches: messages get lost on the bus, and fetches fail.
             r.called_at = now
             return [self._call(), *self.fetches()]
         return []
 
     def deadline(self, now: float) -> float | None:
-        """Return when `tick` has to be called, `now` where that is overdue; None without a round that waits."""
+        """Return when the next `Tick` is due, `now` if it is overdue; None if nothing waits for the clock."""
         r = self.round
         if r is None or self.phase not in (Phase.OPEN, Phase.GRACE):
             opens = self._opens_next() if self._held_back else math.inf
@@ -477,10 +488,11 @@ class Rounds:
         own_until = self._own_until(r)
 
         def ends(at: float) -> float:
-            """Return when it ends: it is looked at then, so that it is noted that it was kept open, and once more."""
+            """Return when to look at an end: at its time, to note that the round is kept open, and once that is
+            over."""
             return at if now < at else max(at, own_until)
 
-        # At least every heartbeat: calls are repeated, and members fall silent without an event.
+        # Look at least every heartbeat: calls are repeated, and learners fall silent without an event.
         times = [ends(self._gives_up(r)), r.called_at + self._pace.heartbeat_s]
         if self._members.hold_until > now:
             times.append(self._members.hold_until)
@@ -489,9 +501,9 @@ class Rounds:
         return max(now, min(times))
 
     def _appended(self, commit: CommitHeader, now: float) -> None:
-        """Note the next commit of the log, ours or another syncer's; what it left over is taken up again.
+        """Note the next commit of the log, by this syncer or another. Updates of the round that it left out wait again.
 
-        After the last of several call `reopen`: a round opened in between would be for a version that exists.
+        No round is opened here, but on `CaughtUp`: one opened between two commits would create a version that exists.
         """
         ours = self.round is not None and self.phase is Phase.MERGING
         if ours and self.round is not None:
@@ -514,7 +526,7 @@ class Rounds:
                     self._reject(pointer, reason, now)
 
     def _caught_up(self, now: float) -> list[Action]:
-        """Open the next round where a due update on the newest version waits for it."""
+        """Open the next round if a due update on the newest version waits for it."""
         return [self._call(), *self.fetches()] if self._try_to_open(now) else []
 
     def _call(self) -> CallRound:
@@ -522,7 +534,8 @@ class Rounds:
         return CallRound(self.head + 1, afresh=bool(self.round.outdated))
 
     def _try_to_open(self, now: float) -> bool:
-        """Open a round where an update is due, its learner may open another one, and there is room."""
+        """Open a round if an update is due, its learner may open another round, and admission has room; return whether
+        it was opened."""
         due = [pointer for pointer in self._waiting.values() if self._would_open(pointer)]
         ready = [pointer for pointer in due if now >= self._opens_at(pointer.learner)]
         self._held_back = bool(due) and not ready
@@ -548,8 +561,8 @@ class Rounds:
         self._admission.leaves(self._fragment)
 
     def _spoiled(self, by: Collection[bytes], now: float) -> None:
-        """Note that merging the round would give no finite state: those updates are turned away that it is by, the
-        others wait for the next."""
+        """End a round that cannot be committed: reject the updates that cause it; the others wait for the next
+        round."""
         if self.round is not None:
             for place, pointer in self.round.arrived.items():
                 if pointer.digest in by:
@@ -560,14 +573,14 @@ class Rounds:
         self._end(now)
 
     def _lost(self, now: float) -> None:
-        """Note that our merge did not become the log: the round is forgotten until the winner's commit is folded."""
+        """End a round whose merge did not become the log; its updates wait for the next round."""
         if self.round is not None:
             for pointer in self.round.arrived.values():
                 self._waiting.setdefault((pointer.learner, pointer.base), pointer)
         self._end(now)
 
     def _replace(self, pointer: Pointer, now: float) -> None:
-        """Let what came on the same base meanwhile take an update's place, which no round has."""
+        """Replace an update that no round has taken by the one announced on the same base while it was read, if any."""
         place = (pointer.learner, pointer.base)
         longer = self._longer.pop(place, None)
         if longer is not None and self.wants(pointer):
@@ -575,7 +588,7 @@ class Rounds:
             self._waiting[place] = longer
 
     def _end(self, now: float) -> None:
-        """Note that the round has ended: merged, lost, spoiled or given up."""
+        """Forget the round: it was merged, lost, spoiled or given up."""
         for place in list(self._longer):
             self._replace(self._waiting[place], now)
         self.phase, self.round, self._held_back, self._ended_at = Phase.CLOSED, None, False, now
@@ -583,9 +596,9 @@ class Rounds:
     # --- what a commit records ----------------------------------------------------------------------------------------
 
     def next_period(self) -> float:
-        """Return the period that follows the round that is being merged, in steps of the fastest member.
+        """Return the period after the round that is being merged, in steps of the fastest learner.
 
-        One round that took longer than a period may have hung; two in a row say that rounds take so long. Where
+        A single lag longer than a period may come from a request that hung, so only a second one in a row counts. If
         learners wait for versions (`lead`), nothing is overwritten, and the period stays as it is.
         """
         lag = self._lag()
@@ -594,10 +607,10 @@ class Rounds:
         return next_period(self.period, lag, self._shortest, self._longest)
 
     def _lag(self) -> float | None:
-        """Return what passes from due to adoptable in the round that is being merged, in steps of the fastest member;
-        None while these are unknown.
+        """Return the lag of the round that is being merged, in steps of the fastest learner; None while these are
+        unknown.
 
-        Where it waited in vain until it gave up, that is no part of the lag: it gives up after a period.
+        If the round gave up, its wait after the last arrival is no part of the lag: that wait grows with the period.
         """
         r = self.round
         step_s = 0.0 if r is None else self._members.terms(r.expected, ()).fastest_step_s
@@ -609,18 +622,20 @@ class Rounds:
         return (ended - r.due_at + self._close_to_commit.value + self._members.usual_sync_s()) / step_s
 
     def late(self, wall: Callable[[float], float]) -> tuple[Late, ...]:
-        """Return the updates that wait but are not in this round (bounded). `wall` turns our times into dates."""
+        """Return the updates that wait but are not in this round, at most `LISTED_MAX`. `wall` turns a time on the
+        syncer's clock into a date."""
         waiting = list(self._waiting.values())[:LISTED_MAX]
         return tuple(Late(learner=p.learner, base=p.base, digest=p.digest, heard_at=wall(p.heard_at)) for p in waiting)
 
     def rejections(self, wall: Callable[[float], float]) -> tuple[Rejection, ...]:
-        """Return what was turned away and is in no commit yet: final rejections first, what does not fit next time."""
+        """Return the rejections that are in no commit yet, at most `LISTED_MAX`, final ones first. The rest is listed
+        by later commits."""
         turns: dict[str, int] = {}
         order: list[tuple[bool, int, tuple[str, int, str]]] = []
         for place in self._rejections:
             turns[place[0]] = turns.get(place[0], 0) + 1
             order.append((place[2] not in FINAL, turns[place[0]], place))
-        # Final ones first, each learner in its turn: it goes on repeating what it was not told of.
+        # Final ones come first, learner by learner in turn: a learner repeats an update until its rejection is listed.
         listed = [(place, self._rejections[place]) for _, _, place in sorted(order)[:LISTED_MAX]]
         return tuple(
             Rejection(learner=who, base=base, reason=reason, digest=digest, count=count, at=wall(at))
@@ -648,7 +663,8 @@ class Rounds:
         self.rejected_total[reason.value] = self.rejected_total.get(reason.value, 0) + 1
         place = (pointer.learner, pointer.base, reason.value)
         if place not in self._rejections:
-            # One learner's never take the place of another's; what is beyond that is counted only.
+            # Final rejections of one learner take no place from another's. Rejections beyond the limit are only
+            # counted.
             final = reason.value in FINAL
             same = [p for p in self._rejections if (p[2] in FINAL) == final and (not final or p[0] == pointer.learner)]
             if len(same) >= (FINAL_EACH if final else LISTED_MAX):
@@ -660,10 +676,11 @@ class Rounds:
         self.period = commit.period or float(self._shortest)
         for given in commit.inputs:
             self._merged[given.learner] = max(given.base, self._merged.get(given.learner, -1))
-        # Older bases are stale anyway; forgetting them keeps memory bounded by who is here.
+        # Updates on older bases are stale anyway. Forgetting these bases bounds memory by the number of active
+        # learners.
         oldest = commit.version - self._pace.staleness - 1
         self._merged = {who: base for who, base in self._merged.items() if base >= oldest}
-        # Who was waited for and never came, nor said that it would not, is heard, and that is all.
+        # Count the rounds in a row that waited for a learner that neither came nor passed: it only gives signs of life.
         came = {given.learner for given in commit.inputs} | {p.learner for p in commit.waited.passed}
         self._missed = {who: n for who, n in self._missed.items() if who not in came}
         for who in commit.waited.missing:
@@ -685,8 +702,8 @@ class Rounds:
         return set().union(*self._recent)
 
     def _expected(self, now: float) -> set[str]:
-        # Beside who is here: whose update is on its way to us. Who has left can be waited for no longer than that, and
-        # no later round would take what it left behind.
+        # A learner whose update is being fetched is expected, even if it has left: no later round would take that
+        # update.
         here = self._members.expected(self._known(), now)
         absent = {who for who, rounds in self._missed.items() if rounds >= self._absent(who)}
         return (here - absent) | {learner for learner, _ in self._fetching}
@@ -698,15 +715,15 @@ class Rounds:
         return self._may_open and pointer.due and pointer.base == self.head
 
     def _opens_at(self, learner: str) -> float:
-        """Return from when on a learner may open another round: one that is always due would open and close each of
-        them alone, and leave others no time to train in."""
+        """Return when a learner may open another round. A learner that is always due would otherwise open and close
+        every round alone, and leave the others no time to train."""
         last = self._opened_by.get(learner)
         if last is None:
             return -math.inf
         return last + self._bounds.opening * self.period * self._members.usual_step_s(learner)
 
     def _opens_next(self) -> float:
-        """Return when an update that waits may open a round; infinity where none does."""
+        """Return when the first of the waiting updates may open a round; infinity if none may."""
         if not self._may_open:
             return math.inf
         return min((self._opens_at(p.learner) for p in self._waiting.values() if self._would_open(p)), default=math.inf)
@@ -739,7 +756,7 @@ class Rounds:
         )
 
     def _note_expected(self, r: Round, expected: set[str], now: float) -> bool:
-        """Note who came and went; return whether a learner of an outdated update is gone."""
+        """Note the learners that came and went; return whether one with outdated updates is gone."""
         for learner in sorted(expected - r.expected):
             r.note("here", learner, now)
         gone = sorted(r.expected - expected)
@@ -756,14 +773,16 @@ class Rounds:
     def _grace_ends(self, r: Round) -> float:
         assert r.quorum_at is not None, "grace without quorum"
         ends = r.quorum_at + r.grace_s
-        # One learner heard so far does not mean there is only one.
+        # With one learner's update in, others may exist that have not been heard yet.
         return ends if len(r.fresh) > 1 else max(ends, self._members.hold_until)
 
     def _own_until(self, r: Round) -> float:
         """Return until when the round stays open for announced updates that this syncer has not read yet.
 
-        While an update waits behind other fetches there is no end. Once its fetch has begun, the round waits as long as
-        two usual fetches take: a slower body is for the next round. With `grace` 0 the round ends with its quorum."""
+        There is no limit while an update waits behind other fetches. Once its fetch has begun, the round waits as long
+        as two usual fetches take; a slower update is left to the next round. With `grace` 0 the round ends with its
+        quorum.
+        """
         if self.phase is Phase.GRACE and self._pace.grace == 0.0:
             return -math.inf
         if not self._fetching:
@@ -771,7 +790,7 @@ class Rounds:
         return max(self._begun.get(place, math.inf) for place in self._fetching) + self._admission.patience_s
 
     def _gives_up(self, r: Round) -> float:
-        # Where steps are quicker than the store, H of them pass before the first update is here.
+        # If steps are quicker than the store, a period of them passes before the first update is here.
         first_by = 0.0 if r.arrived else r.opened_at + self._pace.silence_s
         return max(r.gives_up_at, self._members.hold_until, first_by)
 

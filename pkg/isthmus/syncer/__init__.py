@@ -1,4 +1,4 @@
-"""The syncer: `agent` hears and speaks, `coordinator` keeps one fragment."""
+"""The syncer: `agent` reads and writes messages on the bus, `coordinator` keeps one fragment."""
 
 from isthmus.syncer.agent import Syncer
 

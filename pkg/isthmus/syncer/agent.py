@@ -1,7 +1,8 @@
 """The syncer: hears learners, keeps fragments, commits. It imports no torch and keeps no state but a fold of the log.
 
-Any number of syncers may run at once, and share the fragments by `holders`; should two believe they hold the same one,
-the conditional create of a commit decides and the loser folds the winner's. A restart folds the log and goes on.
+Any number of syncers may run at once. They share the fragments by `holders`. If two believe that they hold the same
+fragment, the conditional create of a commit decides, and the loser folds the winner's commit. A restarted syncer folds
+the log and goes on.
 """
 
 import asyncio
@@ -58,48 +59,49 @@ from isthmus.version import __version__
 logger = logging.getLogger(__name__)
 
 ACCUMULATORS_MAX = 64
-"""Rounds that hold an accumulator at once: 4 n bytes each, and the updates of a round that
-is merged by `ROBUST`; further rounds wait as pointers."""
+"""Rounds that hold an accumulator at once. Each takes 4 n bytes, and the packed updates of the round if its merge rule
+is in `ROBUST`. The updates of further rounds wait as pointers."""
 
 FETCHES_MAX, FETCHES_EACH = 16, 4
-"""Updates in memory at once, fetched or decoded and not yet accumulated; of one learner."""
+"""Updates in memory at once that are fetched or decoded and not yet accumulated: in all, and of one learner."""
 
 KEPT_MAX = 16
-"""Updates in memory beside those, which were read for a round that closed before."""
+"""Further updates in memory: those that were read too late for their round and are kept for the next."""
 
 LOOKS_MAX = 8
-"""Fragments whose log is looked at at once."""
+"""Fragments whose logs are read for new commits at once."""
 
 FOLDS_MAX = 4
-"""Fragments whose state is folded at once when they are taken over: its state, sum and inputs each."""
+"""Fragments whose states are folded at once when they are taken over: each fold holds a state, a sum and inputs."""
 
 SNAPSHOTS_MAX = 2
 """Snapshots being written at once: 12 n bytes each."""
 
 HEARD_EACH, HEARD_MAX = 512, 16384
-"""Messages that wait to be decoded, of one author and in all."""
+"""The most messages that wait to be decoded, of one author and in all."""
 
 MESSAGES_A_TURN = 32
-"""Messages decoded before others on the loop have their turn."""
+"""Messages that are decoded before other tasks on the event loop have their turn."""
 
 LOOK_LEAST_S = 0.005
 
 TAKES_BYTES_S = 1 << 29
-"""How fast states are taken to be folded, in bytes a second: a share that has just come is folded after as long as that
-takes. Where it is gone again by then, nothing was read for it; where it stays, taking over lasts twice as long."""
+"""The assumed speed of folding states, in bytes a second. Before a newly assigned share of fragments is folded, the
+syncer waits as long as folding takes at this speed. If the share is gone again by then, nothing was read for it; if it
+stays, taking over lasts twice as long."""
 
 HUNG_S = 10.0
-"""A store that has left a request unanswered for this long, and answered no other, is away."""
+"""A store is taken to be away if it has left a request unanswered for this many seconds and answered no other."""
 
 MEANWHILE = "it leaves its fragments to other syncers, merges nothing, and goes on by itself once that is over"
-"""What trouble means to a syncer."""
+"""What a syncer does during an outage, for the log."""
 
 RECOVERIES_MAX = 8
 """Fragments whose commits are read at once at start."""
 
 
 class Syncer:
-    """One syncer process's work, as plain coroutines."""
+    """The work of one syncer process, as plain coroutines."""
 
     def __init__(
         self,
@@ -116,11 +118,11 @@ class Syncer:
         self.tallies = Tallies()
         self.metrics = SyncerMetrics()
         self._came_at: dict[int, float] = {}
-        """Since when fragments are this syncer's that it has no state of."""
+        """Since when this syncer has been assigned each fragment whose state it lacks."""
         self._echoed_at = math.inf
-        """When a word of our own was last heard on the bus; when listening began, before the first."""
+        """When a message of this syncer was last heard back from the bus; before the first, when listening began."""
         self.held: set[int] = set()
-        """Fragments this syncer opens rounds of, as soon as it has their state."""
+        """The fragments of which this syncer opens rounds as soon as it has their state."""
         self._tolerance = Tolerance(runtime)
         self._store = store = store.measured_by(self.metrics)
         if store.regions is not None:
@@ -154,7 +156,7 @@ class Syncer:
             admission=self._admission,
             looks=asyncio.Semaphore(LOOKS_MAX),
             folds=asyncio.Semaphore(FOLDS_MAX),
-            # Each makes a state beside the one there is, 12 n bytes; more at once than there are threads gain nothing.
+            # Each merge makes a second state, 12 n bytes. More merges than threads at once would gain nothing.
             merges=asyncio.Semaphore(runtime.compute.threads),
             snapshots=asyncio.Semaphore(SNAPSHOTS_MAX),
         )
@@ -177,24 +179,25 @@ class Syncer:
 
     @property
     def fold_s(self) -> float:
-        """How long folding the state of a fragment took when it was last taken over, the longest of all, in seconds."""
+        """The longest time that folding a fragment's state took when the fragment was last taken over, in seconds."""
         return max(coordinator.fold_s for coordinator in self.coordinators)
 
     @property
     def heard_of(self) -> tuple[float, int]:
-        """The usual step of the learners that are here [s; 0 while unknown], and how many they are."""
+        """The usual step of the known learners [s; 0 while unknown], and the number of live learners."""
         return self._members.usual_step_s(), len(self._members.expected((), self._runtime.now()))
 
     async def recover(self) -> None:
-        """Read who may take part, and every fragment's log (see `FragmentCoordinator.recover`). Raises what reading
-        them raises."""
+        """Read the membership and every fragment's log (see `FragmentCoordinator.recover`). Raises what reading them
+        raises."""
         await self._log.members.refresh(self._log.store)
         await self._recover()
 
     async def _recover(self) -> None:
-        """Read every fragment's commits to their end. Raises `LogCorrupt` where none can be, `Unavailable`, `Denied`.
+        """Read every fragment's commits to their end. Raises `LogCorrupt` if every fragment is damaged, `Unavailable`,
+        `Denied`.
 
-        States are folded when fragments are taken over.
+        States are folded only when fragments are taken over.
         """
         gate = asyncio.Semaphore(RECOVERIES_MAX)
 
@@ -210,16 +213,17 @@ class Syncer:
         self._show()
 
     def _require_some(self) -> None:
-        """Raise `LogCorrupt` where every fragment is damaged. What is refused is waited for: rights may come back."""
+        """Raise `LogCorrupt` if every fragment is damaged. A fragment whose objects this syncer is denied does not
+        count as damaged: the permission may come back."""
         if all(coordinator.broken and not coordinator.refused for coordinator in self.coordinators):
             raise LogCorrupt(snapshots_prefix(0).split("/", maxsplit=1)[0], self.coordinators[0].broken)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Serve until `stopping` is set; merges under way are finished, then everything ends."""
+        """Serve until `stopping` is set. Merges under way are finished first."""
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(self.vitals.watch())]
             background.append(tasks.create_task(self._attend()))
-            # Whether it exists yet or not: other syncers must be heard at once.
+            # Follow the stream even before it exists: other syncers must be heard from their first message.
             await self._listener.follow(SYNCER_STREAM)
             async for stream, said in self._listener.backlog():
                 self._said.put(stream, (stream, said, True))
@@ -242,7 +246,7 @@ class Syncer:
         self.vitals.rest()
 
     def _show(self) -> None:
-        """Let the gauges say what is the case when they are read."""
+        """Make the gauges compute their values when they are read."""
         m = self.metrics
         m.process.labels("syncer", self._run.digest[:8].hex(), self.name, __version__).set(1)
         m.fold_seconds.set_function(lambda: self.fold_s)
@@ -261,7 +265,7 @@ class Syncer:
             self._said.put(stream, (stream, said, False))
 
     async def _attend(self) -> None:
-        """Hear what was said, one author after the other: whoever says a thousand things waits for itself."""
+        """Handle messages, author by author in turn: an author of a thousand messages delays only its own."""
         while True:
             self._hear(*await self._said.get())
             for _ in range(MESSAGES_A_TURN):
@@ -274,7 +278,7 @@ class Syncer:
         if may_speak(stream, self._log.members):
             return True
         if is_stream(stream):
-            self._unknown.set()  # it may have become a member since we looked
+            self._unknown.set()  # its learner may have become a member since the membership was read
         return False
 
     def _dropped(self, stream: str) -> None:
@@ -294,7 +298,7 @@ class Syncer:
                     self._from_learner(message, old)
         except RecordInvalid as error:
             if error.reason == Reason.NOT_A_MEMBER:
-                self._unknown.set()  # it may have become one since we looked
+                self._unknown.set()  # the author may have become a member since the membership was read
             about = {"reason": error.reason.value, "learner": learner_of(stream)}
             logger.warning("message on %s turned away: %s", stream, error, extra=about)
             counts = self.tallies.rejected
@@ -333,7 +337,7 @@ class Syncer:
         if isinstance(message, Pass):
             self._offer(message.fragment, message.learner, Passed(message.learner, message.version))
             return
-        # What was said before we listened proves no life.
+        # A message from before this syncer listened is no sign of life.
         if not old and isinstance(message, Progress):
             self._members.heard(message.learner, message.incarnation, now)
         elif not old and isinstance(message, Announce | Heartbeat):
@@ -405,7 +409,7 @@ class Syncer:
             await asyncio.sleep(self._holders.beat_s * self._runtime.random.uniform(0.8, 1.0))
 
     async def _hold(self) -> None:
-        """Take over and leave fragments as syncers come and go."""
+        """Take over and leave fragments as syncers come and go, for ever."""
         while True:
             now = self._runtime.now()
             if not any(coordinator.state is not None for coordinator in self.coordinators):
@@ -421,13 +425,13 @@ class Syncer:
             for learner in self._members.forget(now):
                 self.metrics.forget(learner)
                 self.tallies.dropped.pop(learner, None)
-            # What may change by itself is looked at when it does: taking over is to begin at once.
+            # Wake up when a syncer falls silent or a fragment's wait is over, so that taking over begins at once.
             changes_s = min(self._holders.silent_in_s(now), *(at - now for at in waiting.values()), math.inf)
             await asyncio.sleep(min(self._holders.beat_s / 2, max(changes_s, LOOK_LEAST_S)))
 
     def _too_new(self, mine: set[int], now: float) -> dict[int, float]:
-        """Return the fragments whose state is not here and that may be another's again before it could be, with when
-        folding them begins."""
+        """Return the fragments of `mine` that are to be folded later, and when. Their states are not here, and another
+        syncer may hold them again before they could be folded."""
         lacking = {p for p in mine - self.held if self.coordinators[p].state is None}
         self._came_at = {p: self._came_at.get(p, now) for p in lacking}
         parameters = sum(self.coordinators[p].fragment.size for p in lacking)
@@ -435,27 +439,29 @@ class Syncer:
         return {p: came_at + wait_s for p, came_at in self._came_at.items() if now < came_at + wait_s}
 
     def _able(self) -> bool:
-        """Whether this syncer can do what holding a fragment takes: reach the store, hear, and be heard.
+        """Return whether this syncer can hold fragments: it reaches the store, hears others, and is heard.
 
-        It hears what it says itself, like all others. Where that does not come back, nothing else is heard either,
-        whatever the bus answers. A syncer that is not able is left out by the others within its silence, as if it were
-        dead. It goes on asking, and comes back with the first sign of life after the outage.
+        A syncer also hears its own messages. If they do not come back, it hears no others either, whatever the bus
+        answers. The other syncers leave out a syncer that is not able within its silence, as if it were dead. It keeps
+        asking the store, and comes back with its first sign of life after the outage.
         """
         away_s = max(self._connectivity.store_down_s, self._connectivity.refused_s, self._connectivity.bus_down_s)
         deaf_s = self._runtime.now() - self._echoed_at
         return max(away_s, deaf_s) < self._holders.silent_s and self._store.outage.hung_s < HUNG_S
 
     async def _ask(self) -> None:
-        """While the store is away or refuses, ask it for a byte: a syncer that holds nothing has no other reason to."""
+        """Ask the store for a byte while it is away or denies requests: a syncer without fragments may send no other
+        request."""
         while True:
             await asyncio.sleep(self.pace.heartbeat_s)
             if self._store.outage.down_s or self._store.outage.hung_s >= HUNG_S or self._tolerance.refused_s:
                 with contextlib.suppress(Unavailable, ObjectMissing):
-                    await self._log.store.get_range(RUN_KEY, 0, 1)  # raises what has been refused for too long
+                    await self._log.store.get_range(RUN_KEY, 0, 1)  # raises `Denied` after too long a denial
 
     @property
     def _broken(self) -> tuple[int, ...]:
-        """Fragments that cannot be served here: their log cannot be folded to its end, or has not been for too long."""
+        """The fragments that cannot be served here: their logs cannot be read to their ends, or were not for too
+        long."""
         silent_s = self._holders.silent_s
         return tuple(p for p, k in enumerate(self.coordinators) if k.broken or k.overdue(silent_s))
 
@@ -485,7 +491,7 @@ class Syncer:
     async def _last_words(self) -> None:
         self._speaker.say(self._alive(stopping=True))
         await asyncio.sleep(0)
-        # What was committed last should be heard, but an absent bus must not hold up the end.
+        # The last commits should be announced, but an outage of the bus must not delay the end.
         try:
             async with asyncio.timeout(1.0):
                 await self._speaker.flush()

@@ -1,6 +1,6 @@
-"""One fragment at one syncer: its state, its round, its accumulator; the only place where commits are written.
+"""One fragment at one syncer: its state, its round, its accumulator. The only place where rounds are committed.
 
-Of a fragment that another syncer keeps only the commits are read. Its state is folded when it is taken over.
+While another syncer keeps the fragment, only its commits are read. Its state is folded when it is taken over.
 """
 
 import asyncio
@@ -68,13 +68,15 @@ from isthmus.syncer.snapshots import Snapshots
 logger = logging.getLogger(__name__)
 
 INBOX_MAX = 2048
-"""Bus messages that wait for one fragment; beyond that they are dropped, since they will be said again."""
+"""The most bus messages that wait for one fragment. Beyond that the oldest are dropped; their authors will repeat
+them."""
 
 INBOX_EACH = 64
-"""Those of one author among them."""
+"""The most of those messages that are one author's."""
 
 LOOK_S = 0.25
-"""Between two looks at the log that found nothing: words of commits that do not exist cost no more than that."""
+"""Seconds between two reads of the log if the first found nothing. This bounds the cost of announced commits that do
+not exist."""
 
 
 class FragmentCoordinator:
@@ -94,7 +96,7 @@ class FragmentCoordinator:
         say: Callable[[FromSyncer], None],
         updates: Store | None = None,
     ) -> None:
-        """`updates`: the way to what learners stored, where it differs from the log's: a refusal there is no outage."""
+        """`updates`: the store to read updates from, if not the log's. If it denies an update, that is no outage."""
         self.fragment = log.run.layout.fragments[fragment]
         bounds = log.run.header.bounds
         self._inbox: FairQueue[Event] = FairQueue(INBOX_EACH, INBOX_MAX, self._dropped)
@@ -120,24 +122,24 @@ class FragmentCoordinator:
         self._down = codec(log.run.rules.codec_down)
         self._members = log.members
         self._under = log.members.current.version
-        """The membership by which the inputs of the round under way are judged, and under which it is committed."""
+        """The membership version by which the round's inputs are judged, and under which the round is committed."""
         self.histories = ForkDetection(fragment, metrics.histories.inc)
         self._has_slot = False
         self._slot_lock = asyncio.Lock()
         self._merging = False
-        """Whether a round is being merged: what is read meanwhile is for the next."""
+        """Whether a round is being merged. Updates read meanwhile are kept for the next round."""
         self._tasks: asyncio.TaskGroup | None = None
         self._fetching: set[asyncio.Task[None]] = set()
         self._look = asyncio.Event()
 
     @property
     def head(self) -> int:
-        """The newest version folded; 0 before `recover`."""
+        """The newest version whose commit was read or written here; 0 before `recover`."""
         return self.rounds.head
 
     @property
     def state(self) -> State | None:
-        """At `head`; None where only the commits are known."""
+        """The state at `head`; None while only the commits are known."""
         return self._follower.state
 
     def _known_state(self) -> State:
@@ -146,39 +148,40 @@ class FragmentCoordinator:
 
     @property
     def fold_s(self) -> float:
-        """How long folding the state took when the fragment was last taken over, in seconds."""
+        """The time that folding the state took when the fragment was last taken over, in seconds."""
         return self._follower.fold_s
 
     @property
     def broken(self) -> str:
-        """Why the log of this fragment cannot be folded to its end here, or empty."""
+        """The reason why the log of this fragment cannot be folded to its end here, or empty."""
         return self._follower.broken
 
     @property
     def refused(self) -> bool:
-        """Whether it is `broken` because something may not be read here."""
+        """Whether the fragment is `broken` because this syncer is denied an object of its log."""
         return bool(self.broken) and self._follower.refused
 
     @property
     def hole(self) -> str:
-        """Which commit is missing in the log of this fragment, which is kept here all the same; or empty."""
+        """The error that names a missing commit of the fragment's log, or empty. The fragment is served all the
+        same."""
         return self._snapshots.hole
 
     def overdue(self, silent_s: float) -> bool:
-        """See `FragmentReader.overdue`."""
+        """Return whether the fragment should be left to other syncers (see `FragmentReader.overdue`)."""
         return self._follower.overdue(silent_s)
 
     @property
     def waiting(self) -> int:
-        """Events that wait to be handled."""
+        """The number of events that wait to be handled."""
         return len(self._inbox)
 
     def offer(self, author: str, event: FromBus) -> None:
-        """Queue what an author said on the bus; where too much of its own waits, the oldest of that is dropped."""
+        """Queue an event of an author on the bus. If too many of that author's wait, its oldest is dropped."""
         self._inbox.put(author, event)
 
     def hold(self, holding: bool) -> None:
-        """Take the fragment over, or leave it once the round under way is through."""
+        """Take the fragment over, or leave it once the round under way has ended."""
         self._inbox.put_own(Hold(holding))
 
     def _turn(self) -> None:
@@ -189,7 +192,8 @@ class FragmentCoordinator:
         self._metrics.messages_dropped.inc()
 
     async def recover(self) -> None:
-        """Read the commits to their end. A damaged chain leaves the fragment `broken`: not served until it heals."""
+        """Read the commits to their end. If the chain is damaged, the fragment is `broken`: not served until it
+        heals."""
         try:
             at = await self._follower.begin()
         except LogCorrupt as error:
@@ -207,13 +211,13 @@ class FragmentCoordinator:
         self.rounds.restored(at.version, [commit.header for commit in at.last])
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Serve rounds until `stopping` is set; a merge under way is finished first."""
+        """Serve rounds until `stopping` is set. A merge under way is finished first."""
         async with asyncio.TaskGroup() as self._tasks:
             following = self._tasks.create_task(self._follow())
             while not stopping.is_set():
                 event = await self._next()
                 actions = [] if event is None else await self._handle(event)
-                # The clock is looked at after every event: a round ends when its grace ends, whatever else happens.
+                # Look at the clock after every event: a round ends when its grace ends, however many events wait.
                 await self._do([*actions, *self.rounds.on(Tick(), self._runtime.now())])
                 if self._follower.retries:
                     self._look.set()
@@ -223,16 +227,16 @@ class FragmentCoordinator:
                 await self._snapshots.write_last()
 
     async def _next(self) -> Event | None:
-        """Return the next event; None when the clock has to be looked at first."""
+        """Return the next event; None if none comes before the clock has to be looked at."""
         try:
             event = self._inbox.get_nowait()
-            await asyncio.sleep(0)  # with events without end the others of this loop want their turns too
+            await asyncio.sleep(0)  # give other tasks on the event loop a turn, however many events wait
             return event
         except IndexError:
             pass
         now = self._runtime.now()
         deadline = self.rounds.deadline(now)
-        # Without a round there is no deadline; wake up now and then to see whether to stop.
+        # Without a deadline, wake up every heartbeat to see whether to stop.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._pace.heartbeat_s if deadline is None else deadline - now):
                 return await self._inbox.get()
@@ -252,14 +256,14 @@ class FragmentCoordinator:
                     self._follower.broken = ""
                     self._follower.looked(said)
                 elif error is not None and (error.readable is None or self._follower.lacks(error.readable[1])):
-                    self._break(error)  # else we have gone beyond that place by ourselves
+                    self._break(error)  # otherwise this syncer is already beyond the damaged place
                 if through and self._follower.wanted and self.state is not None and not self.rounds.holding:
                     return self.rounds.on(Hold(holding=True), now)
                 return self.rounds.on(CaughtUp(), now)
             case Hold(holding):
                 self._follower.wanted = holding
                 if holding and self.state is None:
-                    self._look.set()  # it is held once its state is folded
+                    self._look.set()  # the fragment is held once its state is folded
                     return []
                 return self.rounds.on(event, now)
             case Announced() | Called() | Passed() | Invalid() | Begun() | Turn():
@@ -285,7 +289,7 @@ class FragmentCoordinator:
             return self.rounds.fetches()
         judge = self._members.versions[self._under]
         if self._members.signed and not judge.permits(update.author, (MemberRole.LEARNER,), pointer.learner):
-            # It was fetched for another round than this one, or became a member since this one opened.
+            # The update was fetched for another round, or its author became a member after this round began.
             return self.rounds.on(Refused(pointer, Reason.NOT_A_MEMBER), self._runtime.now())
         claim = self._claim(update, self.rounds.elapsed_s(pointer.base, fetched_at))
         given = self._recorder.given(pointer, update.header, fetched_at, claim.norm)
@@ -334,8 +338,8 @@ class FragmentCoordinator:
                     self._release()
 
     async def _fetch(self, pointer: Pointer) -> None:
-        """Read an update. It holds a slot until it was added to the round, so that few are in memory; but not while a
-        round is merged, which may take as long as it likes."""
+        """Fetch an update. The fetch keeps its slot until the update was added to the round, which bounds the updates
+        in memory. It keeps no slot while a round is merged, since a merge may take long."""
         await self._slot()
 
         def begun() -> None:
@@ -364,8 +368,8 @@ class FragmentCoordinator:
                 self._limits.admission.fetch_ends(self._runtime.now(), took)
 
     def _set_aside(self, fetched: Fetched) -> None:
-        """Let go of what was read while a round is merged: an update is kept for the next round, a failure is heard of
-        once this one is through."""
+        """Release the slot of a fetch that ended before or while a round is merged. Its update is kept for the next
+        round; a failure is handled after the merge."""
         fetched.done.set()
         if fetched.update is None:
             self._inbox.put_own(fetched)
@@ -399,7 +403,7 @@ class FragmentCoordinator:
             admission.merge_ends(None if began is None else self._runtime.now() - began)
         merged = self._runtime.now()
         if not result.finite:
-            # The one that reaches furthest; where the sum without it is not finite either, the next one after it.
+            # Reject the update that reaches furthest. If the next merge overflows too, it rejects another one.
             worst, others = self._sum.furthest(), len(self._sum.inputs) - 1
             self._warn(
                 "the merge overflows: %s is turned away, %d other updates are merged anew", worst.key, others,
@@ -446,11 +450,11 @@ class FragmentCoordinator:
             period=self.rounds.next_period(),
             usual_length=self._sum.usual_length,
         )
-        # From here on these bytes are the attempt: they do not change until its outcome is known.
+        # From here on the bytes of this attempt do not change until its outcome is known.
         try:
             body = frame.draft(frame.Kind.COMMIT, header).blob
             self._log.seal(body)
-            # What nobody would believe must never take the key.
+            # Check the commit as its readers will: an invalid commit must never take the key.
             commit = await self._runtime.offload(self._log.gate.commit, body, self.fragment.index, version)
         except (LogCorrupt, ValueError) as error:
             self._warn("no commit can say this: %s", error, level=logging.ERROR, version=version)
@@ -460,11 +464,11 @@ class FragmentCoordinator:
         try:
             ours = await self._log.append(self.fragment.index, version, body)
         except LogCorrupt as error:
-            self._break(error)  # something stands under the key that is no commit
+            self._break(error)  # the object under the key is not a valid commit
             return []
         if ours:
             self._tallies.commits += 1
-            first = self._tallies.commits == 1  # the rest are counted, once a minute
+            first = self._tallies.commits == 1  # later commits are counted, in a line a minute
             logger.log(
                 logging.INFO if first else logging.DEBUG,
                 "commit %d/%d merges %d updates of %d expected learners, closed by %s",
@@ -490,13 +494,13 @@ class FragmentCoordinator:
         return await self._catch_up()
 
     def _clipped_total(self) -> dict[str, int]:
-        """Return how many updates counted for less than they said, by reason, the round under way included."""
+        """Return the number of clipped updates by reason, over the log and the round under way."""
         total = Counter(self.rounds.clipped_total)
         total.update(reason for given in self._sum.inputs for reason in given.clipped)
         return dict(total)
 
     async def _put(self, key: str, data: frame.Blob) -> None:
-        """Store an object however long the store is away: giving up would only mean to merge the same again."""
+        """Store an object, however long the store is away: after giving up, the same merge would only be done again."""
         while True:
             try:
                 await self._log.store.put(key, data)
@@ -507,7 +511,8 @@ class FragmentCoordinator:
                 return
 
     async def _look_at_members(self) -> None:
-        """Read the membership to its end, however long the store is away: whoever was expelled is in no later round."""
+        """Read the membership to its end, however long the store is away: an expelled member must be in no later
+        round."""
         while True:
             try:
                 await self._members.refresh(self._log.store)
@@ -521,7 +526,7 @@ class FragmentCoordinator:
                 return
 
     async def _follow(self) -> None:
-        """Look at the log whenever somebody knows more than we do, beside the round under way, one look at a time."""
+        """Read the log whenever it may have more than is known here, one read at a time, beside the round under way."""
         while True:
             await self._look.wait()
             self._look.clear()
@@ -538,13 +543,14 @@ class FragmentCoordinator:
                 except Unavailable as error:
                     self._warn("cannot catch up for now: %s", error)
                     looked = Looked(through=False)
-                # Only now: a round opened on the way would be for a version that exists.
+                # Report the end only now: a round opened on the way would create a version that exists.
                 self._inbox.put_own(looked)
             if self.head == head and had == (self.state is not None):
                 await asyncio.sleep(LOOK_S * self._runtime.random.uniform(0.8, 1.2))
 
     def _go_to(self, at: At) -> None:
-        """Go to where a look at the log came to, unless we are there already; the next round is for later."""
+        """Move to the place that a read of the log has reached, unless this syncer is there already. No round is
+        opened."""
         if not self._follower.begun:
             self._begin(at)
         for commit in at.last:
@@ -556,8 +562,11 @@ class FragmentCoordinator:
             self._snapshots.merged, self._follower.folded = self._follower.folded, None
 
     async def _catch_up(self) -> list[Action]:
-        """Fold what was there first, before anything else is done: the next round stands on it. But not for ever: what
-        somebody has merged may never end for us, and then this fragment is for others to keep."""
+        """Fold the winner's commit before anything else, since the next round builds on it.
+
+        The wait is limited to `silence_s`: reading the winner's inputs may never end here, and then the fragment is
+        left to other syncers.
+        """
         try:
             async with asyncio.timeout(self._pace.silence_s):
                 async for at in self._follower.onward():
@@ -569,11 +578,12 @@ class FragmentCoordinator:
         except (Unavailable, TimeoutError) as error:
             self._warn("cannot catch up for now: %s", str(error) or f"no answer within {self._pace.silence_s:g} s")
             self._look.set()
-            return []  # another round here would be lost as this one was
+            return []  # another round on the old version would be lost too
         return self.rounds.on(CaughtUp(), self._runtime.now())
 
     def _break(self, error: LogCorrupt) -> None:
-        """Stop serving a fragment whose log is damaged; the next snapshot another syncer writes may heal it."""
+        """Stop serving a fragment whose log is damaged. A later snapshot of another syncer may make it readable
+        again."""
         if self.broken != str(error):
             self._warn("is not served here: %s", error, level=logging.ERROR)
         self._follower.broken, self._follower.refused = str(error), error.refused
@@ -581,8 +591,12 @@ class FragmentCoordinator:
         self.rounds.on(Lost(), self._runtime.now())
 
     def _settle(self, commit: Commit, state: State | None) -> None:
-        """A commit is in the log: it becomes the state, and only now is it said. What we had is let go where the commit
-        is another's and the fragment, too."""
+        """Go on to a commit that is in the log, and announce it if this syncer wrote it: a commit is announced only
+        once it is in the log.
+
+        `state`: the state after the commit; None drops the old one, since another syncer committed and keeps the
+        fragment.
+        """
         self._release()
         self._follower.go_to(commit.version, commit.digest, commit.header.members, state)
         if state is None and self.rounds.holding:
@@ -621,7 +635,7 @@ class FragmentCoordinator:
                 return
             await self._limits.accumulators.acquire()
             if self.rounds.round is None:
-                self._limits.accumulators.release()  # the round is over; what was to be fetched stays a pointer
+                self._limits.accumulators.release()  # the round is over: the update to fetch stays a pointer
             else:
                 self._has_slot = True
 

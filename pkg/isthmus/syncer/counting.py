@@ -1,4 +1,4 @@
-"""What the commits of one fragment say, as metrics: rounds that this syncer wrote itself, and the age of the newest."""
+"""Metrics from the commits of one fragment: the rounds that this syncer committed, and the age of the newest commit."""
 
 from isthmus.format.records.objects import CommitHeader
 from isthmus.runtime.clock import Runtime
@@ -6,7 +6,7 @@ from isthmus.runtime.metrics import SyncerMetrics
 
 
 class Counting:
-    """Counts for one fragment."""
+    """The metrics of one fragment."""
 
     def __init__(self, fragment: int, name: str, metrics: SyncerMetrics, runtime: Runtime) -> None:
         self._fragment = fragment
@@ -18,14 +18,14 @@ class Counting:
         metrics.commit_age.labels(fragment).set_function(lambda: runtime.now() - self._committed_at)
 
     def begun(self, version: int, newest: CommitHeader | None) -> None:
-        """Note where the log stands at start."""
+        """Note the version and the newest commit at which the log stands at start."""
         self._metrics.fragment_version.labels(self._fragment).set(version)
         if newest is not None:
             self._committed_at = self._runtime.now() - max(0.0, self._runtime.wall() - newest.written_at)
             self._rejected = dict(newest.rejected_total)
 
     def settled(self, header: CommitHeader) -> None:
-        """Note a commit that became the state; what it did is counted by its writer only."""
+        """Note a commit that was added to the log. Only its writer counts the round."""
         m, w = self._metrics, header.waited
         self._committed_at = self._runtime.now()
         m.fragment_version.labels(self._fragment).set(header.version)

@@ -1,7 +1,7 @@
-"""One learner gets no more than its share of a syncer: of its attention (`FairQueue`) and of its fetches (`FairSlots`).
+"""Fair shares of a syncer: of its message handling (`FairQueue`) and of its fetches (`FairSlots`).
 
-Both serve whoever is there in turn, and bound what each may have waiting. What is dropped is counted by name; whatever
-matters is said again.
+Both serve authors or users in turn and limit the share of each. Dropped messages are counted by author; important
+messages are repeated by their authors.
 """
 
 import asyncio
@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 SLOW_MAX = 1024
-"""Users remembered as slow."""
+"""The most users that are remembered as slow."""
 
 T = TypeVar("T")
 Own = TypeVar("Own")
 
 
 class FairQueue(Generic[T]):
-    """A bounded queue per author, served in turn; the owner's own events go before everybody's."""
+    """A bounded queue per author, served in turn. Events of the queue's owner are served first."""
 
     def __init__(self, each: int, total: int, dropped: Callable[[str], None]) -> None:
-        """`each`: events of one author that wait at most, fewer where many wait; `dropped` is told whose was lost."""
+        """`each`: the most events of one author that wait; fewer if many authors wait. `total`: the most in all.
+        `dropped` is called with the author of each dropped event."""
         self._each = each
         self._total = total
         self._dropped = dropped
@@ -35,12 +36,13 @@ class FairQueue(Generic[T]):
         return len(self._own) + self._size
 
     def put_own(self, event: T) -> None:
-        """Add an event of the owner's; those are few, and never dropped."""
+        """Add an event of the owner. These events are few, and are never dropped."""
         self._own.append(event)
         self._filled.set()
 
     def put(self, author: str, event: T) -> None:
-        """Add an author's event. Where too many of its own wait, the oldest is dropped: newer words say more."""
+        """Add an author's event. If too many of that author's wait, its oldest is dropped, as newer messages say
+        more."""
         queue = self._waiting.setdefault(author, deque())
         queue.append(event)
         self._size += 1
@@ -51,20 +53,20 @@ class FairQueue(Generic[T]):
         self._filled.set()
 
     def take_own(self, kind: type[Own]) -> list[Own]:
-        """Take the owner's events of one kind out of turn."""
+        """Remove the owner's events of one kind, and return them."""
         taken = [event for event in self._own if isinstance(event, kind)]
         self._own = deque(event for event in self._own if not isinstance(event, kind))
         return taken
 
     async def get(self) -> T:
-        """Return the next event, waiting for one."""
+        """Return the next event; wait until there is one."""
         while not self:
             self._filled.clear()
             await self._filled.wait()
         return self.get_nowait()
 
     def get_nowait(self) -> T:
-        """Return the next event. Raises `IndexError` where there is none."""
+        """Return the next event. Raises `IndexError` if there is none."""
         if self._own:
             return self._own.popleft()
         if not self._waiting:
@@ -80,7 +82,7 @@ class FairQueue(Generic[T]):
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """Somebody who waits for a slot."""
+    """A wait for a slot."""
 
     user: str
     comes: asyncio.Future[None]
@@ -89,7 +91,7 @@ class _Turn:
 
 
 class FairSlots:
-    """A pool of slots in which one user holds at most a share, and only one after it held one for too long."""
+    """A pool of slots in which each user holds at most a share, or one slot after it was judged slow."""
 
     def __init__(self, total: int, each: int) -> None:
         self._free = total
@@ -100,9 +102,9 @@ class FairSlots:
 
     @asynccontextmanager
     async def slot(self, user: str, begun: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
-        """Hold a slot; wait for one where none is free, or the user has its share.
+        """Hold a slot; wait for one if none is free or the user has its share.
 
-        `begun` is called once it waits for nobody but the user's own others any more.
+        `begun` is called when the user gets the slot, or when it waits only because of the user's own other slots.
         """
         if self._waiting or not self._may(user):
             turn = _Turn(user, asyncio.get_running_loop().create_future(), begun)
@@ -125,7 +127,7 @@ class FairSlots:
             self._give_back(user)
 
     def judge(self, user: str, slow: bool) -> None:
-        """Note whether a user's last slot was held until its time was over."""
+        """Note whether a user is slow: its last slot was held until the time limit."""
         if slow and len(self._slow) >= SLOW_MAX:
             self._slow.clear()
         (self._slow.add if slow else self._slow.discard)(user)
@@ -145,12 +147,12 @@ class FairSlots:
         self._serve()
 
     def _serve(self) -> None:
-        """Hand free slots to those who wait, in order, passing over whoever has its share."""
+        """Hand free slots to the waiting users, in order, passing over users that have their share."""
         passed_over: deque[_Turn] = deque()
         while self._waiting and self._free > 0:
             turn = self._waiting.popleft()
             if turn.comes.done():
-                continue  # cancelled
+                continue  # the wait was cancelled
             may = self._may(turn.user)
             if may:
                 self._take(turn.user)

@@ -1,4 +1,4 @@
-"""How an update that was announced is read from the store and judged, whoever wrote it and whatever it is."""
+"""Fetching announced updates: reads an update from the store and checks it. Its author is not trusted."""
 
 import asyncio
 import logging
@@ -17,14 +17,15 @@ from isthmus.syncer.fairness import FairSlots
 logger = logging.getLogger(__name__)
 
 FETCH_S, FETCH_BYTES_S = 30.0, 1 << 20
-"""An update may take this long to fetch, and a second more for so many bytes: bodies may be slow, or never end."""
+"""The time limit of fetching an update: these seconds, and a second more for so many bytes. Bodies may be slow, or
+never end."""
 
 
 class Fetcher:
     """Fetches the updates of one fragment."""
 
     def __init__(self, log: Log, store: Store, fragment: Fragment, runtime: Runtime, slots: FairSlots) -> None:
-        """`store`: the way to what learners stored; `slots` are shared by all fragments."""
+        """`store`: where updates are read. `slots` are shared by all fragments."""
         self._log = log
         self._store = store
         self._fragment = fragment
@@ -32,13 +33,13 @@ class Fetcher:
         self._slots = slots
 
     async def fetch(self, pointer: Pointer) -> tuple[Update | None, Reason | None]:
-        """Return the update, or why it is turned away; neither where it cannot be had for now.
+        """Return the update, or the reason why it is rejected; neither if it cannot be read for now.
 
-        Whoever calls holds the learner's slot until what was fetched is dealt with.
+        The caller holds a slot of the learner until the result was handled.
         """
         try:
             async with asyncio.timeout(FETCH_S + pointer.size / FETCH_BYTES_S):
-                # One byte more than announced, so that a larger object is noticed and never read whole.
+                # Read at most one byte more than announced: a larger object is noticed, and never read whole.
                 blob = await checked.read(self._store, self._runtime, pointer.key, pointer.size + 1, cut=True)
             self._slots.judge(pointer.learner, slow=False)
             if len(blob) != pointer.size:
@@ -66,7 +67,7 @@ class Fetcher:
         except Denied as error:
             self._warn("may not be read: %s", pointer, error)
             if not await self._is_refused():
-                # Another account's object, another key, an archive: whatever it is, it is this update's affair.
+                # Only this object is denied: it may belong to another account, use another key, or be archived.
                 return None, Reason.UNREADABLE
         except TimeoutError as error:
             self._slots.judge(pointer.learner, slow=True)
@@ -76,7 +77,8 @@ class Fetcher:
         return None, None
 
     async def _is_refused(self) -> bool:
-        """Return whether it is this syncer that is refused, not one learner's object: then the run object is, too."""
+        """Return whether the store denies this syncer everything, not just one object: then the run object is denied
+        too."""
         try:
             await self._log.store.get_range(RUN_KEY, 0, 1)
         except (Unavailable, Denied):

@@ -1,4 +1,5 @@
-"""How one fragment is read from its log: the commits alone while another keeps it, its state once it is wanted here."""
+"""Reading one fragment from its log: only the commits while another syncer keeps it, the state once it is wanted
+here."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -15,42 +16,44 @@ from isthmus.runtime.clock import Runtime
 logger = logging.getLogger(__name__)
 
 FOLDS_TRIED = 3
-"""Folds in a row that the store cuts short, after which a fragment is left to others; they are tried again even so."""
+"""Folds in a row that the store cut short, after which a fragment is left to other syncers. Folding is retried all the
+same."""
 
 FOLD_S, FOLD_BYTES_S = 10.0, 8 << 20
-"""A fragment that is being folded is left to others where no object comes for as long as that, and a second more for so
-many bytes of its state."""
+"""A fragment that is being folded is left to other syncers if no object arrives for these seconds, and a second more
+for so many bytes of its state."""
 
 At = fold.At[State] | fold.At[None]
-"""With the state, or as its commits alone tell of it."""
+"""A fragment at one version of its log: with its state, or known from its commits alone."""
 
 
 class FragmentReader:
-    """Where one fragment's log has been read to, what is known of it beyond, and the state where that is wanted."""
+    """How far one fragment's log was read, which versions are known beyond that, and the state if it is wanted."""
 
     def __init__(self, log: Log, fragment: Fragment, pace: Pace, runtime: Runtime) -> None:
         self.state: State | None = None
-        """At `version`; None where only the commits are known."""
+        """The state at `version`; None while only the commits are known."""
         self.wanted = False
-        """Whether this syncer is to hold the fragment, which takes its state."""
+        """Whether this syncer is to hold the fragment, for which it needs the state."""
         self.broken = ""
-        """Why the log cannot be folded to its end here, or empty."""
+        """The reason why the log cannot be folded to its end here, or empty."""
         self.refused = False
-        """Whether that is because something may not be read here."""
+        """Whether the reason is that this syncer is denied an object."""
         self.version = 0
         self.digest = log.run.digest
-        """Of the commit that made `version`: what the next commit must name."""
+        """The digest of the commit that made `version`, which the next commit must name."""
         self.under = 0
-        """The membership which that was made under."""
+        """The membership version under which that commit was made."""
         self.begun = False
-        """Whether any place in the log has been read."""
+        """Whether the log has been read at all."""
         self.need = max(2, pace.staleness + 1)
+        """The number of newest commits that must be there."""
         self.keep = max(REMEMBERED, self.need)
-        """The newest commits that are asked for, and those that have to be there."""
+        """The number of newest commits that are read."""
         self.fold_s = 0.0
-        """How long folding the state took when the fragment was last taken over, in seconds."""
+        """The time that folding the state took when the fragment was last taken over, in seconds."""
         self.folded: int | None = None
-        """Bytes of updates merged on the way from a snapshot to the state; whoever takes that state takes them, too."""
+        """The bytes of updates that the last fold merged after its snapshot; None once they were taken into account."""
         self._log = log
         self._fragment = fragment
         self._pace = pace
@@ -60,37 +63,38 @@ class FragmentReader:
         self._following = fold.ChainOnly()
         self._retry_at = 0.0
         self._known = 0
-        """The newest version that is in the log, as a commit of ours was refused for it."""
+        """The newest version that must be in the log, since it stopped a commit of this syncer."""
         self._said = 0
-        """The newest version that somebody says is there, unless a look at the log has found that it is not."""
+        """The newest version that a message names; 0 after a read of the log did not find it."""
         self._behind_since = runtime.now()
         self._read = 0
         """Bytes of updates read since folding began."""
         self._moved_at = runtime.now()
-        """When folding the state began, or last read a part of it."""
+        """When folding the state began, or last read an object."""
         self._folding = False
         self._failed = 0
-        """Folds in a row that the store did not let come to an end."""
+        """Folds in a row that the store cut short."""
 
     @property
     def folds(self) -> bool:
-        """Whether the state is wanted. Where folding it failed, only folding it tells that it goes again."""
+        """Whether the state is to be folded. After folding has failed, only another fold can show that it works
+        again."""
         return self.wanted or bool(self.broken) or self._failed >= FOLDS_TRIED
 
     @property
     def retries(self) -> bool:
-        """Whether it is time to look at the log again. An object that was damaged on its way may be whole in the store.
-        A version that somebody named counts until one look at the log has come to its end."""
+        """Whether it is time to read the log again. An object that was damaged in transfer may be whole in the store. A
+        version that a message names counts until a read has reached the end of the log."""
         lacking = self.folds and self.state is None
         behind = self.version < max(self._known, self._said)
         return (lacking or behind or bool(self.broken)) and self._runtime.now() >= self._retry_at
 
     def lacks(self, version: int) -> bool:
-        """Return whether a log that can be read up to this version is not enough to go on here."""
+        """Return whether this syncer cannot go on if the log is readable only up to `version`."""
         return self.version <= version or (self.folds and self.state is None)
 
     def learn_of(self, version: int, *, hearsay: bool = False) -> None:
-        """Note that a version is in the log; `hearsay`: somebody says so."""
+        """Note that a version is in the log; `hearsay`: only a message says so."""
         if self.version >= max(self._known, self._said):
             self._behind_since = self._runtime.now()
         if hearsay:
@@ -100,28 +104,28 @@ class FragmentReader:
 
     @property
     def said(self) -> int:
-        """The newest version that somebody says is there."""
+        """The newest version that a message names; 0 if a read of the log did not find it."""
         return self._said
 
     def looked(self, said: int) -> None:
-        """Note that a look at the log has come to its end. What was `said` when it began, and is not in the log then,
-        was false."""
+        """Note that a read has reached the end of the log. `said`: the value of `said` when the read began; if the log
+        does not have that version, it was false."""
         if self.version < self._said <= said:
             self._said = 0
 
     def overdue(self, silent_s: float) -> bool:
-        """Return whether this fragment is for others to keep: they know of a version that could not be read here for
-        longer than `silent_s`, the silence of a syncer taken for dead [s], or its state does not come."""
+        """Return whether to leave this fragment to other syncers: a known version could not be read here for longer
+        than `silent_s`, the silence after which a syncer is taken for dead [s], or folding fails or stalls."""
         now = self._runtime.now()
         if self._failed >= FOLDS_TRIED:
             return True
-        if self._folding:  # what waits for its turn to be folded is not late, whatever that takes
+        if self._folding:  # what counts is the time since the fold last read an object, not the wait for its turn
             return now - self._moved_at > FOLD_S + self._state_bytes / FOLD_BYTES_S
         return self.version < max(self._known, self._said) and now - self._behind_since > silent_s
 
     def go_to(self, version: int, digest: bytes, under: int, state: State | None) -> None:
-        """Stand at a version, made by the commit of this digest under that membership, with its state where that is
-        here."""
+        """Move to a version: `digest` is that of the commit that made it, `under` its membership version; `state` is
+        None if only the commits are known."""
         self.version, self.digest, self.under, self.state = version, digest, under, state
 
     async def begin(self) -> fold.At[None]:
@@ -131,7 +135,8 @@ class FragmentReader:
         return at
 
     async def onward(self) -> AsyncIterator[At]:
-        """Read what others committed, and fold it where the state is wanted. Raises `LogCorrupt`, `Unavailable`."""
+        """Read the commits after `version`, and fold them if the state is wanted. Yields the places reached. Raises
+        `LogCorrupt`, `Unavailable`."""
         self._retry_at = self._runtime.now() + self._pace.heartbeat_s
         p, folds = self._fragment.index, self.folds
         try:
@@ -147,7 +152,7 @@ class FragmentReader:
                 if not folds:
                     return
         except LogCorrupt as error:
-            # What comes next may have been collected while we were away: start again from a snapshot.
+            # The next commits may have been collected while this syncer was away: start again from a snapshot.
             logger.warning("fragment %d: starts again from a snapshot: %s", p, error, extra={"fragment": p})
         if folds:
             yield await self._fold()
@@ -170,6 +175,6 @@ class FragmentReader:
         return at
 
     def _moved(self, size: int = 0) -> None:
-        """Note that an object was read, and how many bytes of an update that were."""
+        """Note that an object was read; `size`: its bytes if it is an update, else 0."""
         self._moved_at = self._runtime.now()
         self._read += size

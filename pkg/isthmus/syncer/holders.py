@@ -1,7 +1,8 @@
-"""Who holds which fragment: a rendezvous hash over the syncers heard from lately. Pure; no lease, no election.
+"""Which syncer holds which fragment: a rendezvous hash over the syncers heard from lately. Pure; no lease, no election.
 
-Everybody computes it alone, from what it hears, and may be wrong for a moment: two syncers that both believe they hold
-a fragment cost one round done twice, since the conditional commit decides. A standby is just another one of them.
+Each syncer computes this alone, from the messages it hears, and may be wrong for a moment. If two syncers both believe
+that they hold a fragment, one round is done twice, and the conditional create of the commit decides. A standby is just
+another syncer.
 """
 
 import functools
@@ -12,14 +13,15 @@ from dataclasses import dataclass, field
 from isthmus.format.rules import Pace
 
 BEATS_PER_INTERVAL = 4
-"""Signs of life of a syncer per heartbeat interval: a dead one is to be noticed sooner than a dead learner."""
+"""Signs of life of a syncer per heartbeat interval: a dead syncer must be noticed sooner than a dead learner."""
 
 SILENT_BEATS = 3
-"""Missed in a row, after which a syncer is taken for dead. One that was merely late loses nothing by it, see above."""
+"""Signs of life missed in a row after which a syncer is taken for dead. If the syncer was merely late, one round may be
+done twice."""
 
 
 def preference(syncer: str, fragment: int) -> bytes:
-    """Return what is compared: of the living, the one with the highest holds the fragment."""
+    """Return the rendezvous hash of a syncer and a fragment: the live syncer with the highest holds the fragment."""
     return hashlib.blake2b(f"{fragment}/{syncer}".encode(), digest_size=16).digest()
 
 
@@ -32,7 +34,7 @@ class _Peer:
 
 @dataclass(slots=True)
 class Holders:
-    """The syncers heard of, as one of them sees it."""
+    """The syncers that one syncer has heard of, and the fragments that it holds among them."""
 
     name: str
     pace: Pace
@@ -51,7 +53,8 @@ class Holders:
         return SILENT_BEATS * self.beat_s
 
     def heard(self, syncer: str, now: float, broken: Collection[int] = (), *, able: bool = True) -> None:
-        """Note a sign of life of another syncer, the fragments it cannot fold, and whether it can serve at all."""
+        """Note a sign of life of another syncer: the fragments that it cannot serve, and whether it can serve at
+        all."""
         if syncer != self.name:
             self._peers[syncer] = _Peer(now, frozenset(broken), able)
 
@@ -60,24 +63,24 @@ class Holders:
         self._peers.pop(syncer, None)
 
     def gap(self, now: float) -> None:
-        """Note that the bus was away until now: silence until here says nothing."""
+        """Note that the bus was away until now: earlier silence of a syncer proves nothing."""
         for peer in self._peers.values():
             peer.heard_at = now
 
     def silent_in_s(self, now: float) -> float:
-        """Return how soon another syncer will be taken for dead unless it is heard, in seconds."""
+        """Return how soon the next of the other syncers will be taken for dead unless it is heard, in seconds."""
         return min((peer.heard_at for peer in self._peers.values()), default=now) + self.silent_s - now
 
     def held(self, now: float, broken: Collection[int] = (), *, able: bool = True) -> set[int]:
-        """Return the fragments this syncer holds now; `broken` are those it cannot fold itself.
+        """Return the fragments that this syncer holds now; `broken` are those that it cannot serve itself.
 
-        One that is not `able` leaves everything to those who are; with nobody there it keeps what it has, for the
-        moment its outage ends.
+        A syncer that is not `able` leaves all fragments to the able ones. If there are none it keeps its fragments, to
+        go on when its outage ends.
         """
         silent = now - self.silent_s
         self._peers = {name: peer for name, peer in self._peers.items() if peer.heard_at >= silent}
         if now < self.started_at + 1.5 * self.beat_s:
-            return set()  # whoever is there has not had the chance to be heard
+            return set()  # the other syncers have not had the time to be heard
         there = {name: peer for name, peer in self._peers.items() if peer.able}
         if there and not able:
             broken = range(self.fragments)
@@ -89,7 +92,8 @@ class Holders:
 def _fragments_of(
     name: str, broken: frozenset[int], others: tuple[tuple[str, tuple[int, ...]], ...], fragments: int
 ) -> frozenset[int]:
-    """Return the fragments of `name` among these syncers; asked many times a second, changed seldom."""
+    """Return the fragments that `name` holds among these syncers. Cached, since it is called often and seldom
+    changes."""
     mine = set()
     for p in range(fragments):
         able = [other for other, unable in others if p not in unable]

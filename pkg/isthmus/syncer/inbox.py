@@ -1,5 +1,4 @@
-"""What happens to a fragment at a syncer beside its rounds: fetches and looks at the log, as its coordinator is
-told."""
+"""The events of a fragment's coordinator that are not events of its rounds: ends of fetches and of reads of the log."""
 
 import asyncio
 from dataclasses import dataclass
@@ -13,14 +12,14 @@ from isthmus.syncer.fragment_reader import At
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A commit is said to exist."""
+    """A message says that a commit exists."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The outcome of a fetch; `done` is set once it was dealt with, so that memory in flight stays bounded."""
+    """The outcome of a fetch. `done` is set once it was handled, so that the memory in use stays bounded."""
 
     pointer: Pointer
     update: Update | None
@@ -31,7 +30,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """Others committed: the fragment as a look at the log found it; `done` as with `Fetched`."""
+    """A read of the log has reached a new place. `done` is set once it was handled."""
 
     at: At
     done: asyncio.Event
@@ -39,13 +38,13 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A look at the log is over; `through` where it came to the end of it."""
+    """A read of the log is over; `through`: whether it reached the end of the log."""
 
     through: bool
     error: LogCorrupt | None = None
-    """Why the log cannot be folded to its end, where that is so."""
+    """Why the log cannot be folded to its end; None if it can, or if the store was away."""
     said: int = 0
-    """The newest version that somebody said is there, when the look began."""
+    """The newest version that a message had named when the read began."""
 
 
 FromBus = Announced | Called | Passed | Heard | Invalid

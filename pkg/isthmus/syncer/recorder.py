@@ -1,4 +1,4 @@
-"""What a commit records beside its values: whose updates it merged, when they came, and how its round waited."""
+"""What a commit records about its round: the updates that it merged, when they came, and how long each phase took."""
 
 from isthmus.format.records.fields import SECONDS_MAX
 from isthmus.format.records.objects import INPUTS_MAX, SEEN_MAX, Input, Passing, UpdateHeader, Waited
@@ -9,13 +9,13 @@ from isthmus.runtime.clock import Runtime
 
 
 class Recorder:
-    """Puts dates to what happened on this syncer's clock."""
+    """Builds the records of a round, and turns times on this syncer's clock into dates."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     def given(self, pointer: Pointer, header: UpdateHeader, fetched_at: float, norm: float) -> Input:
-        """Return an update, so long, as an input of the round it just came to, with the weight that it asks for."""
+        """Return the record of an update of length `norm` that has just arrived, with the weight that it asks for."""
         return Input(
             key=pointer.key,
             digest=pointer.digest,
@@ -37,11 +37,12 @@ class Recorder:
         )
 
     def wall(self, at: float) -> float:
-        """Return the date of a time on our clock."""
+        """Return the date of a time on this syncer's clock."""
         return max(0.0, self._runtime.wall() - (self._runtime.now() - at))
 
     def waited(self, r: Round, closed_by: ClosedBy, merge_s: float, publish_s: float) -> Waited:
-        """Return how a round waited, its merge and the storing of what it published [s]."""
+        """Return the record of a round's waits. `merge_s`, `publish_s`: the durations of merging and of storing the
+        value [s]."""
         return Waited(
             called_by=r.called_by,
             quorum=r.quorum,
@@ -73,5 +74,5 @@ class Recorder:
 
 
 def _bounded(seconds: float) -> float:
-    """Durations are what learners say of themselves, and sums of that: they must fit into a commit."""
+    """Return a duration [s] limited to what a commit can record: durations come from what learners state."""
     return min(max(0.0, seconds), SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""The sum of one round: each update is judged beside what is usual, and added for as much as it is believed to be."""
+"""The sum of one round: each update is compared to what is usual, and is added with the weight that is believed."""
 
 import logging
 import math
@@ -18,11 +18,11 @@ from isthmus.runtime.clock import Runtime
 logger = logging.getLogger(__name__)
 
 EXPLODES = 0.1
-"""An update that is cut to less than this of its length is worth a word."""
+"""An update that is cut to less than this share of its length is logged as a warning."""
 
 
 class RoundSum:
-    """What one fragment's round has added up, and by which judgement."""
+    """The sum of one fragment's round, and the judgement of its updates."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class RoundSum:
         runtime: Runtime,
         state: Callable[[], State],
     ) -> None:
-        """`usual`: what is known of usual updates; `state`: the fragment's newest state."""
+        """`usual`: what is known of usual updates. `state` returns the fragment's newest state."""
         self._fragment = fragment
         self._outer = outer
         self._runtime = runtime
@@ -40,30 +40,30 @@ class RoundSum:
         self.usual = usual
         self.total: Accumulator | None = None
         self.inputs: list[Input] = []
-        """The updates in it, with their weights."""
+        """The updates in the sum, with their effective weights."""
         self._unjudged: list[tuple[Packed, Input, Claim]] = []
-        """What came while nothing was known of what is usual: packed, until the round closes."""
+        """The updates that came while nothing was known of what is usual. They stay packed until the round closes."""
         self._claims: list[Claim] = []
-        """What the updates of this round claim, those that were rejected included."""
+        """The claims of the round's updates, rejected ones included."""
 
     def clear(self) -> None:
-        """Begin a new round."""
+        """Clear the sum for a new round."""
         self.total, self.inputs, self._unjudged, self._claims = None, [], [], []
 
     def note(self, commit: CommitHeader) -> None:
-        """Learn from a commit what is usual."""
+        """Learn from a commit what updates are usual."""
         self.usual.note(commit.version, commit.inputs, commit.usual_length)
 
     @property
     def usual_length(self) -> float:
-        """The usual length of updates once this round is merged."""
+        """The usual length of updates after this round is merged [norm per root of a step]."""
         return self.usual.after(self.inputs)
 
     async def offer(self, gradient: Packed, given: Input, claim: Claim) -> bool:
-        """Judge an update and add it; return False where it is far longer than usual, and rejected.
+        """Judge an update and add it to the sum; return False if it is far longer than usual and thus rejected.
 
-        While nothing is known of what is usual, as in a run's first round, all updates of the round are judged
-        together by `settle`: which of them comes first decides nothing.
+        While nothing is known of what is usual, as in a run's first round, `settle` judges all updates of the round
+        together, so that their order does not matter.
         """
         if not self.usual.known:
             self._unjudged.append((gradient, given, claim))
@@ -87,7 +87,8 @@ class RoundSum:
         return True
 
     async def settle(self) -> None:
-        """Judge and add the updates that came while nothing was known of what is usual."""
+        """Judge and add the updates that came while nothing was known of what is usual. To be called before the
+        merge."""
         waiting, self._unjudged = self._unjudged, []
         among = [claim for _, _, claim in waiting]
         among = [self.usual.timed(claim, among) for claim in among]
@@ -95,7 +96,7 @@ class RoundSum:
             await self._take(gradient, given, self._judge(claim, among))
 
     def furthest(self) -> Input:
-        """Return the update that reaches furthest: without it, a sum that overflows may not."""
+        """Return the update with the greatest weight · length: a sum that overflows may not overflow without it."""
         return max(self.inputs, key=lambda given: given.weight * (given.scale * given.norm))
 
     def _judge(self, claim: Claim, among: Sequence[Claim]) -> Believed:
@@ -118,7 +119,7 @@ class RoundSum:
         )
 
     def _add(self, gradient: Packed, believed: Believed, learner: str) -> Accumulator:
-        """Return the sum with one more, begun where it is the first. Not for the loop: it clears and sums."""
+        """Return the sum with one more update; the first update creates it. Not for the event loop: it takes long."""
         total = self.total or Accumulator(self._fragment, self._outer, self._runtime.compute)
         total.add(gradient, believed.weight, believed.scale, learner=learner)
         return total

@@ -1,4 +1,4 @@
-"""What the fragments of one syncer share: places in line, and tallies."""
+"""What the fragments of one syncer share: limits, updates read ahead, and tallies."""
 
 import asyncio
 from collections import OrderedDict
@@ -9,13 +9,13 @@ from isthmus.syncer.fairness import FairSlots
 from isthmus.syncer.inbox import Fetched
 
 DROPPED_MAX = 1024
-"""Names of which dropped messages are counted one by one."""
+"""The most authors of which dropped messages are counted."""
 
 
 class ReadAhead:
-    """Updates that were read for a round that closed before: the next round takes them, and they are not read again.
+    """Updates that were read too late for their round. The next round takes them, so that they are not read again.
 
-    Bounded; whatever is the oldest goes first, and would be read again.
+    Bounded: the oldest update is dropped first, and is then read again.
     """
 
     def __init__(self, most: int) -> None:
@@ -29,13 +29,13 @@ class ReadAhead:
             self._updates.popitem(last=False)
 
     def take(self, fragment: int, digest: bytes) -> Fetched | None:
-        """Return an update that was kept, which is not kept any more; None where there is none."""
+        """Remove an update and return it; None if it is not kept."""
         return self._updates.pop((fragment, digest), None)
 
 
 @dataclass(slots=True)
 class Limits:
-    """What the fragments of one syncer share."""
+    """The limits that the fragments of one syncer share."""
 
     accumulators: asyncio.Semaphore
     fetches: FairSlots
@@ -49,13 +49,13 @@ class Limits:
 
 @dataclass(slots=True)
 class Tallies:
-    """What a syncer did since it started."""
+    """Counts of what a syncer has done since it started."""
 
     commits: int = 0
     commits_lost: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
-    """Messages that found too many before them, by author."""
+    """Messages that were dropped since too many waited, by author."""
 
     def drop(self, author: str) -> None:
         """Count a dropped message."""

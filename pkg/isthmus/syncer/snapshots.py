@@ -1,5 +1,4 @@
-"""Of a fragment that is kept here: when its state is written as a snapshot, from which others fold, and whether the log
-is whole for them."""
+"""Snapshots of a fragment that this syncer keeps, from which others fold, and checks that its log has no holes."""
 
 import asyncio
 import logging
@@ -18,20 +17,20 @@ from isthmus.runtime.clock import Runtime
 logger = logging.getLogger(__name__)
 
 WORTH, LEAST = 2, 16 << 20
-"""Updates merged since the newest snapshot, in snapshots' bytes, after which the next one is written; and in bytes, of
-which fewer are folded in a moment."""
+"""The bytes of updates merged since the newest snapshot after which the next one is written: a multiple of a state's
+bytes, and a least number, since fewer are folded in a moment."""
 
 WHOLE_EVERY_S = 600.0
-"""Between two looks for commits that are missing, each after a snapshot."""
+"""The least seconds between two checks for missing commits. Each check follows a snapshot."""
 
 
 def snapshot_after(rules: Rules, size: int) -> int:
-    """Return the bytes of updates merged into a fragment of so many parameters after which a snapshot is due."""
+    """Return the bytes of merged updates after which a snapshot is due, for a fragment of `size` parameters."""
     return max(WORTH * state_bytes(rules) * size, LEAST)
 
 
 class Snapshots:
-    """The snapshots of one fragment that this syncer writes, one at a time."""
+    """Writes the snapshots of one fragment, one at a time."""
 
     def __init__(
         self,
@@ -42,11 +41,11 @@ class Snapshots:
         turns: asyncio.Semaphore,
         newest: Callable[[], State | None],
     ) -> None:
-        """`turns` is shared by all fragments; `newest` returns the state by now, None where it is not here."""
+        """`turns` is shared by all fragments. `newest` returns the newest state, or None if it is not here."""
         self.merged = 0
-        """Bytes of updates merged since the newest snapshot, as far as is known."""
+        """Bytes of updates merged since the newest snapshot, as far as known."""
         self.hole = ""
-        """Which commit was missing when the log was last looked through, or empty."""
+        """The error that names a missing commit, from the last check of the log; or empty."""
         self._log = log
         self._fragment = fragment
         self._pace = pace
@@ -60,25 +59,26 @@ class Snapshots:
         self._task: asyncio.Task[None] | None = None
 
     def look(self, version: int, tasks: asyncio.TaskGroup) -> None:
-        """Begin to write one, where one is due at this version."""
+        """Begin to write a snapshot if one is due at this version."""
         if self.is_due(version):
             self._task = tasks.create_task(self.write())
 
     def is_due(self, version: int) -> bool:
-        """Return whether who takes over should find a newer snapshot: it reads that one and what was merged since."""
+        """Return whether a snapshot is due. A syncer that takes over reads the newest one and the updates merged
+        since."""
         if self._task is not None and not self._task.done():
             return False
         by_versions = (version + self._fragment.index) % self._pace.snapshot_every == 0
         return by_versions or self.merged >= self._after
 
     async def write(self) -> None:
-        """Write one when its turn comes; where the store is away there is none."""
+        """Write a snapshot when its turn comes. If the store is away, none is written."""
         p = self._fragment.index
         async with self._turns:
-            # What it is by now: while others are written, no state is kept that has been left behind meanwhile.
+            # Take the newest state only now: while other snapshots are written, no old state is kept in memory.
             state, told = self._newest(), self.merged
             if state is None:
-                return  # it is another's, who writes its own
+                return  # another syncer keeps the fragment, and writes its snapshots
             blob = await self._runtime.offload(merge.snapshot, state, p, self._log.run.digest)
             digest = await self._log.sealed_digest(blob)
             try:
@@ -93,7 +93,8 @@ class Snapshots:
             await self._look_for_holes()
 
     async def _look_for_holes(self) -> None:
-        """See whether every commit is there. Who keeps the fragment would not miss one; others would, and replay."""
+        """Check that every commit is there. This syncer would not notice a missing one, but other syncers and replay
+        need all."""
         p = self._fragment.index
         try:
             await require_commits(self._log, p, self._version)
@@ -108,7 +109,7 @@ class Snapshots:
         self._looked_at = self._runtime.now()
 
     async def write_last(self) -> None:
-        """Write the state that this syncer leaves, where none was: whoever starts next need not fold what it knows."""
+        """Write the last state as a snapshot, unless there is one, so that the next syncer need not fold up to it."""
         state = self._newest()
         if state is None or self._version >= state.version:
             return
@@ -118,8 +119,8 @@ class Snapshots:
             await self.write()
 
     async def _at_the_end(self, version: int) -> bool:
-        """Return whether a version is the newest. From a snapshot of an older one no way may lead on any more: what was
-        merged after it may have been collected."""
+        """Return whether a version is the newest. From an older one no snapshot is written: the updates merged after it
+        may have been collected, so that nothing could be folded from there."""
         try:
             return await self._log.commit(self._fragment.index, version + 1) is None
         except (Unavailable, Denied, LogCorrupt):

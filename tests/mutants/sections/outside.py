@@ -304,7 +304,7 @@ MUTANTS = [
         "tests/unit/test_fair_shares.py tests/unit/test_fairness.py",
         row(
             "the-same-author-again-and-again",
-            "        del self._waiting[author]\n        if queue:\n            self._waiting[author] = queue  # the author's next turn comes after all others\n",
+            "        del self._waiting[author]\n        if queue:\n            self._waiting[author] = queue  # behind all others\n",
             "        if not queue:\n            del self._waiting[author]\n",
         ),
         row(

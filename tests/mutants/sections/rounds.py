@@ -220,7 +220,7 @@ MUTANTS = [
         row("windows-of-long-ago-count", "w.number > self._number - WINDOWS_KNOWN", "w.number > 0"),
         row(
             "what-is-not-known-counts-as-quick",
-            "        if queued > 0 and not self._timed:\n            return False  # no fetch has been timed yet\n",
+            "        if queued > 0 and not self._timed:\n            return False  # nothing is known yet\n",
             "",
         ),
     ),
