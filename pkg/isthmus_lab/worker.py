@@ -1,4 +1,4 @@
-"""A process of the lab: reads settings from stdin, one JSON line each, and answers with progress and rows on stdout."""
+"""A worker process of the laboratory: reads settings as JSON lines from stdin, writes progress and rows to stdout."""
 
 import json
 import logging
@@ -10,12 +10,12 @@ from isthmus_lab.training.setting import Setting
 from isthmus_lab.training.training import train
 
 SAID_EVERY_SHARE = 0.01
-"""Share of a run between two words of progress."""
+"""Share of a run between two reports of progress."""
 
 
 def main() -> None:
-    """Serve until stdin ends."""
-    logging.disable(logging.WARNING)  # of processes that are killed on purpose
+    """Run the settings that arrive on stdin until stdin ends."""
+    logging.disable(logging.WARNING)  # processes that are killed on purpose would log warnings
     for line in sys.stdin:
         job = json.loads(line)
         setting = msgspec.convert(job["setting"], Setting)

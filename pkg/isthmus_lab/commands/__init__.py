@@ -1,1 +1,1 @@
-"""The commands that the laboratory brings: simulate, plan and bench."""
+"""The laboratory's commands: simulate, plan and bench."""

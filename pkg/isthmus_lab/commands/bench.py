@@ -1,4 +1,4 @@
-"""`isthmus bench`: speed and bytes on this machine, each figure beside its limit or a peer."""
+"""`isthmus bench`: speed and bytes on this machine, each figure beside its limit or that of a peer."""
 
 import importlib
 import json
@@ -21,7 +21,10 @@ from isthmus_services.settings import shared
 
 
 def run(settings: declared.Bench) -> int:
-    """Measure; print, write and draw what was found."""
+    """Run the benchmarks, then print, write and draw their rows.
+
+    With `--tables`, measure nothing and write the tables of earlier JSON files. Returns the exit status.
+    """
     if settings.tables:
         return _tables(settings.tables, Path(settings.into))
     if settings.plot:
@@ -47,7 +50,7 @@ def run(settings: declared.Bench) -> int:
 
 
 def machine() -> str:
-    """Return what the figures were measured on."""
+    """Return a description of this machine: cores, processor, operating system and Python version."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

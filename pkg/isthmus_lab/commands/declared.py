@@ -13,11 +13,11 @@ from isthmus_services.settings.resolve import Setting
 from isthmus_services.settings.shared import CODECS, Reported, Seeded
 
 BENCHES = ("kernels", "learner", "round", "scale", "recovery", "store", "bytes", "start", "signing")
-"""What `all` measures."""
+"""Benchmarks that `all` runs."""
 
 APART = ("peers", "links", "overload")
-"""Measured each by itself: one needs others' libraries, one network namespaces, and one has nothing to do with this
-machine."""
+"""Benchmarks that `all` leaves out: `peers` needs other libraries, `links` needs network namespaces, and the figures of
+`overload` do not depend on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)

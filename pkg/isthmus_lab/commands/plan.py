@@ -1,6 +1,6 @@
-"""`isthmus plan`: a model and a set of learners in, the settings to choose, what to expect, and what it costs out.
+"""`isthmus plan`: the settings to choose for a model and a set of learners, with a forecast and the cost.
 
-With `--compare` the same beside data parallel, in one place and across the links."""
+With `--compare`, the plan is compared with data parallel training in one place and across the links."""
 
 import math
 import platform
@@ -28,13 +28,16 @@ from isthmus_services.settings.prices import prices_of
 from isthmus_services.settings.tables import converted, read_table
 
 GPUS = 8
-"""Of a learner, where nobody says."""
+"""GPUs of each learner if `--gpus` is not given."""
 
 STEP_TOKENS = 1e6
 
 
 def run(arguments: declared.Plan) -> int:
-    """Plan, compare, or measure."""
+    """Print the plan, or with `--compare` the comparison; return the exit status.
+
+    With `--measure`, plan nothing and write this machine's speeds to a file.
+    """
     if arguments.measure:
         return _measure(Path(arguments.measure))
     file = read_table(arguments.islands) if arguments.islands else {}
@@ -89,7 +92,7 @@ def run(arguments: declared.Plan) -> int:
 
 
 def init_line(found: Plan, model: str | None = None) -> str:
-    """Return the command that creates a run with what was chosen."""
+    """Return the command that creates a run with the settings of the plan."""
     rules, pace = found.rules, found.pace
     words = ["isthmus", "init", "s3://BUCKET/RUN", "--model", model or "PACKAGE.MODULE:FUNCTION"]
     words += ["--fragments", str(rules.fragments), "--sync-every", str(rules.sync_every)]
@@ -117,7 +120,7 @@ def _measure(path: Path) -> int:
 
 
 def _cpu() -> str:
-    """Return what the processor calls itself."""
+    """Return the name of the processor's model."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -127,7 +130,7 @@ def _cpu() -> str:
 
 
 def _speeds(arguments: declared.Plan) -> tuple[speeds.Table, str]:
-    """Return the speeds to plan with, and what to call them."""
+    """Return the syncer's speeds to plan with, and a name for them: the file, or the class of CPU."""
     if arguments.speeds:
         if arguments.cpu:
             raise InputError("--speeds and --cpu both say how fast the syncer is: leave one out")
@@ -140,7 +143,7 @@ def _speeds(arguments: declared.Plan) -> tuple[speeds.Table, str]:
 
 
 def _finite(value: Any) -> Any:
-    """Return a report in which what is endless is null."""
+    """Return the value with None in place of every float in it that is not finite."""
     if isinstance(value, dict):
         return {name: _finite(of) for name, of in value.items()}
     if isinstance(value, list | tuple):
@@ -149,7 +152,7 @@ def _finite(value: Any) -> Any:
 
 
 def plain(found: Plan) -> dict[str, Any]:
-    """Return a plan as a report has it."""
+    """Return the plan as plain data for a report. An infinite `mtbf_hours` becomes None."""
     report = msgspec.to_builtins(found)
     for forecast, of in zip(report["forecasts"], found.forecasts, strict=True):
         forecast["island"]["mtbf_hours"] = None if of.island.mtbf_hours == float("inf") else of.island.mtbf_hours
@@ -158,7 +161,7 @@ def plain(found: Plan) -> dict[str, Any]:
 
 
 def _params(arguments: declared.Plan, file: dict[str, Any]) -> tuple[float, list[Spec] | None]:
-    """Return how many parameters the model has, and its tensors where it is at hand."""
+    """Return how many parameters the model has, and with `--model` the specs of its tensors (else None)."""
     given = [arguments.params is not None, arguments.model is not None, "params" in file]
     if sum(given) != 1:
         raise InputError(
@@ -177,7 +180,7 @@ def _params(arguments: declared.Plan, file: dict[str, Any]) -> tuple[float, list
 
 
 def _islands(arguments: declared.Plan, file: dict[str, Any], assumed: list[str]) -> list[Island]:
-    """Return the learners, and note what was taken for granted of them."""
+    """Return the learners. Append notes to `assumed` about values that the user did not give."""
     if not arguments.islands:
         if arguments.step_seconds is None:
             assumed.append("1 s a step (--step-seconds)")
@@ -228,7 +231,7 @@ def _islands(arguments: declared.Plan, file: dict[str, Any], assumed: list[str])
 
 
 def _columns(title: str, names: Sequence[str]) -> Table:
-    """Return a table whose cells fold where they do not fit, and are never cut."""
+    """Return a table with these columns. A cell that does not fit is folded, never cut."""
     table = Table(title=title, title_justify="left")
     for n, name in enumerate(names):
         table.add_column(name, justify="right" if n else "left", overflow="fold")
@@ -280,7 +283,7 @@ def _who(island: Island) -> str:
 
 
 def _forecasts(found: Plan) -> list[Table]:
-    """Return two tables: time, and what goes over the links."""
+    """Return two tables of the learners: how their time is used, and the traffic on their links."""
     time = _columns("what to expect", ("learner", "utilisation", "goodput", "merged", "in the model", "memory of one"))
     links = _columns("over its links", ("learner", "up", "down", "round trip", "GB a day, up + down", "requests a day"))
     for f in found.forecasts:

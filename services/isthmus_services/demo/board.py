@@ -1,4 +1,4 @@
-"""The page beside a demo: a process of its own, opened in a browser where somebody sits before it."""
+"""The board of a demo: a process of its own, whose page is opened in a browser if the demo runs on a terminal."""
 
 import contextlib
 import os
@@ -17,9 +17,9 @@ STOP_S = 5.0
 
 @contextmanager
 def shown(store: str, bus: str, log: Path) -> Iterator[str]:
-    """Serve the board of a run while the body runs; give its URL. Raises `InputError` where it does not start."""
+    """Serve the board of a run while the body runs; yield its URL. Raises `InputError` if the board does not start."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ISTHMUS_")}
-    # Not on the command line, where everybody could read the bus's password.
+    # In the environment: on a command line, every user of the machine could read the bus's password.
     environment |= {"ISTHMUS_RUN": store, "ISTHMUS_BUS": bus, "PYTHONUNBUFFERED": "1"}
     with open(log, "wb") as out:
         process = subprocess.Popen(
@@ -39,14 +39,14 @@ def shown(store: str, bus: str, log: Path) -> Iterator[str]:
 
 
 def open_in_browser(url: str) -> None:
-    """Open a page where there is somebody to see it."""
+    """Open the page in a browser if stdout is a terminal."""
     if sys.stdout.isatty():
         with contextlib.suppress(webbrowser.Error):
             webbrowser.open(url)
 
 
 def stay(url: str) -> None:
-    """Leave the page where it is until whoever looks at it has seen enough."""
+    """Keep the page open until the user presses Enter; return at once unless stdin and stdout are terminals."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         with contextlib.suppress(EOFError, KeyboardInterrupt):
             input(f"the board stays open at {url}: press Enter to end it\n")

@@ -1,4 +1,4 @@
-"""The demo's processes: one syncer and M learners, started by the same commands a user types, killed and restarted."""
+"""The demo's processes: one syncer and M learners, started by the commands that users type, killed and restarted."""
 
 import math
 import os
@@ -17,9 +17,9 @@ from isthmus_services.processes import end
 
 STOP_S = 30.0
 CRASHES_MAX = 3
-"""Unasked ends of one process after which the demo gives up."""
+"""Crashes of one process (ends that the demo did not ask for) after which the demo gives up."""
 CALM_PERIODS = 4
-"""Periods of H steps for which a learner is not killed: after its last kill, and before its end."""
+"""Periods of H steps for which a learner is not killed: after its last kill, and before its last step."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Kill:
 
 @dataclass
 class Worker:
-    """One process of the fleet and its predecessors."""
+    """One place in the fleet: its present process, and what is known of its processes so far."""
 
     name: str
     kind: str
@@ -51,7 +51,7 @@ class Worker:
     crashes: int = 0
 
     def start(self) -> None:
-        """Start it; a syncer gets a name of its own each time, so that the log tells its lives apart."""
+        """Start the process. A syncer gets a new name at each start, so that the log tells its processes apart."""
         self.starts += 1
         command = [*self.command, "--name", f"{self.name}-{self.starts}"] if self.kind == "syncer" else self.command
         with open(self.log, "ab") as out:
@@ -66,13 +66,13 @@ class Worker:
 
     @property
     def running(self) -> bool:
-        """Whether it has a living process."""
+        """Whether its process runs."""
         return self.process is not None and self.process.poll() is None
 
 
 @dataclass
 class Fleet:
-    """All processes of a demo, and who was killed."""
+    """All processes of a demo, and their kills."""
 
     syncer: Worker
     learners: list[Worker]
@@ -85,7 +85,7 @@ class Fleet:
     _next: dict[str, float] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Start everything."""
+        """Start all processes."""
         for worker in (self.syncer, *self.learners):
             worker.start()
         now = time.monotonic()
@@ -97,11 +97,14 @@ class Fleet:
         return all(worker.done for worker in self.learners)
 
     def tend(self, hearing: BusView) -> None:
-        """Restart what ended unasked, kill what is due. Raises `InputError` for a process that keeps ending."""
+        """Restart processes that crashed, and kill those whose kill is due.
+
+        Raises `InputError` for a process that ends with status 2, or crashes `CRASHES_MAX` times.
+        """
         for worker in (self.syncer, *self.learners):
             if worker.done or worker.running or worker.process is None:
                 continue
-            # Its steps are done either way; that nothing of a short demo was merged is for the report to show.
+            # Both statuses mean that the steps are done. If a short demo merged nothing, its report shows that.
             if worker.kind == "learner" and worker.process.returncode in (0, NEVER_MERGED):
                 worker.done = True
                 continue
@@ -125,7 +128,7 @@ class Fleet:
                 self._next["syncer"] = now + self.kill_syncer_every
 
     def stop(self, worker: Worker) -> None:
-        """SIGTERM, and wait; SIGKILL where that does not help."""
+        """Send SIGTERM and wait for the end of the process; send SIGKILL if it takes longer than `STOP_S`."""
         if worker.process is None or not worker.running:
             return
         end(worker.process, STOP_S)
@@ -139,9 +142,9 @@ class Fleet:
             self.stop(worker)
 
     def _may_kill(self, worker: Worker, hearing: BusView) -> bool:
-        """Only who is up again and well past its last kill, and has enough left to do to show that it recovers.
+        """Return whether the learner is up again, well past its last kill, and has enough steps left to recover.
 
-        Or where starting takes as long as the time between two kills, nobody would ever be done.
+        Without this check, no learner would finish if a start takes as long as the time between two kills.
         """
         view = hearing.learners.get(worker.name)
         if view is None or view.heartbeat is None or not worker.running:
@@ -151,7 +154,7 @@ class Fleet:
 
     @property
     def _calm(self) -> int:
-        """Return `CALM_PERIODS` in steps."""
+        """`CALM_PERIODS` in steps."""
         return CALM_PERIODS * self.sync_every
 
     def _nearly_done(self, hearing: BusView) -> bool:

@@ -1,4 +1,4 @@
-"""After the run: the global model along the log, one learner alone for comparison, and what became of every token."""
+"""Judges a finished run: the global model along the log, one learner alone for comparison, recoveries and totals."""
 
 import asyncio
 import os
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 CURVE_POINTS = 16
 CURVE_EVERY = 8
-"""The points of the curves are measured on every eighth window of the held-out text, the report's figures on all."""
+"""The curves are measured on every eighth window of the held-out text, the figures of the report on all windows."""
 
 SAMPLE_PROMPT = b"def "
 SAMPLE_BYTES = 240
 
 START_S, LAST_S, DRAWING_S = 6.0, 3.0, 3.0
-"""Expected of what is not measured: processes that start, the last rounds, the picture."""
+"""Expected seconds of the parts that are not measured: the start of the processes, the last rounds, the picture."""
 
 MEASURED_STEPS, MEASURED_WINDOWS = 4, 32
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What this machine takes for the parts of judging, in seconds."""
+    """Seconds that this machine takes for the work that a demo consists of."""
 
     step_s: float
-    """One optimizer step alone."""
+    """One optimizer step, while no other process trains."""
     window_s: float
     """One window of the held-out text."""
 
     def expected(self, a: declared.Demo, windows: int) -> dict[str, float]:
-        """Return the seconds to expect of every phase, for so many held-out windows."""
+        """Return the expected seconds of every phase. `windows` is the number of held-out windows."""
         shared = max(1.0, (a.learners + 1) / (os.cpu_count() or 1))
         curve_s = (CURVE_POINTS + 1) * windows / CURVE_EVERY * self.window_s
         return {
@@ -66,7 +66,7 @@ def windows_of(text: "torch.Tensor") -> int:
 
 
 def measure(corpus: Corpus, shard: tuple[int, int], text: "torch.Tensor") -> Costs:
-    """Time a few steps and windows, with a model that is thrown away."""
+    """Return the seconds of a step and of a window, measured on a few of each with a model that is discarded."""
     import torch
 
     from isthmus.demo.gpt import CONTEXT, byte_gpt, held_out_loss
@@ -75,7 +75,7 @@ def measure(corpus: Corpus, shard: tuple[int, int], text: "torch.Tensor") -> Cos
     model, data = byte_gpt(), np.frombuffer(corpus.shard(*shard), np.uint8)
     optimizer = optimizer_for(model)
     some = text[: MEASURED_WINDOWS * CONTEXT + 1]
-    for warm in (True, False):  # the first of everything takes longer
+    for warm in (True, False):  # the first calls take longer, so only the second pass counts
         started = time.monotonic()
         for step in range(MEASURED_STEPS):
             train_step(model, optimizer, windows(data, 0, 0, step), schedule(step, MEASURED_STEPS))
@@ -95,7 +95,7 @@ class Point:
 
 
 async def read_commits(log: Log) -> list[Commit]:
-    """Return every commit of the run, in the order they were written."""
+    """Return every commit of the run, in the order in which they were written."""
 
     async def one(fragment: int) -> list[Commit]:
         return [commit async for commit in log.commits(fragment, 0, log.run.digest)]
@@ -107,7 +107,7 @@ async def read_commits(log: Log) -> list[Commit]:
 async def global_curve(
     log: Log, commits: list[Commit], model: "nn.Module", text: "torch.Tensor", progress: Callable[[float], None]
 ) -> list[Point]:
-    """Return the held-out loss of the global model along the run, and leave its last version in the model."""
+    """Return the held-out loss of the global model at points along the run. `model` then holds its last version."""
     from isthmus.demo.gpt import held_out_loss
     from isthmus.torch import model as torch_model
 
@@ -155,12 +155,12 @@ def single_curve(
 
 
 def participation(commits: list[Commit], learners: int) -> float:
-    """Return the updates merged / (commits × learners of the run)."""
+    """Return the number of merged updates / (commits × learners of the run)."""
     return sum(len(c.header.inputs) for c in commits) / max(1, len(commits) * learners)
 
 
 def rejected(commits: list[Commit]) -> dict[str, int]:
-    """Return the rejections of the whole log by reason."""
+    """Return the number of rejected updates in the whole log, by reason."""
     newest = {c.header.fragment: c for c in commits}
     total: Counter[str] = Counter()
     for commit in newest.values():
@@ -169,10 +169,10 @@ def rejected(commits: list[Commit]) -> dict[str, int]:
 
 
 def recoveries(kills: list[Kill], commits: list[Commit]) -> list[dict[str, object]]:
-    """Return, for each kill, how long until the log shows its recovery (None where it never does).
+    """Return, for each kill, the seconds until the log shows the recovery (None if it never does).
 
-    A learner has recovered with a commit that holds an update of a later incarnation; a syncer with the next commit of
-    a later one.
+    A learner has recovered with the first commit that holds an update of a later incarnation. A syncer has recovered
+    with the first later commit that another syncer process wrote.
     """
     rows: list[dict[str, object]] = []
     for kill in kills:
@@ -192,7 +192,7 @@ def recoveries(kills: list[Kill], commits: list[Commit]) -> list[dict[str, objec
 
 
 def continuous(commits: list[Commit]) -> bool:
-    """Return whether each fragment's versions are 1, 2, 3, … and no learner's base was merged twice in one of them."""
+    """Return whether each fragment's versions are 1, 2, 3, … and each learner's merged bases increase strictly."""
     versions: dict[int, list[int]] = {}
     bases: dict[tuple[int, str], list[int]] = {}
     for c in sorted(commits, key=lambda c: (c.header.fragment, c.version)):
@@ -204,5 +204,5 @@ def continuous(commits: list[Commit]) -> bool:
 
 
 async def stored_bytes(store: Store, folder: str) -> int:
-    """Return the size of all objects below a folder of the run."""
+    """Return the size of all objects below a folder of the run, in bytes."""
     return sum(entry.size for entry in await store.list(folder))

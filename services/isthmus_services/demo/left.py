@@ -1,4 +1,4 @@
-"""How long a demo still takes, over all of its phases: the one at hand as it goes, later ones as they were measured."""
+"""Remaining time of a demo: the present phase by its progress, later phases by their expected times."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,14 +11,14 @@ TRAINING, LAST, JUDGING, ALONE, DRAWING = (
     "drawing",
 )
 KNOWN_SHARE = 0.03
-"""Share of a phase after which its own speed is better known than what was expected of it."""
+"""Share of a phase after which its measured speed is a better basis than its expected time."""
 
 
 class Left:
-    """Knows the phase, and how much of it is done."""
+    """An estimate of the remaining time, from the present phase and how much of it is done."""
 
     def __init__(self, expected: Mapping[str, float], now: Callable[[], float] = time.monotonic) -> None:
-        """`expected`: seconds of every phase, in their order."""
+        """Begin before the first phase. `expected` has the seconds of every phase, in the order of the phases."""
         self._expected = dict(expected)
         self._now = now
         self._phase = ""
@@ -31,7 +31,7 @@ class Left:
         self._phase, self._since, self._first, self._share = phase, self._now(), None, 0.0
 
     def at(self, share: float) -> None:
-        """Note how much of the phase is done, 0 to 1; its speed is measured from the first of it."""
+        """Note which share of the phase is done, 0 to 1. The phase's speed is measured from the first share above 0."""
         self._share = share
         if share > 0 and self._first is None:
             self._first = self._now(), share
@@ -46,6 +46,6 @@ class Left:
         now = self._now()
         if self._first is not None and self._share - self._first[1] >= KNOWN_SHARE:
             at, share = self._first
-            # What has passed since the last word of it counts as done too, as far as it can.
+            # Time without a new share counts as spent: the estimate grows until the next one.
             return later + (now - at) * max(0.0, 1.0 - self._share) / (self._share - share)
         return later + max(0.0, self._expected[self._phase] - (now - self._since))

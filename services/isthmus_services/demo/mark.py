@@ -1,6 +1,6 @@
-"""Whose a folder is: a demo marks what it writes in, and replaces nothing without its own mark, or of another's making.
+"""The mark of a demo's folder: a demo deletes and replaces only files of demos, and only in a folder with it.
 
-Demos before there were marks left no mark: theirs are refused like anybody's.
+Demos of releases before the mark left none. Their folders are treated like any other without the mark.
 """
 
 import json
@@ -27,13 +27,14 @@ _OURS = {
     LOGS: re.compile(r"(syncer|board|learner-\d+)\.log"),
     SERVERS: re.compile(r"seaweedfs|(seaweedfs|redis)\.log|dump\.rdb"),
 }
-"""What a demo makes in each of its folders."""
+"""Names of the files and folders that a demo writes in each of its folders."""
 
 
 def claim(out: Path, folders: tuple[str, ...]) -> None:
-    """Take a folder for a demo: delete what an earlier one left in these folders, and mark it.
+    """Delete what an earlier demo left in `folders` of `out`, then make `out` and mark it.
 
-    Raises `InputError` where something is in the way that no demo made; then nothing was deleted.
+    Raises `InputError`, before anything is deleted, if something is in the way that no demo made. Raises `InputError`
+    also if a folder cannot be read or written.
     """
     try:
         _look(out, folders)

@@ -1,4 +1,4 @@
-"""What the demo leaves behind: report.json, loss.png and a table."""
+"""The demo's results for people: the picture loss.png and the table of the summary."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from isthmus_services.output.view import turned_away
 
 
 def plot(path: Path, global_points: list[Point], single_points: list[Point], learners: int, title: str) -> None:
-    """Draw held-out loss against tokens per learner: the same x for both means the same steps and the same time."""
+    """Draw held-out loss against tokens per learner: in both curves, the same x means the same steps and time."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -35,7 +35,7 @@ def plot(path: Path, global_points: list[Point], single_points: list[Point], lea
         color="tab:blue",
         label=f"global model of {learners} learners",
     )
-    # The first drop, from noise to letters, would flatten everything that matters.
+    # The y axis leaves out the first drop, from noise to letters: it would flatten the rest of the curves.
     later = [p.loss for p in (*global_points[1:], *single_points[1:])]
     if later:
         axes.set_ylim(min(later) - 0.05, max(later) + 0.15)
@@ -53,7 +53,7 @@ def plot(path: Path, global_points: list[Point], single_points: list[Point], lea
 
 
 def show(report: dict[str, object], console: Console) -> None:
-    """Print the summary."""
+    """Print the summary of the report as a table."""
     table = Table(title="summary", title_justify="left", show_header=False)
     table.add_column("what", overflow="fold")
     table.add_column("value", justify="right", overflow="fold")

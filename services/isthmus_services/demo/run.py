@@ -42,21 +42,21 @@ if TYPE_CHECKING:
     from isthmus.demo.text import Corpus
 
 QUIET_S = 1.5
-"""Without a commit for this long after the last learner is done, the run is over."""
+"""Seconds without a commit, after the last learner is done, that end the run."""
 
 QUIET_MAX_S = 15.0
 TEND_S = 0.1
 CURVE_SHARE, ALONE_SHARE = 0.75, 0.95
-"""Of judging the run, and of training one learner alone, what their curves take."""
+"""Shares of the phases `JUDGING` and `ALONE` that their curves take."""
 
 COPIES_AT_ONCE = 8
 
 CHECKPOINT_S = 2.0
-"""Checkpoints of so small a model cost little, and demos are short."""
+"""Seconds between two checkpoints of a learner: few, since so small a model is cheap to store and demos are short."""
 
 
 def run(settings: declared.Demo) -> int:
-    """Run the demo the settings describe."""
+    """Run the demo that the settings describe; return the exit status."""
     _check(settings)
     shared.need("torch", "demo")
     shared.need("matplotlib", "demo")
@@ -144,7 +144,7 @@ async def _demo(a: declared.Demo, out: Path, store: str, bus: str, started: floa
 
 
 class Totals:
-    """What heartbeats say of bytes and lost tokens, summed over incarnations."""
+    """Sums of the bytes and tokens that heartbeats report, over learners and their incarnations."""
 
     def __init__(self) -> None:
         self._down: dict[tuple[str, int], int] = {}
@@ -152,11 +152,11 @@ class Totals:
         self._seen: dict[str, int] = {}
 
     def take(self, said: BusItem) -> None:
-        """Note a message."""
+        """Take the counts of the heartbeats in a message."""
         try:
             messages = decode(said.body)
         except RecordInvalid:
-            return  # nobody's, or nonsense
+            return  # not a valid message
         for message in messages:
             if not isinstance(message, Heartbeat):
                 continue
@@ -166,7 +166,7 @@ class Totals:
             self._seen[message.learner] = max(message.tokens_seen, self._seen.get(message.learner, 0))
 
     def last(self, hearing: BusView) -> None:
-        """Take the learners' last words too."""
+        """Take the token counts of each learner's last heartbeat too."""
         for view in hearing.learners.values():
             if view.heartbeat is not None:
                 beat = view.heartbeat
@@ -174,7 +174,7 @@ class Totals:
 
     @property
     def bytes_down(self) -> int:
-        """Bytes the learners fetched."""
+        """Bytes that the learners fetched."""
         return sum(self._down.values())
 
     @property
@@ -189,7 +189,7 @@ class Totals:
 
 
 async def _until_quiet(watch: Watch, run: Live) -> None:
-    """Wait until the syncer has nothing left to merge."""
+    """Wait until no commit was written for `QUIET_S`, but at most `QUIET_MAX_S`."""
     watch.enter(LAST)
     seen, since, until = -1, time.monotonic(), time.monotonic() + QUIET_MAX_S
     while time.monotonic() < until:
@@ -206,7 +206,7 @@ async def _until_quiet(watch: Watch, run: Live) -> None:
 
 
 async def _keep(store: EdgeStore, folder: Path) -> str:
-    """Copy the whole run into a folder, where its log can be looked at when the servers are gone; return its place."""
+    """Copy the whole run into a folder, where its log can be read after the servers are gone; return the folder."""
     keys = iter([entry.key for entry in await store.list("")])
 
     async def some(kept: EdgeStore) -> None:
@@ -236,7 +236,7 @@ async def _judge(
     watch.enter(JUDGING)
     commits = await judge.read_commits(log)
     model = byte_gpt()
-    # The last of a curve is not the last of its phase: what all windows and a sample take comes after it.
+    # A phase goes on after its curve: the loss on all windows, and a sample of the global model, are computed then.
     global_points = await judge.global_curve(log, commits, model, held_out, lambda s: watch.done(s * CURVE_SHARE))
     global_loss = held_out_loss(model, held_out)
     words = sample(model, judge.SAMPLE_PROMPT, judge.SAMPLE_BYTES, a.seed)
@@ -281,12 +281,12 @@ async def _judge(
 
 
 def _text(a: declared.Demo) -> "tuple[Corpus, torch.Tensor]":
-    """Return the text, and the part of it that nobody trains on [n] uint8."""
+    """Return the text, and the held-out part of it, on which no learner trains: [n] uint8."""
     import torch
 
     from isthmus.demo.text import corpus
 
-    # Two threads of so small a model wait for each other in a loop: beside anything else that runs, fifty times slower.
+    # With so small a model, torch's threads busy-wait for each other: beside other processes, 50 times slower.
     torch.set_num_threads(1)
     text = corpus(a.data)
     return text, torch.frombuffer(bytearray(text.held_out), dtype=torch.uint8)
@@ -307,12 +307,12 @@ def _check(a: declared.Demo) -> None:
 
 
 def _folders(a: declared.Demo) -> tuple[str, ...]:
-    """Return the folders that this demo writes; a store that was named is never touched."""
+    """Return the names of the folders of `--out` that this demo writes: the run only if `--store` is not given."""
     return (mark.LOGS, *((mark.SERVERS,) if a.servers else ()), *(() if a.store else (mark.RUN,)))
 
 
 def _place(a: declared.Demo, out: Path, stack: ExitStack) -> tuple[str, str]:
-    """Return the run's URL and its bus; start servers where they are asked for."""
+    """Return the URLs of the run and of its bus. With `--servers`, start the servers first."""
     if a.servers:
         folder = out / mark.SERVERS
         s3 = stack.enter_context(s3_server(folder))
@@ -326,7 +326,7 @@ def _place(a: declared.Demo, out: Path, stack: ExitStack) -> tuple[str, str]:
 
 async def _refuse_existing(store: str) -> None:
     if split(store).scheme not in ("", "file", "s3"):
-        return  # opening it will say so
+        return  # opening the store raises the error
     async with open_place(store, threads=1) as opened:
         with contextlib.suppress(ObjectMissing):
             await opened.at_start.get_range(RUN_KEY, 0, 1)
@@ -336,9 +336,9 @@ async def _refuse_existing(store: str) -> None:
 def _fleet(a: declared.Demo, out: Path, store: str, bus: str) -> Fleet:
     folder = out / mark.LOGS
     folder.mkdir(parents=True, exist_ok=True)
-    # One thread each: processes share the cores, and so do their libraries.
+    # The processes share the cores, so each library of a process may use one thread.
     environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    # Not on the command line, where everybody could read the bus's password.
+    # In the environment: on a command line, every user of the machine could read the bus's password.
     environment |= {"ISTHMUS_RUN": store, "ISTHMUS_BUS": bus}
 
     def worker(name: str, kind: str, *command: str) -> Worker:
@@ -367,7 +367,7 @@ def _fleet(a: declared.Demo, out: Path, store: str, bus: str) -> Fleet:
 
 @contextmanager
 def _terminated_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end the demo the way Ctrl-C does, so that no process is left behind."""
+    """Make SIGTERM end the demo as Ctrl-C does, so that no process is left behind."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What is seen while the demo runs: a live display on a terminal, plain lines into a pipe."""
+"""Display of a running demo: live on a terminal, plain lines into a pipe."""
 
 import math
 import sys
@@ -20,7 +20,7 @@ REFRESH_S = 0.5
 
 
 class Watch:
-    """Keeps what was heard and seen of a run, and shows it."""
+    """Shows the phase of a demo, its learners, commits and kills, and the remaining time."""
 
     def __init__(self, run_name: str, learners: int, steps: int, run: Live, left: Left) -> None:
         self._name = run_name
@@ -30,7 +30,7 @@ class Watch:
         self._left = left
         self._phase = "starting"
         self._share: float | None = None
-        """How much of a phase after training is done."""
+        """Share of a phase after training that is done; None if none was reported."""
         self._seen = 0
         self._took_part = 0.0
         self._kills = 0
@@ -51,32 +51,32 @@ class Watch:
             self._live.stop()
 
     def committed(self, commit: Commit) -> None:
-        """Note a commit."""
+        """Count a commit and the learners that took part in it."""
         self._seen += 1
         self._took_part += len(commit.header.inputs) / self._learners
 
     def enter(self, phase: str) -> None:
-        """Begin a phase, and show it."""
+        """Begin a phase and show it at once."""
         self._phase, self._share = phase, None
         self._left.enter(phase)
         self._line_at = -math.inf
         self._present()
 
     def done(self, share: float) -> None:
-        """Show how much of a phase is done."""
+        """Show which share of the phase is done."""
         self._share = share
         self._left.at(share)
         self._present()
 
     def show(self, kills: int) -> None:
-        """Show how training goes."""
+        """Show the progress of training, and how many kills there were."""
         self._kills = kills
         if self._phase == TRAINING:
             self._left.at(self._steps_done / (self._steps * self._learners))
         self._present()
 
     def say(self, text: str) -> None:
-        """Print one line, above the live display where there is one."""
+        """Print one line, above the live display if there is one."""
         if self._live:
             self._live.console.print(text, highlight=False)
         else:
@@ -85,7 +85,7 @@ class Watch:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _present(self) -> None:
-        # Laying tables out takes milliseconds, on cores that the learners want.
+        # Rendering the tables takes milliseconds on cores that the learners need, so it is done at intervals.
         if time.monotonic() - self._line_at < (REFRESH_S if self._live else LINES_EVERY_S):
             return
         self._line_at = time.monotonic()
@@ -100,7 +100,7 @@ class Watch:
 
     @property
     def _trains(self) -> bool:
-        """Whether there is anything new to see of learners."""
+        """Whether the run still changes: the learners train, or the syncer merges their last updates."""
         return self._phase in ("starting", TRAINING, LAST)
 
     def _left_said(self) -> str:

@@ -1,1 +1,1 @@
-"""What commands print, draw and write."""
+"""Output of the commands: tables, progress, reports and pictures."""

@@ -1,4 +1,4 @@
-"""Pictures that more than one command draws, or that a command draws of a run."""
+"""Pictures that several commands draw, or that a command draws of a run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from isthmus_services.output.report import MARKERS, save
 
 
 def measured(run: str, series: Mapping[str, Sequence[Point]], path: Path) -> None:
-    """Draw what was measured of the global model against its version. Raises `InputError` where nothing was."""
+    """Draw measurements of the global model against its version. Raises `InputError` if there are none."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

@@ -1,4 +1,4 @@
-"""How far along: a bar on a terminal, a line now and then into a pipe."""
+"""Progress of a command: a bar on a terminal, a line every few seconds into a pipe."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ LINES_EVERY_S = 5.0
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[float], None]]:
-    """Show progress on stderr while the body runs; call the result with the share that is done, 0 to 1."""
+    """Show progress on stderr while the body runs; yield a function to call with the share that is done, 0 to 1."""
     if sys.stderr.isatty():
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

@@ -1,4 +1,4 @@
-"""What a command leaves: text on a console as wide as what it goes to, JSON, pictures."""
+"""Results of a command: text on a console of the right width, JSON files and pictures."""
 
 import json
 import os
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MARKERS = "os^vDP<>hp8d"
-"""Of lines in one picture: no two alike, so that they can be told apart in grey too. (x and * mark what was published.)
-"""
+"""Markers of the lines in one picture: no two alike, so that the lines can be told apart in grey too. (x and * mark
+published figures.)"""
 
 PIPE_WIDTH = 200
-"""Columns where nobody's terminal says how many there are."""
+"""Columns of the console if stdout is not a terminal and COLUMNS is not set."""
 
 
 def stdout() -> "Console":
-    """Return a console on stdout, as wide as the terminal, or as COLUMNS says; else as a file has room for."""
+    """Return a console on stdout, as wide as the terminal or as COLUMNS says; else `PIPE_WIDTH` columns wide."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH)
 
 
 def require_free(path: str | Path, flag: str, *, force: bool) -> None:
-    """Raise `InputError` where a file cannot be written there, or is there and was not asked to be replaced."""
+    """Raise `InputError` if the path has no folder or is a folder, or if the file exists and `force` is not set."""
     path = Path(path)
     if not path.parent.is_dir():
         raise InputError(f"{flag} {path}: there is no folder {path.parent}")
@@ -40,7 +40,7 @@ def require_free(path: str | Path, flag: str, *, force: bool) -> None:
 
 
 def require_empty(path: str | Path, flag: str, *, force: bool) -> None:
-    """Raise `InputError` unless a folder can be made there, or is there and empty, or was asked to be written into."""
+    """Raise `InputError` if the path is a file, or if it is a folder with files in it and `force` is not set."""
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise InputError(f"{flag} {path} is a file: name a folder")
@@ -49,13 +49,13 @@ def require_empty(path: str | Path, flag: str, *, force: bool) -> None:
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write a picture, in a folder that need not be there."""
+    """Write a picture, and create its folder if it does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 
 
 def write_json(report: Mapping[str, object], *paths: str | Path | None) -> None:
-    """Write the report to each path that is given."""
+    """Write the report as JSON to each path that is not empty. Raises `InputError` if a path cannot be written."""
     for path in paths:
         if path:
             try:

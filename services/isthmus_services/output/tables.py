@@ -1,4 +1,4 @@
-"""Tables that fit: what a terminal has no room for is left out and named, and nothing is cut without a word."""
+"""Tables that fit a terminal: columns without room are left out and named below, and nothing is cut silently."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ WIDEN = "widen the terminal"
 OR_JSON = "widen or use --json"
 
 _BESIDE, _BEFORE = 3, 1
-"""Columns of a terminal that one of a table takes besides its text, and that a table takes at its left."""
+"""Terminal columns that a column of a table takes besides its text, and that a table takes at its left."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column; `leaves` orders what is left out first (the highest), and never at 0."""
+    """One column. The column with the highest `leaves` is left out first; a column with 0 is never left out."""
 
     name: str
     leaves: int = 0
@@ -29,9 +29,9 @@ class Column:
 def fitted(
     title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, hint: str = OR_JSON
 ) -> Group:
-    """Return a table no wider than this: columns that have to leave are named below it, long cells are folded.
+    """Return a table for a terminal of `width` columns: columns left out are named below it, long cells are folded.
 
-    Cells are text as it is: what processes say of themselves is never markup.
+    Cells are plain text: names and messages of processes are never read as markup.
     """
     for row in rows:
         assert len(row) == len(columns), f"{title}: {len(row)} cells for {len(columns)} columns"
@@ -40,9 +40,9 @@ def fitted(
     while sum(wide[i] + _BESIDE for i in kept) + _BEFORE > width:
         leaving = max(kept, key=lambda i: (columns[i].leaves, i))
         if not columns[leaving].leaves:
-            break  # what stays is folded
+            break  # cells of the remaining columns are folded
         kept.remove(leaving)
-    # As a line of its own, a title does not wrap at the width of a narrow table.
+    # The title is a line of its own: as a table's title, it would wrap at the width of a narrow table.
     parts: list[RenderableType] = [Text(title, style="italic")] if title else []
     table = Table()
     for i in kept:
@@ -56,7 +56,7 @@ def fitted(
 
 
 def in_view(shown: Group, console: Console) -> RenderableType:
-    """Return what a terminal has lines for; those it has none for are counted in its last one."""
+    """Return the lines for which the terminal has room; its last line says how many are left out."""
     lines = console.render_lines(shown, pad=False)
     if len(lines) <= console.height:
         return shown

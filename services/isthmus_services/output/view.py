@@ -1,4 +1,4 @@
-"""How a run looks on a terminal: the tables of `status`, of `status --watch` and of the demo."""
+"""A run on a terminal: the tables of `status`, of `status --watch` and of the demo."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from isthmus_services.output.tables import OR_JSON, Column, fitted
 
 
 def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
-    """Return everything about a run at one moment."""
+    """Return tables and lines of a run at one moment: learners, fragments, syncers, rejected and clipped updates."""
     parts: list[RenderableType] = []
     if status.bus_error:
         parts.append(Text(status.bus_error, style="red"))
@@ -28,7 +28,7 @@ def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
 
 
 def turned_away(counts: Mapping[str, int]) -> tuple[str, str]:
-    """Return in words what was rejected, by reason, and apart from it what every healthy run turns away."""
+    """Return rejections by reason as two texts: the `HARMLESS` ones of every healthy run come second."""
     found = sorted(counts.items())
     return (
         ", ".join(f"{reason} {count}" for reason, count in found if reason not in HARMLESS),
@@ -52,7 +52,7 @@ _LEARNERS = (
 
 
 def learners(status: Status, width: int, hint: str = OR_JSON) -> Group:
-    """Return a row per learner: how far it is, where its tokens went, what it moved, what it waits for."""
+    """Return a table with a row per learner: its progress, its ledger, the bytes it moved, and its state."""
     views = sorted(status.hearing.learners.values(), key=lambda v: v.name)
     table = fitted("learners", _LEARNERS, [_learner(status, view) for view in views], width, hint)
     if kept := unsent(views):
@@ -62,7 +62,7 @@ def learners(status: Status, width: int, hint: str = OR_JSON) -> Group:
 
 
 def unsent(views: Sequence[LearnerView]) -> str:
-    """Return which learners are done with work that no round waits for, and which share of theirs it is."""
+    """Return the learners that are done but have pending tokens, each with the share of its tokens that is pending."""
     shares = [
         (view.name, view.heartbeat.ledger.pending / max(view.heartbeat.ledger.processed, 1.0))
         for view in views
@@ -108,7 +108,7 @@ _FRAGMENTS = (
 
 
 def fragments(status: Status, width: int, hint: str = OR_JSON) -> Group:
-    """Return a row per fragment: its newest commit, and the round that is open."""
+    """Return a table with a row per fragment: its newest commit, and its open round."""
     return fitted("fragments", _FRAGMENTS, [_fragment(status, p) for p in range(len(status.heads))], width, hint)
 
 
@@ -126,7 +126,7 @@ def _fragment(status: Status, p: int) -> list[str]:
         str(p),
         str(commit.version),
         f"{max(0.0, status.at - commit.header.written_at):.1f}",
-        f"{len(took_part)}/{len(took_part.union(w.expected))}",  # 0/0 where it was healed
+        f"{len(took_part)}/{len(took_part.union(w.expected))}",  # 0/0 for a healed commit
         f"{w.quorum_s * 1e3:.0f}",
         f"{w.grace_s * 1e3:.0f}",
         f"{w.waited_s * 1e3:.0f}",
@@ -139,7 +139,7 @@ def _fragment(status: Status, p: int) -> list[str]:
 
 
 def syncers(status: Status) -> list[Text]:
-    """Return a line per syncer, and one for each fragment it cannot fold."""
+    """Return a line per syncer, and a line for each of its problems, such as a fragment that it cannot fold."""
     lines = []
     for alive in sorted(status.hearing.syncers.values(), key=lambda a: a.syncer):
         live = "stopped" if alive.stopping else "alive" if alive.syncer in status.syncers_live else "silent"
@@ -181,14 +181,14 @@ def totals(status: Status) -> str:
 
 
 def measured(name: str, points: Sequence[Point]) -> str:
-    """Return what was measured last of the global model, and of the version before, in one line."""
+    """Return the last measurement of the global model, and the one before, in one line."""
     last = points[-1]
     before = f" ({points[-2].value:.4g} at {points[-2].cut})" if len(points) > 1 else ""
     return f"measured, {name}: {last.value:.4g} at version {last.cut}{before}"
 
 
 def ledger(learner: str, found: Ledger, width: int) -> Group:
-    """Return one learner's ledger: where the tokens it processed went, in each fragment."""
+    """Return a table of one learner's ledger: where the tokens that it processed went, in each fragment."""
     lost = f", {found['tokens_lost']:,} of them beyond a checkpoint" if found["tokens_lost"] else ""
     title = f"ledger of {learner}: {found['processed']:,} tokens processed{lost}"
     columns = [Column("fragment"), Column("base"), *(Column(part, n) for n, part in enumerate(PARTS))]

@@ -1,1 +1,1 @@
-"""What a service that runs for long shows of itself: health and metrics over HTTP, logs, a line a minute."""
+"""What a long-running service reports: health and metrics over HTTP, logs, and a line a minute."""

@@ -1,10 +1,11 @@
-"""What a service shows over HTTP: /metrics for Prometheus, /healthz and /livez for whoever keeps it running.
+"""Health and metrics of a service over HTTP: /metrics for Prometheus, /healthz and /livez for its supervisor.
 
-    /livez     200 while the event loop turns. Kill what fails this: nothing else helps it.
-    /healthz   200 while store and bus answer too. Do not kill what fails this: it rides the outage out.
-    /metrics   Prometheus's text format, and with it, how well the three are
+    /livez     200 while the event loop runs. Kill a service that fails this: nothing else helps.
+    /healthz   200 while the service serves, and store and bus answer too. Do not kill a service that fails this: it
+               waits until the outage is over.
+    /metrics   Prometheus's text format, including the event loop's lag and the silence of store and bus
 
-The server has a thread of its own, so that a stuck event loop is reported and not just silent.
+The server has a thread of its own, so it reports a stuck event loop instead of being silent.
 """
 
 import json
@@ -27,7 +28,7 @@ REQUEST_S = 5.0
 
 
 class HealthServer:
-    """Filled in as the service gets further: until then it is alive and not yet healthy."""
+    """The HTTP answers of one service. Until `serves` is called, the service is alive but not healthy."""
 
     def __init__(self, service: str) -> None:
         self.service = service
@@ -36,11 +37,11 @@ class HealthServer:
         self._registry = CollectorRegistry()
 
     def serves(self, vitals: Vitals, metrics: Metrics) -> None:
-        """The service runs from here on."""
+        """Report these vitals and metrics from now on: the service has started."""
         self._vitals, self._registry, self.phase = vitals, metrics.registry, "serving"
 
     def stops(self) -> None:
-        """The service was asked to end: nothing new is to be sent its way."""
+        """Report from now on that the service was asked to end and must get no new work."""
         self.phase = "stopping"
 
     def answer(self, path: str) -> tuple[int, str, bytes]:
@@ -68,11 +69,11 @@ class HealthServer:
 
 @contextmanager
 def shown(board: HealthServer, address: str | None) -> Iterator[None]:
-    """Serve a board while the body runs; without an address do nothing. Raises `InputError`."""
+    """Serve the answers over HTTP while the body runs; without an address, serve nothing. Raises `InputError`."""
     if address is None:
         yield
         return
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge for each counter, for nobody
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge for each counter that nothing reads
     server = _listen(board.answer, address)
     threading.Thread(target=server.serve_forever, name="isthmus-board", daemon=True).start()
     logger.info("metrics and health on http://%s:%d", *server.server_address[:2])
@@ -101,7 +102,7 @@ def _listen(answer: Callable[[str], tuple[int, str, bytes]], address: str) -> Th
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Probes and scrapes are no events."""
+            """Log nothing: probes and scrapes are not events."""
 
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET

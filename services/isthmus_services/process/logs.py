@@ -1,4 +1,4 @@
-"""The one place that configures logging: a JSON object per event, or lines for people."""
+"""The only module that configures logging: a JSON object per event, or lines of text."""
 
 import logging
 import sys
@@ -10,16 +10,16 @@ TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _NOISY = ("botocore", "aiobotocore", "aiohttp", "asyncio", "numba", "matplotlib")
 
 _JSON = "isthmus-json"
-"""Name of the handler that writes objects: how `last_word` knows."""
+"""Name of the handler that writes JSON objects. `last_word` looks for it."""
 
 _serving = False
-"""Whether this process got further than its start."""
+"""Whether this process has finished its start (see `serving`)."""
 
 
 def configure(format: str = "auto", level: str = "info", **context: str) -> None:
     """Log to stderr. `format` is auto (text on a terminal, else JSON), json or text.
 
-    `context` (run, service, learner or syncer) is in every JSON line, beside what the event itself carries:
+    `context` (run, service, learner or syncer) is in every JSON line, beside the fields of the event itself:
     fragment, version, learner and the like.
     """
     global _serving  # noqa: PLW0603  (logging itself is as global as it gets)
@@ -47,29 +47,29 @@ def configure(format: str = "auto", level: str = "info", **context: str) -> None
 
 
 class _Lines(logging.Formatter):
-    """One message, one line, and nothing in it that moves a cursor: what others wrote is in some."""
+    """Writes a message as one line. Unprintable characters are escaped: other processes wrote parts of messages."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
+        """Return the line of a record, legible and without passwords."""
         record.message = legible(without_passwords(record.message))
         return super().formatMessage(record)
 
 
 def quiet() -> None:
-    """Warnings only: for commands that have a display of their own."""
+    """Log only warnings and errors, as text on stderr: for commands that have a display of their own."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Lines("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 
 def serving() -> None:
-    """From here on whoever reads the log reads on: the reason why the process ends is an event, too."""
+    """Note that the start is over. From now on, `last_word` writes the reason for the end as an event of a JSON log."""
     global _serving  # noqa: PLW0603
     _serving = True
 
 
 def last_word(command: str, message: str) -> None:
-    """Say why a command ends: a line of text for whoever started it, an event where a service ends that had served."""
+    """Report why a command ends: an event if the process was serving and logs JSON, else a line of text on stderr."""
     if _serving and any(handler.name == _JSON for handler in logging.getLogger().handlers):
         logging.getLogger("isthmus.services").critical("%s", message, extra={"command": command})
     else:

@@ -1,4 +1,4 @@
-"""What a service says of itself while all is well: a line a minute, made of what its metrics gained since the last."""
+"""The line that a service logs every minute while all is well, made of the gains of its metrics since the last line."""
 
 import logging
 import math
@@ -22,25 +22,25 @@ EVERY_S = 60.0
 
 
 class Gains:
-    """Values of a registry, and what they gained since they were last asked for."""
+    """Values of a metrics registry, and their gains between two calls."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._before: dict[str, float] = {}
 
     def value(self, name: str, **labels: str) -> float:
-        """Return a value; 0 where there is none."""
+        """Return a value; 0 if the registry does not have it."""
         return self._registry.get_sample_value(PREFIX + name, labels) or 0.0
 
     def gained(self, name: str, **labels: str) -> float:
-        """Return what a counter gained since the last call for it."""
+        """Return the gain of a counter since the last call for the same counter (at first, its value)."""
         key = f"{name} {sorted(labels.items())}"
         now = self.value(name, **labels)
         gain, self._before[key] = now - self._before.get(key, 0.0), now
         return gain
 
     def gained_by(self, name: str, label: str) -> dict[str, float]:
-        """Return what counters of one name gained, by a label, where they gained anything."""
+        """Return the gains of the counters of one name, by a label. Counters without a gain are left out."""
         values = {
             sample.labels[label]
             for metric in self._registry.collect()
@@ -59,15 +59,15 @@ def _listed(counts: dict[str, float]) -> str:
 
 
 class SyncerMinute:
-    """Puts a syncer's minute into words."""
+    """Writes the line about a syncer's last minute."""
 
     def __init__(self, name: str, metrics: SyncerMetrics) -> None:
         self._name = name
         self._gains = Gains(metrics.registry)
-        self.say()  # what starting took is no part of the first minute
+        self.say()  # leaves the start out of the first minute
 
     def say(self) -> tuple[str, dict[str, object]]:
-        """Return the line, and what of it is for programs."""
+        """Return the line, and its facts as fields of the log event."""
         g = self._gains
         closed, rejected = g.gained_by("rounds_closed_total", "closed_by"), g.gained_by("rejections_total", "reason")
         commits, lost, late = int(sum(closed.values())), g.gained("commits_lost_total"), g.gained("updates_late_total")
@@ -85,7 +85,7 @@ class SyncerMinute:
 
 
 class LearnerMinute:
-    """Puts a learner's minute into words."""
+    """Writes the line about a learner's last minute."""
 
     def __init__(self, name: str, steps: int, link: "Link", now: Callable[[], float] = time.monotonic) -> None:
         self._name = name
@@ -98,7 +98,7 @@ class LearnerMinute:
         self._gains.gained("steps_total")
 
     def say(self) -> tuple[str, dict[str, object]]:
-        """Return the line, and what of it is for programs."""
+        """Return the line, and its facts as fields of the log event."""
         now, g = self._now(), self._gains
         seconds, self._at = max(now - self._at, 1e-9), now
         steps, tokens = int(g.gained("steps_total")), g.gained("trained_tokens_total")
@@ -115,9 +115,9 @@ class LearnerMinute:
 
 
 class Diary:
-    """Says a learner's minutes, and that it was asked to stop, from a thread of its own.
+    """Logs a learner's line of each minute, and each signal that asks it to stop, from a thread of its own.
 
-    A signal handler may come in the middle of whatever the training thread writes, so that it must not log itself.
+    A signal handler must not log: it may interrupt the training thread in the middle of a write.
     """
 
     def __init__(self, logger: logging.Logger, name: str, every_s: float = EVERY_S) -> None:
@@ -130,15 +130,15 @@ class Diary:
         self._thread.start()
 
     def joined(self, steps: int, link: "Link") -> None:
-        """Say minutes of this link from now on."""
+        """Log a line a minute about this link from now on."""
         self._minute = LearnerMinute(self._name, steps, link)
 
     def asked(self, number: int) -> None:
-        """Note a signal; may be called from its handler."""
+        """Note a signal, which the thread then logs. The signal's handler may call this."""
         self._told.put(number)
 
     def close(self) -> None:
-        """Say what is left to say, and end."""
+        """Log the signals that are not logged yet, and end the thread (wait at most 5 s)."""
         self._told.put(None)
         self._thread.join(5.0)
 

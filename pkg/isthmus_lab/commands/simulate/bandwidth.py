@@ -1,4 +1,4 @@
-"""`isthmus simulate bandwidth`: what each method needs of its links, as a table, JSON and a picture."""
+"""`isthmus simulate bandwidth`: the bandwidth that each method needs, as a table, JSON and a picture."""
 
 import math
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ from isthmus_services.output.report import MARKERS, save, stdout, write_json
 from isthmus_services.settings import shared
 
 PAPER = (OnTheWire(name="bf16", up_bits=16.0, down_bits=16.0), OnTheWire(name="int4", up_bits=4.0, down_bits=4.0))
-"""Bits alone, as the papers count."""
+"""Codecs as the papers count them: bits of payload only, no headers or messages."""
 
 MARK_EVERY = 10
-"""Points of a line between two marks."""
+"""Points of a line from one marker to the next."""
 
 OWN = (("bf16", "bf16"), ("int4", "int8"), ("int4", "int4"))
-"""This library's codecs, up and down."""
+"""Pairs of this library's codecs: up, down."""
 
 Row = dict[str, Any]
 
 
 def run(arguments: declared.Bandwidth) -> int:
-    """Compute every row."""
+    """Compute every row, then print, write and draw the rows; return the exit status."""
     if arguments.plot:
         shared.need("matplotlib", "demo")
     link = Setup(
@@ -81,7 +81,10 @@ def run(arguments: declared.Bandwidth) -> int:
 
 
 def choices(link: Setup) -> list[tuple[str, OnTheWire]]:
-    """Return methods and codecs; this library's own with everything that passes besides the payload, measured."""
+    """Return pairs of a method and a codec.
+
+    This library's own codecs come last. They include the measured bytes of headers, commits and messages.
+    """
     bf16, int4 = PAPER
     found = [(DATA_PARALLEL, bf16), (DILOCO, bf16), (STREAMING, bf16), (STREAMING, int4), (DECOUPLED, bf16)]
     found.append((DECOUPLED, int4))
@@ -113,7 +116,11 @@ def _row(link: Setup, method: str, codec: OnTheWire, utilization: float | None, 
 
 
 def reproductions() -> list[Row]:
-    """Return the published figures beside the settings that give them; sizes were not all published."""
+    """Return the published figures beside this model's, each with the settings that give it.
+
+    Where the size of a model was not published, it is fitted to one figure. Rows of a setting whose figure was not
+    published have None in its place.
+    """
     bf16, int4 = PAPER
     found = []
 
@@ -135,7 +142,7 @@ def reproductions() -> list[Row]:
     compare("data parallel", 104.0, small, DATA_PARALLEL, bf16, "2.9e9 parameters chosen to fit this one")
     compare("decoupled, bf16", 1.7, small, DECOUPLED, bf16, "predicted")
     compare("decoupled, int4", 0.43, small, DECOUPLED, int4, "predicted")
-    # Everything is proportional to the size, so one figure gives it.
+    # The bandwidth is proportional to the model's size, so one published figure gives the size.
     size = 2.9e9 * 198.0 / model.required(DATA_PARALLEL, small, bf16, 0.9)
     large = replace(small, params=size)
     compare("8 centres: data parallel", 198.0, large, DATA_PARALLEL, bf16, f"{size:.3g} parameters chosen to fit it")
@@ -220,12 +227,12 @@ def draw(link: Setup, methods: Sequence[tuple[str, OnTheWire]], path: Path) -> N
             try:
                 points.append((utilization, model.required(method, link, codec, utilization, model.exact)))
             except InputError:
-                break  # latency alone takes more
+                break  # the latency alone makes this utilisation impossible, and every higher one
         dash = dashes[drawn.setdefault(method, 0) % len(dashes)]
         drawn[method] += 1
         axis.plot(
             [x for x, _ in points], [y for _, y in points], linestyle=dash, color=styles[method],
-            # Lines that lie on each other are marked at different places.
+            # Each line has its markers at other points, so that lines that coincide can be told apart.
             marker=MARKERS[number % len(MARKERS)], markersize=5, markevery=(number % MARK_EVERY, MARK_EVERY),
             label=f"{method}, {codec.name}",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`isthmus simulate goodput`: the published grid of chips and learners, or one's own, as tables, JSON and a picture."""
+"""`isthmus simulate goodput`: a grid of chips and learners, as published or as given; tables, JSON and a picture."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ PREDICTED = (
     (DECOUPLED, 1_200_000, 8, "goodput", 0.88),
     (DECOUPLED, 1_200_000, 4, "uptime", 1.0),
 )
-"""Published figures that nothing is fitted to: mode, chips, learners, what, published value."""
+"""Published figures to which nothing is fitted: mode, chips, learners, field of `Shares`, published value."""
 
 VARIED: Mapping[str, Sequence[object]] = {
     "slice_chips": (16, 256),
@@ -42,13 +42,17 @@ VARIED: Mapping[str, Sequence[object]] = {
     "region_mtbi_years": (0.1,),
     "maintenance_days": (30.0,),
 }
-"""What was not published, and values that others might choose. The stalls are fitted again for each."""
+"""Parameters that were not published, and other plausible values of each. Stalls that were not given are fitted again
+for each value."""
 
 Row = dict[str, Any]
 
 
 def run(arguments: declared.Goodput) -> int:
-    """Simulate every cell, or look at a run."""
+    """Simulate every cell of the grid, then print, write and draw the rows; return the exit status.
+
+    With `--check`, compare a recorded run with the model instead.
+    """
     if arguments.check:
         return asyncio.run(_check(arguments.check, arguments.json))
     if arguments.plot:
@@ -58,7 +62,7 @@ def run(arguments: declared.Goodput) -> int:
     clusters = {n: _sized(cluster, arguments, n) for n in sizes}
     cells = [cell for n in sizes for cell in _cells(n, _learners(arguments, n, clusters[n].slice_chips))]
     for mode, chips, learners in cells:
-        # All that could be wrong with one is said before the first is simulated.
+        # An impossible cell raises `InputError` here, before the first cell is simulated.
         model.exact(clusters[chips], mode, chips, learners)
     predicted, moved = predictions(cluster), sensitivity(cluster) if arguments.sensitivity else []
     rows: list[Row] = []
@@ -143,7 +147,7 @@ async def _check(run_url: str, json: str | None) -> int:
 
 
 def _sized(cluster: Cluster, arguments: declared.Goodput, chips: int) -> Cluster:
-    """Return the cluster with slices that fit so many chips, unless their size is given; stalls stay as they are."""
+    """Return the cluster with a slice size that suits `chips`, unless the size is given. The stalls stay the same."""
     if arguments.slice_chips:
         return cluster
     size = model.slice_of(chips, max(arguments.learners or [1]))
@@ -179,11 +183,11 @@ def _row(cluster: Cluster, mode: str, chips: int, learners: int, found: failures
 
 
 def predictions(cluster: Cluster) -> list[Row]:
-    """Return the published figures that nothing was fitted to beside the model's own."""
+    """Return the published figures to which nothing was fitted, beside the model's own."""
     found = []
     for mode, chips, learners, what, published in PREDICTED:
         if chips < learners * cluster.slice_chips:
-            continue  # slices as large as that are no cluster of this size
+            continue  # there are too few chips for one slice per learner
         value = float(getattr(model.exact(cluster, mode, chips, learners), what))
         found.append(
             {
@@ -200,7 +204,7 @@ def predictions(cluster: Cluster) -> list[Row]:
 
 
 def sensitivity(cluster: Cluster) -> list[Row]:
-    """Return the predictions, and the stalls they rest on, under other choices of what was not published."""
+    """Return the predictions, and the stalls on which they rest, for other values of the unpublished parameters."""
     reconfigure_s, restart_s = model.stalls(cluster)
     variants: list[tuple[str, object, Cluster]] = [("as given", "", cluster)]
     variants += [
@@ -214,7 +218,7 @@ def sensitivity(cluster: Cluster) -> list[Row]:
             variants.append((name, value, replace(cluster, **{name: value})))  # type: ignore[arg-type]
     found = []
     for what, choice, variant in variants:
-        with contextlib.suppress(InputError):  # where no stall gives the published figures, there is nothing to compare
+        with contextlib.suppress(InputError):  # leaves out values with which no stall gives the published figures
             found.append(_variant(what, choice, variant))
     return found
 
@@ -243,7 +247,7 @@ def _variant(name: str, value: object, cluster: Cluster) -> Row:
 
 
 def _show(rows: Sequence[Row]) -> None:
-    """Print two tables that fit 80 columns each: what comes of the chips' time, and where the rest of it goes."""
+    """Print two tables, each at most 80 columns wide: goodput and uptime, and where the rest of the time goes."""
     console = stdout()
     played = ("goodput", "95 %", "exact", "uptime")
     spent = ("waiting", "repairing", "reconfiguring", "lost")
@@ -291,7 +295,7 @@ def _predictions(rows: Sequence[Row]) -> Table:
 
 
 def sensitivity_tables(rows: Sequence[Row]) -> list[Table]:
-    """Return three tables that fit 80 columns each: stalls, the data parallel modes, the decoupled ones."""
+    """Return three tables, each at most 80 columns wide: stalls, data parallel modes, and the decoupled mode."""
     names = [name for name in rows[0] if name not in ("parameter", "value")]
     titles = ("stalls, fitted again unless given", "how the answer moves: data parallel", "and decoupled")
     tables = []
@@ -307,7 +311,7 @@ def sensitivity_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw goodput against chips, one line per mode, with the published points."""
+    """Draw goodput against chips: one line per mode and number of learners, with the published points."""
     import matplotlib as mpl
 
     mpl.use("Agg")

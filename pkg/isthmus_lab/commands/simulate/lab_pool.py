@@ -1,4 +1,7 @@
-"""Runs an experiment's settings in worker processes, keeps every finished row, and goes on where it was interrupted."""
+"""Runs an experiment's settings in worker processes and keeps every finished row.
+
+A run of the command that was interrupted continues: rows that are kept are not computed again.
+"""
 
 import asyncio
 import json
@@ -18,13 +21,13 @@ LINE_MAX = 1 << 20
 
 
 class Kept:
-    """Finished rows in a folder, one file each, by setting and seed."""
+    """Finished rows in a folder: one file for each setting and seed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def read(self, job: Job) -> Row | None:
-        """Return a row, under the name its setting has now; None where there is none, or none that can be read."""
+        """Return the job's row, with the present name of its setting; None if there is no row or it cannot be read."""
         setting, seed = job
         try:
             row = msgspec.json.decode(self._path(job).read_bytes(), type=Row)
@@ -33,7 +36,7 @@ class Kept:
         return msgspec.structs.replace(row, setting=setting.name, seed=seed)
 
     def write(self, job: Job, row: Row) -> None:
-        """Keep a row."""
+        """Write the job's row into the folder. Other processes never see a part of it."""
         self._folder.mkdir(parents=True, exist_ok=True)
         scratch = self._path(job).with_suffix(f".{os.getpid()}")
         scratch.write_bytes(msgspec.json.encode(row))
@@ -45,14 +48,14 @@ class Kept:
 
 
 def cost(setting: Setting) -> float:
-    """Return about how long a setting takes, in any unit."""
+    """Return an estimate of how long a setting takes, in an arbitrary unit."""
     return float(setting.budget * (1 + setting.shape.experts / 4))
 
 
 async def run_all(jobs: Sequence[Job], kept: Kept, workers: int, progress: Callable[[float], None]) -> list[Row]:
-    """Return the rows of all jobs, in their order; those that are kept are not run again."""
+    """Return the rows of all jobs, in the order of the jobs. Jobs whose rows are kept do not run again."""
     rows = {at: row for at, job in enumerate(jobs) if (row := kept.read(job)) is not None}
-    # A setting may bear several names: it is run once.
+    # Settings that differ only in their names have the same key: one of them runs.
     once = {setting.key(seed): at for at, (setting, seed) in enumerate(jobs) if at not in rows}
     todo = sorted(once.values(), key=lambda at: -cost(jobs[at][0]))
     total = sum(cost(jobs[at][0]) for at in todo) or 1.0
@@ -88,7 +91,7 @@ async def run_all(jobs: Sequence[Job], kept: Kept, workers: int, progress: Calla
 
 
 async def _start() -> asyncio.subprocess.Process:
-    # One thread each: several of them share the cores.
+    # The workers share the cores, so each library of a worker may use one thread.
     quiet = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -97,7 +100,7 @@ async def _start() -> asyncio.subprocess.Process:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=LINE_MAX,
-        # The order of sets of names must not differ between two runs of one seed.
+        # Two runs with the same seed must iterate over sets of names in the same order.
         env={**os.environ, **quiet, "PYTHONHASHSEED": "0"},
     )
 

@@ -1,4 +1,4 @@
-"""`isthmus simulate training EXPERIMENT`: learning in virtual time, as tables, JSON and a picture."""
+"""`isthmus simulate training EXPERIMENT`: training in virtual time, as a table, JSON and a picture."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ COLUMNS = (
 
 
 def run(arguments: declared.Training) -> int:
-    """Run an experiment."""
+    """Run an experiment's settings with every seed, then print, write and draw the rows; return the exit status."""
     shared.need("torch", "torch")
     if arguments.plot:
         shared.need("matplotlib", "demo")
@@ -84,7 +84,10 @@ def _cell(value: Spread, form: str) -> str:
 
 
 def draw(experiment: Experiment, rows: Sequence[Row], path: Path) -> None:
-    """Draw loss, and what the experiment sets beside it, for every setting: each seed a dot, the mean a bar."""
+    """Draw the loss of every setting, and beside it the measures in the experiment's `beside`.
+
+    Each seed is a dot, and the mean is a bar.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -122,7 +125,7 @@ def draw(experiment: Experiment, rows: Sequence[Row], path: Path) -> None:
 
 
 def _grouped(names: Sequence[str]) -> tuple[list[float], list[str]]:
-    """Return, for every setting, its height and its colour: names alike up to the colon stand together."""
+    """Return the height and the colour of every setting. Neighbours with the same name before the colon are a group."""
     heights: list[float] = []
     colors: list[str] = []
     y, color, last = 0.0, -1, None
