@@ -1,4 +1,4 @@
-"""How a difference is packed for the wire: a registry of codecs and the packing of a fragment, tensor by tensor."""
+"""Codecs by name, and the packing of a fragment's difference for the wire, tensor by tensor."""
 
 from functools import cache
 
@@ -32,20 +32,20 @@ __all__ = [
 ]
 
 CODECS: dict[str, Codec] = {c.name: c for c in (Float32(), BFloat16(), Int8(), Int4())}
-"""Those of one size, by name; any rate between half a bit and four is a name, too (`isthmus.codecs.rate`)."""
+"""Codecs of fixed size, by name. `codec` also knows every rate from half a bit to four: `isthmus.codecs.rate`."""
 
-_ALIGN = 4  # every tensor's piece starts on a multiple of this, so that wide views of it are aligned
+_ALIGN = 4  # Each tensor's bytes start on a multiple of this, so that views of them as wider types are aligned.
 
 
 @cache
 def codec(name: str) -> Codec:
-    """Return the codec of this name. Raises `InputError` that lists those there are."""
+    """Return the codec of this name. Raises `InputError`, which lists the known names, for any other."""
     bits = rate_of(require_codec(name))
     return CODECS[name] if bits is None else Rate(bits)
 
 
 def warm(*names: str) -> None:
-    """Compile every kernel that merging and these codecs use, or load it from the cache on disk."""
+    """Compile every kernel that merges and these codecs use, or load it from the cache on disk."""
     kernels.warm()
     x = np.linspace(-1.0, 1.0, SMALL, dtype=np.float32)
     for code in map(codec, names):
@@ -55,14 +55,14 @@ def warm(*names: str) -> None:
 
 
 def aligned(size: int) -> int:
-    """Return the bytes that a tensor's piece of this size takes in a packed fragment."""
+    """Return the bytes that a packed tensor of this size takes in a packed fragment, padding included."""
     return -(-size // _ALIGN) * _ALIGN
 
 
 def packed_size(code: Codec, fragment: Fragment) -> int:
-    """Return the bytes of a packed fragment: each tensor apart (scales never cross one), padded to four bytes.
+    """Return the bytes of a packed fragment; an estimate unless the codec is `exact`.
 
-    About that, unless the codec is `exact`.
+    Each tensor is packed by itself, so no scale spans two tensors, and padded to a multiple of four bytes.
     """
     return sum(aligned(code.size(t.size)) for t in fragment.tensors)
 
@@ -74,9 +74,9 @@ def packed_bounds(code: Codec, fragment: Fragment) -> tuple[int, int]:
 
 
 def cut(code: Codec, fragment: Fragment, data: U8) -> tuple[U8, ...]:
-    """Return what each tensor has of a packed fragment, data [m] uint8; they share its memory.
+    """Return the bytes of each tensor in a packed fragment, data [m] uint8, as views of it.
 
-    Raises `BadCode` where it is not of that size, or says of itself what cannot be.
+    Raises `BadCode` if the size of data is wrong, or if a tensor's header is invalid.
     """
     if code.exact and data.size != packed_size(code, fragment):
         raise BadCode(f"{data.size} bytes where {code.name} packs this fragment into {packed_size(code, fragment)}")
@@ -91,7 +91,7 @@ def cut(code: Codec, fragment: Fragment, data: U8) -> tuple[U8, ...]:
 
 
 def pack(code: Codec, fragment: Fragment, x: F32, compute: ComputePool = ALONE, *, whole: bool = False) -> U8:
-    """Return finite x [fragment.size] float32, packed: uint8 [m], of `packed_size` where the codec is `exact`.
+    """Return finite x [fragment.size] float32 packed into uint8 [m]; m is `packed_size` if the codec is `exact`.
 
     `whole`: see `Codec.encode`.
     """
@@ -99,7 +99,7 @@ def pack(code: Codec, fragment: Fragment, x: F32, compute: ComputePool = ALONE, 
         out = memory.room(packed_size(code, fragment))
         out.fill(0)
     else:
-        # Zeros that nobody touches cost nothing: what is not needed of the most there can be goes back unseen.
+        # The operating system provides zeroed pages when they are first written, so the unused rest costs no memory.
         out = np.zeros(packed_bounds(code, fragment)[1], np.uint8)
     at = 0
     for t in fragment.tensors:
@@ -108,7 +108,7 @@ def pack(code: Codec, fragment: Fragment, x: F32, compute: ComputePool = ALONE, 
 
 
 def unpack(code: Codec, fragment: Fragment, data: U8, out: F32) -> None:
-    """Unpack data, what `pack` returned, into out [fragment.size] float32. Raises `BadCode`."""
+    """Unpack data, as `pack` returned it, into out [fragment.size] float32. Raises `BadCode` if it is invalid."""
     for t, piece in zip(fragment.tensors, cut(code, fragment, data), strict=True):
         code.decode(piece, out[t.start : t.stop])
 

@@ -1,4 +1,4 @@
-"""What a codec is: a stated way to turn float32 into bytes and back, and nothing else."""
+"""The interface of a codec, which turns float32 into bytes and back."""
 
 from abc import ABC, abstractmethod
 
@@ -9,60 +9,68 @@ from isthmus.codecs.kernels import BLOCK, F32, U8
 from isthmus.runtime.clock import ALONE, ComputePool
 
 PIECE = 1 << 16
-"""Parameters unpacked at a time: 256 KiB. A multiple of the blocks of codecs and norms: it does not change a bit."""
+"""Parameters unpacked at a time: 256 KiB as float32.
+
+A multiple of the blocks of the fixed-size codecs and of norms, whose results therefore do not depend on it. The format
+of `isthmus.codecs.rate` does.
+"""
 
 
 SHARE = 4
-"""Pieces of one thread at least."""
+"""Fewest pieces that are handed to a thread at a time."""
 
 
 class BadCode(ValueError):
-    """Bytes that no encoder wrote."""
+    """The bytes cannot be the output of an encoder."""
 
 
 class Codec(ABC):
-    """Packs one tensor's difference. Stateless; every method may run on any thread."""
+    """A codec, which packs the difference of one tensor. Stateless; every method may run on any thread."""
 
     name: str
     bits: float
     """Bits per parameter of a large tensor, scales and tables included."""
     lossless = False
     exact = True
-    """Whether every tensor of n parameters takes the same bytes, `size(n)`; else what it holds decides."""
+    """Whether every tensor of n parameters takes `size(n)` bytes. Otherwise its size depends on its values."""
 
     @abstractmethod
     def size(self, n: int) -> int:
-        """Return the bytes that n parameters take, scales and padding included; about that unless `exact`."""
+        """Return the bytes that n parameters take, scales and padding included; an estimate unless `exact`."""
 
     def bounds(self, n: int) -> tuple[int, int]:
         """Return the fewest and the most bytes that n parameters can take."""
         return self.size(n), self.size(n)
 
     def measure(self, data: U8, n: int) -> int:
-        """Return the bytes that a tensor of n parameters takes at the start of data, which holds more. Raises
-        `BadCode`."""
+        """Return the bytes that a tensor of n parameters takes at the start of data; other tensors may follow it.
+
+        Raises `BadCode` if data is too short or invalid.
+        """
         if data.size < self.size(n):
             raise BadCode(f"{data.size} bytes where {self.name} packs {n} parameters into {self.size(n)}")
         return self.size(n)
 
     @abstractmethod
     def encode(self, x: F32, out: U8, compute: ComputePool = ALONE, *, whole: bool = False) -> int:
-        """Pack finite x [n] float32 into zeros, out [the most `bounds` allows] uint8; return the bytes it took.
+        """Pack finite x [n] float32 into out, zeros [largest of `bounds`] uint8; return the bytes that were used.
 
-        `whole`: what is dropped is given up, so that what is left should be as long as x where the codec would shorten
-        it; else it is fed back, and should be as near as can be.
+        `whole` says that nothing will make up for what the codec drops: a codec that would shorten x then keeps its
+        Euclidean length. Without it error feedback adds what was dropped later, and the codec stays as close to x as it
+        can.
         """
 
     @abstractmethod
     def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
-        """Unpack parameters [start, start + out.size) of the n in data, as `measure` found it, into out [m] float32.
+        """Unpack parameters [start, start + out.size) of n into out [m] float32.
 
-        `start` is a multiple of `PIECE`, and so is the end, unless it is n. Raises `BadCode` for what no encoder wrote,
-        never on values; the caller checks finiteness.
+        data has exactly the bytes that `measure` counted. `start` is a multiple of `PIECE`; the end is one, too, or is
+        n. Raises `BadCode` if the bytes are invalid. The values are not checked: the caller checks that they are
+        finite.
         """
 
     def add_part(self, data: U8, n: int, start: int, coefficient: float, total: F32) -> None:
-        """Add coefficient · the parameters that `decode_part` would unpack to total [m], as `kernels.accumulate`."""
+        """Add coefficient · x to total [m], where x is what `decode_part` would unpack; see `kernels.accumulate`."""
         scratch = np.empty(min(PIECE, total.size), np.float32)
         for first in range(0, total.size, PIECE):
             piece = total[first : first + PIECE]
@@ -71,12 +79,12 @@ class Codec(ABC):
             kernels.accumulate(piece, part, coefficient)
 
     def decode(self, data: U8, out: F32) -> None:
-        """Unpack data, as `measure` found it, into out [n] float32, as `decode_part` does."""
+        """Unpack all n parameters of data into out [n] float32; see `decode_part`."""
         self.decode_part(data, out.size, 0, out)
 
 
 def pieces(n: int) -> int:
-    """Return how many pieces n parameters are unpacked in."""
+    """Return the number of pieces of `PIECE` parameters that n parameters take."""
     return -(-n // PIECE)
 
 

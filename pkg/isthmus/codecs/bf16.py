@@ -1,4 +1,4 @@
-"""Sixteen bits: bfloat16, the paper's default on the wire."""
+"""The codec of sixteen bits: bfloat16, the paper's default on the wire."""
 
 import numpy as np
 
@@ -10,20 +10,20 @@ from isthmus.runtime.clock import ALONE, ComputePool
 
 
 class BFloat16(Codec):
-    """bfloat16, rounded half to even; saturates instead of overflowing to infinity."""
+    """bfloat16, rounded half to even. Values that would overflow become the largest finite number."""
 
     name = CodecName.BF16.value
     bits = 16.0
 
     def size(self, n: int) -> int:
-        """Two bytes a parameter."""
+        """Return two bytes a parameter."""
         return 2 * n
 
     def encode(self, x: F32, out: U8, compute: ComputePool = ALONE, *, whole: bool = False) -> int:
-        """Round to nearest even."""
+        """Round to the nearest bfloat16, half to even."""
         kernels.encode_bf16(x, out.view(np.uint16))
         return self.size(x.size)
 
     def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
-        """Widen, exactly."""
+        """Widen to float32, which is exact."""
         kernels.decode_bf16(data.view(np.uint16)[start : start + out.size], out)

@@ -1,4 +1,4 @@
-"""Thirty-two bits: the difference as it is."""
+"""The codec of thirty-two bits: the difference unchanged."""
 
 import numpy as np
 
@@ -16,14 +16,14 @@ class Float32(Codec):
     lossless = True
 
     def size(self, n: int) -> int:
-        """Four bytes a parameter."""
+        """Return four bytes a parameter."""
         return 4 * n
 
     def encode(self, x: F32, out: U8, compute: ComputePool = ALONE, *, whole: bool = False) -> int:
-        """Copy."""
+        """Copy x."""
         out.view(np.dtype("<f4"))[:] = x
         return self.size(x.size)
 
     def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
-        """Copy."""
+        """Copy the parameters."""
         out[:] = data.view(np.dtype("<f4"))[start : start + out.size]

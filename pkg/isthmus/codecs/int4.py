@@ -1,4 +1,4 @@
-"""Four bits: integers over a scale per block of 128."""
+"""The codec of four bits: integers with one scale per block of 128."""
 
 import numpy as np
 
@@ -10,13 +10,16 @@ from isthmus.runtime.clock import ALONE, ComputePool
 
 
 class Int4(Codec):
-    """Nearest of 15 levels, absmax scaling, a bfloat16 scale per 128 parameters; the scales come first."""
+    """The nearest of 15 levels, with a bfloat16 scale per 128 parameters from their largest magnitude.
+
+    The scales of all blocks precede the levels.
+    """
 
     name = CodecName.INT4.value
     bits = 4.125
 
     def size(self, n: int) -> int:
-        """Two bytes a block for the scale, and 64 bytes a block; the last block is padded."""
+        """Return 66 bytes a block: two for the scale and 64 for the levels. The last block is padded."""
         return blocks(n) * (2 + kernels.BLOCK // 2)
 
     def encode(self, x: F32, out: U8, compute: ComputePool = ALONE, *, whole: bool = False) -> int:
@@ -33,15 +36,15 @@ class Int4(Codec):
         return self.size(x.size)
 
     def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
-        """Multiply levels by their block's scale."""
+        """Multiply the levels by their block's scale."""
         kernels.decode_int4(*_part(data, n, start, out.size), out)
 
     def add_part(self, data: U8, n: int, start: int, coefficient: float, total: F32) -> None:
-        """See `Codec.add_part`; in one go."""
+        """Unpack and add in one pass; see `Codec.add_part`."""
         kernels.accumulate_int4(*_part(data, n, start, total.size), coefficient, total)
 
 
 def _part(data: U8, n: int, start: int, size: int) -> tuple[U16, U8]:
-    """Return the scales and codes of parameters [start, start + size) of n."""
+    """Return the scales of parameters [start, start + size) of n, and the levels from `start` on."""
     split, first = 2 * blocks(n), start // kernels.BLOCK
     return data[:split].view(np.uint16)[first : first + blocks(size)], data[split + start // 2 :]

@@ -1,4 +1,4 @@
-"""Eight bits: integers over a scale per block of 128."""
+"""The codec of eight bits: integers with one scale per block of 128."""
 
 import numpy as np
 
@@ -10,13 +10,16 @@ from isthmus.runtime.clock import ALONE, ComputePool
 
 
 class Int8(Codec):
-    """Nearest of 255 levels, absmax scaling, a bfloat16 scale per 128 parameters; the scales come first."""
+    """The nearest of 255 levels, with a bfloat16 scale per 128 parameters from their largest magnitude.
+
+    The scales of all blocks precede the levels.
+    """
 
     name = CodecName.INT8.value
     bits = 8.125
 
     def size(self, n: int) -> int:
-        """Two bytes a block for the scale, and one byte a parameter."""
+        """Return two bytes a block for the scale, and one byte a parameter."""
         return 2 * blocks(n) + n
 
     def encode(self, x: F32, out: U8, compute: ComputePool = ALONE, *, whole: bool = False) -> int:
@@ -32,15 +35,15 @@ class Int8(Codec):
         return self.size(x.size)
 
     def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
-        """Multiply levels by their block's scale."""
+        """Multiply the levels by their block's scale."""
         kernels.decode_int8(*_part(data, n, start, out.size), out)
 
     def add_part(self, data: U8, n: int, start: int, coefficient: float, total: F32) -> None:
-        """See `Codec.add_part`; in one go."""
+        """Unpack and add in one pass; see `Codec.add_part`."""
         kernels.accumulate_int8(*_part(data, n, start, total.size), coefficient, total)
 
 
 def _part(data: U8, n: int, start: int, size: int) -> tuple[U16, U8]:
-    """Return the scales and codes of parameters [start, start + size) of n."""
+    """Return the scales and levels of parameters [start, start + size) of n."""
     split, first = 2 * blocks(n), start // kernels.BLOCK
     return data[:split].view(np.uint16)[first : first + blocks(size)], data[split + start : split + start + size]

@@ -1,8 +1,15 @@
-"""Any rate from half a bit to four: levels over one step for the whole tensor, centroids, and an entropy stage.
+"""Codecs of any rate from half a bit to four: levels of one step for the whole tensor, centroids, an entropy stage.
 
-A packed tensor, little endian: its bytes (4) and levels L (2), zeros (2), L centroids (float32), the frequencies of
-2 L + 1 symbols (2 each, to a multiple of four), the bytes of each piece's stream (4), the streams, zeros to a multiple
-of four. Where all is zero L is 0 and nothing follows. Each piece of `PIECE` parameters decodes by itself.
+A packed tensor, little endian, consists of:
+
+- its size in bytes (4 bytes), its largest level L (2), zeros (2);
+- L centroids (float32);
+- the frequencies of 2 L + 1 symbols (2 bytes each), padded to a multiple of four bytes;
+- the size of each piece's stream in bytes (4 bytes each);
+- the streams, padded with zeros to a multiple of four bytes.
+
+If every level is zero, L is 0 and nothing follows the first eight bytes. Each piece of `PIECE` parameters can be
+decoded by itself.
 """
 
 import math
@@ -17,10 +24,10 @@ from isthmus.codecs.kernels import rate as kernel
 from isthmus.runtime.clock import ALONE, ComputePool
 
 SMALL = 4096
-"""Below that a table costs more than it saves: fewer parameters travel as int4."""
+"""Tensors of fewer parameters are packed as int4, because a table would cost more than it saves."""
 
 SAMPLE = 1 << 15
-"""Parameters, spread over the tensor, on which the step is chosen."""
+"""Parameters, spread over the tensor, in the sample on which the step is chosen."""
 
 _WRONG = {
     kernel.SHORT: "fewer bytes than it says",
@@ -32,10 +39,11 @@ _WRONG = {
 
 
 class Rate(Codec):
-    """At most so many bits a parameter, tables included: the step is the smallest that takes no more.
+    """A codec of at most so many bits a parameter, tables included: it takes the smallest step that a sample allows.
 
-    Every value is off by at most one step (0.55 of it, but for what the centroid of its level makes of it). Means are
-    shorter than what they stand for: a `whole` difference has longer centroids, and its own length.
+    The error of a value is at most one step: 0.55 of a step, plus the distance from its level's centroid to that
+    multiple of the step. Centroids are means, so the decoded tensor is shorter than x. If `whole`, they are scaled to
+    give the decoded tensor the norm of x, and the bound on the error does not hold.
     """
 
     exact = False
@@ -46,18 +54,18 @@ class Rate(Codec):
         self._small = Int4()
 
     def size(self, n: int) -> int:
-        """About as many bits a parameter."""
+        """Return the bytes that n parameters take at this rate, about."""
         return self._small.size(n) if n < SMALL else math.ceil(n * self.bits / 8.0)
 
     def bounds(self, n: int) -> tuple[int, int]:
-        """From nothing but zeros to twelve bits a symbol."""
+        """Return 8, which suffices for zeros, and the bytes at the most bits that a symbol can take: twelve."""
         if n < SMALL:
             return self._small.bounds(n)
         pieces = base.pieces(n)
         return 8, kernel.header_size(kernel.LEVELS, pieces) + pieces * 4 * kernel.LANES + 3 * n // 2 + 4
 
     def measure(self, data: U8, n: int) -> int:
-        """See `Codec.measure`; the table is checked, the streams where they are decoded."""
+        """Check the header and the table; see `Codec.measure`. `decode_part` checks the streams."""
         if n < SMALL:
             return self._small.measure(data, n)
         wrong, size = kernel.check(data, n, PIECE)
@@ -65,7 +73,7 @@ class Rate(Codec):
         return int(size)
 
     def encode(self, x: F32, out: U8, compute: ComputePool = ALONE, *, whole: bool = False) -> int:
-        """Choose the step on a sample, quantise all, count, and code the pieces."""
+        """Choose the step on a sample, quantise every parameter, count the symbols, and code each piece."""
         n = x.size
         if n < SMALL:
             return self._small.encode(x, out)
@@ -118,7 +126,7 @@ class Rate(Codec):
         return -(-size // 4) * 4
 
     def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
-        """Piece by piece."""
+        """Decode the pieces one by one."""
         if n < SMALL:
             self._small.decode_part(data, n, start, out)
             return

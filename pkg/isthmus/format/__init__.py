@@ -1,1 +1,1 @@
-"""What is written: objects, messages and keys, the layout of a model, rules, signatures and permissions."""
+"""The formats of a run: objects, messages and keys, the layout of a model, rules, signatures and permissions."""

@@ -1,8 +1,8 @@
-"""What a model is cut into: named tensors, packed into fragments of balanced size; where one is larger than a fragment,
-it is cut along its first dimension.
+"""The layout of a model: its named tensors, packed into fragments of balanced size.
 
-Largest piece first, each into the lightest fragment so far (LPT): the heaviest fragment is at most 4/3 of the optimum.
-The same list of tensors gives the same layout everywhere.
+A tensor that is larger than a fragment is cut along its first dimension. The largest piece goes first, each into the
+lightest fragment so far (LPT), so the heaviest fragment is at most 4/3 of the optimum. The same list of tensors gives
+the same layout on every machine.
 """
 
 import heapq
@@ -15,21 +15,21 @@ from math import ceil, prod
 from isthmus.errors import InputError
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""Element types a merged parameter may have; all arithmetic on them is float32."""
+"""Element types that a merged parameter may have. All arithmetic on them is float32."""
 
 
 class TensorClass(StrEnum):
-    """Classes of tensors, each of which may be merged by a rule of its own."""
+    """The classes of tensors. Each may be merged by a rule of its own."""
 
     DENSE = "dense"
     EMBEDDING = "embedding"
     VECTOR = "vector"
-    """Never taken for a matrix, whatever its shape: what the run's creator names, and output layers not tied."""
+    """Never treated as a matrix, whatever its shape: a tensor named by the run's creator, or an untied output layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One parameter of the model, as the run knows it."""
+    """One parameter of the model, as the run describes it."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,12 +43,12 @@ class Spec:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it maps vectors to vectors: two dimensions, neither of them 1."""
+        """Whether the parameter maps vectors to vectors: it has two dimensions, neither of them 1."""
         return len(self.shape) == 2 and min(self.shape) > 1
 
 
 Cut = tuple[int, int]
-"""A fragment, and how many rows of a tensor are in it."""
+"""A fragment's index, and the number of rows of a tensor in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +56,30 @@ class Tensor:
     """A parameter, or some rows of one, and its place in its fragment: elements [start, stop) of the flat vector."""
 
     spec: Spec
-    """Of the whole parameter."""
+    """The whole parameter."""
     start: int
     stop: int
     rows: tuple[int, int] | None = None
-    """From which row on, up to which; None where the parameter is whole."""
+    """The first row and the row after the last; None if the parameter is whole."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of what is here."""
+        """Shape of the parameter, or of its rows in this fragment."""
         return self.spec.shape if self.rows is None else (self.rows[1] - self.rows[0], *self.spec.shape[1:])
 
     @property
     def name(self) -> str:
-        """Name of what is here: the parameter's, with the rows of a part."""
+        """Name of the parameter, followed by the rows unless the parameter is whole."""
         return self.spec.name if self.rows is None else f"{self.spec.name}[{self.rows[0]}:{self.rows[1]}]"
 
     @property
     def origin(self) -> int:
-        """First element in the flat parameter."""
+        """Index of the first element in the flat parameter."""
         return 0 if self.rows is None else self.rows[0] * (self.spec.size // self.spec.shape[0])
 
     @property
     def is_matrix(self) -> bool:
-        """Whether what is here maps vectors to vectors: two dimensions, neither of them 1."""
+        """Whether `shape` is that of a matrix: two dimensions, neither of them 1."""
         return len(self.shape) == 2 and min(self.shape) > 1
 
     @property
@@ -90,7 +90,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Tensors, and parts of large ones, that travel together as one flat float32 vector of `size` elements."""
+    """Tensors, and parts of large ones, that are sent together as one flat float32 vector of `size` elements."""
 
     index: int
     tensors: tuple[Tensor, ...]
@@ -103,11 +103,11 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Every tensor of the run and the fragments it travels in."""
+    """Every tensor of the run, and the fragments that they are sent in."""
 
     specs: tuple[Spec, ...]
     placement: tuple[tuple[Cut, ...], ...]
-    """Where the rows of each tensor of `specs` are, in their order."""
+    """For each tensor of `specs`, the fragments of its rows, in the order of the rows."""
     fragments: tuple[Fragment, ...]
 
     @property
@@ -117,18 +117,21 @@ class Layout:
 
 
 CUT_FROM = 1 << 17
-"""Elements up to which a tensor is never cut."""
+"""Tensors of at most so many elements are never cut."""
 
 PIECE_MIN = 1 << 14
-"""Elements that a piece has at least, about."""
+"""Fewest elements in a piece, about."""
 
 BALANCED = 1.05
-"""How heavy a fragment may be, as a multiple of the mean, before tensors are cut finer."""
+"""Largest size of a fragment, as a multiple of the mean, that does not make `partition` cut tensors finer."""
 
 
 def place(specs: Sequence[Spec], placement: Sequence[Sequence[Cut]]) -> Layout:
-    """Return the layout of a given placement; tensors keep the order of `specs` within their fragment, and the order of
-    their rows. Raises `ValueError` where the rows are not those of the tensor."""
+    """Return the layout of a given placement.
+
+    Within a fragment tensors keep the order of `specs`, and pieces of a tensor the order of their rows. Raises
+    `ValueError` if a tensor's rows do not add up, or if a fragment is empty.
+    """
     tensors: dict[int, list[Tensor]] = {}
     ends: dict[int, int] = {}
     for spec, cuts in zip(specs, placement, strict=True):
@@ -149,10 +152,11 @@ def place(specs: Sequence[Spec], placement: Sequence[Sequence[Cut]]) -> Layout:
 
 
 def partition(specs: Sequence[Spec], fragments: int, *, finer: bool = True) -> Layout:
-    """Pack tensors into at most `fragments` fragments (fewer where there are fewer pieces).
+    """Pack tensors into at most `fragments` fragments (fewer if there are fewer pieces).
 
-    A tensor that is larger than a fragment is to be, and has more than `CUT_FROM` elements, is cut along its first
-    dimension; with `finer` also smaller ones, by halves, where fragments are not balanced otherwise.
+    A tensor that is larger than the mean fragment and has more than `CUT_FROM` elements is cut along its first
+    dimension. With `finer` the largest size of a piece is halved until the fragments are balanced; tensors of up to
+    `CUT_FROM` elements stay whole.
 
     Raises `InputError` for an empty model, an empty tensor, two tensors of one name or an unsupported dtype.
     """
@@ -180,7 +184,7 @@ def partition(specs: Sequence[Spec], fragments: int, *, finer: bool = True) -> L
 
 
 def _packed(specs: Sequence[Spec], limit: float, fragments: int) -> tuple[int, float, list[list[Cut]]]:
-    """Return the size of the heaviest fragment, the mean, and where the rows of each tensor go."""
+    """Return the size of the heaviest fragment, the mean size, and the fragments of each tensor's rows."""
     pieces = []
     for i, spec in enumerate(specs):
         height = spec.shape[0] if spec.shape else 1
@@ -199,9 +203,9 @@ def _packed(specs: Sequence[Spec], limit: float, fragments: int) -> tuple[int, f
 
 
 def first_difference(ours: Sequence[Spec], run: Sequence[Spec]) -> str | None:
-    """Name the first tensor in which two models differ, or return None.
+    """Return a description of the first difference between the tensors of two models, or None.
 
-    Which tensors are no matrices is the word of the run, and no difference.
+    The run decides whether a tensor is of class `DENSE` or `VECTOR`, so that is no difference.
     """
     for mine, theirs in zip(ours, run, strict=False):
         if mine.name != theirs.name:

@@ -1,8 +1,8 @@
-"""Memory of large arrays that are gone, kept for the next: what is touched for the first time costs a page fault for
-every 4 KiB, which takes three times as long as copying as much.
+"""A pool that keeps the memory of large arrays that are no longer used, for later arrays of the same size.
 
-An array from here is an ordinary one. Once nothing refers to it any more, nor to any view of it, its memory is kept
-under its size, as long as no more than `KEPT_MAX` is. What runs needs again and again is of a few sizes: fragments.
+New memory costs a page fault for every 4 KiB when it is first written, which takes three times as long as copying as
+much. An array from this pool is an ordinary array. Once nothing refers to it or to a view of it, the pool keeps its
+memory, up to `KEPT_MAX` bytes in all. A run needs arrays of few sizes, those of its fragments.
 """
 
 import os
@@ -14,70 +14,71 @@ import numpy as np
 from numpy.typing import NDArray
 
 SMALLEST = 1 << 20
-"""Bytes from which on memory is kept; the C library keeps less by itself."""
+"""Fewest bytes of an array whose memory is kept. The C library itself keeps the memory of smaller ones."""
 
-_SHARE = 16  # of the machine's memory
+_SHARE = 16  # The pool keeps at most a sixteenth of the machine's memory.
 
 
 def machine_bytes() -> int:
-    """Return how much memory the machine has, in bytes; 8 GiB where it does not say."""
+    """Return the size of the machine's memory in bytes, or 8 GiB if the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # not on every system
+    except (ValueError, OSError, AttributeError):  # Not every system has these names.
         return 8 << 30
 
 
 class Pool:
-    """Memory that was given back, by its size in bytes."""
+    """Unused memory, by its size in bytes."""
 
     def __init__(self, kept_max: int) -> None:
         self.kept_max = kept_max
-        # Taken and given by any thread, also in the middle of anything, when arrays die: without a lock, and so by
-        # operations alone that are one step for the interpreter.
+        # Any thread takes memory. Memory comes back when an array dies, which can happen in the middle of any code. So
+        # there is no lock, and only operations are used that the interpreter executes in one step.
         self._free: defaultdict[int, list[memoryview]] = defaultdict(list)
 
     @property
     def kept(self) -> int:
-        """Bytes that nobody uses."""
+        """Bytes of unused memory."""
         return sum(size * len(free) for size, free in list(self._free.items()))
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """Return an array [size] uint8 with anything in it."""
+        """Return an array [size] uint8 of arbitrary values."""
         if size < SMALLEST:
             return np.empty(size, np.uint8)
         try:
             memory = self._free[size].pop()
         except IndexError:
             memory = np.empty(size, np.uint8).data
-        # Its base is no array: a view of a view keeps this one alive, and not only what is under it.
+        # The base of this array is a memoryview, not an array. A view of a view therefore refers to this array itself,
+        # and keeps it alive.
         array = np.frombuffer(memory, np.uint8)
         weakref.finalize(array, self._give, size, memory).atexit = False
         return array
 
     def _give(self, size: int, memory: memoryview) -> None:
-        for other in [s for s in list(self._free) if s != size]:  # what is of other sizes makes way
+        for other in [s for s in list(self._free) if s != size]:  # Memory of other sizes is freed first.
             while self._free[other] and self.kept + size > self.kept_max:
                 try:
                     self._free[other].pop()
-                except IndexError:  # somebody has taken it
+                except IndexError:  # Another thread has taken the last one of this size.
                     break
         if self.kept + size <= self.kept_max:
             self._free[size].append(memory)
 
 
 KEPT_MAX = machine_bytes() // _SHARE
-"""Bytes that may be kept for nobody."""
+"""Most bytes of unused memory that are kept."""
 
 _POOL = Pool(KEPT_MAX)
 
 
 def room(size: int) -> NDArray[np.uint8]:
-    """Return an array [size] uint8 with anything in it."""
+    """Return an array [size] uint8 of arbitrary values."""
     return _POOL.take(size)
 
 
 def empty(n: int) -> NDArray[np.float32]:
-    """Return an array [n] float32 with anything in it."""
+    """Return an array [n] float32 of arbitrary values."""
     return _POOL.take(4 * n).view(np.float32)
 
 

@@ -1,7 +1,8 @@
-"""Who may do what to which objects and streams of a run: the one table, as data.
+"""The table of permissions: what each participant of a run may do to its objects and streams.
 
-`isthmus access` makes of it what Redis and object stores understand, `isthmus doctor` tries it, docs/permissions.md is
-printed from it, and the tests hold real servers to every line. What is not granted here is forbidden.
+`isthmus access` turns the table into policies for Redis and object stores, `isthmus doctor` tries it,
+docs/permissions.md is printed from it, and tests check every line of it on real servers. Anything that is not granted
+here is denied.
 """
 
 import re
@@ -11,36 +12,36 @@ from enum import StrEnum
 
 
 class Participant(StrEnum):
-    """Who takes part in a run, each under credentials of its own."""
+    """A kind of participant in a run. Each has credentials of its own."""
 
     OWNER = "owner"
-    """Creates the run, and says who is in it."""
+    """Creates the run, and decides who is a member."""
     SYNCER = "syncer"
     COLLECTOR = "collector"
     """Runs `isthmus gc`."""
     LEARNER = "learner"
     FOLLOWER = "follower"
-    """Follows the global model, and writes a series of what it measures of it."""
+    """Follows the global model, and writes a series of its measurements."""
     READER = "reader"
-    """Looks at everything: status, replay, explain, dashboards."""
+    """Reads everything: status, replay, explain, dashboards."""
 
 
 class Operation(StrEnum):
-    """What is done to an object, or to a prefix."""
+    """An operation on an object, or on a prefix."""
 
     READ = "read"
     LIST = "list"
     CREATE = "create"
-    """Write a key that is free: never over what is there."""
+    """Write a key that does not exist yet; never overwrite an object."""
     REPLACE = "replace"
-    """Write a key whatever is there."""
+    """Write a key, whether it exists or not."""
     DELETE = "delete"
 
 
 READ, LIST, CREATE, REPLACE, DELETE = Operation
 
 FRAGMENT = "<p>"
-"""Stands for the five digits of a fragment. A * in their place would reach across slashes: updates/0/OTHER/NAME/…"""
+"""Stands for the five digits of a fragment. A * would also match slashes, as in updates/0/OTHER/NAME/…"""
 
 OWN = "NAME"
 """Stands for the learner's own name, and for a follower's series."""
@@ -48,14 +49,16 @@ OWN = "NAME"
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """An operation on keys below the run. In a pattern * stands for anything, slashes as well; a listing names a prefix
-    that ends with a slash."""
+    """Permission for an operation on keys below the run.
+
+    In a pattern * matches any characters, slashes included. A grant to list names a prefix that ends with a slash.
+    """
 
     operation: Operation
     patterns: tuple[str, ...]
     why: str
     large: bool = False
-    """Whether an object may be too large for one request, and is sent in parts."""
+    """Whether an object may be too large for one request, so that it is sent in parts."""
 
 
 def _grant(operation: Operation, patterns: str, why: str, *, large: bool = False) -> Grant:
@@ -125,7 +128,8 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _grant(LIST, "commits/<p>/", "whether one is missing"),
     ),
 }
-"""By participant. To list is to read names; without it some stores say 403 and not 404 of a key that is not there."""
+"""The grants of each participant. To list is to read names. Without it some stores answer 403, not 404, for a key that
+does not exist."""
 
 OPTIONAL: Mapping[Participant, tuple[Grant, ...]] = {
     Participant.LEARNER: (
@@ -137,8 +141,8 @@ OPTIONAL: Mapping[Participant, tuple[Grant, ...]] = {
         _grant(LIST, "learners/", "which learners have checkpoints"),
     ),
 }
-"""What they may besides, unless their policies are strict. Without it a newcomer warms up with fresh moments, and a
-followed model keeps the buffers that it began with."""
+"""Further grants, which strict policies leave out. Without them a new learner warms up with fresh optimizer moments,
+and a followed model keeps its initial buffers."""
 
 ALL_STREAMS = "*"
 
@@ -150,11 +154,14 @@ STREAMS: Mapping[Participant, tuple[tuple[str, ...], tuple[str, ...]]] = {
     Participant.FOLLOWER: ((), ()),
     Participant.READER: ((ALL_STREAMS,), ()),
 }
-"""Streams of the bus that a participant reads, and that it writes. Who has none has no user of the bus."""
+"""The streams of the bus that each participant reads, and those it writes. Participants with none get no bus user."""
 
 
 def grants(participant: Participant, name: str = "", *, checkpoints: bool = True) -> Sequence[Grant]:
-    """Return what a participant may, with its own name in the patterns; `checkpoints`: of other learners, too."""
+    """Return the grants of a participant, with its own name in the patterns.
+
+    With `checkpoints` it may read other learners' checkpoints, too: `OPTIONAL` is included.
+    """
     given = GRANTS[participant] + (OPTIONAL.get(participant, ()) if checkpoints else ())
     return [replace(g, patterns=tuple(p.replace(OWN, name) for p in g.patterns)) for g in given]
 
@@ -173,7 +180,7 @@ def fits(pattern: str, key: str) -> bool:
 
 
 def may(participant: Participant, operation: Operation, key: str, name: str = "", *, checkpoints: bool = True) -> bool:
-    """Return whether a participant may do this to a key (of `LIST`: to a prefix). Who may replace may create."""
+    """Return whether a participant may do this to a key, or for `LIST` to a prefix. `REPLACE` includes `CREATE`."""
     enough = {operation, REPLACE} if operation == CREATE else {operation}
     return any(
         fits(pattern, key)

@@ -1,4 +1,4 @@
-"""What a run obeys. `Rules` are its arithmetic and never change; `Pace` is about waiting and may change on the way."""
+"""The settings of a run. `Rules` are its arithmetic and never change; `Pace` decides waiting and may change later."""
 
 import math
 import re
@@ -17,67 +17,69 @@ from isthmus.format.layout import Spec, TensorClass
 STEPS_MOST = 1 << 20
 Count = Annotated[int, msgspec.Meta(ge=1, le=STEPS_MOST)]
 FRAGMENTS_MAX = 4096
-"""Heartbeats list the version of every fragment."""
+"""Most fragments of a run, because heartbeats list the version of every fragment."""
 
 BLOCK_MAX = 1 << 20
 
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 LONGEST = 8
-"""Times `sync_every` is the longest period, where the rules say nothing else."""
+"""The longest period, as a multiple of `sync_every`, unless the rules say otherwise."""
 
 STALENESS_MAX = 64
-"""No pace lets a base be older than this and still be merged: what is beyond it is settled for good."""
+"""Largest `Pace.staleness`. An update on an older base can never be merged, so it is settled for good."""
 
 
 class MergeRule(StrEnum):
-    """How the updates of a round become one."""
+    """The rule by which the updates of a round are merged."""
 
-    RDA = "rda"  # radial-directional averaging: the mean length, in the mean direction of unit vectors
-    AVG = "avg"  # the weighted mean
-    TRIMMED = "trimmed"  # RDA of which a minority cannot choose the direction: the trimmed mean of unit vectors
-    MEDIAN = "median"  # the same by their geometric median; both as long as the median update
-    ISO = "iso"  # isotropic: of matrices the polar factor of the weighted mean, with RDA's length; of all else RDA
+    RDA = "rda"  # Radial-directional averaging: the direction of the mean of unit vectors, at the mean length.
+    AVG = "avg"  # The weighted mean.
+    TRIMMED = "trimmed"  # RDA of which a minority cannot choose the direction: the trimmed mean, at the median length.
+    MEDIAN = "median"  # The same by the geometric median of unit vectors, also at the median length.
+    ISO = "iso"  # Isotropic: for matrices the polar factor of the weighted mean, at RDA's length; RDA for the rest.
 
 
 ROBUST = frozenset({MergeRule.TRIMMED, MergeRule.MEDIAN})
-"""Rules under which less than half of the updates of a round cannot choose where it goes. They keep all of them,
-packed, until it closes."""
+"""Rules under which a minority of a round's updates cannot choose the direction of the merged update.
+
+A round keeps all updates, packed, until it closes.
+"""
 
 
 class MemberRole(StrEnum):
-    """What a member of a signed run may do."""
+    """The role of a member of a signed run, which decides what it may write."""
 
-    LEARNER = "learner"  # updates, its claims and checkpoints, what it says on the bus
-    SYNCER = "syncer"  # commits, values, snapshots, what it says on the bus
-    COLLECTOR = "collector"  # segments, and the pointers under the keys of old commits
-    FOLLOWER = "follower"  # measurements of versions
+    LEARNER = "learner"  # Updates, its claims and checkpoints, its messages.
+    SYNCER = "syncer"  # Commits, values, snapshots, its messages.
+    COLLECTOR = "collector"  # Segments, and the pointers under the keys of old commits.
+    FOLLOWER = "follower"  # Measurements of versions.
 
 
 class Adoption(StrEnum):
-    """What a new version does to the work a learner did meanwhile."""
+    """The effect of adopting a new version on the work that a learner did meanwhile."""
 
-    OVERWRITE = "overwrite"  # it is in the update that is under way, or lost
-    BLEND = "blend"  # half of each
-    CARRY = "carry"  # done again on top of it
+    OVERWRITE = "overwrite"  # The new version replaces the local work. Work that is not in an update is lost.
+    BLEND = "blend"  # The model becomes the mean of the new version and the local work.
+    CARRY = "carry"  # The local work is added to the new version.
 
 
 class FrozenCheck(StrEnum):
-    """What is asked of parameters that are not trained."""
+    """The check of parameters that are not trained."""
 
-    CHECKED = "checked"  # that they are stored in the run's bytes
-    TRUSTED = "trusted"  # that they have the run's names
+    CHECKED = "checked"  # Their bytes must be those of the run.
+    TRUSTED = "trusted"  # Their names must be those of the run.
 
 
 class Hyperparameters(StrEnum):
-    """Whose learning rate, weight decay and the like a learner goes on with, when it comes back."""
+    """The source of the learning rate, weight decay and so on of a learner that resumes."""
 
-    RESTORED = "restored"  # its checkpoint's
-    PASSED = "passed"  # those that its optimizer was made with this time
+    RESTORED = "restored"  # The checkpoint.
+    PASSED = "passed"  # The optimizer that was made for this start.
 
 
 class CodecName(StrEnum):
-    """How a difference travels: `isthmus.codecs` has one for each, and one for any rate (`rate_of`)."""
+    """The names of the codecs of fixed size. `isthmus.codecs` also has a codec for any rate (`rate_of`)."""
 
     F32 = "f32"
     BF16 = "bf16"
@@ -89,7 +91,7 @@ Name = TypeVar("Name", bound=StrEnum)
 
 
 def named(kind: type[Name], name: str, what: str, more: str = "") -> Name:
-    """Return the member of a vocabulary. Raises `InputError` that lists it, and `more`, where none has this name."""
+    """Return the member of an enum with this name. Raises `InputError`, which lists the members and `more`."""
     try:
         return kind(name)
     except ValueError:
@@ -99,14 +101,16 @@ def named(kind: type[Name], name: str, what: str, more: str = "") -> Name:
 
 
 RATE_LEAST, RATE_MOST = 0.5, 4.0
-"""Bits a parameter that a codec may be asked for by name, as in q1.5."""
+"""Limits of the bits a parameter in the name of a codec, such as q1.5."""
 
 _RATE = re.compile(r"q(\d\.?\d{0,2})")
 
 
 def rate_of(name: str) -> float | None:
-    """Return the bits a parameter in the name of a codec such as q1.5; None where it names no rate. Raises
-    `InputError` for one that there is not."""
+    """Return the bits a parameter in the name of a codec such as q1.5, or None if the name is not that of a rate.
+
+    Raises `InputError` if the rate is out of range or spelt in another way, as in q1.50.
+    """
     if (found := _RATE.fullmatch(name)) is None:
         return None
     bits = float(found[1])
@@ -116,63 +120,63 @@ def rate_of(name: str) -> float | None:
 
 
 def require_codec(name: str) -> str:
-    """Return the name of a codec. Raises `InputError` that says which there are."""
+    """Return the name of a codec. Raises `InputError`, which lists the known names, for any other name."""
     return name if rate_of(name) else named(CodecName, name, "codec", "or bits a parameter, such as q1.5")
 
 
 class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The arithmetic of a run, fixed when it is created: another choice is another run.
+    """The arithmetic of a run, fixed when the run is created. Other rules need another run.
 
-    What they cost: a learner sends every fragment once in H steps and fetches as often, in the codecs' bits; a round
-    merges what came within its grace, so a larger H sends less and adopts later. What they discard: `overwrite` drops
-    the steps a fragment was under way, more of them as a share the smaller H is; a codec drops what it cannot say, and
-    error feedback says it next time.
+    Traffic: a learner sends every fragment once in H steps and fetches it as often, coded by the codecs. A larger H
+    sends less, and versions are adopted later. Losses: adoption by `overwrite` drops the steps that were trained while
+    a fragment was under way, a larger share the smaller H is. A codec drops what it cannot represent, and error
+    feedback adds that to the next update or version.
 
-    Outer rate and momentum default to what suits the other defaults, RDA at H = 12; `suited` chooses them for others.
+    The defaults of outer rate and momentum suit the other defaults, RDA at H = 12. `suited` chooses them for others.
     """
 
     fragments: Annotated[int, msgspec.Meta(ge=1, le=FRAGMENTS_MAX)] = 12
-    """P: fragments the model is cut into (at most one per tensor)."""
+    """P: most fragments that the model is cut into. There are fewer if there are fewer pieces of tensors."""
     sync_every: Count = 12
-    """H: steps between two uploads of one fragment; more where rounds take long (docs/design/rounds.md)."""
+    """H: steps between two uploads of one fragment; more if rounds take long (docs/design/rounds.md)."""
     sync_every_max: Annotated[int, msgspec.Meta(ge=0, le=STEPS_MOST)] = 0
-    """How many steps that may be at most; 0: eight times `sync_every`. As many as `sync_every`: never more."""
+    """Most steps between two uploads if rounds take long; 0: eight times `sync_every`."""
     merge: str = MergeRule.RDA.value
     """How the updates of a round are merged: a `MergeRule`, or its name."""
     merge_embeddings: str = MergeRule.AVG.value
-    """The same for embeddings; the paper merges them by plain averaging."""
+    """How embeddings are merged. The paper merges them by plain averaging."""
     iso_block: Annotated[int, msgspec.Meta(ge=0, le=BLOCK_MAX)] = 0
-    """Where `merge` is `iso`: matrices with a longer side are cut into even blocks, each isotropic by itself, since the
-    cost per parameter grows with the shorter side; 0: they stay whole."""
+    """If `merge` is `iso`: matrices with a longer side are cut into even blocks, each isotropic by itself, because the
+    cost per parameter grows with the shorter side; 0: matrices stay whole."""
     trim: Annotated[float, msgspec.Meta(gt=0.0, lt=0.5)] = 0.25
-    """Where `merge` is `trimmed`: the share of the updates that is left out at either end of each coordinate, rounded
-    down, but one at least of three or more."""
+    """If `merge` is `trimmed`: the share of the updates that is left out at either end of each coordinate, rounded
+    down, but at least one update of three or more."""
     outer_lr: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 0.4
     outer_momentum: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.8
     codec_up: str = CodecName.INT4.value
-    """How a learner's update travels."""
+    """The codec of learners' updates."""
     codec_down: str = CodecName.INT4.value
-    """How a new global version travels."""
+    """The codec of new global versions."""
     error_feedback: bool = True
-    """Whether a learner adds what the codec dropped from its last merged update to the next one."""
+    """Whether a learner adds what the codec dropped from its last merged update to its next update."""
     feedback_down: bool = True
-    """Whether what `codec_down` drops stays with the syncer and follows with the next version. Else it is given up: a
-    state is the published value and the momentum."""
+    """Whether the syncer keeps what `codec_down` drops and sends it with the next version. If not, it is given up: a
+    state then consists of the published value and the momentum."""
     isotropic_up: bool = False
-    """Whether of matrices (those that `merge` = iso would take) learners send the polar factor, as long as the
-    difference: its directions are as loud as one another, and few bits drown none of them."""
+    """Whether learners send the polar factor of a matrix's difference, at the norm of the difference. This applies to
+    the matrices that `merge` = iso would take. All directions are equally strong, so few bits drown none of them."""
 
     @classmethod
     def suited(cls, specs: Sequence[Spec] = (), *, flop_s: float = isotropic.SOUND_FLOP_S, **fields: Any) -> "Rules":
-        """Return rules of which what is not given suits the model and the rest: how updates are merged and sent.
+        """Return rules with these fields. The others are chosen to suit the model and the fields that are given.
 
-        Given the model's tensors, matrices are merged isotropically where that is cheap
-        (`isthmus.format.isotropic.suits`); without them, or where it is dear, by RDA. `flop_s`: operations a second
-        that a core makes where they are merged (`isthmus.agent.speed.products`), where that was measured. Learners that
-        are to send matrices isotropically do so in three bits, of which the rest is given up. Rate and momentum are
-        what the lab supports (docs/experiments.md): an effective rate outer_lr / (1 − momentum) of 2 for RDA, 3.5 for
-        Avg and 4 for Iso, which a rate for another momentum keeps. Momentum averages over rounds what few learners
-        leave of noise; the longer rounds are, the sooner what it remembers is out of date.
+        If the model's tensors are given and isotropic merges are cheap for them (`isthmus.format.isotropic.suits`), the
+        merge rule is Iso, else RDA. `flop_s` is the number of operations a second of a core of the machine that merges,
+        as `isthmus.agent.speed.products` measures it. With `isotropic_up`, learners and syncers send in three bits and
+        give up what the codec drops. Rate and momentum are those that the lab supports (docs/experiments.md): an
+        effective rate outer_lr / (1 − momentum) of 2 for RDA, 3.5 for Avg and 4 for Iso. If another momentum is given,
+        the rate is chosen to keep the effective rate. Momentum averages the noise of few learners over several rounds.
+        The longer rounds are, the sooner the momentum is out of date.
         """
         if "merge" not in fields:
             cheap = isotropic.suits(specs, max(0, fields.get("iso_block", 0)), flop_s)
@@ -180,7 +184,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if fields.get("isotropic_up", False):
             fields = SENT_ISOTROPIC | fields
         if fields["merge"] in ROBUST:
-            # One table of embeddings that a plain mean merges would be the way around it.
+            # A minority could move a table of embeddings that is merged by a plain mean.
             fields = {"merge_embeddings": fields["merge"]} | fields
         plain = cls(**fields)
         rate, momentum = outer_for(plain.merge, plain.sync_every)
@@ -205,7 +209,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return self.isotropic_up and role == TensorClass.DENSE
 
     def check(self) -> "Rules":
-        """Return self. Raises `InputError` for a name that does not exist or a number out of range."""
+        """Return self. Raises `InputError` for an unknown name, a number out of range, or fields that conflict."""
         _validate(self)
         for name in (self.merge, self.merge_embeddings):
             named(MergeRule, name, "merge")
@@ -227,19 +231,22 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 SENT_ISOTROPIC = {"codec_up": "q3", "codec_down": "q3", "error_feedback": False, "feedback_down": False}
-"""What suits learners that send matrices isotropically: the fewest bits that cost nothing under failures, mixed speeds
-and late work in the lab (docs/experiments.md, `bits`), of which the rest is given up. None of it is the default: where
-learners share few cores, what packing takes costs more than it brings."""
+"""The rules that suit learners that send matrices isotropically.
+
+These are the fewest bits that cost nothing under failures, mixed speeds and late work in the lab (docs/experiments.md,
+`bits`), without error feedback. They are not the default, because packing costs more than it gains if learners share
+few cores.
+"""
 
 LONG_STEPS = 24
-"""H above which rounds are long: measured were 12, 24 (where both are alike) and 48."""
+"""H above which the settings for long rounds apply. Measured were 12, 24 (at which both settings are alike) and 48."""
 
 _SHORT_ROUNDS = {MergeRule.RDA: (0.4, 0.8), MergeRule.AVG: (0.7, 0.8), MergeRule.ISO: (1.1, 0.7)}
 _LONG_ROUNDS = {MergeRule.RDA: (0.6, 0.7), MergeRule.AVG: (1.05, 0.7), MergeRule.ISO: (1.1, 0.7)}
 
 
 def outer_for(merge: str, sync_every: int) -> tuple[float, float]:
-    """Return outer rate and momentum for a merge rule and H; RDA's merged update is up to √M longer than Avg's."""
+    """Return outer rate and momentum for a merge rule and H. RDA's merged update is up to √M times as long as Avg's."""
     found = _LONG_ROUNDS if sync_every > LONG_STEPS else _SHORT_ROUNDS
     return found[MergeRule(merge)] if merge in found else found[MergeRule.RDA]
 
@@ -254,29 +261,30 @@ EFFECTIVE_MAX = {
 """Effective outer rates above which the lab's losses are clearly worse, at H up to 64."""
 
 MOMENTUM_MAX = 0.9
-"""Beyond this, what the momentum remembers is older than the model it is applied to."""
+"""Momentum above which the updates that it remembers are older than the model to which it is applied."""
 
 
 class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When to wait and for how long. Stored with the run as its default; a process may be started with another."""
+    """When and how long processes wait. The run stores a default; a process may be started with another pace."""
 
     quorum: Count = 1
     """K: learners whose fresh update a round waits for before grace starts."""
     overlap: Annotated[float, msgspec.Meta(ge=0.0, le=1024.0)] = 2.0
     """τ, in steps: how long a fragment may be under way before learners miss it."""
     grace: Fraction = 0.8
-    """γ: share of the slack that is spent waiting for more learners; 0 merges at quorum."""
+    """γ: share of the slack that a round waits for more learners; 0 merges at quorum."""
     staleness: Annotated[int, msgspec.Meta(ge=0, le=STALENESS_MAX)] = 1
     """How many versions old a base may be and still be merged; 0 drops all late work, as the paper does."""
     lead: Annotated[float, msgspec.Meta(ge=0.0, le=1048576.0)] | None = None
-    """Steps past τ after which a learner waits for a version that is under way; None: it never waits. With K = M and 0
-    learners go in step, as in synchronous DiLoCo: a baseline, since one that is slow or gone then holds up the rest."""
+    """Steps past τ after which a learner waits for a version that is under way; None: it never waits. With K = M and a
+    lead of 0 learners train in step, as in synchronous DiLoCo. That is a baseline only: a slow or missing learner then
+    holds up the others."""
     snapshot_every: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 8
-    """S: versions between two full states of one fragment (staggered over fragments)."""
+    """S: versions between two snapshots of one fragment (staggered over fragments)."""
     heartbeat_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 1.0
-    """How often every process says that it is there, and learners repeat what is not settled."""
+    """Seconds between two heartbeats of every process, and between two announcements of an unsettled update."""
     silence_s: Annotated[float, msgspec.Meta(gt=0.0, le=86400.0)] = 3.0
-    """L: a learner not heard from for this long is not waited for."""
+    """L: seconds without a message after which rounds do not wait for a learner."""
 
     def check(self) -> "Pace":
         """Return self. Raises `InputError` for a number out of range or a silence shorter than a heartbeat."""
@@ -294,31 +302,36 @@ Factor = Annotated[float, msgspec.Meta(ge=1.0, le=1e9)]
 
 
 class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How far one learner may be from the others and still count in full. Stored with the run; what a commit made of it
-    is recorded there (`isthmus.rounds.bounds`). Each is a factor; 1e9 lets anything pass."""
+    """Limits within which a learner's updates and messages count in full (`isthmus.rounds.bounds`).
+
+    They are stored with the run, and each commit records how updates were clipped. Most are factors; 1e9 lets anything
+    pass.
+    """
 
     weight: Factor = 2.0
-    """k: an update weighs at most so many times the median of what came lately. One learner among M − 1 that weigh the
-    same has at most k / (k + M − 1) of a round: with 2, less than half from three others on."""
+    """k: largest weight of an update, as a multiple of the median of recent updates. A learner beside M − 1 others of
+    equal weight has at most k / (k + M − 1) of a round: with k = 2, less than half from three others on."""
     norm: Factor = 4.0
-    """c: an update is at most so many times as long (per root of its steps) as the median: a longer one is cut, and one
-    that is so many times shorter weighs less."""
+    """c: largest norm of an update per √steps, as a multiple of the median. A longer update is cut to this; one that is
+    so many times shorter than the median weighs less."""
     refused: Factor = 100.0
-    """Times the median length above which an update is turned away."""
+    """Multiple of the median length above which an update is rejected."""
     rate: Factor = 8.0
-    """Tokens per step, in medians."""
+    """Most tokens per step, as a multiple of the median."""
     jump: Factor = 4.0
-    """Tokens per step, in those of the same learner's last merged update."""
+    """Most tokens per step, as a multiple of those in the same learner's last merged update."""
     slow: Factor = 16.0
-    """Durations that learners say of themselves are taken to be at most so many times their median …"""
+    """Longest duration that is believed of a learner, as a multiple of the learners' median."""
     fast: Factor = 4.0
-    """… and at least this part of it."""
+    """The fastest step is taken to be at least the median step divided by this. Until an update of a learner has
+    arrived, this is also its limit in place of `slow`."""
     opening: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.8
-    """Of the time that H steps take a learner, or half of all learners if that is longer, how much passes at least
-    between two rounds of a fragment that it opens."""
+    """Shortest time between two rounds of a fragment that one learner opens, as a share of the time of a period. The
+    period's steps are the learner's, or the median of all learners if that is longer."""
     absent: Annotated[int, msgspec.Meta(ge=1, le=ABSENT_MAX)] = 3
-    """Rounds of a fragment in a row, none of them shorter than half a step of its, to which a learner has not come, nor
-    passed them, after which none waits for it; four times as many where an update of its, of any fragment, has come."""
+    """Consecutive rounds of a fragment without an update or a pass of a learner, after which rounds do not wait for the
+    learner. Rounds that waited for less than half of the duration of its step do not count. Four times as many are
+    needed if an update of the learner, of any fragment, has arrived."""
 
     def check(self) -> "Bounds":
         """Return self. Raises `InputError` for a number out of range."""
@@ -327,25 +340,25 @@ class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 BOUNDS = Bounds()
-"""What holds where nobody says otherwise."""
+"""The default bounds."""
 
-# --- what processes do unless they are told otherwise ----------------------------------------------------------------
+# --- defaults of processes --------------------------------------------------------------------------------------------
 
 CHECKPOINT_S = 60.0
 """Seconds between two checkpoints of a learner."""
 
 CHECKPOINTS_KEPT = 2
-"""The newest ones of every learner."""
+"""Number of every learner's newest checkpoints that are kept."""
 
 KEPT_VERSIONS = 64
-"""Versions of every fragment that `gc` leaves foldable."""
+"""Newest versions of every fragment that can still be folded after `gc`."""
 
 MIN_AGE_S = 3600.0
-"""Objects younger than this are never collected: somebody may just be reading them."""
+"""Age in seconds below which objects are never collected, because a process may be reading them."""
 
 
 def overdrive(rules: Rules) -> str | None:
-    """Return a warning where the outer optimizer is known to hurt at this H, else None."""
+    """Return a warning if the outer optimizer's settings are known to do harm at this H, else None."""
     effective = rules.outer_lr / (1.0 - rules.outer_momentum)
     most = EFFECTIVE_MAX[MergeRule(rules.merge)]
     if rules.sync_every > 64 or (rules.outer_momentum <= MOMENTUM_MAX and effective <= most + 1e-9):
@@ -359,7 +372,7 @@ def overdrive(rules: Rules) -> str | None:
 
 
 def bounds(kind: type[Rules] | type[Pace], name: str) -> dict[str, float]:
-    """Return what a field of rules or pace has to keep to: ge, gt, le, lt, where it has such."""
+    """Return the limits of a field of rules or pace by name: ge, gt, le, lt, as far as it has them."""
     declared = typing.get_type_hints(kind, include_extras=True)[name]
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
         declared = next(arm for arm in typing.get_args(declared) if arm is not type(None))

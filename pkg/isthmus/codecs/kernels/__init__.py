@@ -1,10 +1,15 @@
-"""The hot loops, compiled by numba with the GIL released. Same bits on every machine and for every thread count.
+"""The hot loops, compiled by numba and run without the GIL. Results have the same bits on every machine.
 
-Rules that keep the bits: no fastmath and no contraction to fused multiply-add (LLVM contracts only when told to; matrix
-products ask for it by name and get it on every machine), one thread per call, sums in float64 over fixed blocks with a
-fixed number of lanes, rounding by addition of a constant instead of a library call. A thread in which the processor
-flushes denormals has other bits all the same: merges ask `require_denormals` first. Whoever changes the result of one
-of these raises `ARITHMETIC`, and replay refuses logs written under another number.
+The number of threads does not change them either. These rules keep the bits:
+
+- no fastmath, and no contraction to fused multiply-add: LLVM contracts only when told to. Matrix products ask for the
+  fused operation by name and get it on every machine;
+- one thread per call;
+- sums in float64 over fixed blocks with a fixed number of lanes;
+- rounding by addition of a constant instead of a library call.
+
+A thread in which the processor flushes denormals computes other bits nevertheless, so merges call `require_denormals`
+first. A change of any kernel's result must raise `ARITHMETIC`; logs written under another number are not replayed.
 """
 
 from collections.abc import Iterator
@@ -81,7 +86,7 @@ __all__ = [
 ]
 
 ARITHMETIC = 1
-"""Version of the arithmetic of merges; recorded in every commit."""
+"""Version of the arithmetic of merges, recorded in every commit."""
 
 
 @uncollected()
@@ -92,13 +97,13 @@ def warm() -> None:
 
 
 def build() -> None:
-    """Compile every kernel and keep it on disk, for the processor that `NUMBA_CPU_NAME` names. Runs none."""
+    """Compile every kernel for the processor that `NUMBA_CPU_NAME` names and keep it on disk, without running it."""
     for fn, arguments in (*_calls(), *_calls_of_rate()):
         fn.compile_for(*arguments)
 
 
 def _calls() -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """Yield every kernel with arguments of the types that the library calls it with."""
+    """Yield every kernel but those of `rate`, with arguments of the types that the library calls it with."""
     x = np.linspace(-1.0, 1.0, BLOCK + 3, dtype=np.float32)
     y, z, sums = np.zeros_like(x), np.zeros_like(x), np.zeros(1)
     half, scales, bytes_ = np.zeros(x.size, np.uint16), np.zeros(2, np.uint16), np.zeros(2 * BLOCK, np.uint8)
@@ -129,7 +134,7 @@ def _calls() -> Iterator[tuple[Any, tuple[Any, ...]]]:
 
 
 def _calls_of_rate() -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """Yield the kernels of the codecs of any rate, with arguments of the right types and of no meaning."""
+    """Yield the kernels of `rate` with arguments of the right types but meaningless values."""
     x, real = np.zeros(1, np.float32), np.zeros((1, 1))
     bytes_, words, numbers = np.zeros(1, np.uint8), np.zeros(1, np.uint16), np.zeros((1, 1), np.int64)
     yield rate.largest, (x,)

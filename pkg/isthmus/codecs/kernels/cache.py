@@ -24,10 +24,10 @@ _said: set[str] = set()
 
 
 def keep(made: Any, fn: Callable[..., Any]) -> None:
-    """Have a compiled kernel kept on disk, where there is a place for it."""
+    """Make numba keep a compiled kernel on disk, or log a warning if no folder can be written."""
     try:
         made._cache = _Cache(fn)
-    except Exception as error:  # no folder can be written, or this numba keeps its cache in another way
+    except Exception as error:  # No folder can be written, or this version of numba keeps its cache in another way.
         _warn("there is no place for", error)
 
 
@@ -45,7 +45,7 @@ class _Damaged(Exception):
 
 
 class _File(IndexDataCacheFile):
-    """Index and data of a cache, each with a digest behind it, where numba reads no further."""
+    """The index and data files of a cache, each followed by a digest, which numba does not read."""
 
     def _load_data(self, name: str) -> Any:
         _check(self._data_path(name))  # type: ignore[no-untyped-call]
@@ -88,7 +88,7 @@ class _Cache(FunctionCache):
         """Return the kernel from the disk; None if there is none, or if its file cannot be used."""
         try:
             return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-        except Exception as error:  # whatever bytes raise that are not what they were
+        except Exception as error:  # Damaged bytes can raise any exception.
             _warn("cannot use", error)
             try:
                 self._cache_file.flush()  # type: ignore[no-untyped-call]
@@ -100,5 +100,5 @@ class _Cache(FunctionCache):
         """Write a compiled kernel to the disk; log a warning if that fails."""
         try:
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
-        except Exception as error:  # a full disk, a folder that may not be written, an index that cannot be read
+        except Exception as error:  # The disk is full, the folder is read-only, or the index cannot be read.
             _warn("cannot keep", error)

@@ -1,4 +1,4 @@
-"""How a hot loop is compiled, and what arrays it takes."""
+"""Compiles a hot loop at its first call, and names the types of its arrays."""
 
 import functools
 from collections.abc import Callable
@@ -19,16 +19,16 @@ U16 = NDArray[np.uint16]
 F = TypeVar("F", bound=Callable[..., Any])
 
 PREPARE = "_prepare"
-"""What a module of kernels may define, to be called before any of them is compiled."""
+"""Name of a function that a module of kernels may define. It is called before any of them is compiled."""
 
 _WAITING: dict[str, "list[_Kernel]"] = {}
-"""Of each module the kernels that nobody has called yet."""
+"""For each module, the kernels that are not compiled yet."""
 
 
 class _Kernel:
-    """A hot loop that is compiled, or loaded from the cache on disk, when it is called first.
+    """A hot loop that is compiled, or loaded from the cache on disk, at its first call.
 
-    numba takes a quarter of a second to import, which is more than all that a command does that computes nothing.
+    Importing numba takes a quarter of a second, longer than a command that computes nothing takes altogether.
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
@@ -38,14 +38,14 @@ class _Kernel:
         _WAITING.setdefault(fn.__module__, []).append(self)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run it."""
+        """Run the loop."""
         if self._made is not None:
             return self._made(*arguments)
-        with uncollected():  # the first call brings in most of the compiler
+        with uncollected():  # The first call imports most of the compiler.
             return self._make()(*arguments)
 
     def compile_for(self, *arguments: Any) -> None:
-        """Compile it for arguments of these types and keep it, without running it: also for another processor."""
+        """Compile for arguments of these types and keep the code, without running it; another processor is possible."""
         made: Any = self._made or self._make()
         import numba
 
@@ -58,11 +58,11 @@ class _Kernel:
 
         from isthmus.codecs.kernels.cache import keep
 
-        with global_compiler_lock:  # whoever comes second finds all of it made
+        with global_compiler_lock:  # A thread that comes second finds the kernels already made.
             module = self._fn.__globals__
             if self._made is None and PREPARE in module:
                 module[PREPARE]()
-            # What it calls is in its module, by these names, and has to be one of numba's by then.
+            # numba looks up the kernels that a kernel calls by name in its module, and must find its own objects there.
             for kernel in _WAITING.pop(self._fn.__module__, []):
                 kernel._made = numba.njit(nogil=True, fastmath=False, error_model="numpy")(kernel._fn)
                 keep(kernel._made, kernel._fn)
@@ -72,8 +72,9 @@ class _Kernel:
 
 
 def kernel(fn: F) -> F:
-    """Compile on first use, without the GIL, and keep the machine code on disk between processes.
+    """Return a function that is compiled at its first call, runs without the GIL, and is kept on disk as machine code.
 
-    The cache knows the file of a function alone: what it calls and the constants it reads are in that file, too.
+    The cache notices changes of the function's own file alone. What the function calls and the constants that it reads
+    must therefore be in that file.
     """
     return cast(F, _Kernel(fn))

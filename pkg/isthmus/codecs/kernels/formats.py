@@ -1,4 +1,4 @@
-"""Number formats of fixed size: bfloat16, and blocks of integers over a scale."""
+"""Number formats of fixed size: bfloat16, and blocks of integers with one scale each."""
 
 from typing import Any
 
@@ -9,18 +9,18 @@ from isthmus.codecs.kernels.compiled import F32, U8, U16, kernel
 BLOCK = 128
 """Elements that share one scale in the blocked codecs."""
 
-# An index that could be negative keeps a loop from being vectorised: those of the loops here are unsigned.
+# A loop whose index could be negative is not vectorised, so the indices here are unsigned.
 _U64: Any = np.uint64
 
-_ROUND = np.float32(12582912.0)  # 1.5 * 2**23: a small float32 added to it is rounded half to even, in its last bits
+_ROUND = np.float32(12582912.0)  # 1.5 * 2**23: adding a small float32 rounds it half to even, into the last bits.
 _ROUND_BITS = np.uint32(0x4B400000)
-_MAGNITUDE = np.uint32(0x7FFFFFFF)  # of finite numbers: in the order of these bits
+_MAGNITUDE = np.uint32(0x7FFFFFFF)  # Finite magnitudes have the order of these bits.
 _EIGHT = np.uint32(8)
 
 
 @kernel
 def encode_bf16(x: F32, out: U16) -> None:
-    """Round x [n] to bfloat16 [n] half to even; finite values stay finite (saturation)."""
+    """Round x [n] to bfloat16 [n], half to even. Finite values stay finite (saturation)."""
     bits = x.view(np.uint32)
     for i in range(bits.size):
         b = bits[i]
@@ -53,7 +53,7 @@ def _float_of(bits: np.uint32) -> np.float32:
 
 @kernel
 def _scale_of(largest: np.uint32, levels: np.float32) -> np.uint32:
-    """Return the bfloat16 of magnitude / levels, half to even, from the bits of a block's largest finite magnitude."""
+    """Return magnitude / levels as bfloat16, rounded half to even, given the bits of a block's largest magnitude."""
     bits = _bits_of(np.float32(_float_of(largest) / levels))
     rounded = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
     high = np.uint32(rounded >> np.uint32(16))
@@ -69,13 +69,13 @@ def _inverse(scale: np.uint32) -> np.float32:
 
 @kernel
 def _level(value: np.float32, levels: np.float32) -> np.uint32:
-    """Return the nearest integer within ±levels in two's complement: as the sum's last bits, half to even."""
+    """Return the integer within ±levels nearest to value, half to even, in two's complement: the sum's last bits."""
     return np.uint32(_bits_of(np.float32(min(max(value, -levels), levels) + _ROUND)) - _ROUND_BITS)
 
 
 @kernel
 def encode_int8(x: F32, scales: U16, out: U8) -> None:
-    """Quantise x [n] to signed bytes [n], levels −127…127 of a bfloat16 scale per block of 128."""
+    """Quantise x [n] to signed bytes [n], levels −127…127, with a bfloat16 scale per block of 128."""
     bits, levels = x.view(np.uint32), np.float32(127.0)
     for block in range(_U64(scales.size)):
         start = block * _U64(BLOCK)
@@ -103,10 +103,10 @@ def decode_int8(scales: U16, data: U8, out: F32) -> None:
 
 @kernel
 def encode_int4(x: F32, scales: U16, out: U8) -> None:
-    """Quantise x [n] to 4 bits, levels −7…7 of a bfloat16 scale per block of 128, stored as level + 8.
+    """Quantise x [n] to 4 bits, levels −7…7, stored as level + 8, with a bfloat16 scale per block of 128.
 
-    A block is 64 bytes, the last one padded with zeros: element i in the low half of byte i, element i + 64 in the
-    high half, so that both halves of a load are neighbours.
+    A block takes 64 bytes; the last one is padded with level 0. Byte i holds element i in its low half and element
+    i + 64 in its high half, so the low halves of neighbouring bytes are neighbours, and so are the high halves.
     """
     bits, levels, half = x.view(np.uint32), np.float32(7.0), _U64(BLOCK // 2)
     for block in range(_U64(scales.size)):
@@ -150,7 +150,7 @@ def decode_int4(scales: U16, data: U8, out: F32) -> None:
 
 @kernel
 def accumulate_int8(scales: U16, data: U8, coefficient: float, total: F32) -> None:
-    """As `accumulate` of what `decode_int8` gives, without that being anywhere."""
+    """Do what `decode_int8` followed by `accumulate` does, without storing the decoded values."""
     levels = data.view(np.int8)
     for block in range(_U64(scales.size)):
         scale = _float_of(np.uint32(np.uint32(scales[block]) << np.uint32(16)))
@@ -162,7 +162,7 @@ def accumulate_int8(scales: U16, data: U8, coefficient: float, total: F32) -> No
 
 @kernel
 def accumulate_int4(scales: U16, data: U8, coefficient: float, total: F32) -> None:
-    """As `accumulate` of what `decode_int4` gives, without that being anywhere."""
+    """Do what `decode_int4` followed by `accumulate` does, without storing the decoded values."""
     half, eight = _U64(BLOCK // 2), np.int32(8)
     for block in range(_U64(scales.size)):
         scale = _float_of(np.uint32(np.uint32(scales[block]) << np.uint32(16)))

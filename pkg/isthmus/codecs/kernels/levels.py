@@ -1,8 +1,8 @@
-"""The processors that kernels are compiled for in advance, and which of them this one is.
+"""The levels of processors that kernels are compiled for in advance, and which level this processor has.
 
 An image is built on one machine and runs on another. It holds the kernels for each level of x86-64 that the System V
-ABI names, and where `ISTHMUS_KERNELS` is "levels" a process takes those of the highest level that its processor has.
-Elsewhere numba compiles for the very processor at the first start, which is as quick to run.
+ABI names. If `ISTHMUS_KERNELS` is "levels", a process takes those of the highest level that its processor has.
+Otherwise numba compiles for the processor itself at the first start; those kernels are as fast.
 
 `python -m isthmus.codecs.kernels.levels` prints the levels of this architecture.
 """
@@ -20,10 +20,10 @@ LEVELS: Mapping[str, frozenset[str]] = {
     "x86-64-v3": frozenset({"avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"}),
     "x86-64-v4": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
 }
-"""What each level adds to the one before it, in LLVM's words."""
+"""The features that each level adds to the one before it, under LLVM's names."""
 
 GENERIC = "generic"
-"""The only level of another architecture. On arm64 it has all that kernels use."""
+"""The only level of other architectures. On arm64 it has every feature that kernels use."""
 
 
 def levels(machine: str) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ def levels(machine: str) -> tuple[str, ...]:
 
 
 def level(machine: str, features: Collection[str]) -> str:
-    """Return the highest level of an architecture of which a processor with these features has all."""
+    """Return the highest level of an architecture that a processor with these features supports."""
     found, *higher = levels(machine)
     for name in higher:
         if not LEVELS[name] <= set(features):
@@ -42,7 +42,7 @@ def level(machine: str, features: Collection[str]) -> str:
 
 
 def choose() -> None:
-    """Have numba take the kernels of this processor's level, where the environment asks for that. Before its import."""
+    """Make numba take the kernels of this processor's level if `CHOOSES` asks for it. Call before importing numba."""
     if os.environ.get(CHOOSES) != "levels" or "NUMBA_CPU_NAME" in os.environ:
         return
     import llvmlite.binding as llvm

@@ -1,4 +1,4 @@
-"""Products of matrices, every sum of them in one order, and what goes with them."""
+"""Products of matrices with every sum in one fixed order, and the other operations on matrices."""
 
 from typing import Any
 
@@ -7,20 +7,20 @@ import numpy as np
 from isthmus.codecs.kernels.compiled import F32, kernel
 
 _WIDTH = 256
-"""Columns of a product that are computed together …"""
+"""Columns of a product that are computed together. The result does not depend on it."""
 _DEPTH = 256
-"""… from so many rows of its right side at a time: 256 KiB, which stay in the cache. Neither changes a bit."""
+"""Rows of the right factor that are used at a time: 256 KiB, which fit the cache. The result does not depend on it."""
 _ROWS = 4
 
 
 _SIZE = (1 << 63) - 1
-"""Of the bits of a float64 those without the sign …"""
+"""Mask of all bits of a float64 but the sign."""
 _DROPPED = (1 << 29) - 1
-"""… those that a float32 has no room for …"""
+"""Mask of the bits of a float64 that a float32 has no room for."""
 _HALF = 1 << 28
-"""… what they are where it lies half-way between two float32 …"""
+"""Value of the bits under `_DROPPED` if the float64 lies half-way between two float32."""
 _TINY = (1023 - 126) << 52
-"""… and all of 2⁻¹²⁶, the smallest float32 with all its digits."""
+"""Bits of the float64 2⁻¹²⁶, the smallest normal float32."""
 
 _fma: Any = None  # see `_prepare`
 _bits: Any = None
@@ -29,13 +29,13 @@ _in_hardware = True
 
 
 def _prepare() -> None:
-    """Make what kernels use as instructions, and find out whether the processor has one that multiplies and adds."""
+    """Define the instructions that kernels use, and find out whether the processor has a fused multiply-add."""
     from llvmlite import ir
     from numba.core import types
     from numba.extending import intrinsic
 
     def generate_fma(_context: Any, a: Any, b: Any, c: Any) -> Any:
-        """Return a b + c, rounded once: an instruction."""
+        """Return a b + c, rounded once, as one instruction."""
 
         def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
             return builder.fma(*arguments)
@@ -65,13 +65,13 @@ def _prepare() -> None:
 
 
 def has_fma() -> bool:
-    """Return whether the processor that kernels are compiled for multiplies and adds in one instruction."""
+    """Return whether the processor that kernels are compiled for has an instruction for fused multiply-add."""
     import llvmlite.binding as llvm
     from numba.core.registry import cpu_target
 
     triple, name, features = cpu_target.target_context.codegen().magic_tuple()
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=name, features=features)
-    # Without the instruction LLVM calls the C library.
+    # Without the instruction LLVM calls the C library's fmaf.
     return "fmaf" not in machine.emit_assembly(llvm.parse_assembly(_ONE_FMA))
 
 
@@ -86,7 +86,7 @@ define float @one(float %a, float %b, float %c) {
 
 @kernel
 def fma_alone(a: Any, b: Any, c: Any) -> Any:
-    """Return a b + c of three float32, rounded once, by arithmetic of float64 alone.
+    """Return a b + c of three float32, rounded once, computed in float64 alone.
 
     The product a b is exact in float64 (48 digits of 53; no exponent leaves the range). Let s be its rounded sum with c
     and e the error of that rounding, which Knuth's two-sum computes exactly. Rounding s again to float32 can be wrong:
@@ -108,21 +108,22 @@ def fma_alone(a: Any, b: Any, c: Any) -> Any:
 
 @kernel
 def _add_row(factor: float, row: F32, into: F32, before: F32) -> None:
-    """into = fma(factor, row, into), elementwise, without an instruction for it; `before`: room for as many elements.
+    """Write fma(factor, row, into) to into [`_WIDTH`] without the instruction; `before` [`_WIDTH`] is scratch.
 
-    Two roundings are one where the first does not end half-way between two float32: so it is for all but one of some
-    5e8 sums, and those that may differ are computed again.
+    Rounding to float64 and then to float32 gives the bits of one rounding, unless the float64 lies half-way between two
+    float32 or the result is a denormal. About one in 5e8 sums is half-way. If any sum may differ, the row is computed
+    again by `fma_alone`.
     """
     f = np.float64(factor)
     for j in range(_WIDTH):
         before[j] = into[j]
-    doubtful = np.int64(0)  # below zero where any is: comparisons would keep the loop from wide registers
+    doubtful = np.int64(0)  # Becomes negative if any sum is. Comparisons would keep the loop from being vectorised.
     for j in range(_WIDTH):
         s = f * np.float64(row[j]) + np.float64(before[j])
         into[j] = np.float32(s)
         size = _bits(s) & _SIZE
-        doubtful |= ((size & _DROPPED) ^ _HALF) - 1  # half-way
-        doubtful |= (size - _TINY) & ~(size - 1)  # a denormal, and not zero
+        doubtful |= ((size & _DROPPED) ^ _HALF) - 1  # Negative if half-way.
+        doubtful |= (size - _TINY) & ~(size - 1)  # Negative if a denormal and not zero.
     if doubtful < 0:
         for j in range(_WIDTH):
             into[j] = fma_alone(factor, row[j], before[j])
@@ -130,11 +131,11 @@ def _add_row(factor: float, row: F32, into: F32, before: F32) -> None:
 
 @kernel
 def matmul(a: F32, b: F32, out: F32, first: int, last: int, symmetric: bool) -> None:
-    """Write rows [first, last) of a [m, k] times b [k, n] into out [m, n]; `symmetric`: up to the diagonal will do.
+    """Write rows [first, last) of a [m, k] times b [k, n] into out [m, n].
 
-    Every element is c ← fma(a_il, b_lj, c) for l = 0, 1, …: one order, whatever the width of the processor's vectors,
-    the blocks and the threads that rows are given to. With `symmetric` what lies right of the last diagonal element of
-    a group of four rows may be left unwritten: see `mirror`.
+    Every element is c ← fma(a_il, b_lj, c) for l = 0, 1, … The order is the same for any width of the processor's
+    vectors, any blocks and any division of rows among threads. `symmetric` says that the product is symmetric: elements
+    right of the last diagonal element of a group of four rows may then be left unwritten, and `mirror` completes them.
     """
     k, n = a.shape[1], b.shape[1]
     panel, tile = np.empty((_DEPTH, _WIDTH), np.float32), np.empty((_ROWS, _WIDTH), np.float32)
@@ -160,7 +161,7 @@ def matmul(a: F32, b: F32, out: F32, first: int, last: int, symmetric: bool) -> 
                     for i in range(rows):
                         for j in range(width):
                             tile[i, j] = out[i0 + i, j0 + j]
-                # Of fewer than four rows the last is computed several times.
+                # In a group of fewer than four rows, the last row is computed several times.
                 i1, i2, i3 = min(i0 + 1, last - 1), min(i0 + 2, last - 1), min(i0 + 3, last - 1)
                 q = 0
                 while _in_hardware and q + 4 <= depth:
@@ -192,7 +193,7 @@ def matmul(a: F32, b: F32, out: F32, first: int, last: int, symmetric: bool) -> 
 
 @kernel
 def mirror(x: F32) -> None:
-    """Copy what lies below the diagonal of x [m, m] above it."""
+    """Copy the elements below the diagonal of x [m, m] to the places above it."""
     for i in range(x.shape[0]):
         for j in range(i):
             x[j, i] = x[i, j]
@@ -200,7 +201,7 @@ def mirror(x: F32) -> None:
 
 @kernel
 def scale(x: F32, factor: float, out: F32) -> None:
-    """out = factor x, elementwise [m, n]; the product in float64."""
+    """Write factor x to out, elementwise [m, n], with the product in float64."""
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
             out[i, j] = np.float32(factor * np.float64(x[i, j]))
@@ -208,7 +209,7 @@ def scale(x: F32, factor: float, out: F32) -> None:
 
 @kernel
 def combine(s: float, x: F32, t: float, y: F32, out: F32) -> None:
-    """out = s x + t y, elementwise [m, n]: two products, each rounded, and their sum."""
+    """Write s x + t y to out, elementwise [m, n], in float32: each product is rounded, and so is their sum."""
     one, other = np.float32(s), np.float32(t)
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):

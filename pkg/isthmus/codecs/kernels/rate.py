@@ -1,9 +1,9 @@
-"""A uniform quantiser with a dead zone and centroids, and the entropy stage behind it, at a stated rate.
+"""A uniform quantiser with a dead zone and centroids, followed by an entropy stage, for a stated rate.
 
-A value x becomes the level sign(x) · ⌊|x| / step + `ROUNDING`⌋; a level stands for the mean of what became it. Levels
-are symbols (0, +1, −1, +2, −2, …) of a range asymmetric numeral system (J. Duda, arXiv 1311.2540) with one table of
-`TOTAL` per tensor: `LANES` states of 31 bits take turns, so that they do not wait for one another, and share one
-stream of 16-bit words. A word is read in the order opposite to that in which it was written.
+A value x becomes the level sign(x) · ⌊|x| / step + `ROUNDING`⌋. A level decodes to the mean of the values that became
+it. Levels are symbols (0, +1, −1, +2, −2, …) of a range asymmetric numeral system (J. Duda, arXiv 1311.2540) with one
+table of `TOTAL` per tensor. `LANES` states of 31 bits take turns, so that they do not wait for one another, and share
+one stream of 16-bit words. The decoder reads words in the opposite order to that of writing.
 """
 
 import math
@@ -14,36 +14,36 @@ import numpy as np
 from isthmus.codecs.kernels.compiled import F32, F64, I64, U8, U16, kernel
 
 ROUNDING = np.float32(0.45)
-"""What is added before rounding down: less than a half widens the dead zone, which costs entropy the least."""
+"""Added before rounding down. Less than a half widens the dead zone, whose symbol costs the fewest bits."""
 
 LEVELS = 127
 """The largest magnitude of a level."""
 
 TABLE_BITS = 12
 TOTAL = 1 << TABLE_BITS
-"""What the frequencies of a table add up to."""
+"""The sum of the frequencies in a table."""
 
 LANES = 4
-_LOW = 1 << 15  # a state is at least that, and below 2³¹: one word more or less brings it back
+_LOW = 1 << 15  # A state is at least this and below 2³¹; writing or reading one word brings it back into that range.
 
-_U64: Any = np.uint64  # of an index that cannot be negative
+_U64: Any = np.uint64  # A loop whose index could be negative is not vectorised.
 
-_STEPS, _ROOT = 32, 1.0218971486541166  # so many steps an octave, so far apart
-_OCTAVES = (-6, 5)  # of the root mean square
+_STEPS, _ROOT = 32, 1.0218971486541166  # Candidate steps in an octave, and the ratio of two neighbours.
+_OCTAVES = (-6, 5)  # The range of candidate steps: exponents of two, times the root mean square.
 _STEP_MAX, _SMALLEST = 8e37, 1e-36
 
 OK, SHORT, HEADER, TABLE, LENGTHS, STREAM = range(6)
-"""What a decoder finds: nothing wrong, too few bytes, no header, no table, other lengths, or a damaged stream."""
+"""Result of a check: valid, too few bytes, invalid header, invalid table, lengths that do not fit, damaged stream."""
 
 
 @kernel
 def _log2(v: float) -> float:
-    """Return the binary logarithm of v ≥ 1, to 1e-9; by sums and products alone, which are the same everywhere."""
+    """Return the binary logarithm of v ≥ 1, to 1e-9, by arithmetic alone, which has the same bits on every machine."""
     whole = 0.0
     while v >= 2.0:
         v *= 0.5
         whole += 1.0
-    # ln m = 2 artanh((m − 1) / (m + 1)), about √2
+    # ln m = 2 artanh((m − 1) / (m + 1)), with m = v / √2
     z = (v - 1.4142135623730951) / (v + 1.4142135623730951)
     square = z * z
     series = 1.0 + square * (
@@ -57,14 +57,14 @@ def largest(x: F32) -> float:
     """Return the largest magnitude in finite x [n]."""
     bits = x.view(np.int32)
     found = np.zeros(1, np.int32)
-    for i in range(bits.size):  # of numbers without a sign the larger has the larger bits
+    for i in range(bits.size):  # Without their signs, numbers have the order of their bits.
         found[0] = max(found[0], bits[i] & np.int32(0x7FFFFFFF))
     return np.float64(found.view(np.float32)[0])
 
 
 @kernel
 def _entropy(x: F32, block: int, every: int, inverse: np.float32, counts: I64) -> tuple[float, int]:
-    """Return bits per parameter of the levels of blocks 0, every, 2 every, … of x, and the largest level."""
+    """Return the bits per parameter that the levels of blocks 0, every, 2 every, … of x take, and the largest level."""
     counts[:] = 0
     n = 0
     for start in range(0, x.size, block * every):
@@ -81,15 +81,15 @@ def _entropy(x: F32, block: int, every: int, inverse: np.float32, counts: I64) -
             top = level
             bits -= c * _log2(np.float64(c))
     total = np.float64(n)
-    # A sign each, of all that is not zero.
+    # Each level other than zero takes one more bit for its sign.
     return (bits + total * _log2(total) + (total - counts[0])) / total, top
 
 
 @kernel
 def choose_step(x: F32, rms: float, largest: float, bits: float, block: int, every: int, pieces: int) -> float:
-    """Return the smallest step at which blocks 0, every, … of x take no more than so many bits a parameter.
+    """Return the smallest step at which blocks 0, every, … of x take at most `bits` bits a parameter, tables included.
 
-    Tables are part of them. 0: all of x is to be zero. No level is beyond `LEVELS`.
+    Returns 0 if x is so small that every parameter becomes zero. At the step returned no level is beyond `LEVELS`.
     """
     if largest < _SMALLEST:
         return 0.0
@@ -126,7 +126,7 @@ def _power(k: int) -> float:
 
 @kernel
 def quantise(x: F32, inverse: np.float32, symbols: U8) -> None:
-    """Write the symbols [n] of x [n], in steps of 1 / inverse."""
+    """Write the symbols [n] of x [n], quantised in steps of 1 / inverse."""
     for i in range(x.size):
         level = min(np.int32(abs(x[i]) * inverse + ROUNDING), np.int32(LEVELS))
         symbols[i] = np.uint8(2 * level - np.int32((x[i] > np.float32(0.0)) & (level > 0)))
@@ -134,9 +134,9 @@ def quantise(x: F32, inverse: np.float32, symbols: U8) -> None:
 
 @kernel
 def count(x: F32, symbols: U8, counts: I64, sums: F64) -> None:
-    """Write how many of each symbol there are to counts [s], and to sums [s] what became each of them, summed.
+    """Write the number of times each symbol occurs to counts [s], and the sum of the x that became it to sums [s].
 
-    Four counts and sums take turns, so that they do not wait for one another.
+    Four pairs of tables take turns, so that additions to the same symbol do not wait for one another.
     """
     a, b, c, d = np.zeros(256, np.int64), np.zeros(256, np.int64), np.zeros(256, np.int64), np.zeros(256, np.int64)
     p, q, r, t = np.zeros(256), np.zeros(256), np.zeros(256), np.zeros(256)
@@ -173,7 +173,7 @@ def count(x: F32, symbols: U8, counts: I64, sums: F64) -> None:
 
 @kernel
 def frequencies(counts: I64, out: I64) -> None:
-    """Scale counts [s] to frequencies [s] that add up to `TOTAL`; whatever occurs has one of at least 1."""
+    """Scale counts [s] to frequencies [s] that add up to `TOTAL`, of at least 1 for each symbol that occurs."""
     n = counts.sum()
     rest = TOTAL
     for s in range(counts.size):
@@ -193,11 +193,12 @@ def frequencies(counts: I64, out: I64) -> None:
 
 @kernel
 def encode(symbols: U8, table: I64, out: U16) -> int:
-    """Code symbols [n] with a table [s] to the end of out; return where they begin: the states, then the words.
+    """Code symbols [n] with a table [s] into the end of out; return where the stream begins: states, then words.
 
-    `out` must hold 3 n / 4 + 2 `LANES` + 1 words. x → ⌊x / f⌋ · TOTAL + c + x mod f; ⌊x / f⌋ by a product, exact for 31
-    bits (Granlund and Montgomery, 1994). A word is always written, and kept where the state had to give one: no branch
-    that cannot be foreseen. Four states by name, as in `decode`.
+    `out` must hold 3 n / 4 + 2 `LANES` + 1 words. A symbol of frequency f, before which frequencies add up to c, turns
+    a state x into ⌊x / f⌋ · TOTAL + c + x mod f. ⌊x / f⌋ is computed as a product, which is exact for 31 bits (Granlund
+    and Montgomery, 1994). The low word of the state is written for every symbol, and kept only if the state was too
+    large: this avoids a branch that the processor cannot predict. The four states are variables, as in `decode`.
     """
     size = table.size
     inverse, shift, start = np.empty(size, np.uint64), np.empty(size, np.uint64), np.empty(size, np.uint64)
@@ -261,7 +262,7 @@ def encode(symbols: U8, table: I64, out: U16) -> int:
 
 @kernel
 def _number(data: U8, at: int, size: int) -> int:
-    """Return `size` bytes at a place as an unsigned number."""
+    """Return the `size` bytes at a place as an unsigned number, little endian."""
     found = 0
     for byte in range(size):
         found |= int(data[at + byte]) << (8 * byte)
@@ -276,9 +277,10 @@ def header_size(levels: int, pieces: int) -> int:
 
 @kernel
 def check(data: U8, n: int, piece: int) -> tuple[int, int]:
-    """Return what is wrong with what a packed tensor of n parameters says of itself, and how many bytes it has.
+    """Check the header and the table of a packed tensor of n parameters; return what is wrong, and its size in bytes.
 
-    Centroids must be finite, frequencies add up to `TOTAL`, and lengths to what is there.
+    Centroids must be finite and not negative, frequencies must add up to `TOTAL`, and the lengths of streams to the
+    size. `OK` means that nothing is wrong.
     """
     if data.size < 8:
         return SHORT, 0
@@ -292,7 +294,7 @@ def check(data: U8, n: int, piece: int) -> tuple[int, int]:
     if size < start or data.size < size:
         return SHORT, 0
     for level in range(levels):
-        if (_number(data, 8 + 4 * level, 4) >> 23) >= 0xFF:  # negative, infinite, or none
+        if (_number(data, 8 + 4 * level, 4) >> 23) >= 0xFF:  # The centroid is negative, infinite or NaN.
             return TABLE, 0
     total = 0
     for s in range(2 * levels + 1):
@@ -315,15 +317,17 @@ def check(data: U8, n: int, piece: int) -> tuple[int, int]:
 
 @kernel
 def decode(data: U8, n: int, piece: int, number: int, out: F32) -> int:
-    """Decode one piece of a packed tensor that was checked to out [m]; return what is wrong with its stream.
+    """Decode one piece of a packed tensor, which `check` accepted, into out [m]; return `STREAM` if it is damaged.
 
-    Four states by name: numba keeps no array in registers, and counts references around every call that takes one.
+    The four states are variables, because numba keeps no array in registers and counts references around every call
+    that takes one.
     """
     levels = _number(data, 4, 2)
     if levels == 0:
         out[:] = np.float32(0.0)
         return OK
-    # By slot: the frequency of its symbol above its place in it, and what the symbol stands for.
+    # For each slot: its symbol's frequency (high bits) and its place among the symbol's slots (low bits), and the value
+    # that the symbol decodes to.
     entries, values = np.empty(TOTAL, np.int64), np.empty(TOTAL, np.float32)
     one = np.zeros(1, np.uint32)
     slot = 0
@@ -374,7 +378,7 @@ def decode(data: U8, n: int, piece: int, number: int, out: F32) -> int:
             d = d << 16 | data[at] | np.int64(data[at + 1]) << 8
             at += 2
         done = i + LANES
-    # What is left may need fewer words than four, and must not read beyond them.
+    # The stream may have fewer than four words left, so each read is checked from here on.
     for i in range(done, out.size):
         x = (a, b, c, d)[i % LANES]
         slot = x & mask
@@ -392,8 +396,11 @@ def decode(data: U8, n: int, piece: int, number: int, out: F32) -> int:
 
 @kernel
 def folded(counts: I64, sums: F64) -> tuple[I64, F32, int]:
-    """Add up what pieces counted, counts and sums [p, s], in order; return the counts of symbols [s], the means of the
-    levels from 1 on [l − 1] and the largest level that occurs."""
+    """Add up the counts and sums [p, s] of all pieces, in order.
+
+    Returns the counts of symbols [s], the mean magnitudes of the levels from 1 on [l − 1], and the largest level that
+    occurs.
+    """
     symbols, total = np.zeros(counts.shape[1], np.int64), np.zeros(counts.shape[1], np.float64)
     for p in range(counts.shape[0]):
         for s in range(symbols.size):
@@ -411,7 +418,7 @@ def folded(counts: I64, sums: F64) -> tuple[I64, F32, int]:
 
 @kernel
 def lengthen(counts: I64, means: F32, norm: float) -> None:
-    """Scale the means of levels so that what they stand for, counts [s] of symbols, has this Euclidean norm."""
+    """Scale the means of levels so that the decoded tensor, with counts [s] of symbols, has this Euclidean norm."""
     squares = 0.0
     for level in range(1, means.size + 1):
         n = np.float64(counts[2 * level - 1] + counts[2 * level])

@@ -1,4 +1,4 @@
-"""Sums, checks and the outer step, over vectors."""
+"""Sums, checks and the outer step over vectors."""
 
 import math
 from typing import Any
@@ -9,9 +9,9 @@ from isthmus.codecs.kernels.compiled import F32, F64, kernel
 from isthmus.errors import DenormalsFlushed
 
 NORM_BLOCK = 4096
-"""Elements summed before the partial sums are folded; part of the arithmetic."""
+"""Elements summed before the partial sums are added up; part of the arithmetic."""
 
-_U64: Any = np.uint64  # of an index that cannot be negative: with another, a loop is not vectorised
+_U64: Any = np.uint64  # A loop whose index could be negative is not vectorised.
 
 _SMALLEST_NORMAL, _HALF, _TWO = np.finfo(np.float32).smallest_normal, np.float32(0.5), np.float32(2.0)
 
@@ -21,7 +21,7 @@ _SMALLEST_NORMAL, _HALF, _TWO = np.finfo(np.float32).smallest_normal, np.float32
 
 @kernel
 def _folded(first: float, lanes: F64) -> float:
-    """Return the sum of what eight lanes hold, the first of which is given, in one order."""
+    """Return the sum of eight lanes in a fixed order; `first` takes the place of lanes[0]."""
     return float(((first + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7])))
 
 
@@ -62,7 +62,7 @@ def squares(x: F32, out: F64) -> None:
 
 @kernel
 def norm_of(squares: F64) -> float:
-    """Return the norm of what has these sums of squares by block [m]: what `norm` returns of all of it, bit for bit."""
+    """Return the norm of a vector, given its sums of squares by block [m]: bit for bit what `norm` returns for it."""
     total = 0.0
     for block in range(squares.size):
         total += squares[block]
@@ -75,28 +75,29 @@ def all_finite(x: F32) -> bool:
     bits = x.view(np.uint32)
     bad = np.uint32(0)
     for i in range(bits.size):
-        # All eight exponent bits set is what NaN and infinity have in common.
+        # All eight exponent bits are set in NaN and infinity, and in no other number.
         bad |= np.uint32((bits[i] & np.uint32(0x7F800000)) == np.uint32(0x7F800000))
     return bool(bad == 0)
 
 
 @kernel
 def _halves_and_doubles(x: np.float32, half: np.float32, two: np.float32) -> bool:
-    """Return whether x is itself again; the numbers come in as arguments, or the compiler would know the answer."""
+    """Return whether x · half · two is x again. The numbers are arguments, or the compiler would know the answer."""
     halved = x * half
     return bool(halved * two == x)
 
 
 def flushes_denormals() -> bool:
-    """Return whether this thread turns denormal float32 into zeros, be it as results or as operands.
+    """Return whether this thread turns denormal float32 into zeros, as results or as operands.
 
-    A mode of the processor (FTZ and DAZ on x86-64, FZ on Arm) that a thread inherits from the one that starts it.
+    This is a mode of the processor (FTZ and DAZ on x86-64, FZ on Arm), which a thread inherits from the thread that
+    starts it.
     """
     return not _halves_and_doubles(_SMALLEST_NORMAL, _HALF, _TWO)
 
 
 def require_denormals() -> None:
-    """Raise `DenormalsFlushed` in a thread whose arithmetic has other bits than everybody else's."""
+    """Raise `DenormalsFlushed` in a thread that flushes denormals, because its results have other bits."""
     if flushes_denormals():
         raise DenormalsFlushed
 
@@ -128,9 +129,10 @@ def products(x: F32, y: F32, out: F64) -> None:
 
 @kernel
 def trimmed_mean(x: F32, weights: F64, factors: F64, trim: int, out: F32) -> None:
-    """out [n] = the weighted mean of factors · x [m, n] by column, without the `trim` least and the `trim` greatest.
+    """Write to out [n] the weighted mean of each column of factors · x [m, n] without its `trim` least and greatest.
 
-    Products in float64; of equal values the earlier row is the lesser; the sum in ascending order, rounded once.
+    Products are in float64. Of equal values that of the earlier row counts as the lesser. The sum runs in ascending
+    order and is rounded to float32 once.
     """
     m = x.shape[0]
     values, order = np.empty(m, np.float64), np.empty(m, np.int64)
@@ -154,10 +156,10 @@ def trimmed_mean(x: F32, weights: F64, factors: F64, trim: int, out: F32) -> Non
 
 @kernel
 def accumulate(total: F32, x: F32, coefficient: float) -> None:
-    """Add coefficient * x [n] to total [n] in place; the product in float64, the sum rounded to float32 once.
+    """Add coefficient * x [n] to total [n] in place, with product and sum in float64, rounded to float32 once.
 
-    With 1 and −1 it is float32's own sum and difference: rounding twice, from twice and two
-    bits as many, changes none (S. Figueroa, 1995).
+    With the coefficients 1 and −1 the result is float32's own sum or difference: a first rounding to at least twice as
+    many digits and two more changes no bit of the second (S. Figueroa, 1995).
     """
     for i in range(total.size):
         total[i] = np.float32(np.float64(total[i]) + coefficient * np.float64(x[i]))
@@ -174,7 +176,7 @@ def outer_step(
     new_master: F32,
     new_buffer: F32,
 ) -> None:
-    """SGD with Nesterov momentum on the outer gradient Δ = scale * total; all arrays [n] float32.
+    """Apply SGD with Nesterov momentum to the outer gradient Δ = scale * total; all arrays are [n] float32.
 
     b' = μ b + Δ;  Θ' = Θ − η (Δ + μ b')   (DiLoCo, arXiv 2311.08105, as in Sutskever et al. 2013)
     """
@@ -189,13 +191,13 @@ def outer_step(
 
 @kernel
 def subtract(a: F32, b: F32, out: F32) -> None:
-    """out = a − b, elementwise [n]."""
+    """Write a − b to out, elementwise [n]."""
     for i in range(out.size):
         out[i] = a[i] - b[i]
 
 
 @kernel
 def add(a: F32, b: F32, out: F32) -> None:
-    """out = a + b, elementwise [n]."""
+    """Write a + b to out, elementwise [n]."""
     for i in range(out.size):
         out[i] = a[i] + b[i]

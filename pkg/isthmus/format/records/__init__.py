@@ -1,1 +1,1 @@
-"""Objects and messages, and how they become bytes: `frame` is the format, `objects` and `messages` what is in it."""
+"""Objects and messages as bytes: `frame` is the format, `objects` and `messages` define the headers."""

@@ -1,4 +1,4 @@
-"""The types that headers are made of: every number has a range, every text and list a limit. NaN is in no range."""
+"""The types of header fields: every number has a range, every text and list a limit. NaN is in no range."""
 
 import re
 from typing import Annotated
@@ -11,30 +11,30 @@ Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 """BLAKE3 of a whole object, or of a flat float32 vector."""
 
 PublicKey = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-"""Of Ed25519."""
+"""A public key of Ed25519."""
 Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 NAME_PATTERN = rf"\A{NAME}\Z"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
-"""Name of a learner or a syncer; also a segment of keys."""
+"""Name of a learner or a syncer, which is also a segment of keys."""
 
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
 KEY_MAX, KEY_PATTERN = 512, rf"\A{_SEGMENT}(/{_SEGMENT})*\Z"
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=KEY_MAX, pattern=KEY_PATTERN)]
-"""Of an object. No segment is empty or begins with a dot, so none leads out of the run, or to what is no object."""
+"""Key of an object. No segment is empty or begins with a dot, so no key leads out of the run, or to a hidden file."""
 
 _CONTROLS = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff"
 Text = Annotated[str, msgspec.Meta(max_length=256, pattern=rf"\A[^{_CONTROLS}]*\Z")]
-"""For people to read, on terminals too: without control characters, and none that turn the direction of reading."""
+"""Text for people to read, also on terminals: without control, zero-width and text direction characters."""
 
 Word = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9-]{0,39}\Z")]
-"""Why something was turned away or clipped: a name of `isthmus.reasons`, or what another release calls it."""
+"""Why an update was rejected or clipped: a name of `isthmus.reasons`, or of another release's reasons."""
 
 Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)]
 """Number of a fragment."""
 
-VERSION_MAX = 10**12 - 1  # what twelve padded decimals hold
+VERSION_MAX = 10**12 - 1  # Keys write versions with twelve decimal digits.
 Version = Annotated[int, msgspec.Meta(ge=0, le=VERSION_MAX)]
 
 STEPS_MAX = 1 << 40
@@ -47,19 +47,19 @@ SECONDS_MAX = 1e9
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=SECONDS_MAX)]
 """A duration or an age."""
 Instant = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
-"""Seconds since 1970; for people to read."""
+"""Seconds since 1970, for people to read."""
 Weight = Annotated[float, msgspec.Meta(gt=0.0, le=1e300)]
 Scale = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 Finite = Annotated[float, msgspec.Meta(ge=-1.7e308, le=1.7e308)]
 
 
 def is_name(name: str) -> bool:
-    """Return whether this can be the name of a learner or syncer."""
+    """Return whether a text can be the name of a learner or syncer."""
     return re.match(NAME_PATTERN, name) is not None
 
 
 def require_name(what: str, name: str) -> None:
-    """Raise `InputError` unless this can be the name of a learner or syncer."""
+    """Raise `InputError` unless a text can be the name of a learner or syncer."""
     if not is_name(name):
         raise InputError(
             f"{what} {name!r}: up to 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit"

@@ -1,4 +1,4 @@
-"""Objects ↔ bytes: a fixed prefix, a msgpack header, a 64-byte-aligned raw payload. Nothing is ever unpickled.
+"""Objects as bytes: a fixed prefix, a msgpack header, a raw payload aligned to 64 bytes. Nothing is ever unpickled.
 
     offset  bytes
          0      8   magic "\\x89ISTHMUS"
@@ -7,20 +7,20 @@
         12      4   bytes of the header
         16      8   bytes of the payload
         24      4   CRC-32 of the header
-        28      4   bytes of a piece of the payload; zero where pieces have no digests of their own
-        32     32   author: an Ed25519 public key; zeros where the run is unsigned
-        64     64   signature by the author's key; zeros where the run is unsigned
+        28      4   bytes of a piece of the payload; zero if pieces have no digests
+        32     32   author: an Ed25519 public key; zeros if the run is unsigned
+        64     64   signature by the author's key; zeros if the run is unsigned
        128      …   header (msgpack map), the digests of the pieces (BLAKE3, 32 bytes each), zeros up to a multiple of
                     64, payload to the end
 
 All numbers are little endian. The digest of an object is the BLAKE3 of all its bytes, so it also covers the signature.
-It is what anybody believes; the digests of pieces tell a reader which piece of a large object to ask for again, before
-the rest is there (`isthmus.store.checked`).
+Readers rely on this digest. The digests of pieces only tell a reader which piece of a large object is damaged and has
+to be fetched again, before the rest has arrived (`isthmus.store.checked`).
 
-What is signed (`isthmus.format.signing.sshsig`, in the namespace of the kind) is the object with zeros in place of the
-signature and the BLAKE3 of the payload in place of the payload: all of it is bound, and a signature is made and checked
-over a few hundred bytes. Bytes come from strangers: sizes are
-checked before anything is allocated or decoded, and every field of a header has a type and a range.
+The signature (`isthmus.format.signing.sshsig`, in the namespace of the kind) covers the object with zeros in place of
+the signature, and the BLAKE3 of the payload in place of the payload. So it covers the whole object, although only a few
+hundred bytes are signed and verified. The bytes of an object are not trusted: sizes are checked before anything is
+allocated or decoded, and every field of a header has a type and a range.
 """
 
 import struct
@@ -41,14 +41,14 @@ from isthmus.reasons import Reason
 Blob = bytes | bytearray | memoryview
 
 Body = bytearray | memoryview
-"""An object as it was read or drafted: its reader's own, who may write into it."""
+"""An object that was read or drafted. Its holder owns the bytes and may write into them."""
 
 
 class Gathered:
-    """An object whose bytes lie in several places, and stay there until they are sent: nothing copies it whole."""
+    """An object whose bytes lie in several places, and stay there until they are sent: it is never copied whole."""
 
     def __init__(self, pieces: "Sequence[Blob | np.ndarray[Any, Any]]") -> None:
-        """One after another they are the object. None of them changes as long as this is there."""
+        """Take the pieces whose concatenation is the object. None of them may change while this object exists."""
         views = [memoryview(_flat(piece)) for piece in pieces]
         self._views = [view for view in views if len(view)]
         self._size = sum(map(len, self._views))
@@ -60,11 +60,11 @@ class Gathered:
         return b"".join(self._views)
 
     def views(self) -> Iterator[memoryview]:
-        """Yield its bytes where they lie, in order."""
+        """Yield views of the object's bytes, in order, without a copy."""
         yield from self._views
 
     def part(self, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop), copied where they do not lie together."""
+        """Return bytes [start, stop), as a copy if they lie in several places."""
         found, at = [], 0
         for view in self._views:
             if at < stop and at + len(view) > start:
@@ -81,7 +81,7 @@ class Gathered:
 
 
 Data = Blob | Gathered
-"""What can be stored."""
+"""An object as a store takes it."""
 
 
 def _flat(piece: "Blob | np.ndarray[Any, Any]") -> Blob:
@@ -90,23 +90,23 @@ def _flat(piece: "Blob | np.ndarray[Any, Any]") -> Blob:
 
 MAGIC = b"\x89ISTHMUS"
 FRAME_VERSION = 2
-"""Version 1 had SHA-256 where this has BLAKE3."""
+"""Version 1 used SHA-256 instead of BLAKE3."""
 PREFIX = struct.Struct("<8sHHIQII32s64s")
 ALIGN = 64
 UNSIGNED_AUTHOR, UNSIGNED_SIGNATURE = bytes(32), bytes(64)
 _AUTHOR, _SIGNATURE = slice(32, 64), slice(64, 128)
 
 PIECE_BYTES = 16 << 20
-"""Larger payloads are written with a digest for each piece of so many bytes: as many as one request brings."""
+"""Payloads larger than this are written with a digest for each piece of this size, which one request fetches."""
 
 PIECE_LEAST, PIECE_MOST = 1 << 20, 1 << 30
-"""Smaller and larger pieces than these are nobody's: their digests would weigh too much, or be of no use."""
+"""Limits of the size of a piece: digests of smaller pieces would take too much space, and larger pieces are no use."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Kind(IntEnum):
-    """What a record is."""
+    """The kind of a record."""
 
     RUN = 1
     UPDATE = 2
@@ -124,60 +124,60 @@ class Kind(IntEnum):
 
 
 PIECED = frozenset({Kind.UPDATE, Kind.VALUE, Kind.SNAPSHOT, Kind.CHECKPOINT})
-"""Kinds whose payloads may have digests of pieces. (Parts of a checkpoint say them of their arrays.)"""
+"""Kinds whose payloads may have digests of pieces. (The header of a checkpoint's part has digests of its arrays.)"""
 
 HEADER_MAX = {
-    # Of each of up to 4,096 fragments the digest of version 0, 34 bytes packed: 136 KiB, and some for the rest.
+    # The digests of version 0 of up to 4,096 fragments take 34 bytes each, 136 KiB; the rest is for the other fields.
     Kind.RUN: 160 << 10,
-    # All headers that are not explained fit on a page or two.
     Kind.UPDATE: 4 << 10,
     Kind.VALUE: 4 << 10,
     Kind.SNAPSHOT: 4 << 10,
-    # Up to 4,096 inputs with the longest names there are, and as many that it waited for: 3.8 MB.
+    # Up to 4,096 inputs with the longest possible names, and as many expected learners: 3.8 MB.
     Kind.COMMIT: 8 << 20,
     Kind.MESSAGE: 64 << 10,
     Kind.CLAIM: 64 << 10,
     Kind.SEGMENT: 64 << 10,
     Kind.PACKED: 4 << 10,
     Kind.EVALUATION: 4 << 10,
-    # Every member by name and key, and for each of up to 4,096 fragments a version.
+    # The name and key of every member, and a version for each of up to 4,096 fragments.
     Kind.MEMBERS: 1 << 20,
-    # The shape of an optimizer's and a sampler's state; their arrays are the payload.
-    # Each array takes some 200 bytes of header, and a mixture of experts with Adam has some 130,000 arrays.
+    # The structure of an optimizer's and a sampler's state, whose arrays are the payload. Each array takes some 200
+    # bytes of header, and a mixture of experts with Adam has some 130,000 arrays.
     Kind.CHECKPOINT: 64 << 20,
-    # What rectangles of which arrays are in it.
+    # The rectangles of arrays in the part.
     Kind.PART: 64 << 20,
 }
-"""Bytes of header accepted per kind of record."""
+"""Most bytes of a header, for each kind of record. Headers whose limit has no comment fit on a page or two."""
 
 
 class Draft(NamedTuple):
-    """An object under construction: fill `payload` [n] in place, then use `blob`."""
+    """An object under construction: the caller fills `payload` [n] in place, then uses `blob`."""
 
     blob: memoryview
     payload: memoryview
 
 
 def blank(size: int) -> memoryview:
-    """Return bytes [size] to write into, with anything in them."""
+    """Return bytes [size] of arbitrary values to write into."""
     return memory.room(size).data
 
 
 def fill(place: memoryview, data: "np.ndarray[Any, Any]") -> None:
-    """Copy an array's bytes into as many bytes. Other threads go on meanwhile, unlike where a view is assigned to."""
+    """Copy an array's bytes to a place of the same size. Unlike assignment to a view, this lets other threads run."""
     np.copyto(np.frombuffer(place, np.uint8), np.ascontiguousarray(data).reshape(-1).view(np.uint8))
 
 
 def gathered(kind: Kind, header: msgspec.Struct, pieces: "Sequence[Blob | np.ndarray[Any, Any]]") -> Gathered:
-    """Return an object whose payload stays where it lies. Raises `ValueError` for a header over its limit."""
+    """Return an object whose payload, these pieces, is not copied. Raises `ValueError` if the header is too large."""
     whole = Gathered(pieces)
     return Gathered([_head(kind, header, len(whole), whole), *whole.views()])
 
 
 def draft(kind: Kind, header: msgspec.Struct, payload_size: int = 0) -> Draft:
-    """Return a zeroed object with its prefix and header written. Raises `ValueError` for a header over its limit.
+    """Return an object with its prefix and header written, and a payload of zeros.
 
-    For objects of one piece: what is to be filled in has no digests yet.
+    Its payload cannot have digests of pieces, because it is filled in later, so it must not be larger than one piece.
+    Raises `ValueError` if the header is too large.
     """
     assert kind not in PIECED or payload_size <= PIECE_BYTES, "gather it, or write it"
     out = _headed(kind, header, payload_size)
@@ -193,7 +193,7 @@ def _headed(kind: Kind, header: msgspec.Struct, payload_size: int, payload: Gath
 
 
 def written(kind: Kind, header: msgspec.Struct, payload: "np.ndarray[Any, Any]") -> Body:
-    """Return an object with a copy of this payload. Raises `ValueError` for a header over its limit."""
+    """Return an object with a copy of this payload. Raises `ValueError` if the header is too large."""
     out = _headed(kind, header, payload.nbytes, Gathered([payload]))
     fill(out.payload, payload)
     return out.blob
@@ -230,12 +230,12 @@ def _head(kind: Kind, header: msgspec.Struct, payload_size: int, payload: Gather
 
 
 def payload_offset(size: int) -> int:
-    """Return where the payload starts behind a header, and digests of pieces, of this many bytes."""
+    """Return the byte at which the payload starts if the header and the digests of pieces have `size` bytes."""
     return -(-(PREFIX.size + size) // ALIGN) * ALIGN
 
 
 def largest(kind: Kind, payload_size: int) -> int:
-    """Return the most bytes a record of this kind can have with this payload, as anybody of this release writes it."""
+    """Return the most bytes that a record of this kind with such a payload can have, as this release writes it."""
     pieces = _pieces(payload_size, PIECE_BYTES) if payload_size > PIECE_BYTES else 0
     return payload_offset(HEADER_MAX[kind] + 32 * pieces) + payload_size
 
@@ -245,26 +245,27 @@ def _pieces(payload_size: int, piece: int) -> int:
 
 
 class Table(NamedTuple):
-    """Where the pieces of an object's payload lie, and their digests."""
+    """The places and digests of the pieces of an object's payload."""
 
     start: int
-    """Of the payload."""
+    """The byte of the object at which the payload starts."""
     size: int
-    """Of the payload, bytes."""
+    """Bytes of the payload."""
     piece: int
     digests: tuple[bytes, ...]
 
     def pieces(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield from where to where each of them lies in the object, and its digest."""
+        """Yield for each piece the bytes [start, stop) of the object, and the digest."""
         for n, digest in enumerate(self.digests):
             begin = n * self.piece
             yield self.start + begin, self.start + min(begin + self.piece, self.size), digest
 
 
 def table_of(blob: Blob) -> Table | None:
-    """Return what the beginning of an object says of its pieces; None where it says nothing, or is no object's.
+    """Return the table of pieces at the beginning of an object, or None if there is none or it is not an object.
 
-    The digests are those that are at hand. Nothing is believed of it: what it leads to has a digest of its own.
+    The table has only those digests that lie within blob. It is not trusted: a reader also checks the digest of the
+    whole object.
     """
     if len(blob) < PREFIX.size:
         return None
@@ -292,7 +293,7 @@ def parse(blob: Blob, kind: Kind, schema: type[T]) -> tuple[T, memoryview]:
 
 
 def parse_head(blob: Blob, kind: Kind, schema: type[T]) -> T:
-    """Return the validated header of an object of which only the beginning is at hand."""
+    """Return the validated header of an object, given its beginning. Raises `RecordInvalid`."""
     header_size, *_ = _prefix(blob, kind)
     if len(blob) < PREFIX.size + header_size:
         raise RecordInvalid(Reason.TRUNCATED, f"{len(blob)} bytes do not hold a header of {header_size}")
@@ -300,35 +301,35 @@ def parse_head(blob: Blob, kind: Kind, schema: type[T]) -> T:
 
 
 def head_end(blob: Blob, kind: Kind) -> int:
-    """Return where the header ends of an object of which only the beginning is at hand. Raises `RecordInvalid`."""
+    """Return the byte at which the header of an object ends, given its beginning. Raises `RecordInvalid`."""
     return PREFIX.size + _prefix(blob, kind)[0]
 
 
 def kind_of(blob: Blob) -> int:
-    """Return the kind of record these bytes say they are, 0 where they say nothing; nothing is checked."""
+    """Return the kind of record in a prefix, or 0 if blob is too short to have one. Nothing is checked."""
     return int(PREFIX.unpack_from(blob)[2]) if len(blob) >= PREFIX.size else 0
 
 
 def header_size(blob: Blob) -> int:
-    """Return the bytes of header of an object whose prefix was already checked."""
+    """Return the size in bytes of the header of an object whose prefix has been checked."""
     return int(PREFIX.unpack_from(blob)[3])
 
 
 def payload_start(blob: Blob) -> int:
-    """Return where these bytes say that their payload starts, 0 where they say nothing; nothing is checked."""
+    """Return the byte at which the payload starts according to a prefix, or 0 if there is none. Nothing is checked."""
     if len(blob) < PREFIX.size or bytes(blob[:8]) != MAGIC:
         return 0
     size, payload_size, _, piece = PREFIX.unpack_from(blob)[3:7]
     return payload_offset(size + 32 * _pieces(payload_size, piece))
 
 
-# --- who wrote it -----------------------------------------------------------------------------------------------------
+# --- signatures -------------------------------------------------------------------------------------------------------
 
 
 def seal(data: "Body | Gathered", signer: Signer | None) -> None:
-    """Sign an object in place, whole as it is now; without a signer it stays unsigned.
+    """Sign a complete object in place; without a signer leave it unsigned.
 
-    Slow for large ones, whose payload is hashed: off the loop.
+    This hashes the payload, so call it off the event loop for large objects.
     """
     if signer is None:
         return
@@ -339,7 +340,7 @@ def seal(data: "Body | Gathered", signer: Signer | None) -> None:
 
 
 def signed_part(data: Data) -> bytes:
-    """Return what the author of an object signs: its head without the signature, and the digest of its payload."""
+    """Return the bytes that an object's author signs: the head without the signature, and the digest of the payload."""
     if isinstance(data, Gathered):
         views = list(data.views())
         head, payload = memoryview(views[0]), digests.digest_of(views[1:])
@@ -350,19 +351,20 @@ def signed_part(data: Data) -> bytes:
 
 
 def author_of(blob: Blob) -> bytes:
-    """Return whose signature an object of ours bears [32 bytes], zeros where it is unsigned; nothing is checked."""
+    """Return the author [32 bytes] in an object's prefix, zeros if it is unsigned. Nothing is checked."""
     return bytes(blob[_AUTHOR])
 
 
 def signature_of(blob: Blob) -> bytes:
-    """Return the signature [64 bytes] an object bears; nothing is checked."""
+    """Return the signature [64 bytes] in an object's prefix. Nothing is checked."""
     return bytes(blob[_SIGNATURE])
 
 
 def require_signature(blob: Blob, kind: Kind) -> bytes:
-    """Return the author [32 bytes] of an object that `parse` accepts, whose signature fits. Raises `RecordInvalid`.
+    """Return the author [32 bytes] of an object that `parse` has accepted, after verifying its signature.
 
-    Slow for large ones: off the loop.
+    Raises `RecordInvalid` if the object is unsigned or the signature is wrong. This hashes the payload, so call it off
+    the event loop for large objects.
     """
     author = author_of(blob)
     if author == UNSIGNED_AUTHOR:
@@ -375,7 +377,7 @@ def require_signature(blob: Blob, kind: Kind) -> bytes:
 
 
 def unsealed(blob: Blob) -> bytearray:
-    """Return an object without author and signature: what anybody can make who knows what it holds."""
+    """Return a copy of an object without author and signature. It can be made from the object's content alone."""
     out = bytearray(blob)
     out[_AUTHOR], out[_SIGNATURE] = UNSIGNED_AUTHOR, UNSIGNED_SIGNATURE
     return out
@@ -390,7 +392,7 @@ def digest(blob: Data) -> bytes:
 
 
 def _prefix(blob: Blob, kind: Kind) -> tuple[int, int, int]:
-    """Return the bytes of the header and of the payload, and how many pieces of that have digests."""
+    """Return the bytes of the header, the bytes of the payload, and the number of its pieces that have digests."""
     if len(blob) < PREFIX.size:
         raise RecordInvalid(Reason.TRUNCATED, f"{len(blob)} bytes do not hold a prefix of {PREFIX.size}")
     magic, version, found, header_size, payload_size, _, piece, author, signature = PREFIX.unpack_from(blob)

@@ -1,4 +1,4 @@
-"""The key each object of a run lives under."""
+"""The keys of a run's objects."""
 
 import re
 
@@ -9,82 +9,85 @@ UPDATES, LEARNERS, SCRATCH, EVALUATIONS, MEMBERS = "updates/", "learners/", "scr
 
 
 def update_key(fragment: int, learner: str, base: int, digest: bytes) -> str:
-    """Key of an update."""
+    """Return the key of an update."""
     return f"{updates_prefix(fragment, learner)}{base:012d}-{digest[:8].hex()}"
 
 
 def updates_prefix(fragment: int, learner: str) -> str:
-    """Where one learner's updates of a fragment live."""
+    """Return the prefix of one learner's updates of a fragment."""
     return f"{UPDATES}{fragment:05d}/{learner}/"
 
 
 def value_key(fragment: int, version: int, digest: bytes) -> str:
-    """Key of a published difference."""
+    """Return the key of a published difference."""
     return f"{values_prefix(fragment)}{version:012d}-{digest[:8].hex()}"
 
 
 def values_prefix(fragment: int) -> str:
-    """Where the published differences of a fragment live."""
+    """Return the prefix of the published differences of a fragment."""
     return f"values/{fragment:05d}/"
 
 
 def snapshot_key(fragment: int, version: int, digest: bytes) -> str:
-    """Key of a full state."""
+    """Return the key of a snapshot."""
     return f"{snapshots_prefix(fragment)}{version:012d}-{digest[:8].hex()}"
 
 
 def snapshots_prefix(fragment: int) -> str:
-    """Where the full states of a fragment live."""
+    """Return the prefix of the snapshots of a fragment."""
     return f"snapshots/{fragment:05d}/"
 
 
 def commit_key(fragment: int, version: int) -> str:
-    """Key of a commit. The only key that is not named after its content: creating it decides."""
+    """Return the key of a commit. It has no digest, so that only one syncer can create the commit of a version."""
     return f"{commits_prefix(fragment)}{version:012d}"
 
 
 def commits_prefix(fragment: int) -> str:
-    """Where the log of a fragment lives."""
+    """Return the prefix of the commits of a fragment."""
     return f"commits/{fragment:05d}/"
 
 
 def segment_key(fragment: int, first: int, digest: bytes) -> str:
-    """Key of packed commits, by the first one's version."""
+    """Return the key of a segment of packed commits; `first` is the version of the first of them."""
     return f"segments/{fragment:05d}/{first:012d}-{digest[:8].hex()}"
 
 
 def claims_prefix(learner: str) -> str:
-    """Where a learner's incarnations live."""
+    """Return the prefix of a learner's incarnations."""
     return f"{LEARNERS}{learner}/"
 
 
 def claim_key(learner: str, incarnation: int) -> str:
-    """Key of the claim of one incarnation."""
+    """Return the key of the claim of one incarnation."""
     return f"{claims_prefix(learner)}{incarnation:06d}/claim"
 
 
 def checkpoint_key(learner: str, incarnation: int, step: int, digest: bytes) -> str:
-    """Key of a learner's checkpoint."""
+    """Return the key of a learner's checkpoint."""
     return f"{claims_prefix(learner)}{incarnation:06d}/checkpoints/{step:012d}-{digest[:8].hex()}"
 
 
 def part_key(learner: str, incarnation: int, step: int, rank: int, digest: bytes) -> str:
-    """Key of a part of a learner's checkpoint; `digest` is that of its head, which names those of all that is in it."""
+    """Return the key of a part of a learner's checkpoint.
+
+    `digest` is that of the part's head, which holds the digests of the part's pieces.
+    """
     return f"{claims_prefix(learner)}{incarnation:06d}/checkpoints/parts/{step:012d}-{rank:05d}-{digest[:8].hex()}"
 
 
 def members_key(version: int) -> str:
-    """Key of a version of the membership: like commits named by its number alone, and like them only ever created."""
+    """Return the key of a version of the membership. Like a commit's key it has no digest and is never overwritten."""
     return f"{MEMBERS}{version:012d}"
 
 
 def evaluations_prefix(series: str) -> str:
-    """Where a series of measurements of the global model lives."""
+    """Return the prefix of a series of measurements of the global model."""
     return f"{EVALUATIONS}{series}/"
 
 
 def evaluation_key(series: str, cut: int, digest: bytes) -> str:
-    """Key of a measurement of one cut."""
+    """Return the key of a measurement of one cut."""
     return f"{evaluations_prefix(series)}{cut:012d}-{digest[:8].hex()}"
 
 
@@ -92,17 +95,17 @@ _VERSIONED = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)+[0-9]{12}-[0-9a-f]{1
 
 
 def can_be_named(word: str) -> bool:
-    """Return whether an object of a run can lie under this."""
+    """Return whether a text can be the key of an object of a run."""
     return len(word) <= KEY_MAX and re.match(KEY_PATTERN, word) is not None
 
 
 def is_versioned(key: str) -> bool:
-    """Return whether a key ends as ours do, in a version and a digest; whatever else lies there is left alone."""
+    """Return whether a key ends in a version and a digest, as the run's own do. Other objects are left alone."""
     return _VERSIONED.fullmatch(key) is not None
 
 
 def commit_in(key: str) -> int:
-    """Return the version that a commit's key names; 0 for any other key below `commits_prefix`."""
+    """Return the version in a commit's key, or 0 for any other key below `commits_prefix`."""
     name = key.rsplit("/", 1)[1]
     return int(name) if len(name) == 12 and name.isascii() and name.isdigit() else 0
 
@@ -113,15 +116,17 @@ def version_in(key: str) -> int:
 
 
 def learner_in(key: str) -> str:
-    """Return the learner below whose prefix a key of an update, a claim or a checkpoint lies; empty where that is no
-    name: listings show whatever strangers put there."""
+    """Return the learner in the key of an update, a claim or a checkpoint, or "" if there is no valid name.
+
+    Listings may show objects that do not belong to the run.
+    """
     parts = key.split("/")
     name = parts[2:3] if key.startswith(UPDATES) else parts[1:2] if key.startswith(LEARNERS) else []
     return name[0] if name and is_name(name[0]) else ""
 
 
 def incarnation_in(key: str) -> int:
-    """Return the incarnation whose claim lies under this key, 0 where it is no claim's."""
+    """Return the incarnation in the key of a claim, or 0 for any other key."""
     parts = key.split("/")
     if len(parts) != 4 or not (parts[2].isascii() and parts[2].isdigit() and len(parts[2]) <= 16):
         return 0

@@ -1,4 +1,4 @@
-"""What crosses the bus: pointers and signs of life, never tensors. All of it can be lost and is then said again."""
+"""The messages on the bus: pointers and signs of life, never tensors. Any message can be lost, and is then repeated."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -29,23 +29,23 @@ _LEARNER_STREAM = "learner/"
 
 
 def learner_stream(learner: str) -> str:
-    """Return the stream only this learner writes."""
+    """Return the stream that only this learner writes."""
     return _LEARNER_STREAM + learner
 
 
 def learner_of(stream: str) -> str | None:
-    """Return the learner whose stream this is, or None: a stream may bear any name that somebody likes to write."""
+    """Return the learner whose stream this is, or None: the bus may have streams of any name."""
     name = stream.removeprefix(_LEARNER_STREAM)
     return name if name != stream and is_name(name) else None
 
 
 def is_stream(stream: str) -> bool:
-    """Return whether somebody of a run may speak on it."""
+    """Return whether a member of a run may write this stream."""
     return stream == SYNCER_STREAM or learner_of(stream) is not None
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
-    """Common to all messages: the run they belong to and an id of their own."""
+    """The fields that all messages have: their run, and an id of their own."""
 
     run: Digest
     id: Text
@@ -69,23 +69,23 @@ class Announce(Message, frozen=True, kw_only=True, tag="announce"):
     step: Steps
     tokens_seen: Tokens
     due: bool
-    """Whether the learner's own schedule asked for this update: only such an update opens a round."""
+    """Whether the learner's own schedule asked for this update. Only such an update opens a round."""
     age_s: Seconds
-    """Time since the step boundary at which it was taken. Ages travel, clock readings never do."""
+    """Time since the step boundary at which the update was captured. Messages carry ages, never clock readings."""
     step_s: Seconds
-    """The learner's step duration, a moving average."""
+    """Duration of the learner's step, a moving average."""
     upload_s: Seconds
     """From the step boundary to this announcement, a moving average."""
     sync_s: Seconds
     """From hearing of a commit to having its value ready to adopt, a moving average."""
     seen: Version = 0
-    """The newest commit of the fragment that its author has read …"""
+    """The newest commit of the fragment that the learner has read."""
     seen_digest: Digest = bytes(32)
-    """… and that commit's digest: a store that shows two histories is found out."""
+    """The digest of that commit. It reveals a store that shows two histories."""
 
 
 class Pass(Message, frozen=True, kw_only=True, tag="pass"):
-    """Called for a round, nothing to give: do not wait for me."""
+    """A learner that was called for a round has no update: the round need not wait for it."""
 
     learner: Name
     fragment: Index
@@ -93,7 +93,8 @@ class Pass(Message, frozen=True, kw_only=True, tag="pass"):
 
 
 class Tally(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A learner's ledger in tokens, weighted by the fragments' shares of parameters: all but the first add up to it."""
+    """A learner's ledger in tokens, weighted by the fragments' shares of parameters. The other fields add up to
+    `processed`."""
 
     processed: Finite
     merged: Finite
@@ -105,39 +106,39 @@ class Tally(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 PARTS = ("merged", "overwritten", "late", "pending", "rejected", "lost")
-"""Of a `Tally`: what has become of the tokens that were processed."""
+"""The fields of a `Tally` that say what became of the processed tokens."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
-    """A learner is there, and how it does."""
+    """A learner is alive; its state."""
 
     learner: Name
     incarnation: Counter
     step: Steps
     steps_target: Steps
-    """0 where it is not known."""
+    """Steps that the learner is to train, or 0 if that is not known."""
     tokens_seen: Tokens
     loss: Finite | None
     step_s: Seconds
     upload_s: Seconds
     sync_s: Seconds
     versions: Annotated[tuple[Version, ...], msgspec.Meta(max_length=1 << 12)]
-    """Base of each fragment, by fragment."""
+    """The base of each fragment."""
     bytes_up: Bytes
     bytes_down: Bytes
     tokens_lost: Tokens
-    """Tokens its predecessor trained that the run knows of but that no stored update holds."""
+    """Tokens that earlier incarnations trained beyond the checkpoint from which the next incarnation resumed."""
     ledger: Tally
     waiting_for: Text
-    """What it cannot reach right now, or empty."""
+    """The ports that the learner cannot reach now, or empty."""
     checkpoint_bytes: Bytes = 0
-    """Of `bytes_up`, those of checkpoints."""
+    """The bytes of checkpoints among `bytes_up`."""
     members: Counter = 0
-    """The newest version of the membership that it knows."""
+    """The newest version of the membership that the learner knows."""
 
 
 class Progress(Message, frozen=True, kw_only=True, tag="progress"):
-    """A learner has trained on: said between heartbeats, so that what a kill loses is known."""
+    """A learner's progress, sent between heartbeats, so that the work lost by a kill is known."""
 
     learner: Name
     incarnation: Counter
@@ -146,26 +147,26 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
 
 
 class Leave(Message, frozen=True, kw_only=True, tag="leave"):
-    """A learner stops on purpose: do not wait for it."""
+    """A learner stops on purpose: rounds need not wait for it."""
 
     learner: Name
     incarnation: Counter
     step: Steps
     done: bool
-    """Whether it has done all its steps."""
+    """Whether the learner has done all its steps."""
 
 
 # --- from a syncer ----------------------------------------------------------------------------------------------------
 
 
 class Call(Message, frozen=True, kw_only=True, tag="call"):
-    """A round of a fragment is open that will create `version`: answer with what you have."""
+    """A round that will create `version` of a fragment is open: learners are asked for an update."""
 
     syncer: Name
     fragment: Index
     version: Version
     afresh: bool = False
-    """Whether learners that have sent an update already are to send what they have now: the updates waited for long."""
+    """Whether learners that have sent an update already must send a new one, because their updates waited for long."""
 
 
 class Committed(Message, frozen=True, kw_only=True, tag="committed"):
@@ -175,42 +176,42 @@ class Committed(Message, frozen=True, kw_only=True, tag="committed"):
     fragment: Index
     version: Version
     digest: Digest = bytes(32)
-    """Of the commit; zeros where its author does not say."""
+    """Digest of the commit; zeros if the author did not set it."""
 
 
 class Alive(Message, frozen=True, kw_only=True, tag="alive"):
-    """A syncer is there, and how it does."""
+    """A syncer is alive; its state."""
 
     syncer: Name
     commits: Counter
-    """Commits it created since it started."""
+    """Commits that the syncer created since it started."""
     heads: Annotated[tuple[Version, ...], msgspec.Meta(max_length=1 << 12)]
     """The newest version of each fragment that this syncer has read."""
     rejected: dict[Text, Counter]
-    """Messages it turned away since it started that belong to no fragment's log, by reason."""
+    """Messages that the syncer rejected since it started and that belong to no fragment's log, by reason."""
     waiting_for: Text
     lag_ms: Finite
-    """Worst delay of its event loop since the message before."""
+    """Longest delay of the syncer's event loop since its previous message of this type."""
     held: Counter
-    """Fragments it opens rounds of."""
+    """Number of fragments whose rounds the syncer opens."""
     fold_s: Seconds
-    """How long it took to fold the log at its start."""
+    """How long the syncer took to fold the log at its start."""
     broken: Annotated[tuple[Index, ...], msgspec.Meta(max_length=1 << 12)]
-    """Fragments whose log it cannot fold to the end, for whatever reason: others are to keep them."""
+    """Fragments whose log the syncer cannot fold to the end, for any reason. Other syncers are to hold them."""
     stopping: bool
-    """Its last word: others take over now."""
+    """Whether this is the syncer's last message: the other syncers take over now."""
     able: bool = True
-    """Whether it reaches the store, hears and is heard; the others take over from one that is not."""
+    """Whether the syncer reaches the store, hears others and is heard. Other syncers take over from one that is not."""
     members: Counter = 0
-    """The newest version of the membership that it knows."""
+    """The newest version of the membership that the syncer knows."""
     dropped: Annotated[dict[Name, Counter], msgspec.Meta(max_length=DROPPED_LISTED)] = {}
-    """Messages dropped since it started because too many of the same author waited; the loudest authors."""
+    """Messages dropped since the syncer started, because too many of one author waited; by author, the worst only."""
     slow: Annotated[tuple[Index, ...], msgspec.Meta(max_length=1 << 12)] = ()
-    """Those of `broken` that are only slow to be read: nothing is known to be damaged."""
+    """The fragments of `broken` whose log is only slow to read: nothing is known to be damaged."""
     refused: Annotated[tuple[Index, ...], msgspec.Meta(max_length=1 << 12)] = ()
-    """Those of `broken` of which it may not read what it needs."""
+    """The fragments of `broken` for which the store denied a read."""
     holed: Annotated[tuple[Index, ...], msgspec.Meta(max_length=1 << 12)] = ()
-    """Fragments that it keeps, and of whose log a commit is missing that others would need."""
+    """Fragments that the syncer can hold although a commit that other processes would need is missing in their log."""
 
 
 FromLearner = Announce | Pass | Heartbeat | Progress | Leave
@@ -219,7 +220,7 @@ AnyMessage = FromLearner | FromSyncer
 
 
 BATCH_MAX = 16
-"""Messages that go under one signature."""
+"""Most messages under one signature."""
 
 BATCH_BYTES = HEADER_MAX[Kind.MESSAGE] - 1024
 
@@ -229,9 +230,9 @@ class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encode(*messages: AnyMessage, signer: Signer | None = None) -> bytes:
-    """Return the bytes of messages of one author, under its signature where there is a key.
+    """Return the bytes of messages of one author, signed if there is a signer.
 
-    Raises `ValueError` for more than go into one (see `batches`).
+    Raises `ValueError` if the messages are too large for one record (see `batches`).
     """
     blob = draft(Kind.MESSAGE, _Envelope(messages)).blob
     seal(blob, signer)
@@ -239,8 +240,8 @@ def encode(*messages: AnyMessage, signer: Signer | None = None) -> bytes:
 
 
 def batches(messages: Sequence[AnyMessage], signer: Signer | None) -> list[bytes]:
-    """Return messages of one author as bytes, in order: as many as fit under one signature, or each by itself where
-    nothing is signed."""
+    """Return messages of one author as bytes, in order: as many as fit under one signature, or each by itself if
+    unsigned."""
     if signer is None:
         return [encode(message) for message in messages]
     found: list[list[AnyMessage]] = []
@@ -256,8 +257,8 @@ def batches(messages: Sequence[AnyMessage], signer: Signer | None) -> list[bytes
 
 
 def decode(blob: Blob) -> tuple[AnyMessage, ...]:
-    """Return the messages in these bytes; whose they are is for `Members.require_author` to say.
+    """Return the messages in these bytes. Raises `RecordInvalid`.
 
-    Raises `RecordInvalid`.
+    `Members.require_author` checks the author.
     """
     return parse(blob, Kind.MESSAGE, _Envelope)[0].messages

@@ -1,4 +1,4 @@
-"""The objects a run consists of in the store: what each one says about itself, and the key it lives under."""
+"""The headers of the objects that a run consists of in the store."""
 
 from typing import Annotated, Any, Literal
 
@@ -44,16 +44,17 @@ SCHEMA: Schema = 1
 
 INPUTS_MAX = 4096
 LISTED_MAX = 64
+"""Most rejections, and most late updates, that a commit lists one by one. All rejections are counted by reason."""
 WORDS_MAX = 64
-"""Rejections and late updates listed one by one in a commit; beyond that they are counts."""
+"""Most reasons in the counts of a commit."""
 
 
 CUTS_MAX = 1 << 16
-"""Pieces of one tensor."""
+"""Most pieces of one tensor."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A header: exactly these fields, each within its range."""
+    """A header. It has exactly the fields of its class, each within its range."""
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ Versions = Annotated[tuple[Version, ...], msgspec.Meta(max_length=1 << 12)]
 
 
 class TensorSpec(Record, frozen=True, kw_only=True):
-    """One parameter: its place in the model and in the run."""
+    """One parameter, and its place in the model and in the run."""
 
     name: Text
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=1 << 40)], ...], msgspec.Meta(max_length=16)]
@@ -74,28 +75,29 @@ class TensorSpec(Record, frozen=True, kw_only=True):
     cuts: Annotated[
         tuple[tuple[Index, Annotated[int, msgspec.Meta(ge=1)]], ...], msgspec.Meta(max_length=CUTS_MAX)
     ] = ()
-    """Where it is cut along its first dimension: fragment and rows of each piece; `fragment` is that of the first."""
+    """If the parameter is cut along its first dimension: the fragment and the number of rows of each piece. `fragment`
+    is that of the first piece."""
 
 
 class RunHeader(Record, frozen=True, kw_only=True):
-    """What the run is. The payload is a msgpack list of `TensorSpec` and the digests of frozen parameters."""
+    """The definition of a run. The payload is a `RunLayout` as msgpack."""
 
     schema: Schema
     rules: Rules
     pace: Pace
     arithmetic: Annotated[int, msgspec.Meta(ge=1)]
     model: Text
-    """How the model can be made again (`package.module:function`), or empty where the caller brings it."""
+    """The function that makes the model (`package.module:function`), or empty if the caller brings the model."""
     seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     created_at: Instant
     snapshots: Annotated[tuple[Digest, ...], msgspec.Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     """Digest of the version-0 snapshot object of each fragment."""
     layout: Digest
-    """Of the payload: nothing else vouches for it, and the identity of the run is the digest of the whole."""
+    """Digest of the payload, which no other object verifies. The run's identity is the digest of the whole object."""
     bounds: Bounds = BOUNDS
-    """How much one learner can do."""
+    """Limits of one learner's influence."""
     owner: PublicKey | None = None
-    """Whose key signed this, and says who may take part; None: nothing in this run is signed."""
+    """Key of the owner, who signed this object and decides the membership; None: nothing in this run is signed."""
 
 
 class RunLayout(Record, frozen=True, kw_only=True):
@@ -103,10 +105,10 @@ class RunLayout(Record, frozen=True, kw_only=True):
 
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1)]
     frozen: dict[str, Digest]
-    """Parameters that are not trained: not merged, but the same everywhere."""
+    """Digests of the parameters that are not trained. They are not merged, but are the same at every learner."""
 
 
-# --- who may take part ------------------------------------------------------------------------------------------------
+# --- membership -------------------------------------------------------------------------------------------------------
 
 MEMBERS_MAX = 4096
 PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,61}[*]?\Z"
@@ -115,24 +117,25 @@ PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,61}[*]?\Z"
 BUCKET_PATTERN = r"\A[!-~]*\Z"
 
 VOUCHED_MAX = 256
-"""Names that may stand below one pattern and go on from checkpoints of an earlier key."""
+"""Most signatures in `vouched`. A pattern may cover many names, each with checkpoints by an earlier key."""
 
 
 class MemberSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """One entry of the membership: a name, or the beginning of names that a key may speak under, and as what."""
+    """One entry of the membership: a name, or a pattern of names, under which a key may write, and its role."""
 
     name: Annotated[str, msgspec.Meta(pattern=PATTERN)]
-    """With `*` at its end it stands for every name that begins so and is not a member's own."""
+    """A name that ends with `*` stands for every name that begins so and has no entry of its own."""
     role: MemberRole
     key: PublicKey
     bucket: Annotated[str, msgspec.Meta(max_length=1024, pattern=BUCKET_PATTERN)] = ""
-    """URL where its updates are stored, and what is published is copied to; empty: with the run."""
+    """URL of the store that has the member's updates, and copies of published objects; empty: the run's store."""
     vouched: Annotated[tuple[Signature, ...], msgspec.Meta(max_length=VOUCHED_MAX)] = ()
-    """Signatures of checkpoints by its earlier key that may still be gone on from: the newest at its rotation."""
+    """Signatures, by the member's earlier key, of checkpoints from which it may still resume: the newest when its key
+    was rotated."""
 
 
 class MembersHeader(Record, frozen=True, kw_only=True):
-    """A version of the membership, whole. Signed by the owner's key in force before it."""
+    """A complete version of the membership. It is signed by the owner's key in force before it."""
 
     schema: Schema
     run: Digest
@@ -140,20 +143,20 @@ class MembersHeader(Record, frozen=True, kw_only=True):
     previous: Digest
     """Digest of the version before, or of the run object for version 1."""
     owner: PublicKey
-    """Whose key is in force from here on."""
+    """The owner's key in force from this version on."""
     accepted: Signature | None
-    """Where the owner changes: the new key's signature of `succession`."""
+    """If the owner's key changes: the new key's signature of `succession`."""
     members: Annotated[tuple[MemberSpec, ...], msgspec.Meta(max_length=MEMBERS_MAX)]
     until: Versions
-    """By fragment: the last version that a commit may create under an earlier membership."""
+    """For each fragment, the last version that a commit may create under an earlier membership."""
     written_at: Instant
 
 
-# --- what learners write ----------------------------------------------------------------------------------------------
+# --- objects of learners ----------------------------------------------------------------------------------------------
 
 
 class UpdateHeader(Record, frozen=True, kw_only=True):
-    """One learner's outer gradient of one fragment: base − θ, compressed. The whole way since `base` was adopted."""
+    """One learner's compressed outer gradient of one fragment, base − θ, of all steps since `base` was adopted."""
 
     schema: Schema
     run: Digest
@@ -165,15 +168,15 @@ class UpdateHeader(Record, frozen=True, kw_only=True):
     steps: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
     tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
     step: Steps
-    """The learner's own step count when this was taken, over all its incarnations."""
+    """The learner's step count when the update was captured, over all its incarnations."""
     tokens_seen: Tokens
     """The tokens of those steps."""
     train_s: Seconds
-    """From adopting the base to taking this."""
+    """Time from adopting the base to capturing the update."""
 
 
 class ClaimHeader(Record, frozen=True, kw_only=True):
-    """Taking a learner's name: created once per incarnation. A learner stops when it sees a higher one."""
+    """The claim of a learner's name, created once per incarnation. A learner that sees a later one stops."""
 
     schema: Schema
     run: Digest
@@ -181,17 +184,17 @@ class ClaimHeader(Record, frozen=True, kw_only=True):
     incarnation: Counter
     claimed_at: Instant
     resumed: Annotated[str, msgspec.Meta(max_length=512)]
-    """Key of the checkpoint this incarnation goes on from, or empty."""
+    """Key of the checkpoint from which this incarnation resumed, or empty."""
     versions: Versions
-    """What the log held when this incarnation began."""
+    """The newest version of each fragment in the log when this incarnation began."""
     tokens_seen: Tokens
-    """Where this incarnation begins."""
+    """The learner's `tokens_seen` when this incarnation began."""
     tokens_lost: Tokens
-    """Tokens that all incarnations before this one trained beyond the checkpoint the next one went on from."""
+    """Tokens that all earlier incarnations trained beyond the checkpoint from which the next one resumed."""
 
 
 class Sent(Record, frozen=True, kw_only=True):
-    """An update no commit had settled when the checkpoint was taken."""
+    """An update that no commit had settled when the checkpoint was taken."""
 
     header: UpdateHeader
     key: Key
@@ -204,24 +207,24 @@ class FragmentPoint(Record, frozen=True, kw_only=True):
 
     base: Version
     settled_to: Version
-    """The last commit whose inputs and rejections the ledger below knows of."""
+    """The last commit whose inputs and rejections are counted in `ledger`."""
     origin_step: Steps
     origin_tokens: Tokens
     sent_step: Steps | None
     sent_tokens: Tokens
     merged: bool
-    """Whether an update on `base` was merged already."""
+    """Whether an update on `base` has been merged."""
     ledger: tuple[Tokens, Tokens, Tokens, Tokens, Tokens]
-    """merged, overwritten, late, rejected, lost."""
+    """Tokens merged, overwritten, late, rejected, lost."""
     open_bases: Annotated[tuple[tuple[Version, Tokens], ...], msgspec.Meta(max_length=1 << 12)]
     settled_bases: Annotated[tuple[tuple[Version, Tokens], ...], msgspec.Meta(max_length=1 << 12)]
     given_up: Annotated[tuple[tuple[Version, Tokens, Tokens], ...], msgspec.Meta(max_length=1 << 12)]
-    """Settled bases that were not merged: what is counted of each as late and as rejected."""
+    """The settled bases without a merge, each with the tokens counted as late and those counted as rejected."""
     attempts: Annotated[tuple[Sent, ...], msgspec.Meta(max_length=128)]
     residual_of: Annotated[str, msgspec.Meta(max_length=512)]
-    """Key of the last merged update that the error feedback comes from, or empty."""
+    """Key of the last merged update, from which the error feedback comes, or empty."""
     taken_by: Annotated[tuple[Version, ...], msgspec.Meta(max_length=128)] = ()
-    """Bases whose updates carry error feedback that is not in the account while they may be merged."""
+    """Bases whose updates carry error feedback. The fragment's own error feedback lacks it while they may be merged."""
 
 
 Extent = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...], msgspec.Meta(max_length=16)]
@@ -231,18 +234,18 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     """A rectangle of one of a checkpoint's arrays, in the payload of a part."""
 
     array: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
-    """Its number in the checkpoint's header."""
+    """Number of the array in the checkpoint's header."""
     offset: Extent
-    """Where it begins in the array."""
+    """Where the rectangle begins in the array."""
     shape: Extent
     at: Bytes
-    """Where its bytes begin in the payload, in the order of C."""
+    """The byte of the payload at which the rectangle begins. Its bytes are in C order."""
     size: Bytes
     digest: Digest
 
 
 class PartHeader(Record, frozen=True, kw_only=True):
-    """What a rank of a learner wrote of a checkpoint; its payload holds the pieces, each from a multiple of 64 on."""
+    """The part of a checkpoint that one rank wrote. Its payload holds the pieces, each at a multiple of 64 bytes."""
 
     schema: Schema
     run: Digest
@@ -254,24 +257,25 @@ class PartHeader(Record, frozen=True, kw_only=True):
 
 
 class Part(Record, frozen=True, kw_only=True):
-    """A part as a checkpoint names it."""
+    """A checkpoint's reference to a part."""
 
     key: Key
     size: Bytes
-    """Of the whole object."""
+    """Bytes of the whole object."""
     head: Bytes
-    """Up to where its header goes."""
+    """Bytes of the object before its payload."""
     digest: Digest
-    """Of its head, up to there."""
+    """Digest of the bytes before the payload."""
 
 
 class CheckpointHeader(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a learner stood after a step.
+    """The state of a learner after a step.
 
-    The payload holds the `arrays`, but for those that are in `parts`, in pieces. Of each fragment, float32 [n] or [0]
-    where there is none: its parameters, those at its last upload, its error feedback, the residual of each attempt,
-    what updates on each of `taken_by` carry; of a fragment whose parameters have two bytes, all but the first two are
-    bfloat16 (`<u2`). Then what `optimizer` and `data` refer to.
+    The payload holds the `arrays`, except for those whose pieces are in `parts`. For each fragment there are these
+    arrays, float32 [n], or [0] if there is no value: the parameters; the parameters at the last upload; the error
+    feedback; the residual of each attempt; the error feedback that updates on each base of `taken_by` carry. If the
+    fragment's parameters have two bytes, all but the first two arrays are bfloat16 (`<u2`). Then follow the arrays to
+    which `optimizer`, `local` and `data` refer.
     """
 
     schema: Schema
@@ -288,18 +292,18 @@ class CheckpointHeader(Record, frozen=True, kw_only=True, omit_defaults=True):
     optimizer: Any
     data: Any
     parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=1 << 16)] = ()
-    """What the ranks of a learner wrote, where it has several."""
+    """The parts that the ranks of the learner wrote."""
     in_parts: tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 32)], ...] = ()
-    """Numbers of the arrays that are there."""
+    """Numbers of the arrays that are in `parts`."""
     local: Any = None
     """Tensors of the model that are not merged, by name."""
 
 
-# --- what syncers write -----------------------------------------------------------------------------------------------
+# --- objects of syncers -----------------------------------------------------------------------------------------------
 
 
 class ValueHeader(Record, frozen=True, kw_only=True):
-    """What a commit published: the compressed difference of the published value to the version before."""
+    """The value that a commit published: the compressed difference to the published value of the version before."""
 
     schema: Schema
     run: Digest
@@ -309,7 +313,7 @@ class ValueHeader(Record, frozen=True, kw_only=True):
 
 
 class SnapshotHeader(Record, frozen=True, kw_only=True):
-    """The full state of a fragment: published value, master, momentum; float32 each, in this order."""
+    """The full state of a fragment: published value, master and momentum, float32 each, in this order."""
 
     schema: Schema
     run: Digest
@@ -334,26 +338,27 @@ class Input(Record, frozen=True, kw_only=True):
     bytes: Bytes
     train_s: Seconds
     taken_at: Instant
-    """The step boundary at which it was taken. All times are the merging syncer's; learners send ages only."""
+    """When the learner captured the update, at a step boundary. All times are on the merging syncer's clock, because
+    learners send ages only."""
     heard_at: Instant
     fetched_at: Instant
-    """Its bytes are here and checked."""
+    """When the update's bytes were fetched and checked."""
     arrived_at: Instant
-    """It is accumulated: the moment that counts."""
+    """When the update was accumulated. This is the time that counts."""
     weight: Weight
     """Effective weight, exactly as it was used (float64)."""
     scale: Scale = 1.0
-    """By which it was clipped, exactly as it was used (float64): 1 where it was not."""
+    """The factor by which the update was clipped, exactly as it was used (float64); 1 if it was not clipped."""
     norm: Finite = 0.0
-    """Its Euclidean length before that; 0 where it was not recorded."""
+    """Euclidean norm of the update before clipping; 0 if it was not recorded."""
     clipped: Annotated[tuple[Text, ...], msgspec.Meta(max_length=8)] = ()
-    """Why its weight is not tokens² / steps, or its scale not 1: names of `isthmus.reasons.Clip`."""
+    """Why the weight is not tokens² / steps, or the scale is not 1: names of `isthmus.reasons.Clip`."""
     believed: Steps = 0
-    """Steps that there was time for, where it claimed more; else 0."""
+    """Steps for which there was time, if the update claimed more; else 0."""
 
 
 class Late(Record, frozen=True, kw_only=True):
-    """An update that was announced but not in this round; it may still join the next one."""
+    """An update that was announced but is not in this round. It may still join the next one."""
 
     learner: Name
     base: Version
@@ -362,16 +367,16 @@ class Late(Record, frozen=True, kw_only=True):
 
 
 class Rejection(Record, frozen=True, kw_only=True):
-    """An update or announcement that was turned away since the commit before."""
+    """An update or announcement that was rejected since the commit before."""
 
     learner: Name
     base: Version
     reason: Text
     digest: Digest
-    """Of the last one turned away for this reason: another update on the same base may still be merged."""
+    """Digest of the last update rejected for this reason. Another update on the same base may still be merged."""
     count: Counter
     at: Instant
-    """The last time."""
+    """When the last one was rejected."""
 
 
 class Outer(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -381,13 +386,13 @@ class Outer(Record, frozen=True, kw_only=True, omit_defaults=True):
     learning_rate: Finite
     momentum: Finite
     block: Annotated[int, msgspec.Meta(ge=0, le=BLOCK_MAX)] = 0
-    """Longest side of what is one matrix to `iso`; 0: as long as it is. Only written where it is not."""
+    """Longest side of a block that `iso` treats as one matrix; 0: matrices are not cut. Left out of the header if 0."""
     trim: Annotated[float, msgspec.Meta(ge=0.0, lt=0.5)] = 0.0
-    """Share that `trimmed` leaves out at either end; 0 with every other rule."""
+    """Share that `trimmed` leaves out at either end; 0 with any other rule."""
 
 
 class Passing(Record, frozen=True, kw_only=True):
-    """A learner that was called and had nothing to give."""
+    """A learner that was called and had no update."""
 
     learner: Name
     at: Instant
@@ -395,24 +400,28 @@ class Passing(Record, frozen=True, kw_only=True):
 
 What = Literal["in", "pass", "here", "gone"]
 CHANGES_MAX = 1024
-"""Comings and goings recorded of one round; a learner that flaps must not make a commit too long to write."""
+"""Most changes of the expected learners that are recorded for one round.
+
+Without a limit, a learner that comes and goes could make a commit too large to write.
+"""
 
 
 SEEN_MAX = 2 * INPUTS_MAX + CHANGES_MAX
 
 
 class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """One thing a round was decided by. In order, and with their times, they decide it again (`readers.whatif`)."""
+    """An event that helped to decide a round. `isthmus.inspect.whatif` decides the round again from these events."""
 
     at: Finite
-    """Seconds since opening, on the merging syncer's clock, not rounded to any date."""
+    """Seconds since opening, on the merging syncer's clock, not rounded as dates are."""
     what: What
-    """`in`: the next of the commit's inputs is accumulated; `pass`; `here` or `gone`: expected from now on, or not."""
+    """`in`: the next of the commit's inputs was accumulated; `pass`: the learner had no update; `here` and `gone`: the
+    learner was expected, or not, from then on."""
     learner: Name
 
 
 class Waited(Record, frozen=True, kw_only=True):
-    """Who a round waited for, and how long each phase took."""
+    """The learners that a round waited for, and how long each phase took."""
 
     called_by: Text
     quorum: Counter
@@ -422,22 +431,25 @@ class Waited(Record, frozen=True, kw_only=True):
     missing: Annotated[tuple[Name, ...], msgspec.Meta(max_length=INPUTS_MAX)]
     passed: Annotated[tuple[Passing, ...], msgspec.Meta(max_length=INPUTS_MAX)]
     boundary_at: Instant
-    """The opener's step boundary."""
+    """Step boundary of the learner that opened the round."""
     opened_at: Instant
     closed_at: Instant
     hold_until: Instant
-    """Before this the round was not to close early: the syncer had just started, or the bus had just come back."""
+    """The round was not to close early before this: the syncer had just started, or the bus had just come back."""
     quorum_s: Seconds
-    """From the opener's boundary to the K-th fresh update."""
+    """From the opener's step boundary to the K-th fresh update."""
     grace_s: Seconds
-    """Grace granted."""
+    """The grace that was granted."""
     waited_s: Seconds
     """From opening to closing."""
     fastest_step_s: Seconds
+    """Step time of the fastest expected learner, from which grace was computed."""
     slowest_step_s: Seconds
+    """Step time of the slowest expected learner."""
     sync_s: Seconds
+    """Time from closing a round until its version can be adopted, from which grace was computed."""
     cap_s: Seconds
-    """What grace was computed from: the expected members' step times, close to adoptable, and the most it may be."""
+    """The most that grace may be."""
     merge_s: Seconds
     publish_s: Seconds
     overlap_steps: Finite
@@ -445,33 +457,37 @@ class Waited(Record, frozen=True, kw_only=True):
     boundary_s: Seconds = 0.0
     """From the opener's step boundary to opening."""
     gives_up_s: Seconds = 0.0
-    """From opening to when the round would have merged whatever was in."""
+    """From opening to when the round would have merged whatever had arrived."""
     hold_s: Finite = 0.0
-    """From opening to `hold_until`; negative where that was before."""
+    """From opening to `hold_until`; negative if that was earlier."""
     own_s: Seconds = 0.0
-    """From opening to when it closed, where it was kept open for updates that the syncer had still to read; else 0."""
+    """From opening to closing, if the round was kept open for updates that the syncer had yet to read; else 0."""
     seen: Annotated[tuple[Seen, ...], msgspec.Meta(max_length=SEEN_MAX)] = ()
-    """What it was decided by, in order; empty in logs of releases that did not record it, or where it was too much."""
+    """The events that decided the round, in order. Empty if there were too many, or if the release did not record them.
+    """
 
 
 class Healed(Record, frozen=True, kw_only=True):
-    """What makes a commit one that heals: it merges nothing and starts the fragment again, with no momentum.
+    """Marks a commit that heals a log: it merges nothing and starts the fragment again, without momentum.
 
-    Its value object holds the published value itself, in float32, not a difference: nothing before it is needed. What
-    cannot be folded before it stays unverifiable for good, and this says so.
+    Its value object holds the published value itself, in float32, instead of a difference, so no earlier object is
+    needed. Earlier versions that cannot be folded stay unverifiable for good, as this record says.
     """
 
     source: Version
-    """The version whose published value it starts from."""
+    """The version with whose published value the fragment starts again."""
     broken_at: Version
     """The first version that could not be folded any more."""
     key: Text
-    """What is gone or damaged: an object, or a place."""
+    """The missing or damaged object, or its prefix."""
     why: Text
 
 
 class CommitHeader(Record, frozen=True, kw_only=True):
-    """One step of a fragment's log: what was merged, how, and what came out. The commit point of the system."""
+    """One step of a fragment's log: the updates that were merged, the arithmetic and the result.
+
+    The creation of this object is the only commit point of the system.
+    """
 
     schema: Schema
     run: Digest
@@ -481,54 +497,54 @@ class CommitHeader(Record, frozen=True, kw_only=True):
     fragment: Index
     version: Annotated[int, msgspec.Meta(ge=1)]
     inputs: Annotated[tuple[Input, ...], msgspec.Meta(max_length=INPUTS_MAX)]
-    """In order of accumulation; none where it heals, and only there."""
+    """In order of accumulation. A commit that heals has none; any other commit has some."""
     late: Annotated[tuple[Late, ...], msgspec.Meta(max_length=LISTED_MAX)]
     dense: Outer
     embedding: Outer
     codec_down: Text
     cancelled: Counter
-    """Tensors whose directions cancelled, so that the mean direction was used as it is."""
+    """Tensors whose directions cancelled, so that their mean was not normalised."""
     value_key: Key
     value_digest: Digest
     published_digest: Digest
     state_digest: Digest
     rejected: Annotated[tuple[Rejection, ...], msgspec.Meta(max_length=LISTED_MAX)]
     rejected_total: Annotated[dict[Word, Counter], msgspec.Meta(max_length=WORDS_MAX)]
-    """By reason, over the whole log of this fragment."""
+    """Rejections by reason, over the whole log of this fragment."""
     clipped_total: Annotated[dict[Word, Counter], msgspec.Meta(max_length=WORDS_MAX)] = {}
-    """Updates that were merged for less than they said, by reason, over the whole log of this fragment."""
+    """Updates that were clipped, by reason, over the whole log of this fragment."""
     waited: Waited
     writer: Name
     attempt: Text
     written_at: Instant
     members: Counter = 0
-    """Version of the membership it was made under; 0: that of the run object, its owner alone."""
+    """Version of the membership under which the commit was made; 0: that of the run object, the owner alone."""
     period: Annotated[float, msgspec.Meta(ge=0.0, le=STEPS_MOST)] = 0.0
-    """Steps between two uploads of this fragment from here on; 0: as many as the rules say."""
+    """Steps between two uploads of this fragment after this commit; 0: `sync_every` of the rules."""
     usual_length: Annotated[float, msgspec.Meta(ge=0.0, le=1.7e308)] = 0.0
-    """What an update's length is compared with from here on, norm per root of a step; 0 while nothing is known."""
+    """The norm / √steps with which the norms of later updates are compared; 0 while it is not known."""
     healed: Healed | None = None
-    """Set where this commit merges nothing and starts the fragment again."""
+    """Set if this commit merges nothing and starts the fragment again."""
 
 
-# --- what the collector writes ----------------------------------------------------------------------------------------
+# --- objects of the collector -----------------------------------------------------------------------------------------
 
 SEGMENT_COMMITS_MAX = 1024
 
 
 class SegmentHeader(Record, frozen=True, kw_only=True):
-    """Old commits of one fragment, packed: the payload is their bytes, one after the other, as they were."""
+    """Old commits of one fragment, packed: the payload is the concatenation of their unchanged bytes."""
 
     schema: Schema
     run: Digest
     fragment: Index
     first: Annotated[int, msgspec.Meta(ge=1)]
     sizes: Annotated[tuple[Bytes, ...], msgspec.Meta(min_length=1, max_length=SEGMENT_COMMITS_MAX)]
-    """Bytes of each commit, in order of versions."""
+    """Size in bytes of each commit, in order of versions."""
 
 
 class PackedHeader(Record, frozen=True, kw_only=True):
-    """What stands under the key of a packed commit: where its bytes are now. The key itself is never free again."""
+    """A pointer under the key of a packed commit to the place of its bytes. So the key can never be created again."""
 
     schema: Schema
     run: Digest
@@ -540,16 +556,16 @@ class PackedHeader(Record, frozen=True, kw_only=True):
     digest: Digest
 
 
-# --- what those write who follow --------------------------------------------------------------------------------------
+# --- objects of followers ---------------------------------------------------------------------------------------------
 
 
 class EvaluationHeader(Record, frozen=True, kw_only=True):
-    """What somebody measured of a cut of the global model, as one number. Nothing rests on it."""
+    """One measured number of a cut of the global model. Nothing in the run depends on it."""
 
     schema: Schema
     run: Digest
     series: Name
     cut: Counter
-    """The version of every fragment; of a mixture, their sum."""
+    """The version of every fragment; if the versions differ, their sum."""
     value: Finite
     written_at: Instant

@@ -1,8 +1,8 @@
-"""Nested plain data with arrays in it, such as an optimizer's `state_dict`, as msgpack plus raw bytes. Never pickle.
+"""Nested plain data with arrays, such as an optimizer's `state_dict`, as msgpack and raw bytes instead of pickle.
 
 A tree is None, bool, int, float, str, bytes, list, tuple, set, frozenset, dict with plain keys, or a leaf. `flatten`
-takes the leaves out, `rebuild` puts them back; lists stay lists and tuples tuples, since `random.setstate` and its like
-insist on it.
+takes the leaves out, `rebuild` puts them back. Lists stay lists and tuples stay tuples, because functions such as
+`random.setstate` insist on it.
 """
 
 import copy
@@ -21,31 +21,31 @@ from isthmus.reasons import Reason
 DEPTH_MAX = 64
 _INT64 = range(-(1 << 63), 1 << 63)
 _SIMPLE = {type(None), bool, int, float}
-"""Of these alone a list of millions may be made, such as the order of a sampler: it is not walked item by item."""
+"""Lists of these types alone, such as the order of a sampler, may have millions of items; they are kept unchanged."""
 _DTYPE = re.compile(r"[<>|=][biufc][0-9]{1,2}", re.ASCII)
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class LeafSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What an array is; its bytes are in the payload."""
+    """The description of an array, whose bytes are in the payload."""
 
     maker: Annotated[str, msgspec.Meta(max_length=16)]
-    """Whose array it is: `numpy`, or what the caller of `flatten` calls its own."""
+    """The library of the array: `numpy`, or the name that the caller of `flatten` uses for its own arrays."""
     dtype: Annotated[str, msgspec.Meta(max_length=32)]
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...], msgspec.Meta(max_length=16)]
     size: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
     """Bytes."""
     stride: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...], msgspec.Meta(max_length=16)] = ()
-    """Of an array that lay in memory in another order than C's, as channels_last does, in elements. Its bytes in the
-    payload are in the order of C all the same."""
+    """Strides in elements, if the array was not in C order in memory, as with channels_last. Its bytes in the payload
+    are in C order in any case."""
 
 
 NOWHERE = np.empty(0, np.uint8)
 
 
 class Leaf:
-    """An array as bytes [size] uint8, and what it was."""
+    """An array as bytes [size] uint8, with its description."""
 
     __slots__ = ("data", "pieces", "shared", "spec")
 
@@ -59,14 +59,15 @@ class Leaf:
 
 
 Take = Callable[[object], Leaf | None]
-"""Turns an object the tree does not know into a leaf; None where it is no array either. Raises `InputError` for an
-array that cannot be kept: what comes after its place in the sentence, such as "is a sparse tensor"."""
+"""Turns an object that is not plain data into a leaf, or returns None if it is not an array. Raises `InputError` for an
+array that cannot be kept. The error's text continues a sentence that begins with the place, as "is a sparse tensor"."""
 
 
 def flatten(tree: object, what: str, take: Take, leaves: list[Leaf]) -> Any:
-    """Return msgpack-able data; the leaves it refers to are appended to `leaves`, an array in several places once.
+    """Return the tree as data for msgpack, and append the leaves to which it refers to `leaves`.
 
-    Raises `InputError`, naming the place in `what`, for an object that is neither, and for what `take` refuses.
+    An array that is in several places is appended once. Raises `InputError`, naming the place in `what`, for an object
+    that is neither plain data nor an array, and for an array for which `take` raises it.
     """
     places: dict[int, int] = {}
 
@@ -79,7 +80,7 @@ def flatten(tree: object, what: str, take: Take, leaves: list[Leaf]) -> Any:
             return _text(node)
         if isinstance(node, int):
             return node if node in _INT64 else ["i", str(node)]
-        if isinstance(node, list | tuple) and not hasattr(node, "_fields"):  # a named tuple would lose its names
+        if isinstance(node, list | tuple) and not hasattr(node, "_fields"):  # A named tuple would lose its names.
             simple = _is_simple(node)
             items = list(node) if simple else [walk(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(node)]
             return ["l" if isinstance(node, list) else "t", items]
@@ -108,7 +109,7 @@ def flatten(tree: object, what: str, take: Take, leaves: list[Leaf]) -> Any:
 
 
 def _is_simple(items: Sequence[object]) -> bool:
-    """Return whether a list holds numbers alone that msgpack takes as they are."""
+    """Return whether a list holds only None, bools and numbers that msgpack can encode."""
     kinds = set(map(type, items))
     if not kinds <= _SIMPLE:
         return False
@@ -117,7 +118,7 @@ def _is_simple(items: Sequence[object]) -> bool:
 
 
 def _text(node: str) -> Any:
-    """Return text as msgpack takes it; a file name that is no UTF-8 holds what cannot be encoded otherwise."""
+    """Return text in a form that msgpack can encode. A file name that is not UTF-8 has characters that it cannot."""
     try:
         node.encode()
     except UnicodeEncodeError:
@@ -126,7 +127,7 @@ def _text(node: str) -> Any:
 
 
 def copied(tree: Any) -> Any:
-    """Return a copy of a tree that no change to it reaches. Raises what copying an object in it does."""
+    """Return an independent copy of a tree. Raises whatever copying an object in it raises."""
     if isinstance(tree, dict):
         return {key: copied(value) for key, value in tree.items()}
     if type(tree) in (list, tuple):
@@ -135,9 +136,9 @@ def copied(tree: Any) -> Any:
 
 
 def rebuild(plain: Any, leaves: Sequence[Leaf], make: Callable[[Leaf], object]) -> Any:
-    """Undo `flatten`. `make` makes what is not numpy's, and what was one array in several places is one again.
+    """Undo `flatten`. `make` makes the arrays that are not NumPy's. An array in several places becomes one array again.
 
-    Raises `RecordInvalid` for anything `flatten` never wrote.
+    Raises `RecordInvalid` for data that `flatten` does not write.
     """
     made: dict[int, object] = {}
 
@@ -175,7 +176,7 @@ def rebuild(plain: Any, leaves: Sequence[Leaf], make: Callable[[Leaf], object]) 
         return walk(plain, 0)
     except RecordInvalid:
         raise
-    except Exception as error:  # a stranger's bytes: whatever they raise, they are no tree
+    except Exception as error:  # Untrusted bytes can raise any exception here.
         raise RecordInvalid(Reason.MALFORMED, f"a tree that nothing of ours wrote: {error!r}") from None
 
 
@@ -185,7 +186,7 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
 
 
 def packed(tree: object, what: str, take: Take) -> bytes:
-    """Return a tree as bytes that `unpacked` reads. Raises `InputError` as `flatten` does."""
+    """Return a tree as bytes, which `unpacked` reads. Raises `InputError` as `flatten` does."""
     leaves: list[Leaf] = []
     head = msgspec.msgpack.encode(_Packed(flatten(tree, what, take, leaves), tuple(leaf.spec for leaf in leaves)))
     starts, size = place(leaves)
@@ -199,7 +200,7 @@ def packed(tree: object, what: str, take: Take) -> bytes:
 
 
 def unpacked(blob: bytes, make: Callable[[Leaf], object]) -> Any:
-    """Undo `packed`. Raises `RecordInvalid` for anything it never wrote."""
+    """Undo `packed`. Raises `RecordInvalid` for bytes that `packed` does not write."""
     end = 8 + int.from_bytes(blob[:8], "little")
     try:
         head = msgspec.msgpack.decode(blob[8:end], type=_Packed)
@@ -209,7 +210,7 @@ def unpacked(blob: bytes, make: Callable[[Leaf], object]) -> Any:
 
 
 def place(leaves: Sequence[Leaf]) -> tuple[list[int], int]:
-    """Return where each leaf starts in a payload, and the payload's size in bytes."""
+    """Return the byte of a payload at which each leaf starts, and the payload's size in bytes."""
     starts, at = [], 0
     for leaf in leaves:
         starts.append(at)
@@ -218,7 +219,10 @@ def place(leaves: Sequence[Leaf]) -> tuple[list[int], int]:
 
 
 def laid(leaves: Sequence[Leaf]) -> tuple[list[int], "list[bytes | Bytes]"]:
-    """Return where each leaf starts in a payload, and that payload: the leaves where they lie, with zeros between."""
+    """Return the byte of a payload at which each leaf starts, and the payload in pieces: leaves, with zeros between.
+
+    The leaves are not copied.
+    """
     starts, size = place(leaves)
     pieces: list[bytes | Bytes] = []
     at = 0
@@ -229,7 +233,7 @@ def laid(leaves: Sequence[Leaf]) -> tuple[list[int], "list[bytes | Bytes]"]:
 
 
 def cut(specs: Sequence[LeafSpec], payload: memoryview) -> list[Leaf]:
-    """Return the leaves in a payload. Raises `RecordInvalid` where it is not of their size."""
+    """Return the leaves in a payload. Raises `RecordInvalid` if the payload does not have their size."""
     leaves, at = [], 0
     for spec in specs:
         if at + spec.size > len(payload):
@@ -242,7 +246,7 @@ def cut(specs: Sequence[LeafSpec], payload: memoryview) -> list[Leaf]:
 
 
 def numpy_leaf(array: "np.ndarray[Any, Any]") -> Leaf:
-    """Return an array of numbers [any shape] as a leaf; its bytes are shared where they lie together."""
+    """Return an array of numbers [any shape] as a leaf, which shares the array's memory if that is contiguous."""
     spec = LeafSpec(maker="numpy", dtype=array.dtype.str, shape=array.shape, size=array.nbytes)
     return Leaf(spec, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
@@ -256,7 +260,7 @@ def _take_numpy(node: object) -> Leaf | None:
 
 
 def _make_numpy(leaf: Leaf) -> object:
-    # NumPy reads a whole language here, and what is wrong in it raises nearly anything: only what it writes is read.
+    # np.dtype parses a whole language, and errors in it raise nearly any exception. Only names of numbers are passed.
     if not _DTYPE.fullmatch(leaf.spec.dtype):
         raise RecordInvalid(Reason.MALFORMED, f"no dtype of numbers: {leaf.spec.dtype!r}")
     try:

@@ -1,4 +1,4 @@
-"""Who wrote what: Ed25519 keys as OpenSSH keeps them, and signatures that `ssh-keygen -Y verify` can check."""
+"""Ed25519 keys in OpenSSH's format, and signatures that `ssh-keygen -Y verify` can check."""
 
 from isthmus.format.signing.keys import Signer, fingerprint, public_key, public_line, read_signer
 from isthmus.format.signing.sshsig import Forged, armored, namespace_of, verify

@@ -1,4 +1,4 @@
-"""Ed25519 keys as OpenSSH keeps them: reading, writing, and what they are called."""
+"""Ed25519 keys in OpenSSH's format: reading, writing, and fingerprints."""
 
 import base64
 import hashlib
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 PASSPHRASE, PASSPHRASE_FILE = "ISTHMUS_KEY_PASSPHRASE", "ISTHMUS_KEY_PASSPHRASE_FILE"
-"""Variables that say what opens a private key that is encrypted, or the file that holds it."""
+"""Environment variables with the passphrase of an encrypted private key, or with the file that holds it."""
 
 
 @dataclass(frozen=True)
 class Signer:
-    """A private key: what signs. It shows nothing of itself but whose it is."""
+    """A private key, which signs. Its representation shows the public key only."""
 
     author: bytes
     """The public key [32 bytes]."""
@@ -34,16 +34,16 @@ class Signer:
 
 
 def new_signer() -> Signer:
-    """Return a key that nobody had before."""
+    """Return a new random key."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return _signer(Ed25519PrivateKey.generate())
 
 
 def read_signer(path: str | Path, environment: Mapping[str, str] = os.environ) -> Signer:
-    """Return the key in an OpenSSH private key file. Raises `InputError` that says what is wrong with it.
+    """Return the key in an OpenSSH private key file. Raises `InputError`, which says what is wrong with the file.
 
-    One that is encrypted is opened by what the environment names. Nobody else may be able to read the file.
+    The environment has the passphrase of an encrypted key. Other users must not be able to read the file.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -74,7 +74,10 @@ def read_signer(path: str | Path, environment: Mapping[str, str] = os.environ) -
 
 
 def _is_mounted(path: Path) -> bool:
-    """Return whether a secret was put there by an orchestrator, whose files belong to root and a group of ours."""
+    """Return whether an orchestrator mounted this file as a secret: it belongs to another user, and to a group of ours.
+
+    Users outside the group must not have access to it.
+    """
     found = path.stat()
     return found.st_uid != os.getuid() and not found.st_mode & stat.S_IRWXO
 
@@ -92,8 +95,10 @@ def _passphrase(environment: Mapping[str, str]) -> bytes | None:
 
 
 def write_signer(path: Path, signer: Signer, comment: str) -> None:
-    """Write a private key, for its owner's eyes alone, and the public one beside it. Raises `InputError`, over nothing
-    that is there."""
+    """Write a private key, which only its owner can read, and the public key beside it.
+
+    Raises `InputError` if a file exists already, without changing it, or if a file cannot be written.
+    """
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     public = path.with_name(path.name + ".pub")
@@ -124,13 +129,13 @@ def public_line(author: bytes, comment: str = "") -> str:
 
 
 def public_key(text: str) -> bytes:
-    """Return the public key [32 bytes] in a line of OpenSSH's, `ssh-ed25519 AAAA… comment`. Raises `InputError`."""
+    """Return the public key [32 bytes] in a line of the form `ssh-ed25519 AAAA… comment`. Raises `InputError`."""
     words = text.split()
     if len(words) < 2 or words[0] != KEY_TYPE:
         raise InputError(f"{_short(text)}: a public key is written ssh-ed25519 AAAA…, as in a .pub file")
     try:
         blob = base64.b64decode(words[1], validate=True)
-    except ValueError:  # not base64, or not even ASCII
+    except ValueError:  # The text is not base64, or not even ASCII.
         blob = b""
     author = blob[-KEY_BYTES:]
     if blob != key_blob(author):
@@ -139,7 +144,7 @@ def public_key(text: str) -> bytes:
 
 
 def read_public(said: str) -> bytes:
-    """Return the public key in a line, or in the .pub file of this name. Raises `InputError`."""
+    """Return the public key [32 bytes] in a line, or in the .pub file of this name. Raises `InputError`."""
     if said.startswith("ssh-"):
         return public_key(said)
     path = Path(said).expanduser()
@@ -153,14 +158,14 @@ def read_public(said: str) -> bytes:
 
 
 def require_sound(author: bytes) -> bytes:
-    """Return a public key. Raises `InputError` for one that anybody can sign under."""
+    """Return a public key. Raises `InputError` for a key under which anybody can forge signatures."""
     if is_small_order(author):
         raise InputError("this key is a point of small order: anybody could sign under it")
     return author
 
 
 def fingerprint(author: bytes) -> str:
-    """Return what a public key is called: SHA256:…, as `ssh-keygen -l` says it."""
+    """Return the fingerprint of a public key, SHA256:…, as `ssh-keygen -l` prints it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key_blob(author)).digest()).decode().rstrip("=")
 
 

@@ -1,9 +1,8 @@
-"""OpenSSH's signature format (PROTOCOL.sshsig): what is signed names the kind of object; any `ssh-keygen` checks it.
+"""OpenSSH's signature format (PROTOCOL.sshsig). The signed bytes name the kind of object; any `ssh-keygen` checks them.
 
     signed = "SSHSIG" | namespace | "" | "sha512" | SHA-512(message)        each but the first with its length before it
 
-The armored file around a signature says nothing that is not known from elsewhere, so the 64 bytes of Ed25519 are all
-that is kept.
+Only the 64 bytes of the Ed25519 signature are stored, because the rest of OpenSSH's armored file is known anyway.
 """
 
 import base64
@@ -26,16 +25,16 @@ KEY_BYTES = 32
 
 
 class Forged(IsthmusError):
-    """A signature that is none by this key of these bytes."""
+    """The signature is not one of these bytes by this key."""
 
 
 def namespace_of(kind: str) -> str:
-    """Return the namespace that objects of a kind are signed in: what was signed as one kind is never another."""
+    """Return the namespace in which objects of a kind are signed, so that no signature is valid for another kind."""
     return f"isthmus-{kind.lower()}"
 
 
 def string(data: bytes | str) -> bytes:
-    """Return text or bytes as SSH's wire format has them: four bytes of length before them."""
+    """Return text or bytes in SSH's wire format: preceded by four bytes of length."""
     raw = data.encode() if isinstance(data, str) else data
     return len(raw).to_bytes(4, "big") + raw
 
@@ -46,7 +45,7 @@ def to_sign(namespace: str, message: bytes) -> bytes:
 
 
 def verify(author: bytes, namespace: str, message: bytes, signature: bytes) -> None:
-    """Return if `author` [32 bytes] signed a message in a namespace. Raises `Forged`."""
+    """Raise `Forged` unless `author` [32 bytes] signed a message in a namespace."""
     from cryptography.exceptions import InvalidSignature
 
     if is_small_order(author) or is_small_order(signature[:32]):
@@ -65,12 +64,12 @@ def _key(author: bytes) -> "Ed25519PublicKey":
 
 
 def key_blob(author: bytes) -> bytes:
-    """Return a public key as OpenSSH encodes it."""
+    """Return a public key in OpenSSH's binary encoding."""
     return string(KEY_TYPE) + string(author)
 
 
 def armored(author: bytes, namespace: str, signature: bytes) -> str:
-    """Return the file that `ssh-keygen -Y verify -s` reads."""
+    """Return the armored signature file that `ssh-keygen -Y verify -s` reads."""
     blob = (
         MAGIC
         + (1).to_bytes(4, "big")
