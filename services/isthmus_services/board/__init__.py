@@ -1,1 +1,1 @@
-"""A page of a run, live and in the past: what it knows, what it answers, and how it is served or written to a file."""
+"""The board, a page of a run, live and in the past: its data, its answers, and the server and export of the page."""

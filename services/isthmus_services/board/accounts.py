@@ -1,4 +1,4 @@
-"""What a run has moved and cost up to a moment, beside what its rules plan for it."""
+"""The bytes that a run has moved and its cost up to a moment, beside the bytes that its rules plan."""
 
 from dataclasses import dataclass
 
@@ -15,17 +15,20 @@ MONTH_S = 30 * 86400.0
 
 @dataclass(frozen=True)
 class Costs:
-    """What things cost here."""
+    """The prices and assumptions from which the cost of a run is estimated."""
 
     prices: Prices
     gpus: float
-    """Of a learner."""
+    """GPUs of one learner."""
     assumed: str
-    """What nobody said, in words."""
+    """In words, the values that were not given and are assumed."""
 
 
 def moved(c: RunHistory, at: float, totals: Answer) -> Answer:
-    """Return bytes both ways, as far as they are known, beside what the rules plan for them."""
+    """Return the bytes moved up and down, as far as they are known, beside the bytes that the rules plan.
+
+    `at`: seconds since 1970; `totals`: see `time_views.totals`.
+    """
     said, rules = c.beats.until(at)[: len(c.learners.known)], c.run.rules
     up, down, checkpoints = (said[:, BEAT.index(n)] for n in ("bytes_up", "bytes_down", "checkpoint_bytes"))
     heard = ~np.isnan(up)
@@ -45,14 +48,18 @@ def moved(c: RunHistory, at: float, totals: Answer) -> Answer:
 
 
 def cost(c: RunHistory, costs: Costs, at: float, totals: Answer, sent: Answer) -> Answer:
-    """Return what a run has cost by a time, as far as the log tells, by parts [US dollars]. `sent`: see `moved`."""
+    """Return the estimated cost of a run up to a time, in total and by parts [US dollars].
+
+    `at`: seconds since 1970; `totals`: see `time_views.totals`; `sent`: see `moved`.
+    """
     prices = costs.prices
     hours = sum(max(0.0, min(at, x.last) - x.began) for x in c.lives.values()) / 3600.0
     updates, commits = totals["updates"] + totals["late"], totals["commits"]
-    # An update; a commit and its value. Each learner reads both, the syncer each update.
+    # Each update is written once, and so are each commit and its value. Each learner reads every commit and value. The
+    # syncer reads every update.
     puts, gets = updates + 2 * commits, updates + 2 * commits * max(1, totals["learners"])
     down = sent["down"] if sent["down"] is not None else sent["down_planned"]
-    # What is stored by now was stored for half of the time, in the mean.
+    # An object that is stored by now has been stored for half of the time, on average.
     months = (at - c.run.header.created_at) / MONTH_S / 2.0
     parts = {
         "gpus": hours * costs.gpus * prices.gpu_hour,

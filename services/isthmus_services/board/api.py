@@ -1,4 +1,4 @@
-"""What a board answers: one method for each question, as plain data. `docs/board.md` is its reference."""
+"""The answers of a board, as plain data: one method for each question. `docs/board.md` is the reference."""
 
 import asyncio
 import dataclasses
@@ -27,21 +27,22 @@ from isthmus_services.board.history.warnings import warnings
 Query = Mapping[str, Sequence[str]]
 
 FORMAT = 1
-"""Of the answers: raised when a field changes its meaning or goes."""
+"""Format version of the answers. It is raised when a field changes its meaning or is removed."""
 
 
 class Unknown(InputError):
-    """What was asked for is not there."""
+    """The requested object does not exist."""
 
 
 class Api:
-    """Answers from what a feed knows, and from the log."""
+    """Answers questions from the data of a feed and from the log."""
 
     def __init__(self, feed: Feed, costs: Costs) -> None:
         self.feed = feed
         self._costs = costs
         self._measured: tuple[float, Answer] | None = None
-        self._folding = asyncio.Semaphore(1)  # who asks «what if» keeps one core busy, and no more
+        # «What if» questions are answered one at a time, so that they keep at most one core busy.
+        self._folding = asyncio.Semaphore(1)
         self._fixed: dict[str, Callable[[Query], Awaitable[Answer]]] = {
             "run": self.run,
             "state": self.state,
@@ -57,13 +58,14 @@ class Api:
 
     @property
     def questions(self) -> tuple[str, ...]:
-        """What can be asked without saying of what."""
+        """The questions that need no further words in their path."""
         return tuple(self._fixed)
 
     async def answer(self, path: str, query: Query) -> Answer:
-        """Return the answer to a question, as `run` or `commit/3/17`.
+        """Return the answer to a question, such as `run` or `commit/3/17`.
 
-        Raises `Unknown` for what there is not, `InputError` for a bad question, and what the store raises.
+        Raises `Unknown` if the question or the object does not exist, `InputError` for a bad question, and what the
+        store raises.
         """
         name, _, rest = path.partition("/")
         if not rest and name in self._fixed:
@@ -83,17 +85,20 @@ class Api:
         raise Unknown(f"there is no /api/{path}")
 
     def _moment(self, at: float | None) -> float:
-        """Return the moment that is asked for. Now is not before what was written: a syncer's clock may be ahead."""
+        """Return the requested moment, or the present if `at` is None [seconds since 1970].
+
+        The present is never before the newest commit, since a syncer's clock may be ahead of this machine's.
+        """
         return max(self.feed.wall, time_views.span(self.feed.history)[1]) if at is None else at
 
     def _clock(self, at: float | None) -> float | None:
-        """Return the clock by which something is old: of now, this machine's."""
+        """Return the time from which ages are counted: this machine's clock for the present, None for a past moment."""
         return self.feed.wall if at is None else None
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
     async def run(self, _: Query) -> Answer:
-        """Return what does not change while a run lives, and how far it was read."""
+        """Return the rules, layout and other properties of the run, its known learners, and how far it was read."""
         f, made = self.feed, self.feed.log.run
         begin, end = time_views.span(f.history, f.wall)
         return {
@@ -122,7 +127,7 @@ class Api:
         }
 
     async def state(self, query: Query) -> Answer:
-        """Return the state of a run in a sentence, with totals and warnings: of now, or of a moment of the past."""
+        """Return the state of the run now or at a past moment: a sentence, open rounds, totals, warnings and cost."""
         at = _time(query, "at")
         f, c = self.feed, self.feed.history
         moment = self._moment(at)
@@ -152,7 +157,10 @@ class Api:
         }  # fmt: skip
 
     async def _open(self, at: float | None, status: Status | None) -> list[Answer]:
-        """Return the rounds that are open, or were at a moment, and whom they wait for, as far as that is known."""
+        """Return the rounds that are or were open, and the learners that each waits for, as far as they are known.
+
+        `status`: the present status; None for a past moment.
+        """
         if status is None:
             return await commit_views.waits(self.feed.asked, self.feed.history, self._moment(at))
         return [
@@ -175,7 +183,7 @@ class Api:
         )
 
     def _trouble(self) -> str:
-        """Return what is not known now, and why."""
+        """Return what is not known at present, and why; empty if nothing is missing."""
         if not self.feed.has_bus:
             down = self.feed.store.outage.down_s
             store = f"the store has not answered for {down:.0f} s; " if down else ""
@@ -218,7 +226,7 @@ class Api:
         )
 
     async def series(self, query: Query) -> Answer:
-        """Return lines over time: from the log, and of what learners said of themselves."""
+        """Return lines over time: from the log, and from the learners' heartbeats."""
         begin, end = self._stretch(query)
         points = int(_number(query, "points", time_views.POINTS_MAX))
         c = self.feed.history
@@ -230,7 +238,7 @@ class Api:
         }
 
     async def measured(self, _: Query) -> Answer:
-        """Return what followers measured of versions: series of [time, cut, value]."""
+        """Return the measurements of the model by followers: by name, a series of [time, cut, value]."""
         f = self.feed
         if self._measured is None or f.runtime.now() - self._measured[0] > 30.0:
             found: Answer = {}
@@ -255,7 +263,7 @@ class Api:
         except Denied as error:
             return {"learners": {}, "why": f"checkpoints may not be read: {error}"}
 
-    # --- who and what -------------------------------------------------------------------------------------------------
+    # --- learners, fragments, commits ---------------------------------------------------------------------------------
 
     async def learners(self, query: Query) -> Answer:
         """Return a row for each learner."""
@@ -273,11 +281,11 @@ class Api:
         return {"at": self._moment(at), "as_of": self._whole(at), "learners": rows}
 
     def _whole(self, at: float | None) -> float:
-        """Return as of when sums by learner are."""
+        """Return the time up to which the sums by learner count [seconds since 1970]."""
         return time_views.as_of(self.feed.history, self._moment(at))
 
     async def learner(self, name: str, query: Query) -> Answer:
-        """Return a learner's story: its row, its lives, and what became of its newest updates."""
+        """Return a learner's row, its incarnations, and what became of its newest updates."""
         at = _time(query, "at")
         f = self.feed
         if (number := f.history.learners.find(name)) is None:
@@ -297,7 +305,7 @@ class Api:
         }
 
     async def lanes(self, query: Query) -> Answer:
-        """Return a lane for each learner, and where that is not too much each thing it did."""
+        """Return a lane for each learner and, unless there are too many commits, each of its activities."""
         begin, end = self._stretch(query)
         c = self.feed.history
         return {
@@ -320,7 +328,7 @@ class Api:
         }
 
     async def fragment(self, p: int, query: Query) -> Answer:
-        """Return a fragment's newest rounds, and the one that is open."""
+        """Return a fragment's row, its open round if there is one, and its newest commits."""
         all_or(self.feed.log, [p])
         at = _time(query, "at")
         c, moment = self.feed.history, self._moment(at)
@@ -352,7 +360,7 @@ class Api:
         )
 
     async def commit(self, p: int, version: int) -> Answer:
-        """Return what is told of a commit, its round as a picture, and its inputs."""
+        """Return the explanation of a commit, its round as a picture, and the main fields of its header."""
         all_or(self.feed.log, [p])
         commit = await self.feed.asked.commit(p, version) if version else None
         if commit is None:
@@ -370,13 +378,13 @@ class Api:
         }
 
     async def update(self, p: int, learner: str, base: int) -> Answer:
-        """Return what is told of a learner's update on a base."""
+        """Return the explanation of a learner's update on a base."""
         require_name("learner", learner)
         told = await explain(self.feed.asked, f"{p}/{learner}/{base}")
         return {"fragment": p, "learner": learner, "base": base, "lines": told.lines, "facts": told.facts}
 
     async def what_if(self, p: int, version: int, query: Query) -> Answer:
-        """Return one round under other rules: `set=quorum=3`, as often as wanted."""
+        """Return one round merged under other rules. The query sets them, as `set=quorum=3`, any number of times."""
         settings = whatif.parse(query.get("set", ()))
         async with self._folding:
             found = await whatif.one_round(self.feed.folded, p, version, settings)
@@ -389,7 +397,7 @@ class Api:
         }
 
     async def services(self, query: Query) -> Answer:
-        """Return syncers, how long it took when one took over, and how long store and bus take to answer."""
+        """Return the syncers, their takeovers, restarts of learners, and the response times of store and bus."""
         at = _time(query, "at")
         f = self.feed
         moment = self._moment(at)
@@ -428,7 +436,7 @@ def _rows(value: object) -> list[Answer]:
 
 
 def _whole(text: str) -> int:
-    """Return a whole number. Raises `InputError`."""
+    """Return a text of at most 12 digits as a number. Raises `InputError` for any other text."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 12):
         raise InputError(f"{text!r} is no whole number")
     return int(text)
@@ -440,7 +448,7 @@ def _word(query: Query, name: str) -> str:
 
 
 def _time(query: Query, name: str) -> float | None:
-    """Return a time [seconds since 1970], None where none was asked for. Raises `InputError`."""
+    """Return a time in the query [seconds since 1970], or None if it is absent. Raises `InputError`."""
     text = _word(query, name)
     return _number(query, name, 0.0) if text else None
 

@@ -1,4 +1,4 @@
-"""The board as one file, which opens offline: the page, its scripts, and the answers that it would ask for."""
+"""The board as one file that opens offline: the page, its scripts, and recorded answers to its requests."""
 
 import base64
 import hashlib
@@ -14,20 +14,23 @@ from isthmus_services.board.history import time_views
 from isthmus_services.board.server import SCRIPTS, STATIC, STYLES
 
 LISTEN_S = 3.0
-"""Who is there is known only after a while of listening."""
+"""How long to listen to the bus before writing [seconds]. Which learners are live is known only after a while."""
 
 MOMENTS = 96
-"""Of the past that the file has."""
+"""Number of past moments in the file."""
 
 COMMITS = 300
-"""The newest ones, whose stories the file has."""
+"""Number of newest commits whose pages are in the file."""
 
 LEARNERS = 24
-"""Learners whose stories, and whose table at every moment, the file has."""
+"""Largest number of learners whose pages are in the file. With more, the past moments have no table of learners."""
 
 
 async def write(path: Path, api: Api, progress: Callable[[float], None]) -> int:
-    """Write the file, whole or not at all; return its size. Raises `InputError`, and what the store raises."""
+    """Write the file, whole or not at all, and return its size [bytes]. Raises `InputError` if it cannot be written.
+
+    If a question fails, the file holds the error as its answer.
+    """
     return _put(path, _page(await _recorded(api, progress)))
 
 
@@ -44,13 +47,13 @@ def _put(path: Path, page: str) -> int:
 
 
 def key_of(path: str, query: dict[str, Any]) -> str:
-    """Return what an answer is found under: the question as the page writes it."""
+    """Return the key of an answer: the question as the page writes it."""
     told = {name: f"{v:.3f}".rstrip("0").rstrip(".") if isinstance(v, float) else v for name, v in query.items()}
     return path + (f"?{urlencode(told, quote_via=quote)}" if told else "")
 
 
 async def _recorded(api: Api, progress: Callable[[float], None]) -> dict[str, Any]:
-    """Return the answers by their questions, and the moments that there are."""
+    """Return the answers by question, the recorded moments, the time of writing, and the number of commits."""
     c = api.feed.history
     begin, end = time_views.span(c, api.feed.wall)
     moments = [round(begin + (end - begin) * n / MOMENTS, 3) for n in range(1, MOMENTS + 1)]
@@ -82,7 +85,7 @@ def _page(recorded: dict[str, Any]) -> str:
         f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    # What comes from the run is data: no `<` of it ends the element that holds it.
+    # Text from the run must not end the script element that holds it, so every `<` is escaped.
     data = json.dumps(recorded, allow_nan=False).replace("<", "\\u003c")
     page = (STATIC / "index.html").read_text(encoding="utf-8")
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'

@@ -1,4 +1,4 @@
-"""What a board knows of a run: its log in little, kept up to date, and what is said on its bus."""
+"""The data of a board: a summary of a run's log, kept up to date, and the messages on the run's bus."""
 
 import asyncio
 import contextlib
@@ -28,27 +28,30 @@ from isthmus_services.board.history.history import RunHistory, write
 logger = logging.getLogger("isthmus.services.board")
 
 TURN_S = 0.5
-"""How often what came meanwhile is taken in."""
+"""Interval at which new commits are read [seconds]."""
 
 LOOK_S = 5.0
-"""How often the end of the log is looked for where nobody says what is new."""
+"""Interval at which fragments are looked at for commits that no notification brought [seconds].
+
+Without a bus these are all fragments.
+"""
 
 REMEMBERED = 512
-"""Commits that were asked for and are kept."""
+"""Number of requested commits that are kept in memory."""
 
 FOLDING = Patience(attempts=3, first_s=0.1, longest_s=1.0)
 
 SAVE_S = 60.0
 PROBE_S = 5.0
 PROBES = 120
-"""Round trips to store and bus that are kept."""
+"""Number of response times that are kept, each for the store and the bus."""
 
 _MILLISECONDS = re.compile(r"(\d{13})-\d+")
-"""How Redis numbers messages: by its clock."""
+"""Position of a message in Redis: the server's clock in milliseconds, and a number."""
 
 
 class NoBus(Bus):
-    """Stands for the bus of a run that has none, or that nobody named."""
+    """Takes the place of the bus if the run has none, or none was named."""
 
     url = ""
 
@@ -75,7 +78,7 @@ class NoBus(Bus):
 
 @dataclass(slots=True)
 class _Bytes:
-    """What a learner said it moved, over its lives: each counts from nothing."""
+    """Bytes that a learner reported, over all its incarnations: the count of each incarnation starts at zero."""
 
     life: int = 0
     base_up: float = 0.0
@@ -85,7 +88,7 @@ class _Bytes:
 
 
 class Remembered(Log):
-    """A log whose newest asked-for commits are kept: they never change, and a page asks for the same ones again."""
+    """A log that keeps the last requested commits: commits never change, and a page requests the same ones again."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(log.run, log.store, log.runtime, log.signer, log.members)
@@ -103,15 +106,15 @@ class Remembered(Log):
 
 
 class Feed:
-    """Follows a run for as long as it is wanted. It writes nothing but its own cache."""
+    """Follows a run and keeps a summary of it. It writes nothing but its own cache."""
 
     def __init__(self, log: Log, store: EdgeStore, bus: Bus | None, cache: Path | None) -> None:
-        """`bus`: None where there is none; `cache`: the file that keeps what was read, None: none does."""
+        """`bus`: None if there is none; `cache`: the file that keeps what was read, or None to keep nothing."""
         self.log = log
         self.asked = Remembered(log.through(store.at_start))
-        """The same log for who waits for an answer: that a store is away is said within seconds."""
+        """The same log for requests that a reader waits for: an unavailable store is reported within seconds."""
         self.folded = log.through(store.with_patience(FOLDING))
-        """And for who waits for a fold, which reads large objects."""
+        """The same log for folds, which read large objects."""
         self.store = store
         self.bus: Bus = bus or NoBus()
         self.has_bus = bus is not None
@@ -124,7 +127,7 @@ class Feed:
         self.reading = True
         """Whether the log is being read for the first time."""
         self.turn = 0
-        """Counts what has changed."""
+        """Number of the newest change."""
         self._cache = cache
         self._began = log.runtime.now()
         self._listening = False
@@ -137,16 +140,19 @@ class Feed:
 
     @property
     def wall(self) -> float:
-        """Seconds since 1970, now."""
+        """The present time [seconds since 1970]."""
         return self.runtime.wall()
 
     @property
     def listened_s(self) -> float:
-        """For how long it has listened to the bus."""
+        """How long the feed has listened to the bus [seconds]."""
         return self.runtime.now() - self._began
 
     async def begin(self) -> None:
-        """Take what the cache holds, and what is kept on the bus. Raises `Unavailable` of the store."""
+        """Load the cache, then read the messages kept on the bus and the end of the log.
+
+        Raises `Unavailable` if the store does not answer.
+        """
         if self._cache is not None and self._cache.exists():
             found = await self.runtime.offload(RunHistory.load, self.log.run, self._cache)
             if found is not None and await found.belongs(self.log):
@@ -161,7 +167,7 @@ class Feed:
         self._began = self.runtime.now()
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Follow the run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.live.run())
             tasks.create_task(self._read())
@@ -171,7 +177,7 @@ class Feed:
                 tasks.create_task(self._keep())
 
     async def changed(self, after: int, timeout_s: float) -> int:
-        """Return the number of the newest change once it is above this one, or after a while."""
+        """Return the number of the newest change once it is above `after`, or after `timeout_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.turn <= after:
@@ -187,10 +193,10 @@ class Feed:
         self.reading = False
 
     async def save(self) -> None:
-        """Write the cache; where that cannot be done, say so once and go on without."""
+        """Write the cache. If that fails, log a warning once and continue without a cache."""
         if self._cache is None or len(self.history) == 0:
             return
-        # A copy: the log may go on while it is written.
+        # `arrays` returns a copy, so that the log can be read further while the cache is written.
         arrays, count = self.history.arrays(), len(self.history)
         try:
             await self.runtime.offload(write, self._cache, arrays)
@@ -199,7 +205,7 @@ class Feed:
             logger.warning("%s cannot be written (%s): the log is read again the next time", self._cache, error)
             self._cache = None
 
-    # --- what comes in ------------------------------------------------------------------------------------------------
+    # --- incoming commits and messages --------------------------------------------------------------------------------
 
     def _committed(self, commit: Commit) -> None:
         self._moved.add(commit.header.fragment)
@@ -207,13 +213,14 @@ class Feed:
     def _said(self, said: BusItem) -> None:
         found = _MILLISECONDS.fullmatch(said.position)
         if found is None and not self._listening:
-            return  # kept on the bus, and nobody knows since when: only the last words count
+            # The message was kept on the bus and its time is unknown. `begin` records each learner's last heartbeat.
+            return
         at = int(found[1]) / 1e3 if found else self.wall
         for view in self.live.hearing.learners.values():
             self._beat(view, min(at, self.wall))
 
     def _beat(self, view: LearnerView, at: float) -> None:
-        """Note a learner's last words, if they are new."""
+        """Record a learner's newest heartbeat or leave message, if it is new. `at`: seconds since 1970."""
         beat, word = view.heartbeat, (view.heartbeat, view.left)
         known = self._words.get(view.name, (None, None))
         if beat is None or (word[0] is known[0] and word[1] is known[1]):
@@ -221,7 +228,8 @@ class Feed:
         self._words[view.name] = word
         moved = self._bytes.setdefault(view.name, _Bytes())
         if beat.incarnation < moved.life:
-            return  # kept on the bus, and of a life that the cache knows the end of
+            # A heartbeat that was kept on the bus can be of an older incarnation than the last one in the cache.
+            return
         self._beats += 1
         number = self.history.learner(view.name)
         if beat.incarnation > moved.life:
@@ -236,7 +244,7 @@ class Feed:
         )  # fmt: skip
 
     def _remember(self) -> None:
-        """Take up again what the cache knows of bytes."""
+        """Restore the byte counts of the learners from the cache."""
         beats = self.history.beats
         for number, row in enumerate(beats.until(math.inf)[: len(self.history.learners.known)].tolist()):
             last = dict(zip(beats.fields, row, strict=True))
@@ -246,7 +254,7 @@ class Feed:
                 )
 
     def _last_known(self) -> float:
-        """Return when what is kept on the bus was said, at the latest, as far as one knows: by the last commit."""
+        """Return the assumed time of messages kept on the bus: that of the newest commit [seconds since 1970]."""
         written = [c.header.written_at for c in self.live.commits.values()]
         return min(self.wall, max([self.log.run.header.created_at, *written]))
 
@@ -274,7 +282,7 @@ class Feed:
             await asyncio.sleep(TURN_S)
 
     def _behind(self) -> set[int]:
-        """Return the fragments that are said to be further than was read, or could not be read further."""
+        """Return the fragments that could not be read further, and those with an announced version that is unread."""
         ends, said = self.history.ends, self.live.hearing.heads
         return {p for p, end in enumerate(ends) if end.broken or said.get(p, 0) > end.version}
 
@@ -291,7 +299,7 @@ class Feed:
             raise
 
     async def _note(self) -> None:
-        """Let those who wait know of what has changed, not more often than a turn."""
+        """Wake the callers of `changed` when something has changed, at most once in `2 * TURN_S` seconds."""
         seen: object = None
         while True:
             hearing = self.live.hearing
@@ -307,7 +315,10 @@ class Feed:
             await asyncio.sleep(2 * TURN_S)
 
     def _away(self) -> tuple[int, ...]:
-        """Return for how many turns of looking store and bus have been away."""
+        """Return how long store and bus have been away [seconds], leaving out durations between multiples of `LOOK_S`.
+
+        So an outage does not count as a new change every second.
+        """
         return tuple(int(x) for x in re.findall(r"for (\d+) s", self.live.trouble) if int(x) % LOOK_S < 1)
 
     def _tell(self) -> None:
@@ -321,7 +332,7 @@ class Feed:
                 await self.save()
 
     async def _probe(self) -> None:
-        """Measure how long store and bus take to answer the smallest of questions."""
+        """Measure how long store and bus take to answer a minimal request [milliseconds]."""
         while True:
             for kept, ask in (
                 (self.store_ms, lambda: self.asked.store.get_range(RUN_KEY, 0, 1)),
@@ -337,13 +348,16 @@ class Feed:
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Return the median and the largest of what was measured; null where nothing was."""
+    """Return the median and the largest of the values; None for both if there are none."""
     return {"median": statistics.median(values) if values else None, "largest": max(values, default=None)}
 
 
 def cache_of(run: str, digest: bytes, chosen: str | None) -> Path:
-    """Return the file that keeps what was read of a run: beside the log of one in a folder where that can be written
-    to, else among this user's caches. `chosen`: a folder for it."""
+    """Return the file that keeps what was read of a run.
+
+    If the run is in a folder that can be written to, the file is beside the log. Otherwise it is among this user's
+    caches. `chosen`: a folder to use instead.
+    """
     name = f"{digest[:8].hex()}.npz"
     if chosen:
         return Path(chosen).expanduser() / name
@@ -355,7 +369,7 @@ def cache_of(run: str, digest: bytes, chosen: str | None) -> Path:
 
 @asynccontextmanager
 async def following(feed: Feed) -> AsyncIterator["asyncio.Future[None]"]:
-    """Let a feed follow its run while the body runs; keep what it read. Gives what ends only where it fails."""
+    """Let a feed follow its run while the body runs, then save its cache. Yields a future that ends only on failure."""
     running = asyncio.ensure_future(feed.run())
     try:
         yield running

@@ -1,4 +1,4 @@
-"""What object stores and machines cost."""
+"""The prices of object stores and machines."""
 
 import math
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from isthmus.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """US dollars, as object stores ask them; see the file that comes with the package."""
+    """Prices in US dollars, by the units in which object stores charge. `settings/prices.toml` has the defaults."""
 
     put_per_1000: float
     get_per_1000: float
     storage_gb_month: float
     egress_gb: float
-    """From the store to another region."""
+    """For a GB from the store to another region."""
     gpu_hour: float = 0.0
-    """Of one GPU; 0: they are there anyway, and what they learn is all that counts."""
+    """For one GPU. 0 means that the GPUs are there anyway, and only what they learn counts."""
     core_hour: float = 0.0
-    """Of the syncer."""
+    """For one core of the syncer."""
 
     def check(self) -> "Prices":
-        """Return self. Raises `InputError`."""
+        """Return self. Raises `InputError` if a price is negative or not finite."""
         for name, value in vars(self).items():
             if not (math.isfinite(value) and value >= 0.0):
                 raise InputError(f"price {name} must be at least 0, not {value}")

@@ -1,6 +1,7 @@
-"""The board over HTTP: pages, the API, and a stream of what has changed. It only answers, and changes nothing.
+"""The board over HTTP: pages, the API, and a stream of changes. It only answers, and changes nothing.
 
-Everything that comes from a run is data: the server makes no page from it, and the pages set text, never markup.
+Everything that comes from a run is data: the server builds no page from it, and the pages insert it as text, never as
+markup.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ SCRIPTS = (
     "vendor/htm-preact.umd.js", "vendor/uPlot.iife.min.js", "words.js", "api.js", "charts.js", "parts.js", "lanes.js",
     "rounds.js", "pages.js", "board.js",
 )  # fmt: skip
-"""In the order in which they are read."""
+"""In the order in which they are loaded."""
 
 STYLES = ("vendor/uPlot.min.css", "board.css")
 
@@ -58,7 +59,7 @@ HEADERS = {
 COOKIE = "isthmus-board"
 
 QUIET_S = 15.0
-"""A stream in which nothing has changed says so, that whoever is in between keeps it open."""
+"""Interval at which a stream without changes sends a comment, so that proxies keep it open [seconds]."""
 
 CLOSE_S = 1.0
 
@@ -67,11 +68,11 @@ _HOST = re.compile(r"(?:(?P<name>[^\[\]:@/]+)|\[(?P<address>[0-9a-fA-F:.]+)\])(?
 _API = web.AppKey("api", Api)
 _FEED = web.AppKey("feed", Feed)
 _STREAMS: web.AppKey[Any] = web.AppKey("streams")
-"""Tasks of the streams that are open: a set."""
+"""The set of tasks that serve the open streams."""
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Return host and port. Raises `InputError`."""
+    """Return the host and port of a text HOST:PORT. Raises `InputError` for any other text."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise InputError(f"--http {text}: write it as HOST:PORT, such as 127.0.0.1:8470 (port 0: any that is free)")
@@ -79,7 +80,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
+    """Return whether only this machine can reach a host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -87,8 +88,11 @@ def is_loopback(host: str) -> bool:
 
 
 def application(feed: Feed, api: Api, token: str | None) -> web.Application:
-    """Return the application. `token`: what one must know to be answered; None: this machine's users are."""
-    # Cookies know no ports: boards of two runs on one host must not take each other's for theirs.
+    """Return the web application.
+
+    `token`: the secret that a request must carry. None: a request needs none, but must ask for a loopback host.
+    """
+    # Cookies ignore ports, so the name tells the cookies of two boards on one host apart.
     app = web.Application(middlewares=[_guard(token, f"{COOKIE}-{feed.log.run.digest[:4].hex()}"), _errors])
     app[_API], app[_FEED], app[_STREAMS] = api, feed, set()
     app.router.add_get("/api/events", _events)
@@ -101,7 +105,7 @@ def application(feed: Feed, api: Api, token: str | None) -> web.Application:
 
 @asynccontextmanager
 async def served(feed: Feed, api: Api, address: str, token: str | None) -> AsyncIterator[str]:
-    """Serve while the body runs; give the URL. Raises `InputError` where it cannot listen there."""
+    """Serve while the body runs; yield the URL, with the token. Raises `InputError` if the address cannot be used."""
     host, port = address_of(address)
     runner = web.AppRunner(application(feed, api, token), access_log=None, shutdown_timeout=CLOSE_S)
     await runner.setup()
@@ -118,7 +122,7 @@ async def served(feed: Feed, api: Api, address: str, token: str | None) -> Async
         await runner.cleanup()
 
 
-# --- who is answered --------------------------------------------------------------------------------------------------
+# --- access -----------------------------------------------------------------------------------------------------------
 
 
 def _guard(token: str | None, cookie: str) -> Middleware:
@@ -153,12 +157,12 @@ def _refused(request: web.Request, token: str | None, cookie: str) -> web.Respon
     ):
         return web.Response(status=403, text="a page of somebody else asked for this\n")
     if token is None:
-        # A page of somebody else may let its name point here; what it then asks carries that name.
+        # Another site can let its own name resolve to this machine. The requests of its pages then carry that name.
         if not is_loopback(_hostname(request.host)):
             return web.Response(status=403, text=f"{request.host} is not this machine: ask for 127.0.0.1\n")
         return None
     bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    # Who brings one in the address is judged by it: what is in the cookie may be of an earlier start.
+    # A token in the address goes before the cookie, which may be from an earlier start of the board.
     brought = [request.query["token"]] if "token" in request.query else [bearer, request.cookies.get(cookie, "")]
     if any(hmac.compare_digest(_bytes(given), _bytes(token)) for given in brought):
         return None
@@ -175,14 +179,17 @@ def _hostname(host: str) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    """Return bytes of what came in a header, whatever it was."""
+    """Return the bytes of a text from a request, even if they were not valid UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def _remembered(request: web.Request, token: str, cookie: str) -> web.Response:
-    """Return the way to the same page without the token in its address, where others might read it."""
+    """Return a redirect to the same page without the token in its address, where others might read it.
+
+    It sets a cookie with the token.
+    """
     query = [(name, value) for name, value in request.query.items() if name != "token"]
-    # On this host, whatever the path looks like: two slashes at its beginning would name another.
+    # The redirect must stay on this host: a path that begins with two slashes would name another host.
     path = "/" + request.rel_url.raw_path.lstrip("/\\")
     response = web.Response(status=303, headers={"Location": path + (f"?{urlencode(query)}" if query else "")})
     response.set_cookie(cookie, token, httponly=True, samesite="Strict", path="/")
@@ -215,7 +222,7 @@ def _status(error: IsthmusError) -> int:
             return 500
 
 
-# --- what is answered -------------------------------------------------------------------------------------------------
+# --- answers ----------------------------------------------------------------------------------------------------------
 
 
 async def _answer(request: web.Request) -> web.StreamResponse:
@@ -242,12 +249,12 @@ async def _static(request: web.Request) -> web.StreamResponse:
 
 
 async def _page(request: web.Request) -> web.StreamResponse:
-    """Return the one page there is: which view it shows, it finds in its address."""
+    """Return the page. There is only one, which chooses its view by its address."""
     return web.Response(body=index().encode(), content_type="text/html", charset="utf-8")
 
 
 def index() -> str:
-    """Return the page."""
+    """Return the HTML of the page."""
     page = (STATIC / "index.html").read_text()
     styles = "\n".join(f'<link rel="stylesheet" href="/static/{name}">' for name in STYLES)
     scripts = "\n".join(f'<script src="/static/{name}"></script>' for name in SCRIPTS)
@@ -256,7 +263,7 @@ def index() -> str:
 
 
 async def _events(request: web.Request) -> web.StreamResponse:
-    """Stream the state of the run, whole, whenever it has changed: what was missed needs no catching up."""
+    """Stream the whole state of the run after every change, so that a client need not catch up on missed changes."""
     api, feed = request.app[_API], request.app[_FEED]
     run = f"{feed.log.run.digest[:4].hex()}{id(feed):x}"
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **HEADERS})

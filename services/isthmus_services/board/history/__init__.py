@@ -1,1 +1,1 @@
-"""What a run did, as the board shows it: in buckets of time."""
+"""The history of a run as the board shows it: a table of commits, sums in time buckets, and views of both."""

@@ -1,7 +1,7 @@
-"""What commits themselves say, as plain data for a page: a round as a picture, what learners did, who was waited for.
+"""Views of single commits, as plain data for a page: a round as a picture, learners' activities and stories.
 
-They are read from the log one by one, so that there are limits to how many. Times are seconds since 1970 on the
-syncers' clocks, but for those of a round's picture.
+The commits are read from the log one by one, so their number is limited. Times are seconds since 1970 on the syncers'
+clocks, except in the picture of a round.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from isthmus_services.board.history.history import RunHistory
 from isthmus_services.board.history.time_views import LISTED, Answer, rounds_open
 
 PIECES_COMMITS = 300
-"""Commits of a stretch of time that are read, for what each learner did exactly."""
+"""Largest number of commits in a stretch of time for which `pieces` reads each commit."""
 
 OPEN_READ = 8
-"""Open rounds of a moment of the past whose commits are read, for whom they waited."""
+"""Number of rounds open at a past moment whose commits are read, to find the learners that they waited for."""
 
 STORY_COMMITS = 60
-"""Commits that are read for a learner's story."""
+"""Number of commits that are read for a learner's story."""
 
 INSTANT_S = 1e-3
-"""What comes due is noticed a little later."""
+"""Tolerance in the comparison of a round's closing with the end of its grace [seconds]."""
 
 # --- one commit -------------------------------------------------------------------------------------------------------
 
 
 def told(h: CommitHeader) -> Answer:
-    """Return of a commit what pages show and link with."""
+    """Return the fields of a commit header that pages show or need for links."""
     total = sum(i.weight for i in h.inputs) or 1.0
     return {
         "writer": h.writer,
@@ -58,7 +58,7 @@ def told(h: CommitHeader) -> Answer:
 
 
 def round_picture(h: CommitHeader) -> Answer:
-    """Return a round as it went: when each thing happened, in seconds since it was opened."""
+    """Return the course of a round: when each event happened, in seconds since the round was opened."""
     w = h.waited
     since = w.opened_at
     if h.healed is not None:
@@ -78,7 +78,7 @@ def round_picture(h: CommitHeader) -> Answer:
         ("written", h.written_at - since, "in the log: the commit counts"),
     ]
     total = sum(i.weight for i in h.inputs) or 1.0
-    # A learner may be in twice: with what it sent for the round before, too late, and with what it sent for this one.
+    # A learner may have two updates in a round: one that was too late for the round before, and one for this round.
     rows: list[Answer] = [
         {
             "learner": i.learner, "fate": "merged" if i.base == h.version - 1 else "merged late",
@@ -123,11 +123,14 @@ def round_picture(h: CommitHeader) -> Answer:
     }
 
 
-# --- some of them -----------------------------------------------------------------------------------------------------
+# --- several commits --------------------------------------------------------------------------------------------------
 
 
 async def waits(log: Log, c: RunHistory, at: float) -> list[Answer]:
-    """Return the rounds that were open at a time, and of the longest few whom they waited for, by their commits."""
+    """Return the rounds that were open at a time, longest first.
+
+    For the first `OPEN_READ` rounds, also return the learners that they waited for, according to their commits.
+    """
     found: list[Answer] = [
         {"fragment": p, "version": version, "opened_at": opened, "waits_for": None}
         for p, version, opened in rounds_open(c, at)
@@ -146,13 +149,15 @@ async def waits(log: Log, c: RunHistory, at: float) -> list[Answer]:
 
 
 async def pieces(log: Log, c: RunHistory, begin: float, end: float) -> list[Answer] | None:
-    """Return what each learner did in a stretch of time, update by update; None where there are too many commits to
-    read each of them. Of each piece: learner, what it did, from when to when, and with which update."""
+    """Return each learner's activities in a stretch of time, update by update; None if it has too many commits to read.
+
+    Each piece has the learner, the activity, its start and end, and the update.
+    """
     rows = c.rows
     first, last = (int(np.searchsorted(rows["written_at"], t)) for t in (begin, end))
     if last - first > PIECES_COMMITS:
         return None
-    # What was trained in this time is merged a little later.
+    # Work done in this stretch is merged a little later.
     last = min(len(rows), last + min(PIECES_COMMITS, 2 * len(c.ends)))
     found: list[Answer] = []
     headers = await asyncio.gather(*(_header(log, c, place) for place in range(first, last)))
@@ -188,13 +193,13 @@ def _pieces(h: CommitHeader) -> list[Answer]:
 
 
 async def story(log: Log, c: RunHistory, name: str, at: float) -> list[Answer]:
-    """Return what the newest commits up to a time say of a learner, newest first: what became of it in each."""
+    """Return what the newest commits up to a time record about a learner and its updates, newest first."""
     number = c.learners.find(name)
     there = c.by_learner.values[: c.by_learner.whole(at) + 1]
     spoken = there[:, number].any(axis=1) if number is not None else np.array([])
     if not spoken.any():
         return []
-    # Not of the newest commits of all: of those up to the last that had to do with it.
+    # Read the commits up to the last time bucket in which the learner occurs, not the newest commits of the run.
     last = min(at, c.by_learner.end(int(np.flatnonzero(spoken)[-1])))
     count = c.rows.place(last)
     headers = await asyncio.gather(*(_header(log, c, n) for n in range(max(0, count - STORY_COMMITS), count)))

@@ -1,8 +1,8 @@
-"""A run's log in little: a row for each commit, sums by moments for each learner, and where it stops reading on.
+"""A summary of a run's log: a row for each commit, sums in time buckets for each learner, and how far it was read.
 
-It is read once, by the walk that every fold takes, and can be kept in a file: the log never changes behind its end, so
-what was read stays true and only what is new is read. Nothing is decided by it: it is what pages of a run are drawn
-from (`readers.views`), and whoever wants to know more of a commit reads the commit.
+The log is read once, in the way that every fold reads it, and the summary can be kept in a file. Commits in the log
+never change, so the summary stays true and only new commits are read. Nothing is decided by the summary. The pages of a
+run are drawn from it (`time_views`); details of a commit are read from the commit (`commit_views`).
 """
 
 import asyncio
@@ -26,40 +26,49 @@ from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED, Rows
 from isthmus_services.board.history.time_buckets import Kept, TimeBuckets
 
 FORMAT = 5
-"""Of the file. One of another format is read anew from the log."""
+"""Format version of the file. A file of another format is not used, and the log is read again."""
 
 LIVES_MAX = 20_000
 BEFORE_S = 60.0
-"""What happened before the first commit that is read."""
+"""How long before the first commit the time buckets begin, if the run's creation time is later [seconds]."""
 
 NAMES_MAX = 60_000
-"""Writers, and reasons for closing, that are told apart."""
+"""Largest number of writers, and of reasons for closing, that are told apart."""
 
 TOGETHER_MAX = 256
-"""Commits between two words of progress, and before others get a turn where a store answers at once."""
+"""Commits between two reports of progress. Other tasks get a turn then, even if the store answers at once."""
 
 AT_ONCE = 16
-"""Fragments whose logs are read at once."""
+"""Number of fragments whose logs are read at the same time."""
 
 LEARNER = (
     "expected", "merged", "fresh", "missing", "passed", "late", "rejected", "repeated", "clipped", "tokens", "steps",
     "bytes", "train_s", "upload_s", "fetch_s", "wait_s", "weight", "gone",
 )  # fmt: skip
-"""What is summed of a learner. `tokens` and `steps` count by the fragment's share of the parameters: over all fragments
-they come to the learner's own. Seconds of what was merged: training it, until it was heard, until it was accumulated,
-until the round closed. `weight` in shares of a round. `gone`: times that a round stopped expecting it."""
+"""The fields that are summed for each learner.
+
+`tokens` and `steps` are multiplied by the fragment's share of the parameters, so over all fragments they add up to the
+learner's own counts. The times are those of merged updates [seconds]: `train_s` in training, `upload_s` from then until
+the syncer heard of the update, `fetch_s` until the update was accumulated, `wait_s` until the round closed. `weight` is
+in shares of a round's weight. `gone` counts how often a round stopped expecting the learner.
+"""
 
 REACHED = ("life", "step", "tokens", "taken_at")
-"""How far a learner's own count of steps and tokens had come in the newest update of it that was merged, and in which
-of its lives: one that goes on from a checkpoint counts again what the kill took."""
+"""Fields of a learner's newest merged update: its incarnation, the learner's own counts, and when it was taken.
+
+An incarnation that resumes from a checkpoint counts again the work that a kill took.
+"""
 
 BEAT = (
     "life", "step", "target", "tokens", "loss", "step_s", "upload_s", "sync_s", "bytes_up", "bytes_down",
     "checkpoint_bytes", "processed", "merged", "overwritten", "late", "pending", "rejected", "lost", "left",
     "base_up", "base_down",
 )  # fmt: skip
-"""The last words of a learner, as far as somebody listened: of its heartbeats, and whether it has left (2: done). Bytes
-are of all its lives that were heard; `base_up` and `base_down` of them are of earlier ones."""
+"""The fields of a learner's last heartbeat while a board listened, and whether the learner has left.
+
+`left` is 1 if the learner has left, 2 if it left with all its steps done, else 0. `bytes_up` and `bytes_down` count all
+incarnations that were heard. `base_up` and `base_down` are the parts of earlier incarnations in them.
+"""
 
 
 _FIELD = {name: place for place, name in enumerate(LEARNER)}
@@ -73,28 +82,28 @@ _TAKEN_AT = REACHED.index("taken_at")
 
 @dataclass(slots=True)
 class Life:
-    """What the log has of one life of a learner. Times are seconds since 1970."""
+    """One incarnation of a learner, as the log shows it. Times are seconds since 1970."""
 
     began: float
-    """When the first of its updates that were merged began to be trained …"""
+    """When training began for the first of its merged updates."""
     step: int
-    """… and the learner's own step then."""
+    """The learner's own step at `began`."""
     last: float
-    """When the last of them was taken."""
+    """When the last of its merged updates was taken."""
     tokens: tuple[int, int]
-    """The learner's own count of tokens at these two."""
+    """The learner's own counts of tokens at `began` and `last`."""
 
 
 @dataclass(slots=True)
 class _End:
-    """Where a fragment was read to."""
+    """How far the log of a fragment was read."""
 
     version: int = 0
     digest: bytes = b""
     rejected: int = 0
     repeated: int = 0
     broken: str = ""
-    """Why it cannot be read further, or empty."""
+    """Why the log cannot be read further; empty if it can."""
 
 
 class _Meta(msgspec.Struct, forbid_unknown_fields=True):
@@ -106,18 +115,18 @@ class _Meta(msgspec.Struct, forbid_unknown_fields=True):
     reasons: list[str]
     ends: list[tuple[int, bytes, int, int]]
     lives: list[tuple[int, int, float, int, float, tuple[int, int]]]
-    """Learner, incarnation, and a `Life`."""
+    """The learner's number, the incarnation, and the fields of a `Life`."""
 
 
 @dataclass(slots=True)
 class Names:
-    """Names by number, in the order in which they came."""
+    """Names, numbered in the order in which they were first seen."""
 
     known: list[str] = field(default_factory=list)
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def number(self, name: str, most: int | None = None) -> int:
-        """Return a name's number; it gets one, or that of the last name where there are so many already."""
+        """Return a name's number. A new name gets the next one, or the last one if there are `most` names already."""
         found = self._numbers.get(name)
         if found is None and most is not None and len(self.known) >= most:
             return most - 1
@@ -131,12 +140,12 @@ class Names:
         return self._numbers.get(name)
 
     def restored(self, names: list[str]) -> None:
-        """Start again with these."""
+        """Replace all names with these, numbered in their order."""
         self.known, self._numbers = list(names), {name: n for n, name in enumerate(names)}
 
 
 class RunHistory:
-    """What was read of a run's log so far, and what was heard meanwhile."""
+    """The summary of a run's log as far as it was read, and the heartbeats that were heard meanwhile."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -148,33 +157,33 @@ class RunHistory:
         self.beats = TimeBuckets(began, BEAT, Kept.LAST)
         sizes = np.array([f.size for f in run.layout.fragments], np.float64)
         self.shares = sizes / sizes.sum()
-        """Of each fragment, its share of all parameters [P]."""
+        """Each fragment's share of all parameters [P]."""
         self.lives: dict[tuple[int, int], Life] = {}
-        """By learner and incarnation; of a run of very many not all."""
+        """By learner's number and incarnation; at most `LIVES_MAX`."""
         self.ends = [_End(digest=run.digest) for _ in run.layout.fragments]
         self.heads: list[int] | None = None
-        """What the log has, where somebody has looked: how much there is to read."""
+        """The newest version of each fragment in the log [P], or None if not known: how much there is to read."""
         self.rows = Rows()
         self.first_written: list[float] = []
-        """Of each writer, when its first commit was written."""
+        """By writer's number, when its first commit was written [seconds since 1970]."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def read(self) -> float:
-        """Share of the log that was read, as far as one knows how long it is."""
+        """Share of the log that was read; 1 if the length of the log is not known."""
         if not self.heads:
             return 1.0
         return sum(end.version for end in self.ends) / max(1, sum(self.heads))
 
     @property
     def broken(self) -> dict[int, str]:
-        """Fragments that cannot be read further, and why."""
+        """The fragments that cannot be read further, and why."""
         return {p: end.broken for p, end in enumerate(self.ends) if end.broken}
 
     def learner(self, name: str) -> int:
-        """Return a learner's number; there is room for it from now on."""
+        """Return a learner's number. A new learner gets one, and room in the time buckets."""
         found = self.learners.find(name)
         if found is None:
             found = self.learners.number(name)
@@ -185,7 +194,7 @@ class RunHistory:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def take(self, commit: Commit) -> None:
-        """Note the commit that follows what was read of its fragment."""
+        """Record the next commit of a fragment."""
         h, end = commit.header, self.ends[commit.header.fragment]
         if not len(self.rows):
             self._begin(h)
@@ -195,7 +204,7 @@ class RunHistory:
         end.version, end.digest = h.version, commit.digest
 
     def _begin(self, h: CommitHeader) -> None:
-        """Let time begin before the first commit, where the clock of who created the run was ahead."""
+        """Let the time buckets begin before the first commit, if the clock of the run's creator was ahead."""
         if h.written_at > self.run.header.created_at:
             return
         began = h.written_at - BEFORE_S
@@ -248,7 +257,7 @@ class RunHistory:
                 np.add.at(sums[:, _FIELD[name]], who, 1.0)
 
     def _merged(self, h: CommitHeader) -> None:
-        """Note the updates that a commit has merged."""
+        """Record the updates that a commit has merged."""
         share, closed_at = float(self.shares[h.fragment]), h.waited.closed_at
         total = sum(i.weight for i in h.inputs) or 1.0
         who = [self.learner(i.learner) for i in h.inputs]
@@ -263,7 +272,7 @@ class RunHistory:
         sums = self.by_learner.at(h.written_at)
         np.add.at(sums, (np.asarray(who)[:, None], _OF_INPUT), np.array(what, np.float64))
         reached = self.reached.at(h.written_at)
-        # Fragments are read one after the other: of a moment stays what was taken last, whatever was read last.
+        # Fragments are not read in order of time, so each bucket keeps the update that was taken last, not read last.
         for number, i in sorted(zip(who, h.inputs, strict=True), key=lambda pair: pair[1].taken_at):
             self._lived(number, i)
             if not i.taken_at < reached[number, _TAKEN_AT]:
@@ -283,10 +292,10 @@ class RunHistory:
     async def follow(
         self, log: Log, fragments: Iterable[int] | None = None, progress: Callable[[], None] = lambda: None
     ) -> int:
-        """Read what the log has beyond what was read, of these fragments or of all; return how many commits that were.
+        """Read the new commits of these fragments, or of all; return how many there were.
 
-        A fragment that cannot be read further stays where it is, and `broken` says why: the others go on. Raises what
-        the store raises.
+        A fragment that cannot be read further stays where it is, and `broken` says why. The other fragments are still
+        read. Raises what the store raises.
         """
         gate = asyncio.Semaphore(AT_ONCE)
         before = len(self)
@@ -308,7 +317,7 @@ class RunHistory:
         return len(self) - before
 
     async def belongs(self, log: Log) -> bool:
-        """Return whether all that was read is still what the log says: its ends are the log's own."""
+        """Return whether the summary is of this log: the last commit read of each fragment must be in the log."""
 
         async def one(p: int, end: _End) -> bool:
             if not end.version:
@@ -324,11 +333,11 @@ class RunHistory:
     # --- on disk ------------------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Write it to a file, whole or not at all. Raises `OSError`."""
+        """Write the summary to a file, whole or not at all. Raises `OSError`."""
         write(path, self.arrays())
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return a copy of all that was read, as `write` takes it: on another thread, while more is read."""
+        """Return a copy of the summary for `write`, which may run on another thread while more is read."""
         writers = list(zip(self.writers.known, self.first_written, strict=True))
         meta = _Meta(
             FORMAT, self.run.digest, self.learners.known, writers, self.closings.known, self.reasons.known,
@@ -345,7 +354,7 @@ class RunHistory:
 
     @classmethod
     def load(cls, run: Run, path: Path) -> "RunHistory | None":
-        """Return what a file holds of this run; None where it holds nothing that can be used."""
+        """Return the summary of this run that a file holds; None if the file cannot be used."""
         made = cls(run)
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
@@ -365,7 +374,7 @@ class RunHistory:
                 names.restored(known)
             if min(m.things for m in (made.by_learner, made.reached, made.beats)) < len(meta.learners):
                 return None
-        except Exception:  # of a damaged file zip, NumPy and MessagePack raise what they like
+        except Exception:  # zip, NumPy and MessagePack raise many different errors for a damaged file
             return None
         made.first_written = [at for _, at in meta.writers]
         made.ends = [_End(*end) for end in meta.ends]
@@ -380,7 +389,7 @@ class RunHistory:
 
 
 def write(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    """Write what `RunHistory.arrays` gave to a file, whole or not at all. Raises `OSError`."""
+    """Write the result of `RunHistory.arrays` to a file, whole or not at all. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:

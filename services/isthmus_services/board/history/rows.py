@@ -1,5 +1,8 @@
-"""A row for each commit, in columns, by the time at which it was written; with sums up to any row, and up to any row of
-one fragment, so that a question about any moment costs the same however many commits there are."""
+"""A table with a row for each commit, sorted by the time at which the commit was written.
+
+The table is stored in columns and keeps sums up to any row, and up to any row of one fragment. So a question about any
+moment costs the same however many commits there are.
+"""
 
 from typing import Any
 
@@ -19,27 +22,27 @@ COLUMNS: dict[str, str] = {
     "closed_by": "<u2",
     "flags": "u1",
     "inputs": "<u2",
-    "fresh": "<u2",  # of those, on the newest base
+    "fresh": "<u2",  # inputs on the newest base
     "expected": "<u2",
     "missing": "<u2",
     "late": "<u2",
     "rejected": "<u4",
-    "repeated": "<u4",  # turned away, and nothing lost by it
-    "tokens": "<f8",  # by the fragment's share of the parameters
+    "repeated": "<u4",  # rejected, but no work was lost by it
+    "tokens": "<f8",  # multiplied by the fragment's share of the parameters
     "bytes": "<u8",
     "grace_s": "<f4",
     "waited_s": "<f4",
     "merge_s": "<f4",
     "publish_s": "<f4",
-    "commit_s": "<f4",  # from closing to being written
-    "period": "<f4",  # steps between two uploads of the fragment, from there on
+    "commit_s": "<f4",  # from the closing of the round until the commit was written
+    "period": "<f4",  # steps between two uploads of the fragment, from this commit on
 }
 
 FIRST_ROOM = 1024
 
 
 class Rows:
-    """Grows at its end. A row that was written before the last one is put in its place when somebody asks."""
+    """The table, which grows at its end. Rows appended out of order are sorted when the table is read next."""
 
     def __init__(self) -> None:
         self._columns: dict[str, Column] = {name: np.zeros(FIRST_ROOM, kind) for name, kind in COLUMNS.items()}
@@ -54,7 +57,7 @@ class Rows:
         return self._count
 
     def append(self, row: tuple[float, ...]) -> None:
-        """Add a row: a value for each of `COLUMNS`."""
+        """Append a row: one value for each of `COLUMNS`."""
         if self._count == len(self._columns["flags"]):
             self._columns = {name: np.concatenate([c, np.zeros_like(c)]) for name, c in self._columns.items()}
         if self._count and row[0] < float(self._columns["written_at"][self._count - 1]):
@@ -64,14 +67,14 @@ class Rows:
         self._count += 1
 
     def __getitem__(self, name: str) -> Column:
-        """Return a column, by time."""
+        """Return a column, sorted by time."""
         self._sort()
         return self._columns[name][: self._count]
 
     def _sort(self) -> None:
         if self._sorted:
             return
-        # What comes late comes a little late: all before it stays as it is.
+        # Rows are only a little late. So only the rows from the first misplaced one on are moved.
         times = self._columns["written_at"][: self._count]
         order = np.argsort(times, kind="stable")
         first = int(np.argmax(order != np.arange(self._count)))
@@ -88,11 +91,14 @@ class Rows:
         return int(np.searchsorted(self["written_at"], at, side="right"))
 
     def until(self, name: str, count: int) -> float:
-        """Return the sum of a column, or of what `_values` knows, over the first so many rows."""
+        """Return the sum of a column, or of another name that `sums` takes, over the first `count` rows."""
         return float(self.sums(name)[count])
 
     def sums(self, name: str) -> NDArray[np.float64]:
-        """Return the sums [n + 1] of a column's first 0, 1, … rows. Names as `flags&1` and `closed_by=2` count rows."""
+        """Return the sums [n + 1] of a column's first 0, 1, … rows.
+
+        Names such as `flags&1` and `closed_by=2` count the rows for which they are true.
+        """
         self._sort()
         upto, sums = self._sums.get(name, (0, np.zeros(1)))
         if upto < self._count:
@@ -111,7 +117,7 @@ class Rows:
             return set_bits
         if "=" in name:
             column, _, value = name.partition("=")
-            # A commit that heals closed no round.
+            # A commit that heals a fragment closed no round.
             healed = (self._columns["flags"][first : self._count] & HEALED) > 0
             equal: NDArray[np.float64] = ((self._columns[column][first : self._count] == int(value)) & ~healed).astype(
                 float
@@ -122,20 +128,20 @@ class Rows:
     # --- by fragment --------------------------------------------------------------------------------------------------
 
     def of(self, fragment: int) -> NDArray[np.int64]:
-        """Return the places of a fragment's rows, by time."""
+        """Return the indices of a fragment's rows, sorted by time."""
         order, begins = self.by_fragment()
         if fragment + 1 >= len(begins):
             return order[:0]
         return order[begins[fragment] : begins[fragment + 1]]
 
     def newest(self, fragment: int, count: int) -> int:
-        """Return the place of the row of a fragment's highest version among the first so many rows, or -1."""
+        """Return the index of the row with a fragment's highest version among the first `count` rows, or -1."""
         places = self.of(fragment)
         before = int(np.searchsorted(places, count))
         return int(self._newest[int(self.by_fragment()[1][fragment]) + before - 1]) if before else -1
 
     def by_fragment(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the places of all rows by fragment and time, and where each fragment begins among them."""
+        """Return the indices of all rows, sorted by fragment and time, and where each fragment begins among them."""
         self._sort()
         if self._order is None or self._order[0] != self._count:
             fragments = self._columns["fragment"][: self._count]
@@ -143,14 +149,14 @@ class Rows:
             top = int(fragments.max()) + 1 if self._count else 0
             self._order = self._count, order, np.searchsorted(fragments[order], np.arange(top + 1))
             self._fragment_sums = {}
-            # Clocks of two syncers differ: of two versions the later one need not be written at a later time.
+            # The clocks of two syncers differ, so a higher version may have an earlier time.
             ranked = (fragments[order].astype(np.int64) << 32) | self._columns["version"][: self._count][order]
             first = np.where(ranked == np.maximum.accumulate(ranked), np.arange(self._count), 0)
             self._newest = order[np.maximum.accumulate(first)]
         return self._order[1], self._order[2]
 
     def fragment_sums(self, name: str) -> NDArray[np.float64]:
-        """Return the sums [n + 1] of a column's rows in the order of `by_fragment`."""
+        """Return the sums [n + 1] of a column's first 0, 1, … rows in the order of `by_fragment`."""
         order, _ = self.by_fragment()
         found = self._fragment_sums.get(name)
         if found is None:
@@ -160,11 +166,11 @@ class Rows:
     # --- on disk ------------------------------------------------------------------------------------------------------
 
     def arrays(self) -> dict[str, Column]:
-        """Return what `restored` takes."""
+        """Return the columns, for `restored`."""
         return {f"rows.{name}": self[name] for name in COLUMNS}
 
     def restored(self, arrays: dict[str, Column]) -> None:
-        """Take what `arrays` gave. Raises `KeyError`, `ValueError` for anything else."""
+        """Replace the rows with the result of `arrays`. Raises `KeyError` or `ValueError` for anything else."""
         columns = {name: arrays[f"rows.{name}"] for name in COLUMNS}
         count = len(columns["flags"])
         for name, column in columns.items():

@@ -1,7 +1,7 @@
-"""Sums, or last words, by moments of one length: what a view of any stretch of time is drawn from.
+"""Sums, or last values, in time buckets of equal width, from which a view of any stretch of time is drawn.
 
-However long a run lives there are at most `MOMENTS` of them: when time runs past the last one, each two become one and
-moments are twice as long.
+There are at most `MOMENTS` buckets, however long a run lives. When time passes the end of the last one, each two
+buckets become one and the width doubles.
 """
 
 import math
@@ -13,44 +13,44 @@ from numpy.typing import NDArray
 
 MOMENTS = 2048
 CELLS_MAX = MOMENTS * 256
-"""Of very many things there are fewer moments, so that memory does not grow with both."""
+"""Largest number of buckets times things, so that memory does not grow with both. `FEWEST` buckets always stay."""
 
 FEWEST = 128
 
 SHORTEST_S = 0.25
-"""Length of the moments of a run that has just begun."""
+"""Width of the buckets of a run that has just begun [seconds]."""
 
 
 class Kept(StrEnum):
-    """What a moment keeps of several values of one thing."""
+    """What a bucket keeps of several values of one thing."""
 
     SUM = "sum"
-    LAST = "last"  # NaN where there was none
+    LAST = "last"  # NaN if there was none
 
 
 class TimeBuckets:
-    """Values [moments, things, fields] float64 of a growing number of things, from a time on."""
+    """Values [buckets, things, fields] (float64) of a growing number of things, from a start time on."""
 
     def __init__(self, began: float, fields: Sequence[str], kept: Kept) -> None:
-        """`began`: seconds since 1970; what was earlier belongs to the first moment."""
+        """`began`: seconds since 1970; earlier values belong to the first bucket."""
         self.began = began
         self.width = SHORTEST_S
         self.fields = tuple(fields)
         self.kept = kept
         self.most = MOMENTS
-        """How many moments there are at most."""
+        """Number of buckets."""
         self.touched = False
-        """Whether anything was noted."""
+        """Whether anything was recorded."""
         self._empty = 0.0 if kept == Kept.SUM else math.nan
         self.values: NDArray[np.float64] = np.full((MOMENTS, 0, len(self.fields)), self._empty)
 
     @property
     def things(self) -> int:
-        """How many things there is room for."""
+        """Number of things that there is room for."""
         return int(self.values.shape[1])
 
     def room(self, things: int) -> None:
-        """Make room for so many things."""
+        """Make room for this many things. This may reduce the number of buckets."""
         if things > self.things:
             more = max(things, 2 * self.things) - self.things
             while self.most > FEWEST and self.most * (self.things + more) > CELLS_MAX:
@@ -62,7 +62,7 @@ class TimeBuckets:
             )
 
     def place(self, at: float) -> int:
-        """Return the number of the moment of a time, which there is room for from now on."""
+        """Return the index of the bucket of a time. If there is none yet, double the width of the buckets first."""
         number = max(0, math.floor((at - self.began) / self.width))
         while number >= self.most:
             self._double()
@@ -70,14 +70,17 @@ class TimeBuckets:
         return number
 
     def at(self, at: float) -> NDArray[np.float64]:
-        """Return the values [things, fields] of the moment of a time, to be written to at once."""
+        """Return the values [things, fields] of the bucket of a time.
+
+        Write to them at once: later calls may replace `values`.
+        """
         self.touched = True
-        place = self.place(at)  # which may make another array of the values
+        place = self.place(at)  # may replace `self.values`
         found: NDArray[np.float64] = self.values[place]
         return found
 
     def add(self, at: float, things: Sequence[int], values: NDArray[np.float64]) -> None:
-        """Add values [n, fields] of so many things; one may be among them twice."""
+        """Record values [n, fields] of n things; the same thing may be among them twice."""
         here = self.at(at)
         if self.kept == Kept.SUM:
             np.add.at(here, np.asarray(things, np.intp), values)
@@ -86,34 +89,36 @@ class TimeBuckets:
                 np.copyto(here[thing], row, where=~np.isnan(row))
 
     def one(self, at: float, thing: int, **values: float) -> None:
-        """Add values of one thing by their names."""
+        """Record values of one thing, by the names of fields."""
         row = self.at(at)[thing]
         for name, value in values.items():
             field = self.fields.index(name)
             row[field] = row[field] + value if self.kept == Kept.SUM else value
 
     def end(self, number: int) -> float:
-        """Return when a moment ends [seconds since 1970]."""
+        """Return when a bucket ends [seconds since 1970]."""
         return self.began + (number + 1) * self.width
 
     def covers(self, at: float) -> bool:
-        """Return whether a time is in one of the moments there are."""
+        """Return whether a time is before the end of the last bucket."""
         return at < self.end(self.most - 1)
 
     def whole(self, at: float) -> int:
-        """Return how many moments have ended by a time."""
+        """Return how many buckets have ended by a time."""
         return math.floor(min(self.most, max(0.0, (at - self.began) / self.width)))
 
     def until(self, at: float) -> NDArray[np.float64]:
-        """Return what had come together [things, fields] when the last whole moment before a time ended.
+        """Return the sums [things, fields] over all buckets that had ended by a time.
 
-        Of last words, each thing's last; NaN where it has said none.
+        With `Kept.LAST`, return the last value of each thing, or NaN if it has none.
         """
         return self.over(0, self.whole(at))
 
     def spans(self, begin: float, end: float, most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return edges [n + 1] and values [n, things, fields] of at most `most` equal spans of whole moments that cover
-        a stretch of time."""
+        """Return edges [n + 1] and values [n, things, fields] of spans that cover a stretch of time.
+
+        There are at most `most` spans, each of the same number of buckets; the last may have fewer.
+        """
         first = min(self.most - 1, max(0, math.floor((begin - self.began) / self.width)))
         last = max(first + 1, min(self.most, math.ceil((end - self.began) / self.width)))
         each = max(1, math.ceil((last - first) / most))
@@ -123,7 +128,7 @@ class TimeBuckets:
         return edges, found
 
     def over(self, first: int, last: int) -> NDArray[np.float64]:
-        """Return what came together [things, fields] in the moments from a first to before a last one."""
+        """Return the sums, or last values, [things, fields] of the buckets from `first` to before `last`."""
         part = self.values[first:last]
         if self.kept == Kept.SUM:
             summed: NDArray[np.float64] = part.sum(axis=0)
@@ -139,13 +144,13 @@ class TimeBuckets:
     # --- on disk ------------------------------------------------------------------------------------------------------
 
     def arrays(self, name: str) -> dict[str, NDArray[np.float64]]:
-        """Return what `restored` takes, by names that begin with this one."""
+        """Return the values, for `restored`. Their names begin with `name`."""
         used = np.flatnonzero((self.values != 0.0 if self.kept == Kept.SUM else ~np.isnan(self.values)).any((1, 2)))
         top = int(used[-1]) + 1 if used.size else 0
         return {f"{name}.scale": np.array([self.began, self.width]), f"{name}.values": self.values[:top]}
 
     def restored(self, name: str, arrays: Mapping[str, NDArray[np.float64]]) -> None:
-        """Take what `arrays` gave. Raises `KeyError`, `ValueError` for anything else."""
+        """Replace the values with the result of `arrays`. Raises `KeyError` or `ValueError` for anything else."""
         began, width = (float(x) for x in arrays[f"{name}.scale"])
         values = arrays[f"{name}.values"]
         if values.ndim != 3 or values.shape[2] != len(self.fields) or len(values) > MOMENTS or not width > 0.0:
@@ -160,7 +165,7 @@ class TimeBuckets:
 
 
 def _last(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the last value along the first axis that is a number; NaN where there is none."""
+    """Return the last value along the first axis that is not NaN; NaN if there is none."""
     there = ~np.isnan(values)
     place = np.where(there.any(axis=0), len(values) - 1 - there[::-1].argmax(axis=0), 0)
     found: NDArray[np.float64] = np.take_along_axis(values, place[None], axis=0)[0]

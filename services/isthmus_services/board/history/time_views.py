@@ -1,8 +1,8 @@
-"""What a page of a run shows, as plain data: of now, or of any moment of its life.
+"""Views of a run over time, as plain data for a page: of the present, or of any past moment.
 
-Drawn from a `RunHistory` alone; what commits themselves say is in `readers.scenes`. However long a view looks back and
-however many commits there are, no line has more than `POINTS_MAX` points and no picture more than `CELLS_MAX` cells.
-Times are seconds since 1970 on the syncers' clocks.
+The views are drawn from a `RunHistory` alone; `commit_views` has the views of single commits. However long a view looks
+back and however many commits there are, a line has at most `POINTS_MAX` points. A picture has at most `CELLS_MAX`
+cells, or eight in each row if that is more. Times are seconds since 1970 on the syncers' clocks.
 """
 
 import math
@@ -19,39 +19,42 @@ from isthmus_services.board.history.history import BEAT, LEARNER, REACHED, RunHi
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED
 
 POINTS_MAX = 600
-"""Of a line over time."""
+"""Largest number of points of a line over time."""
 
 LEAST = 30
-"""Stretches that a line or a row has at least, however little has happened."""
+"""A line or a row may have this many stretches, however few commits there are."""
 
 CELLS_MAX = 4800
-"""Of a picture with a row for each learner or fragment."""
+"""Largest number of cells of a picture with a row for each learner or fragment, if each row has eight or more."""
 
 LISTED = 100
-"""Commits of one answer."""
+"""Largest number of commits, or of other entries of a list, in one answer."""
 
 WAITED_ROUNDS = 10_000
-"""Newest rounds whose waiting and merging is told of."""
+"""Number of newest commits from which times of waiting, merging and publishing are computed."""
 
 ONLY = ("missed", "late", "rejected", "missing", "healed")
-"""Kinds of commits to list: the quorum was missed, an update came too late, was turned away, somebody was missing, or a
-fragment was healed."""
+"""Kinds of commits to list: the round missed its quorum, had a late update, a rejected update or a missing learner, or
+the commit healed its fragment."""
 
 LIVES_DRAWN = 500
 
 TOGETHER_S = 60.0
-"""Fragments that change from one keeper to another within this are one takeover."""
+"""Fragments that change from one keeper to another within this time are one takeover [seconds]."""
 
 LATELY_S = 60.0
 
 NAMED_MAX = 3
-"""Learners and fragments that a sentence names."""
+"""Largest number of learners or fragments that a sentence names."""
 
 Answer = dict[str, Any]
 
 
 def span(c: RunHistory, now: float | None = None) -> tuple[float, float]:
-    """Return from when to when the run has lived, as far as one knows."""
+    """Return the start of the run and its end so far, as far as they are known.
+
+    The end is the last commit. If `now` is given, a later heartbeat counts too, but not beyond `now`.
+    """
     began = c.run.header.created_at
     if len(c):
         began = min(began, float(c.rows["written_at"][0]))
@@ -74,22 +77,22 @@ def heads(c: RunHistory, at: float) -> list[int]:
 
 
 def ages(c: RunHistory, at: float, now: float | None = None) -> list[float | None]:
-    """Return how old the newest version of each fragment was at a time [s]; None for one that was never merged.
+    """Return the age of each fragment's newest version at a time [seconds]; None if the fragment was never merged.
 
-    `now`: the clock by which it is old, where that is not `at`: another syncer's may be ahead.
+    `now`: the time from which ages are counted, if not `at`. The two differ where a syncer's clock is ahead.
     """
     written, clock = c.rows["written_at"], at if now is None else now
     return [max(0.0, clock - float(written[place])) if place >= 0 else None for place in _newest(c, at)]
 
 
 def _newest(c: RunHistory, at: float) -> list[int]:
-    """Return for each fragment the place of the newest row at a time, or -1."""
+    """Return the index of each fragment's newest row at a time, or -1."""
     count = c.rows.place(at)
     return [c.rows.newest(p, count) for p in range(len(c.ends))]
 
 
 def by_fragment(c: RunHistory, at: float) -> tuple[list[int], list[int]]:
-    """Return how many updates were merged of each fragment up to a time, and in how many commits."""
+    """Return how many updates of each fragment were merged up to a time, and in how many commits."""
     count = c.rows.place(at)
     _, begins = c.rows.by_fragment()
     sums = c.rows.fragment_sums("inputs")
@@ -101,14 +104,20 @@ def by_fragment(c: RunHistory, at: float) -> tuple[list[int], list[int]]:
 
 
 def as_of(c: RunHistory, at: float) -> float:
-    """Return as of when sums by learner are: the end of the last whole moment before a time, or of all there is."""
+    """Return the time up to which sums by learner count at `at`.
+
+    It is the end of the last bucket that had ended, but not later than `at` or the last commit.
+    """
     moments, last = c.by_learner, float(c.rows["written_at"][-1]) if len(c) else c.by_learner.began
     ended = max(moments.began, moments.end(moments.whole(at) - 1)) if moments.covers(at) else at
     return min(at, last) if ended > last else min(at, ended)
 
 
 def totals(c: RunHistory, at: float) -> Answer:
-    """Return what a run had come to at a time: exact, from the commits written by then."""
+    """Return the totals of a run at a time: exact, from the commits written by then.
+
+    Only `processed`, `goodput` and `learners` are sums by learner, and count up to `as_of`.
+    """
     rows, n = c.rows, c.rows.place(at)
     count = {
         name: round(rows.until(name, n))
@@ -146,7 +155,10 @@ def totals(c: RunHistory, at: float) -> Answer:
 
 
 def reasons(c: RunHistory, at: float) -> list[Answer]:
-    """Return how often updates were turned away up to a time, by reason, most often first."""
+    """Return how often updates were rejected up to a time, by reason.
+
+    Reasons by which work was lost come first; within each group, the most frequent reason comes first.
+    """
     sums = c.by_reason.until(at)
     found = [
         {"reason": name, "times": int(sums[n, 0]), "lost": name not in HARMLESS, "why": why_of(name)}
@@ -157,10 +169,10 @@ def reasons(c: RunHistory, at: float) -> list[Answer]:
 
 
 def series(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) -> Answer:
-    """Return lines over time: sums or means of equal stretches, null where there was no commit."""
+    """Return lines over time: sums or means over equal stretches. A mean over a stretch without commits is None."""
     rows = c.rows
     first, last = np.searchsorted(rows["written_at"], [begin, end])
-    # A stretch without a commit says nothing: none is made so short that most are.
+    # A stretch without a commit shows nothing, so stretches are not made so short that most have none.
     points = max(1, min(points, POINTS_MAX, max(LEAST, int(last - first) // 4)))
     edges = np.linspace(begin, max(end, begin + 1e-3), points + 1)
     cut = np.searchsorted(rows["written_at"], edges, side="right")
@@ -189,8 +201,10 @@ def series(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) ->
 
 
 def _processed(c: RunHistory, reached: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the tokens […, learners] that were trained by when learners had reached so far […, learners, fields], with
-    those that a later life trained again; NaN where nothing is known."""
+    """Return the tokens […, learners] that learners had trained when they had come to `reached` […, learners, fields].
+
+    Tokens that a later incarnation trained again count each time. NaN where nothing is known.
+    """
     names = len(c.learners.known)
     tokens = reached[..., :names, REACHED.index("tokens")].copy()
     life = reached[..., :names, REACHED.index("life")]
@@ -202,8 +216,10 @@ def _processed(c: RunHistory, reached: NDArray[np.float64]) -> NDArray[np.float6
 
 
 def _goodput(c: RunHistory, ends: NDArray[np.float64]) -> list[float | None]:
-    """Return, for each time, which share of the tokens that learners had processed was merged: by their updates' own
-    counts, so that what they trained after the newest merged one is in neither."""
+    """Return, for each time, the share of the tokens processed by learners that was merged.
+
+    Both are taken from the counts in merged updates, so neither has the work after a learner's newest merged update.
+    """
     if not len(c.learners.known):
         return [None] * len(ends)
     merged = np.cumsum(c.by_learner.values[:, :, LEARNER.index("tokens")].sum(axis=1))
@@ -214,8 +230,11 @@ def _goodput(c: RunHistory, ends: NDArray[np.float64]) -> list[float | None]:
 
 
 def heard(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) -> Answer:
-    """Return what learners said of themselves over time, as far as somebody listened: loss of each, tokens a second and
-    goodput of all, and where their tokens went, as shares of what they processed."""
+    """Return the learners' heartbeats over time, for as long as a board listened.
+
+    These are the loss of each learner, and of all learners the tokens per second, the shares of processed tokens by
+    what became of them, and the bytes fetched.
+    """
     count = len(c.learners.known)
     if not count:
         return {"at": [], "seconds": 0.0, "loss": {}, "tokens_per_s": [], "parts": {}, "bytes_down": []}
@@ -229,7 +248,7 @@ def heard(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) -> 
     left = held[:, :, BEAT.index("left")] > 0
     with np.errstate(invalid="ignore", divide="ignore"):
         speed = np.where(~left & (step > 0) & (step_s > 0), tokens / step / step_s, 0.0)
-        # A learner that was not heard in this stretch trains nothing, as far as anybody knows.
+        # A learner that was not heard in this stretch counts as not training.
         speed = np.where(np.isnan(found[:, :, BEAT.index("step")]), 0.0, speed)
     spoke = ~np.isnan(found[:, :, BEAT.index("step")]).all(axis=1)
     loss = found[:, :, BEAT.index("loss")]
@@ -244,8 +263,7 @@ def heard(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) -> 
 
 
 def learners(c: RunHistory, at: float) -> list[Answer]:
-    """Return a row for each learner: what was merged of it up to the last whole moment before a time, and what it last
-    said."""
+    """Return a row for each learner: its sums over the buckets that had ended by a time, and its last heartbeat."""
     sums, said, reached = c.by_learner.until(at), c.beats.until(at), c.reached.until(at)
     processed = _processed(c, reached)
     newest = dict.fromkeys(range(len(c.learners.known)), 0)
@@ -277,7 +295,7 @@ def learners(c: RunHistory, at: float) -> list[Answer]:
 
 
 def lanes(c: RunHistory, begin: float, end: float) -> Answer:
-    """Return for each learner what became of its rounds in each stretch of time: columns of equal width."""
+    """Return, for each learner, what became of its rounds in columns of equal width; and the restarts of learners."""
     names = c.learners.known
     if not names:
         return {"edges": [begin, end], "learners": [], "lives": []}
@@ -294,8 +312,11 @@ def lanes(c: RunHistory, begin: float, end: float) -> Answer:
 
 
 def fragments(c: RunHistory, begin: float, end: float, at: float, now: float | None = None) -> Answer:
-    """Return for each fragment its version and age at a time, and over time: versions made, how old the newest one was
-    at the end of each stretch [s], and the share of expected learners that were in. `now` as in `ages`."""
+    """Return each fragment's version and age at `at`, and columns of equal width from `begin` to `end`.
+
+    A column has the number of versions made, the updates merged, the age of the newest version at its end [seconds],
+    and the share of expected learners that were not missing. `now`: see `ages`.
+    """
     count, rows = len(c.ends), c.rows
     first, last = np.searchsorted(rows["written_at"], [begin, end])
     columns = max(8, min(240, CELLS_MAX // count, max(LEAST, int(last - first) // count)))
@@ -338,10 +359,9 @@ def commits(
 ) -> Answer:
     """Return the newest commits up to a time, newest first.
 
-    `only`: those of one kind (see `ONLY`); `before`: a row's number, to go on after an earlier answer.
+    `only`: a kind of commits (see `ONLY`); `before`: the `before` of an earlier answer, to go on after that answer.
     """
     rows, count = c.rows, c.rows.place(at)
-    # Of one fragment only its own rows are looked at.
     chosen = np.arange(count) if fragment is None else rows.of(fragment)
     chosen = chosen[chosen < count]
     wanted = np.ones(len(chosen), bool)
@@ -375,8 +395,11 @@ def _commit(c: RunHistory, place: int) -> Answer:
 
 
 def syncers(c: RunHistory, at: float) -> Answer:
-    """Return who wrote commits up to a time, what each keeps, and how long fragments stood still when their keeper
-    changed. A fragment's keeper is who wrote its newest commit."""
+    """Return the syncers that wrote commits up to a time, the fragments that each keeps, and takeovers and restarts.
+
+    A fragment's keeper is the syncer that wrote its newest commit. A takeover has how long fragments stood still when
+    their keeper changed. Restarts are those of learners.
+    """
     rows, n = c.rows, c.rows.place(at)
     writers = rows["writer"][:n]
     keepers: dict[int, list[int]] = {}
@@ -405,7 +428,7 @@ def syncers(c: RunHistory, at: float) -> Answer:
 
 
 def _takeovers(c: RunHistory, count: int) -> list[Answer]:
-    """Return the newest changes of keepers: from whom to whom, of which fragments, and how long each had no commit."""
+    """Return the newest changes of keepers: both syncers, the fragments, and how long each fragment had no commit."""
     rows = c.rows
     order, _ = rows.by_fragment()
     writers, fragments = rows["writer"][order], rows["fragment"][order]
@@ -437,8 +460,11 @@ def _restarts(c: RunHistory, at: float) -> list[Answer]:
 
 
 def lives(c: RunHistory) -> list[Answer]:
-    """Return the lives of all learners, and how long each had been away before: between the last of its updates of
-    the life before that was merged and the first step for the first of this one."""
+    """Return the incarnations of all learners, and how long the learner had been away before each [seconds].
+
+    That is from when the last merged update of the incarnation before was taken, until training began for the first
+    merged update of this one.
+    """
     found: list[Answer] = []
     before: tuple[int, float] = (-1, math.nan)
     for (n, incarnation), life in sorted(c.lives.items()):
@@ -455,8 +481,10 @@ def lives(c: RunHistory) -> list[Answer]:
 
 
 def rounds_open(c: RunHistory, at: float) -> list[tuple[int, int, float]]:
-    """Return (fragment, version, opened_at) of the rounds that were open at a time, longest first: those whose commits
-    came later."""
+    """Return (fragment, version, opened_at) of the rounds that were open at a time, longest first.
+
+    They are known only from their commits, which came later.
+    """
     rows, count = c.rows, c.rows.place(at)
     found = []
     for p in range(len(c.ends)):
@@ -472,11 +500,11 @@ def rounds_open(c: RunHistory, at: float) -> list[tuple[int, int, float]]:
 
 
 def sentence(c: RunHistory, at: float, open_rounds: list[Answer]) -> str:
-    """Return the state of a run at a moment of its past, in one sentence."""
+    """Return the state of a run at a past moment, in one sentence."""
     if not c.rows.place(at):
         return "Nothing had been merged yet."
     moments = c.by_learner
-    # Only moments that had ended: what came after belongs to no moment of the past.
+    # Only buckets that had ended by then count, since the bucket of this time also has later events.
     last = moments.whole(at)
     first = max(0, moments.whole(at - max(LATELY_S, c.run.pace.silence_s, 2 * moments.width)))
     if not last:
@@ -497,7 +525,7 @@ def _waiting(entry: Answer) -> str:
 
 
 def named(names: Sequence[str]) -> str:
-    """Return the first few of these names, and of the others how many there are."""
+    """Return a text with the first few names and the number of the others."""
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     return ", ".join(names[:NAMED_MAX]) + more
 
@@ -511,17 +539,17 @@ def _ratio(over: NDArray[Any], under: NDArray[Any]) -> list[float | None]:
 
 
 def _plain(values: NDArray[Any]) -> list[float | None]:
-    """Return numbers as JSON has them: null for what is none."""
+    """Return the values as JSON can hold them: None for NaN and infinity."""
     return [float(x) if math.isfinite(x) else None for x in values.tolist()]
 
 
 def _some(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return sums along the second axis; NaN where nothing is known."""
+    """Return sums along the second axis without the NaNs; NaN where all values are."""
     return np.where(np.isnan(values).all(axis=1), math.nan, np.nansum(values, axis=1))
 
 
 def _filled(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return values with each unknown one replaced by the last that was known, along the first axis."""
+    """Return the values with each NaN replaced by the last number before it along the first axis, if there is one."""
     place = np.where(np.isnan(values), 0, np.arange(len(values))[:, None, None])
     np.maximum.accumulate(place, axis=0, out=place)
     return np.take_along_axis(values, place, axis=0)

@@ -1,4 +1,4 @@
-"""What somebody should see to in a run, each with what to do: of now, or of a moment of its past."""
+"""Problems of a run that need attention, each with what to do: of the present, or of a past moment."""
 
 import math
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from isthmus_services.board.history.history import RunHistory
 from isthmus_services.board.history.rows import QUORUM_MISSED
 
 RECENT = 50
-"""Commits that «lately» is about."""
+"""Number of newest commits that count as recent."""
 
 STUCK_PERIODS = 10.0
-"""A fragment that was not merged for so many times the usual is stuck."""
+"""A fragment that was not merged for this many times the usual interval is stuck."""
 
 STUCK_LEAST_S = 30.0
 LOST_SHARE = 0.1
@@ -26,18 +26,18 @@ LOST_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something to see to."""
+    """A problem that needs attention."""
 
     said: str
     do: str
     link: str = ""
-    """Of the page that has more of it."""
+    """Address of the page that shows more about it."""
 
 
 def warnings(
     c: RunHistory, at: float, status: Status | None, run: str, bus: str, listened_s: float
 ) -> list[dict[str, Any]]:
-    """Return what to see to, the most pressing first. `status`: of now; None for a moment of the past."""
+    """Return the problems, the most urgent first. `status`: the present status; None for a past moment."""
     found = [*_now(c, status, run, bus, listened_s)] if status is not None else []
     found += _log(c, math.inf if status is not None else at, at, run, status is not None and bool(status.live))
     return [asdict(w) for w in found]
@@ -45,7 +45,7 @@ def warnings(
 
 def _now(c: RunHistory, status: Status, run: str, bus: str, listened_s: float) -> Sequence[Notice]:
     if not bus or listened_s < c.run.pace.silence_s:
-        return []  # who is silent is known only after a while of listening
+        return []  # silent learners are known only after a while of listening
     found = health(status, run, bus)
     if found.ok or not status.hearing.learners:
         return []
@@ -102,7 +102,7 @@ def _log(c: RunHistory, at: float, now: float, run: str, live: bool) -> list[Not
 
 
 def _standing(c: RunHistory, at: float, run: str) -> list[Notice]:
-    """Return which fragments stood still while most others were merged, whoever trains."""
+    """Return a notice of fragments that stood still while most others were merged, whether or not learners train."""
     count, written = c.rows.place(at), c.rows["written_at"]
     last, since = list[float | None](), list[float | None]()
     for p in range(len(c.ends)):
@@ -123,7 +123,7 @@ def _standing(c: RunHistory, at: float, run: str) -> list[Notice]:
 
 
 def _stuck(c: RunHistory, at: float, run: str) -> list[Notice]:
-    """Return which fragments were not merged for long, while learners train."""
+    """Return a notice of fragments that were not merged for long. Call it only while learners train."""
     count = len(c)
     if not count:
         return []
