@@ -1,8 +1,7 @@
-"""Checks of everything a run rests on: store, bus, the ways to them, and machine.
+"""Checks of everything a run depends on: the store, the bus, the network paths to them, and this machine.
 
-Each finding says what is the case and what to do.
-
-`isthmus doctor` runs them; a syncer runs the one it depends on (`store.atomic`) whenever it starts.
+Each finding says what was found and what to do. `isthmus doctor` runs all checks. Every syncer that starts runs one of
+them, whether the store honours create-only PUT (`store.atomic`).
 """
 
 from isthmus.doctor.bus import examine_bus

@@ -1,4 +1,4 @@
-"""The bus: reachable, permitted, keeping what it must, with the features that are used."""
+"""Check the bus: access, permissions, and the version and settings of its server."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,20 +14,21 @@ from isthmus.runtime.urls import split
 
 LATENCY_SAMPLES = 20
 OLDEST_VERSION = (6, 0)
-"""Users, and HELLO."""
+"""The first version with users (ACL) and HELLO."""
 
 KEY_ACL = (7, 0)
-"""Keys that may be read and keys that may be written, apart."""
+"""The first version whose ACL tells keys that may be read from keys that may be written."""
 
 BYPASS_FIXED = {(7, 2): (7, 2, 16), (7, 4): (7, 4, 11), (8, 6): (8, 6, 6), (8, 8): (8, 8, 2)}
-"""Before these, XREAD and XREADGROUP could read streams that the ACL withholds."""
+"""By release line, the version that fixed XREAD and XREADGROUP. Earlier versions let them read streams that the ACL
+denies."""
 
 FULL_SHARE = 0.8
-"""Share of maxmemory."""
+"""Share of maxmemory in use above which a warning is given."""
 
 
 async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
-    """Yield findings about the bus of a run (by its digest)."""
+    """Yield findings about the bus of a run; `run` is the run's digest."""
     if not role.on_bus:
         yield Finding("bus: access", OK, f"not tried: a {role.kind} has no business there")
         return
@@ -44,14 +45,14 @@ async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime) -> Asy
 
 
 def _missing(url: str) -> Path | None:
-    """Return the folder of an embedded bus where it is not there: opening the bus would make it."""
+    """Return the folder of an embedded bus if it does not exist, since opening the bus would create it; else None."""
     parts = split(url)
     folder = Path(parts.netloc + parts.path).parent
     return folder if parts.scheme == "sqlite" and not folder.exists() else None
 
 
 def _on_disk(bus: Bus) -> str:
-    """Return what to do about an embedded bus; empty for a server."""
+    """Return the advice for an embedded bus that cannot be used; empty for a server."""
     path = Path(split(bus.url).path)
     return (
         f"let this user write {path} and in {path.parent} (SQLite keeps two more files beside it), on a local disk"
@@ -142,7 +143,10 @@ async def _must_not_hear(bus: Bus, role: Role) -> Finding:
 
 
 async def _values(bus: RedisBus) -> Finding:
-    """Whether one message can fill the server. The setting itself is for administrators to read, so it is tried."""
+    """Return whether the server accepts oversized values, with which one message could fill its memory.
+
+    Only administrators may read the setting, so the limit is tried.
+    """
     check = "bus: value size"
     try:
         unbounded = await bus.takes(VALUE_MAX + 1)
@@ -186,7 +190,7 @@ async def _must_not(bus: Bus, role: Role) -> Finding:
 
 
 def judge(facts: ServerFacts) -> list[Finding]:
-    """Return what to make of a Redis server's own account of itself."""
+    """Return the findings about what a Redis server reports about itself."""
     name = "Valkey" if facts.valkey else "Redis"
     shown = ".".join(map(str, facts.version))
     found = []

@@ -1,4 +1,4 @@
-"""What a check found, and for whom it is made."""
+"""The result of a check, and the role that the check is made for."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,7 +13,7 @@ from isthmus.runtime.urls import split
 
 
 class CheckOutcome(StrEnum):
-    """How a check ended. A note is what cannot be otherwise in this place, and is worth knowing."""
+    """How a check ended. A note reports a fact worth knowing that cannot be changed in this place."""
 
     OK = "ok"
     NOTE = "note"
@@ -25,7 +25,7 @@ OK, NOTE, WARNING, FAILURE = CheckOutcome
 
 
 class RoleKind(StrEnum):
-    """Who takes part in a run; an operator is one identity for everything."""
+    """A kind of role in a run. An operator is one identity for everything."""
 
     OPERATOR = "operator"
     OWNER = "owner"
@@ -43,18 +43,18 @@ class Finding:
     check: str
     outcome: CheckOutcome
     said: str
-    """What is the case, with figures and units."""
+    """What was found, with figures and units."""
     advice: str = ""
-    """What to do, where something is to be done."""
+    """What to do; empty if there is nothing to do."""
 
     def as_json(self) -> dict[str, str]:
-        """Return it as plain data."""
+        """Return the finding as plain data."""
         return {"check": self.check, "outcome": self.outcome, "said": self.said, "advice": self.advice}
 
 
 @dataclass(frozen=True)
 class Role:
-    """Whose permissions are looked at. An operator may do everything."""
+    """The role whose permissions are checked. An operator may do everything."""
 
     kind: RoleKind
     learner: str = ""
@@ -62,56 +62,59 @@ class Role:
 
     @property
     def participant(self) -> Participant | None:
-        """Its line in the table of permissions; None for an operator."""
+        """The role's line in the table of permissions; None for an operator."""
         return None if self.kind == RoleKind.OPERATOR else Participant(self.kind)
 
     @property
     def name(self) -> str:
-        """Its own name in keys."""
+        """The name of this role in keys: a follower's series, or a learner's name."""
         return self.series if self.kind == RoleKind.FOLLOWER else self.learner
 
     @property
     def place(self) -> str:
-        """Where this role may create objects, and delete them; empty where there is no such place."""
-        # A learner's identity may delete old checkpoints and nothing else.
+        """The prefix below which this role may create and delete objects; empty if there is none."""
+        # A learner may delete nothing but its own checkpoints.
         if self.kind == RoleKind.LEARNER:
             return f"{LEARNERS}{self.learner}/doctor/checkpoints/"
         return SCRATCH if self.may(DELETE, f"{SCRATCH}x") else ""
 
     def may(self, operation: Operation, key: str) -> bool:
-        """Return whether the table grants it this."""
+        """Return whether the table grants this role an operation on a key."""
         return self.participant is None or may(self.participant, operation, key, self.name)
 
     @property
     def on_bus(self) -> bool:
-        """Whether it has any business on the bus."""
+        """Whether this role uses the bus."""
         return self.participant is None or any(STREAMS[self.participant])
 
     @property
     def stream(self) -> str:
-        """The stream this role writes; empty for one that only listens."""
+        """The stream that this role writes; empty for a role that only reads."""
         written = streams(self.participant, self.name)[1] if self.participant else (SYNCER_STREAM,)
         return next(iter(written), "")
 
     @property
     def hears_all(self) -> bool:
-        """Whether it listens to all streams, and looks for new ones."""
+        """Whether this role reads all streams, and looks for new ones."""
         return self.participant is None or ALL_STREAMS in streams(self.participant, self.name)[0]
 
     @property
     def others_streams(self) -> tuple[str, ...]:
-        """Streams this role must not write: those of syncers, and of learners that are somebody else."""
+        """Streams that this role must not write: the syncers' (unless it is a syncer) and another learner's."""
         if self.participant is None:
             return ()
         return tuple(s for s in (SYNCER_STREAM, learner_stream(SOMEBODY)) if s != self.stream)
 
 
 SOMEBODY = "doctor"
-"""Stands for somebody else in keys and streams."""
+"""A name that stands for another participant in keys and streams."""
 
 
 def clock(check: str, skew_s: float, coarse_s: float, other: str) -> Finding:
-    """Judge a difference between this machine's clock and another's, measured to within `coarse_s`."""
+    """Return the finding about a difference between this machine's clock and another's.
+
+    `skew_s`: how far this clock is ahead [s]. `coarse_s`: how exactly that was measured [s].
+    """
     if abs(skew_s) <= max(SKEW_WARNING_S, coarse_s):
         return Finding(
             check, OK, f"this machine's clock and {other}'s agree to within {max(abs(skew_s), coarse_s):.1f} s"
@@ -124,7 +127,7 @@ def clock(check: str, skew_s: float, coarse_s: float, other: str) -> Finding:
 
 
 def in_the_clear(url: str) -> str:
-    """Return what is wrong with a URL that leaves this machine without TLS; empty where nothing is."""
+    """Return the problem with a URL that leaves this machine without TLS; empty if there is none."""
     parts = split(url)
     if parts.scheme in ("https", "rediss"):
         return ""
@@ -139,15 +142,15 @@ def in_the_clear(url: str) -> str:
 
 SKEW_WARNING_S = 2.0
 SKEW_FAILURE_S = 300.0
-"""A third of what S3 tolerates: clocks that drifted so far go on drifting."""
+"""A third of what S3 tolerates: a clock that has drifted so far will drift on."""
 
 
 def counted(count: int, what: str) -> str:
-    """Return a count and what is counted, in the plural where there is not exactly one."""
+    """Return a count and its noun, in the plural unless the count is one."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """Return median and worst of some durations, in milliseconds."""
+    """Return the median and the longest of some durations [s] as text, in milliseconds."""
     ordered = sorted(seconds)
     return f"median {ordered[len(ordered) // 2] * 1e3:.1f} ms, worst {ordered[-1] * 1e3:.1f} ms of {len(ordered)}"

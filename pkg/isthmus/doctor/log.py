@@ -1,4 +1,4 @@
-"""Checks of a run's log: whether a commit is missing or damaged, and whether a fragment stands still."""
+"""Check a run's log: missing or damaged commits, fragments that stand still, garbage, and this machine's speed."""
 
 import statistics
 from collections.abc import AsyncIterator, Sequence
@@ -13,11 +13,11 @@ from isthmus.runtime.clock import Runtime, cores
 from isthmus.store import EdgeStore
 
 NAMED_MAX = 8
-"""At most so many damaged fragments get a finding each; one more finding counts the others."""
+"""The most damaged fragments that get a finding each. One more finding counts the others."""
 
 
 async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
-    """Yield findings about the commits of a run. Objects that they name are not verified: `replay` does that."""
+    """Yield findings about the commits of a run. The objects that they name are not verified: `replay` does that."""
     heal = f"isthmus heal {store.url} says what can be done"
     try:
         log = Log(run, store.at_start, runtime)
@@ -50,7 +50,7 @@ async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) 
 
 
 def _speed(run: Run, heads: Sequence[Commit], runtime: Runtime) -> Finding:
-    """Return whether this machine merges as fast as the newest rounds say that learners train."""
+    """Return the finding about whether this machine merges fast enough for the learners' speed in the newest rounds."""
     check, speeds = "machine: merging", glance(runtime.now, run.rules)
     waited = [head.header.waited for head in heads]
     learners = max((len(w.expected) for w in waited), default=1)

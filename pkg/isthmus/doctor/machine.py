@@ -1,4 +1,4 @@
-"""This machine: disk, torch, and kernels that give the bits the arithmetic version promises."""
+"""Check this machine: disk, torch, and whether the kernels give the bits that the arithmetic version promises."""
 
 import hashlib
 import importlib.util
@@ -19,14 +19,15 @@ from isthmus.log import merge
 from isthmus.runtime.clock import Runtime
 
 DISK_WARNING, DISK_FAILURE = 2 << 30, 100 << 20
-"""Bytes free."""
+"""Free bytes below which the disk gives a warning, or a failure."""
 
 BITS = {1: "f7508948098312e71b2f3435eacc1e14e85cb259d754dcd8a039098cd67b6911"}
-"""Digest of what `fingerprint` folds, by arithmetic version: measured once, the same on every machine since."""
+"""The digest that `fingerprint` must return, by arithmetic version. It was measured once, and is the same on every
+machine."""
 
 
 def examine_machine(folder: str | None, role: Role, runtime: Runtime) -> Iterator[Finding]:
-    """Yield findings; `folder` is where a run in a folder, and its bus, live."""
+    """Yield findings about this machine; `folder` is the folder of the run, None for a run in a bucket."""
     if folder is not None:
         yield _disk(Path(folder))
     yield _kernels(runtime)
@@ -75,13 +76,13 @@ def _torch(role: Role) -> Finding:
 
 
 def fingerprint() -> str:
-    """Return a digest of merges of fixed numbers by every rule and through every codec: it uses every kernel."""
+    """Return a digest of merges of fixed numbers under every merge rule and with every codec. It uses every kernel."""
     embedding = Spec("e", (64, 16), "float32", TensorClass.EMBEDDING)
     layout = partition([embedding, Spec("d", (1000, 9), "float32", TensorClass.DENSE)], 1)
     fragment, bits = layout.fragments[0], np.random.PCG64(20260421)
 
     def draw() -> F32:
-        # From raw bits: what a distribution makes of them may change with NumPy.
+        # Only raw bits are drawn, because NumPy's distributions may change with its version.
         return ((bits.random_raw(fragment.size) >> np.uint64(40)).astype(np.float32) - 2**23) * np.float32(2**-23)
 
     state, digest = merge.initial(draw()), hashlib.sha256()

@@ -1,7 +1,8 @@
-"""What a role may and must not do in a bucket, tried line by line of the table of permissions; nothing is left behind.
+"""Test the table of permissions in a bucket: what a role may do, and what it must not. No objects are left behind.
 
-Reading, deleting and listing are tried on keys that are not there: a store asks for the permission first. Writing is
-tried with bytes that do not fit their sum, where the store compares it: they are refused, but only after that.
+Reads and deletes are tried on keys that do not exist, since a store checks the permission first. Writes are tried only
+if the store verifies checksums, with bytes that do not match theirs: the store checks the permission first, and then
+refuses the bytes.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from isthmus.store import Probe, Store, open_probe
 
 AT_ONCE = 8
 SHOWN = 3
-"""Keys that a finding names."""
+"""The most keys that a finding names."""
 
 VERB: Mapping[Operation, str] = {
     READ: "read",
@@ -39,11 +40,11 @@ VERB: Mapping[Operation, str] = {
 
 
 async def examine_rights(store: Store, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
-    """Yield findings about what a participant's credentials can do and cannot do."""
+    """Yield findings about what a participant's credentials allow and what they deny."""
     mark = f"doctor-{runtime.new_id()}"
     everything = dict.fromkeys(p for given in GRANTS.values() for grant in given for p in grant.patterns)
     others = [_key(pattern.replace(OWN, SOMEBODY), mark) for pattern in everything if not pattern.endswith("/")]
-    others = [key for key in others if key != "run"]  # it is there
+    others = [key for key in others if key != "run"]  # this object exists
     own = {op: [_key(p, mark) for g in _own(role) if g[0] == op for p in g[1]] for op in Operation if op != LIST}
     lists = [_key(p.rstrip("*"), mark) for operation, patterns in _own(role) if operation == LIST for p in patterns]
 
@@ -51,12 +52,12 @@ async def examine_rights(store: Store, role: Role, runtime: Runtime) -> AsyncIte
         return await store.get_range(key, 0, 1)
 
     yield await _all_may(READ, own[READ], get)
-    # Prefixes that hold everybody's objects are long: a role that lists those lists these as well.
+    # Prefixes with all participants' objects are long and are not tried: a role that lists them lists short ones too.
     yield await _all_may(LIST, [prefix for prefix in lists if _is_short(prefix)], store.list)
 
     yield await _none_may(role, READ, [key for key in others if not role.may(READ, key)], get)
     hidden = [f"updates/00000/{SOMEBODY}/", f"learners/{SOMEBODY}/", f"evaluations/{SOMEBODY}/"]
-    # Where keys may be read, AWS has to let them be listed: else a missing one is 403.
+    # If a role may read keys, AWS must also let it list them: otherwise the answer for a missing key is 403.
     hidden = [prefix for prefix in hidden if not (role.may(LIST, prefix) or role.may(READ, f"{prefix}x"))]
     yield await _none_may(role, LIST, hidden, store.list)
     yield await _none_may(role, DELETE, [key for key in others if not role.may(DELETE, key)], store.delete)
@@ -118,7 +119,7 @@ async def _none_may(
 async def _tried(
     keys: Sequence[str], ask: Callable[[str], Awaitable[object]]
 ) -> tuple[list[str], dict[str, IsthmusError]]:
-    """Return which keys were not refused, and why the others were."""
+    """Return the keys whose request was not denied, and the error of each of the others."""
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(key: str) -> Denied | None:
@@ -136,7 +137,10 @@ async def _tried(
 
 
 def _own(role: Role) -> Sequence[tuple[Operation, tuple[str, ...]]]:
-    """Return what the role must be able to do; donors are a nicety, which a strict policy leaves out."""
+    """Return what the role must be able to do: operations, and patterns of keys.
+
+    Other learners' checkpoints are left out, since strict policies deny them.
+    """
     if role.participant is None:
         return []
     given = grants(role.participant, role.name, checkpoints=False)
@@ -148,7 +152,7 @@ def _is_short(prefix: str) -> bool:
 
 
 def _key(pattern: str, mark: str) -> str:
-    """Return a key that fits a pattern, and that nobody has."""
+    """Return a key that fits a pattern; if the pattern has a `*`, no object has this key."""
     return pattern.replace(FRAGMENT, "00000").replace("/*/", "/000000/").replace("*", mark)
 
 

@@ -1,6 +1,6 @@
-"""Which way packets go, as Linux tells it: its routing by rtnetlink (rules of VPNs included), interfaces by /sys.
+"""Find how Linux routes packets (by rtnetlink, with the rules of VPNs), and its network interfaces (in /sys).
 
-Elsewhere, and where it may not be asked, nothing is known, and nothing fails.
+On other systems, and if the kernel may not be asked, the functions return nothing and do not raise.
 """
 
 import ipaddress
@@ -25,13 +25,13 @@ _OF_CONTAINERS = re.compile(r"docker\d|br-[0-9a-f]{12}$|cni|podman|lxcbr|lxdbr|v
 
 @dataclass(frozen=True)
 class Route:
-    """How the kernel sends to an address."""
+    """The route by which the kernel sends to an address."""
 
     interface: int
-    """Its index."""
+    """Index of the interface."""
     source: str
     gateway: str = ""
-    """Empty: directly."""
+    """Empty if the address is reached directly."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class Interface:
     name: str
     up: bool = True
     mtu: int | None = None
-    """Bytes of a packet."""
+    """The largest packet, in bytes."""
     speed: int | None = None
-    """Mbit/s, of a device that tells it."""
+    """Speed in Mbit/s; None if the interface is no device or does not tell."""
     kind: str = ""
-    """What it is, where traffic to far away is not expected on it."""
+    """The kind of an interface on which traffic to other networks is not expected, in words; empty for all others."""
 
     @property
     def loopback(self) -> bool:
-        """Whether it leads back to this machine."""
+        """Whether the interface leads back to this machine."""
         return self.name == "lo"
 
 
 def question(address: str) -> bytes:
-    """Return the request for the route to an address."""
+    """Return the rtnetlink request for the route to an address."""
     parsed = ipaddress.ip_address(address)
     family = socket.AF_INET if parsed.version == 4 else socket.AF_INET6
     route = _ROUTE.pack(family, parsed.max_prefixlen, 0, 0, 0, 0, 0, 0, 0)
@@ -63,7 +63,7 @@ def question(address: str) -> bytes:
 
 
 def answer(said: bytes) -> Route | None:
-    """Return what the kernel answered; None where it knows no route."""
+    """Return the route in the kernel's answer; None if it names none."""
     if len(said) < _HEADER.size + _ROUTE.size:
         return None
     length, kind, *_ = _HEADER.unpack_from(said)
@@ -91,7 +91,7 @@ def _shown(address: bytes | None) -> str:
 
 
 def route_to(address: str) -> Route | None:
-    """Ask the kernel for its route to an address."""
+    """Return the kernel's route to an address; None if it is not known."""
     if not hasattr(socket, "AF_NETLINK"):
         return None
     try:
@@ -104,7 +104,7 @@ def route_to(address: str) -> Route | None:
 
 
 def name_of(index: int) -> str:
-    """Return an interface's name, or its number where it has gone."""
+    """Return an interface's name, or a text with its index if the interface is gone."""
     try:
         return socket.if_indextoname(index)
     except OSError:
@@ -112,7 +112,7 @@ def name_of(index: int) -> str:
 
 
 def interfaces(folder: Path = INTERFACES) -> dict[str, Interface]:
-    """Return the interfaces there are, by name; none where they cannot be listed."""
+    """Return this machine's interfaces by name; none if they cannot be listed."""
     try:
         return {path.name: _interface(path) for path in sorted(folder.iterdir()) if path.is_dir()}
     except OSError:
@@ -121,9 +121,9 @@ def interfaces(folder: Path = INTERFACES) -> dict[str, Interface]:
 
 def _interface(folder: Path) -> Interface:
     name = folder.name
-    # What is no device (a pair of a container, a tunnel) has a speed that means nothing; −1: unknown.
+    # Interfaces that are no devices (a container's pair, a tunnel) report a meaningless speed. −1 means unknown.
     speed = _number(folder / "speed") if (folder / "device").exists() else None
-    # Loopback and tunnels say "unknown" while they are up.
+    # Loopback and tunnels report "unknown" while they are up.
     up = _text(folder / "operstate") in ("up", "unknown")
     if (folder / "tun_flags").exists() or "DEVTYPE=wireguard" in _text(folder / "uevent").split():
         kind = "a VPN"

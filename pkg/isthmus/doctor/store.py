@@ -1,4 +1,4 @@
-"""The store: reachable, permitted, atomic, on time, fast enough."""
+"""Check the store: access, the run and its log, permissions, atomic creation, checksums, clock and bandwidth."""
 
 import contextlib
 import os
@@ -32,12 +32,12 @@ RACERS = 16
 LATENCY_SAMPLES = 9
 SLOW_BYTES_S = 1e6
 LISTED_S = 1.0
-"""Stores date objects to the second."""
+"""How exactly stores date objects [s]."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do, in the words of the kind of store at hand."""
+    """What to do about each problem, worded for one kind of store."""
 
     refused: str
     away: str
@@ -47,7 +47,7 @@ class Advice:
     creating: str
     slow: str
     taken: str
-    """Where a write is neither taken nor refused."""
+    """For a write that the store neither accepts nor denies."""
 
 
 IN_BUCKET = Advice(
@@ -77,7 +77,7 @@ def _advice(store: Store) -> Advice:
 
 
 def missing_folder(url: str) -> Path | None:
-    """Return the folder of a run where there is none yet; None for one that is there, and for a bucket."""
+    """Return the folder of a run if it does not exist yet; None if it does, and for a bucket."""
     parts = split(url)
     if parts.scheme not in ("", "file"):
         return None
@@ -86,7 +86,7 @@ def missing_folder(url: str) -> Path | None:
 
 
 def _not_there(folder: Path) -> Iterator[Finding]:
-    """What can be said of a folder that is not there, without making it."""
+    """Yield the findings about a folder that does not exist, without creating it."""
     above = next(parent for parent in folder.parents if parent.exists())
     check, said = "store: access", f"there is no folder {folder} yet"
     if not os.access(above, os.W_OK | os.X_OK):
@@ -97,7 +97,10 @@ def _not_there(folder: Path) -> Iterator[Finding]:
 
 
 async def examine_store(url: str, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding | Run]:
-    """Yield findings, and the run once it is read; `size` in bytes is moved up and down to measure the bandwidth."""
+    """Yield findings about the store of a run, and the run itself once it is read.
+
+    `size`: bytes that are uploaded and downloaded to measure the bandwidth.
+    """
     try:
         if (folder := missing_folder(url)) is not None:
             for missing in _not_there(folder):
@@ -116,7 +119,7 @@ async def examine_store(url: str, role: Role, runtime: Runtime, size: int) -> As
 
 
 async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding | Run]:
-    """See `examine_store`."""
+    """Yield what `examine_store` does, for a store that is open already."""
     took, advice = [], _advice(store)
     try:
         for _ in range(LATENCY_SAMPLES):
@@ -185,10 +188,10 @@ async def _may(request: object, check: str, said: str, advice: str) -> Finding:
 
 
 async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding]:
-    """Whether this role can create and delete where it must; atomically; with which clock and bandwidth."""
+    """Yield findings about writes: permissions, the store's clock, atomic creation, checksums, bandwidth."""
     key, words = f"{role.place}doctor-{runtime.new_id()}", _advice(store)
     if not role.place:
-        return  # a role that writes nothing, or only what stays
+        return  # this role writes nothing, or nothing that it may delete
     try:
         await store.put(key, bytes(64))
     except IsthmusError as error:
@@ -206,7 +209,7 @@ async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> A
         wall = runtime.wall()
         listed = [entry for entry in await store.list(role.place) if entry.key == key]
     except IsthmusError:
-        listed = []  # said above already
+        listed = []  # the check of listing has reported this
     if listed:
         yield clock("store: clock", wall - listed[0].modified, LISTED_S, "the store")
     deleting = words.deleting.format(url=store.url, place=role.place)
@@ -226,7 +229,10 @@ async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> A
 
 
 async def _sums(store: EdgeStore, key: str, runtime: Runtime) -> Finding | None:
-    """Whether what is cut or changed on its way there is refused, instead of being kept for good."""
+    """Return the finding about whether the store refuses bytes that were cut or changed on the way.
+
+    Returns None for a store to which no checksum is sent.
+    """
     check, sha = "store: integrity", not store.url.startswith("s3+aiobotocore:")
     what = "SHA-256" if sha else "MD5"
     try:
@@ -262,7 +268,10 @@ async def _bandwidth(store: EdgeStore, key: str, runtime: Runtime, size: int) ->
 
 
 async def _must_not(store: EdgeStore, role: Role) -> AsyncIterator[Finding]:
-    """Whether this role is kept from what is not its own: tried with the bytes that are there already."""
+    """Yield findings about whether the store denies this role writes to objects that are not its own.
+
+    Each write repeats the stored bytes of an object, if the role may read them.
+    """
     if role.kind == RoleKind.OPERATOR:
         return
     forbidden = {"the run object": RUN_KEY, "a commit": commit_key(0, 1)}
@@ -285,13 +294,13 @@ async def _refuses(store: EdgeStore, role: Role, what: str, key: str) -> Finding
     except ObjectMissing:
         there = None
     except Denied:
-        there = bytearray(b"isthmus: doctor")  # it is there, and other bytes are refused as well
+        there = bytearray(b"isthmus: doctor")  # the object exists, and create-only bytes do not replace it
     except IsthmusError as error:
         return Finding(check, WARNING, str(error), "try again")
     if there is None:
         return Finding(check, WARNING, "not tried: there is none yet", "ask again once the run is under way")
     try:
-        # Create-only was proved above: even where it is allowed, nothing changes.
+        # The store was found to honour create-only PUT, so even a permitted write changes nothing.
         await store.create(key, there)
     except Denied:
         return Finding(check, OK, f"{key} is out of this role's reach")

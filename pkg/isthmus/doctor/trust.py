@@ -1,4 +1,4 @@
-"""Who can be anybody: whether what travels is encrypted, and whether a run is signed."""
+"""Check whether connections to store and bus are encrypted, and whether the run is signed."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from isthmus.store import endpoint_of
 
 
 def examine_trust(url: str, bus: str, run: Run | None) -> Iterator[Finding]:
-    """Yield findings about a run's store and bus, and about the run where there is one yet."""
+    """Yield findings about the encryption of a run's store and bus, and about signatures if there is a run yet."""
     places = [("store: encryption", endpoint_of(url), "https", url), ("bus: encryption", bus, "rediss", bus)]
     for check, place, scheme, of in places:
         if place is None or split(place).scheme in ("sqlite", "unix"):

@@ -1,6 +1,6 @@
-"""The way to store and bus: names, addresses, interface, gateway and packet size, and what is odd about them.
+"""Check the network path to store and bus: name, addresses, interface, gateway and packet size.
 
-Looked at after store and bus have been tried: by then the kernel knows how large a packet the path takes.
+This comes after the checks of store and bus: by then the kernel knows how large a packet the path takes.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from isthmus.runtime.urls import redacted, split
 from isthmus.store import endpoint_of
 
 CONNECT_S = 3.0
-"""As long as the clients wait."""
+"""How long to wait for a connection [s]: as long as the clients of store and bus wait."""
 
 ADDRESSES_MAX = 8
 RESOLVED_S = 1.0
 _MTU_OF = {socket.AF_INET: (socket.IPPROTO_IP, 14), socket.AF_INET6: (socket.IPPROTO_IPV6, 24)}
-"""IP_MTU and IPV6_MTU of linux/in.h, which Python has no names for."""
+"""IP_MTU of linux/in.h and IPV6_MTU of linux/in6.h, for which Python has no names."""
 
 PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379}
 USED_BY = {"store": "AWS_ENDPOINT_URL", "bus": "--bus"}
@@ -33,43 +33,43 @@ USED_BY = {"store": "AWS_ENDPOINT_URL", "bus": "--bus"}
 
 @dataclass(frozen=True)
 class ConnectionAttempt:
-    """One address of a name, and how a connection to it went."""
+    """The attempt to connect to one address of a host."""
 
     address: str
     took_s: float
     error: str = ""
-    """Empty: connected."""
+    """Why there is no connection; empty if there is one."""
     source: str = ""
     mtu: int | None = None
-    """Bytes of a packet that the path takes, as far as the kernel knows."""
+    """The largest packet that the path takes, in bytes, as far as the kernel knows."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """What was found out about the way to a host."""
+    """What was found out about the network path to a host."""
 
     what: str
-    """store or bus."""
+    """`store` or `bus`."""
     host: str
     port: int
     resolved_s: float
     attempts: Sequence[ConnectionAttempt]
     route: Route | None
-    """To the first address that answers."""
+    """Route to the first address that answers; None if it is not known."""
     interfaces: Mapping[str, Interface]
     used: str = ""
-    """The interface it takes; empty where it is not known."""
+    """Name of the route's interface; empty if the route is not known."""
     proxy: str = ""
-    """The variable that names the host as a proxy; empty without one."""
+    """The environment variable that names the host as a proxy; empty if the host is no proxy."""
 
 
 async def examine_way(what: str, url: str, runtime: Runtime) -> AsyncIterator[Finding]:
-    """Yield findings about the way to a store or bus; none for one that is not on a network."""
+    """Yield findings about the network path to a store or bus; none if it is not on a network."""
     try:
         target = (endpoint_of(url) if what == "store" else url) or ""
         parts = split(target)
     except InputError:
-        return  # said where it was opened
+        return  # the check that opened the store or bus has reported this
     if parts.scheme not in PORTS:
         return
     proxy, through = ("", target) if what == "bus" else proxy_for(target, split(url).scheme)
@@ -87,7 +87,7 @@ async def examine_way(what: str, url: str, runtime: Runtime) -> AsyncIterator[Fi
 
 
 def proxy_for(target: str, scheme: str) -> tuple[str, str]:
-    """Return the variable that makes the client of a store take a proxy, and its URL; or "", and the target itself."""
+    """Return the variable that makes a store's client use a proxy, and the proxy's URL; if none, "" and `target`."""
     parts, given = split(target), getproxies_environment()
     if proxy_bypass(parts.netloc.rpartition("@")[2]):
         return "", target
@@ -132,7 +132,7 @@ async def _attempt(family: int, place: tuple[object, ...], runtime: Runtime) -> 
 
 
 def judge(way: Way) -> Iterator[Finding]:
-    """Yield what to make of a way."""
+    """Yield the findings about a network path."""
     good = [attempt for attempt in way.attempts if not attempt.error]
     bad = [attempt for attempt in way.attempts if attempt.error]
     check, where = f"{way.what}: way", f"[{way.host}]:{way.port}" if ":" in way.host else f"{way.host}:{way.port}"
@@ -209,7 +209,7 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
 def examine_ranks(role: Role) -> Iterator[Finding]:
-    """Yield findings about how ranks of a learner on several machines would find each other."""
+    """Yield findings about whether the ranks of a learner on several machines would find each other."""
     own = socket.gethostname()
     try:
         addresses = sorted({str(place[0]) for *_, place in socket.getaddrinfo(own, None, type=socket.SOCK_STREAM)})
@@ -221,7 +221,10 @@ def examine_ranks(role: Role) -> Iterator[Finding]:
 def judge_ranks(
     role: Role, environment: Mapping[str, str], names: Sequence[str], own: str, addresses: Sequence[str]
 ) -> Iterator[Finding]:
-    """Yield what to make of the variables and of what this machine's own name leads to."""
+    """Yield the findings about the interface variables and about the addresses of this machine's own name.
+
+    `environment`: the environment variables. `names`: this machine's interfaces. `own`: its own name.
+    """
     outcome: CheckOutcome = FAILURE if role.kind == RoleKind.LEARNER else WARNING
     for variable in (GLOO, NCCL):
         given = environment.get(variable, "")
@@ -240,7 +243,7 @@ def judge_ranks(
 
 def _missing(variable: str, given: str, names: Sequence[str]) -> list[str]:
     if variable == NCCL:
-        if given.startswith("^"):  # all but these
+        if given.startswith("^"):  # NCCL uses all interfaces but these
             return []
         exact, wanted = given.startswith("="), given.removeprefix("=")
         asked = [(word.partition(":")[0] if exact else word) for word in wanted.split(",") if word]

@@ -1,1 +1,1 @@
-"""Whoever reads a run and takes no part in it: from the log, from the bus, from both."""
+"""Tools that read a run, from its log, its bus or both, and take no part in it."""

@@ -1,4 +1,4 @@
-"""What the bus says about a run: learners, syncers, rounds in flight. Pure: holds what the messages add up to."""
+"""The state of a run as its bus messages show it: learners, syncers, open rounds. Pure, no I/O."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from isthmus.reasons import Reason
 
 @dataclass(slots=True)
 class LearnerView:
-    """One learner, as its messages show it."""
+    """A learner, as its messages show it."""
 
     name: str
     incarnation: int = 0
@@ -31,12 +31,12 @@ class LearnerView:
     heartbeat: Heartbeat | None = None
     left: Leave | None = None
     heard_at: float | None = None
-    """When it last spoke while somebody listened, on the listener's clock."""
+    """When a message of the learner was last received live, on the reader's clock; None if never."""
 
 
 @dataclass(slots=True)
 class OpenRound:
-    """A round that was called and is not committed yet, as far as one hears."""
+    """A round that was called and is not committed yet, as far as the messages show."""
 
     version: int
     answered: set[str] = field(default_factory=set)
@@ -45,21 +45,26 @@ class OpenRound:
 
 @dataclass(slots=True)
 class BusView:
-    """Feed it every message of a run (by its digest)."""
+    """The state of a run that its messages show. Pass every message of the run to `take`."""
 
     run: bytes
+    """Digest of the run."""
     members: Members | None = None
-    """By whom it judges who said something; None: by the stream alone."""
+    """The membership that authors of messages are checked against; None: only the stream is checked."""
     learners: dict[str, LearnerView] = field(default_factory=dict)
     syncers: dict[str, Alive] = field(default_factory=dict)
     syncers_heard: dict[str, float] = field(default_factory=dict)
-    """When each last spoke while somebody listened."""
+    """When a message of each syncer was last received live, on the reader's clock."""
     heads: dict[int, int] = field(default_factory=dict)
     rounds: dict[int, OpenRound] = field(default_factory=dict)
     invalid: Counter[str] = field(default_factory=Counter)
 
     def take(self, stream: str, said: BusItem, at: float | None) -> None:
-        """Note what was said at once, heard at this time; None: it was said before we listened and proves no life."""
+        """Note the messages of a batch.
+
+        `at`: when it was received. None: it was sent before the reader listened, and does not prove that its author is
+        alive.
+        """
         if not said.body:
             return
         try:
@@ -93,12 +98,12 @@ class BusView:
                 self._learner(message, at)
 
     def waited_for(self, fragment: int, live: set[str]) -> set[str]:
-        """Return which of these learners the open round of a fragment has not heard from."""
+        """Return which of these learners have neither answered the open round of a fragment nor passed."""
         open_round = self.rounds.get(fragment)
         return live - open_round.answered - open_round.passed if open_round else set()
 
     def live(self, since: float) -> set[str]:
-        """Return the learners heard since then that have not left."""
+        """Return the learners that were heard at `since` or later and have not left."""
         return {
             v.name for v in self.learners.values() if v.left is None and v.heard_at is not None and v.heard_at >= since
         }

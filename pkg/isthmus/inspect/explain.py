@@ -1,4 +1,4 @@
-"""The story of one update, of one commit or of one fragment, told from what the log recorded."""
+"""Explain what became of one update, one commit or one fragment, from the records in the log."""
 
 import math
 import re
@@ -35,7 +35,7 @@ _WHY = {
 
 @dataclass(slots=True)
 class Explanation:
-    """A story: lines for people, facts for programs."""
+    """An explanation: lines for people, facts for programs."""
 
     subject: str
     lines: list[str] = field(default_factory=list)
@@ -47,9 +47,9 @@ class Explanation:
 
 
 async def explain(log: Log, what: str) -> Explanation:
-    """Tell the story of `commits/P/V` or P/V, of an update's key, of P/LEARNER/BASE, or of a whole fragment, P.
+    """Explain a commit (`commits/P/V` or P/V), an update (its key, or P/LEARNER/BASE), or a whole fragment (P).
 
-    Raises `InputError` for what is none of these or is not in the run.
+    Raises `InputError` if `what` is none of these, or is not in the run.
     """
     if found := _UPDATE_KEY.fullmatch(what):
         return await _update(log, int(found[1]), found[2], int(found[3]), found[4])
@@ -190,7 +190,8 @@ def _healed(told: Explanation, h: CommitHeader, healed: Healed) -> Explanation:
 
 
 async def _update(log: Log, p: int, learner: str, base: int, digest: str) -> Explanation:
-    """Tell of the update of this digest, or of every update on the base, the merged one first."""
+    """Explain the update with this digest; without a digest, all updates of the learner on the base, the merged one
+    first."""
     if p >= len(log.run.layout.fragments):
         raise InputError(f"there is no fragment {p} in {log.run.url}")
     stored = await _stored(log, p, learner, base, digest)
@@ -218,7 +219,8 @@ async def _update(log: Log, p: int, learner: str, base: int, digest: str) -> Exp
 
 
 def _named(commits: Sequence[Commit], p: int, learner: str, base: int) -> set[str]:
-    """Return the keys of all updates on a base that commits speak of: two may go by one base, never by one digest."""
+    """Return the keys of a learner's updates on a base that commits name. Several updates may have the same base, but
+    their digests differ."""
     said = list[Input | Late | Rejection]()
     for commit in commits:
         said += [*commit.header.inputs, *commit.header.late, *commit.header.rejected]
@@ -228,7 +230,7 @@ def _named(commits: Sequence[Commit], p: int, learner: str, base: int) -> set[st
 def _story(
     commits: Sequence[Commit], p: int, learner: str, base: int, key: str, header: UpdateHeader | None
 ) -> Explanation:
-    """Tell of one update, from what the commits after its base say."""
+    """Explain one update, from the commits after its base."""
     told = Explanation(key)
     told.facts = {"key": key, "learner": learner, "fragment": p, "base": base, "fate": "unknown"}
     told.say(key)
@@ -243,7 +245,7 @@ def _story(
     for commit in commits:
         heard |= _in_commit(told, commit, key, passed_by)
         if told.facts["fate"] == "merged":
-            break  # said again afterwards, it is turned away: no part of its story
+            break  # a later announcement of the same update is only rejected
         passed_by.append(commit)
     if told.facts["fate"] == "unknown":
         last = commits[-1].version if commits else base
@@ -256,7 +258,7 @@ def _story(
 
 
 def _gone(commits: Sequence[Commit], learner: str, base: int, key: str) -> str:
-    """Say why an update is not in the store, as far as the commits after its base know."""
+    """Return why an update is not in the store, as far as the commits after its base tell."""
     for commit in commits:
         if any((i.learner, i.base) == (learner, base) and i.key == key for i in commit.header.inputs):
             return (
@@ -268,7 +270,10 @@ def _gone(commits: Sequence[Commit], learner: str, base: int, key: str) -> str:
 
 
 def _in_commit(told: Explanation, commit: Commit, key: str, passed_by: Sequence[Commit]) -> bool:
-    """Tell what a commit says of the update; return whether it says anything."""
+    """Add what a commit says about the update to its explanation; return whether the commit says anything about it.
+
+    `passed_by`: the earlier commits after its base, which have not merged it.
+    """
     h, said = commit.header, False
     learner, base = told.facts["learner"], told.facts["base"]
 
@@ -337,7 +342,10 @@ def _merged(told: Explanation, commit: Commit, i: Input, number: int) -> None:
 
 
 async def _stored(log: Log, p: int, learner: str, base: int, digest: str) -> dict[str, UpdateHeader]:
-    """Return the headers of the learner's stored updates on this base by key: all, or the one of this digest."""
+    """Return the headers of the learner's stored updates on this base, by key; with a digest, only of that update.
+
+    Raises `InputError` if an update is damaged.
+    """
     if digest:
         keys = [update_key(p, learner, base, bytes.fromhex(digest))]
     else:
@@ -372,7 +380,7 @@ def _missed(late: Late, closed_at: float) -> str:
 
 
 def _cut(given: Input) -> str:
-    """Return in words for how much less than it said an update counted, and why."""
+    """Return in words how far an update was clipped, and why; empty if it was not."""
     if not given.clipped:
         return ""
     asked = given.tokens * (given.tokens / max(1, given.steps))
@@ -381,7 +389,7 @@ def _cut(given: Input) -> str:
 
 
 def why_of(reason: str) -> str:
-    """Return in words why updates are turned away under this name, or an empty text."""
+    """Return in words why updates are rejected for a named reason; empty if there are no words for it."""
     return _WHY.get(Reason(reason), "") if reason in set(Reason) else ""
 
 

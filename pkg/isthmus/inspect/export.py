@@ -1,4 +1,4 @@
-"""The global model as a safetensors file, at any version, and back: what a run starts from can come from one."""
+"""Write the global model at any version to safetensors files, and read such files, for example to start a run."""
 
 import asyncio
 import contextlib
@@ -27,8 +27,8 @@ _MODEL, _EMBEDDINGS, _SEED, _ORDER = "isthmus.model", "isthmus.embeddings", "ist
 _LOCAL = "isthmus.local"
 
 Local = Mapping[str, tuple[str, "np.ndarray[Any, Any]"]]
-"""Tensors that are not merged, by name: what torch calls their dtype, and their values, float64 where they are of
-floating point numbers."""
+"""Tensors that are not merged, by name: torch's name of their dtype, and their values. Values of any floating point
+dtype are held in float64."""
 
 
 async def versions_at(log: Log, *, version: int | None = None, time: float | None = None) -> list[int]:
@@ -55,8 +55,10 @@ async def versions_at(log: Log, *, version: int | None = None, time: float | Non
 
 
 async def published(log: Log, versions: Sequence[int], progress: ShareDone = lambda _: None) -> list[F32]:
-    """Return the published value [n] of each fragment at its version. Raises `InputError` for one that was collected,
-    `LogCorrupt` for one that is damaged."""
+    """Return the published value [n] of each fragment at its version.
+
+    Raises `InputError` if a version was collected, `LogCorrupt` if its log is damaged.
+    """
     carry, done = fold.Publishing(log), 0
 
     async def one(p: int, version: int) -> F32:
@@ -83,7 +85,10 @@ Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 def tensors(run: Run, values: Mapping[int, F32]) -> dict[str, NDArray[np.float32]]:
-    """Return the tensors that lie in these fragments, in their shapes, as float32. Raises as `write_parts`."""
+    """Return the tensors in these fragments, in their shapes, as float32.
+
+    Raises `InputError` if only a part of a tensor lies in them.
+    """
     shapes = {spec.name: spec.shape for spec in run.layout.specs}
     found = _arrays(run, values, "float32")
     return {name: words.view(np.float32).reshape(shapes[name]) for name, words in found.items()}
@@ -97,10 +102,10 @@ def write(
     dtype: str | None = None,
     local: Local | None = None,
 ) -> None:
-    """Write a model file, whole or not at all: the run's tensors under their names, in their shapes and dtypes, or one.
+    """Write a model file, whole or not at all, with the run's tensors under their names and in their shapes.
 
-    `local`: tensors that are not merged, in their own dtypes. Raises `InputError` where it cannot be written, as in a
-    folder that is not there.
+    `dtype`: that of all the run's tensors in the file; None: their own. `local`: tensors that are not merged, written
+    in their own dtypes. Raises `InputError` if the file cannot be written, for example if its folder does not exist.
     """
     scratch = path.with_name(f".{path.name}.new")
     try:
@@ -126,11 +131,12 @@ def write_parts(
     named: Callable[[str], str] = str,
     local: Local | None = None,
 ) -> None:
-    """Write a model, or what lies in some of its fragments, into an empty folder, as `from_pretrained` reads it.
+    """Write a model, or the tensors in some of its fragments, into an empty folder, as `from_pretrained` reads it.
 
-    In files of at most `largest` bytes, but for a tensor that alone is more: one `model.safetensors`, or several and an
-    index. `dtype`: of all tensors; None: their own. `named` gives each tensor the name that it has in the files. Raises
-    `OSError`, and `InputError` where only a part of a tensor lies in these fragments.
+    The files have at most `largest` bytes of tensors each; a larger tensor gets a file of its own. There is either one
+    `model.safetensors`, or several files and an index. `dtype`: that of all the run's tensors in the files; None: their
+    own. `named` returns the name of a tensor in the files. `local`: tensors that are not merged; they go into the last
+    file, whatever its size. Raises `OSError`, and `InputError` if only a part of a tensor lies in these fragments.
     """
     arrays = _arrays(run, values, dtype)
     parts: list[list[Spec]] = [[]]
@@ -159,7 +165,7 @@ def write_parts(
 
 
 def _arrays(run: Run, values: Mapping[int, F32], dtype: str | None) -> dict[str, Bytes]:
-    """Return the bytes of every tensor of these fragments, in its own dtype or another."""
+    """Return the bytes of every tensor in these fragments, in `dtype`; None: in its own."""
     arrays: dict[str, Bytes] = {}
     for spec, cuts in zip(run.layout.specs, run.layout.placement, strict=True):
         if 0 < sum(fragment in values for fragment, _ in cuts) < len(cuts):
@@ -173,7 +179,7 @@ def _arrays(run: Run, values: Mapping[int, F32], dtype: str | None) -> dict[str,
             if t.rows is None:
                 arrays[t.spec.name] = stored
                 continue
-            width = stored.size // t.size  # bytes of an element
+            width = stored.size // t.size  # bytes per element
             whole = arrays.setdefault(t.spec.name, np.empty(t.spec.size * width, np.uint8))
             whole[t.origin * width : t.origin * width + stored.size] = stored
     return arrays
@@ -189,7 +195,7 @@ def _serialize(
     named: Callable[[str], str] = str,
     local: Local | None = None,
 ) -> None:
-    """Write some of a model's tensors as a safetensors file."""
+    """Write some of a model's tensors to a safetensors file."""
     tensors = {
         named(s.name): safetensors.TensorSpec(
             dtype=dtype or s.dtype,
@@ -211,7 +217,7 @@ def _serialize(
         "isthmus.versions": json.dumps(list(versions)),
         _MODEL: run.header.model,
         _SEED: str(run.header.seed),
-        # The format sorts tensors; a layout goes by the order in the model.
+        # The file format sorts tensors, but a layout depends on their order in the model.
         _ORDER: json.dumps([named(s.name) for s in specs] + [named(name) for name in kept]),
         _EMBEDDINGS: json.dumps([named(s.name) for s in specs if s.role == TensorClass.EMBEDDING]),
     }
@@ -220,20 +226,20 @@ def _serialize(
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A model as a file holds it."""
+    """A model that was read from a file."""
 
     specs: tuple[Spec, ...]
     values: tuple[F32, ...]
     """Flat float32 values of each tensor, in the order of `specs`."""
     model: str
-    """How the model can be made (`package.module:function`), where the file says so."""
+    """The function that makes the model (`package.module:function`); empty if the file does not say."""
     seed: int
 
 
 def read(path: Path) -> ModelFile:
-    """Read a model file, of ours or anybody's. Raises `InputError` that says what is wrong with it.
+    """Return the model in a safetensors file of any program. Raises `InputError`, which says what is wrong with it.
 
-    Files of others do not say which tensors are embeddings: all of them are dense then.
+    Files of other programs do not say which tensors are embeddings: all of them count as dense.
     """
     try:
         with safetensors.safe_open(str(path), "np") as opened:
@@ -275,7 +281,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def read_folder(folder: Path) -> ModelFile:
-    """Read a model that `save_pretrained` or `isthmus export --hf` has written, in one file or several. Raises
+    """Return the model that `save_pretrained` or `isthmus export --hf` wrote, in one file or several. Raises
     `InputError`."""
     index = folder / INDEX
     try:

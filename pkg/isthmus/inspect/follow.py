@@ -1,9 +1,9 @@
-"""Follow a run: its global model, one cut after another, for whoever serves it, judges it or samples from it.
+"""Follow a run: read its global model, one cut after another, to serve it, evaluate it or sample from it.
 
-A cut is the same version of every fragment: cut v is what `isthmus export --version v` writes, whoever follows,
-whenever, and however many syncers there are. Versions are mixed only where that is asked for: then a cut is each
-fragment's newest one, and its number the sum of them. No more is fetched than has changed: each fragment is carried
-from its last version by what was published since, checked against the log on the way.
+A cut is the same version of every fragment. Cut v is what `isthmus export --version v` writes; it does not depend on
+the follower, the time or the number of syncers. Versions are mixed only on request: then a cut is the newest version of
+each fragment, and its number is the sum of these versions. Only changes are fetched: a fragment is carried forward from
+its last version by the differences published since, each checked against the log.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from isthmus.runtime.clock import Runtime
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""The log is looked at this often while it has nothing new; a look is one small request for each fragment."""
+"""Seconds between two looks at a log with nothing new. A look is one small request for each fragment."""
 
 FRAGMENTS_AT_ONCE = 8
 NEWEST = "newest"
@@ -41,20 +41,20 @@ class Cut:
 
     run: Run
     number: int
-    """The version of all of them; of a mixture, the sum of their versions."""
+    """The version of all fragments; the sum of their versions if these are mixed."""
     values: Mapping[int, F32]
-    """Published value [n] of each fragment that is followed. They are never written to again."""
+    """The published value [n] of each followed fragment. These arrays are never written to again."""
     versions: Mapping[int, int]
-    """The version of each of them."""
+    """The version of each followed fragment."""
     local: export.Local = field(default_factory=dict)
-    """Tensors that are not merged, such as running statistics; of a cut of all fragments."""
+    """Tensors that are not merged, such as running statistics. `CutFollower` leaves it empty; callers may add them."""
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
-        """Return the tensors that lie in the fragments followed, in their shapes, as float32; tied ones once."""
+        """Return the tensors in the followed fragments, in their shapes, as float32. Tied tensors are in it once."""
         return export.tensors(self.run, self.values)
 
     def buffers(self) -> dict[str, NDArray[Any]]:
-        """Return the tensors that are not merged, in their shapes: float32 where they are of floating point numbers."""
+        """Return the tensors that are not merged, in their shapes. Floating point values are float32."""
         return {
             name: values.astype(np.float32) if values.dtype == np.float64 else values
             for name, (_, values) in self.local.items()
@@ -62,10 +62,10 @@ class Cut:
 
 
 class CutFollower:
-    """A run's published values, as far as they were followed."""
+    """Reads cuts of a run, and keeps the value of each followed fragment to carry it forward."""
 
     def __init__(self, log: Log, fragments: Sequence[int] | None = None) -> None:
-        """`fragments`: the ones that are followed; all. Raises `InputError` for one that the run does not have."""
+        """`fragments`: those to follow; None: all. Raises `InputError` for one that the run does not have."""
         self._log, self._carry = log, fold.Publishing(log)
         there = range(len(log.run.layout.fragments))
         self.fragments = sorted(set(there if fragments is None else fragments))
@@ -73,7 +73,7 @@ class CutFollower:
             raise InputError(f"fragments {fragments}: the run has 0 to {there.stop - 1}")
         self._at: dict[int, fold.At[F32]] = {}
         self._seen = dict.fromkeys(self.fragments, 0)
-        """The newest version of each fragment that was seen."""
+        """By fragment, the newest version that was found."""
 
     async def heads(self) -> dict[int, int]:
         """Return the newest version of each fragment. Raises `Unavailable`, `Denied`, `LogCorrupt`."""
@@ -81,13 +81,13 @@ class CutFollower:
         return dict(self._seen)
 
     async def head(self, wanted: int) -> int:
-        """Return the newest version that every fragment has; where not all have `wanted`, one before that.
+        """Return the newest version that every fragment has. It is less than `wanted` if not all fragments have that.
 
         Raises `Unavailable`, `Denied`, `LogCorrupt`.
         """
         behind = [p for p, seen in self._seen.items() if seen < wanted]
         await self._look(behind)
-        if min(self._seen.values()) >= wanted:  # then the others are looked at, too: they may be further by now
+        if min(self._seen.values()) >= wanted:  # look at the other fragments, too: they may have advanced
             await self._look([p for p in self.fragments if p not in behind])
         return min(self._seen.values())
 
@@ -102,8 +102,10 @@ class CutFollower:
         await asyncio.gather(*map(look, fragments))
 
     async def cut(self, number: int, versions: Mapping[int, int] | None = None) -> Cut:
-        """Return the cut of a version that every fragment has, or of `versions`. Raises `Unavailable`, `Denied`,
-        `LogCorrupt`."""
+        """Return the cut of version `number`, which every fragment must have, or of `versions`, whose sum it is.
+
+        Raises `Unavailable`, `Denied`, `LogCorrupt`.
+        """
         gate = asyncio.Semaphore(FRAGMENTS_AT_ONCE)
         versions = dict.fromkeys(self.fragments, number) if versions is None else versions
 
@@ -121,7 +123,7 @@ class CutFollower:
                 async for further in fold.onward(self._log, p, self._carry, at, until=version):
                     at = further
             except LogCorrupt as error:
-                # What lies between may have been collected while nobody looked.
+                # The values in between may have been collected since the last cut.
                 logger.info("fragment %d is followed from a snapshot: %s", p, error)
             else:
                 if at.version == version:
@@ -139,10 +141,11 @@ async def cuts(
     fragments: Sequence[int] | None = None,
     mixed: bool = False,
 ) -> AsyncIterator[Cut]:
-    """Yield cuts whose number is a multiple of `every`, beyond `after`: the newest each time, and so not all of them,
-    at least `apart_s` seconds apart. For ever. Of a mixture, those that have come `every` merges further.
+    """Yield for ever the newest cut beyond `after` whose number is a multiple of `every`, and skip those before it.
 
-    An outage is waited for. Raises `Denied`, `LogCorrupt` where a cut cannot be had any more, and `InputError`.
+    Two cuts are at least `apart_s` seconds apart. With `mixed`, a cut is yielded once its number has grown by `every`
+    or more. During an outage of the store, wait. Raises `Denied`, `LogCorrupt` if a cut is not available any more, and
+    `InputError`.
     """
     follower, away = CutFollower(log, fragments), False
     while True:
@@ -175,7 +178,7 @@ async def cuts(
 
 
 def newest_in(folder: Path) -> int:
-    """Return the version of the newest cut that a folder points to, -1 where it points to none."""
+    """Return the number of the cut that a folder's link to the newest cut names; -1 if there is none."""
     try:
         return int(os.readlink(folder / NEWEST).removeprefix("cut-"))
     except (OSError, ValueError):
@@ -188,11 +191,11 @@ def _cuts_in(folder: Path) -> list[Path]:
 
 
 def store(cut: Cut, folder: Path, *, dtype: str | None, largest: int, keep: int) -> Path:
-    """Write a cut below a folder, whole or not at all: `cut-000123`, to which `newest` points then; return it.
+    """Write a cut below a folder, whole or not at all, as `cut-000123`; point the link `newest` to it; return its path.
 
-    Safetensors of at most `largest` bytes each (but a tensor is never divided) with the index that `from_pretrained`
-    reads, in the run's dtypes or in one. Of earlier cuts `keep` - 1 stay. Raises `InputError` where it cannot be
-    written.
+    Its files are safetensors of at most `largest` bytes each (but a tensor is never divided), with the index that
+    `from_pretrained` reads. `dtype`: that of all the run's tensors in the files; None: their own. The newest `keep`
+    cuts stay, and older ones are deleted. Raises `InputError` if the cut cannot be written.
     """
     path = folder / f"cut-{cut.number:06d}"
     scratch = folder / f".{path.name}.new"

@@ -1,4 +1,4 @@
-"""How a run does, in one sentence: whether learners merge, and where they do not, why and what to do. Pure, no I/O."""
+"""Summarise a run's health in one sentence: whether learners merge, and if not, why and what to do. Pure, no I/O."""
 
 import time
 from collections import defaultdict
@@ -10,29 +10,29 @@ from isthmus.inspect.status import Status
 from isthmus.log.state import STANDS
 
 FAR = 0.5
-"""A learner explodes whose updates are cut to less than this of their length in most fragments."""
+"""A learner explodes if in most fragments its updates are clipped to less than this share of their length."""
 
 VERY_FAR = 0.1
-"""Where only one was merged lately, it does whose length is cut to less than this."""
+"""If the newest commits have only one update of a learner, it must be clipped to less than this share instead."""
 
 NAMED_MAX = 3
-"""Learners named with their trouble; of the others only how many there are."""
+"""The most learners, and the most damaged fragments, that are named with their trouble."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What `status` says first."""
+    """The health of a run, which `status` prints first."""
 
     ok: bool
-    """Whether there is nothing to see to: somebody trains and all of them are merged, or everybody is done."""
+    """Whether nothing needs attention: learners train and all of them are merged, or all learners are done."""
     said: str
 
 
 def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
-    """Return the health of a run as it is heard now.
+    """Return the health of a run from its present status.
 
-    `run` and `bus` are where they are, for commands to copy; `expected` is how many learners should be there at least,
-    as long as not all are done.
+    `run` and `bus`: their addresses, for commands to copy. `expected`: how many learners should be live at least, until
+    all of them have left.
     """
     written = max((c.header.written_at for c in status.heads if c is not None), default=0.0)
     last = f"the last commit is of {_clock(written, status.at)}" if written else "nothing was ever committed"
@@ -62,13 +62,13 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         parts.append(f"{expected} learners are expected, {len(here)} are heard")
     ailing = [*_of_syncers(status, run), *_of_log(status, run), *_of_learners(status, run)]
     parts += ailing
-    # Who fell silent was perhaps taken away; the run goes on without.
+    # A silent learner is no failure: it may have been taken away on purpose, and the run goes on without it.
     ok = bool(able) and bool(here) and len(here) >= expected and not troubled and not ailing
     return Health(ok, "; ".join(parts))
 
 
 def _of_learners(status: Status, run: str) -> list[str]:
-    """Return which learners send updates far longer than is usual, by the newest commit of each fragment."""
+    """Return the learners whose updates are far longer than usual in the newest commits, each with what to do."""
     scales = defaultdict[str, list[tuple[float, int]]](list)
     for commit in filter(None, status.heads):
         for given in commit.header.inputs:
@@ -76,7 +76,7 @@ def _of_learners(status: Status, run: str) -> list[str]:
     found = []
     for name, seen in sorted(scales.items()):
         cut = [(scale, p) for scale, p in seen if scale < FAR]
-        # One alone that is cut a little may be a first or a last update, of a step or two.
+        # A single update that is clipped a little may be a learner's first or last one, of a step or two.
         if 2 * len(cut) > len(seen) and (len(cut) > 1 or min(cut)[0] < VERY_FAR):
             scale, p = min(cut)
             found.append(
@@ -87,7 +87,7 @@ def _of_learners(status: Status, run: str) -> list[str]:
 
 
 def _of_syncers(status: Status, run: str) -> list[str]:
-    """Return which fragments syncers that are heard cannot serve, each with what to do."""
+    """Return the fragments that live syncers cannot serve, with what to do."""
     found, damaged, holed = list[str](), set[int](), set[int]()
     for name in sorted(status.syncers_live):
         alive = status.hearing.syncers[name]
@@ -112,7 +112,7 @@ def _of_syncers(status: Status, run: str) -> list[str]:
 
 
 def _of_log(status: Status, run: str) -> list[str]:
-    """Return what is wrong with the log, each with what to do."""
+    """Return the problems of the log, with what to do."""
     found = []
     if (members := status.hearing.members) is not None and members.signed and (withheld := members.withheld):
         version, by = withheld
@@ -138,7 +138,7 @@ def _list(fragments: Iterable[int]) -> str:
 
 
 def _nobody(status: Status, last: str, syncer: str) -> Health:
-    """Return the health of a run that nobody trains."""
+    """Return the health of a run that no learner trains: all have left, or none was ever heard."""
     left = [v.left for v in status.hearing.learners.values() if v.left is not None]
     done = sum(farewell.done for farewell in left)
     if not left:
@@ -151,14 +151,14 @@ def _nobody(status: Status, last: str, syncer: str) -> Health:
 
 
 def _trouble(status: Status, view: LearnerView) -> str:
-    """Return why nothing of a learner that is heard is merged; empty where something is, or may soon be."""
+    """Return why updates of a live learner are not merged; empty if they are, or may soon be."""
     if view.heartbeat is None:
         return ""
     return f"waits for {view.heartbeat.waiting_for}" if view.heartbeat.waiting_for else ""
 
 
 def _clock(at: float, now: float) -> str:
-    """Return a time of day, and the day where it is not today."""
+    """Return a time of day as text, with the date if it is not today's."""
     then, today = time.localtime(at), time.localtime(now)
     same = (then.tm_year, then.tm_yday) == (today.tm_year, today.tm_yday)
     return time.strftime("%H:%M:%S" if same else "%Y-%m-%d %H:%M", then)

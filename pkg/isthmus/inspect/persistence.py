@@ -1,5 +1,6 @@
-"""How alike the merged differences of successive versions are: what an outer momentum remembers is worth what it says
-of the next round. Folded from the log, which has them all.
+"""Measure how similar the merged differences of successive versions are, by a fold of the log.
+
+Outer momentum is useful only as far as past differences predict the next one. With the momentum b and its factor μ:
 
     Δ_t = b_t − μ b_{t−1};   ρ = cos(Δ_t, Δ_{t−1})
 """
@@ -16,17 +17,20 @@ from isthmus.log.listing import earliest
 
 @dataclass(frozen=True, slots=True)
 class MergedDifference:
-    """What one commit merged."""
+    """The merged difference of one commit."""
 
     version: int
     length: float
     """‖Δ‖, in units of the parameters."""
     cosine: float | None
-    """With the difference before it; None where that is not known, or one of them is zero."""
+    """Its cosine with the difference before it; None if that is not known, or one of the two is zero."""
 
 
 async def differences(log: Log, fragment: int) -> Sequence[MergedDifference]:
-    """Return the merged differences of a fragment, from where its log can be folded. Raises `LogCorrupt`."""
+    """Return the merged differences of a fragment, from the earliest version that its log can be folded from.
+
+    Raises `LogCorrupt`.
+    """
     merging = fold.Merging(log)
     at = await fold.begin(log, fragment, merging, at_most=await earliest(log, fragment))
     found: list[MergedDifference] = []

@@ -1,4 +1,4 @@
-"""Replay: the fold of a log once more, compared with everything the commits recorded. It reads and never writes."""
+"""Fold a log again, and compare the result with everything that the commits recorded. Replay only reads."""
 
 import asyncio
 import math
@@ -40,18 +40,18 @@ class TensorDifference:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first version of a fragment that did not come out as recorded, and what can be said of it."""
+    """The first version of a fragment that differs from its record, and where the two differ."""
 
     fragment: int
     version: int
     key: str
     detail: str
     inputs: tuple[str, ...] = ()
-    """Inputs that are not what the commit says of them."""
+    """The inputs, and other facts, that differ from the commit's record, in words."""
     tensors: tuple[TensorDifference, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return it in words."""
+        """Return the difference in words."""
         said = [f"fragment {self.fragment}, version {self.version} differs: {self.key}: {self.detail}"]
         said += [f"  input {line}" for line in self.inputs]
         said += [
@@ -63,17 +63,17 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Versions that cannot be folded any more, up to a commit that healed the fragment."""
+    """Versions that cannot be folded any more, up to the commit that heals the fragment."""
 
     first: int
     last: int
     key: str
     detail: str
     writers: tuple[str, ...] = ()
-    """The syncers that wrote them: what they published is their word alone."""
+    """The syncers that wrote these versions. Nothing else supports what they published."""
 
     def line(self, fragment: int) -> str:
-        """Return it in words."""
+        """Return the gap in words."""
         by = ", ".join(self.writers) or "nobody"
         return (
             f"fragment {fragment}, versions {self.first} to {self.last} (by {by}) cannot be verified: {self.key}: "
@@ -82,37 +82,39 @@ class Gap:
 
 
 BEFORE = max(REMEMBERED, STALENESS_MAX + 1)
-"""Commits before the first that is compared which say what is usual, and what was merged before."""
+"""How many commits before the first compared one are read. They tell what is usual, and what was merged before."""
 
 LEAPS, FEW = 8.0, 3
-"""Times the longest way of the newest verified versions that one which cannot be verified may go, where there are so
-many to compare with."""
+"""A version that cannot be verified may move the published value at most `LEAPS` times as far as the newest verified
+versions did, if there are at least `FEW` of these."""
 
 
 @dataclass(slots=True)
 class Replayed:
-    """What became of one fragment."""
+    """The result of replaying one fragment."""
 
     fragment: int
     start: int
-    """The version the fold began with: compared are those after it."""
+    """The versions after this one are compared."""
     earliest: int
-    """The earliest version one can begin with; before it the inputs were collected."""
+    """The earliest version that a fold can begin with. The inputs of earlier versions were collected."""
     compared: int = 0
     difference: Difference | None = None
     gaps: list[Gap] = field(default_factory=list)
-    """Where a commit that heals says that what was before it is gone: no difference, and no proof."""
+    """Versions before a healing commit that cannot be folded. They are no difference, but are not verified either."""
     nobodys: list[str] = field(default_factory=list)
-    """Snapshots of a signed run that no syncer wrote, or that are damaged: they count as not there, and why."""
+    """Snapshots of a signed run that no syncer wrote, or that are damaged, each with the reason. They count as
+    missing."""
     unproven: int = 0
-    """Commits before which updates were turned away as too long: what the others counted for rests on those, too."""
+    """Number of commits that record updates rejected as too long. The weights of the other updates depend on those
+    updates, too."""
     untimely: list[str] = field(default_factory=list)
-    """Inputs of which more steps were believed than the times in the log have room for, and what was believed."""
+    """In words, the inputs of which more steps were believed than the times in the log allow."""
 
 
 @dataclass(slots=True)
 class _Watch:
-    """Compares each input with what the commit says of it, while it is merged anyway."""
+    """Compares each input with what the commit says of it, as the input is merged."""
 
     odd: list[str] = field(default_factory=list)
 
@@ -132,21 +134,21 @@ class _Watch:
 
 
 class _Judge:
-    """Finds again what each input of a fragment counted for: it follows from the log before it (`rounds.bounds`)."""
+    """Computes again what each input of a fragment counts for. It follows from the log before it (`rounds.bounds`)."""
 
     def __init__(self, bounds: Bounds, size: int, last: Sequence[Commit]) -> None:
-        """`last`: the newest commits before the first that is judged."""
+        """`size`: the fragment's parameters. `last`: the newest commits before the first that is judged."""
         self._influence = Influence(bounds)
         self._bounds = bounds
         self._size = size
         self._bases: dict[str, int] = {}
         self._written_at: dict[int, float] = {}
-        """When the newest versions were, by the clocks of whoever wrote them."""
+        """When each of the newest versions was written, by its writer's clock [seconds since 1970]."""
         for commit in last:
             self.note(commit)
 
     def note(self, commit: Commit) -> None:
-        """Take a commit."""
+        """Take in a commit."""
         h = commit.header
         self._influence.note(h.version, h.inputs, h.usual_length)
         for given in h.inputs:
@@ -155,7 +157,10 @@ class _Judge:
         self._written_at.pop(h.version - REMEMBERED, None)
 
     def untimely(self, h: CommitHeader) -> list[str]:
-        """Return of which inputs more steps were believed than there was time for, and than others take."""
+        """Return, in words, the inputs whose believed steps are more than there was time for.
+
+        They must also be far more than the steps of other learners' updates.
+        """
         found, step_s = list[str](), h.waited.fastest_step_s / self._bounds.slow
         for given in h.inputs:
             usual = self._influence.usual_steps(given.learner)
@@ -171,7 +176,7 @@ class _Judge:
         return found
 
     def odd(self, h: CommitHeader, before: F32) -> list[str]:
-        """Return which inputs count for something else than they do by the run's bounds, or count again.
+        """Return, in words, the inputs that do not count for what the run's bounds give, or that count a second time.
 
         `before`: the published value [n] of the version before.
         """
@@ -197,13 +202,17 @@ class _Judge:
         return found
 
     def _has_majority(self, h: CommitHeader) -> bool:
-        """Return whether those who were turned away as too long are less than half, so that they move nothing far."""
+        """Return whether learners with updates rejected as too long are less than half: they cannot move a median
+        far."""
         turned_away = {r.learner for r in h.rejected if r.reason == Reason.TOO_LONG}
         return 2 * len(turned_away) < len(self._influence.learners(h.inputs) | turned_away)
 
     def _too_long(self, h: CommitHeader) -> list[str]:
-        """Return what is longer than it can be, whatever was turned away: the usual is no more than the longest."""
-        # Of one or two the usual falls slowly, and may be more than all that is seen.
+        """Return, in words, the lengths that are impossible, whichever updates were rejected.
+
+        The usual length is at most the longest one that was seen.
+        """
+        # With one or two learners the usual length falls slowly, and may exceed all lengths that were seen.
         longest, found = max(self._influence.longest(h.inputs), self._influence.length), list[str]()
         if h.usual_length > longest:
             found.append(f"the usual length is {longest:g} at most, the commit says {h.usual_length:g}")
@@ -219,7 +228,7 @@ def _counts(weight: float, scale: float, clipped: Sequence[str]) -> str:
 
 
 def _unproven(h: CommitHeader) -> bool:
-    """Return whether what was turned away as too long had a say in what is usual: the log does not hold it."""
+    """Return whether the usual values depend on updates that were rejected as too long, which the log does not hold."""
     return any(rejection.reason == Reason.TOO_LONG for rejection in h.rejected)
 
 
@@ -232,9 +241,10 @@ async def replay(
     at_once: int = 2,
     progress: ShareDone = lambda _: None,
 ) -> list[Replayed]:
-    """Fold versions `first` … `last` (all that can be, by default) and compare; a fragment stops where it differs.
+    """Fold versions `first` … `last` again (by default all that can be folded), and compare them with the log.
 
-    Raises `InputError` for a fragment or range that does not exist.
+    The replay of a fragment stops at its first difference. `at_once`: fragments replayed concurrently. Raises
+    `InputError` for a fragment or range that does not exist.
     """
     chosen = all_or(log, fragments)
     tops = [min(await _end(log, p), VERSION_MAX if last is None else last) for p in chosen]
@@ -262,7 +272,7 @@ async def replay(
 
 
 async def _end(log: Log, p: int) -> int:
-    """Return the newest version of a fragment; where there is a commit that is none, the walk to it will say so."""
+    """Return the newest version of a fragment; `VERSION_MAX` if a commit is damaged, which the fold will report."""
     try:
         newest = await log.newest(p)
     except LogCorrupt:
@@ -322,7 +332,7 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[], N
 async def _version(
     log: Log, carry: fold.Merging, judge: _Judge, before: State, commit: Commit
 ) -> tuple[Difference | None, State]:
-    """Fold one version and compare it. Raises `LogCorrupt` where it cannot be folded."""
+    """Fold one version; return its difference, if any, and its state. Raises `LogCorrupt` if it cannot be folded."""
     h = commit.header
     watch = _Watch(await log.runtime.offload(judge.odd, h, before.published))
     if h.healed is not None:
@@ -335,10 +345,10 @@ async def _version(
 
 
 async def _require_snapshot(log: Log, carry: fold.Merging, commit: Commit, key: str, result: Replayed) -> None:
-    """Return if a snapshot is the state that its commit recorded. Raises `LogCorrupt`.
+    """Raise `LogCorrupt` if a snapshot is not the state that its commit recorded.
 
-    Where a run is signed, what lies there and is signed by nobody who is a syncer now says nothing of the commit:
-    whoever may write to the store, or has a key that was one, can have put it there since.
+    In a signed run, a snapshot that no present syncer signed says nothing about the commit, and is only added to
+    `result.nobodys`. Anyone who may write to the store, or has a former syncer's key, can have stored it since.
     """
     try:
         await carry.start(commit.header.fragment, commit.version, key, commit)
@@ -355,17 +365,17 @@ async def _require_snapshot(log: Log, carry: fold.Merging, commit: Commit, key: 
 
 
 def _way(before: F32, after: F32) -> float:
-    """Return how far a published value went [Euclidean]."""
+    """Return how far a published value moved (Euclidean distance)."""
     return kernels.norm(after - before)
 
 
 async def _looked_through(
     log: Log, p: int, at: fold.At[State], last: int, most: float
 ) -> tuple[tuple[str, ...], Difference | None]:
-    """Return who wrote the versions of a gap, up to `last`, and the first that goes far beyond all before the gap.
+    """Return the writers of a gap's versions, up to `last`, and the first version that moved much too far, if any.
 
-    What a version in a gap merged is gone, so any value could have been published there, and a heal have begun with it.
-    `most`: how far the newest verified versions went.
+    The inputs of a version in a gap are gone, so any value could have been published there, and a heal could have
+    started from it. `most`: the farthest that one of the newest verified versions moved the published value.
     """
     publishing, values, writers = fold.Publishing(log), at.carried.published, dict[str, None]()
     try:
@@ -384,7 +394,7 @@ async def _looked_through(
                 )
                 return tuple(writers), found
     except LogCorrupt:
-        pass  # its value is gone, too: nobody has begun with that
+        pass  # the value of this version is gone, too, so no heal has started from it
     return tuple(writers), None
 
 
@@ -414,7 +424,7 @@ async def _compare(log: Log, before: State, commit: Commit, found: Advance, odd:
             f"the published value is {found.published_digest.hex()[:16]}, recorded is {h.published_digest.hex()[:16]}"
         )
     stands: bytes | None = h.value_digest
-    if log.members.signed:  # what is merged again here is signed by nobody
+    if log.members.signed:  # the value merged again here has no signature, so it is compared with the unsigned object
         stands = frame.digest(frame.unsealed(stored)) if stored is not None and held == h.value_digest else None
     if stands is not None and stands != found.value_digest:
         problems.append(f"the difference is {found.value_digest.hex()[:16]}, recorded is {stands.hex()[:16]}")
@@ -429,7 +439,7 @@ async def _compare(log: Log, before: State, commit: Commit, found: Advance, odd:
         return None
     tensors: tuple[TensorDifference, ...] = ()
     if held == h.value_digest:
-        # What learners were given, next to what comes out here.
+        # Compare the value that learners were given with the one that comes out here.
         recorded = await fold.Publishing(log).step(before.published, commit)
         tensors = _tensors(log.run.layout.fragments[h.fragment], recorded, found.state.published)
     problems += [] if odd else [f"all {len(h.inputs)} inputs are as it says"]

@@ -1,4 +1,4 @@
-"""How a run does, from store and bus alone: read by `isthmus status`, at any time, from anywhere."""
+"""Read the state of a run from its store and bus alone, at any time and from anywhere, for `isthmus status`."""
 
 import asyncio
 import logging
@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 FOLLOW_EVERY_S = 0.25
 
 PROBE_EVERY_S = 5.0
-"""Without a bus nobody says what is new: the log is asked so often."""
+"""Seconds between two looks at the log while the bus is away and announces no commits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A run at one moment."""
+    """The state of a run at one moment."""
 
     hearing: BusView
     heads: list[Commit | None]
@@ -42,33 +42,33 @@ class Status:
     bus_error: str
     """Why the bus could not be read, or empty."""
     live_since: float
-    """Who has not spoken since then, on the listener's clock, is silent."""
+    """Learners and syncers that were last heard before this time, on the reader's clock, are silent."""
     at: float
-    """Seconds since 1970."""
+    """When the state was read, in seconds since 1970."""
     wrong: Mapping[int, str] = field(default_factory=dict)
-    """By fragment, what is missing or damaged in the log, as far as that was looked for."""
+    """By fragment, the object of the log that is missing or damaged, and how, as far as this was checked."""
     standing: Sequence[int] = ()
     """Fragments that stand still while others are merged."""
     uncollected: int = 0
-    """Versions, where the run has grown large and nothing was ever collected."""
+    """Versions of the first fragment, if they are many and nothing was ever collected; else 0."""
 
     @property
     def live(self) -> set[str]:
-        """Learners that are heard."""
+        """The live learners: those heard lately that have not left."""
         return self.hearing.live(self.live_since)
 
     @property
     def syncers_live(self) -> set[str]:
-        """Syncers that are heard."""
+        """The syncers that were heard lately."""
         return {name for name, at in self.hearing.syncers_heard.items() if at >= self.live_since}
 
     def waited_for(self, fragment: int) -> set[str]:
-        """Return whom the open round of a fragment waits for; empty where none is open."""
+        """Return the live learners that the open round of a fragment waits for; empty if no round is open."""
         return self.hearing.waited_for(fragment, self.live)
 
     @property
     def rejected(self) -> dict[str, int]:
-        """Rejections by reason: those in the log and those the syncers counted since they started."""
+        """Rejections by reason: those in the log, and those that syncers have counted since they started."""
         total: Counter[str] = Counter()
         for commit in self.heads:
             if commit is not None:
@@ -79,7 +79,7 @@ class Status:
 
     @property
     def clipped(self) -> dict[str, int]:
-        """Updates that were merged for less than they said, by what was beyond the bounds, over the log."""
+        """Updates that were clipped, by reason, over the whole log."""
         total: Counter[str] = Counter()
         for commit in self.heads:
             if commit is not None:
@@ -171,9 +171,9 @@ class Status:
 
 
 class Live:
-    """Follows a run for as long as it is wanted: what is said, and the newest commit of each fragment.
+    """Follows a run until it is cancelled: the messages on its bus, and the newest commit of each fragment.
 
-    Store or bus may go away meanwhile; what was known stays, and `trouble` says since when.
+    If the store or the bus goes away, the last known state stays, and `trouble` tells for how long.
     """
 
     def __init__(
@@ -184,24 +184,24 @@ class Live:
         runtime: Runtime,
     ) -> None:
         self.on_said: Callable[[BusItem], None] = lambda _: None
-        """Told of every message."""
+        """Called with each batch of messages."""
         self.on_commit: Callable[[Commit], None] = lambda _: None
-        """Told of the newest commits."""
+        """Called with each commit that is read. Only the newest are: commits in between may be skipped."""
         self.hearing = BusView(log.run.digest, log.members)
         self.commits: dict[int, Commit] = {}
         self.refused = ""
-        """Why the log may not be read, or empty."""
-        self._damaged: dict[int, str] = {}  # by fragment whose newest commit cannot be read, why
-        self._others: dict[int, dict[int, int]] = {}  # by fragment, the versions of all when it moved last
+        """Why reading the log is denied, or empty."""
+        self._damaged: dict[int, str] = {}  # by fragment, why its newest commit cannot be read
+        self._others: dict[int, dict[int, int]] = {}  # by fragment, all fragments' versions when it was last merged
         self._log = log
         self._runtime = runtime
         self._store = store
         self._listener = _listener(log, bus, runtime)
 
     async def begin(self, known: Sequence[int] = ()) -> None:
-        """Read what is kept on the bus and the end of the log. Raises `Unavailable` of the store.
+        """Read the messages kept on the bus, and the end of the log. Raises `Unavailable` if the store is away.
 
-        `known`: versions of the fragments that there are, from which the end is looked for.
+        `known`: a version of each fragment that exists. The search for the end of the log begins there.
         """
         try:
             async for stream, said in self._listener.backlog():
@@ -222,7 +222,7 @@ class Live:
 
     @property
     def trouble(self) -> str:
-        """What does not answer, and for how long, or empty."""
+        """Whether store or bus do not answer, and for how long, or deny reading the log; else empty."""
         down = []
         if self.refused:
             down.append(f"the log may not be read: {self.refused}")
@@ -233,7 +233,7 @@ class Live:
         return ", ".join(down)
 
     def status(self) -> Status:
-        """Return the present state."""
+        """Return the present state of the run."""
         heads = [self.commits.get(f.index) for f in self._log.run.layout.fragments]
         since = self._runtime.now() - self._log.run.pace.silence_s
         still = [p for p, then in self._others.items() if self._stands(p, then)]
@@ -256,7 +256,7 @@ class Live:
             again = self._runtime.now() - looked >= PROBE_EVERY_S
             try:
                 for p, version in list(self.hearing.heads.items()):
-                    # Only the newest: whoever needs what is in between reads the log.
+                    # Read only the newest commit. Readers that need those in between find them in the log.
                     known = p < len(self._log.run.layout.fragments) and version > self._version(p)
                     if known and (again or p not in self._damaged):
                         self._hold(await self._readable(p, self._said(p, version)))
@@ -276,7 +276,7 @@ class Live:
 
     async def _newest(self) -> None:
         if self._log.members.withheld is not None:
-            await self._log.members.refresh(self._store)  # it may only be new
+            await self._log.members.refresh(self._store)  # the version may not be withheld, but only new
 
         async def end(p: int) -> Commit | None:
             hint = max(self.hearing.heads.get(p, 0), self._version(p))
@@ -286,11 +286,11 @@ class Live:
             self._hold(commit)
 
     async def _said(self, p: int, version: int) -> Commit | None:
-        # BusItem but not there: look for the end oneself, and believe that.
+        # If an announced commit does not exist, look for the end of the log, and believe that.
         return await self._log.commit(p, version) or await self._log.newest(p, self._version(p))
 
     async def _readable(self, p: int, reading: Coroutine[None, None, Commit | None]) -> Commit | None:
-        """Return a commit that is being read; None where it is damaged: one fragment that is hides no other."""
+        """Return the commit that `reading` gives; None if it is damaged, so that other fragments are still read."""
         try:
             found = await reading
         except LogCorrupt as error:
@@ -315,18 +315,21 @@ class Live:
 
 
 def _listener(log: Log, bus: Bus, runtime: Runtime) -> Listener:
-    """Return who hears all that speak in a run."""
+    """Return a listener to all streams of a run."""
     return Listener(bus, runtime, partial(may_speak, members=log.members), known=partial(streams_of, log.members))
 
 
 async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> Status:
-    """Read the run's state; listens for `listen_s` seconds to tell who is alive. Survives a bus that is away."""
+    """Read the run's state, and listen for `listen_s` seconds to find live learners and syncers.
+
+    If the bus is away, the state says so in `bus_error`.
+    """
     hearing, bus_error = BusView(log.run.digest, log.members), ""
     listener = _listener(log, bus, runtime)
     try:
         async for stream, said in listener.backlog():
             hearing.take(stream, said, None)
-        # The backlog may be all of a finished run; only what is said from here on shows life.
+        # The backlog may be that of a finished run. Only messages from now on show that their authors are alive.
         until = runtime.now() + listen_s
         while (left := until - runtime.now()) > 0:
             found = await bus.read(listener.positions, left)
@@ -338,7 +341,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
                 hearing.take(stream, said, runtime.now())
     except Unavailable as error:
         bus_error = f"the bus cannot be reached: {error}"
-    await log.members.refresh(log.store)  # what was said meanwhile may be new
+    await log.members.refresh(log.store)  # messages may have named a newer version meanwhile
     state = await look(log, hearing.heads)
     return Status(
         hearing,
@@ -360,13 +363,14 @@ class Ledger(TypedDict):
     processed: int
     tokens_lost: int
     fragments: list[dict[str, int]]
-    """{fragment, base, settled_to} and the parts, which add up to `processed` in each."""
+    """For each fragment: fragment, base, settled_to, and the parts of the ledger, which add up to `processed`."""
 
 
 async def read_ledgers(log: Log, checkpoints: Sequence[Entry]) -> dict[str, Ledger]:
     """Return each learner's ledger by fragment, in tokens, as of its newest readable checkpoint.
 
-    `checkpoints` is a listing as `checkpoints_in` sorts it. Of a signed run only what members in force signed counts.
+    `checkpoints`: a listing that `checkpoints_in` has sorted. In a signed run, a checkpoint counts only if a member in
+    force has signed it, or the owner has vouched for it.
     """
     found: dict[str, Ledger] = {}
     for entry in checkpoints:

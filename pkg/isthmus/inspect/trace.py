@@ -1,8 +1,9 @@
-"""A run's log as a timeline in Chrome's trace format, which Perfetto opens: who trained, sent, waited and merged when.
+"""Convert a run's log to a timeline in Chrome's trace format, which Perfetto opens.
 
-One process per learner, with two tracks per fragment (training, and its updates on their way); one process for the
-syncers, with two tracks per fragment (the round, and what followed it). Arrows go from an update to the commit that
-merged it, and from the commit to each learner's next training on it. Times are the merging syncers' own.
+Each learner is a process with two tracks per fragment: its training, and its updates. The syncers together are one
+process with two tracks per fragment: rounds, and the merging and publishing after them. Arrows go from an update to the
+commit that merged it, and from a commit to the training that learners based on it. Times are by the merging syncers'
+clocks.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,7 @@ Event = dict[str, Any]
 
 
 def trace(headers: Iterable[CommitHeader]) -> Mapping[str, object]:
-    """Return the trace of these commits (in order of versions per fragment), to be written as JSON."""
+    """Return the trace of these commits, to be written as JSON."""
     commits = sorted(headers, key=lambda h: (h.fragment, h.version))
     names = sorted({i.learner for h in commits for i in h.inputs})
     pids = {name: _FIRST_LEARNER + number for number, name in enumerate(names)}
@@ -45,7 +46,7 @@ def _earliest(h: CommitHeader) -> float:
 
 
 def _round(tracks: "_Tracks", h: CommitHeader) -> tuple[Event, Event]:
-    """Return the spans of merging and of publishing."""
+    """Add a round and what followed it; return the spans of merging and of publishing."""
     w, p = h.waited, h.fragment
     facts = {"version": h.version, "closed_by": w.closed_by, "missing": ", ".join(w.missing), "writer": h.writer}
     tracks.thread(SYNCERS, _waiting(p), f"fragment {p}: rounds")
@@ -59,7 +60,7 @@ def _round(tracks: "_Tracks", h: CommitHeader) -> tuple[Event, Event]:
 
 
 def _update(tracks: "_Tracks", h: CommitHeader, i: Input, pid: int) -> tuple[Event, Event]:
-    """Return the spans of training and of waiting in the round."""
+    """Add an update; return the spans of its training and of its wait in the round."""
     p = h.fragment
     facts = {"base": i.base, "steps": i.steps, "tokens": i.tokens, "merged into": h.version, "key": i.key}
     tracks.thread(pid, _training(p), f"fragment {p}: training")
@@ -79,11 +80,11 @@ def _after(fragment: int) -> int:
 
 
 _training, _sending = _waiting, _after
-"""A learner's two tracks of a fragment are numbered as the syncers' two."""
+"""A learner's two tracks of a fragment have the same numbers as the syncers' two."""
 
 
 class _Tracks:
-    """Collects events. Spans of one track never overlap: one that begins before the last has ended begins there."""
+    """Collects events. Spans of one track never overlap: a span that begins before the last one ended starts there."""
 
     def __init__(self, start: float) -> None:
         self.events: list[Event] = []
@@ -97,13 +98,13 @@ class _Tracks:
         self.events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}})
 
     def thread(self, pid: int, tid: int, name: str) -> None:
-        """Name a track, once."""
+        """Name a track, unless it has a name."""
         if (pid, tid) not in self._named:
             self._named.add((pid, tid))
             self.events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}})
 
     def span(self, pid: int, tid: int, name: str, begin: float, end: float, facts: Mapping[str, object]) -> Event:
-        """Add something that took time."""
+        """Add a span from `begin` to `end` [seconds since 1970] to a track, and return it."""
         first = max(self._us(begin), self._ends.get((pid, tid), 0))
         last = max(self._us(end), first + 1)
         self._ends[pid, tid] = last

@@ -1,9 +1,9 @@
-"""What if: the fold of a log under other rules, next to the log as it was.
+"""Fold a log under other rules, and compare the result with the log as it is.
 
-Updates are taken as recorded, from their original bases: learners would have trained otherwise, and this says so. Where
-a rule of waiting is changed, who is in a round is decided anew by the same state machine the syncer runs, fed with the
-recorded times; otherwise every round keeps its members. Version v here is version v there: a round that would still
-wait when the next one was opened merges what it has.
+Updates are taken as recorded, from their original bases, although learners would have trained otherwise. If a rule of
+waiting is changed, the syncer's own state machine decides anew from the recorded times which updates are in a round.
+Otherwise every round keeps its updates. Version v here corresponds to version v in the log: a round that would still
+wait when the next one was opened merges the updates that it has.
 """
 
 import asyncio
@@ -65,23 +65,23 @@ _FIXED = {
 
 
 INSTANT_S = 1e-6
-"""Times that are no further apart are the same: what was computed from large clock readings has lost that much."""
+"""Times no further apart than this count as equal [s]: they are differences of large clock readings, and as inexact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Other rules: what is not named stays as each commit recorded it."""
+    """Changed rules. Rules that are not named stay as each commit recorded them."""
 
     outer: dict[str, Any] = field(default_factory=dict)
     embeddings: str | None = None
-    """Merge rule of embeddings alone."""
+    """Merge rule of embeddings alone; None: not set."""
     pace: dict[str, Any] = field(default_factory=dict)
 
     def outers(self, header: CommitHeader) -> dict[str, Outer]:
-        """Return the arithmetic of a commit under these rules, by class of tensors."""
+        """Return the arithmetic of a commit under these rules, by class of tensors. Raises `InputError`."""
         dense = msgspec.structs.replace(header.dense, **self.outer)
         embedding = msgspec.structs.replace(header.embedding, **self.outer)
-        # Iso is for matrices that map vectors to vectors: embeddings become it only where that is asked for.
+        # Iso is for matrices that map vectors to vectors. Embeddings are merged by it only if it is set for them.
         kept = self.embeddings or (header.embedding.merge if embedding.merge == MergeRule.ISO else embedding.merge)
         embedding = msgspec.structs.replace(embedding, merge=kept)
         if "trim" in self.outer and MergeRule.TRIMMED not in (dense.merge, embedding.merge):
@@ -90,14 +90,17 @@ class Settings:
 
 
 def _trimming(outer: Outer) -> Outer:
-    """Return the arithmetic with a share that is left out just where one is: recorded is none with another rule."""
+    """Return the arithmetic with a share to trim if and only if its merge rule is `trimmed`.
+
+    Commits under other rules record no share, so the default is used.
+    """
     return msgspec.structs.replace(
         outer, trim=(outer.trim or Rules().trim) if outer.merge == MergeRule.TRIMMED else 0.0
     )
 
 
 def parse(pairs: Iterable[str]) -> Settings:
-    """Return the settings in `name=value` texts. Raises `InputError` for what cannot be set, or not to that."""
+    """Return the settings in `name=value` texts. Raises `InputError` for names that cannot be set, and wrong values."""
     outer: dict[str, Any] = {}
     embeddings, pace = None, {}
     for pair in pairs:
@@ -120,7 +123,7 @@ def parse(pairs: Iterable[str]) -> Settings:
 
 
 def _value(name: str, text: str) -> Any:
-    """Return what a text sets this name to. Raises `ValueError` or `InputError` for what it does not take."""
+    """Return the value of a setting from text. Raises `ValueError` or `InputError` if the setting does not take it."""
     if name in ("merge", "merge.embeddings"):
         return MergeRule(text)
     if name in _PACE:
@@ -135,8 +138,10 @@ def _value(name: str, text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """How far the other trajectory is from the recorded one at a version, over all fragments: one that ended earlier
-    counts as it ended."""
+    """How far the other trajectory is from the recorded one at a version, over all fragments.
+
+    A fragment that ended earlier counts with its last version.
+    """
 
     version: int
     inputs_recorded: int
@@ -144,30 +149,30 @@ class Departure:
     difference: float
     """‖Θ' − Θ‖ of the published values."""
     way: float
-    """‖Θ − Θ_start‖: how far the recorded run had come since the fold began."""
+    """‖Θ − Θ_start‖: how far the recorded run has moved since the fold began."""
     cosine: float
-    """Between the two ways from the start; NaN where one of them has not moved."""
+    """Cosine between the ways of the two trajectories from the start; NaN if one of them has not moved."""
 
     @property
     def relative(self) -> float:
-        """The difference as a share of the way."""
+        """The difference as a share of the way; 0 if the way is 0."""
         return self.difference / self.way if self.way else 0.0
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The other trajectory."""
+    """The other trajectory, next to the recorded one."""
 
     rows: list[Departure]
     starts: list[int]
     heads: list[int]
     states: dict[int, State]
-    """By fragment: where it ends."""
+    """By fragment, the state in which the other trajectory ends."""
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Of one version of one fragment."""
+    """Numbers of inputs, squared lengths and a scalar product, of one version of one fragment."""
 
     recorded: int
     other: int
@@ -186,7 +191,7 @@ async def what_if(
     at_once: int = 2,
     progress: ShareDone = lambda _: None,
 ) -> Outcome:
-    """Fold under other rules. Raises `LogCorrupt` where the log cannot be folded, `InputError` for a bad choice."""
+    """Fold the log under other rules. Raises `LogCorrupt` if it cannot be folded, `InputError` for a bad choice."""
     chosen = all_or(log, fragments)
     newest = [await log.newest(p) for p in chosen]
     tops = [min(c.version if c else 0, 1 << 62 if last is None else last) for c in newest]
@@ -240,7 +245,7 @@ async def _fragment(
         h = commit.header
         recorded = await publishing.step(recorded, commit)
         if h.healed is not None:
-            # Here nothing was broken; momentum is lost all the same, or the two would be no pair.
+            # The other trajectory was not damaged. It loses its momentum, too, so that the two stay comparable.
             zeros = np.zeros_like(other.momentum)
             other = State(h.version, other.published, other.published.copy(), zeros)
         elif inputs:
@@ -272,28 +277,28 @@ def _distances(start: F32, recorded: F32, other: F32) -> tuple[float, float, flo
 
 @dataclass(frozen=True, slots=True)
 class OneRound:
-    """One round under other rules, after the log as it was."""
+    """One round under other rules, from the recorded state before it."""
 
     recorded: tuple[str, ...]
     other: tuple[str, ...]
-    """Who is merged, in order of arrival."""
+    """The learners whose updates are merged, as recorded and under the other rules, in order of arrival."""
     closed_recorded_s: float
     closed_other_s: float
-    """From opening to closing; the same where no rule of waiting was changed."""
+    """Seconds from opening to closing; both are the same if no rule of waiting was changed."""
     step: float
     """‖Θ_v − Θ_{v-1}‖ of the published values, as recorded."""
     other_step: float
     difference: float
     """‖Θ'_v − Θ_v‖."""
     cosine: float
-    """Between the two steps; NaN where one of them is none."""
+    """Cosine between the two steps; NaN if one of them is 0."""
 
 
 async def one_round(log: Log, fragment: int, version: int, settings: Settings) -> OneRound:
     """Merge one round anew under other rules, from the state before it. Raises `InputError`, `LogCorrupt`.
 
-    Whom it could have merged are those who had arrived when it was closed: of whoever came later the log has no time of
-    arrival here, as it has none for `what_if`.
+    Only updates that had arrived when the round closed can be merged: the log does not record when a later update would
+    have arrived in this round. The same is true of `what_if`.
     """
     all_or(log, [fragment])
     commit = await log.commit(fragment, version) if version > 0 else None
@@ -323,11 +328,11 @@ async def one_round(log: Log, fragment: int, version: int, settings: Settings) -
     )  # fmt: skip
 
 
-# --- who would have been in -------------------------------------------------------------------------------------------
+# --- which updates would have been in ---------------------------------------------------------------------------------
 
 
 class _Recorded(LiveLearners):
-    """The members of a round as its commit recorded them. Times are seconds since the round was opened."""
+    """The live learners of a round, as its commit recorded them. Times are seconds since the round was opened."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__(pace, 0.0)
@@ -348,9 +353,9 @@ def decide(
 ) -> list[tuple[Input, ...]]:
     """Return, for each commit, the updates that would have been merged under another pace, in order of arrival.
 
-    Each round is told what it saw, in order and at the recorded times; under the recorded pace it decides as it did.
-    Only updates that were merged have recorded arrivals: what no round took in the log is in none here either. Raises
-    `InputError` for a commit that does not say what it was decided by.
+    Each round gets its recorded events, in order and at the recorded times; under the recorded pace it decides as it
+    did. Only merged updates have recorded arrivals, so an update that no commit merged is in no round here either.
+    Raises `InputError` for a commit that does not record the events of its round.
     """
     return [inputs for inputs, _ in _decided(log, commits, before, changed)]
 
@@ -358,10 +363,10 @@ def decide(
 def _decided(
     log: Log, commits: Sequence[Commit], before: Sequence[Commit], changed: dict[str, Any]
 ) -> list[tuple[tuple[Input, ...], float]]:
-    """Return what `decide` does, and with each when its round closed [seconds since it was opened]."""
+    """Return what `decide` does, each with the time at which its round closed [seconds since it was opened]."""
     pace = msgspec.structs.replace(log.run.pace, **changed)
     members = _Recorded(pace)
-    # Whom no round waited for, for never coming, is not among those the commits say were expected.
+    # Commits do not list absent learners as expected, so the rounds here need not find out which are absent.
     rounds = Rounds(pace, log.run.rules.periods, members, Bounds(absent=ABSENT_MAX))
     rounds.restored(commits[0].version - 1 if commits else 0, [c.header for c in before])
     decided: list[tuple[tuple[Input, ...], float]] = []
@@ -374,13 +379,13 @@ def _decided(
             until = commits[number + 1].header.waited.opened_at - h.waited.opened_at
         merged, closed_at = ((), 0.0) if h.healed is not None else _Story(rounds, members, given, h).tell(until)
         decided.append((merged, closed_at))
-        # Committed as it closed: what lies between the two is in the recorded terms already.
+        # The commit follows at once: the recorded terms already contain the time between closing and commit.
         rounds.on(Appended(msgspec.structs.replace(h, inputs=merged, rejected=(), rejected_total={})), closed_at)
     return decided
 
 
 class _Story:
-    """One round, told anew."""
+    """One round, decided anew from its recorded events."""
 
     def __init__(self, rounds: Rounds, members: _Recorded, given: dict[bytes, Input], header: CommitHeader) -> None:
         w = header.waited
@@ -396,15 +401,17 @@ class _Story:
         self._now = 0.0
         self._merged: tuple[Input, ...] | None = None
         self._closed_at = 0.0
-        # What came due was noticed a little late, whatever the loop was busy with; it would be as late now.
+        # The syncer's loop was busy and noticed that a time had come a little late. Assume the same delay here.
         due = (w.quorum_s - w.boundary_s + w.grace_s, max(w.gives_up_s, w.hold_s), w.hold_s)
         self._lag = max((w.waited_s - at for at in due if 0.0 < at <= w.waited_s), default=0.0)
         if w.own_s:
-            self._lag = w.waited_s - w.own_s  # when the others were due decided nothing
+            self._lag = w.waited_s - w.own_s  # the other times did not decide this round
 
     def tell(self, until: float) -> tuple[tuple[Input, ...], float]:
-        """Return who is in once the round closes, or when the next one was opened, `until` seconds after this one; and
-        when it closed."""
+        """Return the updates in the round when it closes, and when it closes [seconds since it was opened].
+
+        It closes at the latest when the next round was opened, `until` seconds after this one.
+        """
         w = self._header.waited
         self._members.here = _expected_at_first(w)
         self._members.known = Terms(w.fastest_step_s, w.slowest_step_s, w.sync_s, w.cap_s)
@@ -412,14 +419,14 @@ class _Story:
         actions = self._rounds.on(Called(self._header.version, w.called_by), 0.0)
         if self._rounds.round is not None:
             self._rounds.round.boundary_at, self._rounds.round.gives_up_at = -w.boundary_s, w.gives_up_s
-            # What came in that very moment is in it still.
+            # An update that arrived at that very moment is still in the round.
             self._rounds.round.own_until = w.own_s + INSTANT_S if w.own_s else -math.inf
             self._rounds.round.not_before = w.own_s
         self._do(actions)
         inputs = iter(self._header.inputs)
         for number, seen in enumerate(w.seen):
             self._wait(seen.at)
-            # Who comes and goes was looked up when somebody was in or passed, before that decided anything.
+            # At an arrival or a pass, the syncer first noted which learners had come or gone, and decided after that.
             self._come_and_go(w.seen[number + 1 :], seen.at)
             match seen.what:
                 case "in":
@@ -435,7 +442,7 @@ class _Story:
         return self._merged or (), self._closed_at
 
     def _come_and_go(self, trail: Iterable[Seen], at: float) -> None:
-        """Let learners be expected, or not any more, as far as the trail says so of this very moment."""
+        """Apply the leading entries of `trail` that let learners come or go at this very moment."""
         for seen in trail:
             if seen.at != at or seen.what not in ("here", "gone"):
                 return
@@ -453,7 +460,7 @@ class _Story:
             tokens=given.tokens,
             step=given.step,
             tokens_seen=given.tokens_seen,
-            due=False,  # rounds open when they were opened
+            due=False,  # no update opens a round here: rounds open at their recorded times
             boundary_at=self._now,
             heard_at=self._now,
         )
@@ -464,7 +471,7 @@ class _Story:
             deadline = self._rounds.deadline(self._now)
             if deadline is None or deadline + self._lag >= until - INSTANT_S:
                 break
-            # What is overdue is looked at again a moment later, each time twice as late: it must come to an end.
+            # If the deadline has passed, tick again a moment later, and double that wait each time, so that this ends.
             self._now, again_s = (deadline, INSTANT_S) if deadline > self._now else (self._now + again_s, 2 * again_s)
             self._do(self._rounds.on(Tick(), self._now))
         if math.isfinite(until):
@@ -485,7 +492,7 @@ class _Story:
 
 
 def _expected_at_first(w: Waited) -> set[str]:
-    """Return whom a round waited for when it was opened, from whom it did when it closed and who came and went."""
+    """Return the learners expected when a round was opened: those expected at its end, with the changes undone."""
     expected = set(w.expected)
     for seen in reversed(w.seen):
         if seen.what == "here":
