@@ -1,8 +1,8 @@
 """The `isthmus` command: one parser, one place where errors become exit codes.
 
-0 done · 1 the check failed · 2 bad usage or input (one line on stderr that says what and where) · 3 a learner that has
-done its steps, and nothing of them was ever merged · 130 interrupted · 143 a learner that was told to stop (SIGTERM)
-before it had done its steps
+0 done · 1 a check failed, or the learner was fenced · 2 bad usage or input (one line on stderr says what and where) ·
+3 a learner completed its steps, but none of its work was merged · 130 interrupted · 143 a learner was told to stop
+(SIGTERM) before it had completed its steps
 """
 
 import argparse
@@ -23,18 +23,18 @@ COMMAND = "command_name"
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; `--help` has the rest."""
+    """A parser that reports what is wrong in one line; `--help` has the rest."""
 
     def __init__(self, **about: Any) -> None:
-        # What is taken for the beginning of another flag is repeated as its value: a password, after `--bus-password`.
+        # With abbreviations, `--bus-password X` would mean `--bus-password-file X`, and the error would show X.
         super().__init__(**{"allow_abbrev": False} | about)
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2."""
+        """Print the error in one line, and exit with code 2."""
         self.exit(2, f"{self.prog}: {_said(message)} (see {self.prog} --help)\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """See argparse, whose own words list every command and miss the one that was meant."""
+        """See argparse. Its own message lists every command; for an unknown one, suggest the nearest instead."""
         if action.dest == COMMAND and action.choices is not None and value not in action.choices:
             if value in APART:
                 self.error(f"{value} comes with another package: pip install 'isthmus[{APART[value]}]'")
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    """Return what was probably meant, or an empty text: a word of one's name is enough."""
+    """Return the known name nearest to a word, or an empty text. One word of a two-word name is enough."""
     names = {part: name for name in known for part in (name, *name.split())}
     import difflib
 
@@ -53,7 +53,7 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 
 
 class _Version(argparse.Action):
-    """Prints what runs here, and ends."""
+    """The action of `--version`: print the versions and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
         print(version())
@@ -61,7 +61,7 @@ class _Version(argparse.Action):
 
 
 def version() -> str:
-    """Return what somebody who helps would ask for first."""
+    """Return the versions of Isthmus, Python and torch: what a helper asks for first."""
     import platform
     from importlib import metadata
 
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return what a command line says, and its command and parser. Ends the process with 2 where it is wrong."""
+    """Return the parsed command line, with its command and parser. Ends the process with code 2 if it is wrong."""
     arguments, unknown = parser().parse_known_args(argv)
     if unknown:
         _refuse(arguments.parser, unknown)
@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="isthmus", description="Train one model on many islands of compute (Decoupled DiLoCo over object storage)."
     )
-    # Under no name of its own: settings of commands have that one too.
+    # Suppress `dest`: commands have a setting named version, too.
     said = "print the versions of what runs here, and stop"
     parser.add_argument("--version", action=_Version, nargs=0, dest=argparse.SUPPRESS, help=said)
     subparsers = parser.add_subparsers(dest=COMMAND, required=True, metavar="COMMAND")
@@ -116,7 +116,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
-    """Say which word has no meaning, and which one was probably meant."""
+    """Exit with an error that names the unknown flag or words, and the flag that was probably meant."""
     flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
     if flag is None:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -135,12 +135,12 @@ def _run(command: Command, arguments: argparse.Namespace) -> int:
         return 0
     for said in resolved.stray:
         print(f"warning: {said}", file=sys.stderr)
-    # Imported only now: `isthmus --help` needs no torch.
+    # Import the command only now: `isthmus --help` needs no torch.
     return int(importlib.import_module(command.module).run(resolved.values) or 0)
 
 
 def _said(words: str) -> str:
-    """Return words in one line, as they may be shown: passwords and what others wrote may be in them."""
+    """Return text in one line that is safe to show: without passwords, and with unprintable characters escaped."""
     return legible(without_passwords(" ".join(words.split())))
 
 
@@ -150,7 +150,7 @@ def _explain(error: BaseException, command: str) -> int:
     if not isinstance(error, IsthmusError):
         raise error
     logs.last_word(command, _said(str(error)))
-    # A damaged log is a failed check, a learner taken over has nothing left to do; the rest an operator sets right.
+    # A damaged log is a failed check, and a fenced learner has nothing left to do. The operator can fix anything else.
     return 1 if isinstance(error, LogCorrupt | Fenced) else 2
 
 

@@ -1,8 +1,8 @@
-"""The table of permissions (`isthmus.format.permissions`) in the words of Redis and of object stores.
+"""The table of permissions (`isthmus.format.permissions`) as Redis ACLs and as policies of object stores.
 
-Only AWS can say «create, never write over» in a policy (`s3:if-none-match`). MinIO, Ceph and SeaweedFS know no such
-condition: there the program asks for it with every PUT, and nothing but versions of objects keeps what was there from
-somebody who does not.
+Only AWS can say «create, never overwrite» in a policy (`s3:if-none-match`). MinIO, Ceph and SeaweedFS have no such
+condition. There the program asks for it with every PUT, and only object versioning preserves an object from a client
+that does not ask.
 """
 
 import hashlib
@@ -31,40 +31,40 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One participant by name: a learner, or a follower of a series; the others have none."""
+    """The identity of a participant. Only learners, and followers of a series, have names."""
 
     participant: Participant
     name: str = ""
     checkpoints: bool = True
-    """Whether a learner may read others' checkpoints, and a follower any."""
+    """Whether a learner may read other learners' checkpoints, and a follower any checkpoints."""
 
     @property
     def user(self) -> str:
-        """What it is called, at the bus and in files."""
+        """The user name on the bus and in file names."""
         return f"{self.participant}-{self.name}" if self.name else str(self.participant)
 
     @property
     def access_key(self) -> str:
-        """What it is called at a store that it may share with others."""
+        """The access key at a store, which other programs may use, too."""
         return f"isthmus-{self.user}"
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a store's policies can say."""
+    """What the policies of a kind of store can express."""
 
     conditional: bool
     """Whether a PUT may be granted only with If-None-Match."""
     listing: str
     """The operator that compares a listing's prefix."""
     asks_to_list: bool = False
-    """Whether 404 of a missing key is told only to who may list, by the key or without any prefix."""
+    """Whether only a user that may list, with the key as prefix or without a prefix, gets a 404 for a missing key."""
 
 
 AWS = Dialect(conditional=True, listing="StringLikeIfExists", asks_to_list=True)
 CEPH = Dialect(conditional=False, listing="StringLikeIfExists", asks_to_list=True)
 MINIO = Dialect(conditional=False, listing="StringLike")
-"""MinIO has no operators …IfExists, and says 404 of a missing key to whoever may read it. So does SeaweedFS."""
+"""MinIO has no …IfExists operators. MinIO and SeaweedFS answer 404 for a missing key to any user that may read it."""
 
 ACTIONS: Mapping[Operation, list[str]] = {
     READ: ["s3:GetObject"],
@@ -102,9 +102,9 @@ def statements(who: Identity, bucket: str, prefix: str, dialect: Dialect, partit
     out.append({"Sid": "List", "Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": [arn]})
     out[-1]["Condition"] = {dialect.listing: {"s3:prefix": listed}}
     if dialect.conditional:
-        # Completions of uploads in parts, and copies, are PutObject too, and judged by the same condition.
+        # Copies, and the completion of an upload in parts, are PutObject too: the same condition applies.
         allow("Create", ACTIONS[CREATE], keys(CREATE), {"Null": {"s3:if-none-match": "false"}})
-        # Beginning one, and its parts, create no object and carry no such header.
+        # Beginning such an upload, and sending its parts, create no object and carry no such header.
         allow("Parts", ACTIONS[REPLACE], keys(CREATE, large=True), {"Bool": {"s3:ObjectCreationOperation": "false"}})
     else:
         allow("Create", ACTIONS[REPLACE], keys(CREATE))
@@ -114,7 +114,7 @@ def statements(who: Identity, bucket: str, prefix: str, dialect: Dialect, partit
 
 
 def ceph_bucket_policy(identities: Sequence[Identity], bucket: str, prefix: str) -> Document:
-    """Return one policy for a bucket of Ceph's, whose users have the names of the identities' access keys."""
+    """Return one bucket policy for Ceph. Ceph's users must have the identities' access keys as names."""
     return {
         "Version": "2012-10-17",
         "Statement": [
@@ -126,7 +126,7 @@ def ceph_bucket_policy(identities: Sequence[Identity], bucket: str, prefix: str)
 
 
 def seaweedfs_identities(secrets: Mapping[Identity, str], root: tuple[str, str], bucket: str, prefix: str) -> Document:
-    """Return what `weed s3 -config` reads: each identity with its key and a policy, and one that may do everything."""
+    """Return the file for `weed s3 -config`: each identity with its key and policy, and an administrator."""
     administrator = {
         "name": "root",
         "credentials": [{"accessKey": root[0], "secretKey": root[1]}],
@@ -154,31 +154,31 @@ def seaweedfs_identities(secrets: Mapping[Identity, str], root: tuple[str, str],
 _COMMANDS = "+hello +auth +ping +info +time +xread +xrevrange"
 _LOOKING = "+zrevrangebyscore"
 _WRITING = "+xadd"
-"""Named one by one: a category such as @stream would let a learner delete and trim."""
+"""Commands are named one by one: a category such as @stream would let a learner delete and trim."""
 
 _RUN = "isthmus:" + 16 * "?"
-"""Keys of any run, whose name has 16 digits. `*` would also stand for a run and a stream of somebody's making."""
+"""Prefix of the keys of any run, whose name has 16 digits. `*` would also match a made-up run and stream."""
 
 _NAMING = f"(+zadd %W~{_RUN}:{NAMES})"
-"""Who writes a stream says so in the list of streams, and does nothing else there."""
+"""A participant that writes a stream may enter it in the list of streams, and may do nothing else there."""
 
 _TIDYING = f"(+zremrangebyscore +expire %W~{_RUN}:{NAMES}) (+expire %W~{_RUN}:syncer %W~{_RUN}:learner/*)"
-"""Syncers have the server drop what nobody writes to any more. Nobody else shortens a life, not even its own."""
+"""Syncers let streams without writes expire. No other participant may set an expiry, not even of its own stream."""
 
 
 def has_bus(participant: Participant) -> bool:
-    """Return whether it speaks or listens on the bus at all."""
+    """Return whether a participant reads or writes any stream of the bus."""
     return any(streams(participant))
 
 
 def acl_rules(who: Identity) -> str:
-    """Return what a user of Redis 7 may, in the words of ACL SETUSER: of every run on the server."""
+    """Return a Redis 7 user's permissions in the syntax of ACL SETUSER. They hold for every run on the server."""
     read, written = streams(who.participant, who.name)
-    # Who listens to all looks for new streams.
+    # A participant that reads all streams has to find new ones.
     commands = [_COMMANDS, *([_LOOKING] if ALL_STREAMS in read else []), *([_WRITING] if written else [])]
     keys = [f"%R~{_RUN}:{stream}" for stream in read]
     keys += [f"%W~{_RUN}:{stream}" for stream in written]
-    # As selectors, or it could make a stream of the list.
+    # Use selectors: otherwise XADD would be allowed on the list of streams, too.
     more = [_NAMING] if written else []
     more += [_TIDYING] if who.participant == Participant.SYNCER else []
     return " ".join(["resetkeys", "resetchannels", "-@all", *commands, *keys, *more])

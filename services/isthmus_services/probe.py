@@ -1,6 +1,7 @@
-"""Ask a service on this host how it is: `python -m isthmus_services.probe [livez]`, for a container's health check.
+"""Ask a service on this host for its health: `python -m isthmus_services.probe [livez]`, for containers' health checks.
 
-Reads the address from ISTHMUS_HTTP. Prints what /healthz says; exit code 0 if that is good. Imports next to nothing.
+The address is in ISTHMUS_HTTP. The program prints the answer of /healthz (or /livez), and exits with 0 if the service
+is healthy, 1 if not, and 2 without an address. It imports only a few standard modules.
 """
 
 import os
@@ -9,18 +10,18 @@ import urllib.error
 import urllib.request
 
 LOOPBACK_FOR = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-"""Where to ask what listens everywhere."""
+"""The address at which to ask a service that listens on all addresses."""
 
 
 def main() -> int:
-    """Ask."""
+    """Ask the service, print its answer, and return the exit code."""
     host, _, port = os.environ.get("ISTHMUS_HTTP", "").rpartition(":")
     if not port:
         print("ISTHMUS_HTTP is not set: this service shows nothing over HTTP", file=sys.stderr)
         return 2
     path = sys.argv[1] if len(sys.argv) > 1 else "healthz"
     try:
-        # A proxy that the container was given is for others.
+        # The container's proxy, if any, is for other hosts.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(f"http://{LOOPBACK_FOR.get(host, host)}:{port}/{path}", timeout=4) as answer:
             print(answer.read().decode().strip())

@@ -1,4 +1,4 @@
-"""Processes of this machine that a command starts, watches and kills, each with a log of its own."""
+"""Processes on this machine that a command starts, watches and kills. Each has its own log."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def tied(command: Sequence[str]) -> list[str]:
 
 
 def end(process: subprocess.Popen[Any], within_s: float) -> None:
-    """SIGTERM, and wait; SIGKILL where that does not help."""
+    """Send SIGTERM and wait for the process to end; after `within_s` seconds, send SIGKILL."""
     process.terminate()
     try:
         process.wait(within_s)
@@ -49,15 +49,15 @@ def end(process: subprocess.Popen[Any], within_s: float) -> None:
 
 @dataclass
 class Processes:
-    """Processes by their names. What they say goes to `<name>.log`, one life after the other."""
+    """Processes by name. Their output goes to `<name>.log`; a process started again appends to it."""
 
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
-    """On top of this process's own."""
+    """Variables added to this process's own environment."""
     alive: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        """Start one."""
+        """Start a process."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.log(name), "ab") as out:
             self.alive[name] = subprocess.Popen(
@@ -65,7 +65,7 @@ class Processes:
             )
 
     def kill(self, name: str) -> float:
-        """End one with SIGKILL; return when, on the clock of `time.perf_counter`."""
+        """End a process with SIGKILL; return the time of the signal by `time.perf_counter`."""
         process = self.alive.pop(name)
         process.send_signal(signal.SIGKILL)
         at = time.perf_counter()
@@ -73,16 +73,16 @@ class Processes:
         return at
 
     def close(self) -> None:
-        """Kill all of them."""
+        """Kill all processes."""
         for name in tuple(self.alive):
             self.kill(name)
 
     def log(self, name: str) -> Path:
-        """Return the file that holds what one said."""
+        """Return the path of a process's log."""
         return self.folder / f"{name}.log"
 
     def said(self, name: str) -> str:
-        """Return what one said. Raises `RuntimeError` where it has ended by itself."""
+        """Return the output of a process. Raises `RuntimeError` if the process has ended by itself."""
         text = self.log(name).read_text(errors="replace")
         if self.alive[name].poll() is not None:
             raise RuntimeError(f"{name} ended with {self.alive[name].returncode}:\n{text[-2000:]}")

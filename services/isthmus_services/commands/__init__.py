@@ -1,1 +1,1 @@
-"""One module for each command: `run(settings)` does what it is for, and returns its exit code."""
+"""One module for each command. Its `run(settings)` executes the command and returns the exit code."""

@@ -1,7 +1,7 @@
-"""`isthmus access`: for each participant of a run its passwords, and what makes servers hold it to its permissions.
+"""`isthmus access`: write passwords for each participant of a run, and the servers' rules that enforce its permissions.
 
-A folder for each participant has what its process needs and nothing else, so that it can be given to it alone. Doing it
-twice changes no password; a learner named later is added. Nothing is printed but file names.
+Each participant has a folder with only what its process needs, so that the folder can be given to that process alone.
+Running the command again changes no password, and adds learners that are named later. Only file names are printed.
 """
 
 import json
@@ -38,7 +38,7 @@ USERS_FILE = "store/users"
 GRAFANA_PASSWORD = "grafana/password"
 PLACE_FILE = "policies/run"
 BUS_USER, BUS_PASSWORD, CREDENTIALS = "bus-user", "bus-password", "aws-credentials"
-"""In a participant's folder."""
+"""Names of files in a participant's folder."""
 
 ROOT = "isthmus-root"
 
@@ -80,7 +80,7 @@ A listing that names no prefix is refused by MinIO and SeaweedFS. AWS and Ceph a
 
 
 def run(settings: declared.Access) -> int:
-    """Write what is missing."""
+    """Write the files and print their names. Passwords that exist are kept."""
     learners, series = settings.learner or [], settings.series or []
     for flag, names in (("--learner", learners), ("--series", series)):
         for name in names:
@@ -99,7 +99,7 @@ def run(settings: declared.Access) -> int:
 
 
 def _place(url: str) -> tuple[str, str]:
-    """Return bucket and prefix of a run."""
+    """Return the bucket and prefix of a run. Raises `InputError` for a run that is not in a bucket."""
     parts = split(url)
     if parts.scheme not in BUCKETS or not parts.netloc:
         raise InputError(f"--run {redacted(url)}: policies are for runs in buckets (s3://bucket/run)")
@@ -114,10 +114,10 @@ def prepare(
     *,
     strict: bool = False,
 ) -> list[str]:
-    """Write passwords and what is made of them, policies for the run at `place` (bucket, prefix) as well; return the
-    names of the files. Raises `OSError`.
+    """Write passwords, files made from them, and policies for the run at `place` (bucket, prefix); return file names.
 
-    Where there are policies already, their place and strictness are kept: who adds a learner need not say them again.
+    If `place` is None, the place and strictness of earlier policies are kept, so that adding a learner needs neither.
+    Without earlier policies none are written. Raises `OSError`.
     """
     place, strict = _as_before(folder / PLACE_FILE, place, strict)
     identities = _identities(folder, learners, series, checkpoints=not strict)
@@ -135,7 +135,7 @@ def prepare(
     _password(folder / GRAFANA_PASSWORD)
     if place is not None:
         bucket, prefix = place
-        for path in folder.glob("policies/*/isthmus-*.json"):  # of whoever was taken out
+        for path in folder.glob("policies/*/isthmus-*.json"):  # some may be of participants that were removed
             path.unlink()
         for name, dialect in (("aws", AWS), ("minio", MINIO)):
             for who in identities:
@@ -157,7 +157,7 @@ def _as_before(path: Path, place: tuple[str, str] | None, strict: bool) -> tuple
 
 
 def _identities(folder: Path, learners: Sequence[str], series: Sequence[str], *, checkpoints: bool) -> list[Identity]:
-    """Return everybody: the roles, and whoever was named now or before."""
+    """Return an identity for each role without a name, and for each learner and follower named now or earlier."""
     found = [Identity(p) for p in Participant if p not in (Participant.LEARNER, Participant.FOLLOWER)]
     for participant, names in ((Participant.LEARNER, learners), (Participant.FOLLOWER, series)):
         known = {p.name.removeprefix(f"{participant}-") for p in folder.glob(f"{participant}-*")}
@@ -166,7 +166,7 @@ def _identities(folder: Path, learners: Sequence[str], series: Sequence[str], *,
 
 
 def _key(path: Path, who: Identity) -> str:
-    """Return the secret of an identity's key of the store, from the file that AWS's clients read."""
+    """Return the secret of an identity's store key from the file that AWS's clients read; make a missing file."""
     if not path.exists():
         lines = ("[default]", f"aws_access_key_id = {who.access_key}", f"aws_secret_access_key = {_secret()}")
         _write(path, "\n".join(lines) + "\n")
@@ -180,7 +180,7 @@ def _password(path: Path) -> str:
 
 
 def _secret() -> str:
-    return secrets.token_hex(24)  # for a file of NAME = VALUE, a URL, a shell
+    return secrets.token_hex(24)  # needs no quoting in a file of NAME = VALUE, a URL or a shell
 
 
 def _json(path: Path, document: Document) -> None:
@@ -188,7 +188,7 @@ def _json(path: Path, document: Document) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that only its owner reads, whole or not at all."""
+    """Write a file that only its owner may read, completely or not at all."""
     path.parent.mkdir(mode=0o700, exist_ok=True, parents=True)
     scratch = path.with_name(f".{path.name}.new")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

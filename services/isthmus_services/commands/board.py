@@ -1,4 +1,4 @@
-"""`isthmus board`: a page of a run, live and at any moment of its past; or that page as one file."""
+"""`isthmus board`: serve a page of a run, live and at any moment of its past; or write that page to one file."""
 
 import asyncio
 import contextlib
@@ -40,8 +40,10 @@ def run(settings: declared.Board) -> int:
 
 
 def _token(settings: declared.Board, host: str) -> str | None:
-    """Return what one must know to be answered: what was chosen, or where others reach the address one that is made
-    up; None: nothing, but a browser must ask for this machine by one of its own names."""
+    """Return the token that requests must carry: the chosen one, or a random one if other machines reach the address.
+
+    None: no token, but a browser must address this machine by a loopback name. Raises `InputError`.
+    """
     if settings.board_token_file is not None:
         try:
             chosen = Path(settings.board_token_file).read_text().strip()
@@ -67,7 +69,7 @@ async def _serve(settings: declared.Board, token: str | None) -> None:
             waited: list[asyncio.Future[Any]] = [ended, running]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if running.done():
-                running.result()  # nothing follows the run any more: better no page than one that stands still
+                running.result()  # raise its error: no page is better than one that no longer changes
             ended.cancel()
 
 
@@ -83,7 +85,7 @@ async def _export(settings: declared.Board) -> None:
                 await asyncio.wait([reading], timeout=0.2)
             reading.result()
         if feed.has_bus:
-            # Who is there is known only after a while of listening.
+            # Listen for a while to learn which processes take part.
             async with following(feed):
                 await asyncio.sleep(LISTEN_S)
         else:
@@ -114,7 +116,7 @@ async def _begun(feed: Feed) -> Feed:
 
 
 def _bus(settings: declared.Board) -> str | None:
-    """Return the bus to listen to; None where nobody named one and there is none beside the run: none is made."""
+    """Return the URL of the bus to listen to. None: none is given and there is none beside the run; none is created."""
     if settings.bus is None:
         beside = default_bus(settings.run)
         if beside is None or not os.path.exists(split(beside).path):

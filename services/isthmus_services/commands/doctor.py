@@ -1,4 +1,4 @@
-"""`isthmus doctor`: every check in turn, a line each, and what to do; exit code 1 if anything fails."""
+"""`isthmus doctor`: run every check and print a line for each, with advice; exit code 1 if a check fails."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -35,11 +35,11 @@ from isthmus_services.settings import declared, shared
 
 _STYLE = {OK: "green", NOTE: "cyan", WARNING: "yellow", FAILURE: "bold red"}
 NO_RUN = bytes(32)
-"""Stands for the run on the bus where there is none yet."""
+"""Stands for the run's digest on the bus if there is no run yet."""
 
 
 def run(settings: declared.Doctor) -> int:
-    """Check, print, and say whether anything failed."""
+    """Run the checks and print the findings. Return 1 if a check failed, else 0."""
     logs.quiet()
     require_name("--learner", settings.learner)
     require_name("--series", settings.series)
@@ -62,7 +62,10 @@ def run(settings: declared.Doctor) -> int:
 
 
 async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding]:
-    """Yield the findings about machine, store and bus, in this order, after either those about the way to it."""
+    """Yield the findings about the machine, the ranks, the store, the bus and the trust, in this order.
+
+    Findings about the network path to the store follow those about the store; the same holds for the bus.
+    """
     parts = split(url)
     folder = (parts.path if parts.scheme else url) if parts.scheme in ("", "file") else None
     for finding in examine_machine(folder, role, runtime):
@@ -93,7 +96,7 @@ def summary(counts: Mapping[CheckOutcome, int]) -> str:
 
 
 def show(finding: Finding, console: Console) -> None:
-    """Print one line, and a second where something is to be done."""
+    """Print a finding on one line, and its advice, if any, on a second."""
     line = Text(f"{finding.outcome:<8}", style=_STYLE[finding.outcome])
     line.append(f"{finding.check}: ", style="bold")
     line.append(legible(without_passwords(finding.said)), style="default")

@@ -1,4 +1,4 @@
-"""`isthmus explain`: the story of one update, one commit or one fragment."""
+"""`isthmus explain`: print the story of one update, one commit or one fragment."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from isthmus_services.settings import declared, shared
 
 
 def run(settings: declared.Explain) -> int:
-    """Tell it."""
+    """Print the story."""
 
     async def go() -> Explanation:
         async with open_log(settings.run, shared.owner_in(settings)) as log:

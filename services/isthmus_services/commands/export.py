@@ -1,4 +1,4 @@
-"""`isthmus export`: the global model as a safetensors file, as transformers read it, or as a Distributed Checkpoint."""
+"""`isthmus export`: write the global model as a safetensors file, a transformers folder or a Distributed Checkpoint."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from isthmus_services.settings import declared, shared
 
 
 def run(settings: declared.Export) -> int:
-    """Fold and write."""
+    """Fold the log, and write the model in each format that was asked for. Raises `InputError`."""
     at = _time(settings.at) if settings.at is not None else None
     if settings.out is None and settings.hf is None and settings.dcp is None:
         raise InputError("say where to: -o FILE, --hf DIR or --dcp DIR")
@@ -75,8 +75,11 @@ def _write_hf(
     module: Any,
     local: exports.Local,
 ) -> None:
-    """Write a folder that `from_pretrained` reads: by the run's own module, where it is given; else its weights alone,
-    under the run's names, and of adapters under those that peft gives them in files."""
+    """Write a folder that `from_pretrained` reads. Raises `InputError`.
+
+    If the run's module is given, its `save_pretrained` writes the folder. Otherwise only the weights are written, under
+    the run's names; weights of adapters get the names that peft uses in files.
+    """
     assert settings.hf is not None
     folder, largest = Path(settings.hf), int(settings.largest * 1e9)
     try:
@@ -110,7 +113,7 @@ def _write_hf(
 
 
 def _time(text: str) -> float:
-    """Return seconds since 1970. Without a zone, the time is this machine's."""
+    """Return a time in seconds since 1970. A time without a zone is in this machine's zone. Raises `InputError`."""
     try:
         return float(text)
     except ValueError:

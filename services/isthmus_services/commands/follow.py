@@ -1,4 +1,4 @@
-"""`isthmus follow`: every new version of the global model, into a folder, or to a command."""
+"""`isthmus follow`: write new versions of the global model into a folder, or give them to a command."""
 
 import asyncio
 import os
@@ -19,11 +19,11 @@ from isthmus.log import Log, evaluations
 from isthmus_services.settings import declared, shared
 
 LAST_LINE = 4096
-"""So many bytes of what a command prints are looked at for the number at their end."""
+"""Bytes at the end of a command's output in which the number that it prints last is looked for."""
 
 
 def run(settings: declared.Follow) -> int:
-    """Follow, for ever or for so many cuts."""
+    """Follow the run, for ever or for `cuts` cuts. Raises `InputError`."""
     if settings.into is None and settings.exec is None:
         raise InputError("say what is to be done with each cut: --into DIR, --exec CMD, or both")
     command = shlex.split(settings.exec) if settings.exec is not None else None
@@ -72,9 +72,10 @@ async def _follow(settings: declared.Follow, folder: Path, command: list[str] | 
 
 
 async def _told(command: list[str], version: int, path: str, heard: bool) -> str | None:
-    """Run the command for a cut, and wait for it; a failure is said, and the next cut tries again.
+    """Run the command for a cut and wait for it. Return the last word that it printed, or None if it failed.
 
-    Returns the last word that it printed, where it is heard and did not fail.
+    The word is empty if the output is not read (`heard` is False) or has no words. A failure is printed, and the
+    command runs again for the next cut. Raises `InputError` if it cannot be started.
     """
     environment = os.environ | {"ISTHMUS_CUT": str(version), "ISTHMUS_CUT_DIR": path}
     try:
@@ -95,7 +96,7 @@ async def _told(command: list[str], version: int, path: str, heard: bool) -> str
 
 
 async def _noted(log: Log, series: str, cut: int, command: str, said: str) -> None:
-    """Keep what a command has printed last as the next number of a series; what is none, or cannot be kept, is said."""
+    """Store the last word of a command's output as the next number of a series. If that is not possible, print why."""
     try:
         await evaluations.note(log, series, cut, float(said))
     except (ValueError, InputError, Unavailable) as error:

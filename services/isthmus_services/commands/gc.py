@@ -1,4 +1,4 @@
-"""`isthmus gc`: say what the log has passed by, and with --apply delete it; with --every by itself, for ever."""
+"""`isthmus gc`: list the objects that a run no longer needs; --apply deletes them, --every repeats that for ever."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ from isthmus_services.settings import declared, shared
 
 
 def run(settings: declared.Gc) -> int:
-    """Plan, show, and apply where it was asked for."""
+    """Plan the collection, apply it if that was asked for, and print it. With --every, repeat this and never return."""
     if settings.every is not None:
         if not settings.apply:
             raise InputError("--every repeats what --apply does: give both, or neither")
@@ -32,7 +32,7 @@ def run(settings: declared.Gc) -> int:
     rows.append(("all", f"{plan.objects:,}", f"{plan.bytes:,}"))
     console = report.stdout()
     columns = (Column("kind", justify="left"), Column("objects"), Column("bytes"))
-    # The terminal wraps it, if at all: there is no better place to break a URL than where it ends.
+    # Leave the wrapping to the terminal: a URL has no good place for a line break.
     console.print(Text(f"garbage of {settings.run}", style="italic"), soft_wrap=True)
     console.print(fitted("", columns, rows, console.width))
     packed = sum(map(len, plan.pack))
@@ -78,7 +78,7 @@ async def _once(log: Log, settings: declared.Gc) -> gc.Garbage:
 
 
 async def _again_and_again(settings: declared.Gc, every_s: float) -> NoReturn:
-    """Collect for ever. An outage, or damage that people have to look at, is said and tried again the next time."""
+    """Collect garbage every `every_s` seconds, for ever. Print an outage or damage, and try again the next time."""
     async with open_log(settings.run, shared.trust_in(settings)) as log:
         while True:
             started = time.monotonic()
@@ -88,7 +88,7 @@ async def _again_and_again(settings: declared.Gc, every_s: float) -> NoReturn:
 
 
 async def line_of(collecting: Awaitable[gc.Garbage]) -> str:
-    """Return in one line what came of a collection; an outage, or damage that people have to look at, is no error."""
+    """Return the result of a collection in one line; after `Unavailable`, `Denied` or `LogCorrupt`, why it failed."""
     try:
         plan = await collecting
     except (Unavailable, Denied, LogCorrupt) as error:

@@ -1,5 +1,7 @@
-"""`isthmus heal`: find fragments that cannot be folded to their end, and with --apply start them again from what was
-published. Without it nothing is written."""
+"""`isthmus heal`: find fragments that cannot be folded to their end; --apply restarts them from published values.
+
+Without --apply nothing is written.
+"""
 
 import asyncio
 
@@ -13,11 +15,11 @@ from isthmus_services.output.progress import progress
 from isthmus_services.settings import declared, shared
 
 FRESH_S = 120.0
-"""A log written to more lately than this may still have a syncer that holds what is missing in it."""
+"""Seconds. If the newest commit is younger, a running syncer may still hold the state that cannot be folded."""
 
 
 def run(settings: declared.Heal) -> int:
-    """Diagnose, say, and heal where it was asked for; 1 where a fragment is left that cannot be folded."""
+    """Diagnose, heal if asked to, and print. Return 1 if a fragment is left that cannot be folded, else 0."""
     found, healed, now = asyncio.run(_heal(settings))
     left = 0
     for diagnosis in found:
@@ -65,7 +67,7 @@ async def _heal(settings: declared.Heal) -> tuple[list[Diagnosis], dict[int, Com
 
 
 def _lines(found: Diagnosis, commit: Commit | None, applied: bool, now: float) -> list[str]:
-    """Return what is said of one fragment."""
+    """Return the lines to print about a fragment; none if it is sound."""
     name = f"fragment {found.fragment}"
     if found.hopeless:
         return [f"{name} cannot be healed: {found.hopeless}"]

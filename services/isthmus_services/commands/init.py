@@ -1,4 +1,4 @@
-"""`isthmus init`: make the model from its seed, write version 0, then the run object. Doing it twice is harmless."""
+"""`isthmus init`: make the model from its seed, write version 0, then the run object. Repeating it is harmless."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger("isthmus.services.init")
 
 
 def run(settings: declared.Init) -> int:
-    """Create the run the settings describe."""
+    """Create the run that the settings describe."""
     made = create(
         settings,
         settings.run,
@@ -62,14 +62,17 @@ def create(
     create_bucket: bool = False,
     vectors: Sequence[str] = (),
 ) -> Run:
-    """Create the run at this URL. Raises `InputError` and what the store raises."""
+    """Create the run at this URL, and return it. An equal run that exists already stays as it is, and is returned.
+
+    Raises `InputError`, and what the store raises.
+    """
     shared.need("torch", "torch")
     import torch
 
     from isthmus.torch import model as torch_model
     from isthmus.torch.frozen import digests_of
 
-    shared.rules_of(settings, ())  # what is wrong is said before the model is made
+    shared.rules_of(settings, ())  # report invalid settings before the model is made
     pace = shared.pace_of(settings, Pace())
     file = _read(Path(source)) if source else None
     model_path = model or (file.model if file else shared.BUILT_IN_MODEL)
@@ -104,10 +107,10 @@ def create(
 
 
 def _flop_s(settings: declared.Init | declared.Demo, specs: Sequence[Spec], there: Rules | None) -> float:
-    """Return the operations a second that this machine makes, where they decide how updates are merged."""
+    """Return how many operations a second this machine makes if that decides the merge rule, else `SOUND_FLOP_S`."""
     if settings.merge or there or not isotropic.suits(specs, settings.iso_block):
         return isotropic.SOUND_FLOP_S
-    from isthmus.agent.speed import SIDE, products  # with it come the kernels
+    from isthmus.agent.speed import SIDE, products  # imports the kernels
 
     measured = products(time.perf_counter, side=SIDE)
     if not isotropic.suits(specs, settings.iso_block, measured):
@@ -120,7 +123,7 @@ def _flop_s(settings: declared.Init | declared.Demo, specs: Sequence[Spec], ther
 
 
 def _read(path: Path) -> exports.ModelFile:
-    """Read a model file, or what lies in a folder: a Distributed Checkpoint, or what `from_pretrained` reads."""
+    """Read a model file or a folder: a Distributed Checkpoint, or a folder that `from_pretrained` reads."""
     if not path.is_dir():
         return exports.read(path)
     from isthmus.torch import dcp
@@ -129,9 +132,10 @@ def _read(path: Path) -> exports.ModelFile:
 
 
 def _made_by(source: str, named: str) -> Callable[[], Any]:
-    """Return what makes the model that a file names, if that is ours. Raises `InputError` that says what to add.
+    """Return the function that a file names as the maker of its model, if it is one of Isthmus's own.
 
-    Whoever wrote the file chose the name, and a model file is not expected to run code: only the operator may ask.
+    For any other name, raise `InputError` that says which flag to add. The author of the file chose the name, and a
+    model file is not expected to run code. Only the operator may ask for that.
     """
     if (ours := shared.built_in(named)) is not None:
         return ours

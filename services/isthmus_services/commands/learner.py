@@ -1,4 +1,4 @@
-"""`isthmus learner`: hand a trainer its task. SIGTERM finishes the step, announces what is under way and leaves."""
+"""`isthmus learner`: run a trainer. After SIGTERM it finishes its step, completes its uploads and leaves."""
 
 import asyncio
 import functools
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("isthmus.services.learner")
 
 NEVER_MERGED = 3
-"""Exit code of a learner that has done its steps, and of whose work no commit holds anything."""
+"""Exit code of a learner that completed its steps, but none of its work was merged."""
 
 
 def run(settings: declared.Learner) -> int:
-    """Train."""
+    """Train, and return the exit code: 0, `NEVER_MERGED`, or 128 + the number of the signal that ended it early."""
     name = host_name(settings.learner)
     require_name("--learner", name)
     shared.need("torch", "torch")
@@ -57,9 +57,9 @@ def _train(settings: declared.Learner, name: str, board: HealthServer) -> int:
 
     def ask(number: int, _: object) -> None:
         if number == signal.SIGINT and stop:
-            raise KeyboardInterrupt  # asked twice: now
+            raise KeyboardInterrupt  # Ctrl-C after an earlier signal ends the process at once
         stop.append(number)
-        # Workers of a DataLoader may die of the same signal: torch raises for that wherever this thread is by then.
+        # The same signal may kill the workers of a DataLoader. Torch's handler then raises anywhere in this thread.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         diary.asked(number)
         board.stops()
@@ -100,24 +100,25 @@ def _train(settings: declared.Learner, name: str, board: HealthServer) -> int:
             )
         )
     except Exception as error:
-        # A signal to the whole process group also ends the workers of a DataLoader, which then raises here.
+        # A signal to the whole process group also ends the workers of a DataLoader. The DataLoader then raises here.
         if not stop:
             raise
         logger.warning("%s was asked to stop, and its trainer ended with an error: %s", name, told(error))
         for link in links:
-            link.__exit__(type(error), error, error.__traceback__)  # does nothing where the trainer closed it
+            link.__exit__(type(error), error, error.__traceback__)  # does nothing if the trainer has closed the link
     finally:
-        diary.close()  # the end is the link's to sum up
+        diary.close()  # the link logs the summary
     if stop and not (links and links[-1].steps_done >= settings.steps):
-        # Not 0: for whoever keeps it running, 0 means that there is nothing left to do.
+        # Not 0, which would tell a supervisor that nothing is left to do.
         return 128 + stop[-1]
     return NEVER_MERGED if links and links[-1].summary.never_merged else 0
 
 
 def _makes(settings: declared.Learner, made: Run) -> Callable[[], object]:
-    """Return what makes the run's model. Raises `InputError` that says what to do.
+    """Return the function that makes the run's model. Raises `InputError` that says what to do.
 
-    Whoever can write to the store may have chosen the name, and code that a store names is not run unasked.
+    Anyone who can write to the store may have chosen the name. So other code than Isthmus's own runs only if the
+    operator asks for it.
     """
     named = made.header.model
     if settings.model:
@@ -154,7 +155,7 @@ async def _read(settings: declared.Learner) -> Run:
 
 
 def _shard(text: str | None, name: str) -> tuple[tuple[int, int], int]:
-    """Return the part of the data and the order in it: without a part, all of it in an order drawn from the name."""
+    """Return the shard (index, count) and the order in it. Without one: all data, in an order drawn from the name."""
     if text is None:
         return (0, 1), int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
     index, slash, count = text.partition("/")

@@ -1,4 +1,4 @@
-"""`isthmus replay`: fold the log again and compare; under other rules with --set; as a timeline with --trace."""
+"""`isthmus replay`: fold the log again and compare; --set folds it under other rules; --trace writes a timeline."""
 
 import asyncio
 import math
@@ -20,11 +20,12 @@ from isthmus_services.settings import declared, shared
 
 ROWS_MAX = 20
 UNTIMELY_SHOWN = 10
-"""Lines of a table of departures; the JSON report has all of them."""
+"""Rows of the table of departures, and updates shown that had too little time. The JSON report has all rows, but of the
+updates only their number."""
 
 
 def run(arguments: declared.Replay) -> int:
-    """Replay, in the way the flags say."""
+    """Replay the log in the way that the flags say. Return 1 if a commit differs, else 0. Raises `InputError`."""
     settings = whatif.parse(arguments.set) if arguments.set else None
     if settings is None and (arguments.export or arguments.plot):
         raise InputError("--export and --plot belong to --set; the log as it is: isthmus export")
@@ -49,7 +50,7 @@ async def _replay(arguments: declared.Replay, settings: whatif.Settings | None) 
         return await _compare(log, arguments)
 
 
-# --- as it was --------------------------------------------------------------------------------------------------------
+# --- as recorded ------------------------------------------------------------------------------------------------------
 
 
 async def _compare(log: Log, a: declared.Replay) -> int:
@@ -130,7 +131,7 @@ async def _trace(log: Log, a: declared.Replay) -> None:
     print(f"timeline of {len(headers)} commits in {a.trace}: open it in https://ui.perfetto.dev")
 
 
-# --- as it might have been --------------------------------------------------------------------------------------------
+# --- under other rules ------------------------------------------------------------------------------------------------
 
 
 async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> int:
@@ -190,7 +191,7 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
 
 
 def _some(rows: list[whatif.Departure]) -> list[whatif.Departure]:
-    """Return at most `ROWS_MAX` rows, spread evenly, the last one among them."""
+    """Return at most `ROWS_MAX` rows, evenly spread, with the first and the last."""
     if len(rows) <= ROWS_MAX:
         return rows
     chosen = sorted({round(i * (len(rows) - 1) / (ROWS_MAX - 1)) for i in range(ROWS_MAX)})

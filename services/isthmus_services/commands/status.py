@@ -1,4 +1,4 @@
-"""`isthmus status`: one look at a run, or with --watch a live one, from store and bus alone."""
+"""`isthmus status`: show the state of a run once, or live with --watch, from its store and bus alone."""
 
 import asyncio
 import time
@@ -29,14 +29,14 @@ LISTEN_BEATS = 1.5
 """Heartbeats to listen for before a learner counts as silent."""
 
 NEWEST = 2
-"""Points of each series that are read where no picture is asked for: the newest, and the one before."""
+"""Points of each series that are read if no plot is asked for: the newest and the one before."""
 
 REFRESH_S = 0.5
 LINES_EVERY_S = 5.0
 
 
 def run(settings: declared.Status) -> int:
-    """Print the state of a run."""
+    """Print the state of a run. With --check, return 1 if the run is not healthy, else 0. Raises `InputError`."""
     console = stdout()
     if settings.plot is not None:
         shared.need("matplotlib", "demo")
@@ -57,7 +57,7 @@ def run(settings: declared.Status) -> int:
             listed = checkpoints_in(await ports.store.list(LEARNERS)) if settings.ledger else []
             newest = None if settings.plot is not None else NEWEST
             measured: dict[str, list[Point]] = {}
-            with suppress(Denied):  # who may not read them is shown the rest
+            with suppress(Denied):  # without permission to read the series, show the rest
                 for name in await evaluations.names(ports.log):
                     measured[name] = await evaluations.series(ports.log, name, newest)
             return status, made, ports.bus.url, await read_ledgers(ports.log, listed), measured
@@ -83,7 +83,7 @@ def run(settings: declared.Status) -> int:
 
 
 def title(made: Run) -> str:
-    """Return what a run is, in one line."""
+    """Return a description of a run in one line."""
     return (
         f"{made.url}: run {made.digest[:8].hex()}, {made.layout.size:,} parameters, "
         f"{len(made.layout.fragments)} fragments, H {made.rules.sync_every}, {made.rules.merge}, "
@@ -92,7 +92,7 @@ def title(made: Run) -> str:
 
 
 async def _watch(settings: declared.Status, console: Console) -> None:
-    """Show the run until interrupted: a display on a terminal, a line now and then into a pipe."""
+    """Show the run until interrupted: a live display on a terminal, a line every `LINES_EVERY_S` seconds elsewhere."""
     logs.quiet()
     bus = shared.bus_of(settings, settings.run)
     async with open_ports(settings.run, bus, trust=shared.owner_in(settings)) as ports:
@@ -102,7 +102,7 @@ async def _watch(settings: declared.Status, console: Console) -> None:
         await live.begin()
         following = asyncio.ensure_future(live.run())
         try:
-            # Before there was time to hear anybody, everybody would look silent.
+            # Listen first: until heartbeats have arrived, every learner looks silent.
             await asyncio.wait([following], timeout=LISTEN_BEATS * ports.log.run.pace.heartbeat_s)
             if console.is_terminal:
                 await _display(live, ports.log.run, ports.bus.url, console, following, settings.expect or 0)

@@ -1,4 +1,4 @@
-"""`isthmus syncer`: check the store, fold the log, serve until told to stop. SIGTERM finishes the merges under way."""
+"""`isthmus syncer`: check the store, read the log, and merge until stopped. SIGTERM finishes the merges under way."""
 
 import asyncio
 import gc
@@ -36,17 +36,17 @@ logger = logging.getLogger("isthmus.services.syncer")
 
 HOUR_S = 3600.0
 SPACE_S, DAY_S = 600.0, 86400.0
-"""Between two looks at how much space there is; between two words on a run of which nothing is collected."""
+"""Seconds between checks of the free space, and between warnings about a run whose garbage is never collected."""
 
 SPACE_LEAST = 0.1
-"""Share of a disk that should be free."""
+"""Share of the disk that should be free."""
 
 DRAIN_S = 20.0
-"""Merges under way get this long after SIGTERM; after that they are left to the next syncer."""
+"""Seconds that merges under way may take after SIGTERM; after that, they are left to the next syncer."""
 
 
 def run(settings: declared.Syncer) -> int:
-    """Serve a run."""
+    """Serve a run until told to stop."""
     name = host_name(settings.name) if settings.name else f"syncer-{random_id()[:6]}"
     require_name("--name", name)
     logs.configure(settings.log_format, settings.log_level, service="syncer", run=settings.run, syncer=name)
@@ -96,7 +96,7 @@ async def _serve(settings: declared.Syncer, name: str, board: HealthServer) -> N
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
         logs.serving()
-        # What is compiled is loaded before the first merge asks for it, and after it is said that we are there.
+        # Load compiled kernels before the first merge needs them, but not before the syncer has started to serve.
         warming = asyncio.ensure_future(_warm(syncer, ports.log))
         minutes = asyncio.ensure_future(_minutes(SyncerMinute(name, syncer.metrics)))
         collecting = asyncio.ensure_future(_collect(ports.log, settings.collect))
@@ -115,7 +115,7 @@ async def _serve(settings: declared.Syncer, name: str, board: HealthServer) -> N
 
 
 async def _warm(syncer: Syncer, log: Log) -> None:
-    """Load kernels, then say from time to time that this machine merges too slowly, where it does."""
+    """Load the kernels; then log a warning, at most once an hour, while this machine merges too slowly."""
     try:
         speeds = await log.runtime.offload(_settle, log.run.rules, log.runtime)
     except Exception:
@@ -124,7 +124,7 @@ async def _warm(syncer: Syncer, log: Log) -> None:
     said = -math.inf
     while True:
         await asyncio.sleep(EVERY_S)
-        # Of a share of the fragments this machine does a share of the work.
+        # `too_slow` takes the cores of all syncers. This syncer holds a share of the fragments, so scale its cores up.
         share = len(syncer.held) / len(syncer.coordinators)
         step_s, learners = syncer.heard_of
         slow = share and too_slow(
@@ -136,9 +136,9 @@ async def _warm(syncer: Syncer, log: Log) -> None:
 
 
 def _settle(rules: Rules, runtime: Runtime) -> Speeds:
-    """Load the kernels and time them; then exempt all objects that exist by now from garbage collection.
+    """Load the kernels and time them; then exempt all objects that exist from Python's garbage collection.
 
-    With the compiler's objects among the rest, looking through all of them stops the loop for 70 ms, now and then.
+    A full collection that includes the compiler's objects would stop the event loop for 70 ms now and then.
     """
     codecs.warm(rules.codec_up, rules.codec_down)
     speeds = glance(runtime.now, rules)
@@ -149,7 +149,7 @@ def _settle(rules: Rules, runtime: Runtime) -> Speeds:
 
 
 async def _minutes(minute: SyncerMinute) -> None:
-    """Say how it goes, for as long as it does."""
+    """Log the syncer's progress once a minute until cancelled."""
     while True:
         await asyncio.sleep(EVERY_S)
         line, facts = minute.say()
@@ -157,7 +157,7 @@ async def _minutes(minute: SyncerMinute) -> None:
 
 
 async def _watch_space(syncer: Syncer, log: Log) -> None:
-    """Say now and then that a run grows of which nothing is ever collected, and before its disk is full."""
+    """Log a warning while the run's disk is nearly full, and once a day if the run's garbage is never collected."""
     said = -math.inf
     while True:
         await asyncio.sleep(SPACE_S)
@@ -178,7 +178,7 @@ async def _watch_space(syncer: Syncer, log: Log) -> None:
 
 
 def _share_free(url: str) -> float:
-    """Return which share of a folder's disk is free; 1 of a bucket."""
+    """Return the free share of the disk that holds a run's folder; 1 for a run in a bucket."""
     parts = split(url)
     if parts.scheme not in ("", "file"):
         return 1.0
@@ -187,7 +187,7 @@ def _share_free(url: str) -> float:
 
 
 async def _collect(log: Log, every_s: float | None) -> None:
-    """Collect garbage now and then, for as long as this process is there; nothing where nobody asked for it."""
+    """Collect garbage every `every_s` seconds until cancelled; do nothing if it is None."""
     while every_s is not None:
         await asyncio.sleep(every_s)
 
@@ -200,12 +200,12 @@ async def _collect(log: Log, every_s: float | None) -> None:
 
 
 async def _there(url: str, bus_url: str, name: str, board: HealthServer, trust: Trust) -> bool:
-    """Wait for the run and for its bus; return whether both are there now, False after SIGTERM."""
+    """Wait for the run and then for its bus. Return True when both are there, False after SIGTERM or SIGINT."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
     before = board.phase
-    # As the first process of a container it would not end of a signal that nobody handles.
+    # The first process of a container does not end on a signal without a handler.
     for number in signals:
         loop.add_signal_handler(number, stopping.set)
 

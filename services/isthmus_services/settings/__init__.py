@@ -1,1 +1,1 @@
-"""Where settings come from: their declaration by command, what commands share, and how a value is found."""
+"""Settings: their declaration by command, those that commands share, and how a value is found."""

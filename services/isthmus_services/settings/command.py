@@ -1,4 +1,4 @@
-"""A command: its name, its settings, and the module that does it. Other packages may bring more."""
+"""A command: its name, its settings, and the module that runs it. Other packages may add commands."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ from importlib import metadata
 from isthmus_services.settings.resolve import fields
 
 GROUP = "isthmus.commands"
-"""Of entry points: each names a module with `COMMANDS` and `FAMILIES`, as `isthmus_services.settings.declared` has."""
+"""The group of entry points. Each entry point names a module that has `COMMANDS` and `FAMILIES`, as
+`isthmus_services.settings.declared` has."""
 
 APART = {"simulate": "lab", "plan": "lab", "bench": "lab"}
 """Commands that other packages bring, and the extra of `isthmus` that installs each."""
@@ -16,7 +17,7 @@ APART = {"simulate": "lab", "plan": "lab", "bench": "lab"}
 
 @dataclass(frozen=True)
 class Command:
-    """One command. A name of two words belongs to a family: `isthmus simulate goodput`."""
+    """A command. One whose name has two words belongs to a family: `isthmus simulate goodput`."""
 
     name: str
     settings: type
@@ -32,7 +33,7 @@ class Command:
 
 
 def commands_of(package: str, rows: Iterable[tuple[str, type, str]]) -> tuple[Command, ...]:
-    """Return a package's commands, each given by its family, or an empty text, its settings and its help."""
+    """Return a package's commands. Each row: the family or an empty text, the class of its settings, and its help."""
     return tuple(
         Command(f"{family} {settings.__name__.lower().removeprefix(family)}".strip(), settings, text, package)
         for family, settings, text in rows
@@ -41,7 +42,7 @@ def commands_of(package: str, rows: Iterable[tuple[str, type, str]]) -> tuple[Co
 
 @cache
 def installed() -> tuple[tuple[Command, ...], dict[str, str]]:
-    """Return the commands of all installed packages, and the families of those with two words, with their help."""
+    """Return the commands of all installed packages, and the families of two-word commands with their help."""
     from isthmus_services.settings import declared
 
     modules = [declared, *(found.load() for found in sorted(metadata.entry_points(group=GROUP)))]
@@ -50,5 +51,5 @@ def installed() -> tuple[tuple[Command, ...], dict[str, str]]:
 
 
 def names() -> dict[str, set[str]]:
-    """Return the names of every command's settings: what a file may say."""
+    """Return, by command, the names of the settings that a file may set."""
     return {c.name: {s.name for s in fields(c.settings) if not s.flag_only} for c in installed()[0]}

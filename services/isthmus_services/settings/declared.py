@@ -1,4 +1,4 @@
-"""The commands: what each is for and its settings; what it does lives in a module of its own, imported when used."""
+"""The commands: the help and the settings of each. Its code is in a module of its own, imported when it is used."""
 
 from dataclasses import dataclass
 from typing import Annotated

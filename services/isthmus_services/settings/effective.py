@@ -1,4 +1,4 @@
-"""What holds where a setting was not given: the run's own, what suits the others, or what lies beside the run."""
+"""Values of settings that were not given: the run's, those that suit the other settings, or the bus beside the run."""
 
 import asyncio
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from isthmus_services.settings.shared import ArithmeticOfRun, OnBus, PaceOfRun, 
 DEFAULT, OF_RUN = "default", "run"
 NEVER, BY_MODEL = "never", "by the model"
 READ_S = 5.0
-"""Settings are shown without the run where reading it takes longer."""
+"""If reading the run takes longer than this [s], settings are shown without the run's values."""
 
 Effective = Mapping[str, tuple[object, str]]
-"""By field: the value, and where it comes from."""
+"""By field: the value and its source."""
 
 
 def effective(values: object) -> Effective:
-    """Return what holds for settings that were not given, as far as it can be known now."""
+    """Return the values of settings that were not given, as far as they can be known now."""
     found: dict[str, tuple[object, str]] = {}
     run = getattr(values, "run", None)
     if isinstance(values, declared.Demo):
@@ -44,7 +44,7 @@ def effective(values: object) -> Effective:
 
 
 def _arithmetic(values: ArithmeticOfRun) -> dict[str, tuple[object, str]]:
-    """Return what suits the rest, as far as that does not rest on the model."""
+    """Return defaults that suit the other settings; `BY_MODEL` for those that depend on the model."""
     rules = rules_of(values, ())
     by_model = values.merge is None
     suited: dict[str, object] = {
@@ -70,11 +70,11 @@ def _bus(run: str) -> str | None:
     try:
         return default_bus(run)
     except IsthmusError:
-        return None  # the URL cannot be read: using it will say so
+        return None  # an invalid URL is reported when it is used
 
 
 def _run(url: str | None) -> tuple[Run | None, str]:
-    """Return the run, and what to call it as a source."""
+    """Return the run, or None if it cannot be read, and its name as a source."""
     if url is None:
         return None, "run (not named)"
 

@@ -1,4 +1,4 @@
-"""What things cost: ours, in a file beside this one, with those that somebody says differ."""
+"""Prices: the defaults in a file beside this one, and those that the user gives instead."""
 
 from pathlib import Path
 
@@ -9,7 +9,10 @@ PRICES = Path(__file__).with_name("prices.toml")
 
 
 def prices_of(file: str | None, gpu_hour: float | None, assumed: list[str]) -> Prices:
-    """Return our prices with those that a file or a flag says differ; note what nobody said. Raises `InputError`."""
+    """Return the default prices, replaced by those in a file or a flag. Raises `InputError`.
+
+    If the price of a GPU hour is not given, the default is noted in `assumed`.
+    """
     ours = read_table(str(PRICES))
     own = read_table(file) if file else {}
     if gpu_hour is not None:

@@ -30,57 +30,59 @@ T = TypeVar("T")
 PREFIX = "ISTHMUS_"
 CONFIG = "config"
 HOSTNAME = "@hostname"
-"""As a name: the host's, so that replicas of one container get names of their own."""
+"""A name that stands for the host's name, so that replicas of one container get different names."""
 
 NOT_SET = "not set"
 
 _AWS_SHOWN = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE")
 _AWS_HIDDEN = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _ELSEWHERE = frozenset({"ISTHMUS_KERNELS", "ISTHMUS_KEY_PASSPHRASE", "ISTHMUS_KEY_PASSPHRASE_FILE"})
-"""Variables that are no command's setting; `isthmus.codecs.kernels` and `isthmus.format.signing` read them."""
+"""Variables that are not a setting of any command: `isthmus.codecs.kernels` and `isthmus.format.signing` read them."""
 
 _OF_TESTS = PREFIX + "REQUIRE_"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One field of a settings class: `Annotated[float, Setting("seconds between checkpoints", metavar="S", gt=0)]`."""
+    """A field of a settings class: `Annotated[float, Setting("seconds between checkpoints", metavar="S", gt=0)]`."""
 
     description: str
-    """A default that is a word or a number is added to it, that of a field of `within` too, unless it ends with one."""
+    """Help text. `fields` appends the default, if it is a word or a number, unless the text ends with a parenthesis."""
     _: dataclasses.KW_ONLY
     name: str = ""
-    """The field's, where it is none."""
+    """Name of the setting; empty: the field's name."""
     metavar: str | None = None
     short: str = ""
     choices: tuple[str, ...] = ()
     positional: bool = False
     flag_only: bool = False
-    """For what is asked for once (`--apply`) and must not linger in an environment."""
+    """Whether only a flag sets it: a one-time request (`--apply`) must not linger in an environment."""
     secret: bool = False
-    """Never shown, and taken from the environment or the file only: everybody on a machine can read a command line."""
+    """Whether it is never shown, and set only by the environment or a file: all users of a machine can read a flag."""
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
     check: Callable[[str], object] | None = None
-    """Raises `InputError`, "what it is: what is wrong", for a word that is none of those there are."""
+    """Raises `InputError`, with the text "what it is: what is wrong", for an unknown word."""
     within: type[Rules] | type[Pace] | None = None
-    """Whose field of the same name has the bounds."""
+    """The class whose field of the same name has the bounds, and the default that the help shows."""
     field: str = ""
     type: Any = None
     default: Any = None
     owner: Any = None
-    """The class that declares it; its docstring heads the group in the help. `fields` sets these four; a default that
-    there is not is `dataclasses.MISSING`."""
+    """The class that declares the setting. Its docstring heads the group in the help.
+
+    `fields` sets `field`, `type`, `default` and `owner`. If there is no default, it is `dataclasses.MISSING`.
+    """
 
     @property
     def flag(self) -> str:
-        """What it is called on the command line."""
+        """The name on the command line."""
         return self.metavar or self.name.upper() if self.positional else "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """What it is called in the environment."""
+        """The name in the environment."""
         return PREFIX + self.name.upper()
 
     @property
@@ -95,22 +97,22 @@ class Setting:
 
     @property
     def item(self) -> type:
-        """What a list is of."""
+        """The type of a list's items."""
         return typing.get_args(typing.get_args(self.type)[0])[0]
 
     @property
     def is_free(self) -> bool:
-        """Whether it is a list of any words: nothing tells them from what stands behind them."""
+        """Whether it is a list of arbitrary words, which cannot be told from the words after them."""
         return self.is_list and self.item is str and "=" not in (self.metavar or "")
 
     def is_item(self, word: str) -> bool:
-        """Return whether a word can only be meant as a value of this list."""
+        """Return whether a word can only be a value of this list."""
         if self.item is str:
             return "=" in word and not self.is_free
         return all(_is_number(piece) for piece in _pieces(word))
 
     def shown(self, value: object) -> str:
-        """Return a value as it may be printed."""
+        """Return a value as text that may be printed: no secret, and no password in a URL."""
         if value is None:
             return ""
         if self.secret:
@@ -120,17 +122,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Resolved(typing.Generic[T]):
-    """Settings and where each came from."""
+    """Settings, and the source of each."""
 
     values: T
     sources: Mapping[str, str]
     """By field."""
     stray: tuple[str, ...]
-    """A warning for each variable that looks like ours and belongs to no command."""
+    """A warning for each ISTHMUS_… variable that belongs to no command."""
 
 
 def fields(cls: type) -> list[Setting]:
-    """Return what a settings class declares, in the order of its help."""
+    """Return the settings that a class declares, in the order of its help."""
     hints = typing.get_type_hints(cls, include_extras=True)
     found = []
     for field in dataclasses.fields(cls):
@@ -147,25 +149,25 @@ def fields(cls: type) -> list[Setting]:
                 description=f"{said.description} ({shown})" if silent and isinstance(shown, str) else said.description,
                 name=said.name or field.name,
                 field=field.name,
-                # What is given is never None; that is what a default may be.
+                # A value that is given is never None; a default may be.
                 type=typing.Annotated[_without_none(kind), msgspec.Meta(**limits)],
                 default=field.default,
                 owner=next(c for c in reversed(cls.__mro__) if field.name in getattr(c, "__annotations__", {})),
             )
         )
     order = cls.__mro__.index
-    # What is shared comes first among positionals (RUN), a command's own first among flags.
+    # Shared settings come first among positionals (RUN), a command's own first among flags.
     return sorted(found, key=lambda s: (not s.positional, -order(s.owner) if s.positional else order(s.owner)))
 
 
 def public(values: object) -> dict[str, object]:
-    """Return settings as plain data that may be written down: no secrets, no password in a URL."""
+    """Return settings as plain data that may be stored: no secrets, and no password in a URL."""
     given = {s: getattr(values, s.field) for s in fields(type(values))}
     return {s.field: s.shown(value) if s.secret or isinstance(value, str) else value for s, value in given.items()}
 
 
 def add_flags(parser: argparse.ArgumentParser, cls: type, environment: Mapping[str, str]) -> None:
-    """Give a parser the flags of a settings class."""
+    """Add the flags of a settings class to a parser."""
     positionals = [s for s in fields(cls) if s.positional]
     only = positionals[0] if len(positionals) == 1 else None
     groups: dict[type, Any] = {}
@@ -173,19 +175,19 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, environment: Mapping[s
         if s.secret:
             continue
         if s.owner not in groups:
-            # The command's own class comes without a heading.
+            # Flags of the command's own class have no heading.
             title = (s.owner.__doc__ or "").splitlines()[0].rstrip(".").lower()
             groups[s.owner] = parser if s.owner is cls else parser.add_argument_group(title)
         text = s.description.replace("%", "%%")
         shared: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text}
         if s.positional:
-            # One of several is optional only where the environment has it: argparse gives an optional one nothing when
-            # a flag stands between the two.
+            # One of several positionals is optional only if it may come from the environment or a file: argparse gives
+            # an optional one nothing when a flag stands between two positionals.
             elsewhere = only is not None or s.variable in environment or PREFIX + CONFIG.upper() in environment
             more = {"nargs": "?"} if elsewhere and not s.flag_only else {}
             groups[s.owner].add_argument(s.field, metavar=s.flag, action=_Once, **more, **shared)
         elif s.is_switch:
-            # Where nothing is said is a third case, both ways can be said.
+            # A switch whose default is not False needs a flag for either value.
             action = "store_true" if s.default is False else argparse.BooleanOptionalAction
             groups[s.owner].add_argument(s.flag, dest=s.field, action=action, **shared)
         else:
@@ -205,9 +207,9 @@ def resolve(
     environment: Mapping[str, str],
     everything: Mapping[str, set[str]],
 ) -> Resolved[T]:
-    """Return the settings of a command. Raises `InputError` that names the source of a value that will not do.
+    """Return the settings of a command. Raises `InputError` that names the source of an invalid value.
 
-    `everything` maps each command to the names its settings have: an unknown name in a file is an error.
+    `everything` maps each command to the names of its settings. An unknown name in a file is an error.
     """
     path = arguments.config or environment.get(PREFIX + CONFIG.upper())
     file = _read(Path(path), everything) if path else {}
@@ -243,9 +245,9 @@ def show(
     environment: Mapping[str, str],
     effective: Mapping[str, tuple[object, str]] | None = None,
 ) -> None:
-    """Print every setting, its value and where that came from; secrets only as being set.
+    """Print every setting with its value and source; of a secret, only that it is set.
 
-    `effective`: by field, what holds where nothing was given, and its source.
+    `effective`: by field, the value of a setting that was not given, and its source.
     """
     from rich.table import Table
 
@@ -267,7 +269,7 @@ def show(
 
 
 def did_you_mean(word: str, known: Iterable[str], form: str = "{}") -> str:
-    """Return ": did you mean …?" where a name comes near enough, else nothing."""
+    """Return ": did you mean …?" with the nearest known name, or an empty text if none is near enough."""
     import difflib
 
     near = difflib.get_close_matches(word, list(known), 1)
@@ -275,7 +277,7 @@ def did_you_mean(word: str, known: Iterable[str], form: str = "{}") -> str:
 
 
 def host_name(name: str) -> str:
-    """Return a name that may be asked for as the host's."""
+    """Return the name; the host's name for `HOSTNAME`."""
     return socket.gethostname() if name == HOSTNAME else name
 
 
@@ -295,14 +297,14 @@ def _find(
         family, _, last = command.rpartition(" ")
         own = (file.get(family, {}) if family else file).get(last, {})
         for table, where in ((own, f"{path} [{command.replace(' ', '.')}]"), (file, str(path))):
-            # A table at the top is a command's, be its name that of a setting too (learner).
+            # A table at the top belongs to a command, even if a setting has the same name (learner).
             if s.name in table and not isinstance(table[s.name], dict):
                 return table[s.name], where
     return s.default, "default"
 
 
 class _Once(argparse.Action):
-    """Stores what stands without a flag, and refuses a second one."""
+    """An action that stores a positional, and reports a second, different value as an error."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -313,7 +315,7 @@ class _Once(argparse.Action):
 
 
 def _several(s: Setting, only: Setting | None) -> type[argparse.Action]:
-    """Return the action of a list: it takes the words behind its flag, but for the positional that may be the last."""
+    """Return the action of a list. It takes the words after its flag; the last may be the missing positional."""
 
     class Several(argparse.Action):
         def __call__(
@@ -330,7 +332,7 @@ def _several(s: Setting, only: Setting | None) -> type[argparse.Action]:
 
 
 def _pieces(word: str) -> list[str]:
-    """Return what commas separate; a word of commas alone is left for the check of values to refuse."""
+    """Return the parts between commas. A word without any is returned whole, for the check of values to report."""
     return [piece.strip() for piece in word.split(",") if piece.strip()] or [word]
 
 
@@ -354,7 +356,7 @@ def _convert_one(s: Setting, kind: Any, given: Any, source: str) -> Any:
     shown = s.shown(given)
     where = source if source == s.flag else f"{source}, {s.name}" if source != s.variable else source
     if typing.get_args(kind)[0] is float and isinstance(given, str | float) and str(given).strip().lower() == "nan":
-        raise InputError(f"{where} {shown}: must be a number")  # it is below no bound and above none
+        raise InputError(f"{where} {shown}: must be a number")  # NaN is below no bound and above none
     try:
         value = msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -365,7 +367,7 @@ def _convert_one(s: Setting, kind: Any, given: Any, source: str) -> Any:
         try:
             s.check(value)
         except InputError as error:
-            named, _, why = str(error).partition(": ")  # which word it is has been said
+            named, _, why = str(error).partition(": ")  # the message names the value already
             raise InputError(f"{where} {shown}: {why or named}") from None
     return value
 
@@ -405,5 +407,5 @@ def _without_none(kind: Any) -> Any:
 
 
 def environment() -> Mapping[str, str]:
-    """Return the process's environment: read in one place."""
+    """Return the process's environment, from which settings are read."""
     return os.environ

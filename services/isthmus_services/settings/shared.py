@@ -1,4 +1,4 @@
-"""Settings that several commands share, and the checks that turn bad ones into one clear line."""
+"""Settings that several commands share, and the checks that report a bad one in one clear line."""
 
 import importlib
 import importlib.util
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BUILT_IN_MODEL = "isthmus.demo.gpt:byte_gpt"
 
 CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
-"""PACKAGE.MODULE:FUNCTION, and nothing that a terminal or a shell would take for more than a name."""
+"""PACKAGE.MODULE:FUNCTION, without any character that is special to a terminal or a shell."""
 
 _OURS = re.compile(r"(isthmus\.demo(?:\.[a-z]\w*)*):([a-z]\w*)", re.ASCII)
 
@@ -118,7 +118,7 @@ class Serving:
 
 
 def _by_period(which: int) -> str:
-    """Say what outer rate (0) or momentum (1) is, by H and merge rule."""
+    """Return the help text for the default of the outer rate (0) or momentum (1), by H and merge rule."""
     rda, *others = (
         (merge, *(f"{outer_for(merge, h)[which]:g}" for h in (LONG_STEPS, LONG_STEPS + 1))) for merge in MergeRule
     )
@@ -127,14 +127,14 @@ def _by_period(which: int) -> str:
 
 
 def _sent(name: str) -> str:
-    """Say what a codec is by default."""
+    """Return the help text for the default of a codec."""
     return f"{getattr(Rules(), name)}; {SENT_ISOTROPIC[name]} where matrices are sent isotropically"
 
 
 _RULES, _PACE = Rules(), Pace()
 
 CODECS = f"{{{','.join(CodecName)},q1.5,…}}"
-"""What a codec may be called."""
+"""Names of codecs, as the help shows them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +214,8 @@ class PaceOfRun:
 
 
 def bus_of(settings: OnBus, run: str) -> str:
-    """Return the URL of the bus to use, with user and password in it. Raises `InputError` where it has to be given."""
-    from isthmus.bus import default_bus  # with it comes asyncio: `isthmus --help` needs none
+    """Return the URL of the bus, with user and password in it. Raises `InputError` if --bus is needed but missing."""
+    from isthmus.bus import default_bus  # imports asyncio, which `isthmus --help` does not need
 
     bus = settings.bus or default_bus(run)
     if bus is None:
@@ -225,15 +225,15 @@ def bus_of(settings: OnBus, run: str) -> str:
 
 
 def trust_in(settings: InRun) -> "Trust":
-    """Return what a command brings to a run and demands of it. Raises `InputError`."""
-    from isthmus.log.trust import trust_of  # with it comes more than `isthmus --help` needs
+    """Return the key that a command brings to a run, and its demands of the run. Raises `InputError`."""
+    from isthmus.log.trust import trust_of  # imports more than `isthmus --help` needs
 
     key, insecure = getattr(settings, "key", None), getattr(settings, "insecure", False)
     return trust_of(key, settings.owner, insecure, settings.run_digest)
 
 
 def owner_in(settings: InRun) -> "Trust":
-    """Return what one who only reads demands of a run. Raises `InputError`."""
+    """Return the demands of a command that only reads a run. It brings no key. Raises `InputError`."""
     from isthmus.log.trust import trust_of
 
     return trust_of(None, settings.owner, run_digest=settings.run_digest, environment={})
@@ -242,10 +242,10 @@ def owner_in(settings: InRun) -> "Trust":
 def rules_of(
     a: ArithmeticOfRun, specs: Sequence[Spec], there: Rules | None = None, flop_s: float = SOUND_FLOP_S
 ) -> Rules:
-    """Return the rules these settings ask for. Raises `InputError`.
+    """Return the rules that these settings ask for. Raises `InputError`.
 
-    What the settings leave open is what suits the model and a machine that makes so many operations a second. Where the
-    run is there already, it is what was chosen when the run was created.
+    Settings that were not given get values that suit the model and a machine that makes `flop_s` operations a second.
+    If the run exists, they get the values in its rules (`there`).
     """
     chosen = {
         "merge": a.merge,
@@ -272,13 +272,13 @@ def rules_of(
 
 
 def pace_of(a: PaceOfRun, default: Pace) -> Pace:
-    """Return the default with what these settings change. Raises `InputError`."""
+    """Return the default pace with the values that these settings give. Raises `InputError`."""
     given = {name: value for name in Pace.__struct_fields__ if (value := getattr(a, name)) is not None}
     return msgspec.structs.replace(default, **given).check()
 
 
 def callable_of(path: str, flag: str) -> Callable[..., Any]:
-    """Import PACKAGE.MODULE:FUNCTION, the current folder included. Raises `InputError` that says what failed."""
+    """Import PACKAGE.MODULE:FUNCTION, also from the current folder. Raises `InputError` that says what failed."""
     module_name, colon, name = path.partition(":")
     if not colon or not module_name or not name:
         raise InputError(f"{flag} {path}: write it as PACKAGE.MODULE:FUNCTION")
@@ -306,9 +306,10 @@ def module_of(path: str) -> Any:
 
 
 def built_in(path: str) -> Callable[[], Any] | None:
-    """Return what makes a model of `isthmus.demo` under this name; None for a name of anything else.
+    """Return the function of this name in `isthmus.demo` that makes a model; None for any other name.
 
-    Only what a module of that package defines itself, not what it imports, and nothing else is imported to find out.
+    It must be a function without parameters that a module of that package defines itself, not one that it imports. No
+    other module is imported to find out.
     """
     named = _OURS.fullmatch(path)
     if named is None:
@@ -322,6 +323,6 @@ def built_in(path: str) -> Callable[[], Any] | None:
 
 
 def need(package: str, extra: str) -> None:
-    """Raise `InputError` that says how to install it, unless a package can be imported."""
+    """Raise `InputError`, which says how to install a package, unless it can be imported."""
     if importlib.util.find_spec(package) is None:
         raise InputError(f"this needs {package}: pip install 'isthmus[{extra}]'")

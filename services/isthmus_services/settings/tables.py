@@ -1,4 +1,4 @@
-"""TOML files that a setting names: tables of islands, of speeds, of prices."""
+"""TOML files that settings name: tables of islands, speeds or prices."""
 
 import tomllib
 from pathlib import Path
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def read_table(path: str) -> dict[str, Any]:
-    """Return what a file says. Raises `InputError`."""
+    """Return the contents of a TOML file. Raises `InputError`."""
     try:
         return tomllib.loads(Path(path).read_text())
     except OSError as error:
@@ -22,7 +22,7 @@ def read_table(path: str) -> dict[str, Any]:
 
 
 def converted(table: object, kind: type[T], where: str) -> T:
-    """Return a table as what it stands for. Raises `InputError` that says where it is wrong."""
+    """Return a table converted to a type. Raises `InputError` that says where the table is wrong."""
     known = set(kind.__annotations__)
     if isinstance(table, dict) and (unknown := sorted(table.keys() - known)):
         raise InputError(f"{where}: unknown {unknown[0]}: there are {', '.join(sorted(known))}")

@@ -1,1 +1,1 @@
-"""`isthmus keys`: Ed25519 keys as OpenSSH keeps them, and who signed what with them."""
+"""`isthmus keys`: make and show Ed25519 keys as OpenSSH keeps them, and verify who signed an object."""

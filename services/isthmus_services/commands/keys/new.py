@@ -1,4 +1,4 @@
-"""`isthmus keys new NAME`: a key pair in two files, as `ssh-keygen -t ed25519` would write them."""
+"""`isthmus keys new NAME`: write a new key pair in two files, as `ssh-keygen -t ed25519` would."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from isthmus_services.settings import declared
 
 
 def run(settings: declared.KeysNew) -> int:
-    """Write the files; print what may be shown to anybody."""
+    """Write the files; print the public key and its fingerprint."""
     require_name("name of a key", settings.name)
     path = Path(settings.folder).expanduser() / settings.name
     signer = new_signer()

@@ -1,4 +1,4 @@
-"""`isthmus keys show FILE`: whose key that is."""
+"""`isthmus keys show FILE`: print the public key and the fingerprint of a key file."""
 
 from pathlib import Path
 

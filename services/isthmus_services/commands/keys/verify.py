@@ -1,4 +1,4 @@
-"""`isthmus keys verify RUN OBJECT`: who signed an object, whether it may; and the files that `ssh-keygen` checks."""
+"""`isthmus keys verify RUN OBJECT`: print an object's signer and whether to trust it; write files for `ssh-keygen`."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ MESSAGE, SIGNATURE, ALLOWED = "message", "message.sig", "allowed_signers"
 
 
 def run(settings: declared.KeysVerify) -> int:
-    """Print whose it is; 1 where it is nobody's who may."""
+    """Print who signed the object. Return 1 if the object is not to be trusted, else 0."""
     return asyncio.run(_verify(settings))
 
 
@@ -52,7 +52,7 @@ async def _verify(settings: declared.KeysVerify) -> int:
 
 
 def _why_not(log: Log, blob: frame.Body, kind: Kind, key: str) -> str | None:
-    """Return why an object is not to be trusted. All of the membership has been read."""
+    """Return why an object is not to be trusted, or None if it is. Every version of the membership has been read."""
     try:
         if kind == Kind.RUN:
             return None if key == RUN_KEY and frame.digest(blob) == log.run.digest else "it is another run's"
@@ -88,7 +88,7 @@ def _names(versions: list[Membership], author: bytes) -> list[str]:
 
 
 def _write(folder: Path, log: Log, blob: frame.Body, kind: Kind, names: list[str]) -> list[str]:
-    """Write what `ssh-keygen -Y verify` reads; return how to call it."""
+    """Write the files that `ssh-keygen -Y verify` reads; return its command line."""
     author, namespace = frame.author_of(blob), namespace_of(kind.name)
     who = names[0].partition(",")[0] if names else "unknown"
     try:
@@ -105,7 +105,7 @@ def _write(folder: Path, log: Log, blob: frame.Body, kind: Kind, names: list[str
 
 
 def allowed_signers(versions: list[Membership]) -> list[str]:
-    """Return the lines of an allowed-signers file: owners and members of these versions, each key once a name."""
+    """Return the lines of an allowed-signers file: owners and members of these versions, each name and key once."""
     lines = [f"owner {public_line(membership.owner)}" for membership in versions]
     lines += [f"{m.name} {public_line(m.key)}" for membership in versions for m in membership.members]
     return list(dict.fromkeys(lines))

@@ -1,4 +1,4 @@
-"""`isthmus members`: who may take part in a run. Its owner says it; every process checks it."""
+"""`isthmus members`: manage who may take part in a run. Its owner decides that, and every process checks it."""
 
 import asyncio
 import logging
@@ -23,13 +23,13 @@ from isthmus_services.settings import declared, shared
 logger = logging.getLogger(__name__)
 
 Change = Callable[[Membership], Sequence[MemberSpec]]
-"""Returns the entries after a change of a version. Raises `InputError`."""
+"""Returns the entries of the next version, given the current version. Raises `InputError`."""
 
 Writing = declared.MembersAdd | declared.MembersRemove | declared.MembersRotate
 
 
 def change(settings: Writing, made: Change, successor: Signer | None = None) -> int:
-    """Write the next version of the membership, and say from when on it holds."""
+    """Write the next version of the membership, and print after which versions only it is accepted. Return 0."""
     print("\n".join(asyncio.run(_change(settings, made, successor))))
     return 0
 
@@ -57,8 +57,11 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
 
 
 async def _vouched(log: Log, before: Membership, entries: Sequence[MemberSpec]) -> list[MemberSpec]:
-    """Return entries with a word for the newest checkpoints of each learner whose key changes: its next life may go on
-    from them, though they bear the signature of a key that is nobody's any more."""
+    """Return the entries, each learner whose key changes with the signatures of its newest checkpoints.
+
+    The learner's next incarnation may then continue from them, although the key that signed them is no longer valid.
+    An entry whose name is a pattern stands for several learners, and gets a signature for each.
+    """
     held = by_learner(checkpoints_in(await log.store.list(LEARNERS)))
     found = []
     for member in entries:
@@ -75,7 +78,7 @@ async def _vouched(log: Log, before: Membership, entries: Sequence[MemberSpec]) 
 
 
 async def _newest_of(log: Log, name: str, checkpoints: Sequence[Entry]) -> list[bytes]:
-    """Return the signature [64 bytes] of the newest checkpoint that a learner has written; none where it has not."""
+    """Return the signature [64 bytes] of a learner's newest valid checkpoint in a list; empty if there is none."""
     for entry in checkpoints:
         if entry.size > log.checkpoint_most:
             logger.warning("%s is passed over: it has %d bytes", entry.key, entry.size)
@@ -94,7 +97,7 @@ async def _newest_of(log: Log, name: str, checkpoints: Sequence[Entry]) -> list[
 
 
 def bucket_of(url: str | None) -> str:
-    """Return the URL of a member's bucket as its entry has it. Raises `InputError`."""
+    """Return the URL of a member's bucket as its entry has it; empty if none is given. Raises `InputError`."""
     if not url:
         return ""
     parts = split(url)
@@ -106,7 +109,7 @@ def bucket_of(url: str | None) -> str:
 
 
 def require_signed(log: Log) -> None:
-    """Return if this run has members. Raises `InputError`."""
+    """Raise `InputError` if the run is unsigned: only a signed run has members."""
     if not log.members.signed:
         raise InputError(
             f"{log.run.url}: this run was created without an owner's key, so it has no members: create one with "

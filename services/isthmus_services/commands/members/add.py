@@ -1,4 +1,4 @@
-"""`isthmus members add RUN NAME`: let a key take part."""
+"""`isthmus members add RUN NAME`: add a member with its key."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from isthmus_services.settings import declared
 
 
 def run(settings: declared.MembersAdd) -> int:
-    """Add it. Raises `InputError` where the name is somebody's already."""
+    """Add the member. Raises `InputError` if the name is taken."""
     require_name("name of a member", settings.name.removesuffix("*") or "*")
     key = read_public(settings.public_key)
     entry = MemberSpec(settings.name, MemberRole(settings.member_role), key, bucket_of(settings.bucket))

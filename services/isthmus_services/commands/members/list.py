@@ -1,4 +1,4 @@
-"""`isthmus members list RUN`: who may take part, as what; or as the file that `ssh-keygen -Y verify -f` reads."""
+"""`isthmus members list RUN`: print the members and roles, or the file that `ssh-keygen -Y verify -f` reads."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from isthmus_services.settings import declared, shared
 
 
 def run(settings: declared.MembersList) -> int:
-    """Print it."""
+    """Print the members."""
     members = asyncio.run(_read(settings))
     now = members.current
     if settings.allowed_signers:

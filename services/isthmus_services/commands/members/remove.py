@@ -1,4 +1,4 @@
-"""`isthmus members remove RUN NAME`: let a member take part no longer, from a stated commit on; the run goes on."""
+"""`isthmus members remove RUN NAME`: remove a member, from a stated commit on. The run goes on."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from isthmus_services.settings import declared
 
 
 def run(settings: declared.MembersRemove) -> int:
-    """Remove it. Raises `InputError` where there is no such member."""
+    """Remove the member. Raises `InputError` if there is no member of this name."""
 
     def made(before: Membership) -> Sequence[MemberSpec]:
         if settings.name not in (m.name for m in before.members):

@@ -16,7 +16,7 @@ from isthmus_services.settings import declared
 
 
 def run(settings: declared.MembersRotate) -> int:
-    """Write it. Raises `InputError` where it is not clear whose key is to change."""
+    """Write the change. Raises `InputError` if the flags do not say exactly what is to change."""
     if (settings.name is None) == (settings.successor is None):
         raise InputError("say whose key is to change: --member NAME with --public-key, or --successor FILE for the run")
     if settings.successor is not None:
