@@ -2,24 +2,29 @@
 
 import asyncio
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from isthmus.errors import InputError
-from isthmus.format.records.messages import Leave, encode, learner_stream
+from isthmus.format.records.messages import Heartbeat, Leave, encode, learner_stream
 from isthmus.format.records.objects import MemberSpec
 from isthmus.format.rules import MemberRole, Rules
 from isthmus.format.signing.keys import new_signer
 from isthmus.inspect import whatif
+from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.export import versions_at
 from isthmus.inspect.status import read_status
 from isthmus.log import evaluations, membership
 from isthmus.log.membership import Members
 from isthmus_services.board.api import Api
 from isthmus_services.board.export import key_of, write
+from isthmus_services.board.feed import Feed
+from isthmus_services.board.history.history import BEAT
 from support.boards import a_board, a_run, ask, costs
 from support.world import all_commits, seed_of, serving, train, until, world
 
@@ -88,6 +93,31 @@ async def test_of_a_live_run_it_says_what_status_says(folder: Path) -> None:
                 assert row["said"]["merged"] == beat.ledger.merged
             rejected = {r["reason"]: r["times"] for r in state["reasons"]}
             assert rejected.keys() <= status.rejected.keys()
+
+
+async def test_bytes_of_a_learner_are_counted_over_its_incarnations(folder: Path, tmp_path: Path) -> None:
+    """Each incarnation counts from zero. A board that starts again goes on from its cache."""
+    cache = tmp_path / "kept.npz"
+    async with a_run(folder) as w:
+        async with a_board(w.log, w, cache) as (_, feed):
+            said = structs.asdict(feed.live.hearing.learners["a"].heartbeat)  # type: ignore[arg-type]
+        sent = ("bytes_up", "bytes_down", "checkpoint_bytes")
+
+        def heard(feed: Feed, incarnation: int, *counts: int) -> list[float]:
+            beat = Heartbeat(**said | {"incarnation": incarnation} | dict(zip(sent, counts, strict=True)))
+            feed._beat(LearnerView("a", incarnation, heartbeat=beat), feed.wall)
+            row = feed.history.beats.until(math.inf)[feed.history.learner("a")]
+            return [row[BEAT.index(name)] for name in sent]
+
+        assert heard(feed, 7, 100, 10, 40)[1:] != [10.0, 40.0], "beside what the first incarnation moved"
+        before = heard(feed, 7, 100, 10, 40)
+        assert heard(feed, 8, 5, 6, 7) == [before[0] + 5, before[1] + 6, before[2] + 7]
+        assert heard(feed, 8, 50, 60, 70) == [before[0] + 50, before[1] + 60, before[2] + 70]
+        feed.history.save(cache)
+        again = Feed(w.log, w.store, w.bus, cache)
+        await again.begin()
+        assert heard(again, 8, 51, 61, 71) == [before[0] + 51, before[1] + 61, before[2] + 71]
+        assert heard(again, 9, 1, 1, 1) == [before[0] + 52, before[1] + 62, before[2] + 72]
 
 
 async def test_one_round_under_other_rules_is_what_the_fold_says(folder: Path) -> None:

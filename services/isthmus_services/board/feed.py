@@ -83,8 +83,10 @@ class _Bytes:
     life: int = 0
     base_up: float = 0.0
     base_down: float = 0.0
+    base_checkpoints: float = 0.0
     up: float = 0.0
     down: float = 0.0
+    checkpoints: float = 0.0
 
 
 class Remembered(Log):
@@ -233,13 +235,16 @@ class Feed:
         self._beats += 1
         number = self.history.learner(view.name)
         if beat.incarnation > moved.life:
-            moved.base_up, moved.base_down, moved.life = moved.up, moved.down, beat.incarnation
+            moved.life, moved.base_up, moved.base_down = beat.incarnation, moved.up, moved.down
+            moved.base_checkpoints = moved.checkpoints
         moved.up, moved.down = moved.base_up + beat.bytes_up, moved.base_down + beat.bytes_down
+        moved.checkpoints = moved.base_checkpoints + beat.checkpoint_bytes
         self.history.beats.one(
             at, number, life=beat.incarnation, step=view.step, target=beat.steps_target, tokens=beat.tokens_seen,
             loss=math.nan if beat.loss is None else beat.loss, step_s=beat.step_s, upload_s=beat.upload_s,
-            sync_s=beat.sync_s, bytes_up=moved.up, bytes_down=moved.down, checkpoint_bytes=beat.checkpoint_bytes,
+            sync_s=beat.sync_s, bytes_up=moved.up, bytes_down=moved.down, checkpoint_bytes=moved.checkpoints,
             left=0 if view.left is None else 1 + view.left.done, base_up=moved.base_up, base_down=moved.base_down,
+            base_checkpoints=moved.base_checkpoints,
             **{part: getattr(beat.ledger, part) for part in ("processed", *PARTS)},
         )  # fmt: skip
 
@@ -250,7 +255,13 @@ class Feed:
             last = dict(zip(beats.fields, row, strict=True))
             if not math.isnan(last["life"]):
                 self._bytes[self.history.learners.known[number]] = _Bytes(
-                    int(last["life"]), last["base_up"], last["base_down"], last["bytes_up"], last["bytes_down"]
+                    int(last["life"]),
+                    last["base_up"],
+                    last["base_down"],
+                    last["base_checkpoints"],
+                    last["bytes_up"],
+                    last["bytes_down"],
+                    last["checkpoint_bytes"],
                 )
 
     def _last_known(self) -> float:

@@ -25,7 +25,7 @@ from isthmus.reasons import HARMLESS
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED, Rows
 from isthmus_services.board.history.time_buckets import Kept, TimeBuckets
 
-FORMAT = 5
+FORMAT = 6
 """Format version of the file. A file of another format is not used, and the log is read again."""
 
 LIVES_MAX = 20_000
@@ -62,12 +62,13 @@ An incarnation that resumes from a checkpoint counts again the work that a kill 
 BEAT = (
     "life", "step", "target", "tokens", "loss", "step_s", "upload_s", "sync_s", "bytes_up", "bytes_down",
     "checkpoint_bytes", "processed", "merged", "overwritten", "late", "pending", "rejected", "lost", "left",
-    "base_up", "base_down",
+    "base_up", "base_down", "base_checkpoints",
 )  # fmt: skip
 """The fields of a learner's last heartbeat while a board listened, and whether the learner has left.
 
-`left` is 1 if the learner has left, 2 if it left with all its steps done, else 0. `bytes_up` and `bytes_down` count all
-incarnations that were heard. `base_up` and `base_down` are the parts of earlier incarnations in them.
+`left` is 1 if the learner has left, 2 if it left with all its steps done, else 0. `bytes_up`, `bytes_down` and
+`checkpoint_bytes` count all incarnations that were heard. `base_up`, `base_down` and `base_checkpoints` are the parts
+of earlier incarnations in them.
 """
 
 
