@@ -51,7 +51,8 @@ def test_rda_is_the_mean_of_the_directions_at_the_mean_of_the_lengths() -> None:
 
 def test_the_outer_step_is_nesterov_momentum_on_the_merged_gradient() -> None:
     """v ← μ·v + g, then θ ← θ − η·(g + μ·v)."""
-    gradient, rules = vector(1, 1), {"merge": "avg", "outer_lr": 0.5, "outer_momentum": 0.8}
+    rules: dict[str, Any] = {"merge": "avg", "outer_lr": 0.5, "outer_momentum": 0.8}
+    gradient = vector(1, 1)
     first = merged((gradient, 1.0), **rules)
     assert START - first.state.published == pytest.approx(0.5 * (1 + 0.8) * gradient)
     second = merged((gradient, 1.0), state=first.state, **rules)

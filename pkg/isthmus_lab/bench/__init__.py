@@ -1,1 +1,1 @@
-"""Benchmarks: every figure beside a limit or a peer that was measured in the same run, in turns with it."""
+"""Benchmarks. Each figure stands beside a limit or a peer that was measured in turns with it, in the same run."""

@@ -1,7 +1,8 @@
-"""How long some peers take to have the mean of what each of them has: by this library, and by hivemind's averaging.
+"""Time until peers have the mean of their arrays, with this library and with hivemind's averaging.
 
-Here they are learners of one run: each packs and stores what it has, says so, and reads the version that a syncer makes
-of it. There they find each other by a distributed hash table and reduce among themselves.
+With this library the peers are learners of one run. Each learner packs, stores and announces its array, and reads the
+version that a syncer makes from the updates. With hivemind the peers find each other through a distributed hash table
+and reduce among themselves.
 """
 
 import asyncio
@@ -27,11 +28,11 @@ PEERS = (2, 4)
 WAIT_S = 60.0
 
 CASES = (("float32", "f32", "NoCompression"), ("int4; float16", "int4", "Float16Compression"))
-"""What goes over the wire: how it is called, our codec, theirs. (Their 8 bits fail with NumPy 2.4.)"""
+"""What is sent: its name, this library's codec, hivemind's compression. (hivemind's 8-bit one fails with NumPy 2.4.)"""
 
 
 def averaging(repeats: int, say: Say, peer: Callable[[str], Any]) -> Iterator[Row]:
-    """Yield the time until all peers have the mean, in turns. `peer` imports a module of another project."""
+    """Yield the time until all peers have the mean, beside hivemind's. `peer` imports a module of another project."""
     x = (0.01 * np.random.default_rng(0).standard_normal(PARAMS)).astype(np.float32)
     done, parts = 0, len(PEERS) * len(CASES) * (repeats + 1)
     for peers in PEERS:
@@ -56,7 +57,7 @@ def averaging(repeats: int, say: Say, peer: Callable[[str], Any]) -> Iterator[Ro
 
 @contextmanager
 def _ours(run: str, bus: str, peers: int, name: str, x: F32) -> Iterator[Callable[[], float]]:
-    """Give what lets all learners of a run have the next version, and says how long that took, in seconds."""
+    """Yield a function that brings the next version to all learners of a run and returns how many seconds that took."""
     with asyncio.Runner() as runner, ExitStack() as stack:
         runner.run(made(run, [x.size], peers, name))
         stack.enter_context(syncing(run, bus))
@@ -79,7 +80,7 @@ def _ours(run: str, bus: str, peers: int, name: str, x: F32) -> Iterator[Callabl
         async def all_of_them() -> float:
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(crowd.listen()), tasks.create_task(crowd.beat())]
-                await asyncio.sleep(1.0)  # until they are known
+                await asyncio.sleep(1.0)  # until the syncer knows the learners
                 began = time.perf_counter()
                 await asyncio.gather(*(learner(name) for name in crowd.names))
                 took = time.perf_counter() - began
@@ -92,7 +93,7 @@ def _ours(run: str, bus: str, peers: int, name: str, x: F32) -> Iterator[Callabl
 
 @contextmanager
 def _theirs(peer: Callable[[str], Any], peers: int, compression: str, x: F32) -> Iterator[Callable[[], float]]:
-    """Give what lets all of hivemind's averagers average once, and says how long that took, in seconds."""
+    """Yield a function that lets all of hivemind's averagers average once and returns how many seconds that took."""
     import torch
 
     hivemind = peer("hivemind")
@@ -123,7 +124,7 @@ def _theirs(peer: Callable[[str], Any], peers: int, compression: str, x: F32) ->
             began = time.perf_counter()
             for step in [averager.step(wait=False) for averager in averagers]:
                 if len(step.result(timeout=WAIT_S)) != peers:
-                    return average()  # some met without the others: it was another average
+                    return average()  # some averagers formed a group without the others: repeat
             return time.perf_counter() - began
 
         yield average

@@ -1,6 +1,6 @@
-"""Bytes: what each codec takes and loses of a difference, and the link that the paper's setting needs with it.
+"""Bits and lost energy of a difference with each codec, and the link that the paper's setup needs with the codec.
 
-What it costs in loss is an experiment of hours: `isthmus simulate training bits`, docs/experiments.md.
+The effect on the training loss takes hours to measure: `isthmus simulate training bits`, docs/experiments.md.
 """
 
 import math
@@ -18,13 +18,16 @@ from isthmus_lab.forecast.bandwidth import DECOUPLED, Setup, required
 PARAMS = 1 << 20
 CODECS = ("int8", "int4", "q4", "q3", "q2", "q1.5", "q1", "q0.75", "q0.5")
 PAPER = Setup(params=2.9e9)
-"""One second a step, P = H = 24; its links: 1.7 Gbit/s with bf16, 0.43 with int4."""
+"""The paper's setup: one second a step, P = H = 24. Its links: 1.7 Gbit/s with bf16, 0.43 Gbit/s with int4."""
 PAPER_GBIT_S, AIM_GBIT_S = 0.43, 0.17
 UTILIZATION = 0.9
 
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
-    """Yield bits and lost energy of normal differences by codec, of blocks' scales, and Gbit/s both ways."""
+    """Yield for each codec the bits and lost energy of normally distributed differences, and the link in Gbit/s.
+
+    The last row has the bits that scales of blocks could save.
+    """
     fragment = flat(PARAMS)
     draws = [
         np.random.default_rng(seed).standard_normal(PARAMS).astype(np.float32) * np.float32(1e-3)

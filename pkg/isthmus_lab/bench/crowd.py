@@ -1,4 +1,7 @@
-"""Learners without a model: they store and announce real updates when told to, and a syncer cannot tell them apart."""
+"""Learners without a model, which a syncer cannot tell from real ones.
+
+They store and announce real updates when they are told to.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -29,7 +32,7 @@ WAIT_S = 60.0
 
 
 class Crowd:
-    """So many learners of one run."""
+    """`count` learners of one run."""
 
     def __init__(self, ports: Ports, count: int) -> None:
         self.ports = ports
@@ -37,9 +40,9 @@ class Crowd:
         self.names = [f"l{i:03d}" for i in range(count)]
         self.heads = [0] * len(self.run.layout.fragments)
         self.writers: dict[int, str] = {}
-        """Which life of a syncer made the newest version of each fragment."""
+        """Name of the syncer that made the newest version of each fragment."""
         self.lags_ms: list[float] = []
-        """Worst delays of syncers' event loops, each from one sign of life to the next."""
+        """Longest delays [ms] of syncers' event loops, each between two of their `Alive` messages."""
         self._ids = 0
         self._news = asyncio.Condition()
         draw = np.random.default_rng(0)
@@ -53,7 +56,7 @@ class Crowd:
         return f"bench-{self._ids}"
 
     async def beat(self) -> None:
-        """Say that all of them are there, now and then, until cancelled."""
+        """Publish a heartbeat of every learner twice per heartbeat interval, until cancelled."""
         while True:
             for name in self.names:
                 await self.ports.bus.append(
@@ -83,7 +86,7 @@ class Crowd:
             await asyncio.sleep(0.5 * self.run.pace.heartbeat_s)
 
     async def listen(self) -> None:
-        """Hear of versions, until cancelled."""
+        """Note the versions and delays that syncers announce, until cancelled."""
         at = await self.ports.bus.tail(SYNCER_STREAM)
         while True:
             for said in (await self.ports.bus.read({SYNCER_STREAM: at}, 1.0)).get(SYNCER_STREAM, ()):
@@ -94,7 +97,7 @@ class Crowd:
                         await self._learn({message.fragment: message.version})
                     elif isinstance(message, Alive):
                         self.lags_ms.append(message.lag_ms)
-                        # A syncer that was killed may have stored a version without saying so.
+                        # A syncer that was killed may have stored a version without announcing it.
                         await self._learn(dict(enumerate(message.heads)))
 
     async def _learn(self, versions: dict[int, int]) -> None:
@@ -104,7 +107,7 @@ class Crowd:
             self._news.notify_all()
 
     async def train(self, fragment: int, pause_s: float) -> None:
-        """Answer every version of a fragment with an update of each of them, `pause_s` later, until cancelled."""
+        """Answer each version of a fragment with an update of every learner, `pause_s` later, until cancelled."""
         while True:
             wanted = [head + 1 if p == fragment else 0 for p, head in enumerate(self.heads)]
             for name in self.names:
@@ -113,7 +116,10 @@ class Crowd:
             await asyncio.sleep(pause_s)
 
     async def store(self, name: str, fragment: int, payload: U8 | None = None) -> bytes:
-        """Store an update on the newest version, of this payload or what all have; return its announcement."""
+        """Store an update on the newest version; return its encoded announcement.
+
+        Without a `payload`, the update has the payload that all learners share.
+        """
         base = self.heads[fragment]
         header = UpdateHeader(
             schema=SCHEMA, run=self.run.digest, fragment=fragment, learner=name, incarnation=1, base=base,
@@ -147,14 +153,14 @@ class Crowd:
         )
 
     async def announce(self, name: str, said: bytes) -> None:
-        """Say that an update is stored."""
+        """Publish an encoded announcement."""
         await self.ports.bus.append(learner_stream(name), said)
 
     async def until(self, wanted: Sequence[int]) -> None:
-        """Wait until every fragment is at its version. Raises `TimeoutError`."""
+        """Wait until every fragment has reached its version in `wanted`. Raises `TimeoutError`."""
         await self.changed(lambda: all(head >= version for head, version in zip(self.heads, wanted, strict=True)))
 
     async def changed(self, condition: Callable[[], bool]) -> None:
-        """Wait until versions that were heard of make this true. Raises `TimeoutError`."""
+        """Wait until `condition` is true, checking it after each announced version. Raises `TimeoutError`."""
         async with asyncio.timeout(WAIT_S), self._news:
             await self._news.wait_for(condition)

@@ -1,4 +1,4 @@
-"""Arithmetic beside a copy of as much memory: what the memory bus would allow."""
+"""Speed of the arithmetic, beside a copy of the same amount of memory, which shows what the memory bus allows."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,11 +26,14 @@ AIMS = {
     "int4: merge by Avg": 0.5,
     "int4: advance": 0.25,
 }
-"""Shares of copy speed on one thread."""
+"""Shares of the speed of a copy with as many threads."""
 
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
-    """Yield the share of copy speed of every kernel: on one thread, and on all against a copy by as many."""
+    """Yield the speed of every kernel on one thread, and of those with an aim on all threads.
+
+    Each stands beside a copy with as many threads. The last rows have the matrix kernels.
+    """
     kernels.warm()
     computes: list[tuple[str, ComputePool]] = [("", ALONE)]
     with ThreadPoolExecutor(cores()) as pool:
@@ -126,5 +129,5 @@ def _outer(rule: MergeRule) -> Outer:
 
 
 def flat(n: int) -> Fragment:
-    """Return a layout's one fragment: a tensor of n parameters."""
+    """Return the only fragment of a layout, one tensor of n parameters."""
     return partition([Spec("w", (n,), "float32", TensorClass.DENSE)], 1).fragments[0]

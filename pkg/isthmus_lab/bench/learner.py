@@ -1,4 +1,4 @@
-"""What taking part costs the training thread: the copy of a fragment, checkpoints, and steps in an hour."""
+"""Cost of a run to the training thread: the copy of a fragment, checkpoints, and the share of useful steps."""
 
 import gc
 import subprocess
@@ -20,18 +20,18 @@ from isthmus_services.processes import isthmus_command
 
 SIZES = (1 << 20, 16 << 20, 50_000_000, 200_000_000)
 BOUNDARIES = 25
-"""In a repeat; of them the largest stands for p99."""
+"""Step boundaries in a repeat. The longest hold of them stands for the p99."""
 
 HOLD, HOLD_MORE_S, P99_MORE_S = 1.3, 0.3e-3, 6e-3
 
 CHECKPOINT_PARAMS, CHECKPOINT_S, WATCHED_S, GAP_S = 50_000_000, 1.5, 8.0, 0.02
 STEPS = ((0.01, 0.95), (0.03, 0.98), (0.1, 0.99))
-"""Seconds of a step, and the share of the bare loop's steps that is the aim."""
+"""Seconds of a step, and the aim: a share of the bare loop's steps."""
 STEP_PARAMS, STEP_S = 1_000_000, 4.0
 
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
-    """Yield hold, gaps and useful steps."""
+    """Yield the hold of a due fragment, the gaps of another thread, and the share of useful steps."""
     says = parted(say, 3)
     yield from _hold(repeats, says[0])
     with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +106,7 @@ def _hold(repeats: int, say: Say) -> Iterator[Row]:
 
 
 def _gaps(repeats: int, folder: Path, say: Say) -> Iterator[Row]:
-    """Yield how long another thread of the process stands still while checkpoints are taken and stored."""
+    """Yield the longest gap of another thread of the process, without and with checkpoints, and their number."""
     import torch
 
     import isthmus
@@ -131,7 +131,8 @@ def _gaps(repeats: int, folder: Path, say: Say) -> Iterator[Row]:
         def step() -> None:
             time.sleep(0.01)
             link.step(1)
-            if link.steps_done % 20 == 0:  # older ones are deleted
+            # The names are collected while training, because older checkpoints are deleted.
+            if link.steps_done % 20 == 0:
                 seen.update(path.name for path in (folder / "run" / "learners").glob("a/*/checkpoints/*"))
 
         for number in range(repeats + 1):
@@ -150,7 +151,7 @@ def _gaps(repeats: int, folder: Path, say: Say) -> Iterator[Row]:
 
 
 def _watch(seconds: float, work: Callable[[], object]) -> float:
-    """Return the longest time [s] between two turns of a thread that always wants to run, while work is repeated."""
+    """Repeat `work` for some seconds; return the longest gap [s] between turns of a thread that wakes every 0.5 ms."""
     stop, longest = threading.Event(), 0.0
 
     def turn() -> None:
@@ -175,7 +176,7 @@ def _watch(seconds: float, work: Callable[[], object]) -> float:
 
 
 def _useful(repeats: int, folder: Path, say: Say) -> Iterator[Row]:
-    """Yield the share of a bare loop's steps that a loop makes which takes part in a run, with a syncer beside it."""
+    """Yield the steps a second of a loop in a run with a syncer on this machine, as a share of the bare loop's."""
     import torch
 
     import isthmus
@@ -209,7 +210,7 @@ def _useful(repeats: int, folder: Path, say: Say) -> Iterator[Row]:
             )
             try:
                 for number in range(repeats + 1):
-                    # In turns of a fraction of a second: a busy machine is as busy for both.
+                    # The loops take turns of a fraction of a second, so that other load on the machine affects both.
                     counts, spent = [0, 0], [0.0, 0.0]
                     while sum(spent) < STEP_S:
                         for which in (0, 1):

@@ -1,7 +1,7 @@
 """Large objects over a long link that loses packets: this library beside as many curls at once.
 
-Needs root, `ip` and curl. Two network namespaces with a wire between them (`wire`): the store is in one, who asks it in
-the other.
+Needs root, `ip`, curl and /dev/net/tun. `wire` connects two network namespaces: the store runs in the far one, its
+clients in the near one.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ WRITTEN_BYTES = PARTS_AT_ONCE * PART_BYTES
 READY_S = 60.0
 
 Found = dict[str, dict[str, list[float]]]
-"""Seconds, by what was done and by whom."""
+"""Seconds of each repeat, by operation (PUT, GET) and client (isthmus, curl)."""
 
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
-    """Yield bytes a second of both, each way. Raises `InputError`."""
+    """Yield Mbit/s of this library beside those of the curls, for PUT and for GET. Raises `InputError`."""
     missing = [name for name in ("ip", "curl") if shutil.which(name) is None]
     if os.geteuid() or missing or not Path("/dev/net/tun").exists():
         raise InputError("bench links makes network namespaces: it needs root, `ip`, `curl` and /dev/net/tun")
@@ -66,7 +66,7 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
 
 @contextmanager
 def _far_store(folder: Path) -> Iterator[None]:
-    """Run a store at the far end of a wire."""
+    """Run a store in the far namespace, at the other end of the wire."""
     with ExitStack() as stack:
         for namespace in NAMESPACES:
             subprocess.run(["ip", "netns", "del", namespace], check=False, stderr=subprocess.DEVNULL)
@@ -81,7 +81,10 @@ def _far_store(folder: Path) -> Iterator[None]:
 
 
 def _take_losses_for_congestion(namespace: str) -> None:
-    """Choose TCP's control of congestion: what most machines have, or what is like it. Others shrug losses off."""
+    """Choose a TCP congestion control that takes losses for congestion: CUBIC, as on most machines, or else Reno.
+
+    Raises `InputError` if the machine has neither.
+    """
     for control in ("cubic", "reno"):
         setting = f"net.ipv4.tcp_congestion_control={control}"
         command = ["ip", "netns", "exec", namespace, "sysctl", "-q", "-w", setting]
@@ -91,7 +94,7 @@ def _take_losses_for_congestion(namespace: str) -> None:
 
 
 def _until(stack: ExitStack, command: list[str], word: str) -> None:
-    """Start a process that lives as long as the stack; return when it says that it is ready."""
+    """Start a process that ends with the stack; return once it has printed `word`. Raises `RuntimeError`."""
     process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     stack.callback(process.terminate)
     assert process.stdout is not None
@@ -103,14 +106,14 @@ def _until(stack: ExitStack, command: list[str], word: str) -> None:
 
 
 def _serve(folder: Path) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the store ends with this process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # exit in order, which ends the store
     with s3_server(folder / "s3") as server:
         port = int(server.url.rpartition(":")[2])
         asyncio.run(_relay(port))
 
 
 async def _relay(port: int) -> None:
-    """Pass on to the store, which listens on loopback alone, whatever comes over the wire."""
+    """Pass connections from the wire on to the store, which listens on loopback only."""
 
     async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         try:
@@ -167,7 +170,10 @@ def _ask(folder: Path, repeats: int) -> None:
 
 
 def _isthmus(name: str, key: str, data: bytes | None = None) -> float:
-    """Return how long writing an object took, or reading it; a new client each time, as every curl is."""
+    """Return how many seconds writing `data` to an object took, or reading the object if there is no `data`.
+
+    Each call opens a new client, as each curl does.
+    """
 
     async def once() -> float:
         async with open_place(f"s3://{name}/isthmus", make=True) as store:
@@ -182,7 +188,7 @@ def _isthmus(name: str, key: str, data: bytes | None = None) -> float:
 
 
 def _curls(requests: list[list[str]]) -> float:
-    """Return how long so many curls took, each a process, all at once. Raises `RuntimeError` where one failed."""
+    """Return how many seconds these curls took, all at once, a process each. Raises `RuntimeError` if one fails."""
     signed = ["curl", "-sSf", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", f"{ACCESS_KEY}:{SECRET_KEY}"]
     began = time.perf_counter()
     curls = [

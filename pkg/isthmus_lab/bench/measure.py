@@ -1,4 +1,4 @@
-"""Figures and their limits, taken in turns: what a busy machine does to one it does to the other."""
+"""Figures and their limits, measured in turns, so that other load on the machine affects both."""
 
 import gc
 import os
@@ -11,48 +11,48 @@ from itertools import pairwise
 import msgspec
 
 Say = Callable[[float], None]
-"""Told the share that is done, 0 to 1."""
+"""Reports progress: called with the share that is done, 0 to 1."""
 
 MIN_REPEATS = 7
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure."""
+    """One figure of a benchmark."""
 
     bench: str
     case: str
     size: str
-    """Of what: parameters, bytes, learners."""
+    """The size of the case: parameters, bytes, learners."""
     value: float
     """The median of the repeats."""
     unit: str
     limit: float | None
-    """What there is at most, or what a peer does: the median, in the same unit."""
+    """The median of what the machine allows, or of what a peer does, in the same unit."""
     ratio: float | None
-    """Value / limit within each repeat, the median of those."""
+    """The median of the repeats' value / limit."""
     aim: float | None
-    """Of the ratio where there is a limit, else of the value."""
+    """The aim for the ratio if there is a limit, else for the value."""
     at_most: bool
     """Whether the aim is an upper bound."""
     reached: bool | None
     spread: float
-    """(largest − smallest) / median, of the ratios, or of the values where there is no limit."""
+    """(largest − smallest) / median of the ratios if there is a limit, else of the values."""
     repeats: int
 
 
 @dataclass(frozen=True)
 class Case:
-    """Something to be timed."""
+    """One operation to time."""
 
     name: str
     work: Callable[[], object]
     before: Callable[[], object] | None = None
-    """Called before each, and not timed."""
+    """Called before each run of `work`, and not timed."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A name, what it measures in a line, and how: `run` yields rows as they come."""
+    """A benchmark: its name, one line about what it measures, and `run`, which yields rows as they are measured."""
 
     name: str
     says: str
@@ -60,7 +60,10 @@ class Bench:
 
 
 def in_turns(cases: Sequence[Case], repeats: int, say: Say = lambda share: None) -> dict[str, list[float]]:
-    """Return the seconds of each case, by its name: once in every repeat, after once that does not count."""
+    """Return the seconds of each case in every repeat, by its name.
+
+    Every repeat runs each case once. One more repeat comes first, which does not count.
+    """
     found: dict[str, list[float]] = {case.name: [] for case in cases}
     done = 0
     for number in range(repeats + 1):
@@ -89,7 +92,7 @@ def row(
     aim: float | None = None,
     at_most: bool = False,
 ) -> Row:
-    """Return a figure from the value of every repeat, and that of its limit in it."""
+    """Return a figure from the values of all repeats, and from the limits that were measured in the same repeats."""
     ratios = None if limits is None else [a / b for a, b in zip(values, limits, strict=True)]
     judged = values if ratios is None else ratios
     middle = statistics.median(judged)
@@ -111,23 +114,23 @@ def row(
 
 
 def rates(amount: float, seconds: Sequence[float]) -> list[float]:
-    """Return what each repeat did in a second."""
+    """Return the amount per second of each repeat, given its seconds."""
     return [amount / took for took in seconds]
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least this share of them does not exceed."""
+    """Return the smallest of the values that at least this share of them do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
 def load() -> float:
-    """Return how many processes wanted this machine's processors, a mean over the last minute."""
+    """Return the machine's load: the mean number of processes that wanted a processor in the last minute."""
     return os.getloadavg()[0]
 
 
 def parted(say: Say, parts: int) -> list[Say]:
-    """Return whom to tell within each of so many parts of equal length."""
+    """Return a progress function for each of `parts` equal parts; each takes the share done of its own part."""
 
     def within(start: float, stop: float) -> Say:
         return lambda share: say(start + share * (stop - start))
@@ -136,7 +139,7 @@ def parted(say: Say, parts: int) -> list[Say]:
 
 
 def counted(n: float) -> str:
-    """Return a number as people say it: 16M, 836.7k."""
+    """Return a number with a unit prefix: 16M, 836.7k."""
     for unit, of in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if n >= of:
             return f"{n / of:.4g}{unit}"

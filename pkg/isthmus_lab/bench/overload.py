@@ -1,7 +1,6 @@
-"""A syncer that is asked for more than it can do, in virtual time: what it reads, merges, and how old versions get.
+"""A syncer with more demand than it can serve, in virtual time: what it reads and merges, and how old versions get.
 
-Learners train on a clock that jumps, so nothing here depends on the machine. Each repeat is a world with other
-latencies.
+Learners train on a simulated clock, so no figure depends on the machine. Each repeat is a world with other latencies.
 """
 
 import asyncio
@@ -30,45 +29,47 @@ from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import Arrays, Times, Trainee, World, learn, serve
 
 LOADS = (0.5, 1.0, 2.0, 3.0, 5.0)
-"""Demand, in what can be served."""
+"""Demand, as multiples of what the syncer can serve."""
 
 LEARNERS, MANY, MANY_LOAD = 12, (40, 100), 3.0
 FRAGMENTS, SYNC_EVERY, SIZE, STEP_S = 12, 12, 2048, 0.5
 HEADER_BYTES = 400
-"""About what an update's header takes on the wire."""
+"""Approximate size of an update's header on the wire."""
 
 PERIOD_S = SYNC_EVERY * STEP_S
 SETTLING, MEASURED = 4.0, 10.0
-"""How long each load lasts, in what a round of every fragment takes."""
+"""How long each load lasts before and during the measurement, in rounds of every fragment. Such a round takes
+`PERIOD_S`, or `PERIOD_S` times the load if that is longer."""
 
 NEAR_S = 0.01
 USED, SERVED, OLDEST, KEPT, SPREAD = 0.95, 0.9, 3.0, 0.85, 0.3
-"""The aims. Where each answer of the store takes steps, no rule keeps as many of the tokens: the way is as long."""
+"""The aims, and the spread of the latencies. `KEPT` is an aim only where the link is the limit: if each answer of the
+store takes steps, the latency alone costs more tokens, whatever the rule."""
 
 Limited = str
-"""What limits a syncer: "link", the bytes of its way down, or "store", how long each answer takes."""
+"""What limits a syncer: "link", the bandwidth of its downlink, or "store", the time that each answer takes."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What became of one load."""
+    """The figures of one load."""
 
     used: float
-    """Updates merged, of those read."""
+    """Updates merged, as a share of those read."""
     served: float
-    """Updates merged, of those that can be."""
+    """Updates merged, as a share of those that could be: those sent, or those that can be read if they are fewer."""
     oldest: float
-    """The longest time between two commits of a fragment, in the mean time."""
+    """The longest time between two commits of a fragment, in multiples of the mean time."""
     present: float
-    """Learners in a round, of those expected."""
+    """Learners in a round, as a share of those expected."""
     period: float
     """Mean time between two commits of a fragment, in H steps."""
     kept: float
-    """Tokens merged, of those trained."""
+    """Tokens merged, as a share of those trained."""
 
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
-    """Yield what each load came to."""
+    """Yield the figures of each load."""
     cases = [(limited, load, LEARNERS) for limited in ("link", "store") for load in LOADS]
     cases += [("link", MANY_LOAD, learners) for learners in MANY]
     for done, (limited, load, learners) in enumerate(cases):
@@ -87,9 +88,9 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
 
 
 def measured(limited: Limited, load: float, learners: int, number: int = 0) -> Seen:
-    """Return what becomes of one load."""
+    """Return the figures of one load."""
     world = World(f"overload/{limited}/{load}/{learners}/{number}")
-    logging.disable(logging.WARNING)  # of simulated processes
+    logging.disable(logging.WARNING)  # hides the warnings of simulated processes
     try:
         seen: Seen = world.clock.run_until_complete(_measured(world, limited, load, learners))
         return seen
@@ -144,7 +145,10 @@ def _trained(agents: Sequence[LearnerAgent]) -> int:
 def _seen(
     commits: Sequence[Sequence[CommitHeader]], read: int, trained: int, demand: float, capacity: float, seconds: float
 ) -> Seen:
-    """`demand`: updates a second that learners send at H steps; `capacity`: those that can be read."""
+    """Return the figures of a load from its commits, its updates read and its tokens trained in these seconds.
+
+    `demand`: updates a second that learners send if the period is H; `capacity`: updates a second that can be read.
+    """
     every = [header for headers in commits for header in headers]
     sent = demand * SYNC_EVERY / (sum(header.period for header in every) / max(1, len(every)))
     merged = sum(len(header.inputs) for header in every)

@@ -1,4 +1,8 @@
-"""Two replicas of one model on one machine, by this library and by torchft's DiLoCo: calm, killed, and orphaned."""
+"""Two replicas of one model on one machine, with this library and with torchft's DiLoCo.
+
+Each pair trains undisturbed, then with one replica killed now and then, then with its coordinator away. The coordinator
+is a syncer here and a lighthouse there.
+"""
 
 import asyncio
 import statistics
@@ -28,56 +32,56 @@ CALM_S = 8.0
 KILLS = 2
 KILL_EVERY_S = 6.0
 AWAY_S, BACK_S = 8.0, 8.0
-"""The coordinator is away for so long, and then there again for so long."""
+"""Seconds for which the coordinator is away, and seconds for which it is back."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What two replicas came to, on one machine."""
+    """The figures of two replicas on one machine."""
 
     calm: float
-    """Useful tokens a second: those of steps that are in the global model."""
+    """Useful tokens a second, undisturbed: tokens of steps that are in the global model."""
     killed: float
-    """The same, while one replica is killed now and then."""
+    """Useful tokens a second, while one replica is killed every `KILL_EVERY_S` seconds."""
     orphaned: float
-    """The same, from when the coordinator is killed to some time after it is back."""
+    """Useful tokens a second, from the kill of the coordinator until `BACK_S` seconds after its restart."""
     held_ms: float
-    """Held by optimizer and library in a round of `SYNC_EVERY` steps, in the mean."""
+    """Mean time in calls of optimizer and library in a round of `SYNC_EVERY` steps, undisturbed."""
     together: float
-    """Replicas in a round, as a share of all, while one is killed now and then."""
+    """Mean replicas in a round as a share of all, while one replica is killed every `KILL_EVERY_S` seconds."""
 
 
 class System(Protocol):
-    """One of the two."""
+    """One of the two systems."""
 
     def replica(self, name: str) -> list[str]:
-        """Return the words that start a replica."""
+        """Return the arguments that start a replica."""
 
     def coordinator(self) -> list[str]:
-        """Return the command of what coordinates."""
+        """Return the command that starts the coordinator."""
 
     def useful(self, reports: dict[str, list[Line]], start: float, stop: float) -> tuple[float, float]:
-        """Return useful tokens between two moments, and replicas in a round as a share of all."""
+        """Return useful tokens between two moments, and the mean replicas in a round as a share of all."""
 
 
 @dataclass(frozen=True)
 class Torchft:
-    """A lighthouse, as quick to take a replica for dead as it can be told to be."""
+    """torchft with a lighthouse that is set to take a silent replica for dead as soon as it can be."""
 
     port: int = field(default_factory=lambda: free_ports(1)[0])
 
     def replica(self, name: str) -> list[str]:
-        """Return the words that start a replica."""
+        """Return the arguments that start a replica."""
         return ["torchft", "--name", name, "--at", f"http://127.0.0.1:{self.port}"]
 
     def coordinator(self) -> list[str]:
-        """Return the command of what coordinates."""
+        """Return the command that starts the coordinator."""
         lighthouse = str(Path(sys.executable).with_name("torchft_lighthouse"))
         return [lighthouse, "--bind", f"127.0.0.1:{self.port}", "--min_replicas", "1", "--join_timeout_ms", "1000",
                 "--quorum_tick_ms", "100", "--heartbeat_timeout_ms", "1000"]  # fmt: skip
 
     def useful(self, reports: dict[str, list[Line]], start: float, stop: float) -> tuple[float, float]:
-        """Return useful tokens between two moments, and replicas in a round as a share of all."""
+        """Return useful tokens between two moments, and the mean replicas in a round as a share of all."""
         lines = [line for of in reports.values() for line in of]
         before, after = (max((r.batches for r in lines if r.at <= at), default=0) for at in (start, stop))
         rounds = [r.together for r in lines if start < r.at <= stop]
@@ -87,21 +91,21 @@ class Torchft:
 
 @dataclass(frozen=True)
 class Isthmus:
-    """A syncer, a store and a bus; the last two are never killed, as nothing of torchft's answers to them."""
+    """A syncer, a store and a bus. The store and the bus are never killed, because torchft has none."""
 
     run: str
     bus: str
 
     def replica(self, name: str) -> list[str]:
-        """Return the words that start a replica."""
+        """Return the arguments that start a replica."""
         return ["isthmus", "--name", name, "--at", self.run, "--bus", self.bus]
 
     def coordinator(self) -> list[str]:
-        """Return the command of what coordinates."""
+        """Return the command that starts the coordinator."""
         return isthmus_command("syncer", self.run, "--bus", self.bus, "--wait")
 
     def useful(self, reports: dict[str, list[Line]], start: float, stop: float) -> tuple[float, float]:
-        """Return useful tokens between two moments, and replicas in a round as a share of all."""
+        """Return useful tokens between two moments, and the mean replicas in a round as a share of all."""
         return asyncio.run(self._merged(len(reports), start, stop))
 
     async def _merged(self, replicas: int, start: float, stop: float) -> tuple[float, float]:
@@ -119,13 +123,13 @@ class Isthmus:
 
 @dataclass(frozen=True)
 class Pair:
-    """The replicas of one system and what coordinates them."""
+    """The replicas of one system and their coordinator."""
 
     system: System
     processes: Processes
 
     def coordinate(self) -> None:
-        """Start what coordinates."""
+        """Start the coordinator."""
         self.processes.start("coordinator", self.system.coordinator())
 
     def train(self, name: str) -> None:
@@ -137,7 +141,7 @@ class Pair:
         return self.processes.folder / f"{name}.jsonl"
 
     def reports(self) -> dict[str, list[Line]]:
-        """Return what each replica has said."""
+        """Return the lines that each replica has reported so far."""
         found = {}
         for name in REPLICAS:
             path = self._report(name)
@@ -147,7 +151,10 @@ class Pair:
         return found
 
     def until_ready(self) -> None:
-        """Wait until every replica has some rounds behind it. Raises `RuntimeError` where one ended or never does."""
+        """Wait until every replica has reported `READY_ROUNDS` rounds.
+
+        Raises `RuntimeError` if a process has ended, or if `READY_S` seconds have passed.
+        """
         until = time.monotonic() + READY_S
         while any(len(lines) < READY_ROUNDS for lines in self.reports().values()):
             for name in self.processes.alive:
@@ -158,7 +165,7 @@ class Pair:
 
 
 def training(repeats: int, say: Say) -> Iterator[Row]:
-    """Yield what a pair of replicas comes to, calm, under kills, and without what coordinates them."""
+    """Yield the figures of both systems: undisturbed, with kills of a replica, and without the coordinator."""
     found: dict[str, list[Outcome]] = {"isthmus": [], "torchft": []}
     with tempfile.TemporaryDirectory() as name, served(Path(name)) as (place, bus):
         asyncio.run(_make_bucket(place))
@@ -203,7 +210,7 @@ def _together(system: System, folder: Path) -> Outcome:
             pair.train(REPLICAS[1])
             time.sleep(KILL_EVERY_S)
         marks.append(time.time())
-        time.sleep(KILL_EVERY_S)  # until both are at it again
+        time.sleep(KILL_EVERY_S)  # until both replicas train again
         marks.append(time.time())
         processes.kill("coordinator")
         time.sleep(AWAY_S)

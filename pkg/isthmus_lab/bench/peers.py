@@ -1,6 +1,6 @@
-"""Beside others who do the same: torchft's DiLoCo, pypiquant's and hivemind's codecs, tsugi-mend's merge.
+"""Comparison with peers: torchft's DiLoCo, hivemind's averaging, pypiquant's and hivemind's codecs, tsugi-mend's merge.
 
-They live in an environment of their own (`make bench-env`), and this is run from there.
+The peers are installed in an environment of their own (`make bench-env`), from which this benchmark is run.
 """
 
 import importlib
@@ -26,7 +26,7 @@ MERGED = 4
 
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
-    """Yield codecs, merges and training beside those of others, in turns with them."""
+    """Yield figures of codecs, merges, averaging and training, each measured in turns with a peer."""
     kernels.warm()
     arithmetic, means, training = parted(say, 3)
     yield from _arithmetic(repeats, arithmetic)
@@ -47,7 +47,10 @@ def peer(name: str) -> Any:
 
 
 def _arithmetic(repeats: int, say: Say) -> Iterator[Row]:
-    """Yield what one thread does, ours beside theirs; what they keep of the values is said in docs/benchmarks.md."""
+    """Yield the speed of one thread, with this library beside each peer.
+
+    docs/benchmarks.md says how much of the values each of them keeps.
+    """
     import torch
 
     piquant, reducer = peer("piquant"), peer("tsugi_mend.reducer")

@@ -1,4 +1,7 @@
-"""How long a run stands still when a syncer is killed: from SIGKILL to the next commit on a fragment that it kept."""
+"""How long a run stands still when a syncer is killed.
+
+The time runs from SIGKILL to the next commit by another syncer on a fragment that the killed syncer held.
+"""
 
 import asyncio
 import itertools
@@ -20,34 +23,34 @@ from isthmus_services.processes import Processes, isthmus_command
 LEARNERS = 4
 FRAGMENTS, PARAMS = 12, 70_000
 PAUSE_S = 0.1
-"""Between a version and the next update of each learner on it."""
+"""Seconds between a version and the next update of each learner on it."""
 
 KILLS = 3
-"""Times the repeats: the worst of seven says little."""
+"""Kills for each repeat: one each is too few, because the worst of seven says little."""
 
 CALM_S = 1.0, 2.0
-"""From when all is well again to the next kill, drawn from between these."""
+"""Bounds of the seconds from recovery to the next kill; the time is drawn between them."""
 
 LOOK_S = 0.005
 
 STANDBY, STANDBY_WORST, RESTART = 1.0, 2.0, 1.5
-"""Aims, in seconds; the last without what is read of the log."""
+"""Aims, in seconds. `RESTART` leaves out the time of reading the log."""
 
 _SERVES = re.compile(r"serves .* read in ([0-9.]+) s")
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """One kill, in seconds."""
+    """The recovery from one kill, in seconds."""
 
     total: float
     read: float
-    """Of it, reading the log, by a syncer that was started again."""
+    """The part of `total` in which a syncer that was started again read the log; 0 if another syncer took over."""
 
 
 @dataclass(frozen=True)
 class Syncers:
-    """Syncers of one run, each a process under a name that no other had."""
+    """Syncers of one run, each a process with a name that no other has had."""
 
     run: str
     bus: str
@@ -55,19 +58,19 @@ class Syncers:
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def start(self) -> str:
-        """Start one, as a supervisor would; return its name."""
+        """Start a syncer, as a supervisor would; return its name."""
         name = f"s{next(self._numbers)}"
         self.processes.start(name, isthmus_command("syncer", self.run, "--bus", self.bus, "--name", name))
         return name
 
     def read_s(self, name: str) -> float | None:
-        """Return how long one read the log; None before it serves. Raises `RuntimeError` where it ended."""
+        """Return the seconds a syncer read the log; None before it serves. Raises `RuntimeError` if it has ended."""
         found = _SERVES.search(self.processes.said(name))
         return float(found[1]) if found else None
 
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
-    """Yield the time of a recovery with another syncer at hand, and of one by a plain restart."""
+    """Yield the recovery times with another syncer at hand, and with the only syncer started again."""
     size = f"{FRAGMENTS} × {counted(PARAMS)}"
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (place, bus):
         standby, restart = (
@@ -85,7 +88,10 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
 
 
 async def _measure(url: str, bus: str, folder: Path, count: int, kills: int, say: Say) -> list[Recovery]:
-    """Kill one of so many syncers, again and again; each is started again, at once where it was the only one."""
+    """Kill one of `count` syncers, `kills` times; return the recoveries.
+
+    After each kill another syncer is started: at once if the killed syncer was the only one, else after the recovery.
+    """
     await made(url, [PARAMS] * FRAGMENTS, 1)
     draw, found = random.Random(0), list[Recovery]()
     with closing(Processes(folder)) as processes:

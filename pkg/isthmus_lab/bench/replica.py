@@ -1,9 +1,9 @@
-"""One of two replicas that train the same model side by side, by this library or by torchft's DiLoCo.
+"""One of two replicas that train the same model side by side, with this library or with torchft's DiLoCo.
 
     python -m isthmus_lab.bench.replica torchft --name a --at http://127.0.0.1:29510 --report FILE
     python -m isthmus_lab.bench.replica isthmus --name a --at s3://bucket/run --bus redis://… --report FILE
 
-It trains until it is killed, and appends to its report, once a round, a line of JSON: `Line`.
+The replica trains until it is killed. Once a round it appends a line of JSON (`Line`) to its report.
 """
 
 import argparse
@@ -23,24 +23,24 @@ WINDOWS, CONTEXT = 2, 128
 STEP_TOKENS = WINDOWS * CONTEXT
 INNER_LR, OUTER_LR, MOMENTUM = 3e-3, 0.7, 0.9
 TIMEOUT_S = 5.0
-"""torchft's, of everything: what a replica waits for one that is gone. Its default is a minute."""
+"""All timeouts of torchft: how long a replica waits for one that is gone. torchft's default is a minute."""
 
 
 class Line(msgspec.Struct, frozen=True):
-    """What a replica says once a round."""
+    """What a replica reports once a round."""
 
     at: float
     """Seconds since 1970."""
     batches: int
-    """torchft: replicas' rounds that were committed so far, as it counts them; 0 elsewhere."""
+    """For torchft, its count of rounds committed so far, summed over the replicas; else 0."""
     together: int
-    """torchft: replicas in the last round."""
+    """For torchft, the replicas in the last round; else 0."""
     held_s: float
-    """What all optimizer and library calls of this round took."""
+    """Seconds that all calls of optimizer and library took in this round."""
 
 
 def main() -> int:
-    """Train."""
+    """Train until the process is killed."""
     import torch
     from torch import nn
 
@@ -80,11 +80,11 @@ def main() -> int:
 
 
 Replica = tuple[Callable[[], tuple[int, int]], Callable[[], object]]
-"""What says how many rounds were committed and by how many, and what is called after each step."""
+"""A function that returns `Line.batches` and `Line.together`, and a function to call after each step."""
 
 
 def _torchft(a: argparse.Namespace, model: Any, inner: Any) -> Replica:
-    """Train by torchft's DiLoCo over gloo: all parameters every `SYNC_EVERY` steps, uncompressed."""
+    """Set up torchft's DiLoCo over gloo, which exchanges all parameters every `SYNC_EVERY` steps, uncompressed."""
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -110,12 +110,12 @@ def _torchft(a: argparse.Namespace, model: Any, inner: Any) -> Replica:
     )
     local_sgd = importlib.import_module("torchft.local_sgd")
     local_sgd.DiLoCo(manager, [model], inner, outer, sync_every=SYNC_EVERY).__enter__()
-    keep = store  # it listens for as long as somebody holds it
+    keep = store  # the store listens only while it is referenced
     return lambda: (manager.batches_committed(), manager.num_participants()), lambda: keep
 
 
 def _isthmus(a: argparse.Namespace, model: Any, optimizer: Any) -> Replica:
-    """Train by this library, with the rules that suit the model."""
+    """Join a run of this library, with the rules that suit the model."""
     import isthmus
 
     rules = isthmus.Rules(fragments=4, sync_every=SYNC_EVERY)

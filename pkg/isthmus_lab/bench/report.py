@@ -1,4 +1,4 @@
-"""What benchmarks leave: a table on a terminal, tables in a page of the documentation, a picture."""
+"""Output of benchmarks: a table on a terminal, tables in a page of the documentation, a picture."""
 
 import re
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ COLUMNS = (
 )
 
 WIDE = 30.0
-"""Where the largest share is more than so many times the smallest, a picture shows their logarithms."""
+"""A panel has a logarithmic axis if its largest share is more than this many times its smallest."""
 
 
 def table(title: str, rows: Sequence[Row], width: int) -> RenderableType:
@@ -33,7 +33,7 @@ def table(title: str, rows: Sequence[Row], width: int) -> RenderableType:
 
 
 def cells(row: Row) -> list[str]:
-    """Return a row in words, in the order of `COLUMNS`."""
+    """Return the cells of a row as text, in the order of `COLUMNS`."""
     mark = {True: " ✓", False: " ✗", None: ""}[row.reached]
     sign = "≤ " if row.at_most else ""
     return [
@@ -54,7 +54,7 @@ def _number(value: float) -> str:
 
 
 def write_tables(rows: Sequence[Row], machines: Sequence[str], path: Path) -> None:
-    """Replace what stands between `<!-- bench NAME -->` and `<!-- end -->` in a page. Raises `InputError`."""
+    """Write tables into a page, between `<!-- bench NAME -->` and `<!-- end -->`. Raises `InputError`."""
     try:
         text = path.read_text()
     except OSError as error:
@@ -72,7 +72,10 @@ def write_tables(rows: Sequence[Row], machines: Sequence[str], path: Path) -> No
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw every row that has a limit or an aim: how far it is from it; one panel a bench."""
+    """Draw each row that has a limit or an aim: its ratio to the limit, or value / aim. Each benchmark has a panel.
+
+    Raises `InputError` if no row has one.
+    """
     from matplotlib.figure import Figure
 
     benches = {name: [r for r in rows if r.bench == name and _share(r) is not None] for name in _names(rows)}

@@ -1,4 +1,4 @@
-"""A round through a real S3 server and Redis: from the last announcement needed to the version being readable."""
+"""A round with a real S3 server and Redis, from the last announcement needed until the version has been read."""
 
 import asyncio
 import os
@@ -27,16 +27,19 @@ from isthmus_services.servers import redis_server, s3_server
 
 LEARNERS = 4
 SIZES = ((64 << 10, 1.5), (2 << 20, 1.3), (16 << 20, 1.5))
-"""Bytes of a value, and how often the four raw calls may fit into a round."""
+"""Bytes of a value, and the aim: a round's time in multiples of the time of the four raw calls."""
 
 LAG, LAG_MS = "the syncer's loop late, worst of each quarter of a second, p99", 20.0
 
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
-    """Yield the time of a round beside that of the four raw calls: an update read, value and commit written, read."""
+    """Yield the time of a round beside that of four raw calls, and the lag of the syncer's loop.
+
+    The raw calls read an update, write a value and a commit, and read the value.
+    """
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (place, bus):
         for at, (size, aim) in enumerate(SIZES):
-            # int4 has 66 bytes for 128 parameters.
+            # int4 takes 66 bytes for 128 parameters.
             params = size * 128 // 66 // 128 * 128
             rounds, raw, lags = asyncio.run(
                 _measure(f"{place}/{size}", bus, params, size, repeats, lambda share: say((at + share) / len(SIZES)))  # noqa: B023
@@ -57,7 +60,7 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[str, str]]:
-    """Run an S3 server and a Redis; give a place for runs and the URL of the bus."""
+    """Run an S3 server and a Redis server; yield the URL of a bucket for runs and the URL of the bus."""
     before = dict(os.environ)
     with s3_server(folder / "s3") as s3, redis_server(folder / "redis") as redis:
         os.environ.update(s3.environment)
@@ -71,7 +74,7 @@ def served(folder: Path) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def syncing(run: str, bus: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a syncer as a process of its own, from when it serves."""
+    """Run a syncer as a process of its own; yield it once the syncer holds its fragments, and kill it at the end."""
     command = isthmus_command("syncer", run, "--bus", bus, *words)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -79,7 +82,7 @@ def syncing(run: str, bus: str, *words: str) -> Iterator[subprocess.Popen[str]]:
         line = next((line for line in process.stderr if " holds " in line), None)
         if line is None:
             raise RuntimeError(f"the syncer ended with {process.wait()} before it held anything")
-        # What it says from now on nobody reads: a pipe that is full would stop it.
+        # The syncer's further output has to be read, because a full pipe would stop the syncer.
         drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL)
         yield process
     finally:
@@ -90,7 +93,7 @@ def syncing(run: str, bus: str, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 async def made(url: str, sizes: list[int], learners: int, code: str = "int4", **pace: float) -> Run:
-    """Create a run of tensors of these sizes, a fragment each, whose rounds wait for all learners."""
+    """Create a run with a tensor and a fragment for each of these sizes, whose rounds wait for all learners."""
     specs = [Spec(f"t{i:03d}", (n,), "float32", TensorClass.DENSE) for i, n in enumerate(sizes)]
     rules = Rules(fragments=len(sizes), sync_every=max(len(sizes), 24), codec_up=code, codec_down=code)
     seed = Seed(specs, [np.zeros(n, np.float32) for n in sizes], {}, rules, Pace(quorum=learners, **pace))  # type: ignore[arg-type]
@@ -101,7 +104,7 @@ async def made(url: str, sizes: list[int], learners: int, code: str = "int4", **
 async def _measure(
     url: str, bus: str, params: int, size: int, repeats: int, say: Say
 ) -> tuple[list[float], list[float], list[float]]:
-    """Return seconds of rounds and of raw calls, and worst delays [ms] of the syncer's loop between signs of life."""
+    """Return seconds of rounds and of raw calls, and the longest delays [ms] of the syncer's loop."""
     await made(url, [params], LEARNERS)
     rounds: list[float] = []
     raw: list[float] = []
@@ -109,13 +112,13 @@ async def _measure(
         async with open_ports(url, bus) as ports, asyncio.TaskGroup() as tasks:
             crowd = Crowd(ports, LEARNERS)
             background = [tasks.create_task(crowd.listen()), tasks.create_task(crowd.beat())]
-            await asyncio.sleep(2.0)  # until it knows them
+            await asyncio.sleep(2.0)  # until the syncer knows the learners
             for number in range(repeats + 2):
                 said = {name: await crowd.store(name, 0) for name in crowd.names}
                 *early, last = crowd.names
                 for name in early:
                     await crowd.announce(name, said[name])
-                await asyncio.sleep(0.5)  # they are fetched meanwhile
+                await asyncio.sleep(0.5)  # the syncer fetches these updates meanwhile
                 began = time.perf_counter()
                 await crowd.announce(last, said[last])
                 await crowd.until([number + 1])

@@ -1,4 +1,4 @@
-"""What one syncer on one core carries: small updates a second, by learners and fragments, and the memory it takes."""
+"""Capacity of one syncer on one core: small updates a second, by learners and fragments, and its memory."""
 
 import asyncio
 import os
@@ -20,12 +20,12 @@ from isthmus_lab.bench.round import made, served, syncing
 UPDATE = 8 << 10
 PARAMS = UPDATE * 128 // 66 // 128 * 128
 CASES = ((2, 8), (8, 8), (32, 8), (100, 8), (8, 32), (8, 96))
-"""Learners and fragments."""
+"""Learners and fragments of each run."""
 UPDATES_S = 1500.0
 REQUESTS, AT_ONCE = 200, 8
-"""What is asked of the store by itself."""
+"""Requests in a measurement of the store alone, and how many of them run at once."""
 ROUNDS_LEAST = 200
-"""Updates of a repeat, at least."""
+"""Minimum of updates in a repeat, for each syncer."""
 
 SYNCERS = (1, 2, 4)
 SHARED = 8, 32
@@ -33,7 +33,10 @@ SHARED = 8, 32
 
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
-    """Yield the updates a second of a syncer's processor, as many as rounds would bring it at full speed."""
+    """Yield updates per second of a syncer's processor time, with rounds that follow each other at full speed.
+
+    Then yield the cost of requests alone, of more learners and of more syncers, and the memory.
+    """
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (place, bus):
         by_case: dict[tuple[int, int], Carried] = {}
         for at, (learners, fragments) in enumerate(CASES):
@@ -78,15 +81,15 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Carried:
-    """What syncers took to carry so many learners and fragments."""
+    """The cost to syncers of a number of learners and fragments."""
 
     ms: list[float]
-    """Of the processor of the busiest one, for an update, in every repeat."""
+    """Processor time per update of the busiest syncer, in every repeat."""
     raw_ms: list[float]
-    """What an update's requests take by themselves, by the same client: it is read; of a round value and commit are
-    written."""
+    """Processor time of an update's requests alone, with the same client: one read, and the update's share of its
+    round's writes of value and commit."""
     memory: float
-    """Of one, in bytes, at the end."""
+    """Memory of the first syncer at the end, in bytes."""
 
 
 async def _measure(url: str, bus: str, learners: int, fragments: int, repeats: int, syncers: int = 1) -> Carried:
@@ -119,7 +122,7 @@ async def _measure(url: str, bus: str, learners: int, fragments: int, repeats: i
 
 
 async def _raw(store: EdgeStore, learners: int) -> float:
-    """Return milliseconds of the processor that an update's requests take."""
+    """Return the processor time in milliseconds that an update's requests take."""
     data, place = os.urandom(UPDATE), f"scratch/{secrets.token_hex(8)}"
     await store.put(place, data)
 

@@ -1,8 +1,8 @@
-"""What benchmarks need of servers."""
+"""Helpers for benchmarks that use servers."""
 
 import secrets
 
 
 def bucket() -> str:
-    """Return a name of a bucket that nobody has."""
+    """Return a random name for a new bucket."""
     return f"bench-{secrets.token_hex(5)}"

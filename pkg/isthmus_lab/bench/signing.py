@@ -1,4 +1,4 @@
-"""What signatures cost: of updates and of announcements; and the share of a core that a syncer gives them."""
+"""Cost of the signatures of updates and announcements, and the share of a core that they cost a syncer."""
 
 from collections.abc import Callable, Iterator
 
@@ -24,17 +24,17 @@ SIZES = (1 << 20, 16 << 20)
 """Parameters of a fragment."""
 
 A_SECOND = 300
-"""Updates that a syncer is to take."""
+"""Updates a second that a syncer is assumed to take."""
 
 BATCH = 4
-"""Words of one author under a signature where a link is shared by a few fragments."""
+"""Announcements of one author under one signature, as when a few fragments share a link."""
 
 AT_ONCE = 32
-"""Messages that are timed together: one alone is too short."""
+"""Messages that are timed together, because the time of a single message is too short."""
 
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
-    """Yield what checking and making signatures takes beside doing without, and what that comes to."""
+    """Yield the times of signed updates and messages beside unsigned ones, the share of a core, and the bytes."""
     kernels.warm()
     says = parted(say, len(SIZES) + 1)
     extra: dict[int, list[float]] = {}
@@ -114,7 +114,7 @@ def _messages(plain: list[Announce], several: list[Announce]) -> Iterator[Case]:
 
 
 def bytes_of(messages: list[Announce], signer: object) -> tuple[bytes]:
-    """Return messages as they travel, under one signature or none."""
+    """Return messages as they are sent, under one signature, or unsigned if there is no signer."""
     return (encode(*messages, signer=signer),)  # type: ignore[arg-type]
 
 
@@ -132,7 +132,7 @@ def _announced(count: int) -> list[Announce]:
 
 
 def _run(owner: bytes) -> tuple[Run, Members]:
-    """Return a run of one fragment, and its members: one learner, with that key."""
+    """Return a run of one fragment, and its members: one learner whose key is `owner`."""
     rules = Rules(fragments=1, codec_up="int4")
     header = RunHeader(
         schema=SCHEMA, rules=rules, pace=Pace(), arithmetic=kernels.ARITHMETIC, model="", seed=0, created_at=0.0,

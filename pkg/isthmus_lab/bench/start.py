@@ -1,4 +1,4 @@
-"""How long commands take to be of use, each as a process of its own."""
+"""Time until a command is of use. Each command runs as a process of its own."""
 
 import os
 import re
@@ -28,13 +28,13 @@ with isthmus.join(sys.argv[1], model, optimizer, learner="a", create=isthmus.Rul
 
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
-    """Yield seconds to the help, a status, a syncer that serves, and a learner that has joined."""
+    """Yield the seconds until the help is printed, a status is asked for, a syncer serves, and a learner has joined."""
     with tempfile.TemporaryDirectory() as folder:
         run = str(Path(folder) / "run")
         _isthmus("init", run)
         cases: dict[str, tuple[float, Callable[[], float]]] = {
             "isthmus --help": (HELP_S, partial(_seconds, "--help")),
-            # It listens for one and a half heartbeats: what counts is how soon it begins to.
+            # `isthmus status` listens for one and a half heartbeats. Only the time until it begins to listen counts.
             "isthmus status, until it asks": (STATUS_S, partial(_python, "import isthmus_services.commands.status")),
             "syncer serves": (SYNCER_S, partial(_until_served, run)),
             "learner joined, after torch's own imports": (JOIN_S, partial(_joined, str(Path(folder) / "other"))),

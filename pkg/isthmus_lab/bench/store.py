@@ -1,4 +1,4 @@
-"""Both clients of buckets on a real S3 server: time, processor time, and how long the loop stands still."""
+"""Both clients of buckets on a real S3 server: time, processor time, and the lag of the event loop."""
 
 import asyncio
 import os
@@ -16,22 +16,22 @@ from isthmus_lab.bench.servers import bucket
 from isthmus_services.servers import s3_server
 
 CLIENTS = ("s3", "s3+aiobotocore")
-"""Schemes of URLs; the second is what the first is measured against."""
+"""URL schemes of the clients. The first client is measured beside the second."""
 
 SIZES = ((8 << 10, 32, 256), (1 << 20, 8, 32), (16 << 20, 4, 8))
-"""Bytes, at once, how many in a repeat."""
+"""Bytes of an object, requests at once, requests in a repeat."""
 
 LOOK_S = 0.001
 
 
 class Lag:
-    """How late a task of the loop is that wants to run every millisecond."""
+    """The delays of a task that asks the event loop to run it every millisecond."""
 
     def __init__(self) -> None:
         self.late: list[float] = []
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Measure the delays, in seconds, until cancelled."""
         while True:
             at = time.perf_counter() + LOOK_S
             await asyncio.sleep(LOOK_S)
@@ -39,7 +39,7 @@ class Lag:
 
 
 async def timed(work: Callable[[int], Awaitable[object]], count: int, at_once: int) -> tuple[float, float, float]:
-    """Return seconds, seconds of processor, and the p99 of the loop's lag [s] while `count` requests went through."""
+    """Run `count` requests; return the seconds, the seconds of processor time, and the p99 of the loop's lag [s]."""
     gate, lag = asyncio.Semaphore(at_once), Lag()
 
     async def one(number: int) -> None:
@@ -47,11 +47,11 @@ async def timed(work: Callable[[int], Awaitable[object]], count: int, at_once: i
             await work(number)
 
     watching = asyncio.ensure_future(lag.watch())
-    await asyncio.sleep(0.0)  # it begins to wait
+    await asyncio.sleep(0.0)  # the watching task starts to wait
     cpu, began = processor_s(), time.perf_counter()
     await asyncio.gather(*(one(i) for i in range(count)))
     took, used = time.perf_counter() - began, processor_s() - cpu
-    await asyncio.sleep(2.0 * LOOK_S)  # how late it was last, it says when it runs
+    await asyncio.sleep(2.0 * LOOK_S)  # the watching task notes its last delay when it runs
     watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching
@@ -59,13 +59,13 @@ async def timed(work: Callable[[int], Awaitable[object]], count: int, at_once: i
 
 
 def processor_s() -> float:
-    """Return the seconds of processor that this process has used."""
+    """Return the seconds of processor time that this process has used."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
-    """Yield processor time and lag of both clients, obstore's beside aiobotocore's."""
+    """Yield time, processor time and loop lag of requests by obstore, beside those by aiobotocore."""
     with tempfile.TemporaryDirectory() as folder, s3_server(Path(folder)) as server:
         os.environ.update(server.environment)
         found = asyncio.run(_measure(repeats, say))

@@ -1,9 +1,9 @@
-"""A long link between two network namespaces: packets take their time, and some are lost. Needs root.
+"""A long link between two network namespaces, which delays packets and loses some of them. Needs root.
 
     python -m isthmus_lab.bench.wire NAMESPACE NAMESPACE
 
-Kernels often lack netem; this stands between two TUN devices instead, so that both ends keep the kernel's own TCP. It
-says `ready` on stdout, and goes on until it is killed.
+Kernels often lack netem. This process passes packets between two TUN devices instead, so that both ends keep the
+kernel's own TCP. The process prints `ready` on stdout and runs until it is killed.
 """
 
 import fcntl
@@ -17,16 +17,16 @@ import time
 from collections import deque
 
 DELAY_S = 0.04
-"""Each way: a round trip takes twice as long."""
+"""Delay each way. A round trip takes twice as long."""
 
 LOSS = 0.0005
-"""Of packets, each way."""
+"""Share of the packets that is lost, each way."""
 
 RATE = 25e6
 """Bytes a second, each way: 200 Mbit/s."""
 
 QUEUE_S = 0.1
-"""What waits longer for the link than this is dropped, as by a router."""
+"""A packet that would wait longer than this for the link is dropped, as by a router."""
 
 MTU = 9000
 ADDRESSES = "10.77.0.1", "10.77.0.2"
@@ -40,7 +40,7 @@ def ip(*words: str) -> None:
 
 
 def _end(namespace: str, address: str) -> int:
-    """Make a device of a namespace; return the file that its packets come from and go to."""
+    """Make a TUN device in a namespace; return the file for reading and writing its packets."""
     file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     name = f"wire-{address.rpartition('.')[2]}"
     fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH", name.encode(), _IFF_TUN | _IFF_NO_PI))
@@ -52,11 +52,11 @@ def _end(namespace: str, address: str) -> int:
 
 
 def main() -> int:
-    """Carry packets."""
+    """Pass packets between the two devices until killed."""
     files = [_end(namespace, address) for namespace, address in zip(sys.argv[1:3], ADDRESSES, strict=True)]
     draw = random.Random(0)
     waiting: tuple[deque[tuple[float, bytes]], ...] = deque(), deque()
-    """To each end: when a packet arrives, and the packet, in order."""
+    """For each end, in order: when a packet arrives, and the packet."""
     free_at = [0.0, 0.0]
     poll = select.epoll()
     for file in files:
@@ -83,7 +83,7 @@ def main() -> int:
                 try:
                     os.write(files[to], queue.popleft()[1])
                 except (BlockingIOError, OSError):
-                    continue  # its other end is full, or gone: as lost as any other
+                    continue  # the device is full or gone, so the packet is lost
 
 
 if __name__ == "__main__":

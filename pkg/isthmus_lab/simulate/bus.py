@@ -1,4 +1,4 @@
-"""The bus port in virtual time: streams that can be lost, and for every process a faulty, timed way to them."""
+"""The bus port in virtual time: streams that can be lost, and for every process a connection with delays and faults."""
 
 import asyncio
 import itertools
@@ -21,24 +21,24 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class _Stream:
     said: deque[tuple[int, float, bytes]] = field(default_factory=lambda: deque(maxlen=RETAINED_MESSAGES))
-    """Number, virtual time, body."""
+    """Number, virtual time and body of each message."""
     count: int = 0
 
 
 class Streams:
-    """What is kept on the bus, and who waits for more of it."""
+    """The messages on the bus, and the readers that wait for more."""
 
     def __init__(self) -> None:
         self.appended: list[Callable[[str, bytes], None]] = []
-        """Told of every message that is kept."""
+        """Functions that are called with every message added."""
         self._streams: dict[str, _Stream] = {}
         self._epoch = 0
         self.primary = 0
-        """Which of the servers takes what is written; another one from each failover on."""
+        """Number of the server that takes writes. Each failover increases it."""
         self._waiting: dict[asyncio.Future[None], Mapping[str, str]] = {}
 
     def append(self, stream: str, body: bytes, now: float = 0.0) -> None:
-        """Add a message and wake who waits for it."""
+        """Add a message and wake the readers that wait for it."""
         kept = self._streams.setdefault(stream, _Stream())
         kept.count += 1
         kept.said.append((kept.count, now, body))
@@ -49,7 +49,7 @@ class Streams:
                 waiter.set_result(None)
 
     def after(self, positions: Mapping[str, str]) -> dict[str, list[BusItem]]:
-        """Return what came after these positions; one that is not of this life of the bus starts again."""
+        """Return the messages after these positions. A position from before a `wipe` means the start of the stream."""
         found = {}
         for stream, position in positions.items():
             kept = self._streams.get(stream)
@@ -58,7 +58,7 @@ class Streams:
             at = self._number(position)
             if at >= kept.count:
                 continue
-            # What is kept is numbered without gaps: the rest begins right behind the position.
+            # Kept messages are numbered without gaps, so the new ones begin right behind the position.
             fresh = itertools.islice(kept.said, max(0, len(kept.said) - (kept.count - at)), None)
             found[stream] = [BusItem(f"{self._epoch}-{n}", body) for n, _, body in itertools.islice(fresh, READ_MAX)]
         return found
@@ -68,7 +68,7 @@ class Streams:
         return f"{self._epoch}-{self._streams[stream].count}" if stream in self._streams else START
 
     def before(self, stream: str, time: float) -> str:
-        """Return the position before what was said at or after a time."""
+        """Return the position before the first message at or after a time."""
         kept = self._streams.get(stream)
         if kept is None or not kept.said:
             return START
@@ -76,16 +76,16 @@ class Streams:
         return f"{self._epoch}-{first - 1}"
 
     def names(self, since: float = -math.inf) -> set[str]:
-        """Return the streams there are, or those written to at or after a time."""
+        """Return the names of all streams, or of those written to at or after a time."""
         return {name for name, kept in self._streams.items() if not kept.said or kept.said[-1][1] >= since}
 
     def wipe(self) -> None:
-        """Lose everything, as a Redis without persistence does."""
+        """Lose all messages, as a Redis without persistence does."""
         self._streams.clear()
         self._epoch += 1
 
     def fail_over(self) -> None:
-        """Let another server be the primary. Whoever is connected hears on, since the old one follows it now."""
+        """Make another server the primary. Connected readers hear on, because the old server follows it now."""
         self.primary += 1
 
     def wait(self, waiter: "asyncio.Future[None]", positions: Mapping[str, str]) -> None:
@@ -99,7 +99,7 @@ class Streams:
 
 
 class SimulatedBus(Bus):
-    """One process's way to the streams."""
+    """One process's connection to the streams."""
 
     def __init__(self, streams: Streams, process: Process, conditions: Conditions, url: str = "sim://bus") -> None:
         self.url = url
@@ -161,7 +161,7 @@ class SimulatedBus(Bus):
         return {stream: self._streams.before(stream, self._clock.time() - seconds) for stream in streams}
 
     async def _refused_by_a_replica(self) -> NoReturn:
-        """Be told what a server says that is none any more, and do about it what the library does."""
+        """Raise the error of a server that is no longer the primary, and reconnect if the library would do so."""
         from isthmus.bus.replies import Action, meaning
 
         found = meaning(Unavailable("READONLY You can't write against a read only replica."))
@@ -184,7 +184,7 @@ class SimulatedBus(Bus):
         return self._streams.names(-math.inf if within_s is None else self._clock.time() - within_s)
 
     async def _travel(self) -> None:
-        """Let a question and its answer take their time."""
+        """Wait for as long as a request and its reply take. Raises `Unavailable`."""
         harm = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY)
         fault = self.conditions.strikes(self._process.random, "read", *harm)
         if fault is not None:

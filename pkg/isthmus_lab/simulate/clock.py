@@ -1,11 +1,11 @@
-"""An asyncio event loop in virtual time: nothing waits, time jumps to the next timer, and a seed orders what is ready.
+"""An asyncio event loop in virtual time: time jumps to the next timer, and a seed orders the callbacks that are ready.
 
-Everything belongs to a `Life`, found by the context a callback runs in. Within one life callbacks run in the order
-asyncio promises; which of several lives goes next is drawn, since processes owe each other no order. A life can be
-frozen (its callbacks are kept) and ended (they are dropped, and no `finally` runs, as with SIGKILL).
+Every callback belongs to a `Life`, which is found by the callback's context. Within one life, callbacks run in the
+order that asyncio promises. Which of several lives runs next is drawn, because processes promise each other no order. A
+life can be frozen (its callbacks are kept) and ended (they are dropped, and no `finally` runs, as with SIGKILL).
 
-Running takes no time unless a life says what it costs: then its loop stands for as long as its callbacks took, and what
-becomes ready meanwhile waits.
+Callbacks take no time unless their life has costs. Then the life's loop is blocked for as long as its callbacks took,
+and callbacks that become ready meanwhile wait.
 """
 
 import asyncio
@@ -22,25 +22,31 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 TURNS_MAX = 1_000_000
-"""Callbacks without time passing, after which somebody is going round in circles."""
+"""After this many callbacks without time passing, the simulation is taken for an endless loop."""
 
 
 SLICE_S = 0.001
-"""Time that callbacks took is let pass in pieces of at least this: one by one, each would be a timer of its own."""
+"""The time that callbacks took passes in pieces of at least this many seconds, because each piece needs a timer."""
 
 HELD_UP_S = 0.02
-"""A loop that stands for this long at once is held up; shorter ones are its daily work."""
+"""A loop counts as held up if it is blocked for this many seconds at once. Shorter times are ordinary work."""
 
 HELD_UP_MAX = 512
-"""Of one life, the last times its loop was held up that are remembered."""
+"""How many of the last times that its loop was held up a life remembers."""
 
 
 class StandsStill(RuntimeError):
-    """Nothing is ready and no timer runs: what is waited for can never come."""
+    """The simulation cannot go on.
+
+    Either nothing is ready and no timer runs, or callbacks run without end while no time passes.
+    """
 
 
 class Handle:
-    """A callback to come; asyncio's own does more than is needed here, and most of a simulation is callbacks."""
+    """A pending callback.
+
+    asyncio's own handle does more than is needed here, and most of a simulation's work is callbacks.
+    """
 
     __slots__ = ("args", "callback", "context", "dropped", "life")
 
@@ -68,21 +74,21 @@ class Life:
         self.frozen = False
         self.ended = False
         self.busy = False
-        """Whether its loop stands, for the time that callbacks took."""
+        """Whether its loop is blocked for the time that callbacks took."""
         self.callback_s = 0.0
-        """What every callback costs, in seconds of its loop."""
+        """The cost of every callback, in seconds of its loop."""
         self.owed_s = 0.0
-        """What callbacks took and has not passed yet. Whoever runs in this life may add to it."""
+        """Seconds that callbacks took and that have not passed yet. Code that runs in this life may add to it."""
         self.held_up: deque[tuple[float, float]] = deque(maxlen=HELD_UP_MAX)
-        """From when to when its loop stood for long: paused, or busy with one thing."""
+        """Start and end of each long time that its loop was blocked: frozen, or busy."""
         self.ready: deque[Handle] = deque()
         self.context = contextvars.copy_context()
-        """Tasks started in it, and all they start, belong to this life."""
+        """Tasks started in this context, and all tasks that they start, belong to this life."""
         self.context.run(_LIFE.set, self)
         self._frozen_at = 0.0
 
     def stood_s(self, since: float, until: float) -> float:
-        """Return how much of this time its loop was held up, as far as is remembered."""
+        """Return the seconds between `since` and `until` for which its loop was held up, as far as it remembers."""
         times = [*self.held_up, (self._frozen_at, until)] if self.frozen else self.held_up
         return sum(max(0.0, min(stop, until) - max(start, since)) for start, stop in times)
 
@@ -91,7 +97,7 @@ _LIFE: ContextVar[Life] = ContextVar("isthmus_life")
 
 
 class Task(asyncio.Task[Any]):
-    """A task whose place in a set does not depend on its address, so that a seed gives the same run again."""
+    """A task whose place in a set does not depend on its address, so that a seed repeats the same simulation."""
 
     def __init__(self, coro: Any, *, number: int, **more: Any) -> None:
         self._number = number
@@ -105,31 +111,31 @@ class Task(asyncio.Task[Any]):
 
 
 class Clock:
-    """An event loop for simulated lives: as much of one as coroutines need that touch nothing but the ports.
+    """An event loop for simulated lives. It has only what coroutines need that use nothing but the ports.
 
-    `time()` is in virtual seconds since it was made.
+    `time()` is in virtual seconds since the clock was made.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.world = Life("world")
-        """Owns what belongs to no process: requests on their way, planned faults."""
+        """The life of callbacks that belong to no process: requests on their way, planned faults."""
         self.failures: list[dict[str, Any]] = []
-        """What asyncio's exception handler was told: nothing, in a sound run."""
+        """What asyncio reported to its exception handler, and errors of callbacks. Empty in a sound simulation."""
         self._now = 0.0
         self._turns_now = 0
         self._timers: list[tuple[float, int, Handle]] = []
         self._count = 0
         self._tasks = 0
-        self._awake: list[Life] = []  # lives with something ready that are neither frozen nor busy
+        self._awake: list[Life] = []  # lives with ready callbacks that are neither frozen nor busy
         self._busy: list[Life] = []
         self._closing = False
         self._random = random.Random(seed)
-        self._loop: Any = self  # what asyncio takes for a loop; there are no sockets, signals or threads in it
+        self._loop: Any = self  # given to asyncio as its loop; it has no sockets, signals or threads
         self._closed = False
         self._running = False
         self._graveyard: list[Life] = []
 
-    # --- what asyncio asks of a loop ----------------------------------------------------------------------------------
+    # --- the interface of an asyncio loop -----------------------------------------------------------------------------
 
     def time(self) -> float:
         """Return virtual seconds."""
@@ -154,7 +160,7 @@ class Clock:
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
-        """See `asyncio`. A cancelled one is passed over when its time comes."""
+        """See `asyncio`. A cancelled callback is skipped when its time comes."""
         if context is None:
             context = contextvars.copy_context()
         handle = Handle(callback, args, context, context.get(_LIFE) or self.world)
@@ -179,7 +185,7 @@ class Clock:
         return Task(coro, number=self._tasks, loop=self._loop, name=name or f"t{self._tasks}", context=context)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Keep it: whoever runs the simulation looks."""
+        """Keep the context in `failures`, which the code that runs the simulation checks."""
         self.failures.append(context)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
@@ -191,15 +197,15 @@ class Clock:
         return False
 
     def is_running(self) -> bool:
-        """Return whether callbacks are being run."""
+        """Return whether the clock is running callbacks."""
         return self._running
 
     def is_closed(self) -> bool:
-        """Return whether it was closed."""
+        """Return whether the clock is closed."""
         return self._closed
 
     def close(self) -> None:
-        """Let every task that is left unwind, those of ended lives too; then forget everything."""
+        """Cancel every task that is left, of ended lives too, and run until nothing is ready. Then drop all timers."""
         self._closing = True
         for life in (*self._graveyard, *self._busy):
             life.ended = life.frozen = life.busy = False
@@ -217,7 +223,7 @@ class Clock:
         self._awake.clear()
 
     def run_until_complete(self, future: Coroutine[Any, Any, T]) -> T:
-        """Run until a coroutine of the world's own life is done. Raises `StandsStill`."""
+        """Run a coroutine in the world's own life until it is done; return its result. Raises `StandsStill`."""
         main = self.create_task(future, context=self.world.context)
         with self._running_loop():
             self._run(main.done)
@@ -226,7 +232,7 @@ class Clock:
     @contextlib.contextmanager
     def _running_loop(self) -> Iterator[None]:
         hooks = sys.get_asyncgen_hooks()
-        asyncio._set_running_loop(self._loop)  # documented for those who write event loops
+        asyncio._set_running_loop(self._loop)  # documented for authors of event loops
         sys.set_asyncgen_hooks(finalizer=self._close_generator)
         self._running = True
         try:
@@ -243,7 +249,7 @@ class Clock:
         return self.create_task(body, context=life.context)
 
     def freeze(self, life: Life) -> None:
-        """Keep what becomes ready in a life, and its timers that ran out, until `thaw`."""
+        """Stop a life: keep its callbacks that become ready, those of expired timers too, until `thaw`."""
         if not life.frozen:
             life._frozen_at = self._now
         life.frozen = True
@@ -251,16 +257,16 @@ class Clock:
             self._awake.remove(life)
 
     def thaw(self, life: Life) -> None:
-        """Let a frozen life go on: it does not know that time has passed."""
+        """Let a frozen life go on, without telling it that time has passed."""
         if life.frozen:
             life.held_up.append((life._frozen_at, self._now))
         life.frozen = False
         self._wake(life)
 
     def occupy(self, life: Life, seconds: float) -> None:
-        """Let a life's loop stand for so long from here on, as one long callback does."""
+        """Block a life's loop for some seconds from now on, as one long callback does."""
         if life.busy:
-            life.owed_s += seconds  # on top of what it is busy with
+            life.owed_s += seconds  # added to the work that it is busy with
             return
         if life.ended or self._closing:
             return
@@ -273,9 +279,9 @@ class Clock:
         self.call_later(seconds, self._leave, life, context=self.world.context)
 
     def _leave(self, life: Life) -> None:
-        """A busy loop is through with what it did."""
+        """Unblock the loop of a busy life, or block it for the time that it owes by now."""
         if not life.busy:
-            return  # unwound meanwhile
+            return  # `close` has unblocked it meanwhile
         life.busy = False
         self._busy.remove(life)
         if life.owed_s >= SLICE_S and not life.ended:
@@ -289,9 +295,9 @@ class Clock:
             self._awake.append(life)
 
     def end(self, life: Life) -> None:
-        """End a life here and now. What it left on its way (requests sent) belongs to the world and goes on."""
+        """End a life at once. The requests that it has sent belong to the world and go on."""
         life.ended = True
-        # Kept until the end: coroutines that are collected would run their `finally` blocks.
+        # The life is kept until the end, because collected coroutines would run their `finally` blocks.
         self._graveyard.append(life)
         if life in self._awake:
             self._awake.remove(life)
@@ -305,8 +311,8 @@ class Clock:
             self._awake.append(life)
 
     def _run(self, done: Callable[[], bool]) -> None:
-        """Run callbacks, each of a life drawn at random, and let time jump where there are none, until `done`."""
-        awake, draw = self._awake, self._random.random  # what a simulation spends a quarter of its time in
+        """Run callbacks until `done`, each of a life drawn at random. If none is ready, let time jump."""
+        awake, draw = self._awake, self._random.random  # locals, as a simulation spends a quarter of its time here
         while not done():
             if not awake:
                 self._jump()
@@ -333,7 +339,7 @@ class Clock:
                 self.occupy(life, seconds)
 
     def _jump(self) -> None:
-        """Let time pass to the next timer."""
+        """Let time jump to the next timer and make the callbacks that are due ready. Raises `StandsStill`."""
         if not self._timers:
             raise StandsStill(f"at {self._now:.3f} s nothing is left to happen")
         timers, pop = self._timers, heapq.heappop

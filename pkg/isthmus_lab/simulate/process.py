@@ -1,4 +1,4 @@
-"""A simulated process: a life on the clock, with clocks and randomness of its own, that can be paused and killed."""
+"""A simulated process: a life on the clock with its own clocks and randomness, which can be paused and killed."""
 
 import asyncio
 import heapq
@@ -15,37 +15,38 @@ from isthmus_lab.simulate.clock import Clock, Life
 T = TypeVar("T")
 
 EPOCH_S = 1.8e9
-"""What the world's wall clock shows when a simulation starts, in seconds since 1970."""
+"""Time of the world's wall clock when a simulation starts, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What handling takes, in seconds of a process's loop or of its pool of threads; the defaults are nothing."""
+    """Costs of work, in seconds of a process's loop or of a thread of its pool. By default all work is free."""
 
     callback_s: float = 0.0
-    """Of the loop, for anything it runs, and whenever what runs looks at its clock: one callback may handle a lot."""
+    """Seconds of the loop for each callback and each read of the clock, since one callback may handle a lot."""
     message_s: float = 0.0
-    """Of the loop, for a message that is sent or received: the bus's client, the record."""
+    """Seconds of the loop for a message sent or received, in the bus's client and for the record."""
     request_s: float = 0.0
-    """Of the loop, for a request to the store."""
+    """Seconds of the loop for a request to the store."""
     byte_s: float = 0.0
-    """Of a thread, for a byte of what is offloaded."""
+    """Seconds of a thread for each byte of the arguments and result of offloaded work."""
     threads: int = 4
 
     def scaled(self, by: float) -> "Costs":
-        """Return what it takes on a machine so much slower, or with so much more to do."""
+        """Return the costs on a machine that is slower, or has more to do, by this factor."""
         return Costs(self.callback_s * by, self.message_s * by, self.request_s * by, self.byte_s * by, self.threads)
 
 
 FREE = Costs()
 
 MEASURED = Costs(callback_s=10e-6, message_s=30e-6, request_s=1.3e-3, byte_s=3e-9)
-"""One core of the machine all figures are from: a record decoded (4 to 10 µs) and redis-py (20 µs), one request of
-aiobotocore, and verifying, decoding and adding up an update (1.5 ns a parameter of half a byte)."""
+"""Costs on one core of the machine that all figures are from. A message: decoding a record (4 to 10 µs) and redis-py
+(20 µs). A request: one of aiobotocore. A byte: verifying, decoding and adding up an update (1.5 ns a parameter of half
+a byte)."""
 
 
 STALLS_WITHIN = 30
-"""Looks at its clock within which a process stalls that is to."""
+"""A process that is told to stall does so within this many reads of its clock."""
 
 
 class Process:
@@ -65,7 +66,7 @@ class Process:
         """`bytes_scale`: bytes that offloaded work stands for, per byte of the simulated objects."""
         self.name = name
         self.random = random.Random(seed)
-        """Draws of its ports; the agent's own come from another stream, so that faults do not change them."""
+        """Draws of its ports. The agent's own draws come from another stream, so that faults do not change them."""
         self.clock = clock
         self.life = Life(name)
         self.life.callback_s = costs.callback_s
@@ -90,7 +91,7 @@ class Process:
             result = fn(*args)
             seconds = compute_s(self.random)
             if costs.byte_s > 0.0:
-                # One thread for each, as soon as one is free.
+                # Each call takes one thread, as soon as one is free.
                 began_at = max(clock.time(), heapq.heappop(free_at))
                 until = began_at + costs.byte_s * bytes_scale * sum(map(_size, (*args, result)))
                 heapq.heappush(free_at, until)
@@ -114,29 +115,29 @@ class Process:
         return task
 
     def spend(self, seconds: float) -> None:
-        """Take so much of the loop's time for what runs in this process right now."""
+        """Charge seconds of the loop's time to the work that runs in this process now."""
         self.life.owed_s += seconds
 
     def stall(self, seconds: float) -> None:
-        """Let the loop stand, as a collection of garbage or a copy that holds the interpreter does: at any moment, also
-        in the middle of what it runs."""
+        """Block the loop at a random moment, also in the middle of a callback, as a collection of garbage or a copy
+        that holds the interpreter does."""
         self._stall_s, self._stalls_in = seconds, self.random.randrange(1, STALLS_WITHIN)
 
     @property
     def alive(self) -> bool:
-        """Whether it has not been killed."""
+        """Whether the process has not been killed."""
         return not self.life.ended
 
     def pause(self) -> None:
-        """Stop it as SIGSTOP does."""
+        """Stop the process as SIGSTOP does."""
         self.clock.freeze(self.life)
 
     def resume(self) -> None:
-        """Let it go on with what it believes."""
+        """Let the process go on with the state that it had when it was paused."""
         self.clock.thaw(self.life)
 
     def kill(self) -> None:
-        """End it as SIGKILL does: nothing of it runs any more."""
+        """End the process as SIGKILL does: none of its code runs any more."""
         self.clock.end(self.life)
 
 

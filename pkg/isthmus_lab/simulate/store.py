@@ -1,7 +1,7 @@
-"""The store port in virtual time: one set of objects, and for every process a faulty, timed way to it.
+"""The store port in virtual time: one set of objects, and for every process a connection with delays and faults.
 
-A request travels on its own: once sent it takes effect whether or not its sender lives to see it. Effects are atomic,
-as the port asks; requests and replies get lost, repeat nothing by themselves, and may land minutes late.
+Once sent, a request takes effect whether or not its sender lives to see the effect. Effects are atomic, as the port
+requires. Requests and replies can be lost, are not repeated here, and may land minutes late.
 """
 
 import asyncio
@@ -24,54 +24,54 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Objects:
-    """What is stored. Every method takes effect at once."""
+    """The stored objects. Every method takes effect at once."""
 
     blobs: dict[str, tuple[bytes, float]] = field(default_factory=dict)
     written: list[Callable[[str, bytes, bytes | None], None]] = field(default_factory=list)
-    """Told of every write that took effect: key, bytes, what was there before."""
+    """Functions that are called after every write that took effect, with key, bytes, and the bytes before or None."""
     deleted: list[Callable[[str], None]] = field(default_factory=list)
 
     def get(self, key: str) -> bytes:
-        """Return an object. Raises `ObjectMissing`."""
+        """Return the bytes of an object. Raises `ObjectMissing`."""
         if key not in self.blobs:
             raise ObjectMissing(key)
         return self.blobs[key][0]
 
     def put(self, key: str, data: bytes, now: float) -> None:
-        """Write."""
+        """Write an object."""
         before = self.blobs.get(key)
         self.blobs[key] = data, now
         for tell in self.written:
             tell(key, data, before[0] if before else None)
 
     def create(self, key: str, data: bytes, now: float) -> bool:
-        """Write where there is nothing."""
+        """Write an object if its key has none; return whether it was written."""
         if key in self.blobs:
             return False
         self.put(key, data, now)
         return True
 
     def list(self, prefix: str) -> list[Entry]:
-        """Return what is below a prefix, in order."""
+        """Return the entries below a prefix, in the order of their keys."""
         return [Entry(k, len(b), at) for k, (b, at) in sorted(self.blobs.items()) if k.startswith(prefix)]
 
     def delete(self, key: str) -> None:
-        """Remove."""
+        """Remove an object, if there is one."""
         if self.blobs.pop(key, None) is not None:
             for tell in self.deleted:
                 tell(key)
 
 
 class Mount(Protocol):
-    """Where a process has the objects in a folder: what lies there now."""
+    """A process's mount of the folder that holds the objects."""
 
     def objects(self, unmounted: bool) -> Objects:
-        """Return what is found there. Raises what the library's store in a folder does where it is another folder."""
+        """Return the objects in the folder. Raises the folder store's errors when it is another folder."""
         ...
 
 
 class SimulatedStore(Store):
-    """One process's way to the objects."""
+    """One process's connection to the objects."""
 
     def __init__(self, objects: Objects, process: Process, conditions: Conditions, url: str = "sim://run") -> None:
         self.url = url
@@ -80,7 +80,7 @@ class SimulatedStore(Store):
         self.bytes_down = 0
         self.reads: Counter[str] = Counter()
         self.read_bytes: Counter[str] = Counter()
-        """How often something was read, by the first part of its key."""
+        """Number of reads, and bytes that they returned, by the first part of the key."""
         self.mount: Mount | None = None
         self._objects = objects
         self._process = process
@@ -111,7 +111,7 @@ class SimulatedStore(Store):
         return done
 
     async def list(self, prefix: str) -> Sequence[Entry]:
-        """See `Store.list`. Pages are read one after another: what is written meanwhile may be among them or not."""
+        """See `Store.list`. Pages are read one after another: an object written meanwhile may be listed or not."""
         if prefix and not prefix.endswith("/"):
             raise ValueError(f"a prefix ends with '/': {prefix!r}")
         first: list[Entry] = await self._request("list", prefix, lambda: self._there.list(prefix))
@@ -143,7 +143,7 @@ class SimulatedStore(Store):
         return EPOCH_S + self._clock.time()
 
     def _of_a_gateway(self, verb: str, key: str) -> Any:
-        """Return or raise what a client makes of what a gateway says: 404, or a page with status 200."""
+        """Return or raise what a client makes of a gateway's answer: a 404, or a page with status 200."""
         if verb == "list" and (self.conditions.lists_nothing or self._process.random.random() < 0.5):
             return []
         about = {"url": self.url, "where": self.url}
@@ -161,7 +161,10 @@ class SimulatedStore(Store):
         carries: bool = False,
         writes: bool = False,
     ) -> T:
-        """Send a request and wait for what comes back, if anything does. What it `carries` comes down the wire."""
+        """Send a request and wait for its result. Raises `PortError`.
+
+        If the request `carries` a result, the result comes down the wire as a body.
+        """
         conditions, draw, clock = self.conditions, self._process.random, self._clock
         harm = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, *((Fault.LANDS_LATE,) if writes else ()), Fault.SLOW)
         self._process.spend(self._process.costs.request_s)
@@ -169,13 +172,13 @@ class SimulatedStore(Store):
             draw, f"{verb} {key}", *harm, key=key if verb == "get" or writes else "", writes=writes
         )
         if fault in UNHEARD:
-            while conditions.silent:  # noqa: ASYNC110  (whoever lifts it knows of no event)
+            while conditions.silent:  # noqa: ASYNC110  (the code that lifts it sets no event)
                 await asyncio.sleep(1.0)
             await asyncio.sleep(conditions.timeout_s)
             raise Unavailable(f"{self.url}: no answer")
         if fault is Fault.ENDLESS:
-            # The client waits for each next piece, not for the whole: until the connection breaks.
-            while any(map(key.startswith, conditions.endless)):  # noqa: ASYNC110  (whoever lifts it knows of no event)
+            # The client's timeout is for the next piece, not for the body, so it waits until the connection breaks.
+            while any(map(key.startswith, conditions.endless)):  # noqa: ASYNC110  (the code that lifts it sets no event)
                 await asyncio.sleep(1.0)
             raise Unavailable(f"{self.url}: the connection broke")
         answer: asyncio.Future[T] = clock.create_future()
@@ -225,6 +228,6 @@ class SimulatedStore(Store):
 
 
 def _on_wire(body: Any, conditions: Conditions) -> float:
-    """Return the bytes that a body stands for: a larger model has larger payloads, and the same headers."""
+    """Return the bytes that a body takes on the wire: payloads scale with the model, headers do not."""
     head = min(len(body), payload_start(body))
     return head + conditions.payload_scale * (len(body) - head)

@@ -32,7 +32,7 @@ class Trainee(Protocol):
     """What a simulated learner trains, in place of a training loop."""
 
     def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Replica, Saver | None]:
-        """Return the model, of which the agent writes every fragment next, and what its checkpoints hold besides."""
+        """Return the model, whose fragments the agent writes next, and the `Saver` of further state, if any."""
         ...
 
     def duration(self) -> float:
@@ -40,17 +40,17 @@ class Trainee(Protocol):
         ...
 
     def step(self, number: int) -> tuple[int, float]:
-        """Train one step, the learner's own `number`, from 0; return its tokens and its loss."""
+        """Train step `number` of the learner, counted from 0; return the step's tokens and loss."""
         ...
 
     def enough(self, agent: LearnerAgent) -> bool:
-        """Return whether this learner has trained all it was asked to."""
+        """Return whether this learner has trained as much as it is asked to."""
         ...
 
 
 @dataclass(slots=True)
 class SimulatedPorts:
-    """One process's way to the world."""
+    """One process's connections to the store and the bus."""
 
     process: Process
     store: EdgeStore
@@ -60,7 +60,7 @@ class SimulatedPorts:
 
 @dataclass(slots=True)
 class Times:
-    """What a learner's time went into, in virtual seconds."""
+    """How a learner spent its time, in virtual seconds, and its steps."""
 
     trained_s: float = 0.0
     waited_s: float = 0.0
@@ -69,26 +69,26 @@ class Times:
 
 @dataclass
 class World:
-    """Everything there is."""
+    """The clock, the store and the bus that all simulated processes share."""
 
     seed: str
     clock: Clock = field(init=False)
     objects: Objects = field(default_factory=Objects)
     streams: Streams = field(default_factory=Streams)
     buckets: dict[str, Objects] = field(default_factory=dict)
-    """What is stored beside the run, by URL."""
+    """Objects in the buckets beside the run's own, by URL."""
     ways: dict[str, Conditions] = field(default_factory=dict)
-    """What everybody's requests to such a bucket meet."""
+    """What the requests of every process to such a bucket meet, by URL."""
 
     def __post_init__(self) -> None:
         self.clock = Clock(hash_of(self.seed))
 
     def process(self, name: str, life: int = 0, **options: Any) -> Process:
-        """Make a process; its randomness depends on the world's seed, its name and which of its lives it is."""
+        """Make a process. Its randomness depends on the world's seed, its name and the number of its life."""
         return Process(self.clock, name, f"{self.seed}/{name}/{life}", **options)
 
     def ports(self, process: Process, store: Conditions | None = None, bus: Conditions | None = None) -> SimulatedPorts:
-        """Connect a process."""
+        """Connect a process to the store and the bus; return its ports."""
         wire = SimulatedStore(self.objects, process, store or Conditions())
         runtime = process.runtime
 
@@ -100,13 +100,13 @@ class World:
         return SimulatedPorts(process, edge, SimulatedBus(self.streams, process, bus or Conditions()), wire)
 
     async def create(self, seed: Seed) -> Run:
-        """Create the run."""
+        """Create the run in the store."""
         ports = self.ports(self.process("init"))
         return await create_run(ports.store, ports.process.runtime, seed)
 
 
 def hash_of(seed: str) -> int:
-    """Return a number for a seed that is the same in every process."""
+    """Return a number that is the same for a seed in every process."""
     return int.from_bytes(seed.encode(), "little")
 
 
@@ -118,7 +118,7 @@ async def serve(
     started: Callable[[Syncer], None] = lambda _: None,
     signer: Signer | None = None,
 ) -> None:
-    """Be a syncer until `stopping` is set."""
+    """Run a syncer until `stopping` is set."""
     run = await read_run(ports.store)
     log = Log(run, ports.store, ports.process.runtime, signer)
     syncer = Syncer(log, ports.store, ports.bus, ports.process.runtime, name, pace)
@@ -139,7 +139,7 @@ async def learn(
     signer: Signer | None = None,
     **options: Any,
 ) -> None:
-    """Be a learner until its trainee has had enough or `stopping` says so. Raises what ends the agent."""
+    """Run a learner until its trainee has had enough or `stopping` is true. Raises the error that ends the agent."""
     run = await read_run(ports.store)
     clock = ports.process.clock
     agent = LearnerAgent(
