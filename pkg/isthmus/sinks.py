@@ -91,7 +91,7 @@ class Feeder:
         self._closing.set()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            logger.warning("the sink of training metrics does not end within %g s: left behind", CLOSE_S)
+            logger.warning("the sink of training metrics did not close within %g s and is abandoned", CLOSE_S)
 
     def _run(self) -> None:
         try:
@@ -106,4 +106,4 @@ class Feeder:
             self._sink.close()
         except Exception as error:  # a sink is foreign code and may raise anything
             self._waiting = deque(maxlen=0)
-            logger.warning("training metrics go nowhere from here on: %s: %s", type(error).__name__, error)
+            logger.warning("training metrics are no longer written: %s: %s", type(error).__name__, error)

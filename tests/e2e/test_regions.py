@@ -124,4 +124,4 @@ def test_a_store_near_a_learner_is_killed_and_comes_back(island: Island, tmp_pat
         island.do("", "status", "--json", str(report))
         merged = {row["learner"]: row for row in json.loads(report.read_text())["learners"]}
         assert merged.keys() == {"eu", "us"}
-        assert "is not asked first for" in (tmp_path / "us.log").read_text()
+        assert "will not be asked first for" in (tmp_path / "us.log").read_text()

@@ -167,7 +167,7 @@ async def test_what_is_published_is_read_near_first_and_with_the_run_else(places
     places.down = True
     assert bytes(await store.get(key)) == body, "it does not answer, and the run's own does"
     places.down = False
-    assert bytes(await store.get(key)) == body, "and is not asked first for a while"
+    assert bytes(await store.get(key)) == body, "and will not be asked first for a while"
 
 
 @pytest.mark.parametrize("damaged", ["values", "snapshots"])

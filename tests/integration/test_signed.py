@@ -354,7 +354,7 @@ async def test_a_claim_that_the_learner_did_not_sign_stops_nobody(
 
             def enough() -> bool:
                 nonlocal told
-                told = told or "is claimed by nobody who may" in caplog.text
+                told = told or "its author is not authorised" in caplog.text
                 return told and coordinator.head >= 3
 
             async def later() -> None:

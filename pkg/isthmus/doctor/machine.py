@@ -43,7 +43,7 @@ def _disk(folder: Path) -> Finding:
     if free < DISK_WARNING:
         outcome = FAILURE if free < DISK_FAILURE else WARNING
         return Finding(
-            "machine: disk", outcome, said, "make room, or let `isthmus gc` collect what the log has passed by"
+            "machine: disk", outcome, said, "make room, or let `isthmus gc` delete objects that the run no longer needs"
         )
     return Finding("machine: disk", OK, said)
 

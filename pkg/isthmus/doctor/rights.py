@@ -70,7 +70,7 @@ async def examine_rights(store: Store, role: Role, runtime: Runtime) -> AsyncIte
                 said = (
                     "not tried: this role has no place to try it in"
                     if not role.place
-                    else "not tried: no sum is compared"
+                    else "skipped: this store does not verify checksums"
                 )
                 yield Finding("store: must not create", NOTE, said, "read the policy")
                 return

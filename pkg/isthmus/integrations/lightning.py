@@ -119,7 +119,7 @@ class IsthmusCallback(Callback):  # type: ignore[misc]
             )
         if link.steps_done and not kept.came_back:
             # Another number of ranks wrote the checkpoint, so no counters were restored: derive them from the steps.
-            logger.warning("the place in the data is not known to %d ranks: it starts anew", trainer.world_size)
+            logger.warning("%d ranks do not know their place in the data: the data starts anew", trainer.world_size)
             progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
             progress.ready = progress.completed = link.steps_done
             for config in trainer.lr_scheduler_configs:

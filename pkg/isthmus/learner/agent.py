@@ -379,7 +379,7 @@ class LearnerAgent:
                 if error.reason == Reason.NOT_A_MEMBER:
                     self._unknown.set()  # The author may have become a member since the last look.
                 if error.reason != Reason.WRONG_RUN:
-                    logger.warning("message on %s turned away: %s", stream, error)
+                    logger.warning("rejected a message on %s: %s", stream, error)
                 continue
             for message in messages:
                 if isinstance(message, FromSyncer):

@@ -121,7 +121,9 @@ class Downlink:
                         if await self._log.commit(p, known.version + 1) is not None:
                             self.want(p, known.version + 1)
                     except (Unavailable, LogCorrupt) as error:
-                        logger.warning("probing fragment %d: %s", p, error, extra={"fragment": p})
+                        logger.warning(
+                            "could not probe fragment %d for a new version: %s", p, error, extra={"fragment": p}
+                        )
                         break
 
     @property

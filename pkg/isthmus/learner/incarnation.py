@@ -143,7 +143,9 @@ class Incarnation:
             except (ObjectMissing, Unavailable, LogCorrupt):
                 return None
             except RecordInvalid as error:
-                logger.error("incarnation %d of %s is claimed by nobody who may: %s", incarnation, self._name, error)
+                logger.error(
+                    "ignoring claim %d on %s: its author is not authorised: %s", incarnation, self._name, error
+                )
                 # The claim may have been damaged on its way here, so it is skipped only after several looks.
                 self._looks[incarnation] = self._looks.get(incarnation, 0) + 1
                 if (
@@ -204,7 +206,7 @@ class Incarnation:
         if why is not None:
             self._metrics.checkpoints_failed.inc()
             if not self._useless:
-                logger.warning("no checkpoint of step %d, nor of those after it until it is over: %s", frozen.step, why)
+                logger.warning("no checkpoint of step %d, and none after it until this is over: %s", frozen.step, why)
         elif self._useless:
             logger.warning("checkpoints are written again, from step %d on", frozen.step)
         self._useless = why is not None
@@ -235,4 +237,4 @@ class Incarnation:
                     await self._store.delete(gone)
                 del self._keys[oldest]
         except (Unavailable, Denied) as error:
-            logger.warning("old checkpoints stay for the collector: %s", error)
+            logger.warning("could not delete old checkpoints; the collector will: %s", error)

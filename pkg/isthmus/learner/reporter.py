@@ -175,7 +175,7 @@ class Reporter:
             async with asyncio.timeout(LAST_WORDS_S):
                 await self._speaker.flush()
         except (TimeoutError, Unavailable, Denied) as error:
-            logger.warning("last words not said: %s", told(error))
+            logger.warning("could not publish the leave message: %s", told(error))
 
     def _heartbeat(self) -> Heartbeat:
         b = self.boundary

@@ -110,7 +110,11 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int], b
     try:
         heard = await _last_word(log, bus, learner, history.incarnation)
     except Unavailable as error:
-        logger.warning("what %s said last is not known, and is counted as far as it is stored: %s", learner, error)
+        logger.warning(
+            "the last messages of %s are not known; its tokens are counted as far as they are stored: %s",
+            learner,
+            error,
+        )
         heard = 0
     for stored, newest, top in await _stored(log, learner, since):
         history.stored.append(stored)
@@ -273,7 +277,7 @@ async def _first_claim(log: Log, learner: str, incarnations: Iterable[int]) -> C
         try:
             return await read_claim(log, learner, incarnation)
         except (ObjectMissing, RecordInvalid) as error:
-            logger.warning("claim %d of %s counts as not there: %s", incarnation, learner, error)
+            logger.warning("ignoring claim %d on %s: %s", incarnation, learner, error)
     return None
 
 
@@ -318,7 +322,7 @@ async def _own_update(log: Log, fragment: int, learner: str, entry: Entry, more_
     except ObjectMissing:
         return None  # garbage collection has just removed it, so it is settled
     except RecordInvalid as error:
-        logger.warning("update %s counts as not there: %s", entry.key, error)
+        logger.warning("ignoring update %s: %s", entry.key, error)
         return None
     if found.header.learner != learner:
         return None

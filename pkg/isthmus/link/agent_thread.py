@@ -235,7 +235,9 @@ class AgentThread:
             for_last = LAST_S + self.agent.last_bytes / LAST_BYTES_S if stores else 0.0
             most = max(DRAIN_S, for_last) + wait_s + CLOSE_S + LEAVE_S
             if now - began > most:
-                logger.warning("%s: what was under way is not through after %.0f s", self._settings[0], most)
+                logger.warning(
+                    "%s: uploads and checkpoints under way did not finish within %.0f s", self._settings[0], most
+                )
                 return
             if now - said > STILL_S:
                 said = now
@@ -257,7 +259,7 @@ class AgentThread:
         if self._failure is not None:
             # Training is over, so no error is raised any more. Without this line, nothing would explain the silence.
             logger.warning(
-                "%s: its agent ended before its last words were said: %s",
+                "%s: its agent ended before it could publish the leave message: %s",
                 self._settings[0], self._failure, exc_info=self._failure,
             )  # fmt: skip
 

@@ -150,7 +150,7 @@ class Following:
                         try:
                             await evaluations.note(log, series, cut.number, value)
                         except Unavailable as error:
-                            logger.warning("%s of cut %d is not kept: %s", series, cut.number, told(error))
+                            logger.warning("could not store %s of cut %d: %s", series, cut.number, told(error))
                     self._given = cut
 
     def _fail(self, error: BaseException) -> None:

@@ -304,14 +304,14 @@ async def _newest_genuine(log: Log, held: Sequence[Entry]) -> Sequence[Entry]:
         if len(found) == CHECKPOINTS_KEPT:
             break
         if entry.size > log.checkpoint_most:
-            logger.warning("%s stays: it has %d bytes, too many to be judged here", entry.key, entry.size)
+            logger.warning("%s is kept: with %d bytes it is too large to be judged here", entry.key, entry.size)
             spared.append(entry)  # its learner may have written it and can read it
             continue
         try:
             blob = await checked.read(log.store, log.runtime, entry.key, entry.size, cut=True)
             await log.open_checkpoint(blob, entry.key)
         except Denied as error:
-            logger.warning("all checkpoints stay, since none may be read: %s", error)
+            logger.warning("all checkpoints are kept, because this process may not read them: %s", error)
             return held
         except ObjectMissing:
             spared.append(entry)  # it is listed, so the store may return it another time

@@ -92,7 +92,8 @@ class Trust:
                 f"makes one), or say --insecure ({INSECURE}=1, join(insecure=True)) in every process"
             )
         logger.warning(
-            "INSECURE: nothing in the run at %s is signed: whoever can write there can be anybody", " and ".join(away)
+            "INSECURE: nothing in the run at %s is signed: anyone who can write there can act as any participant",
+            " and ".join(away),
         )
 
 

@@ -222,4 +222,4 @@ class Regions:
         seconds = min(AVOIDED_S * 2.0 ** min(again, 4), AVOIDED_MOST_S)
         self._failures[url] = again + 1
         self._avoided[url] = self._runtime.now() + seconds
-        logger.warning("%s is not asked first for %g s: %s", redacted(url), seconds, error)
+        logger.warning("%s will not be asked first for %g s: %s", redacted(url), seconds, error)

@@ -300,7 +300,7 @@ class Syncer:
             if error.reason == Reason.NOT_A_MEMBER:
                 self._unknown.set()  # the author may have become a member since the membership was read
             about = {"reason": error.reason.value, "learner": learner_of(stream)}
-            logger.warning("message on %s turned away: %s", stream, error, extra=about)
+            logger.warning("rejected a message on %s: %s", stream, error, extra=about)
             counts = self.tallies.rejected
             counts[error.reason.value] = counts.get(error.reason.value, 0) + 1
             self.metrics.rejections.labels(error.reason.value).inc()
@@ -386,7 +386,7 @@ class Syncer:
         )
         if reason is not None:
             about = {"reason": reason.value, "learner": message.learner, "fragment": message.fragment}
-            logger.warning("announcement of %s turned away: %s", message.key, reason.value, extra=about)
+            logger.warning("rejected an announcement of %s: %s", message.key, reason.value, extra=about)
             self._offer(message.fragment, message.learner, Invalid(pointer, reason))
             return
         self._offer(message.fragment, message.learner, Announced(pointer))
@@ -496,4 +496,4 @@ class Syncer:
             async with asyncio.timeout(1.0):
                 await self._speaker.flush()
         except (TimeoutError, Unavailable, Denied) as error:
-            logger.warning("last announcements not sent: %s", told(error))
+            logger.warning("could not send the last announcements: %s", told(error))

@@ -1,4 +1,5 @@
-"""Models of runs too large to have: goodput under failures, bandwidth for a utilisation, and a planner on top of both.
+"""Models of runs too large to test: goodput under failures, bandwidth for a utilisation, and a planner built on both.
 
-Plain arithmetic and small discrete-event simulations; nothing here touches a store, a bus or a model's parameters.
+They are plain arithmetic and small discrete-event simulations. Nothing here uses a real store, a real bus or a model's
+parameters.
 """

@@ -1,15 +1,16 @@
 """Bandwidth for a utilisation, and utilisation for a bandwidth, of four ways to train one model in several places.
 
-Every learner computes a step in T seconds, a third of it forward, and has one link, as fast up as down. What differs
-is what goes over the link and when the learner misses it:
+Every learner computes a step in T seconds; the forward pass takes a third of that. Every learner has one link, as fast
+up as down. The four methods differ in what they send over the link and in when the learner needs the result:
 
-- data parallel: gradients leave in buckets while the backward pass makes them; the next step needs them all;
-- DiLoCo (arXiv 2311.08105): every H steps the whole model, and nobody goes on meanwhile;
+- data parallel: gradients leave in buckets while the backward pass computes them; the next step needs all of them;
+- DiLoCo (arXiv 2311.08105): every H steps the whole model; all learners stop until it has been exchanged;
 - Streaming DiLoCo (arXiv 2501.18512): every H / P steps one of P fragments, needed τ steps later;
-- Decoupled DiLoCo (arXiv 2604.21428): the same, up to a syncer and down again, each direction of its own.
+- Decoupled DiLoCo (arXiv 2604.21428): the same, but up to a syncer and down again; the two directions do not share
+  bandwidth.
 
-An all-reduce over M learners moves 2 (1 − 1/M) of the data over each link. `simulate` plays steps and transfers one by
-one; `exact` is the closed form of the same; utilisation is compute / (compute + stall).
+An all-reduce over M learners moves 2 (1 − 1/M) times the data over each link. `simulate` plays steps and transfers one
+by one. `exact` is the closed form of the same model. Utilisation is compute / (compute + stall).
 """
 
 import math
@@ -23,36 +24,36 @@ DATA_PARALLEL, DILOCO, STREAMING, DECOUPLED = "data-parallel", "diloco", "stream
 METHODS = (DATA_PARALLEL, DILOCO, STREAMING, DECOUPLED)
 
 GRADIENT_BUCKETS = 128
-"""Pieces in which gradients leave during the backward pass."""
+"""Number of buckets in which gradients leave during the backward pass."""
 
 FORWARD_SHARE = 1.0 / 3.0
-"""Share of a step in which no gradient is ready yet."""
+"""Share of a step that the forward pass takes; no gradient is ready before its end."""
 
 PARAMS_MAX = 1e14
-"""A hundred times the largest models there are."""
+"""Most parameters that are accepted: a hundred times the largest models that exist."""
 
 FASTEST_GBIT_S = 1e9
-"""Gbit/s beyond which no link is looked for."""
+"""Highest bandwidth that `required` tries, in Gbit/s."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnTheWire:
-    """What a parameter costs on the wire."""
+    """What a fragment costs on the wire: bits per parameter, and bytes besides."""
 
     name: str
     up_bits: float
-    """Bits per parameter to the others, or to the syncer."""
+    """Bits per parameter sent to the other learners, or to the syncer."""
     down_bits: float
-    """Bits per parameter from the syncer; all-reduces do not use it."""
+    """Bits per parameter received from the syncer; all-reduces ignore this."""
     up_bytes: float = 0.0
-    """Bytes of headers and messages per fragment that leaves …"""
+    """Bytes of headers and messages per fragment that is sent."""
     down_bytes: float = 0.0
-    """… and per fragment that comes."""
+    """Bytes of headers and messages per fragment that is received."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A model, its learners and how they are connected; all but the bandwidth."""
+    """A model, its learners and their connections, except the bandwidth."""
 
     params: float
     step_s: float = 1.0
@@ -64,12 +65,12 @@ class Setup:
     overlap: float = 2.0
     """τ, in steps."""
     latency_s: float = 0.0
-    """One way."""
+    """Seconds, one way."""
     syncer_s: float = 0.0
-    """From the last update of a round to its new version: grace, merge, publishing."""
+    """Seconds from the last update of a round to the new version: grace, merge and publishing."""
 
     def check(self) -> "Setup":
-        """Return self. Raises `InputError` that names a parameter out of its range."""
+        """Return self. Raises `InputError` that names the parameter that is out of range."""
         for name in ("params", "step_s", "learners", "sync_every", "fragments"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -94,12 +95,12 @@ class Setup:
 
     @property
     def gap(self) -> float:
-        """Steps between two fragments."""
+        """Steps between two fragments: g = H / P."""
         return self.sync_every / self.fragments
 
     @property
     def volume(self) -> float:
-        """What an all-reduce moves over each link, as a multiple of the data."""
+        """Amount of data that an all-reduce moves over each link, as a multiple of the data reduced."""
         return 2.0 * (1.0 - 1.0 / self.learners)
 
 
@@ -111,7 +112,7 @@ def _fragment_s(link: Setup, bits: float, extra_bytes: float, bit_s: float) -> f
 
 
 def simulate(method: str, link: Setup, codec: OnTheWire, gbit_s: float) -> float:
-    """Return the utilisation at a bandwidth, playing every transfer. Raises `InputError` for an unknown method."""
+    """Return the utilisation at a bandwidth by playing every transfer. Raises `InputError` for an unknown method."""
     bit_s = _bandwidth(link, gbit_s)
     if method == DATA_PARALLEL:
         return _play_data_parallel(link, codec, bit_s)
@@ -151,7 +152,10 @@ def _play_diloco(link: Setup, codec: OnTheWire, bit_s: float) -> float:
 
 
 def _play_fragments(method: str, link: Setup, codec: OnTheWire, bit_s: float) -> float:
-    """Let fragments leave and come back; a learner waits at the boundary τ steps later for one that is not there."""
+    """Return the utilisation where fragments leave and come back.
+
+    A learner waits at the step boundary τ steps after a fragment left if the fragment has not come back by then.
+    """
     if method == STREAMING:
         up_s = link.volume * _fragment_s(link, codec.up_bits, codec.up_bytes, bit_s)
         down_s, between_s = 0.0, 2.0 * link.latency_s
@@ -166,7 +170,7 @@ def _play_fragments(method: str, link: Setup, codec: OnTheWire, bit_s: float) ->
     sent = 0
     late = math.ceil(link.overlap)
     begun = 0.0
-    # Judged over two whole periods, once a few have filled the pipe.
+    # Measure over two whole periods, after enough periods for the transfers to reach a steady state.
     warm = link.sync_every * (2 + math.ceil(4 * (late + 1) / link.sync_every))
     steps = warm + 2 * link.sync_every
     for n in range(steps + 1):
@@ -188,11 +192,11 @@ def _play_fragments(method: str, link: Setup, codec: OnTheWire, bit_s: float) ->
 
 
 def exact(method: str, link: Setup, codec: OnTheWire, gbit_s: float) -> float:
-    """Return the utilisation at a bandwidth in closed form; for fragments, where H / P is a whole number.
+    """Return the utilisation at a bandwidth in closed form; with fragments, this needs a whole number H / P.
 
-    A fragment every g = H / P steps, each d seconds on the slower direction and D seconds under way in all: the stall
-    s per fragment is at least what the link lacks, d − gT, and at least what is missing after τ steps, to which the
-    stalls of the fragments in between contribute: D ≤ τT + (⌊τ/g⌋ + 1) s.
+    A fragment leaves every g = H / P steps. It takes d seconds on the slower direction and D seconds in all. The stall
+    s per fragment has two lower bounds. The first is the time that the link lacks: s ≥ d − gT. The second is the time
+    still missing after τ steps, to which the stalls of the fragments in between contribute: D ≤ τT + (⌊τ/g⌋ + 1) s.
     """
     bit_s = _bandwidth(link, gbit_s)
     compute = link.step_s
@@ -229,7 +233,7 @@ def exact(method: str, link: Setup, codec: OnTheWire, gbit_s: float) -> float:
 def required(
     method: str, link: Setup, codec: OnTheWire, utilization: float, at: Callable[..., float] = simulate
 ) -> float:
-    """Return the bandwidth in Gbit/s that a utilisation needs. Raises `InputError` where none would do."""
+    """Return the bandwidth in Gbit/s that a utilisation needs. Raises `InputError` if no bandwidth suffices."""
     if not 0.0 < utilization < 1.0:
         raise InputError(f"a utilisation lies between 0 and 1, and is not {utilization:g}")
     if at(method, link, codec, FASTEST_GBIT_S) < utilization:

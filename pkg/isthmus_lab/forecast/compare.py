@@ -1,9 +1,10 @@
-"""Decoupled training beside data parallel at equal wall time: what a day learns, failures and loss paid.
+"""Decoupled training beside data parallel at equal wall time: tokens learnt in a day, after failures and loss.
 
-Three ways to use the same GPUs for a day. *Data parallel in one place*: all of them side by side, with links that cost
-nothing; any failure stops all of them, and they go on at their last checkpoint. *Data parallel across the links*: where
-they are, with an all-reduce of bfloat16 gradients in every step. *Decoupled*: as planned. Tokens learnt are tokens that
-count times what one is worth (`learning`); data parallel pays no loss, by definition.
+There are three ways to use the same GPUs for a day. *Data parallel in one place*: all GPUs stand side by side, with
+links that cost nothing. Any failure stops all of them, and they continue from their last checkpoint. *Data parallel
+across the links*: the GPUs stay where they are and all-reduce bfloat16 gradients in every step. *Decoupled*: as
+planned. The tokens learnt are the tokens that failures do not take back, times the worth of a token (`learning`). Data
+parallel pays no loss, by definition.
 """
 
 import math
@@ -24,19 +25,19 @@ ONE_PLACE, ACROSS, DECOUPLED = "data parallel in one place", "data parallel acro
 GRADIENTS = OnTheWire(name="bf16", up_bits=16.0, down_bits=16.0)
 
 PARITY = 1.0
-"""What a token is worth where nothing is paid in loss: published at large scale, not seen in the lab."""
+"""Worth of a token if decoupled training costs no loss: published at large scale, not observed in the lab."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the data-parallel job is taken to do."""
+    """Assumptions about the data-parallel job."""
 
     checkpoint_s: float = Cluster().checkpoint_s
-    """What a checkpoint costs it."""
+    """Seconds that a checkpoint costs the job."""
     every_s: float | None = None
-    """Seconds between two; None: Young's interval."""
+    """Seconds between two checkpoints; None: Young's interval."""
     overlapped: bool = True
-    """Whether gradients leave while the backward pass makes them."""
+    """Whether gradients leave while the backward pass computes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +47,11 @@ class Way:
     name: str
     step_s: float
     goodput: float
-    """Share of the time in steps that failures do not take back."""
+    """Share of the time spent in steps that failures do not take back."""
     processed: float
-    """Tokens a day in them."""
+    """Tokens a day in those steps."""
     worth: float
-    """What one of them is worth."""
+    """Tokens of data parallel that one of these tokens is worth."""
     learnt: float
     usd: float
 
@@ -62,28 +63,32 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All three, and from where on they change places."""
+    """All three ways, and the failure rates and bandwidths at which decoupled training falls behind another way."""
 
     ways: list[Way]
     least: float
-    """Tokens decoupled training learns a day if a token is worth what it is in the lab's short runs …"""
+    """Tokens that decoupled training learns a day if a token has the worth measured in the lab's short runs."""
     most: float
-    """… and at parity."""
+    """Tokens that decoupled training learns a day at parity."""
     mtbf_hours: float | None
-    """Hours between two failures of a learner below which decoupled training learns more than one place; None: never,
-    inf: always."""
+    """Hours between two failures of a learner below which decoupled training learns more than data parallel in one
+    place; None: it never does, inf: it always does."""
     mtbf_hours_at_parity: float | None
     gbit_s: float | None
-    """Gbit/s of every link above which data parallel across the links learns more; None: however fast, it does not."""
+    """Gbit/s of every link above which data parallel across the links learns more; None: it does at any bandwidth,
+    inf: it does at none."""
     gbit_s_at_parity: float | None
 
     def way(self, name: str) -> Way:
-        """Return one of them."""
+        """Return the way with this name."""
         return next(w for w in self.ways if w.name == name)
 
 
 def compare(found: Plan, islands: Sequence[Island], prices: Prices, tokens: float, job: Job = Job()) -> Comparison:
-    """Return the comparison for a plan; a step of every learner has so many `tokens`. Raises `InputError`."""
+    """Return the comparison for a plan.
+
+    `tokens`: tokens in one step of one learner. Raises `InputError` if they are fewer than one.
+    """
     if not (math.isfinite(tokens) and tokens >= 1):
         raise InputError(f"a step has at least one token, not {tokens:g}")
     learners = sum(i.count for i in islands)
@@ -126,7 +131,10 @@ def compare(found: Plan, islands: Sequence[Island], prices: Prices, tokens: floa
 
 
 def held(rate: float, stall_s: float, job: Job) -> float:
-    """Return the goodput of one job that fails at a rate, stands still for `stall_s` and goes on at a checkpoint."""
+    """Return the goodput of a job that fails at `rate` per second.
+
+    After each failure the job stands still for `stall_s` seconds and then continues from its last checkpoint.
+    """
     if rate <= 0.0:
         return 1.0
     interval = young(job.checkpoint_s, 1.0 / rate) if job.every_s is None else job.every_s
@@ -136,7 +144,7 @@ def held(rate: float, stall_s: float, job: Job) -> float:
 
 
 def _parallel(name: str, islands: Sequence[Island], step_s: float, tokens: float, usd: float, job: Job) -> Way:
-    """Return a job of all learners, which any failure of one of them stops."""
+    """Return one data-parallel job of all learners; the failure of any learner stops it."""
     learners = sum(i.count for i in islands)
     rates = [i.count / (i.mtbf_hours * 3600.0) for i in islands]
     rate = sum(rates)
@@ -147,7 +155,7 @@ def _parallel(name: str, islands: Sequence[Island], step_s: float, tokens: float
 
 
 def _across(params: float, island: Island, learners: int, job: Job) -> float:
-    """Return the seconds of a step where all gradients cross one learner's links."""
+    """Return the seconds of a step in which all gradients cross one learner's links."""
     link = Setup(
         params=params, step_s=island.step_s, learners=learners, sync_every=1, fragments=1, latency_s=island.latency_s
     )
@@ -158,7 +166,7 @@ def _across(params: float, island: Island, learners: int, job: Job) -> float:
 
 
 def _decoupled(found: Plan, islands: Sequence[Island], tokens: float) -> Way:
-    """Return what was planned, for learners that may fail otherwise."""
+    """Return the planned decoupled training, for islands whose failure rates may differ from those of the plan."""
     steps = spent = here = 0.0
     for f, island in zip(found.forecasts, islands, strict=True):
         goodput = goodput_of(island, f.lost_s)
@@ -179,7 +187,10 @@ def _decoupled(found: Plan, islands: Sequence[Island], tokens: float) -> Way:
 
 
 def _turns(holds: Callable[[float], bool], low: float, high: float) -> float | None:
-    """Return the largest number at which something holds that holds below it; None: nowhere; inf: everywhere."""
+    """Return the number between `low` and `high` up to which `holds` is true.
+
+    `holds` changes at most once, from true to false. None: it is false at `low`. inf: it is true at `high`.
+    """
     if not holds(low):
         return None
     if holds(high):

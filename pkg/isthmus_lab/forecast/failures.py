@@ -1,4 +1,4 @@
-"""Plays the failures of a cluster of chips event by event: the other derivation of `goodput.exact`."""
+"""Failures of a cluster of chips, played event by event: the other derivation of `goodput.exact`."""
 
 import bisect
 import heapq
@@ -27,30 +27,34 @@ from isthmus_lab.forecast.goodput import (
 
 REPETITIONS = 20
 STUDENT = 2.093
-"""97.5 % quantile of Student's t with `REPETITIONS` − 1 degrees of freedom."""
+"""97.5 % quantile of Student's t distribution with `REPETITIONS` − 1 degrees of freedom."""
 
 Edge = tuple[float, int]
-"""A moment, and whether a learner then begins (+1) or stops (−1) to train."""
+"""A moment in seconds, and whether a learner starts (+1) or stops (−1) training then."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A simulated answer."""
+    """Shares of time found by simulation."""
 
     shares: Shares
     goodput_ci: tuple[float, float]
-    """95 %, over independent repetitions."""
+    """95 % confidence interval of the goodput, over independent repetitions."""
     failures: int
 
 
 class Repairs:
-    """Exponentiated Weibull times of a given mean: fresh ones, and what is left of those under way at any moment."""
+    """Repair times from an exponentiated Weibull distribution with a given mean.
+
+    `draw` gives the whole time of a new repair, `left` the remaining time of a repair that is under way.
+    """
 
     POINTS = 8192
 
     def __init__(self, mean_s: float, shape: float, power: float) -> None:
         self._inverse = (1.0 / power, 1.0 / shape)
-        # ∫ (1 − F) over a logarithmic grid; its total is the mean at scale 1, its course the law of what is left.
+        # Integrate 1 − F over a logarithmic grid. The total is the mean at scale 1; the running sum, divided by the
+        # total, is the distribution of the remaining time.
         x = np.geomspace(1e-9, 1e9, self.POINTS)
         alive = -np.expm1(power * np.log(-np.expm1(-(x**shape))))
         pieces = np.diff(x, prepend=0.0) * (alive + np.concatenate(([1.0], alive[:-1]))) / 2.0
@@ -59,12 +63,12 @@ class Repairs:
         self._x = [float(v) for v in x * self._scale]
 
     def draw(self, random: random.Random) -> float:
-        """Return one repair's seconds."""
+        """Return the seconds that one repair takes."""
         a, b = self._inverse
         return self._scale * float((-math.log(-math.expm1(a * math.log(1.0 - random.random())))) ** b)
 
     def left(self, random: random.Random) -> float:
-        """Return the seconds left of a repair that is under way in the stationary state."""
+        """Return the remaining seconds of a repair that is under way in the stationary state."""
         u = random.random()
         at = min(bisect.bisect_left(self._left, u), self.POINTS - 1)
         if at == 0:
@@ -75,7 +79,10 @@ class Repairs:
 
 
 class _Played:
-    """One learner, event by event. Work in slice-seconds; memory grows with the slices that are away only."""
+    """One learner, played event by event.
+
+    Work is counted in slice-seconds. Memory grows only with the number of slices that are away.
+    """
 
     def __init__(self, cluster: Cluster, a: Slices, repairs: Repairs, seed: str) -> None:
         self.away = self.stalled = self.idle = self.trained = self.lost = self.checkpointing = 0.0
@@ -92,7 +99,7 @@ class _Played:
             self._interval_s = young(cluster.checkpoint_s, 1.0 / rate)
 
     def edges(self, until_s: float) -> Iterator[Edge]:
-        """Play until then; yield whenever the learner stops or begins to train."""
+        """Play until `until_s`; yield an edge whenever the learner stops or starts training."""
         a, back = self._a, self._back
         self._begin()
         t = since = ready = 0.0
@@ -110,7 +117,7 @@ class _Played:
                     stands, since, working = False, now, self._here
                     yield now, 1
                 else:
-                    ready = math.inf  # nothing to train on until something comes back
+                    ready = math.inf  # No slice is left to train on; wait until one comes back.
                 continue
             if back and back[0][0] <= now:
                 self._here += heapq.heappop(back)[1]
@@ -127,7 +134,7 @@ class _Played:
             self._account(working, t - since, False)
 
     def _begin(self) -> None:
-        """Draw which slices are away in the stationary state, and for how long."""
+        """Draw which slices are away in the stationary state, and for how much longer."""
         c, a, draw = self._cluster, self._a, self._draw
         repair_s, pause_s = c.repair_hours * HOUR_S, c.maintenance_hours * HOUR_S
         failing = (a.slice_rate + a.rack_rate * a.rack_slices / a.slices) * repair_s
@@ -152,12 +159,15 @@ class _Played:
         if working:
             active = min(working, here)
             self.trained += active * seconds
-            self.idle += (here - active) * seconds  # back, but without work until the next restart
+            self.idle += (here - active) * seconds  # These slices are back, but without work until the next restart.
         else:
             self.stalled += here * seconds
 
     def _strike(self, now: float, which: float) -> bool:
-        """Take slices away; return whether it was a failure. `which` picks the cause, in proportion to the rates."""
+        """Take slices away; return whether the cause was a failure, not maintenance.
+
+        `which` picks the cause: it lies between 0 and the sum of the rates.
+        """
         here, back, draw = self._here, self._back, self._draw
         chip, rack, pause = (here * share for share in self._shares)
         if which < chip:
@@ -182,7 +192,7 @@ class _Played:
         return True
 
     def _account(self, slices: int, seconds: float, failed: bool) -> None:
-        """Take from a stretch of training what a failure at its end takes back, and its checkpoints."""
+        """Add to `lost` and `checkpointing` for a stretch of training that ended, with a failure or without."""
         if self._a.restarts:
             block = self._interval_s + self._cluster.checkpoint_s
             blocks = seconds // block if block > 0.0 else 0.0
@@ -205,7 +215,10 @@ def simulate(
     failures: int = 4000,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Estimate:
-    """Play `REPETITIONS` independent stretches, each long enough for about this many failures in the whole cluster."""
+    """Play `REPETITIONS` independent stretches and return the means of their shares.
+
+    Each stretch is long enough for about `failures` failures and maintenances in the whole cluster.
+    """
     if mode != DECOUPLED:
         learners = 1
     a = slices_of(cluster, mode, chips, learners)
@@ -229,7 +242,7 @@ def simulate(
 
 
 def _add_up(cluster: Cluster, mode: str, a: Slices, played: Sequence[_Played], until_s: float) -> Shares:
-    """Play learners side by side and return their shares."""
+    """Play the learners side by side and return the shares of their time."""
     learners, k = len(played), min(cluster.quorum, len(played))
     training = learners
     advancing = held = running = before = 0.0

@@ -1,11 +1,12 @@
 """Goodput of N chips that fail: data parallel that restarts, elastic data parallel, and M decoupled learners.
 
-A learner is a number of slices that train in step. A slice is the unit of loss: where one of its chips fails, all of it
-is gone until the chip is repaired. Between two interruptions a learner trains; then it stands still for as long as a
-reconfiguration takes, with whatever slices there are by then. Learners do not know of each other's interruptions.
+A learner is a number of slices that train in step. A slice is the unit of loss: if one of its chips fails, the whole
+slice is away until the chip is repaired. A learner trains until an interruption. It then stands still for as long as a
+reconfiguration takes, and continues with the slices that are there by then. The interruptions of different learners
+are independent.
 
-`exact` is the stationary renewal argument; `failures.simulate` plays the events. They are two derivations of one model,
-and the tests hold them against each other.
+`exact` derives the shares of time from a stationary renewal process; `failures.simulate` plays the events. They are two
+derivations of one model, and the tests compare them.
 """
 
 import math
@@ -24,27 +25,27 @@ MODES = (RESTART, ELASTIC, DECOUPLED)
 
 PUBLISHED_CHIPS = 1_200_000
 PUBLISHED = {RESTART: 0.27, ELASTIC: 0.58}
-"""Goodput at `PUBLISHED_CHIPS` and one interruption per chip and year (arXiv 2604.21428): what the two stalls, which
-were not published, are fitted to. Nothing else is."""
+"""Goodput at `PUBLISHED_CHIPS` and one interruption per chip and year (arXiv 2604.21428). The two stalls were not
+published and are fitted to these figures. No other parameter is fitted."""
 
 
 ENDLESS = ("mtbi_years", "rack_mtbi_years", "region_mtbi_years", "maintenance_days")
-"""What may be infinite: it then never happens."""
+"""Parameters that may be infinite: the event then never happens."""
 
 SHAPE_MIN = 0.2
-"""Of repair times: below it their mean is made of a few that take ages."""
+"""Least `repair_shape`: below it, a few extremely long repairs make up the mean."""
 
 EXPONENT_MAX = 700.0
 
 REJOINS = ("cheaper", "next", "once")
 
 SLICE_CHIPS = ((16_384, 64), (16, 8), (0, 1))
-"""From so many chips on so many are lost together: a cube of a large machine, a server of eight, one."""
+"""(chips of the cluster, at least; chips that are lost together): a cube of a large machine, a server, one chip."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Everything the answer depends on, but for mode, chips and learners. Reasons are in docs/paper.md."""
+    """Everything that goodput depends on, except mode, chips and learners. The reasons are in docs/paper.md."""
 
     mtbi_years: float = 1.0
     """Mean time between interruptions of one chip."""
@@ -53,46 +54,53 @@ class Cluster:
     repair_hours: float = 4.0
     """Mean time until a slice is back."""
     repair_shape: float = 0.7
-    """k of the exponentiated Weibull that repair times follow …"""
+    """k of the exponentiated Weibull distribution of repair times: F(x) = (1 − exp(−(x / λ)^k))^α."""
     repair_power: float = 2.0
-    """… and its α: F(x) = (1 − exp(−(x / λ)^k))^α."""
+    """α of that distribution."""
     reconfigure_s: float | None = None
-    """Stall of a learner that shrinks or grows; None: fitted to the published goodput of elastic data parallel."""
+    """Seconds that a learner stalls when it shrinks or grows; None: fitted to the published goodput of elastic data
+    parallel."""
     restart_s: float | None = None
-    """Stall of a job that starts again from its checkpoint; None: fitted to the published one of data parallel."""
+    """Seconds that a job stalls when it restarts from its checkpoint; None: fitted to the published goodput of data
+    parallel."""
     rejoin: str = "cheaper"
-    """What a restarting job does with a slice that is back: lets it wait for the `next` restart, restarts at `once`, or
-    whichever is `cheaper` (see `Slices.rejoins`)."""
+    """What a restarting job does when a slice is back: `next` lets the slice wait for the next restart, `once` restarts
+    at once, `cheaper` does whichever costs less (see `Slices.rejoins`)."""
     interrupted: str = "absorb"
-    """What an interruption of a reconfiguration does: `absorb` (it is taken into the one under way) or `again`."""
+    """Effect of an interruption during a stall: `absorb` (the stall ends when it would have) or `again` (the stall
+    starts again)."""
     step_s: float = 1.0
-    """A failure takes the step under way with it."""
+    """Seconds of a step. A failure loses the step under way."""
     checkpoint_s: float = 0.5
-    """What a checkpoint of the restarting job costs; the interval is Young's √(2 · cost · time between failures)."""
+    """Seconds that a checkpoint costs the restarting job; the interval is Young's √(2 · cost · time between failures).
+    """
     speed_deviation: float = 0.005
-    """Standard deviation of slices' step times, as a share: those of one learner wait for the slowest among them."""
+    """Standard deviation of the slices' step times, as a share of the mean: the slices of one learner wait for the
+    slowest of them."""
     behind: float = 0.0
-    """How much slower the slowest learner is than the fastest, as a share; the others lie evenly between."""
+    """How much slower the slowest learner is than the fastest, as a share; the others are spaced evenly between."""
     quorum: int = 1
-    """K: learners without which the global model does not advance."""
+    """K: learners that must train for the global model to advance."""
     lead: float | None = None
-    """Steps that a learner goes on without a new version before it waits for one; None: it never waits."""
+    """Steps that a learner continues without a new version before it waits for one; None: it never waits."""
     grace: float = 0.8
-    """γ, of `overlap` steps: how long a round waits for those that come after the quorum."""
+    """γ: share of `overlap` steps that a round waits for further learners after the quorum."""
     overlap: float = 2.0
+    """τ, in steps."""
     rack_chips: int = 1024
     rack_mtbi_years: float = math.inf
-    """Mean time between two failures of one rack, which take all its slices; inf: none."""
+    """Mean time between two failures of one rack; each takes away all slices of the rack; inf: none."""
     region_mtbi_years: float = math.inf
-    """The same of a whole learner's region …"""
+    """Mean time between two failures of a learner's whole region; inf: none."""
     region_hours: float = 1.0
-    """… and how long it is away."""
+    """Hours that a failed region is away."""
     maintenance_days: float = math.inf
-    """Days between two maintenances of a slice, announced: nothing is lost; inf: none."""
+    """Days between two maintenances of a slice. They are announced, so nothing is lost; inf: none."""
     maintenance_hours: float = 4.0
+    """Hours that a slice in maintenance is away."""
 
     def check(self) -> "Cluster":
-        """Return self. Raises `InputError` that names a parameter out of its range."""
+        """Return self. Raises `InputError` that names the parameter that is out of range."""
         for name, value in vars(self).items():
             if isinstance(value, float) and (math.isnan(value) or value < 0.0):
                 raise InputError(f"{name} must not be negative: {value}")
@@ -118,22 +126,22 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """What the allocated chips' time goes into: goodput, waiting, reconfiguring and lost add up to 1."""
+    """Shares of the allocated chips' time: goodput, waiting, reconfiguring and lost add up to 1."""
 
     goodput: float
-    """Training steps that count."""
+    """Training steps that failures do not take back."""
     waiting: float
-    """For a repair, slower slices, slower learners or a quorum."""
+    """Waiting for a repair, slower slices, slower learners or a quorum."""
     repairing: float
     """The part of `waiting` in which a slice is away: failed, or in maintenance."""
     reconfiguring: float
-    """Standing still because something changed; checkpoints of the restarting job too."""
+    """Standing still for a reconfiguration or a restart; checkpoints of the restarting job too."""
     lost: float
-    """Trained, and taken back by a failure."""
+    """Training that a failure took back."""
     uptime: float
     """Share of the time in which the global model advances."""
     participation: float
-    """Of the learners that train, the share whose update makes a round."""
+    """Share of the training learners whose update is in a round."""
 
 
 # --- the parts of both derivations ------------------------------------------------------------------------------------
@@ -141,7 +149,10 @@ class Shares:
 
 @dataclass(frozen=True)
 class Slices:
-    """One learner's slices and what strikes them. Rates are per second."""
+    """One learner's slices and the rates at which they are interrupted, per second.
+
+    `slice_rate` is that of one slice; the other rates are those of the whole learner.
+    """
 
     slices: int
     slice_rate: float
@@ -152,18 +163,18 @@ class Slices:
     stall_s: float
     restarts: bool
     rejoins: bool
-    """Whether a restarting job restarts for a slice that is back. It stops all N slices for a stall, and otherwise one
-    would wait 1 / Λ for the next failure: among millions of chips that is seconds away, in a small cluster days."""
+    """Whether a restarting job restarts when a slice is back. The restart stops all N slices for a stall. Without it,
+    the slice waits 1 / Λ for the next failure: seconds among millions of chips, days in a small cluster."""
 
 
 def slice_of(chips: int, learners: int = 1) -> int:
-    """Return how many chips are lost together where nobody says: as usual, but a slice for every learner at least."""
+    """Return the default number of chips that are lost together: the usual one, but at most the chips of a learner."""
     usual = next((size for least, size in SLICE_CHIPS if chips >= least), 1)
     return max(1, min(usual, chips // max(1, learners)))
 
 
 def stalls(cluster: Cluster) -> tuple[float, float]:
-    """Return seconds of a reconfiguration and of a restart: given, or fitted to `PUBLISHED` at the published scale."""
+    """Return the seconds of a reconfiguration and of a restart: as given, or fitted to `PUBLISHED`."""
     reconfigure, restart = cluster.reconfigure_s, cluster.restart_s
     if reconfigure is None:
         reconfigure = _fit(cluster, ELASTIC)
@@ -174,8 +185,11 @@ def stalls(cluster: Cluster) -> tuple[float, float]:
 
 @lru_cache(maxsize=256)
 def _fit(cluster: Cluster, mode: str) -> float:
-    """Return the stall at which a mode's exact goodput is the published one. Raises `InputError` where none does."""
-    # The published figures are for failures of chips alone, one a year.
+    """Return the stall in seconds at which a mode's exact goodput is the published one.
+
+    Raises `InputError` if no stall up to an hour gives it.
+    """
+    # The published figures are for failures of chips only, one a year.
     plain = replace(
         cluster,
         mtbi_years=1.0,
@@ -202,7 +216,7 @@ def _fit(cluster: Cluster, mode: str) -> float:
 
 
 def slices_of(cluster: Cluster, mode: str, chips: int, learners: int) -> Slices:
-    """Return one learner of a cluster. Raises `InputError` for an unknown mode or less than a slice per learner."""
+    """Return one learner of a cluster. Raises `InputError` for an unknown mode or less than one slice per learner."""
     if mode not in MODES:
         raise InputError(f"unknown mode {mode!r}: choose one of {', '.join(MODES)}")
     slices = chips // (cluster.slice_chips * max(1, learners))
@@ -229,7 +243,7 @@ def slices_of(cluster: Cluster, mode: str, chips: int, learners: int) -> Slices:
 
 
 def longest(count: int, deviation: float) -> float:
-    """Return the expected longest of so many step times with mean 1 and this deviation (normal, Blom's formula)."""
+    """Return the expected longest of `count` normal step times with mean 1 and this deviation (Blom's formula)."""
     if count < 2:
         return 1.0
     return 1.0 + deviation * statistics.NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
@@ -241,14 +255,14 @@ def young(cost_s: float, between_s: float) -> float:
 
 
 def fits(seconds: float, block_s: float, rate: float) -> float:
-    """Return the expected time in whole blocks that fits into an exponential time of mean `seconds` = 1 / rate."""
+    """Return the expected time in whole blocks that fit into an exponential time of mean `seconds` = 1 / rate."""
     if block_s <= 0.0:
         return seconds
     return block_s / math.expm1(rate * block_s) if rate * block_s < EXPONENT_MAX else 0.0
 
 
 def speeds(cluster: Cluster, learners: int) -> list[float]:
-    """Return the learners' speeds, the fastest's being 1."""
+    """Return the learners' speeds; that of the fastest is 1."""
     if learners == 1:
         return [1.0]
     return [1.0 - cluster.behind * m / (learners - 1) for m in range(learners)]
@@ -257,8 +271,9 @@ def speeds(cluster: Cluster, learners: int) -> list[float]:
 def participation(cluster: Cluster, learners: int) -> float:
     """Return the expected share of learners in a round.
 
-    Their step boundaries lie anywhere within a step; the round opens at the first, closes γτ steps after the K-th.
-    Of M uniform arrivals the K-th lies at K / (M + 1) on average, and each later one is uniform behind it.
+    The learners' step boundaries are uniform within a step. The round opens at the first boundary and closes γτ steps
+    after the K-th. Of M uniform arrivals, the K-th lies at K / (M + 1) on average, and each later one is uniform
+    between the K-th and the end of the step.
     """
     first = min(cluster.quorum, learners) / (learners + 1)
     rest = 1.0 - first
@@ -271,20 +286,23 @@ def participation(cluster: Cluster, learners: int) -> float:
 
 
 def exact(cluster: Cluster, mode: str, chips: int, learners: int) -> Shares:
-    """Return the stationary shares by renewal: interruptions are Poisson, and so is what comes back.
+    """Return the stationary shares of time by a renewal argument: interruptions and returns of slices are Poisson.
 
     Slices come back at the rate at which they fail, whatever the distribution of repairs: the departures of an M/G/∞
-    queue are Poisson (Mirasol, 1963). A learner then trains for an exponential time of rate Λ and stands still for s:
-    1 / (1 + Λs) of the time where interruptions on the way are absorbed, exp(−Λs) where they begin it again.
-    A learner's failures fall on the slices that are there, in the mean: the limit of many slices per learner. What
-    waits for a quorum is binomial over learners. What comes back to a job that restarts stands idle until its next
-    restart, 1 / Λ away: one slice in the mean, which is nothing among thousands and a sixty-fourth of 64.
+    queue are Poisson (Mirasol, 1963). A learner thus trains for an exponential time of rate Λ and then stands still for
+    s seconds. It trains for 1 / (1 + Λs) of the time if interruptions during a stall are absorbed, and for exp(−Λs) if
+    they start the stall again.
+
+    A learner's failures strike the mean number of slices that are there: the limit of many slices per learner. The
+    number of learners that train is binomial, which gives the wait for a quorum. A slice that comes back to a job that
+    restarts is idle until the next restart, 1 / Λ later. That is one slice in the mean: negligible among thousands, but
+    a sixty-fourth of 64.
     """
     if mode != DECOUPLED:
         learners = 1
     a = slices_of(cluster, mode, chips, learners)
     repair_s = cluster.repair_hours * HOUR_S
-    # Each slice is away for one of three reasons, one after the other at most; the region takes all of them at once.
+    # A slice is away for one reason at a time: a chip, its rack or maintenance. The region takes all slices at once.
     away = a.slice_rate * repair_s + a.rack_rate * a.rack_slices / a.slices * repair_s
     away += a.maintenance_rate / a.slices * cluster.maintenance_hours * HOUR_S
     here = 1.0 / (1.0 + away)
@@ -292,9 +310,9 @@ def exact(cluster: Cluster, mode: str, chips: int, learners: int) -> Shares:
     stands = 1.0 / (1.0 + a.region_rate * region_s)
     failing = a.slices * here * a.slice_rate + a.rack_rate * here + a.region_rate
     planned = a.maintenance_rate * here
-    # A rack comes back slice by slice.
+    # The slices of a rack come back one by one.
     back = here * (a.slices * a.slice_rate + a.rack_rate * a.rack_slices + a.maintenance_rate) + a.region_rate
-    # What comes back to a job that restarts may wait for its next restart.
+    # A slice that comes back to a job that restarts may wait for the next restart.
     rate = failing + planned + (0.0 if a.restarts and not a.rejoins else back)
     if rate <= 0.0:
         trains = 1.0
@@ -318,7 +336,7 @@ def exact(cluster: Cluster, mode: str, chips: int, learners: int) -> Shares:
     some = 1.0 - (1.0 - here) ** a.slices
     quorum, going = _joint(cluster, learners, trains * stands * some)
     if cluster.lead is not None and a.stall_s > 0.0:
-        # Nobody waits for what is over before the lead is used up.
+        # A learner does not wait if the stall of the others ends before its lead is used up.
         going = 1.0 - (1.0 - going) * max(0.0, 1.0 - cluster.lead * cluster.step_s / a.stall_s)
     used = here * stands * trains
     idle = used * _idle(a, here, rate) if a.restarts and not a.rejoins else 0.0
@@ -338,9 +356,9 @@ def exact(cluster: Cluster, mode: str, chips: int, learners: int) -> Shares:
 
 
 def _idle(a: Slices, here: float, rate: float) -> float:
-    """Return the share of a restarting job's training slices that are back and wait for its next restart.
+    """Return which share of the slices that are there while a restarting job trains waits for its next restart.
 
-    Slices come back at the rate at which they are struck, and each waits 1 / Λ, wherever another one trains meanwhile.
+    Slices come back at the rate at which they are interrupted. Each waits 1 / Λ if another slice trains meanwhile.
     """
     if rate <= 0.0:
         return 0.0
@@ -350,7 +368,7 @@ def _idle(a: Slices, here: float, rate: float) -> float:
 
 
 def _joint(cluster: Cluster, learners: int, trains: float) -> tuple[float, float]:
-    """Return the share of time with a quorum, and the share of a training learner's time in which it need not wait."""
+    """Return the share of time with a quorum, and the share of a training learner's time in which it does not wait."""
     k = min(cluster.quorum, learners)
 
     def at_least(needed: int, of: int) -> float:
@@ -360,6 +378,9 @@ def _joint(cluster: Cluster, learners: int, trains: float) -> tuple[float, float
 
 
 def paced(cluster: Cluster, speeds: Sequence[float]) -> float:
-    """Return what is left where nobody runs ahead of the quorum: all at the pace of the K-th fastest, or their own."""
+    """Return the mean share of its own speed that a learner keeps if no learner runs ahead of the quorum.
+
+    Each learner runs at the speed of the K-th fastest, or at its own if that is lower.
+    """
     limit = sorted(speeds, reverse=True)[min(cluster.quorum, len(speeds)) - 1]
     return statistics.fmean(min(1.0, limit / s) for s in speeds)

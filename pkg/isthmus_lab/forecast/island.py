@@ -1,4 +1,4 @@
-"""What a plan is asked for: learners that are alike, their links and their failures."""
+"""The input of a plan: groups of identical learners, their links and their failures."""
 
 import math
 from collections.abc import Mapping
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from isthmus.errors import InputError
 
 LATENCY_MAX_S = 10.0
-"""One way; more is most likely a number of milliseconds."""
+"""Highest latency accepted, in seconds, one way: a larger number is most likely in milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Island:
-    """Learners that are alike."""
+    """A group of identical learners."""
 
     name: str
     count: int = 1
@@ -21,18 +21,18 @@ class Island:
     up_gbit_s: float = 1.0
     down_gbit_s: float = 1.0
     latency_s: float = 0.05
-    """One way to the store."""
+    """Seconds to the store, one way."""
     region: str = ""
-    """Where it is; traffic from the store's region to another is paid for."""
+    """Region of the learners; traffic from the store's region to another one costs money."""
     mtbf_hours: float = math.inf
     """Mean time between two failures of one learner."""
     restart_s: float = 60.0
-    """From a failure to the first step afterwards."""
+    """Seconds from a failure to the first step after it."""
     gpus: int = 8
-    """Of one learner."""
+    """GPUs of one learner."""
 
     def check(self) -> "Island":
-        """Return self. Raises `InputError` that names learner and parameter, and what was probably meant."""
+        """Return self. Raises `InputError` that names the learner and the parameter, and the value probably meant."""
         positive = ("count", "step_s", "up_gbit_s", "down_gbit_s", "mtbf_hours", "gpus")
         for name, value in vars(self).items():
             if isinstance(value, str):
@@ -58,4 +58,4 @@ BELIEVED: Mapping[str, tuple[float, float, str]] = {
     "count": (1, 100_000, "learners, not chips; a learner has many"),
     "gpus": (1, 10_000_000, "of one learner"),
 }
-"""Between what a number is believed, and what is said of one that is not."""
+"""By parameter: the least and the greatest plausible value, and the hint in the error for any other value."""

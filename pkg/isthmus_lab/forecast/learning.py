@@ -1,10 +1,11 @@
-"""What decoupled training pays in loss, said in tokens: how many of those it processed data parallel would have needed.
+"""The worth of a processed token: the loss that decoupled training pays, expressed in tokens of data parallel.
 
-A row of the lab ends at a loss that undisturbed data parallel reaches after fewer steps of as many learners; the ratio
-of the two is what a processed token was worth. Its logarithm is made of three parts: the number of learners, the period
-H, and what versions on their way overwrite. It shrinks as runs grow: the lab's longest tell by how much.
+A row of the lab ends at a loss that undisturbed data parallel reaches after fewer steps of as many learners. The ratio
+of the two numbers of steps is what a processed token was worth. Its logarithm is a sum of three parts: for the number
+of learners, for the period H, and for the work that incoming versions overwrite. The cost shrinks as runs grow; the
+lab's longest runs show by how much.
 
-All rows (`lab.toml`) are of a model of 0.26 million parameters. What was published at large scale is parity: 1.
+All rows (`lab.toml`) are of a model of 0.26 million parameters. At large scale, parity (a worth of 1) was published.
 """
 
 import itertools
@@ -23,7 +24,7 @@ from isthmus.format.rules import MergeRule
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One row of the lab, a mean over seeds."""
+    """One row of the lab: a mean over seeds."""
 
     learners: int
     steps: int
@@ -32,32 +33,32 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     sync_every: int = 1
     kept: float = 1.0
     beside: float = 0.0
-    """Loss of data parallel at its own best inner rate, after as many steps of as many learners; 0 where the row is to
-    be held against `data_parallel`, which is at the same inner rate."""
+    """Loss of data parallel at its own best inner rate, after as many steps of as many learners; 0 if the row is to be
+    compared with `data_parallel`, which has the same inner rate."""
     experiment: str = ""
     setting: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worth:
-    """What a processed token is worth, in tokens of data parallel."""
+    """Worth of a processed token, in tokens of data parallel."""
 
     short: float
-    """In the lab's runs of 600 steps."""
+    """Worth in the lab's runs of 600 steps."""
     long: float
-    """In its longest: of 3,000 merged by RDA, of 1,800 merged isotropically."""
+    """Worth in the lab's longest runs: 3,000 steps merged by RDA, 1,800 steps merged isotropically."""
     beyond: tuple[str, ...]
-    """What lies outside of what was measured."""
+    """Respects in which the setting is outside the measured range."""
 
     @property
     def rests_on(self) -> str:
-        """Say what it rests on."""
+        """What the figures rest on, in words."""
         return "; ".join(("a lab model of 0.26 million parameters", *self.beyond))
 
 
 @dataclass(frozen=True)
 class Lab:
-    """The rows, and what follows from them."""
+    """The rows of the lab, and the costs that follow from them. Costs are logarithms of a worth, negated."""
 
     data_parallel: Sequence[Measured]
     decoupled: Sequence[Measured]
@@ -65,20 +66,23 @@ class Lab:
     overwritten: Sequence[Measured]
 
     def steps_for(self, learners: int, loss: float) -> float:
-        """Return after how many steps undisturbed data parallel is at a loss; between rows in the steps' logarithm."""
+        """Return after how many steps undisturbed data parallel reaches a loss.
+
+        Between rows, the logarithm of the steps is linear in the loss.
+        """
         curve = sorted((r.steps, r.loss) for r in self.data_parallel if r.learners == learners)
         pairs = list(itertools.pairwise(curve))
         (a, high), (b, low) = next((pair for pair in pairs if loss >= pair[1][1]), pairs[-1])
         return math.exp(math.log(a) + (high - loss) / (high - low) * math.log(b / a))
 
     def loss_after(self, learners: int, steps: int) -> float:
-        """Return the loss of undisturbed data parallel after so many steps: one that was measured."""
+        """Return the measured loss of undisturbed data parallel after this number of steps."""
         return next(r.loss for r in self.data_parallel if (r.learners, r.steps) == (learners, steps))
 
     def paid(self, row: Measured) -> float:
-        """Return the logarithm of what a row paid: 0 is parity.
+        """Return what a row paid: the logarithm of its steps over those that data parallel needs; 0 is parity.
 
-        Where data parallel has a better inner rate than that of `data_parallel`, what counts is the distance to it.
+        If a row has `beside`, its distance above that loss is added to the loss of `data_parallel` after as many steps.
         """
         above = row.loss - row.beside if row.beside else 0.0
         loss = self.loss_after(row.learners, row.steps) + above if row.beside else row.loss
@@ -86,12 +90,12 @@ class Lab:
 
     @cached_property
     def by_learners(self) -> dict[int, float]:
-        """What the number of learners costs, at the shortest period."""
+        """Cost of the number of learners at the shortest period, by number of learners."""
         return {1: 0.0} | {r.learners: self.paid(r) for r in self.decoupled if r.sync_every == self.shortest}
 
     @cached_property
     def by_period(self) -> dict[int, float]:
-        """What a longer period costs besides, in the mean over numbers of learners."""
+        """Additional cost of a longer period, by period: the mean over numbers of learners."""
         found: dict[int, list[float]] = {}
         for r in self.decoupled:
             found.setdefault(r.sync_every, []).append(self.paid(r) - self.by_learners[r.learners])
@@ -104,7 +108,7 @@ class Lab:
 
     @cached_property
     def near(self) -> dict[int, float]:
-        """Share of the tokens that is merged beside the store, by period: the part that `by_period` has in it."""
+        """Share of the tokens that is merged near the store, by period; `by_period` includes the cost of the rest."""
         found: dict[int, list[float]] = {}
         for r in self.decoupled:
             found.setdefault(r.sync_every, []).append(r.kept)
@@ -112,7 +116,7 @@ class Lab:
 
     @cached_property
     def per_overwritten(self) -> float:
-        """What it costs that everything is overwritten and not nothing, were it a line: least squares within groups."""
+        """Cost of overwriting all work instead of none, from a linear fit: least squares within groups of rows."""
         groups: dict[tuple[str, int], list[Measured]] = {}
         for r in self.overwritten:
             groups.setdefault((r.experiment, r.sync_every), []).append(r)
@@ -125,17 +129,18 @@ class Lab:
 
     @cached_property
     def least_kept(self) -> float:
-        """The least share of merged work that was measured."""
+        """The lowest share of merged work that was measured."""
         return min(r.kept for r in self.overwritten)
 
     @cached_property
     def shrinks(self) -> float:
-        """What is left of it in the longest runs: of the first two parts, and taken to be the same of the third.
+        """Factor by which costs are smaller in the longest runs.
 
-        The third was measured in one pair of runs alone: half of it was left after 1,800 steps.
+        It is measured for the costs of learners and period, and assumed to be the same for overwritten work. For
+        overwritten work there is only one pair of runs: half of the cost was left after 1,800 steps.
         """
         short = sum(self._base(r.learners, r.sync_every) for r in self.long)
-        # What is ahead of data parallel does not make up for what is behind it elsewhere.
+        # A row that is ahead of data parallel must not offset a row that is behind it.
         return min(1.0, sum(max(0.0, self.paid(r)) for r in self.long) / short)
 
     def _base(self, learners: float, sync_every: float) -> float:
@@ -143,13 +148,13 @@ class Lab:
         return max(0.0, by_learners + _between(self.by_period, max(sync_every, self.shortest)))
 
     def worth(self, learners: int, sync_every: int, kept: float) -> Worth:
-        """Return what a processed token is worth where so much of the work is merged."""
+        """Return the worth of a processed token. `kept`: the share of the work that is merged."""
         if learners == 1:
             return Worth(short=1.0, long=1.0, beyond=())
         base = self._base(learners, sync_every)
         near = _between(self.near, min(max(sync_every, self.shortest), max(self.near)))
         overwritten = self.per_overwritten * max(0.0, near - max(kept, self.least_kept))
-        # Where nothing is merged nothing is learnt: below what was measured, in proportion.
+        # If nothing is merged, nothing is learnt: below the measured range, the worth falls in proportion to `kept`.
         merged = min(1.0, kept / self.least_kept)
         beyond = []
         if learners > max(self.by_learners):
@@ -166,7 +171,7 @@ class Lab:
 
 
 def _between(points: Mapping[int, float], at: float) -> float:
-    """Return the value at a number, between the points and beyond the last in its logarithm."""
+    """Return the value at a number: linear in its logarithm, between the points and beyond the last."""
     pairs = list(itertools.pairwise(sorted(points.items())))
     (a, low), (b, high) = next((pair for pair in pairs if at <= pair[1][0]), pairs[-1])
     return low + (high - low) * math.log(at / a) / math.log(b / a)
@@ -174,9 +179,10 @@ def _between(points: Mapping[int, float], at: float) -> float:
 
 @lru_cache(maxsize=2)
 def lab(merge: str = MergeRule.RDA.value) -> Lab:
-    """Return the rows that come with the package, of runs that merge by this rule (Avg is taken for RDA).
+    """Return the rows that come with the package, of runs that merge by this rule.
 
-    What is overwritten was measured with RDA, and is taken to cost the same.
+    Every rule except the isotropic one gets the rows of RDA. The cost of overwritten work was measured with RDA and is
+    assumed to be the same for isotropic merges.
     """
     read: dict[str, Any] = tomllib.loads(files("isthmus_lab.forecast").joinpath("lab.toml").read_text())
     merged = ("isotropic", "isotropic_long") if merge == MergeRule.ISO else ("decoupled", "long")

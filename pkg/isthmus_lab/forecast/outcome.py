@@ -1,8 +1,8 @@
-"""What one choice of rules comes to: traffic, work merged, memory, dollars a day, and what is learnt for them.
+"""The outcome of one choice of rules: traffic, work merged, memory, dollars a day, and tokens learnt per dollar.
 
-Everything is counted from the same parts the library is made of: bits of its codecs, bytes and requests measured by
-`traffic`, the syncer's arithmetic from a table or a measurement (`speeds`). What a period, and work that versions on
-their way overwrite, cost in loss is the lab's (`learning`).
+Everything is counted from the library's own parts: the bits of its codecs, the bytes and requests measured by
+`traffic`, and the syncer's arithmetic from a table or a measurement (`speeds`). The cost in loss of a period, and of
+work that incoming versions overwrite, comes from the lab (`learning`).
 """
 
 import math
@@ -29,96 +29,96 @@ DAY_S = 86400.0
 GIB = float(1 << 30)
 
 CHECKPOINT_SHARE = 0.15
-"""Of an uplink that checkpoints may take: they are taken more seldom where it is too thin."""
+"""Share of an uplink that checkpoints may take; on a slow uplink they are taken less often."""
 
 HEADROOM = 0.7
-"""Share of a link that fragments may take. In the lab's `links` even 85 % cost less than a period twice as long;
-checkpoints, joins and other people's traffic want the rest."""
+"""Share of a link that fragments may take. In the lab's experiment `links`, even 85 % cost less than a period twice as
+long. The rest is for checkpoints, joins and foreign traffic."""
 
 CHECKPOINT_BYTES = 12.0
-"""Of a checkpoint object, per parameter: values and moments."""
+"""Bytes of a checkpoint object per parameter: values and moments."""
 
 LEARNER_BYTES = 10.0 + CHECKPOINT_BYTES
-"""Of a learner's host memory, per parameter, at most about: published values, captures and the memory kept for the next
-ones (docs/scale.md), and while a checkpoint is taken copies of values and moments."""
+"""Bytes of a learner's host memory per parameter, approximately, at most: published values, captures and the memory
+kept for the next captures (docs/scale.md), and copies of values and moments while a checkpoint is taken."""
 
 FEEDBACK_BYTES = 8.0
-"""More of both where a learner feeds back what codecs dropped, that and what of it is under way, and has parameters of
-four bytes …"""
+"""Additional bytes per parameter, of checkpoint and host memory, for error feedback with four-byte parameters: for what
+codecs dropped, and for the part of it that is under way."""
 
 FEEDBACK_BYTES_OF_HALVES = 5.0
-"""… and where they have two."""
+"""The same with two-byte parameters."""
 
 
 def feedback_bytes(specs: Sequence[Spec] | None) -> float:
-    """Return what a model with these tensors takes for that, per parameter; where none are known, as of four bytes."""
+    """Return the additional bytes per parameter for error feedback; unknown tensors are taken to be of four bytes."""
     halves = specs is not None and all(s.dtype != "float32" for s in specs)
     return FEEDBACK_BYTES_OF_HALVES if halves else FEEDBACK_BYTES
 
 
 SYNCER_CORES = 4.0
-"""Of one syncer; where merging takes more, several share the fragments."""
+"""Cores of one syncer; if merging takes more, several syncers share the fragments."""
 
 OBJECT_MAX = 5 * 10**12
-"""Largest object that stores take, in parts."""
+"""Bytes of the largest object that stores accept, uploaded in parts."""
 
 SYNCER_GBIT_S = 10.0
-"""What a syncer that takes over is taken to read at."""
+"""Assumed bandwidth at which a syncer that takes over reads, in Gbit/s."""
 
 COPY_BYTES_S = 5e9
-"""Between a model and the buffers beside it, in memory."""
+"""Bytes a second copied in memory between a model and the buffers beside it."""
 
 WORD_LATENCIES = 2.0
-"""Ways that a message on the bus takes in the mean: its own, and the rest of the request before it."""
+"""Mean number of one-way latencies that a message on the bus takes: its own way, and the rest of the request before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What one kind of learner can expect."""
+    """Expected performance of the learners of one island."""
 
     island: Island
     sent_s: float
-    """From a step boundary to the update in the store."""
+    """Seconds from a step boundary to the update in the store."""
     back_s: float
-    """From a step boundary to the new version in the model, with the syncer's part."""
+    """Seconds from a step boundary to the arrival of the new version, the syncer's part included."""
     utilization: float
     """Share of the time in which a healthy learner computes."""
     kept: float
-    """Share of its tokens that a commit will hold; the rest is overwritten by versions on their way."""
+    """Share of a learner's tokens that a commit will hold; incoming versions overwrite the rest."""
     goodput: float
-    """Share of the time that goes into work that failures do not take back, restarts included."""
+    """Share of the time that is left after failures: restarts and the work that failures take back are subtracted."""
     lost_s: float
-    """What a failure takes back: what no update holds yet."""
+    """Seconds of training that a failure takes back: the work that no update holds yet."""
     in_model: float
-    """Share of all its time whose work a commit holds: utilisation, goodput and work merged together."""
+    """Share of a learner's time whose work a commit holds: the product of utilisation, goodput and `kept`."""
     up_load: float
-    """Share of its uplink that is used, checkpoints included …"""
+    """Share of a learner's uplink that is used, checkpoints included."""
     down_load: float
-    """… and of its downlink."""
+    """Share of a learner's downlink that is used."""
     up_gb_day: float
     down_gb_day: float
     requests_day: dict[str, float]
     memory_gib: float
-    """Of the host, beside model, gradients and optimizer."""
+    """Memory of a learner's host, besides model, gradients and optimizer."""
     fits: bool
 
 
 @dataclass(frozen=True)
 class Wire:
-    """Of a fragment round, what takes its time between a learner and the store."""
+    """Traffic of one fragment round between a learner and the store, and the time to pack the update."""
 
     up: float
-    """Bytes, headers and messages included …"""
+    """Bytes that the learner sends, headers and messages included."""
     down: float
-    """… both ways."""
+    """Bytes that the learner receives, headers and messages included."""
     cost: traffic.Cost
     pack_s: float
-    """Seconds of one of a learner's cores until an update is packed."""
+    """Seconds that packing an update takes on one of the learner's cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one choice of P and H comes to."""
+    """Outcome of one choice of P and H."""
 
     rules: Rules
     wire: Wire
@@ -128,23 +128,24 @@ class Outcome:
     worth: learning.Worth
     checkpoint_s: float
     learnt: float
+    """Steps a second of all learners, without those that failures take back, times the worth of a token."""
     kept: float
     """Share of all learners' work that is merged."""
     load: float
-    """Share of a link that fragments take, of the learner that has least left …"""
+    """Share of a link that fragments take, on the busiest link."""
     busiest: Island
-    """… which is this one."""
+    """Island with that link."""
     checkpoint: float
     """Bytes of a learner's checkpoint."""
 
     @property
     def fits(self) -> bool:
-        """Whether every link carries it."""
+        """Whether every link can carry the fragments."""
         return self.load <= HEADROOM
 
     @property
     def per_usd(self) -> float:
-        """Steps that count, per dollar; where GPUs cost nothing, steps that count."""
+        """Steps learnt per dollar; if GPUs cost nothing, `learnt`."""
         return self.learnt * DAY_S / self.day["usd"] if self.day["gpu_usd"] else self.learnt
 
 
@@ -158,8 +159,10 @@ def outcome(
     matrices: Matrices,
     feedback: float = FEEDBACK_BYTES,
 ) -> Outcome:
-    """Return what these rules come to. `took`: how fast a syncer does its arithmetic under them. `feedback`: see
-    `feedback_bytes`."""
+    """Return the outcome of these rules.
+
+    `took`: speed of a syncer's arithmetic under these rules. `feedback`: see `feedback_bytes`.
+    """
     learners = sum(island.count for island in islands)
     costs = _costs(_small(rules), min(learners, 8))
     fed = feedback if rules.error_feedback else 0.0
@@ -170,7 +173,7 @@ def outcome(
     arithmetic_s = params / rules.fragments * (learners * took.add_s + took.round_s)
     if rules.merge == MergeRule.ISO:
         arithmetic_s += isotropic_s(matrices, rules, took)
-    # What a store refuses is not sent.
+    # A checkpoint that is too large for the store is not sent.
     saved_s = checkpoint_s if whole <= OBJECT_MAX else math.inf
     forecasts = [_forecast(params, island, islands, rules, wire, arithmetic_s, saved_s, fed) for island in islands]
     rounds_day = rules.fragments * DAY_S / _period(islands, rules)
@@ -200,19 +203,24 @@ def outcome(
 
 
 def isotropic_s(matrices: Matrices, rules: Rules, took: Speeds, block: int | None = None) -> float:
-    """Return seconds of one core that making a round's matrices isotropic takes, in these rules' blocks or others."""
+    """Return the seconds that one core takes to make a round's matrices isotropic.
+
+    `block`: size of the blocks; None: that of the rules.
+    """
     return matrices.flop(rules.iso_block if block is None else block) / rules.fragments / took.flop_s
 
 
 def packing_s(params: float, matrices: Matrices, rules: Rules, took: Speeds) -> float:
-    """Return seconds of one core that packing an update takes a learner: coding one takes about as long as adding a
-    coded one to a sum (docs/benchmarks.md)."""
+    """Return the seconds that one core of a learner takes to pack an update.
+
+    Encoding an update takes about as long as adding an encoded one to a sum (docs/benchmarks.md).
+    """
     level_s = isotropic_s(matrices, rules, took) if rules.isotropic_up else 0.0
     return params / rules.fragments * took.add_s + level_s
 
 
 def goodput_of(island: Island, lost_s: float) -> float:
-    """Return the share of a learner's time that failures do not take back; each takes a restart and `lost_s`."""
+    """Return the share of a learner's time that failures do not take; each failure takes a restart and `lost_s`."""
     return 1.0 / (1.0 + (island.restart_s + lost_s) / (island.mtbf_hours * 3600.0))
 
 
@@ -222,13 +230,13 @@ def _costs(rules: Rules, learners: int) -> traffic.MessageCosts:
 
 
 def _small(rules: Rules) -> Rules:
-    """Return rules whose traffic is measured in a moment: what passes per round hardly depends on P and H."""
+    """Return similar rules whose traffic is quick to measure: traffic per round hardly depends on P and H."""
     p = min(rules.fragments, 12)
     return msgspec.structs.replace(rules, fragments=p, sync_every=12, outer_lr=0.4, outer_momentum=0.8).check()
 
 
 def _period(islands: Sequence[Island], rules: Rules) -> float:
-    """Return seconds between two rounds of a fragment: they are called at the pace of the fastest learner."""
+    """Return the seconds between two rounds of a fragment: the fastest learner sets the pace."""
     return rules.sync_every * min(island.step_s for island in islands)
 
 
@@ -243,18 +251,21 @@ def _wire(params: float, rules: Rules, cost: traffic.Cost, pack_s: float) -> Wir
 
 
 def _loads(island: Island, islands: Sequence[Island], rules: Rules, wire: Wire) -> tuple[float, float]:
-    """Return the shares of a learner's uplink and downlink that are used."""
+    """Return the shares of a learner's uplink and downlink that fragments use."""
     bits_s = 8.0 * rules.fragments / _period(islands, rules)
     return wire.up * bits_s / (island.up_gbit_s * 1e9), wire.down * bits_s / (island.down_gbit_s * 1e9)
 
 
 def _sent_s(island: Island, wire: Wire) -> float:
-    """Return seconds from a step boundary to the update in the store."""
+    """Return the seconds from a step boundary to the update in the store."""
     return wire.pack_s + wire.up * 8.0 / (island.up_gbit_s * 1e9) + 2.0 * island.latency_s
 
 
 def _answers_s(islands: Sequence[Island], rules: Rules, wire: Wire) -> float:
-    """Return seconds from a round's call to its last answer: heard, a boundary, sent, announced; at most H."""
+    """Return the seconds from a round's call to its last answer, at most a period.
+
+    A learner receives the call, reaches a step boundary, sends its update and announces it.
+    """
     if sum(island.count for island in islands) == 1:
         return 0.0
     slowest = max(2.0 * WORD_LATENCIES * i.latency_s + i.step_s + _sent_s(i, wire) for i in islands)
@@ -276,24 +287,25 @@ def _forecast(
     whole = params * (CHECKPOINT_BYTES + fed)
     saving = whole / checkpoint_s
     sent_s = _sent_s(island, wire)
-    # Its announcement, a way there and back as all on the bus; then everybody's answers; then commit and value.
+    # After the upload: the announcement on the bus, the answers of all learners, the merge, and the announcement of the
+    # commit; then the learner reads commit and value, a round trip each.
     down_s = WORD_LATENCIES * island.latency_s + wire.down * 8.0 / (island.down_gbit_s * 1e9) + 4.0 * island.latency_s
     back_s = sent_s + WORD_LATENCIES * island.latency_s + _answers_s(islands, rules, wire) + arithmetic_s + down_s
     carried = min(1.0, 1.0 / up_load, 1.0 / down_load)
-    # One learner opens the round; the others take their updates when they have heard the call, at the next boundary, as
-    # all of them adopt at one.
+    # One learner opens the round. The others capture their updates later, at the first boundary after they received the
+    # call. All learners adopt the new version at a boundary.
     later_s = sent_s + 2.0 * WORD_LATENCIES * island.latency_s + island.step_s / 2.0
     learners = sum(other.count for other in islands)
     under_way_s = max(island.step_s, back_s + island.step_s / 2.0 - later_s * (learners - 1) / learners)
     kept = max(0.0, 1.0 - under_way_s / _period(islands, rules)) * carried
-    # Between two boundaries a few fragments are copied out and in, at memory speed.
+    # In every step, a few fragments are copied out of the model and into it, at memory speed.
     hold_s = 2.0 * 4.0 * params / rules.sync_every / COPY_BYTES_S
     step_share = island.step_s / (island.step_s + hold_s)
-    # What no update holds: on average half a period of every fragment.
+    # A failure loses the work that no update holds: on average half a period of every fragment.
     lost_s = rules.sync_every / 2.0 * island.step_s
     goodput = goodput_of(island, lost_s)
     rounds_day = rules.fragments * DAY_S / _period(islands, rules)
-    # What is counted of a small model goes in one request each; large objects go in parts and ranges.
+    # `traffic` counts the requests of a small model, one per object. Large objects take more: parts and ranges.
     more = {"get": requests_to_read(wire.down) - 1, "create": requests_to_write(wire.up) - 1}
     return Forecast(
         island=island,
@@ -332,9 +344,9 @@ def _syncer(
     between = snapshots_between(params, rules, pace, learners, wire)
     kept = state_bytes(rules)
     snapshot = kept * fragment / between
-    # All updates of a round are looked at together: they are kept until it closes.
+    # Robust rules compare all updates of a round, so the syncer keeps them until the round closes.
     together = rules.fragments * learners * wire.up if rules.merge in ROBUST else 0.0
-    # All that another one kept: of each fragment the newest snapshot, and the rounds merged after it.
+    # A syncer that takes over reads the newest snapshot of each fragment and the rounds merged after it.
     taken_over = rules.fragments * (kept * fragment + between * learners * wire.up)
     return {
         "memory_gib": (params * (kept + 4.0) + together + FETCHES_MAX * wire.up) / GIB,
@@ -350,7 +362,7 @@ def _syncer(
 
 
 def snapshots_between(params: float, rules: Rules, pace: Pace, learners: int, wire: Wire) -> int:
-    """Return the most rounds between two snapshots of a fragment: by versions, or by the bytes merged."""
+    """Return the most rounds between two snapshots of a fragment; versions or bytes merged set the limit."""
     by_bytes = snapshot_after(rules, int(params / rules.fragments)) / max(1.0, learners * wire.up)
     return min(pace.snapshot_every, max(1, math.ceil(by_bytes)))
 
@@ -366,7 +378,7 @@ def _day(
     wire: Wire,
     checkpoint: float,
 ) -> dict[str, float]:
-    """Return bytes, requests and dollars of one day."""
+    """Return the bytes, requests and dollars of one day."""
     totals = {name: count * rounds_day for name, count in syncer.requests.items()}
     learners = sum(f.island.count for f in forecasts)
     totals["get"] = totals.get("get", 0.0) + rounds_day * learners * (requests_to_read(wire.up) - 1)

@@ -1,6 +1,6 @@
-"""Plans a run: which settings to choose for a model and a set of learners, each with its reason.
+"""Planning a run: choose the settings for a model and a set of learners, each with its reason.
 
-Many choices are tried (`outcome` says what each comes to); P and H are those that learn most per dollar.
+Many choices are tried; `outcome` computes the outcome of each. The P and H that learn most per dollar are chosen.
 """
 
 import math
@@ -34,37 +34,40 @@ from isthmus_lab.forecast.outcome import (
 from isthmus_services.board.prices import Prices
 
 PERIODS = (12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
-"""Steps between two syncs of a fragment that are tried."""
+"""Periods H that are tried: steps between two syncs of a fragment."""
 
 FRAGMENT_BYTES = 64 << 20
-"""Payload of an update up to which a model is cut into few fragments: a request that fails is repeated whole."""
+"""Largest payload of an update, from which the least number of fragments follows: a failed request is repeated whole.
+"""
 
 FINE = (1, 2, 4)
-"""Times as many fragments are tried too: smaller ones are sooner there and back …"""
+"""Multiples of that number of fragments that are tried: smaller fragments take less time to the store and back."""
 
 FRAGMENTS_USUAL = 96
-"""… up to so many: each needs a tensor of its own."""
+"""Most fragments that the multiples may reach: each fragment needs a tensor of its own."""
 
 KEPT_LEAST = 0.5
-"""Share of the work merged below which a plan says that links or distances do not suit the model."""
+"""Share of the work merged below which a plan warns that links or distances do not suit the model."""
 
 OVERLAP_MAX = 1024
-"""Steps that an update may be under way in a plan: what takes longer does not come back within any period."""
+"""Highest `overlap` in a plan, in steps: an update that takes longer does not come back within any period."""
 
 ISO_BLOCKS = (0, 1024, 512)
-"""Blocks whose cost a plan names."""
+"""Block sizes whose cost a plan states; 0: whole matrices."""
 
 ROUND_SHARE = 0.1
-"""Of a period that a merge may take before a plan says that it is too dear: its work is overwritten meanwhile."""
+"""Share of a period that a merge may take before a plan warns that it is too expensive: meanwhile learners train work
+that the new version overwrites."""
 
 
 PACK_CORES = 0.25
-"""Of a learner's host that packing may take before a plan has matrices sent as they are, in four bits."""
+"""Cores of a learner's host that packing may take; if it takes more, the plan has matrices sent as they are, in four
+bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed:
-    """Settings that are given; None: to be chosen."""
+    """Settings that are given; None: the plan chooses."""
 
     fragments: int | None = None
     sync_every: int | None = None
@@ -76,7 +79,7 @@ class Fixed:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One setting and why."""
+    """One setting and the reason for its value."""
 
     name: str
     value: object
@@ -85,7 +88,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A whole plan."""
+    """A plan: the chosen settings, and what to expect from them."""
 
     params: float
     rules: Rules
@@ -96,9 +99,9 @@ class Plan:
     day: dict[str, float]
     warnings: list[str]
     worth: learning.Worth
-    """What a processed token is worth at these settings."""
+    """Worth of a processed token at these settings."""
     learnt: float
-    """Steps a second that count, all learners' together, loss paid."""
+    """Steps a second of all learners, without those that failures take back, times the worth of a token."""
 
 
 def plan(
@@ -111,12 +114,11 @@ def plan(
     speeds: Callable[[Rules], Speeds],
     specs: Sequence[Spec] | None = None,
 ) -> Plan:
-    """Return a plan. What is `fixed` is not chosen. `specs` are the model's tensors, which say how many
-    fragments it can have; without them its matrices are those of a usual transformer of its size.
+    """Return a plan. Raises `InputError` for impossible input.
 
-    `speeds` says how fast a syncer does its arithmetic under these rules (see `speeds.Table`).
-
-    Raises `InputError` for input that cannot be.
+    `fixed`: settings that the plan does not choose. `specs`: the model's tensors, which limit its number of fragments;
+    without them, its matrices are those of a typical transformer of its size. `speeds`: returns the speed of a
+    syncer's arithmetic under given rules (see `speeds.Table`).
     """
     if not (math.isfinite(params) and 1 <= params <= PARAMS_MAX):
         raise InputError(
@@ -198,13 +200,13 @@ def _candidates(
     speeds: Callable[[Rules], Speeds],
     step_s: float,
 ) -> list[Rules]:
-    """Return the rules to try: P and H where they are not fixed."""
+    """Return the rules to try: one for each P and H that is tried, unless P or H is fixed."""
     block = fixed.iso_block or 0
     merge = fixed.merge or (MergeRule.ISO if there.cheap(block, speeds(Rules()).flop_s) else MergeRule.RDA).value
     given = {"codec_up": fixed.codec, "codec_down": fixed.codec_down}
     codecs: dict[str, Any] = {name: codec for name, codec in given.items() if codec is not None}
     sent = Rules.suited(merge=merge, iso_block=block, isotropic_up=True, **codecs)
-    packed_s = sent.fragments * packing_s(params, there, sent, speeds(sent))  # of the whole model, once a period
+    packed_s = sent.fragments * packing_s(params, there, sent, speeds(sent))  # for the whole model, once a period
     periods = [fixed.sync_every] if fixed.sync_every else [h for h in PERIODS if h >= (fixed.fragments or 1)]
     if not periods:
         raise InputError(f"{fixed.fragments} fragments: more than {PERIODS[-1]} need a period of their own, sync_every")
@@ -269,7 +271,7 @@ def _reasons(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome
 
 
 def _merge(fixed: Fixed, rules: Rules, took: Speeds, there: Matrices, step_s: float) -> Choice:
-    """Return the merge rule with what an isotropic merge costs here, whole and in blocks."""
+    """Return the merge rule; the reason states the cost of an isotropic merge of whole matrices and of blocks."""
 
     def cost(block: int) -> str:
         seconds = isotropic_s(there, rules, took, block)
@@ -293,7 +295,7 @@ def _merge(fixed: Fixed, rules: Rules, took: Speeds, there: Matrices, step_s: fl
 
 
 def _why_period(best: Outcome, tried: Sequence[Outcome]) -> str:
-    """Say why this period, beside the nearest ones that were tried."""
+    """Return the reason for this period, compared with the nearest periods that were tried."""
     if not best.fits:
         return f"even so {best.busiest.name} needs {best.load:.0%} of its link, more than {HEADROOM:.0%}"
     if not best.learnt:
@@ -316,7 +318,7 @@ def _fragments(params: float, up: str, period: int) -> int:
 
 
 def _warn(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome], learners: int) -> list[str]:
-    """Return what is wrong with what was given: never with what was chosen."""
+    """Return warnings about the given input; settings that the plan chose get none."""
     forecasts, rules = best.forecasts, best.rules
     found = []
     if learners == 1:

@@ -1,7 +1,8 @@
-"""What a recorded run achieved, read from its log, and what the model of goodput says it should have.
+"""Goodput that a recorded run achieved, read from its log, beside the goodput that the model predicts.
 
-A commit names for every update the life of the learner it came from, the learner's own step and when that step ended.
-That is enough: a life ends where a later one begins, and the step a later life begins at is what the failure left.
+For every update, a commit names the learner's incarnation, the learner's own step, and the time at which that step
+ended. This is enough: an incarnation ends where a later one begins, and the step at which the later one begins shows
+what the failure left.
 """
 
 import itertools
@@ -20,49 +21,50 @@ _LIFE = re.compile(r"learners/(?P<learner>[^/]+)/(?P<life>[0-9]+)/(?P<what>claim
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """One run, as its log tells it. Seconds are on its syncers' clocks."""
+    """One run, as its log shows it. Seconds are on its syncers' clocks."""
 
     learners: int
     span_s: float
-    """From the first step any update was based on to the last that any held, in the mean over learners."""
+    """Seconds from the first step that an update was based on to the last step in an update: the mean over learners."""
     step_s: float
-    """Of a step within a life, the mean over all."""
+    """Mean seconds of a step within an incarnation."""
     failures: int
-    """Lives that were followed by another of the same name."""
+    """Number of incarnations that were followed by another one of the same learner."""
     mtbf_s: float
-    """Of one learner: its lives' time over their failures."""
+    """Mean seconds between two failures of one learner: the time without recoveries, over the failures."""
     recovery_s: float
-    """From the last step of a life to the first of the next, less the time between two updates; the mean."""
+    """Mean seconds from the last step of an incarnation to the first of the next, less half the time between two
+    updates."""
     checkpoint_s: float
-    """Between two checkpoints of a learner; a failure takes what was trained after the last one."""
+    """Median seconds between two checkpoints of a learner; a failure takes back the training after the last one."""
     steps: int
-    """All learners' own steps at the end: what failures took back is not in them."""
+    """Sum of all learners' own steps at the end; steps that failures took back are not included."""
     goodput: float
-    """Those steps' time, as a share of all the time there was."""
+    """Time of these steps, as a share of the whole time of all learners."""
     uptime: float
-    """Share of the time in which at least one learner was in a life."""
+    """Share of the time in which at least one incarnation was alive."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Prediction beside achievement."""
+    """A run's figures and the model's prediction for them."""
 
     observed: Observed
     predicted: Shares
 
     @property
     def error(self) -> float:
-        """Predicted less achieved goodput."""
+        """Predicted minus achieved goodput."""
         return self.predicted.goodput - self.observed.goodput
 
 
 @dataclass
 class _Life:
-    """What the log has of one life: when it began, and times and own steps at its first and last merged updates."""
+    """One incarnation in the log: when it began, and time and own step at its first and at its last merged update."""
 
     began: float
     began_step: int
-    """Step of its base; of a life that went on from a checkpoint, before it began."""
+    """Step of the first update's base; it can lie before an incarnation that continued from a checkpoint."""
     first: tuple[float, int]
     last: tuple[float, int]
     updates: int = 1
@@ -74,7 +76,7 @@ class _Life:
 
 
 async def observe(log: Log) -> Observed:
-    """Read a run. Raises `InputError` where there is too little in it to say anything."""
+    """Return the figures of a run, read from its log. Raises `InputError` if the log holds too few updates."""
     lives: dict[tuple[str, int], _Life] = {}
     for p in range(len(log.run.layout.fragments)):
         async for commit in log.commits(p, 0):
@@ -103,7 +105,7 @@ async def observe(log: Log) -> Observed:
         for of in by_learner.values()
         for before, after in itertools.pairwise(of)
     ]
-    # A life that left no update is known by its claim only; its gap is in those on either side.
+    # An incarnation without a merged update is known only by its claim. The gap between its neighbours includes it.
     failures = sum(max(claims.get(name, 0), len(of)) - 1 for name, of in by_learner.items())
     total = sum(spans.values())
     steps = sum(max(life.last[1] for life in of) - of[0].began_step for of in by_learner.values())
@@ -124,10 +126,10 @@ async def observe(log: Log) -> Observed:
 
 
 def check(observed: Observed) -> Check:
-    """Return what the model predicts for learners that fail and come back as these did.
+    """Return the run's figures with the model's prediction for learners that fail and come back as these did.
 
-    A learner is one slice: it trains for the time between two failures, is away for a recovery, and loses what it
-    trained after its last checkpoint.
+    A learner is one slice. It trains for the time between two failures, is away for a recovery, and loses the training
+    after its last checkpoint.
     """
     mtbf_s = observed.mtbf_s
     if math.isinf(mtbf_s):
@@ -148,7 +150,7 @@ def check(observed: Observed) -> Check:
 
 
 async def _kept(log: Log) -> tuple[dict[str, int], dict[str, list[int]]]:
-    """Return the number of lives and the steps of the newest life's checkpoints, by learner."""
+    """Return, by learner, the number of incarnations and the steps of the newest incarnation's checkpoints."""
     claims: dict[str, int] = defaultdict(int)
     checkpoints: dict[tuple[str, int], list[int]] = defaultdict(list)
     for entry in await log.store.list("learners/"):
@@ -164,7 +166,7 @@ async def _kept(log: Log) -> tuple[dict[str, int], dict[str, list[int]]]:
 
 
 def _uptime(spans: list[tuple[float, float]]) -> float:
-    """Return the share of the time from the first beginning to the last end that some span covers."""
+    """Return the share of the time between the first start and the last end that at least one span covers."""
     covered = 0.0
     spans = sorted(spans)
     begun, reached = spans[0]

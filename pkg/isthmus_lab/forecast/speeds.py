@@ -1,6 +1,6 @@
-"""How fast a machine does a syncer's arithmetic: from a table by class of CPU, or a file that somebody measured.
+"""Speed of a syncer's arithmetic on a machine, from a table by class of CPU or from a file of measurements.
 
-Nothing is timed unless it is asked for: what a busy machine says of itself is not what a syncer will do.
+Nothing is timed unless the user asks for it: timings on a busy machine do not predict the speed of a syncer.
 """
 
 import math
@@ -16,7 +16,7 @@ from isthmus.errors import InputError
 from isthmus.format.rules import Rules, rate_of
 
 RATE = "q1.5"
-"""Of the codecs with a rate, the one that is timed for all of them."""
+"""Codec that is timed to represent all codecs with a rate."""
 
 TIMED = (*CODECS, RATE)
 
@@ -26,11 +26,11 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     cpu: str
     how: str
-    """How the figures came about."""
+    """How the figures were obtained."""
     add_s: dict[str, float]
     round_s: dict[str, float]
     flop_s: float
-    """Of matrix products that are summed in one order."""
+    """Operations a second of matrix products that are summed in a fixed order."""
 
     def of(self, rules: Rules) -> Speeds:
         """Return the speeds under these rules."""
@@ -44,14 +44,14 @@ class _Classes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def classes() -> tuple[str, Mapping[str, Table]]:
-    """Return the default class, and the table that comes with the package."""
+    """Return the name of the default class, and the classes that come with the package."""
     read = tomllib.loads(files("isthmus_lab.forecast").joinpath("speeds.toml").read_text())
     found = msgspec.convert(read, _Classes)
     return found.default, found.classes
 
 
 def table(data: object, where: str) -> Table:
-    """Return a measured table. Raises `InputError` that says where it is wrong."""
+    """Return a measured table. Raises `InputError` that says what in `where` is wrong."""
     try:
         found = msgspec.convert(data, Table)
     except msgspec.ValidationError as error:
@@ -71,7 +71,7 @@ def table(data: object, where: str) -> Table:
 
 
 def written(found: Table) -> str:
-    """Return a table as a file has it."""
+    """Return a table as the text of a TOML file."""
     lines = [f"cpu = {_quoted(found.cpu)}", f"how = {_quoted(found.how)}", f"flop_s = {found.flop_s:.3g}"]
     for part in ("add_s", "round_s"):
         lines += ["", f"[{part}]", *(f"{_key(name)} = {seconds:.3g}" for name, seconds in getattr(found, part).items())]
@@ -87,7 +87,7 @@ def _quoted(words: str) -> str:
 
 
 def measured(now: Callable[[], float], cpu: str, when: str, repeats: int = 15, size: int = 1 << 20) -> Table:
-    """Time every codec on this machine, one core."""
+    """Time every codec on one core of this machine; return the table."""
     found = {name: measure(now, name, name, size, repeats) for name in TIMED}
     return Table(
         cpu=cpu,

@@ -1,7 +1,7 @@
-"""What a run costs besides its payload, measured: the real syncer and learners, over a simulated store and bus.
+"""Traffic of a run besides its payload, measured with the real syncer and learners over a simulated store and bus.
 
-Headers, commits, snapshots, messages and requests do not depend on how large the model is. So a small one is run for a
-few periods in virtual time, and everything that passes is counted.
+Headers, commits, snapshots, messages and requests do not depend on the size of the model. So a small model runs for a
+few periods in virtual time, and all its traffic is counted.
 """
 
 import asyncio
@@ -29,33 +29,33 @@ from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import Arrays, Times, Trainee, World, learn, serve
 
 ELEMENTS = 256
-"""Of each fragment: small, so that a period takes no time."""
+"""Parameters of each fragment: few, so that a period is quick to compute."""
 
 LATENCY_S = 0.02
 
 LEARNERS_MAX = 16
-"""Beyond so many, what a learner sends and gets per round hardly changes any more, and measuring takes long."""
+"""Most learners to measure with: beyond, a learner's traffic per round hardly changes, and measuring takes long."""
 
 OPERATIONS = ("get", "put", "create", "list", "delete")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one process does per fragment round, the payload of fragments left out."""
+    """Traffic of one process per fragment round, without the payload of fragments."""
 
     requests: dict[str, float]
-    """Of the store, by operation."""
+    """Requests to the store, by operation."""
     up_bytes: float
-    """Object headers and messages that it sends (a syncer: its snapshots too, of this small model) …"""
+    """Bytes of object headers and messages that the process sends. A syncer's include snapshots of the small model."""
     down_bytes: float
-    """… and gets."""
+    """Bytes of object headers and messages that the process receives."""
     messages: float
-    """It puts on the bus."""
+    """Messages that the process publishes on the bus."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MessageCosts:
-    """One learner, and the syncer."""
+    """Traffic of one learner, and of the syncer."""
 
     learner: Cost
     syncer: Cost
@@ -63,7 +63,7 @@ class MessageCosts:
 
 @functools.cache
 def bits(name: str, params: float, fragments: int) -> float:
-    """Return a codec's bits per parameter for a model of this size, its scales and padding included."""
+    """Return a codec's bits per parameter for a model of this size, scales and padding included."""
     rows = max(1, math.ceil(params / fragments / 1024))
     layout = partition([Spec("weight", (rows, 1024), "float32", TensorClass.DENSE)], 1)
     return 8.0 * packed_size(codec(name), layout.fragments[0]) / layout.size
@@ -79,7 +79,7 @@ class _Seen:
 
 
 class _Still(Trainee):
-    """Trains nothing, in even steps."""
+    """A trainee that trains nothing, in steps of constant duration."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
@@ -102,7 +102,7 @@ class _Still(Trainee):
 
 
 def measure(rules: Rules, pace: Pace, learners: int, step_s: float = 1.0) -> MessageCosts:
-    """Run two periods, after two to warm up, and return what passed per fragment round."""
+    """Run two periods to warm up and two more; return the traffic per fragment round in the last two."""
     world = World("traffic")
     try:
         found: MessageCosts = world.clock.run_until_complete(_run(world, rules, pace, learners, step_s))
@@ -112,7 +112,7 @@ def measure(rules: Rules, pace: Pace, learners: int, step_s: float = 1.0) -> Mes
 
 
 def own_codec(link: Setup, up: str, down: str, cost: Cost) -> OnTheWire:
-    """Return what this library's codecs cost on a link: bits of payload, bytes of headers, commits and messages."""
+    """Return the cost of this library's codecs on a link: bits of payload; bytes of headers, commits and messages."""
     return OnTheWire(
         name=f"isthmus {up} up, {down} down",
         up_bits=bits(up, link.params, link.fragments),
@@ -161,7 +161,7 @@ async def _run(world: World, rules: Rules, pace: Pace, learners: int, step_s: fl
     await asyncio.gather(*tasks)
     up, down = (packed_size(codec(name), run.layout.fragments[0]) for name in (rules.codec_up, rules.codec_down))
     count, size = after[0] - before[0], after[1] - before[1]
-    # Learners hear the syncers; a syncer hears everybody.
+    # A learner receives the syncers' messages; a syncer receives the messages of all processes.
     syncer = _cost(first[0], last[0], rounds, SYNCER_STREAM, list(size), count, size)
     learner = _cost(first[1], last[1], rounds, learner_stream("l0"), [SYNCER_STREAM], count, size)
     return MessageCosts(

@@ -1,5 +1,5 @@
-"""The lab: what the paper asks at large scale, asked at small scale, with real gradients in virtual time.
+"""The lab: the paper's questions, asked at small scale, with real gradients in virtual time.
 
-`setting` says what one run is, `training` runs it with the library's own learners and syncer, `experiments` are lists
-of settings and what is concluded from their rows.
+`setting` describes one run. `training` runs it with the library's own learners and syncer. `experiments` has the lists
+of settings, by experiment.
 """

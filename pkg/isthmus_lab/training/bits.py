@@ -1,4 +1,4 @@
-"""Experiments on bits: what a codec with fewer of them costs in loss, each way and both."""
+"""Experiments on bits per parameter: what a codec with fewer bits costs in loss, up, down and both ways."""
 
 from isthmus_lab.training.experiment import ISO, Experiment, base, named
 from isthmus_lab.training.setting import Failures, Setting, Wires
@@ -36,7 +36,7 @@ def _bits(steps: int) -> list[Setting]:
                 half = f"M = {m}, {method}: {name} both ways, residuals in bfloat16"
                 codecs = {"rules_codec_up": name, "rules_codec_down": name}
                 found.append(named(few, half, variant="residuals in bfloat16", **codecs, **METHODS[method]))
-        # SparseLoCo's rule: the mean, at its own rate, without outer momentum. int8 carries what is left of its bits.
+        # SparseLoCo's rule is the mean, at its own outer rate, without outer momentum. int8 transports the kept values.
         for kept in (64, 128, 256):
             for lr in (0.7, 1.0):
                 rule = {"rules_merge": "avg", "rules_outer_lr": lr, "rules_outer_momentum": 0.0}
@@ -47,7 +47,7 @@ def _bits(steps: int) -> list[Setting]:
 
 
 def _bits_longer(steps: int) -> list[Setting]:
-    # What is given up for good might tell only after many rounds.
+    # Without feedback, the loss may show what codecs drop only after many rounds.
     found = []
     for m in (4, 8):
         long = base(5 * steps, learners=m)
@@ -59,7 +59,7 @@ def _bits_longer(steps: int) -> list[Setting]:
 
 
 def _bits_strained(steps: int) -> list[Setting]:
-    # What makes fewer bits harder: feedback that is lost with its learner, or old when it is merged.
+    # Fewer bits are harder where feedback is lost with its learner, or is old when it is merged.
     conditions: dict[str, dict[str, object]] = {
         "failures": {"failures": Failures(every_s=100.0, repair_s=5.0, checkpoint_s=10.0)},
         "speeds from 1 to 1.3": {"step_s": (1.0, 1.0, 1.0, 1.0, 1.3), "noise": 0.1},

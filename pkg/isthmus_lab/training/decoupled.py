@@ -1,4 +1,4 @@
-"""Experiments on decoupled training: what was published, links, failures, and the gap that RDA leaves."""
+"""Experiments on decoupled training: published results, links, failures, and the gap to data parallel with RDA."""
 
 import math
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ TOKENS, TIME = "tokens", "time"
 
 
 def _heterogeneous(steps: int) -> list[Setting]:
-    # Speeds from 1 down to 0.82 of the fastest.
+    # The learners' speeds go from that of the fastest down to 0.82 of it.
     paces = tuple(round(1.0 / (1.0 - 0.18 * m / 7), 4) for m in range(8))
     mixed = base(steps, learners=8, step_s=paces, noise=0.1)
     found = [named(mixed, "data parallel", **PARALLEL)]
@@ -39,7 +39,7 @@ def _heterogeneous(steps: int) -> list[Setting]:
 
 
 def _failures(steps: int) -> list[Setting]:
-    # A cluster of eight units of compute, cut into M learners; each unit fails at the same rate.
+    # A cluster of eight units of compute is cut into M learners. Each unit fails at the same rate.
     found = []
     for unit_every_s, what in ((math.inf, "none"), (2400.0, "rare"), (600.0, "often")):
         for m in (1, 2, 4, 8):
@@ -83,8 +83,8 @@ def _codecs(steps: int) -> list[Setting]:
 
 
 def _adoption(steps: int) -> list[Setting]:
-    # Learners of mixed speed, so that there is something to be late with, at two distances: a version is back after
-    # about three and after about six steps.
+    # Learners of mixed speed, so that some updates are late, at two distances: a version comes back after about three
+    # steps, or after about six.
     mixed = base(steps, learners=8, step_s=(1.0, 1.0, 1.0, 1.0, 1.3), noise=0.1)
     away = named(mixed, "", wires=Wires(latency_s=0.2, spread=0.5))
     far = named(mixed, "", wires=Wires(latency_s=0.5, spread=0.5))
@@ -102,7 +102,7 @@ def _adoption(steps: int) -> list[Setting]:
 
 
 def _loaded(load: float) -> Wires:
-    # A period of 12 steps of a second moves 4.125 bits of each of 100 million parameters, up and down.
+    # In a period of 12 steps of one second, 4.125 bits of each of 100 million parameters move, up and down.
     gbit = 1e8 * 4.125 / 12 / 1e9 / load
     return Wires(latency_s=0.06, spread=0.3, gbit_s=gbit, parameters=1e8)
 
@@ -161,7 +161,7 @@ def _regions(steps: int) -> list[Setting]:
 
 
 LOADS = (0.35, 0.5, 0.69, 0.85)
-"""Shares of a link that fragments take at H = 12."""
+"""Shares of a link that fragments take at H = 12, one for each setting."""
 
 
 def _links(steps: int) -> list[Setting]:
@@ -209,7 +209,7 @@ def _gap(steps: int) -> list[Setting]:
     long = base(3 * steps)
     away = Wires(latency_s=0.25)
     eight = base(3 * steps, learners=8)
-    # Twice the rate suits eight times the batch.
+    # Twice the inner learning rate suits eight times the batch.
     large = base(steps, learners=8, batch=8, peak_lr=6e-3)
     return [
         *found,
@@ -245,15 +245,15 @@ COMPARED: Mapping[str, Mapping[str, object]] = {
         "wires": Wires(latency_s=0.005, spread=0.3, gbit_s=100.0, parameters=1e8),
     },
 }
-"""Three places to train in."""
+"""Three environments to train in: what each changes in the setting."""
 
 IN_MEMORY_S = 5.0
-"""Between two checkpoints of the data-parallel job, which cost it nothing."""
+"""Seconds between two checkpoints of the data-parallel job; these checkpoints cost it nothing."""
 
 IN_ONE_PLACE = Wires(latency_s=0.0, spread=0.0)
 
 CURVE = (0.125, 0.25, 0.5, 1.0)
-"""Shares of the steps after which undisturbed data parallel is judged: that says what a loss is worth."""
+"""Shares of the steps after which undisturbed data parallel is evaluated: this gives the worth of a loss in steps."""
 
 
 def _compare(steps: int) -> list[Setting]:

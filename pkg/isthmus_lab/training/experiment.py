@@ -1,4 +1,4 @@
-"""An experiment, the setting that all of them start from, and what several change in it. Plain data without torch."""
+"""An experiment, the setting that all experiments start from, and changes that several share: plain data, no torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,24 +11,24 @@ from isthmus_lab.training.setting import Setting
 
 @dataclass(frozen=True)
 class Experiment:
-    """One question."""
+    """One question, and the settings that answer it."""
 
     name: str
     question: str
     published: str
-    """What was published on it, in a line."""
+    """Published results on this question, in one line."""
     settings: Callable[[int], list[Setting]]
-    """Given the steps of one learner."""
+    """Returns the settings for a number of steps per learner."""
     quick: Sequence[str] = ()
-    """Names of the settings that `--scale quick` runs; all where empty."""
+    """Names of the settings that `--scale quick` runs; empty: all."""
     beside: Mapping[str, str] = field(default_factory=dict)
-    """What a picture shows beside the loss: a measure and its title."""
+    """Measures that a picture shows beside the loss, with their titles."""
 
 
 def named(setting: Setting, name: str, **changes: object) -> Setting:
-    """Return a setting with another name and some fields changed; `rules_…` and `pace_…` reach into those.
+    """Return a setting with another name and changed fields; `rules_x` and `pace_x` change field x of rules or pace.
 
-    The period is fixed where nothing is said of `rules_sync_every_max`, also where H is changed.
+    A change of `rules_sync_every` (H) also sets `rules_sync_every_max` unless that is given: the period stays fixed.
     """
     if "rules_sync_every" in changes:
         changes = {"rules_sync_every_max": changes["rules_sync_every"]} | changes
@@ -51,10 +51,10 @@ def base(steps: int, **changes: object) -> Setting:
 
 
 WAITING: dict[str, object] = {"pace_lead": 0.0, "pace_grace": 0.0}
-"""As in the paper's K = M: whoever is τ steps past an upload waits for its answer."""
+"""As in the paper's K = M: a learner that is τ steps past an upload waits for the new version."""
 
 HASTY: dict[str, object] = {"pace_quorum": 1, "pace_grace": 0.0, "pace_staleness": 0}
-"""As in the paper's K = 1 without grace: the first to arrive is the round, and what is late is dropped."""
+"""As in the paper's K = 1 without grace: the first update to arrive closes the round, and late updates are dropped."""
 
 SYNCHRONOUS: dict[str, object] = {
     "rules_fragments": 1,
@@ -63,7 +63,7 @@ SYNCHRONOUS: dict[str, object] = {
     "pace_grace": 0.0,
     "pace_staleness": 0,
 }
-"""DiLoCo: the whole model at once, and nobody goes on before everybody has merged."""
+"""DiLoCo: the whole model is one fragment, and every learner waits for the merge before it continues."""
 
 PARALLEL: dict[str, object] = {"method": "data-parallel"}
 
@@ -76,10 +76,13 @@ AVG: dict[str, object] = {"rules_merge": "avg", "rules_outer_lr": outer_for("avg
 
 
 def iso(rate: float = 0.8, momentum: float = 0.8) -> dict[str, object]:
-    """Return what makes a setting's merge isotropic; where nothing is said, at the outer rates that most experiments
-    were made with, before `outer` and `parity` found the default's a little better."""
+    """Return the changes that make a setting's merge isotropic.
+
+    The defaults are the outer rate and momentum of most experiments. The later experiments `outer` and `parity` found
+    the library's defaults a little better.
+    """
     return {"rules_merge": "iso", "rules_outer_lr": rate, "rules_outer_momentum": momentum}
 
 
 ISO = iso(*outer_for("iso", Rules().sync_every))
-"""As runs are by default."""
+"""Isotropic merges with the library's default outer rate and momentum."""

@@ -1,4 +1,4 @@
-"""All experiments by name, and how large they are run."""
+"""All experiments by name, and the scales at which they run."""
 
 from isthmus.errors import InputError
 from isthmus_lab.training import bits, decoupled, hostile, isotropic
@@ -6,7 +6,7 @@ from isthmus_lab.training.names import NAMES
 from isthmus_lab.training.setting import Setting
 
 STEPS = {"quick": 150, "paper": 600}
-"""Steps of one learner where `--steps` says nothing."""
+"""Steps of one learner by scale, if `--steps` is not given."""
 
 SEEDS = {"quick": 1, "paper": 3}
 

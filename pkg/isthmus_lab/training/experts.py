@@ -1,4 +1,4 @@
-"""A small mixture of experts: the byte GPT with feed-forward nets of which each token takes one."""
+"""A small mixture of experts: the byte GPT with several feed-forward nets per block; each token takes one of them."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ BALANCE_WEIGHT = 0.01
 
 
 class Experts(nn.Module):
-    """Top-1 of n feed-forward nets, each token's output scaled by the router's probability."""
+    """n feed-forward nets with top-1 routing; each token's output is scaled by the router's probability."""
 
     def __init__(self, width: int, count: int) -> None:
         super().__init__()
@@ -21,10 +21,10 @@ class Experts(nn.Module):
         self.balance = torch.zeros(())
         """Load-balancing loss of the last batch."""
         self.seen = torch.zeros(count, dtype=torch.long)
-        """Tokens each expert got since it was last set back."""
+        """Tokens that each expert got since this count was last reset."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, time, width] → the same."""
+        """Return the output of the experts. Shapes of `x` and of the output: [batch, time, width]."""
         flat = x.reshape(-1, x.shape[-1])
         chances = self.router(flat).softmax(-1)
         chance, choice = chances.max(-1)
@@ -40,7 +40,7 @@ class Experts(nn.Module):
 
 
 class ExpertBlock(Block):
-    """A block whose feed-forward net is a choice of experts."""
+    """A block with experts in place of its feed-forward net."""
 
     def __init__(self, width: int, heads: int, experts: int) -> None:
         super().__init__(width, heads)
@@ -48,12 +48,12 @@ class ExpertBlock(Block):
         self.experts = Experts(width, experts)
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """See `Block.feed_forward`."""
+        """Return the output of the experts; see `Block.feed_forward`."""
         return self.experts.forward(x)
 
 
 class ExpertGPT(ByteGPT):
-    """A byte GPT of expert blocks."""
+    """A byte GPT with expert blocks."""
 
     def __init__(self, width: int, layers: int, heads: int, experts: int) -> None:
         super().__init__(width, layers, heads, block=lambda: ExpertBlock(width, heads, experts))

@@ -1,4 +1,4 @@
-"""Learners that mean no good: what they send in place of their updates, and the experiment on which merge bears it."""
+"""Hostile learners: what they send in place of their updates, and the experiment on which merge rules withstand it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,31 +15,38 @@ from isthmus_lab.training.setting import Setting
 
 LEARNERS = 8
 COUNTS = (1, 3)
-"""Of these hostile."""
+"""Numbers of hostile learners that are tried."""
 
 Shared = dict[tuple[int, int], F32]
-"""What the hostile ones have in common, by fragment and base."""
+"""Arrays that the hostile learners share, by fragment and base."""
 
 Attack = Callable[[F32, tuple[int, int], Shared, np.random.Generator], F32]
-"""Given an honest difference [n], its fragment and base, what the hostile ones share, and numbers: what is sent."""
+"""Returns the difference [n] that is sent, given the honest difference [n], its fragment and base, the arrays that
+hostile learners share, and a random generator."""
 
 
 def _together(x: F32, of: tuple[int, int], shared: Shared, draw: np.random.Generator) -> F32:
-    """All send the same, against what one of them would have sent on this base: each is as long as usual and as new."""
+    """Return the same difference for all hostile learners: the opposite of the first one's honest one on this base.
+
+    So each update has a usual length and a new base.
+    """
     return -shared.setdefault(of, x)
 
 
 def _stale(x: F32, of: tuple[int, int], shared: Shared, draw: np.random.Generator) -> F32:
-    """The first update of the fragment, again and again."""
+    """Return the first difference of the fragment, again and again."""
     return shared.setdefault((of[0], 0), x)
 
 
 JUST_BELOW = 3.8
-"""Times the length of an honest update: an update of one that poisons slowly, which no bound of four cuts."""
+"""Length of an update in the attack `slow`, in lengths of an honest one: a bound of four times does not cut it."""
 
 
 def _slow(x: F32, of: tuple[int, int], shared: Shared, draw: np.random.Generator) -> F32:
-    """Always the same way, as far as goes uncut: what somebody does who wants the model somewhere, and has time."""
+    """Return a difference in always the same direction, as long as the bound allows.
+
+    This is the attack of an author who wants the model in a certain place and has time.
+    """
     way = shared.setdefault((of[0], 0), draw.standard_normal(x.size).astype(np.float32))
     return (JUST_BELOW * np.linalg.norm(x) / max(float(np.linalg.norm(way)), 1e-30) * way).astype(np.float32)
 
@@ -59,7 +66,7 @@ ATTACKS: dict[str, Attack] = {
 
 @contextmanager
 def hostile(attack: str, count: int) -> Iterator[None]:
-    """Let the last so many of `LEARNERS` learners send this in place of what they have."""
+    """Let the last `count` of `LEARNERS` learners send what the attack returns, while the context lasts."""
     own = LocalBackend.packed
     names = {f"l{LEARNERS - 1 - number}" for number in range(count)}
     shared: Shared = {}
@@ -80,7 +87,7 @@ def hostile(attack: str, count: int) -> Iterator[None]:
 
 @contextmanager
 def unbounded() -> Iterator[None]:
-    """Believe what updates say, whatever it is."""
+    """Believe what updates claim, without bounds, while the context lasts."""
     own = Influence.judge
 
     def judge(
@@ -97,7 +104,7 @@ def unbounded() -> Iterator[None]:
 
 @contextmanager
 def attacked(attack: str, count: int, bounded: bool) -> Iterator[None]:
-    """Both at once."""
+    """Let `count` learners attack, and remove the bounds unless `bounded`, while the context lasts."""
     with ExitStack() as stack:
         if count:
             stack.enter_context(hostile(attack, count))
@@ -107,7 +114,7 @@ def attacked(attack: str, count: int, bounded: bool) -> Iterator[None]:
 
 
 def name_of(attack: str, count: int, bounded: bool) -> str:
-    """Return what a variant is called; empty where nothing is other than the library's own."""
+    """Return the name of a variant; the library's own arithmetic without hostile learners has the empty name."""
     what = f"{count} hostile: {attack}" if count else ""
     return ", ".join(part for part in (what, "" if bounded else "unbounded") if part)
 
@@ -116,7 +123,7 @@ CASES = [(attack, count, bounded) for bounded in (True, False) for count in COUN
 CASES += [("", 0, False)]
 
 VARIANTS = {name_of(*case): (lambda case=case: attacked(*case)) for case in CASES}
-"""By name, for `isthmus_lab.training.variants`."""
+"""Variants by name, for `isthmus_lab.training.variants`."""
 
 MERGES: dict[str, dict[str, object]] = {
     "RDA": {},
@@ -137,7 +144,7 @@ def _settings(steps: int) -> list[Setting]:
             at = f"{merge}{'' if bounded else ', unbounded'}: "
             found.append(named(eight, f"{at}nobody", variant=name_of("", 0, bounded), **rules))
             if bounded:
-                # What the honest ones come to without the hostile three.
+                # Compare with the honest learners alone, without the three hostile ones.
                 five = base(steps, learners=LEARNERS - max(COUNTS))
                 found.append(named(five, f"{at}five alone", **rules))
             for count in COUNTS:

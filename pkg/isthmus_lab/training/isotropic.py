@@ -5,12 +5,12 @@ from isthmus_lab.training.experiment import HASTY, ISO, PARALLEL, WAITING, Exper
 from isthmus_lab.training.setting import Failures, Guests, Setting, Shape, Wires
 
 BEYOND = {2: (1.4e-3, 2e-3), 4: (2e-3,), 8: (9e-3,), 16: (9e-3,)}
-"""Inner rates beyond those of all M, where one of them would be at the edge."""
+"""Additional inner learning rates, by M, where the best of the common rates would be at the edge of their range."""
 
 
 def _parity(steps: int) -> list[Setting]:
-    # Every method at several inner rates: a baseline at another's rate is no baseline. One learner that sees in a step
-    # what all learners see is data parallel with the same outer step.
+    # Every method runs at several inner rates: at another method's best rate, a baseline is unfair. One learner whose
+    # step has the batches of all learners is data parallel with the same outer step.
     found = []
     for m in (2, 4, 8, 16):
         few, at = base(steps, learners=m), f"M = {m}: "
@@ -45,7 +45,7 @@ def _parity(steps: int) -> list[Setting]:
 
 
 def _longer(steps: int) -> list[Setting]:
-    # Eight learners; each method at the inner rates that were best, or next to it, after the shortest of the runs.
+    # Each method runs at the inner rates that were best, or next to the best, in the shortest runs.
     found = []
     for times in (3, 5):
         for m in (4, 8):
@@ -92,11 +92,11 @@ def _outer(steps: int) -> list[Setting]:
             lr, mu = outer_for("rda", h)
             found.append(named(few, f"{at}RDA", rules_outer_lr=lr, rules_outer_momentum=mu))
             found.append(named(few, f"{at}iso 1.1, momentum 0.7", **iso(1.1, 0.7)))
-        # Data parallel with the same step: one learner that takes all batches.
+        # One learner that takes all batches is data parallel with the same outer step.
         for m in (2, 4, 8, 16):
             one = base(steps, learners=1, batch=m, rules_sync_every=h)
             found.append(named(one, f"H = {h}, M = {m}: one learner, iso 1.1, momentum 0.7", **iso(1.1, 0.7)))
-    # What is best after few rounds may be too much after many.
+    # Rates that are best after few rounds may be too high after many.
     for h in (12, 24, 48):
         rounds, at = base(3 * steps, learners=8, rules_sync_every=h), f"H = {h}, M = 8, 3 × as long: "
         lr, mu = outer_for("rda", h)
@@ -145,7 +145,7 @@ def _conditions(steps: int) -> list[Setting]:
 
 
 def _blocks(steps: int) -> list[Setting]:
-    # Sides of this model's matrices are 96, 288 and 384.
+    # The sides of this model's matrices are 96, 288 and 384.
     eight = base(steps, learners=8)
     return [named(eight, "RDA")] + [
         named(eight, f"iso, blocks of {block}" if block else "iso, whole", rules_iso_block=block, **iso())
@@ -154,7 +154,7 @@ def _blocks(steps: int) -> list[Setting]:
 
 
 def _cuts(steps: int) -> list[Setting]:
-    # With 24 fragments a fragment is a third of the largest matrix.
+    # With 24 fragments, a fragment has a third of the size of the largest matrix.
     eight = base(steps, learners=8, rules_fragments=24)
     return [
         named(eight, f"{merge}, {what}", variant=variant, **rule)
@@ -193,7 +193,7 @@ LARGER = {
     "0.8M parameters": Shape(width=128, layers=4, heads=4),
     "6.4M parameters": Shape(width=256, layers=8, heads=4),
 }
-"""The demo's model, and one of eight times as many."""
+"""The demo's model, and one with eight times as many parameters."""
 
 
 def _larger(steps: int) -> list[Setting]:

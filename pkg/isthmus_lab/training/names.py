@@ -1,4 +1,4 @@
-"""The experiments' names, for whoever wants no more of them: `experiments` holds that there are these."""
+"""Names of the experiments, for modules that need only the names; `experiments` checks that they are complete."""
 
 NAMES = (
     "heterogeneous",

@@ -1,4 +1,4 @@
-"""One run of the lab: everything that decides its outcome, and what comes out of it. Plain data without torch."""
+"""One run of the lab: everything that determines its outcome, and the outcome. Plain data without torch."""
 
 import hashlib
 from typing import Any
@@ -8,10 +8,11 @@ import msgspec
 from isthmus.format.rules import Pace, Rules
 
 VERSION = 7
-"""Raised whenever the same setting and seed would give other numbers: rows kept by an earlier one are made again."""
+"""Version of the lab. It rises whenever the same setting and seed would give other numbers: rows that an earlier
+version kept are then computed again."""
 
 WINDOW_TOKENS = 128
-"""Tokens of one window; a step of a learner is one window, unless its batch is larger."""
+"""Tokens of one window; a learner's step takes one window, unless its batch is larger."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,59 +22,60 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     layers: int = 2
     heads: int = 3
     experts: int = 0
-    """Feed-forward nets per block, of which each token takes the best one; 0: one dense net."""
+    """Feed-forward nets per block; each token takes the one with the highest probability; 0: one dense net."""
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
-    """Learners that fail and come back. Failures are a Poisson process; a repair takes Weibull-distributed time."""
+    """Learners that fail and come back. Failures are a Poisson process; repair times have a Weibull distribution."""
 
     every_s: float
     """Mean virtual seconds of training between two failures of one learner."""
     repair_s: float = 20.0
-    """Mean virtual seconds until a new process has the machine."""
+    """Mean virtual seconds until a new process runs on the machine."""
     moments: str = "own"
-    """What the inner optimizer goes on with: its `own` checkpoint, a `peer`'s moments (under a new name), the `mean` of
-    all peers', or `fresh` ones."""
+    """Moments with which the inner optimizer continues: those of its `own` checkpoint, those of a `peer` (under a new
+    name), the `mean` of all peers' moments, or `fresh` ones."""
     checkpoint_s: float = 30.0
+    """Virtual seconds between two checkpoints."""
 
 
 class Guests(msgspec.Struct, frozen=True, kw_only=True):
-    """Learners that are there for a part of the run."""
+    """Learners that take part for only a part of the run."""
 
     count: int
     come: float
-    """Share of the token budget after which they come …"""
+    """Share of the run that is done when the guests join."""
     go: float
-    """… and after which they are gone again."""
+    """Share of the run that is done when the guests leave."""
 
 
 class Wires(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies between a learner and store and bus."""
+    """Network between a learner and the store and bus."""
 
     latency_s: float = 0.02
     spread: float = 0.2
     gbit_s: float | None = None
-    """Bandwidth of each learner, up and down each; None: bodies take no time."""
+    """Bandwidth of each learner in each direction, in Gbit/s; None: transfers take no time beyond the latency."""
     parameters: float | None = None
-    """Parameters of the model this one stands for: payloads on the wires are scaled by the ratio."""
+    """Parameters of the model that the lab's model represents: payloads on the wires are scaled by the ratio."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, but for its seed."""
+    """One run, except its seed."""
 
     name: str
-    """What it is called in a table; it decides nothing."""
+    """Name in a table; it has no effect on the run."""
     method: str = "decoupled"
     """`decoupled`: learners and a syncer; `data-parallel`: one model, all learners' batches in every step."""
     learners: int = 4
     steps: int = 1500
-    """Steps of one learner that all learners together need for the whole token budget; sets the budget."""
+    """Steps per learner from which the token budget follows (see `budget`)."""
     until: str = "tokens"
-    """What ends it: the `tokens` of the budget, or the `time` in which the fastest learner takes all its steps."""
+    """What ends the run: the `tokens` of the budget, or the `time` in which the fastest learner takes all its steps."""
     batch: int = 1
     """Windows in a learner's step."""
     step_s: tuple[float, ...] = (1.0,)
-    """Mean duration of a step in virtual seconds, by learner; the last counts for those that follow."""
+    """Mean duration of a step in virtual seconds, by learner; the last entry applies to all further learners."""
     noise: float = 0.0
     """Standard deviation of a step's duration, as a share of its mean."""
     inner: str = "adamw"
@@ -84,15 +86,15 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     pace: Pace = Pace(heartbeat_s=5.0, silence_s=15.0)
     adopt: str = "overwrite"
     reset_moments: bool = False
-    """Whether the inner optimizer forgets the moments of a fragment whenever a version is adopted."""
+    """Whether the inner optimizer forgets the moments of a fragment whenever the learner adopts a version of it."""
     shape: Shape = Shape()
     failures: Failures | None = None
     guests: Guests | None = None
     wires: Wires = Wires()
     thin: Wires | None = None
-    """What lies between the last learner and the store, where that is something else."""
+    """Network of the last learner; None: the same `wires` as the others."""
     variant: str = ""
-    """Arithmetic tried in place of the library's: a name of `isthmus_lab.training.variants`."""
+    """Arithmetic that replaces the library's: a name in `isthmus_lab.training.variants`; empty: none."""
 
     @property
     def budget(self) -> int:
@@ -100,15 +102,15 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return self.learners * self.steps * self.batch * WINDOW_TOKENS
 
     def key(self, seed: int) -> str:
-        """Return what a kept row of this setting is called: 20 hex digits."""
+        """Return the name under which a row of this setting is kept: 20 hex digits."""
         plain = msgspec.to_builtins(self) | {"name": "", "seed": seed, "version": VERSION}
         if not self.variant:
-            del plain["variant"]  # rows from before there were any are still good
+            del plain["variant"]  # Rows that are older than this field stay valid.
         return hashlib.sha256(msgspec.json.encode(plain, order="deterministic")).hexdigest()[:20]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run came to."""
+    """Outcome of one run."""
 
     setting: str
     learners: int
@@ -116,28 +118,29 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     K: int
     seed: int
     tokens: int
-    """Processed by all learners, what was lost or trained again included."""
+    """Tokens processed by all learners, including those that were lost or trained again."""
     val_loss: float
     """Held-out loss of the global model, nats per byte."""
     goodput: float
-    """Share of the learners' time that went into steps that were not lost again."""
+    """Share of the learners' time spent in steps that no failure took back."""
     uptime: float
     """Share of the time in which at least one learner trained."""
     participation: float
-    """Learners in a commit, as a share of those expected, in the mean; 1 for data parallel."""
+    """Mean share of the expected learners whose updates are in a commit; 1 for data parallel."""
     up_bits_per_param: float
-    """Payload of an update, bits per parameter of its fragment."""
+    """Payload of an update in bits per parameter of its fragment."""
     down_bits_per_param: float
+    """Payload of a value in bits per parameter of its fragment."""
     wall_virtual_s: float
     kept: float = 1.0
     """Share of the processed tokens that a commit holds."""
     extra: dict[str, float] = {}
-    """What only some experiments measure."""
+    """Measures that only some experiments have."""
 
     def measured(self, what: str) -> float | None:
-        """Return a field, or one of the extras; None where this run did not measure it."""
+        """Return a field, or one of the extra measures; None if this run did not measure it."""
         return self.extra.get(what) if what not in self.__struct_fields__ else float(getattr(self, what))
 
     def plain(self) -> dict[str, Any]:
-        """Return it as a report has it."""
+        """Return the row as plain data for a report."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What the rows of an experiment say together."""
+"""Summary of an experiment's rows over their seeds."""
 
 import statistics
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ MEASURED = (
 
 
 def summary(rows: Sequence[Row]) -> dict[str, dict[str, Spread]]:
-    """Return, by setting, mean and spread over seeds of everything measured."""
+    """Return, by setting and measure, the mean over seeds and its spread."""
     grouped: dict[str, list[Row]] = {}
     for row in rows:
         grouped.setdefault(row.setting, []).append(row)

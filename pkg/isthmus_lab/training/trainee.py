@@ -1,4 +1,4 @@
-"""What the lab trains: the byte GPT on the standard library's source, one window or a few per step."""
+"""The model that the lab trains: the byte GPT on the standard library's source, one window or a few per step."""
 
 import functools
 import math
@@ -27,13 +27,13 @@ from isthmus_lab.training.experts import BALANCE_WEIGHT, ExpertGPT
 from isthmus_lab.training.setting import WINDOW_TOKENS, Setting, Shape
 
 HELD_OUT_EVERY = 2
-"""Of the held-out windows every second one is evaluated: 64 KiB."""
+"""Every second one of the held-out windows is evaluated: 64 KiB."""
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 def build(shape: Shape, seed: int) -> ByteGPT:
-    """Return the lab's model, initialised by a seed."""
+    """Return the lab's model, initialised from a seed."""
     torch.manual_seed(seed)
     if shape.experts:
         return ExpertGPT(shape.width, shape.layers, shape.heads, shape.experts)
@@ -42,7 +42,7 @@ def build(shape: Shape, seed: int) -> ByteGPT:
 
 @functools.lru_cache(maxsize=32)
 def shard(index: int, count: int) -> Bytes:
-    """Return the text of one learner's shard."""
+    """Return the text of one learner's shard as bytes."""
     return np.frombuffer(corpus().shard(index, count), np.uint8)
 
 
@@ -58,13 +58,13 @@ def val_loss(model: nn.Module) -> float:
 
 
 def windows(text: Bytes, count: int, *draw: int) -> torch.Tensor:
-    """Return so many windows [count, WINDOW_TOKENS + 1] int64, drawn by these numbers."""
+    """Return windows [count, WINDOW_TOKENS + 1] int64, drawn at random with the numbers `draw` as the seed."""
     starts = np.random.Generator(np.random.PCG64(draw)).integers(0, text.size - CONTEXT - 1, count)
     return torch.from_numpy(np.stack([text[s : s + WINDOW_TOKENS + 1] for s in starts]).astype(np.int64))
 
 
 def rate(setting: Setting, progress: float) -> float:
-    """Return the learning rate where this share of the run is done: linear warm-up, then a cosine to a twentieth."""
+    """Return the learning rate after this share of the run: linear warm-up, then a cosine decay to a twentieth."""
     warmup = min(setting.warmup / setting.steps, 0.25)
     if progress < warmup:
         return setting.peak_lr * max(progress, 1.0 / setting.steps) / warmup
@@ -78,7 +78,7 @@ class _Muon(torch.optim.Optimizer):
     def __init__(self, model: nn.Module) -> None:
         inside = [p for name, p in model.named_parameters() if name.startswith("blocks.") and p.dim() == 2]
         others = [p for p in model.parameters() if all(p is not q for q in inside)]
-        # Steps as long as AdamW's, so that its learning rates and decay can be used (arXiv 2502.16982).
+        # Muon's steps are scaled to the length of AdamW's, so that AdamW's rates and decay fit (arXiv 2502.16982).
         self._muon = torch.optim.Muon(inside, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw")
         self._adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY, fused=True)
         super().__init__([*inside, *others], {"lr": 0.0})
@@ -86,7 +86,7 @@ class _Muon(torch.optim.Optimizer):
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Take one step at the learning rate of the only group."""
         for part in (self._muon, self._adamw):
-            part.state = self.state  # one dictionary, which a checkpoint stores; loading one replaces it
+            part.state = self.state  # Both share the dictionary that a checkpoint stores; loading one replaces it.
             part.param_groups[0]["lr"] = self.param_groups[0]["lr"]
             part.step()  # type: ignore[no-untyped-call]
 
@@ -112,7 +112,7 @@ def train_on(model: ByteGPT, optimizer: torch.optim.Optimizer, batch: torch.Tens
 
 
 class _Forgetful(Replica):
-    """A replica whose inner optimizer starts anew for every fragment that is written."""
+    """A replica that clears the inner optimizer's state of a fragment whenever the fragment is written."""
 
     def __init__(self, replica: Replica, model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout) -> None:
         named = dict(model.named_parameters())
@@ -132,7 +132,7 @@ class _Forgetful(Replica):
 
 
 def _average(optimizer: torch.optim.Optimizer, donors: Sequence[Checkpoint]) -> None:
-    """Give an optimizer the mean of several learners' moments, their counts of steps included."""
+    """Give an optimizer the mean of several learners' moments and step counts. The first donor is loaded already."""
     for order, donor in enumerate(donors[1:], start=2):
         before = {parameter: dict(state) for parameter, state in optimizer.state.items()}
         optimizers.load(optimizer, donor.optimizer(torch_model.make_tensor), settings=False)
@@ -143,7 +143,7 @@ def _average(optimizer: torch.optim.Optimizer, donors: Sequence[Checkpoint]) -> 
 
 
 class Trained(Trainee):
-    """One life of one learner: a `Trainee` with real gradients."""
+    """One process of one learner: a `Trainee` with real gradients."""
 
     def __init__(
         self,
@@ -158,9 +158,10 @@ class Trained(Trainee):
         count: Callable[[int], None],
         donors: Sequence[Checkpoint] = (),
     ) -> None:
-        """`progress` is the share of the run that is done, `count` is told of every step's tokens.
+        """Build the model and its inner optimizer.
 
-        Without a checkpoint of its own it goes on with the mean of the donors' moments.
+        `progress`: returns the share of the run that is done. `count`: is called with the tokens of every step.
+        `donors`: without a checkpoint of its own, the trainee continues with the mean of the donors' moments.
         """
         self.model = build(setting.shape, seed)
         self.optimizer = optimizer(setting, self.model)

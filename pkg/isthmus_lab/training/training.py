@@ -1,4 +1,4 @@
-"""Runs one setting of the lab: the library's learners and syncer in virtual time, or the data-parallel baseline."""
+"""Running one setting of the lab: the library's learners and syncer in virtual time, or the data-parallel baseline."""
 
 import asyncio
 import contextlib
@@ -31,11 +31,11 @@ from isthmus_lab.training.variants import variant
 Progress = Callable[[float], None]
 
 WEIBULL_SHAPE = 1.5
-"""Of repair times: most take about as long as the mean, a few much longer."""
+"""Weibull shape of repair times: most repairs take about as long as the mean, a few much longer."""
 
 
 def train(setting: Setting, seed: int, progress: Progress = lambda _: None) -> Row:
-    """Return what a setting comes to with a seed. The same numbers, wherever and whenever it is run."""
+    """Return the outcome of a setting with a seed. The numbers are the same wherever and whenever it runs."""
     torch.set_num_threads(1)
     if setting.method == "data-parallel":
         return _data_parallel(setting, seed, progress)
@@ -52,7 +52,7 @@ def train(setting: Setting, seed: int, progress: Progress = lambda _: None) -> R
 
 
 def all_reduce_s(setting: Setting, parameters: float) -> float:
-    """Return the seconds an all-reduce of all gradients in bfloat16 takes: a ring moves 2 (1 − 1/M) of them."""
+    """Return the seconds of an all-reduce of all gradients in bfloat16: a ring moves 2 (1 − 1/M) times their bytes."""
     w = setting.wires
     if setting.learners == 1 or w.gbit_s is None:
         return 0.0 if setting.learners == 1 else 2.0 * w.latency_s
@@ -62,20 +62,21 @@ def all_reduce_s(setting: Setting, parameters: float) -> float:
 
 @dataclass
 class _Saved:
-    """A checkpoint of the data-parallel job, and what was trained since."""
+    """A checkpoint of the data-parallel job, and the time since it."""
 
     number: int = 0
     parts: tuple[dict[str, Any], dict[str, Any]] | None = None
     since_s: float = 0.0
-    """The job's time since then …"""
+    """Virtual seconds of the job's steps since the checkpoint."""
     trained_s: float = 0.0
-    """… and the learners' computing in it, which a failure takes back."""
+    """Virtual seconds that the learners computed since the checkpoint, summed over them; a failure takes these back."""
 
 
 def _data_parallel(setting: Setting, seed: int, progress: Progress) -> Row:
-    """One model, one optimizer, the learners' batches side by side in every step; each step waits for the slowest.
+    """Train one model with one optimizer and the batches of all learners in every step; return the outcome.
 
-    Where learners fail, the failure of any of them stops all; they go on at the last checkpoint.
+    Each step waits for the slowest learner. The failure of any learner stops all learners, and the job continues from
+    its last checkpoint.
     """
     model = trainee.build(setting.shape, seed)
     optimizer = trainee.optimizer(setting, model)
@@ -91,7 +92,7 @@ def _data_parallel(setting: Setting, seed: int, progress: Progress) -> Row:
     number = steps = 0
     if f:
         saved.parts = _kept(model, optimizer)
-    # By the clock a step is taken that is expected to be through in time.
+    # If the run ends by time, take a step only if it is expected to end in time.
     while wall + max(durations) + reduce_s <= limit_s if math.isfinite(limit_s) else number < setting.steps:
         parts = [
             trainee.windows(trainee.shard(m, setting.learners), setting.batch, seed, m, number)
@@ -158,7 +159,7 @@ def _durations(setting: Setting, count: int | None = None) -> list[float]:
 
 @dataclass
 class _Seat:
-    """One learner's place: processes come and go on it."""
+    """One learner, with one process after another."""
 
     name: str
     order: int
@@ -166,18 +167,20 @@ class _Seat:
     lives: int = 0
     times: list[Times] = field(default_factory=list)
     here_s: float = 0.0
-    """How long it was supposed to be there."""
+    """Virtual seconds for which the learner was meant to take part."""
     lost: float = 0.0
-    """Tokens trained and lost again by failures, weighted by fragments."""
+    """Tokens that were trained and that failures took back, weighted by fragments."""
     unsaved: list[int] = field(default_factory=list)
-    """By fragment, tokens that the last process took with it; the next one's checkpoint may have some of them."""
+    """By fragment, tokens that no capture held when the last process failed; the next process may restore some of them
+    from a checkpoint."""
     boundary: Boundary | None = None
-    """Of the process that runs."""
+    """Boundary of the running process."""
     down: list[tuple[float, float]] = field(default_factory=list)
+    """Beginning and end of each repair, in virtual seconds."""
 
 
 class _Lab:
-    """One run under way."""
+    """One run in progress."""
 
     def __init__(self, setting: Setting, seed: int, progress: Progress) -> None:
         self.setting = setting
@@ -192,9 +195,9 @@ class _Lab:
         self._idle: list[float] = []
         self._done = asyncio.Event()
         self._awaited = {1.0: self._done}
-        """Set once so much of the run is done."""
+        """By share of the run: an event that is set when this share is done."""
 
-    # --- where it stands ----------------------------------------------------------------------------------------------
+    # --- progress -----------------------------------------------------------------------------------------------------
 
     def done(self) -> float:
         """Return the share of the run that is done."""
@@ -214,7 +217,7 @@ class _Lab:
     # --- the run ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> Row:
-        """Train until the budget is spent; judge the global model."""
+        """Train until the run is done; evaluate the global model and return the row."""
         s = self.setting
         model = trainee.build(s.shape, self.seed)
         self._run = await self.world.create(
@@ -250,7 +253,7 @@ class _Lab:
 
     def _serve(self, stopping: asyncio.Event) -> "asyncio.Task[None]":
         process = self.world.process("syncer")
-        # The syncer stands beside the store.
+        # The syncer is close to the store.
         ports = self.world.ports(process, Conditions(0.002, 0.2), Conditions(0.002, 0.2))
 
         def started(syncer: Syncer) -> None:
@@ -259,7 +262,7 @@ class _Lab:
         return process.start(serve(ports, "syncer", stopping, None, started))
 
     async def _sit(self, seat: _Seat) -> None:
-        """Be a learner for the whole run, in as many lives as its failures ask for."""
+        """Run a learner for the whole run, with a new process after each failure."""
         f, clock = self.setting.failures, self.world.clock
         while self.done() < 1.0:
             life_s = self._draw.expovariate(1.0 / f.every_s) if f else math.inf
@@ -275,7 +278,7 @@ class _Lab:
         seat.here_s = clock.time() - self._began
 
     async def _visit(self, seat: _Seat) -> None:
-        """Be there for a part of the budget."""
+        """Run a guest for its part of the run."""
         g, clock = self.setting.guests, self.world.clock
         assert g is not None, "a guest without an invitation"
         self._awaited.setdefault(g.come, asyncio.Event())
@@ -285,7 +288,7 @@ class _Lab:
         seat.here_s = clock.time() - since
 
     async def _live(self, seat: _Seat, enough: Callable[[], bool], life_s: float) -> bool:
-        """Run one process; return whether it failed."""
+        """Run one process of a learner; return whether it failed."""
         s, f = self.setting, self.setting.failures
         own = f is None or f.moments == "own"
         name = seat.name if own or seat.lives == 0 else f"{seat.name}.{seat.lives}"
@@ -333,16 +336,16 @@ class _Lab:
         return failed
 
     def _weigh(self, tokens: Sequence[float]) -> float:
-        """Return tokens of each fragment as tokens of the whole model."""
+        """Return the tokens of the whole model that the given tokens of each fragment are equal to."""
         return sum(share * n for share, n in zip(self._run.shares, tokens, strict=True))
 
     async def _donors(self, ports: SimulatedPorts, name: str) -> list[Checkpoint]:
-        """Return what `join` chooses among: healthy learners' newest checkpoints that fit, the newest first."""
+        """Return the checkpoints that `join` chooses from: those of healthy learners that fit, newest first."""
         log = Log(self._run, ports.store, ports.process.runtime)
         agent = LearnerAgent(log, ports.store, ports.bus, ports.process.runtime, name)
         model = trainee.build(self.setting.shape, self.seed)
         optimizer = trainee.optimizer(self.setting, model)
-        # This agent does not join: of whom the log merged something lately is read here.
+        # This agent does not join, so it reads here which learners the log has merged recently.
         await agent.downlink.begin()
         judge = moments.DonorCheck(model, optimizer)
         found: list[Checkpoint] = []
@@ -386,8 +389,10 @@ class _Lab:
         )
 
     async def _read_log(self) -> tuple[float, float, float]:
-        """Return the tokens that commits hold, weighted by fragments, the share of the expected in them, and how many
-        commits a fragment has."""
+        """Return the tokens that commits hold, weighted by fragments, the participation, and the commits per fragment.
+
+        Participation is the mean share of the expected learners whose updates are in a commit.
+        """
         ports = self.world.ports(self.world.process("reader"))
         log = Log(self._run, ports.store, ports.process.runtime)
         merged, shares = 0.0, []
@@ -400,7 +405,7 @@ class _Lab:
         return merged, sum(shares) / max(1, len(shares)), len(shares) / len(self._run.shares)
 
     def _bits(self, kind: str) -> float:
-        """Return what the payloads of stored updates or values have, in bits per parameter of their fragments."""
+        """Return the mean payload of stored updates or values in bits per parameter of their fragments."""
         payloads = parameters = 0
         for fragment in self._run.layout.fragments:
             for entry in self.world.objects.list(f"{kind}/{fragment.index:05d}/"):
@@ -410,12 +415,12 @@ class _Lab:
 
 
 def _local_tokens(boundary: Boundary) -> list[int]:
-    """Return, by fragment, the tokens of local work that no update holds: what a process takes with it."""
+    """Return, by fragment, the tokens of local work that no capture holds: a process that fails loses them."""
     return [boundary.local_tokens(p) for p in range(len(boundary.slots))]
 
 
 def _all_down(seats: list[_Seat], since: float, until: float) -> float:
-    """Return for how long no seat had a process."""
+    """Return the seconds in which no learner had a process."""
     edges = sorted({since, until, *(t for seat in seats for span in seat.down for t in span)})
     total = 0.0
     for a, b in itertools.pairwise(edges):

@@ -1,6 +1,6 @@
-"""Other arithmetic that the lab tries in place of the library's: none of it is in a run of anybody's.
+"""Other arithmetic that the lab tries in place of the library's; no real run uses it.
 
-A variant stands for a whole process of the lab while one setting runs. It need not be exact to the bit.
+A variant applies to the whole process of the lab while one setting runs. It need not be exact to the bit.
 """
 
 from collections import defaultdict
@@ -29,11 +29,12 @@ from isthmus_lab.training import hostile
 Vector = NDArray[np.floating[Any]]
 
 Step = Callable[[Accumulator, State, F32], tuple[Vector, Vector]]
-"""Given a round, the state before it and the merged difference Δ [n]: the master and the momentum after it."""
+"""Returns the master and the momentum after a round, given the round, the state before it and the merged difference Δ
+[n]."""
 
 
 def variant(name: str) -> AbstractContextManager[None]:
-    """Put a variant in place for as long as the context lasts; the empty name is the library's own arithmetic.
+    """Apply a variant while the context lasts; the empty name is the library's own arithmetic.
 
     Raises `InputError` for a name that does not exist.
     """
@@ -82,7 +83,7 @@ def _mu(round_: Accumulator) -> float:
 
 
 def restart_every(versions: int) -> AbstractContextManager[None]:
-    """Forget the momentum at every so many versions of a fragment."""
+    """Reset a fragment's momentum at every `versions`-th version."""
 
     def step(round_: Accumulator, state: State, merged: F32) -> tuple[Vector, Vector]:
         kept = 0.0 if (state.version + 1) % versions == 0 else 1.0
@@ -92,7 +93,7 @@ def restart_every(versions: int) -> AbstractContextManager[None]:
 
 
 def restart_where_opposed() -> AbstractContextManager[None]:
-    """Forget a fragment's momentum where what is merged points against it (O'Donoghue and Candès, arXiv 1204.3982)."""
+    """Reset a fragment's momentum if the merged difference points against it (O'Donoghue and Candès, arXiv 1204.3982)."""
 
     def step(round_: Accumulator, state: State, merged: F32) -> tuple[Vector, Vector]:
         kept = 0.0 if float(merged @ state.momentum) < 0.0 else 1.0
@@ -102,9 +103,10 @@ def restart_where_opposed() -> AbstractContextManager[None]:
 
 
 def momentum_of_lag(most: float = 0.9) -> AbstractContextManager[None]:
-    """Take as momentum how alike a fragment's successive merged differences have been, a mean over ten versions.
+    """Set a fragment's momentum μ to the mean cosine of its successive merged differences, at most `most`.
 
-    The effective rate stays that of the rules: what momentum takes, the rate gives.
+    The mean decays over about ten versions. The outer rate changes with the momentum, so that the effective rate stays
+    that of the rules.
     """
     last: dict[int, F32] = {}
     alike: defaultdict[int, float] = defaultdict(float)
@@ -125,11 +127,12 @@ def momentum_of_lag(most: float = 0.9) -> AbstractContextManager[None]:
 
 
 def schedule_free() -> AbstractContextManager[None]:
-    """Step z, average x, train at y between them (Defazio et al., arXiv 2405.15682); the rules' momentum is β.
+    """Step z, average it in x, and train at y between z and x (Defazio et al., arXiv 2405.15682).
 
         z ← z − η Δ;  x ← (1 − 1/t) x + z / t;  y = (1 − β) z + β x
 
-    The master holds y, the momentum x. What is evaluated is y: at β = 0.9 that is nearly x.
+    β is the rules' momentum. The master holds y, the momentum holds x. The lab evaluates y, which is close to x at
+    β = 0.9.
     """
 
     def step(round_: Accumulator, state: State, merged: F32) -> tuple[Vector, Vector]:
@@ -144,7 +147,7 @@ def schedule_free() -> AbstractContextManager[None]:
 
 
 def filtered(gradient: F32, momentum: F32, fragment: Fragment, kept: float = 0.0) -> F32:
-    """Return an outer gradient [n] of which, per tensor, only this share of what is opposed to the momentum is left."""
+    """Return an outer gradient [n] that keeps, per tensor, only the share `kept` of its part against the momentum."""
     gradient = gradient.copy()
     for t in fragment.tensors:
         piece, before = gradient[t.start : t.stop], momentum[t.start : t.stop]
@@ -155,7 +158,7 @@ def filtered(gradient: F32, momentum: F32, fragment: Fragment, kept: float = 0.0
 
 
 def late_filtered() -> AbstractContextManager[None]:
-    """Filter updates from versions older than the newest, as HeLoCo does."""
+    """Filter updates whose base is older than the newest version, as HeLoCo does."""
     own = FragmentCoordinator._arrive
 
     async def arrive(coordinator: FragmentCoordinator, fetched: Fetched) -> Any:
@@ -170,7 +173,7 @@ def late_filtered() -> AbstractContextManager[None]:
 
 @contextmanager
 def tensors_cut() -> Iterator[None]:
-    """Cut tensors into rows for fragments as large ones are: here, where none is."""
+    """Cut the lab's small tensors into rows for fragments, as the library cuts only large tensors."""
     before = layout.CUT_FROM, layout.PIECE_MIN
     layout.CUT_FROM, layout.PIECE_MIN = 1 << 10, 1 << 10
     try:
@@ -184,9 +187,9 @@ def tensors_cut() -> Iterator[None]:
 
 @contextmanager
 def overwritten_fed_back() -> Iterator[None]:
-    """Add to a learner's next update of a fragment the local work that the newest adopted version replaced.
+    """Add to a learner's next update of a fragment the local work that the newest adopted version overwrote.
 
-    It is error feedback for what came too late to be in an update: the learner itself goes on without it.
+    This is error feedback for work that came too late for an update. The learner's own model does not keep that work.
     """
     sent: dict[tuple[Boundary, int], F32] = {}
     replaced: dict[tuple[Boundary, int], F32] = {}
@@ -213,10 +216,11 @@ def overwritten_fed_back() -> Iterator[None]:
 
 
 def sparse(gradient: F32, fragment: Fragment, kept: int, chunk: int = 4096) -> F32:
-    """Return an outer gradient [n] of which the `kept` largest of every `chunk` values are left, in two bits each.
+    """Return an outer gradient [n] that keeps the `kept` largest of every `chunk` values, in two bits each.
 
-    Signs, and of the larger and the smaller half of them the mean magnitude: SparseLoCo's (arXiv 2508.15706). A chunk
-    takes 14 bits for each that is kept, its place among 4,096 included, and 64 for the two magnitudes.
+    A kept value has its sign, and the mean magnitude of the larger or the smaller half of the kept values: SparseLoCo's
+    code (arXiv 2508.15706). A chunk takes 14 bits for each kept value, its place among 4,096 included, and 64 bits for
+    the two magnitudes.
     """
     found = np.zeros_like(gradient)
     for t in fragment.tensors:
@@ -232,7 +236,7 @@ def sparse(gradient: F32, fragment: Fragment, kept: int, chunk: int = 4096) -> F
 
 
 def sent_sparse(kept: int) -> AbstractContextManager[None]:
-    """Send that; what is dropped is fed back. The codec of the setting stands for the transport of what is left."""
+    """Send sparse updates (`sparse`) and feed the dropped values back; the setting's codec transports the kept values."""
     own = vars(backend)["pack"]
 
     def pack(codec: Any, fragment: Fragment, gradient: F32, *rest: Any, **more: Any) -> Any:
@@ -242,7 +246,7 @@ def sent_sparse(kept: int) -> AbstractContextManager[None]:
 
 
 def residuals_in_bfloat16() -> AbstractContextManager[None]:
-    """Keep what learners' codecs drop in two bytes a parameter; what those cannot hold is lost."""
+    """Keep what learners' codecs drop in two bytes a parameter; the digits beyond bfloat16 are lost."""
     own = vars(backend)["keep_dropped"]
 
     def keep(fragment: Fragment, code: Any, data: Any, x: F32, *rest: Any) -> None:
@@ -256,7 +260,10 @@ def residuals_in_bfloat16() -> AbstractContextManager[None]:
 
 @contextmanager
 def rounds_of(*parts: tuple[int, int]) -> Iterator[None]:
-    """Let H follow a learner's own steps: each part is (up to this step, H); the last holds on."""
+    """Let H depend on a learner's own step: each part is (the step before which it applies, H).
+
+    The last part applies to all later steps, too.
+    """
 
     def current(boundary: Boundary) -> int:
         return next((h for until, h in parts if boundary.step < until), parts[-1][1])
@@ -287,4 +294,4 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "H 24, 12, 6": lambda: rounds_of((300, 24), (450, 12), (600, 6)),
     **hostile.VARIANTS,
 }
-"""What they are called in a setting."""
+"""Variants by their names in a setting."""

@@ -100,7 +100,7 @@ def create(
             found = await create_run(store, store.runtime, seed)
             if there is not None:
                 then = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.header.created_at))
-                logger.warning("%s was there already, created %s: it stays as it is", url, then)
+                logger.warning("%s exists already, created %s: it is left as it is", url, then)
             return found
 
     return asyncio.run(go())

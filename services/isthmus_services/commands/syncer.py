@@ -106,7 +106,7 @@ async def _serve(settings: declared.Syncer, name: str, board: HealthServer) -> N
         except asyncio.CancelledError:
             if not stopping.is_set():
                 raise
-            logger.warning("%s: not through after %g s, the next syncer goes on from the log", name, DRAIN_S)
+            logger.warning("%s: did not finish within %g s; the next syncer continues from the log", name, DRAIN_S)
         finally:
             for task in (minutes, warming, collecting, growing):
                 task.cancel()

@@ -443,7 +443,7 @@ COMMANDS = commands_of(
         ("", Export, "write the global model as a safetensors file"),
         ("", Heal, "start a fragment again whose log cannot be folded any more (a dry run by default)"),
         ("", Follow, "bring every new version of the global model into a folder, or to a command"),
-        ("", Gc, "delete what the log has passed by, pack old commits; a dry run by default"),
+        ("", Gc, "delete objects that the run no longer needs, pack old commits; a dry run by default"),
         ("keys", KeysNew, "make an Ed25519 key as OpenSSH keeps it"),
         ("keys", KeysShow, "the public key and the fingerprint of a file"),
         ("keys", KeysVerify, "who signed an object of a run, and whether it may; for ssh-keygen, too"),

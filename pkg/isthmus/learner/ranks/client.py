@@ -194,7 +194,7 @@ class Peers:
             or not is_secret(hello.secret, self._secret)
             or hello.rank not in self.of
         ):
-            logger.warning("somebody who is no rank of this learner wanted to speak with it")
+            logger.warning("closed a connection from a process that is no rank of this learner")
             writer.close()
             return
         self._writers.append(writer)

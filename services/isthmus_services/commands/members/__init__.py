@@ -81,18 +81,18 @@ async def _newest_of(log: Log, name: str, checkpoints: Sequence[Entry]) -> list[
     """Return the signature [64 bytes] of a learner's newest valid checkpoint in a list; empty if there is none."""
     for entry in checkpoints:
         if entry.size > log.checkpoint_most:
-            logger.warning("%s is passed over: it has %d bytes", entry.key, entry.size)
+            logger.warning("skipping %s: it has %d bytes", entry.key, entry.size)
             continue
         try:
             blob = await checked.read(log.store, log.runtime, entry.key, entry.size, cut=True)
             opened = await log.open(blob, entry.key, CheckpointHeader, in_force=True)
         except (ObjectMissing, RecordInvalid) as error:
-            logger.warning("%s is passed over: %s", entry.key, error)
+            logger.warning("skipping %s: %s", entry.key, error)
             continue
-        logger.info("%s may go on from step %d", name, opened.header.step)
+        logger.info("%s may resume from step %d", name, opened.header.step)
         return [frame.signature_of(blob)]
     if checkpoints:
-        logger.warning("no checkpoint of %s is good: its next life begins without one", name)
+        logger.warning("no checkpoint of %s can be used: its next incarnation starts without one", name)
     return []
 
 
