@@ -51,7 +51,7 @@ def classes() -> tuple[str, Mapping[str, Table]]:
 
 
 def table(data: object, where: str) -> Table:
-    """Return a measured table. Raises `InputError` that says what in `where` is wrong."""
+    """Return a measured table. Raises `InputError` that names `where` and says what is wrong."""
     try:
         found = msgspec.convert(data, Table)
     except msgspec.ValidationError as error:

@@ -26,9 +26,9 @@ hostile learners share, and a random generator."""
 
 
 def _together(x: F32, of: tuple[int, int], shared: Shared, draw: np.random.Generator) -> F32:
-    """Return the same difference for all hostile learners: the opposite of the first one's honest one on this base.
+    """Return the same difference for all hostile learners: the negated honest difference of the first of them.
 
-    So each update has a usual length and a new base.
+    There is one for each fragment and base, so every update has a usual length and is no older than usual.
     """
     return -shared.setdefault(of, x)
 

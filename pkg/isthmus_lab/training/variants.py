@@ -93,7 +93,7 @@ def restart_every(versions: int) -> AbstractContextManager[None]:
 
 
 def restart_where_opposed() -> AbstractContextManager[None]:
-    """Reset a fragment's momentum if the merged difference points against it (O'Donoghue and Candès, arXiv 1204.3982)."""
+    """Reset a fragment's momentum if the merged difference opposes it (O'Donoghue and Candès, arXiv 1204.3982)."""
 
     def step(round_: Accumulator, state: State, merged: F32) -> tuple[Vector, Vector]:
         kept = 0.0 if float(merged @ state.momentum) < 0.0 else 1.0
@@ -236,7 +236,7 @@ def sparse(gradient: F32, fragment: Fragment, kept: int, chunk: int = 4096) -> F
 
 
 def sent_sparse(kept: int) -> AbstractContextManager[None]:
-    """Send sparse updates (`sparse`) and feed the dropped values back; the setting's codec transports the kept values."""
+    """Send sparse updates (see `sparse`) and feed back what is dropped; the setting's codec transports the rest."""
     own = vars(backend)["pack"]
 
     def pack(codec: Any, fragment: Fragment, gradient: F32, *rest: Any, **more: Any) -> Any:
