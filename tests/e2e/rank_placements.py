@@ -21,7 +21,7 @@ from isthmus.format.rules import Adoption, FrozenCheck
 from isthmus.learner.backend import ArrayRef, Remote
 from isthmus.learner.checkpoint_shards import ShardRef
 from isthmus.log.run import UNTOLD
-from isthmus.torch import device, gathered
+from isthmus.torch import device, sharded_fragments
 from isthmus.torch import model as torch_model
 from isthmus.torch.loop import Loop
 from isthmus.torch.ranks import Op, ranks_of
@@ -181,7 +181,7 @@ def flat_of(held: Any) -> np.ndarray:
 def check(kind: str, width: int, device_stream: device.DeviceStream | None, full: int | None = None) -> None:
     """`full`: the device of this rank has no room."""
     dist.barrier()
-    gathered.Fragments._has_room = lambda *_: dist.get_rank() != full  # type: ignore[method-assign]
+    sharded_fragments.ShardedFragments._has_room = lambda *_: dist.get_rank() != full  # type: ignore[method-assign]
     model = placed(kind, net(width))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
     train(model, optimizer)

@@ -17,7 +17,7 @@ from e2e.test_processes import ROOT, commits_of, processes, wait_for
 from e2e.test_ranks import torchrun
 from isthmus.errors import InputError
 from isthmus.integrations.hook import StepHook, Tokens, raw, require_own_weights, require_whole_batches
-from isthmus.torch.shards import _as
+from isthmus.torch.shard_transfer import _as
 from isthmus_services.demo import judge
 from isthmus_services.main import main
 

@@ -32,10 +32,10 @@ from isthmus.format.signing.keys import public_key
 from isthmus.learner import checkpoint, checkpoint_shards
 from isthmus.learner.ranks import protocol
 from isthmus.log import merge, run
-from isthmus.log.authenticate import heard
+from isthmus.log.bus_messages import verify_batch
+from isthmus.log.gate import KINDS, Gate
 from isthmus.log.membership import Members, opened
 from isthmus.log.run import Run
-from isthmus.log.verified import KINDS, Gate
 from isthmus.runtime.urls import redacted, split
 from support.opened import opened_update, verified_checkpoint
 
@@ -142,7 +142,7 @@ def _messages(data: bytes) -> None:
     except RecordInvalid:
         return
     try:
-        heard(learner_stream("eu"), data, the_run().digest, the_members())
+        verify_batch(learner_stream("eu"), data, the_run().digest, the_members())
     except RecordInvalid:
         return
     assert digests.digest(data) in originals(), "a message that no member signed"

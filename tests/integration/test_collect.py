@@ -17,7 +17,7 @@ from isthmus.format.records.objects import MemberSpec
 from isthmus.format.rules import MemberRole, Pace, Rules
 from isthmus.format.signing.keys import new_signer, write_signer
 from isthmus.learner.backend import local_array
-from isthmus.log import Commit, fold, gc, merge, state
+from isthmus.log import Commit, fold, gc, log_health, merge
 from isthmus.log.gc import Garbage
 from isthmus.log.membership import Members, write
 from isthmus.log.merge import State
@@ -372,13 +372,13 @@ async def test_a_syncer_whose_key_is_no_collectors_does_not_start_as_one(folder:
 async def test_a_run_that_grows_and_is_not_collected_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(state, "GROWN", 10)
+    monkeypatch.setattr(log_health, "GROWN", 10)
     monkeypatch.setattr(service, "SPACE_S", 3.0)
     async with world(Path(), SMALL) as w:
         await grow(w, 8)
-        assert (await state.look(w.log)).uncollected == 0
+        assert (await log_health.look(w.log)).uncollected == 0
         await grow(w, 12)
-        found = (await state.look(w.log)).uncollected
+        found = (await log_health.look(w.log)).uncollected
         assert found >= 12
         async with serving(w.syncer("s9")) as syncer:
             watching = asyncio.ensure_future(service._watch_space(syncer, w.log))
@@ -390,7 +390,7 @@ async def test_a_run_that_grows_and_is_not_collected_says_what_to_do(
             assert caplog.text.count("4 % of the disk of") == 2
             watching.cancel()
         await collected(w, keep=2)
-        assert (await state.look(w.log)).uncollected == 0
+        assert (await log_health.look(w.log)).uncollected == 0
 
 
 def test_the_share_of_a_disk_that_is_free_is_that_of_the_runs_disk(tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ def test_the_share_of_a_disk_that_is_free_is_that_of_the_runs_disk(tmp_path: Pat
 async def test_status_says_that_a_run_grows_until_it_is_collected(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(state, "GROWN", 6)
+    monkeypatch.setattr(log_health, "GROWN", 6)
     async with world(folder, SMALL) as w:
         await grow(w, 8)
         for says in (True, False):

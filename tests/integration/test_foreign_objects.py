@@ -24,7 +24,7 @@ from isthmus.inspect.replay import replay
 from isthmus.learner.global_local import global_local
 from isthmus.learner.resume import read_checkpoint
 from isthmus.log import Log, gc, heal, merge
-from isthmus.log.complete import require_commits, require_whole
+from isthmus.log.holes import require_commits, require_whole
 from isthmus.log.listing import checkpoints_in
 from isthmus.log.membership import Members, changed, write
 from isthmus.log.run import read_run

@@ -12,8 +12,8 @@ from isthmus.format.rules import Pace, Rules
 from isthmus.inspect.replay import replay
 from isthmus.inspect.status import Live, read_status
 from isthmus.log import heal
-from isthmus.log.complete import AHEAD, require_commits, require_whole
-from isthmus.log.state import STANDS, look, standing
+from isthmus.log.holes import AHEAD, require_commits, require_whole
+from isthmus.log.log_health import STANDS, look, standing
 from isthmus.store import Entry, Layer
 from isthmus.syncer import snapshots
 from isthmus_services.main import main

@@ -22,7 +22,7 @@ from isthmus.format.rules import Rules
 from isthmus.inspect.replay import Difference, replay
 from isthmus.learner.resume import read_checkpoint
 from isthmus.log import fold, merge
-from isthmus.log.authenticate import heard
+from isthmus.log.bus_messages import verify_batch
 from isthmus.log.listing import checkpoints_in
 from isthmus.log.merge import Accumulator, Advance
 from isthmus.reasons import Clip
@@ -344,7 +344,7 @@ async def test_a_learner_of_whom_too_much_is_said_goes_on_speaking(
             await asyncio.sleep(0.05)
         said = (await w.bus.read({learner_stream("a"): position}, 0.0))[learner_stream("a")]
         assert len(said) > 10
-        assert all(heard(learner_stream("a"), one.body, w.run.digest) for one in said)
+        assert all(verify_batch(learner_stream("a"), one.body, w.run.digest) for one in said)
         own = [e for e in checkpoints_in(await w.store.list("learners/")) if "/a/" in e.key]
         assert await read_checkpoint(w.log, own[0].key, own[0].size) is not None
         learner.drain()

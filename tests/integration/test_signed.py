@@ -22,7 +22,7 @@ from isthmus.format.records.objects import CheckpointHeader, ClaimHeader, Commit
 from isthmus.format.rules import Rules
 from isthmus.format.signing import Signer
 from isthmus.log import evaluations, fold, gc, heal
-from isthmus.log.authenticate import heard
+from isthmus.log.bus_messages import verify_batch
 from isthmus.log.listing import checkpoints_in
 from isthmus.log.membership import GRACE_VERSIONS, changed, write
 from isthmus.reasons import Reason
@@ -132,7 +132,7 @@ async def test_no_flipped_bit_of_what_a_member_signed_is_accepted(folder: Path) 
         draw = np.random.default_rng(0)
         for bit in draw.permutation(8 * len(said))[:1500]:
             with pytest.raises(RecordInvalid):
-                heard(learner_stream("eu"), flipped(said, int(bit)), w.run.digest, log.members)
+                verify_batch(learner_stream("eu"), flipped(said, int(bit)), w.run.digest, log.members)
         kinds: dict[Kind, Body] = {}
         for prefix in ("updates/", "values/", "commits/", "snapshots/", "learners/"):
             for entry in await w.store.list(prefix):
@@ -160,7 +160,7 @@ async def test_what_one_kind_was_signed_as_is_no_other_and_no_other_runs(folder:
         await admit(w, *EVERYBODY)
         await log.members.refresh(w.store)
         with pytest.raises(RecordInvalid, match="another run"):
-            heard(learner_stream("eu"), encode(gone, signer=EU), w.run.digest, log.members)
+            verify_batch(learner_stream("eu"), encode(gone, signer=EU), w.run.digest, log.members)
 
 
 def renumbered(header: CommitHeader, version: int, **changed: object) -> CommitHeader:
@@ -380,14 +380,14 @@ async def test_messages_of_a_signed_run_travel_in_batches_of_one_author(folder: 
             Leave(run=w.run.digest, id=f"{i}", learner=who, incarnation=1, step=i, done=False)
             for i, who in enumerate(["us-1", "us-1", "us-2"])
         ]
-        assert heard(learner_stream("us-1"), encode(*words[:2], signer=US), w.run.digest, log.members) == tuple(
+        assert verify_batch(learner_stream("us-1"), encode(*words[:2], signer=US), w.run.digest, log.members) == tuple(
             words[:2]
         )
         with pytest.raises(RecordInvalid, match="not by the learner"):
-            heard(learner_stream("us-1"), encode(*words, signer=US), w.run.digest, log.members)
+            verify_batch(learner_stream("us-1"), encode(*words, signer=US), w.run.digest, log.members)
         committed = [Committed(run=w.run.digest, id="x", syncer=name, fragment=0, version=1) for name in ("s-1", "s-2")]
         with pytest.raises(RecordInvalid, match="several names"):
-            heard(SYNCER_STREAM, encode(*committed, signer=SYNC), w.run.digest, log.members)
+            verify_batch(SYNCER_STREAM, encode(*committed, signer=SYNC), w.run.digest, log.members)
 
 
 @in_virtual_time

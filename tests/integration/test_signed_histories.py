@@ -21,7 +21,7 @@ from isthmus.inspect.health_summary import health
 from isthmus.inspect.status import read_status
 from isthmus.log import Log, gc
 from isthmus.log.listing import checkpoints_in
-from isthmus.log.state import look
+from isthmus.log.log_health import look
 from isthmus.store import Layer
 from support.signed import COLLECTOR, EU, EVERYBODY, EVIL, SYNC, US, L, admit, an_update, announced, differences, seed
 from support.world import World, in_virtual_time, serving, train, until, world

@@ -32,8 +32,8 @@ from isthmus.format.rules import MemberRole, Rules
 from isthmus.format.signing import Signer
 from isthmus.format.signing.keys import new_signer
 from isthmus.log import merge
+from isthmus.log.gate import _KEYS, KINDS, Gate
 from isthmus.log.membership import Members, changed, write
-from isthmus.log.verified import _KEYS, KINDS, Gate
 from support.commits import committed, given
 from support.world import seed_of, world
 

@@ -6,10 +6,10 @@ from isthmus.format.records import frame
 from isthmus.format.records.frame import Blob, Kind
 from isthmus.format.records.keys import checkpoint_key, update_key
 from isthmus.format.records.objects import CheckpointHeader, UpdateHeader
+from isthmus.log.gate import Gate, Verified
 from isthmus.log.membership import Members
 from isthmus.log.run import Run
-from isthmus.log.updates import Update, open_update
-from isthmus.log.verified import Gate, Verified
+from isthmus.log.updates import Update, verify_update
 
 
 def key_of_update(blob: Blob) -> str:
@@ -34,7 +34,7 @@ def opened_update(
 ) -> Update:
     """Return an update as a syncer opens it. Raises `RecordInvalid`."""
     digest = digest or frame.digest(blob)
-    return open_update(Gate(run, members), blob, key_of_update(blob), digest, fragment, learner, base, under=under)
+    return verify_update(Gate(run, members), blob, key_of_update(blob), digest, fragment, learner, base, under=under)
 
 
 def verified_checkpoint(run: Run, blob: Blob, members: Members | None = None) -> Verified[CheckpointHeader]:

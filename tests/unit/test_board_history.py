@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from isthmus.format.records.objects import CommitHeader, Healed, Input, Passing, Seen
 from isthmus.format.rules import Rules
 from isthmus.log import Commit, Log
+from isthmus.log.log_health import STANDS
 from isthmus.log.run import Run
-from isthmus.log.state import STANDS
 from isthmus_services.board.history import commit_views, time_views
 from isthmus_services.board.history.history import FORMAT, Life, RunHistory, write
 from isthmus_services.board.history.time_buckets import MOMENTS, SHORTEST_S, Kept, TimeBuckets

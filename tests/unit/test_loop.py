@@ -13,10 +13,10 @@ from isthmus.errors import InputError
 from isthmus.format.rules import Hyperparameters
 from isthmus.integrations.hook import catch_up
 from isthmus.torch import loop as loops
-from isthmus.torch.local import LocalState, local_tensors
 from isthmus.torch.loop import IDLE_STEPS, Loop
 from isthmus.torch.moments import choose
 from isthmus.torch.optimizers import state_of
+from isthmus.torch.unmerged_state import LocalState, local_tensors
 
 
 class Net(nn.Module):

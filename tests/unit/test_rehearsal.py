@@ -12,8 +12,8 @@ from isthmus.errors import InputError
 from isthmus.format.layout import partition
 from isthmus.torch import model as torch_model
 from isthmus.torch import rehearsal
-from isthmus.torch.copies import Copies
 from isthmus.torch.rehearsal import rehearse
+from isthmus.torch.weight_copies import Copies
 from support.restarts import OPTIMIZERS, Masters
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard  # noqa
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from isthmus.torch.ranks import ranks_of  # noqa: E402
-from isthmus.torch.shards import Block, ShardPiece, pieces_of  # noqa: E402
+from isthmus.torch.shard_transfer import Block, ShardPiece, pieces_of  # noqa: E402
 
 
 def net() -> nn.Sequential:

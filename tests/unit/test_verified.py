@@ -21,7 +21,7 @@ from isthmus.format.records.objects import (
 )
 from isthmus.format.signing import Signer
 from isthmus.log import merge
-from isthmus.log.verified import KINDS, Commit, Gate, Verified, glance, head_of
+from isthmus.log.gate import KINDS, Commit, Gate, Verified, glance, head_of
 from support.forgery import BY, EXPELLED, OWNER, ROTATED, STRANGER, Stage, sealed
 
 ROOT = Path(__file__).parents[2]
@@ -312,7 +312,7 @@ GATES = {
     "format/records/messages.py": "words on the bus, which `log.speech` judges",
     "log/run.py": "the run object, which vouches for everything",
     "log/membership.py": "the membership, which says who may write what",
-    "log/verified.py": "the gate",
+    "log/gate.py": "the gate",
 }
 
 

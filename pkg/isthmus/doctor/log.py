@@ -7,8 +7,8 @@ from isthmus.agent.speed import glance, too_slow
 from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind
 from isthmus.errors import IsthmusError
 from isthmus.log import Commit, Log
+from isthmus.log.log_health import STANDS, collects, look
 from isthmus.log.run import Run
-from isthmus.log.state import STANDS, collects, look
 from isthmus.runtime.clock import Runtime, cores
 from isthmus.store import EdgeStore
 

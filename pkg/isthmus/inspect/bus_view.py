@@ -16,7 +16,7 @@ from isthmus.format.records.messages import (
     Pass,
     Progress,
 )
-from isthmus.log.authenticate import heard
+from isthmus.log.bus_messages import verify_batch
 from isthmus.log.membership import Members
 from isthmus.reasons import Reason
 
@@ -68,7 +68,7 @@ class BusView:
         if not said.body:
             return
         try:
-            messages = heard(stream, said.body, self.run, self.members)
+            messages = verify_batch(stream, said.body, self.run, self.members)
         except RecordInvalid as error:
             if error.reason != Reason.WRONG_RUN:
                 self.invalid[error.reason.value] += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.status import Status
-from isthmus.log.state import STANDS
+from isthmus.log.log_health import STANDS
 
 FAR = 0.5
 """A learner explodes if in most fragments its updates are clipped to less than this share of their length."""

@@ -19,7 +19,7 @@ from isthmus.format.records.keys import commit_key
 from isthmus.format.records.objects import CommitHeader, Input, SnapshotHeader
 from isthmus.format.rules import STALENESS_MAX, Bounds
 from isthmus.log import Commit, Log, fold
-from isthmus.log.complete import require_whole
+from isthmus.log.holes import require_whole
 from isthmus.log.listing import ShareDone, all_or, earliest
 from isthmus.log.merge import Advance, State
 from isthmus.log.updates import Update

@@ -17,8 +17,8 @@ from isthmus.format.records.keys import learner_in
 from isthmus.format.records.objects import CheckpointHeader, FragmentPoint
 from isthmus.inspect.bus_view import BusView, LearnerView
 from isthmus.log import Commit, Log
-from isthmus.log.authenticate import may_speak, streams_of
-from isthmus.log.state import STANDS, is_most, look
+from isthmus.log.bus_messages import may_speak, streams_of
+from isthmus.log.log_health import STANDS, is_most, look
 from isthmus.runtime.clock import Runtime
 from isthmus.store import EdgeStore, Entry, checked
 

@@ -23,7 +23,7 @@ from isthmus.integrations.hook import (
 )
 from isthmus.link import Link, join
 from isthmus.link.following import follow
-from isthmus.torch.shards import is_sharded
+from isthmus.torch.shard_transfer import is_sharded
 
 logger = logging.getLogger(__name__)
 

@@ -52,7 +52,7 @@ from isthmus.learner.resume import History, read_history
 from isthmus.learner.summary import Summary
 from isthmus.learner.uplink import Uplink
 from isthmus.log import Log
-from isthmus.log.authenticate import heard, keep_members
+from isthmus.log.bus_messages import keep_members, verify_batch
 from isthmus.reasons import Reason
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import LearnerMetrics
@@ -374,7 +374,7 @@ class LearnerAgent:
     async def _listen(self) -> None:
         async for stream, said in self._listener.live(lambda: None):
             try:
-                messages = heard(stream, said.body, self._run.digest, self._log.members)
+                messages = verify_batch(stream, said.body, self._run.digest, self._log.members)
             except RecordInvalid as error:
                 if error.reason == Reason.NOT_A_MEMBER:
                     self._unknown.set()  # The author may have become a member since the last look.

@@ -18,8 +18,8 @@ from isthmus.learner.backend import ArrayBackend, ArrayRef, Remote, Stored, loca
 from isthmus.learner.checkpoint_shards import ShardRef, ShardToWrite
 from isthmus.learner.ledger import Account
 from isthmus.log import Log
+from isthmus.log.gate import Verified
 from isthmus.log.run import Run
-from isthmus.log.verified import Verified
 from isthmus.reasons import Reason
 from isthmus.runtime.clock import Runtime
 

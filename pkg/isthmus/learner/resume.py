@@ -28,9 +28,9 @@ from isthmus.format.rules import CHECKPOINTS_KEPT
 from isthmus.learner import checkpoint_shards
 from isthmus.learner.checkpoint import Checkpoint, open_checkpoint
 from isthmus.log import Log
-from isthmus.log.authenticate import heard
+from isthmus.log.bus_messages import verify_batch
+from isthmus.log.gate import Unverified, glance
 from isthmus.log.listing import checkpoints_in
-from isthmus.log.verified import Unverified, glance
 from isthmus.reasons import Reason
 from isthmus.store import Entry, checked
 
@@ -337,7 +337,7 @@ async def _last_word(log: Log, bus: Bus, learner: str, incarnation: int) -> int:
         position = said[-1].position
         for item in said:
             try:
-                messages = heard(stream, item.body, log.run.digest, log.members)
+                messages = verify_batch(stream, item.body, log.run.digest, log.members)
             except RecordInvalid:
                 continue
             for message in messages:

@@ -10,7 +10,7 @@ In a torchrun job whose model is sharded or replicated, every rank makes the sam
 
 joining    `join`                                      link      a learner's hold on a run
 group      the ranks of a learner                      leader    the rank that leads, and speaks for the learner
-follower   a rank that follows                         following the global model without training it
+follower_rank   a rank that follows                    following the global model without training it
 agent_thread, loop_thread   where agents run
 """
 

@@ -129,8 +129,8 @@ class Following:
     # --- on its own thread --------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        from isthmus.torch.local import local_tensors
         from isthmus.torch.model import keep_denormals
+        from isthmus.torch.unmerged_state import local_tensors
 
         keep_denormals()  # before the pool starts threads from this one, which inherit the mode
         every, apart_s, fragments, mixed = self._how

@@ -1,7 +1,7 @@
 """The ranks of a learner, as `join` uses them: one process that trains by itself, or several that share one model.
 
 Every learner is a group of ranks. The first rank *leads*: it runs the agent and speaks for the learner. The others
-follow (`isthmus.link.follower`). Everything here runs on the training thread unless stated otherwise.
+follow (`isthmus.link.follower_rank`). Everything here runs on the training thread unless stated otherwise.
 """
 
 import os

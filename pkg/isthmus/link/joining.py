@@ -135,7 +135,7 @@ def join(
         Unavailable, Denied: store or bus cannot be reached or used.
         RankLost: a rank of the job is gone.
     """
-    from isthmus.link.follower import follow
+    from isthmus.link.follower_rank import follow
     from isthmus.link.leader import Leader
     from isthmus.torch.sharded import Sharded
 

@@ -4,14 +4,14 @@ run             the run object
 creation        creating a run
 membership      the log of members: who may take part
 trust           the key that a process brings, and what it demands of a run
-verified        checks of every stored object
-authenticate    checks of messages on the bus
+gate            checks of every stored object
+bus_messages    checks of messages on the bus
 updates         an update: checked and measured
 commits         reading the log, finding its end, appending to it
 listing         choosing fragments, snapshots and checkpoints
-complete        finding holes in a log
+holes           finding holes in a log
 fork_detection  comparing the commits that different processes read
-state           the condition of a log
+log_health      the condition of a log
 merge           the arithmetic of a round
 robust, polar   parts of that arithmetic: robust merges, and the polar factor of a matrix
 fold            state = fold(merge, snapshot, log)
@@ -21,6 +21,6 @@ evaluations     measurements of a version of the model
 """
 
 from isthmus.log.commits import Log
-from isthmus.log.verified import Commit
+from isthmus.log.gate import Commit
 
 __all__ = ["Commit", "Log"]

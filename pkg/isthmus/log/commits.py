@@ -15,9 +15,9 @@ from isthmus.format.records.frame import Blob, Body, Gathered, Kind
 from isthmus.format.records.keys import commit_key, is_versioned, snapshots_prefix, version_in
 from isthmus.format.records.objects import CheckpointHeader, PackedHeader, SegmentHeader
 from isthmus.format.signing import Signer
+from isthmus.log.gate import Commit, Gate, H, Verified
 from isthmus.log.membership import Members
 from isthmus.log.run import Run
-from isthmus.log.verified import Commit, Gate, H, Verified
 from isthmus.reasons import Reason
 from isthmus.runtime.clock import Runtime
 from isthmus.store import EdgeStore, Store, checked

@@ -28,9 +28,9 @@ from isthmus.format.records.frame import Blob
 from isthmus.format.records.keys import commit_key, snapshot_key, snapshots_prefix
 from isthmus.format.records.objects import CommitHeader, Input, Outer
 from isthmus.log import Commit, Log, merge
+from isthmus.log.gate import Gate
 from isthmus.log.merge import Accumulator, Advance, State, by_class
-from isthmus.log.updates import Update, open_update
-from isthmus.log.verified import Gate
+from isthmus.log.updates import Update, verify_update
 from isthmus.store import checked
 
 INPUTS_AT_ONCE = 4
@@ -335,7 +335,7 @@ async def read_input(log: Log, fragment: Fragment, given: Input, under: int | No
         most = frame.largest(frame.Kind.UPDATE, log.gate.payload_most(frame.Kind.UPDATE, fragment.index))
         blob = await checked.read(log.store, log.runtime, given.key, min(given.bytes, most))
         return await log.runtime.offload(
-            open_update, log.gate, blob, given.key, given.digest, fragment, given.learner, given.base,
+            verify_update, log.gate, blob, given.key, given.digest, fragment, given.learner, given.base,
             log.runtime.compute, under,
         )  # fmt: skip
     except ObjectMissing:

@@ -17,9 +17,9 @@ from isthmus.format.records import frame
 from isthmus.format.records.keys import snapshot_key, value_key
 from isthmus.format.records.objects import SCHEMA, CommitHeader, Healed, Waited
 from isthmus.log import Commit, Log, fold, merge
-from isthmus.log.complete import require_chain, require_whole
+from isthmus.log.gate import HEALER
+from isthmus.log.holes import require_chain, require_whole
 from isthmus.log.listing import all_or
-from isthmus.log.verified import HEALER
 
 
 @dataclass(frozen=True, slots=True)

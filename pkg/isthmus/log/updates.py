@@ -11,7 +11,7 @@ from isthmus.format.layout import Fragment
 from isthmus.format.records import frame
 from isthmus.format.records.frame import Blob
 from isthmus.format.records.objects import UpdateHeader
-from isthmus.log.verified import Gate
+from isthmus.log.gate import Gate
 from isthmus.reasons import Reason
 from isthmus.runtime.clock import ALONE, ComputePool
 
@@ -29,7 +29,7 @@ class Update:
     """The public key that signed it [32 bytes]; zeros in an unsigned run."""
 
 
-def open_update(
+def verify_update(
     gate: Gate,
     blob: Blob,
     key: str,

@@ -40,7 +40,7 @@ from isthmus.format.records.messages import (
 )
 from isthmus.format.rules import Pace
 from isthmus.log import Log
-from isthmus.log.authenticate import heard, keep_members, may_speak, streams_of
+from isthmus.log.bus_messages import keep_members, may_speak, streams_of, verify_batch
 from isthmus.log.merge import state_bytes
 from isthmus.reasons import Reason
 from isthmus.rounds.admission import Admission
@@ -53,7 +53,7 @@ from isthmus.syncer.coordinator import FragmentCoordinator
 from isthmus.syncer.fairness import FairQueue, FairSlots
 from isthmus.syncer.holders import Holders
 from isthmus.syncer.inbox import FromBus, Heard
-from isthmus.syncer.shared import Limits, ReadAhead, Tallies
+from isthmus.syncer.limits import Limits, ReadAhead, Tallies
 from isthmus.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -291,7 +291,7 @@ class Syncer:
 
     def _hear(self, stream: str, said: BusItem, old: bool) -> None:
         try:
-            for message in heard(stream, said.body, self._run.digest, self._log.members):
+            for message in verify_batch(stream, said.body, self._run.digest, self._log.members):
                 if isinstance(message, FromSyncer):
                     self._from_syncer(message, old)
                 else:

@@ -55,14 +55,14 @@ from isthmus.rounds.rounds import Rounds
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import SyncerMetrics
 from isthmus.store import Store
-from isthmus.syncer.counting import Counting
+from isthmus.syncer.commit_metrics import Counting
 from isthmus.syncer.fairness import FairQueue
 from isthmus.syncer.fetcher import Fetcher
 from isthmus.syncer.fragment_reader import At, FragmentReader
 from isthmus.syncer.inbox import Event, Fetched, Folded, FromBus, Heard, Looked
+from isthmus.syncer.limits import Limits, Tallies
 from isthmus.syncer.recorder import Recorder
 from isthmus.syncer.round_sum import RoundSum
-from isthmus.syncer.shared import Limits, Tallies
 from isthmus.syncer.snapshots import Snapshots
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.format.layout import Fragment
 from isthmus.format.records.keys import RUN_KEY
 from isthmus.log import Log
-from isthmus.log.updates import Update, open_update
+from isthmus.log.updates import Update, verify_update
 from isthmus.reasons import Reason
 from isthmus.rounds.events import Pointer
 from isthmus.runtime.clock import Runtime
@@ -45,7 +45,7 @@ class Fetcher:
             if len(blob) != pointer.size:
                 return None, Reason.OVERSIZED if len(blob) > pointer.size else Reason.TRUNCATED
             update = await self._runtime.offload(
-                open_update,
+                verify_update,
                 self._log.gate,
                 blob,
                 pointer.key,

@@ -8,7 +8,7 @@ from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.format.layout import Fragment
 from isthmus.format.rules import Pace
 from isthmus.log import Log, fold
-from isthmus.log.complete import require_whole
+from isthmus.log.holes import require_whole
 from isthmus.log.merge import State, state_bytes
 from isthmus.rounds.bounds import REMEMBERED
 from isthmus.runtime.clock import Runtime

@@ -10,7 +10,7 @@ from isthmus.format.layout import Fragment
 from isthmus.format.records.keys import snapshot_key
 from isthmus.format.rules import Pace, Rules
 from isthmus.log import Log, merge
-from isthmus.log.complete import require_commits
+from isthmus.log.holes import require_commits
 from isthmus.log.merge import State, state_bytes
 from isthmus.runtime.clock import Runtime
 

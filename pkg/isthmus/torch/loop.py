@@ -21,9 +21,9 @@ from isthmus.format.records.tree import Leaf
 from isthmus.learner.checkpoint import LoopState, Saver, Stateful
 from isthmus.torch import model as torch_model
 from isthmus.torch import optimizers
-from isthmus.torch.local import LocalState, local_tensors, version_of
 from isthmus.torch.optimizers import Stepped
 from isthmus.torch.rehearsal import rehearse
+from isthmus.torch.unmerged_state import LocalState, local_tensors, version_of
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from isthmus.torch import model as torch_model
 from isthmus.torch.model import why_not_kept
-from isthmus.torch.shards import is_sharded, local_of
+from isthmus.torch.shard_transfer import is_sharded, local_of
 
 logger = logging.getLogger(__name__)
 

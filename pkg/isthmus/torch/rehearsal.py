@@ -23,9 +23,9 @@ from isthmus.errors import InputError
 from isthmus.format.records import tree
 from isthmus.torch import model as torch_model
 from isthmus.torch import optimizers
-from isthmus.torch.copies import Copies, tensors_in
 from isthmus.torch.optimizers import Path
-from isthmus.torch.shards import local_of
+from isthmus.torch.shard_transfer import local_of
+from isthmus.torch.weight_copies import Copies, tensors_in
 
 logger = logging.getLogger(__name__)
 

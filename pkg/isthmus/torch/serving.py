@@ -8,7 +8,7 @@ from torch import nn
 from isthmus.errors import LayoutMismatch
 from isthmus.inspect.follow import Cut
 from isthmus.torch import model as torch_model
-from isthmus.torch.shards import block_of, local_of
+from isthmus.torch.shard_transfer import block_of, local_of
 
 
 def load_cut(module: nn.Module, cut: Cut) -> None:

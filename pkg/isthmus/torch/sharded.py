@@ -36,11 +36,11 @@ from isthmus.torch import moments, optimizers
 from isthmus.torch.device import DeviceStream
 from isthmus.torch.donor_check import GroupCheck, Trial
 from isthmus.torch.frozen import digest_of_stored
-from isthmus.torch.gathered import Fragments, Mix
-from isthmus.torch.local import local_tensors
 from isthmus.torch.loop import Loop
 from isthmus.torch.ranks import GroupCall, Op, Ranks, known
-from isthmus.torch.shards import Block, Rows, ShardPiece, Shards, Wanted, is_sharded, local_of, remade
+from isthmus.torch.shard_transfer import Block, Rows, ShardPiece, Shards, Wanted, is_sharded, local_of, remade
+from isthmus.torch.sharded_fragments import Mix, ShardedFragments
+from isthmus.torch.unmerged_state import local_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Sharded(Arrays, Replica, Saver):
             device_stream if device_stream is not None and ranks.meet_on(device_stream.device) else None
         )
         """The agent's stream on the device of this rank's part of the model; None if fragments lie on the host."""
-        self._fragments: Fragments
+        self._fragments: ShardedFragments
         self._remotes: Remotes
         self._commanded: list[ArrayRef | None] = []
         """Arrays that other ranks were commanded to read, write or mix. They are kept until every rank has done so."""
@@ -346,7 +346,7 @@ class Sharded(Arrays, Replica, Saver):
         return into[0] if into else None
 
     def _place(self, layout: Layout, owner: Sequence[int]) -> None:
-        self._fragments = Fragments(
+        self._fragments = ShardedFragments(
             self._shards, layout, owner, self.array_table, self.device_stream, self.loop.copies.follow
         )
 

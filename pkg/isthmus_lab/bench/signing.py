@@ -13,10 +13,10 @@ from isthmus.format.records.objects import SCHEMA, MemberSpec, RunHeader, Update
 from isthmus.format.rules import MemberRole, Pace, Rules
 from isthmus.format.signing.keys import new_signer
 from isthmus.log import updates
-from isthmus.log.authenticate import heard
+from isthmus.log.bus_messages import verify_batch
+from isthmus.log.gate import Gate
 from isthmus.log.membership import Members, Membership
 from isthmus.log.run import Run
-from isthmus.log.verified import Gate
 from isthmus_lab.bench.kernels import flat
 from isthmus_lab.bench.measure import Case, Row, Say, counted, in_turns, parted, row
 
@@ -85,7 +85,7 @@ def _updates(size: int) -> Iterator[Case]:
     def opened(blob: frame.Body, judge: Members) -> Callable[[], object]:
         digest, gate = frame.digest(blob), Gate(run, judge)
         key = update_key(0, "eu", 0, digest)
-        return lambda: updates.open_update(gate, blob, key, digest, fragment, "eu", 0, under=0)
+        return lambda: updates.verify_update(gate, blob, key, digest, fragment, "eu", 0, under=0)
 
     yield Case("open", opened(plain, unsigned))
     yield Case("open, signed", opened(signed, members))
@@ -105,7 +105,7 @@ def _messages(plain: list[Announce], several: list[Announce]) -> Iterator[Case]:
     (bare,), (one,), (many,) = bytes_of(plain, None), bytes_of(plain, signer), bytes_of(several, signer)
 
     def hear(body: bytes, judge: Members | None) -> Callable[[], object]:
-        return lambda: [heard(stream, body, run.digest, judge) for _ in range(AT_ONCE)]
+        return lambda: [verify_batch(stream, body, run.digest, judge) for _ in range(AT_ONCE)]
 
     yield Case("heard", hear(bare, None))
     yield Case("heard, signed", hear(one, members))

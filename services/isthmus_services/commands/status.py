@@ -17,8 +17,8 @@ from isthmus.inspect.status import Ledger, Live, Status, read_ledgers, read_stat
 from isthmus.log import evaluations
 from isthmus.log.evaluations import Point
 from isthmus.log.listing import checkpoints_in
+from isthmus.log.log_health import collects
 from isthmus.log.run import Run
-from isthmus.log.state import collects
 from isthmus_services.output import pictures, view
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.output.tables import WIDEN, in_view

@@ -17,9 +17,9 @@ from isthmus.format.records.fields import require_name
 from isthmus.format.rules import MemberRole, Rules
 from isthmus.log import Log
 from isthmus.log import gc as garbage
+from isthmus.log.log_health import collects, uncollected
 from isthmus.log.membership import require_may
 from isthmus.log.run import read_run
-from isthmus.log.state import collects, uncollected
 from isthmus.log.trust import Trust
 from isthmus.runtime.clock import Runtime, cores, random_id
 from isthmus.runtime.urls import split

@@ -14,7 +14,7 @@ MUTANTS = [
         row("rows-may-be-missing", "if sum(rows for _, rows in cuts) != height:", "if not cuts:"),
     ),
     *of(
-        "torch/shards.py",
+        "torch/shard_transfer.py",
         "tests/unit/test_shards.py",
         row("overlaps-are-no-matter", "if not (apart and inside and", "if not (inside and"),
         row("gaps-are-no-matter", "and sum(p.block.size for p in found) == prod(shape)):", "):"),

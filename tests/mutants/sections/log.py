@@ -52,7 +52,7 @@ MUTANTS = [
         row("a-segment-is-taken-on-trust", "if found != at.digest:", "if False:"),
     ),
     *of(
-        "log/verified.py",
+        "log/gate.py",
         "tests/unit/test_verified.py",
         row("any-digest", "if digest is not None and found != digest:", "if False:"),
         row("a-payload-more", "if kind in WITHOUT_PAYLOAD and len(payload):", "if False:"),

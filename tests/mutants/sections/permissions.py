@@ -64,7 +64,7 @@ MUTANTS = [
         row("membership-may-go-back", "if commit.header.members < members:", "if False:"),
     ),
     *of(
-        "log/authenticate.py",
+        "log/bus_messages.py",
         "tests/integration/test_signed.py tests/integration/test_signed_histories.py",
         row("one-batch-of-several", "if len(names) > 1:", "if False:"),
         row(

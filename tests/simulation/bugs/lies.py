@@ -8,7 +8,7 @@ from unittest.mock import patch
 from isthmus.errors import LogCorrupt
 from isthmus.inspect import replay
 from isthmus.learner import downlink
-from isthmus.log.verified import Gate
+from isthmus.log.gate import Gate
 from isthmus.reasons import Clip
 from isthmus.rounds.bounds import Influence
 from simulation.bugs.planted import planted

@@ -9,7 +9,7 @@ import numpy as np
 
 from isthmus.inspect.health_summary import health
 from isthmus.inspect.status import Status
-from isthmus.log.state import STANDS, standing
+from isthmus.log.log_health import STANDS, standing
 from isthmus_services.board.history import time_views
 from isthmus_services.board.history.history import RunHistory
 from isthmus_services.board.history.rows import QUORUM_MISSED

@@ -11,8 +11,8 @@ from isthmus.format.records.frame import Kind
 from isthmus.format.records.keys import RUN_KEY, can_be_named, commit_in, learner_in
 from isthmus.format.signing import armored, fingerprint, namespace_of, public_line
 from isthmus.log import Log
+from isthmus.log.gate import KINDS
 from isthmus.log.membership import WRITERS, Membership
-from isthmus.log.verified import KINDS
 from isthmus.store import checked
 from isthmus_services.settings import declared, shared
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from isthmus.torch.frozen import stored_in
 from isthmus.torch.model import named, plain_name, why_not_kept
-from isthmus.torch.shards import is_sharded, local_of
+from isthmus.torch.shard_transfer import is_sharded, local_of
 
 logger = logging.getLogger(__name__)
 

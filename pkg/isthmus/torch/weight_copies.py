@@ -13,7 +13,7 @@ import torch
 
 from isthmus.torch.model import rows_of
 from isthmus.torch.optimizers import Path
-from isthmus.torch.shards import local_of
+from isthmus.torch.shard_transfer import local_of
 
 Written = Sequence[tuple[Any, tuple[int, int] | None]]
 """Parameters that are written, each with the range of rows; None means the whole parameter."""

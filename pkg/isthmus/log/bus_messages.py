@@ -27,7 +27,7 @@ LOOK_LEAST_S = 0.25
 """Least time between two reads of the membership, however often one is requested."""
 
 
-def heard(stream: str, body: Blob, run: bytes, members: Members | None = None) -> tuple[AnyMessage, ...]:
+def verify_batch(stream: str, body: Blob, run: bytes, members: Members | None = None) -> tuple[AnyMessage, ...]:
     """Return a batch's messages, in order, for the run with this digest. Raises `RecordInvalid` with a named reason.
 
     A stream carries only its owner's messages. A learner's stream may hold no message in another learner's name and

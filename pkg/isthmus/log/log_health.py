@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from isthmus.errors import LogCorrupt
 from isthmus.format.rules import KEPT_VERSIONS
 from isthmus.log import Commit, Log
-from isthmus.log.complete import require_commits
+from isthmus.log.holes import require_commits
 
 STANDS = 8
 """A fragment stands still when most other fragments were merged this many times since its last merge."""

@@ -1,4 +1,4 @@
-"""Fragments of a model that lies on several ranks: each is gathered on the rank that owns it, and scattered from there.
+"""Fragments of a model that lies on several ranks: one rank owns each, gathers it, and scatters it.
 
 If the model lies on devices, so do the fragments. Blocks then go from device to device, queued on the stream that
 training uses, and no training thread waits for them. If a device has no room, or fragments are not kept on devices,
@@ -19,7 +19,7 @@ from isthmus.torch import model as torch_model
 from isthmus.torch.device import Blocks, DeviceBlock, DeviceStream, Staged, at_hand, used_up
 from isthmus.torch.model import Follow, nothing_follows
 from isthmus.torch.ranks import Ranks
-from isthmus.torch.shards import CPU, Shards, Wanted, local_of
+from isthmus.torch.shard_transfer import CPU, Shards, Wanted, local_of
 
 
 class Mix(msgspec.Struct, frozen=True, array_like=True):
@@ -32,7 +32,7 @@ class Mix(msgspec.Struct, frozen=True, array_like=True):
     since: int
 
 
-class Fragments:
+class ShardedFragments:
     """This rank's part in reading, writing and mixing fragments, which all ranks do at the same time."""
 
     def __init__(
