@@ -22,7 +22,7 @@ PUBLIC = {
     ),
     "reference/python/integrations.md": (
         "Integrations",
-        "Loops that are somebody else's: see [frameworks](../../frameworks.md).",
+        "Training loops of other libraries: see [frameworks](../../frameworks.md).",
         tuple(
             f"isthmus.integrations.{name}" for name in ("transformers", "accelerate", "lightning", "torchtitan", "hook")
         ),

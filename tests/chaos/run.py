@@ -136,7 +136,7 @@ class Chaos:
         self.calm()
 
     def one_learner_denied(self) -> None:
-        """Let nobody read what one learner stores: its updates are turned away, the others' are merged meanwhile."""
+        """Let nobody read what one learner stores: its updates are rejected, the others' are merged meanwhile."""
         child = _learner(self)
         # Who has just been killed folds what was merged of it: that needs heal, or the right to read, not patience.
         self.until_progress(f"before objects of {child.name} are denied")

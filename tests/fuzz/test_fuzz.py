@@ -55,7 +55,7 @@ def test_no_input_takes_more_memory_than_it_may(target: Target) -> None:
 
 
 def test_a_mutation_gets_behind_the_checksum() -> None:
-    """Else every input would be turned away at the door, and nothing behind it were fuzzed."""
+    """Else every input would be rejected at the door, and nothing behind it were fuzzed."""
     draw = random.Random(0)
     target = TARGETS["record-commit"]
     known = seeds(target)

@@ -215,7 +215,7 @@ async def test_a_heal_starts_where_it_says_and_replay_names_one_of_what_is_whole
 
 @in_virtual_time
 async def test_a_false_rejection_hides_nothing(folder: Path) -> None:
-    """Who was turned away as too long had a say in what is usual; that excuses no update merged twice, and no length
+    """Who was rejected as too long had a say in what is usual; that excuses no update merged twice, and no length
     beyond all that was seen."""
     async with world(folder, SEED) as w, serving(w.syncer("s")) as syncer:
         await begun(w, syncer)

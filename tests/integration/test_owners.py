@@ -317,7 +317,7 @@ def test_strangers_are_not_heard_and_who_never_comes_is_named(tmp_path: Path, mo
             for hello in (protocol.Hello(1, b"guessed"), protocol.Hello(2, SECRET)):
                 reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
                 protocol.write(writer, 0, hello)
-                assert await reader.read() == b"", "it is turned away"
+                assert await reader.read() == b"", "it is rejected"
                 writer.close()
             reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
             writer.write(protocol._HEAD.pack(1 << 31, 0))  # no message is as long

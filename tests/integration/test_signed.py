@@ -98,7 +98,7 @@ async def test_an_update_that_its_learner_did_not_sign_is_in_no_commit(folder: P
             # The learner itself says that it is its own: it was tricked, or somebody wrote over its prefix.
             await w.bus.append(learner_stream("eu"), encode(announced(w, "eu", key, update), signer=EU))
             why = Reason.UNSIGNED if forger is None else Reason.NOT_A_MEMBER
-            await until(lambda: coordinator.rounds.rejected_total.get(why.value), f"turned away as {why.value}")
+            await until(lambda: coordinator.rounds.rejected_total.get(why.value), f"rejected as {why.value}")
             assert coordinator.head == 0
 
 
@@ -116,7 +116,7 @@ async def test_nobody_speaks_for_another(folder: Path, forger: Signer | None, re
             agent = w.by(EU).learner("eu")
             head = syncer.coordinators[0]
             await w.bus.append(learner_stream("eu"), encode(gone, signer=forger))
-            await until(lambda: syncer.tallies.rejected.get(reason.value), f"turned away as {reason.value}")
+            await until(lambda: syncer.tallies.rejected.get(reason.value), f"rejected as {reason.value}")
             await train(agent, 40, enough=lambda: head.head >= 2)  # whose words are heard: it never left
 
 

@@ -62,7 +62,7 @@ async def test_a_store_that_shows_two_histories_is_found_out_by_both_sides(
             )
             await w.bus.append(learner_stream("us-1"), encode(told, signer=US))
             await until(
-                lambda: coordinator.rounds.rejected_total.get("malformed"), "a key that is none is turned away first"
+                lambda: coordinator.rounds.rejected_total.get("malformed"), "a key that is none is rejected first"
             )
             update = an_update(w, "us-1", US, base=coordinator.head)
             key = update_key(0, "us-1", coordinator.head, frame.digest(update))

@@ -1,4 +1,4 @@
-"""Strangers on the bus and in the store: turned away by name, counted, and the run goes on."""
+"""Strangers on the bus and in the store: rejected by name, counted, and the run goes on."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -147,7 +147,7 @@ def test_what_one_learner_stored_and_nobody_may_read_turns_its_updates_away_and_
         assert "l0" not in merged
         assert {"l1", "l2"} <= set(merged)
         assert sum(k.rounds.rejected_total.get("unreadable", 0) for k in story.syncers[0].coordinators) > 0
-        # It was not turned away for good: once it may be read, it is merged again.
+        # It was not rejected for good: once it may be read, it is merged again.
         story.before = lambda _, __: None
         await asyncio.sleep(5.0)
         heads = story.heads()

@@ -480,7 +480,7 @@ def test_what_somebody_should_see_to_is_said_with_what_to_do() -> None:
     c = read(headers)
     found = told(c, math.inf)
     assert any("missed their quorum" in said for said in found)
-    assert any("turned away" in said and "stale" in said for said in found)
+    assert any("rejected" in said and "stale" in said for said in found)
     assert all(w["do"] for w in warnings(c, math.inf, None, "memory://run", "", 0.0))
     assert told(read(history()), math.inf) == []
     c.ends[1].broken = "commits/1: is missing"

@@ -483,7 +483,7 @@ def test_what_is_judged_again_from_the_log_is_the_same() -> None:
         by = [live.judge(c, claims[:n] if known else claims, first=3.0) for n, c in enumerate(claims)]
         merged = [(c, b) for c, b in zip(claims, by, strict=True) if not b.refused]
         if len(merged) < len(claims):
-            continue  # what was turned away is not in the log
+            continue  # what was rejected is not in the log
         inputs = inputs_of(claims, version, by)
         said = [claim_of(i) for i in inputs]
         assert again.known == known

@@ -27,7 +27,7 @@ async def story(log: RecordedLog, what: str) -> explain.Explanation:
 @pytest.mark.parametrize("longer", ["first", "second"])
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "collected"])
 async def test_a_name_that_stands_for_two_tells_both_the_merged_one_first(longer: str, stored: bool) -> None:
-    """A learner announced a second update on its base after the first was merged: one is turned away, one is not."""
+    """A learner announced a second update on its base after the first was merged: one is rejected, one is not."""
     log = RecordedLog(
         [
             committed(5, given("a", 4, 5, "first"), given("b", 4, 5)),
@@ -42,7 +42,7 @@ async def test_a_name_that_stands_for_two_tells_both_the_merged_one_first(longer
     assert facts["others"] == [{"key": key("a", 4, "second"), "fate": "base-merged", "reason": "base-merged"}]
     text = "\n".join((await story(log, "0/a/4")).lines)
     assert text.index("merged into version 5") < text.index("another one of a on version 4:")
-    assert "turned away before version 6, 1 times: base-merged" in text
+    assert "rejected before version 6, 1 times: base-merged" in text
 
 
 async def test_two_that_were_both_turned_away_are_both_told_the_longer_first() -> None:
@@ -79,7 +79,7 @@ async def test_what_is_merged_is_not_told_as_turned_away_because_it_was_said_aga
     )
     found = await story(log, "0/a/4")
     assert (found.facts["fate"], found.facts["others"]) == ("merged", [])
-    assert "turned away" not in "\n".join(found.lines)
+    assert "rejected" not in "\n".join(found.lines)
 
 
 async def test_an_update_that_came_too_late_for_one_round_and_joined_the_next() -> None:

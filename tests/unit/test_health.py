@@ -93,11 +93,11 @@ def test_no_syncer_says_since_when_and_what_to_type() -> None:
 
 
 def test_who_is_not_merged_is_named_with_the_reason_it_gives() -> None:
-    why = "a merge (every update is turned away: stale)"
+    why = "a merge (every update is rejected: stale)"
     found = of(beat("a"), beat("b", why), beat("c", "store (12 s)"), alive())
     assert not found.ok
     assert found.said == (
-        "1 of 3 learners merge; b: waits for a merge (every update is turned away: stale); c: waits for store (12 s)"
+        "1 of 3 learners merge; b: waits for a merge (every update is rejected: stale); c: waits for store (12 s)"
     )
 
 

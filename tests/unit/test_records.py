@@ -1,4 +1,4 @@
-"""Frames: round trips, and every kind of damage turned away under a name, never with another exception."""
+"""Frames: round trips, and every kind of damage rejected under a name, never with another exception."""
 
 import struct
 import zlib

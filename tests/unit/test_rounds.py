@@ -190,7 +190,7 @@ def test_those_in_the_last_commits_are_expected_after_a_restart() -> None:
     assert story.arrive(story.announce("b", base=1)) == [Merge(2, ClosedBy.EVERYONE)]
 
 
-# --- what is turned away ----------------------------------------------------------------------------------------------
+# --- what is rejected ----------------------------------------------------------------------------------------------
 
 
 def test_more_tokens_on_a_base_replace_fewer() -> None:
@@ -488,4 +488,4 @@ def test_a_round_closes_when_its_commit_can_name_no_more_and_the_others_are_in_t
     actions = story.announce("a", 1, due=True)
     assert [a.pointer.learner for a in actions if isinstance(a, Fetch)] == ["d", "a"]
     assert story.arrive(actions) == [Merge(2, ClosedBy.FULL)]
-    assert sum(story.rounds.rejected_total.values()) == 1, "nothing is turned away for it"
+    assert sum(story.rounds.rejected_total.values()) == 1, "nothing is rejected for it"

@@ -1,4 +1,4 @@
-"""Trees from strangers: whatever their bytes make NumPy or torch raise, it is a record turned away and nothing else."""
+"""Trees from strangers: whatever their bytes make NumPy or torch raise, it is a record rejected and nothing else."""
 
 from collections.abc import Callable
 from typing import Any

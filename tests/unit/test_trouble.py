@@ -74,8 +74,8 @@ def dry(**happened: Any) -> Unmerged:
 @pytest.mark.parametrize(
     ("happened", "what", "remedy"),
     [
-        ({"turned_away": "non-finite"}, "every update is turned away: non-finite", "learning rate"),
-        ({"turned_away": "unreadable", "announced": 3}, "every update is turned away: unreadable", "policies"),
+        ({"rejected_for": "non-finite"}, "every update is rejected: non-finite", "learning rate"),
+        ({"rejected_for": "unreadable", "announced": 3}, "every update is rejected: unreadable", "policies"),
         ({}, "no update was sent", "uplink"),
         ({"announced": 3}, "no update is merged", "isthmus status"),
     ],

@@ -1,4 +1,4 @@
-"""An update is opened by what was announced of it: whatever does not fit is turned away under its own name."""
+"""An update is opened by what was announced of it: whatever does not fit is rejected under its own name."""
 
 from typing import Any
 

@@ -286,7 +286,7 @@ def _in_commit(told: Explanation, commit: Commit, key: str, passed_by: Sequence[
         told.facts |= {"fate": "late", "missed_s": late.heard_at - h.waited.closed_at, "late_for": h.version}
         said = True
     for r in filter(is_it, h.rejected):
-        told.say(f"turned away before version {h.version}, {r.count} times: {_reason(r)}")
+        told.say(f"rejected before version {h.version}, {r.count} times: {_reason(r)}")
         if told.facts["fate"] == "base-merged":
             told.facts["reason"] = r.reason
         elif r.reason != Reason.DUPLICATE or told.facts["fate"] == "unknown":

@@ -204,8 +204,8 @@ class _Judge:
     def _has_majority(self, h: CommitHeader) -> bool:
         """Return whether learners with updates rejected as too long are less than half: they cannot move a median
         far."""
-        turned_away = {r.learner for r in h.rejected if r.reason == Reason.TOO_LONG}
-        return 2 * len(turned_away) < len(self._influence.learners(h.inputs) | turned_away)
+        rejected_learners = {r.learner for r in h.rejected if r.reason == Reason.TOO_LONG}
+        return 2 * len(rejected_learners) < len(self._influence.learners(h.inputs) | rejected_learners)
 
     def _too_long(self, h: CommitHeader) -> list[str]:
         """Return, in words, the lengths that are impossible, whichever updates were rejected.

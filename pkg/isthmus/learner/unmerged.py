@@ -47,7 +47,7 @@ class Unmerged:
     step: int
     """The learner's step up to which its work was merged; before the first merge, the step at which it joined."""
     announced: int = 0
-    turned_away: str = ""
+    rejected_for: str = ""
     """The newest reason for a rejection, or empty."""
 
     def trouble(self, now: float, step: int, period: int) -> Trouble | None:
@@ -55,11 +55,11 @@ class Unmerged:
         steps = step - self.step
         if steps < DRY_PERIODS * period:
             return None
-        if self.turned_away:
+        if self.rejected_for:
             return (
                 now - self.at,
-                f"every update is turned away: {self.turned_away}",
-                REMEDIES[self.turned_away],
+                f"every update is rejected: {self.rejected_for}",
+                REMEDIES[self.rejected_for],
             )
         if not self.announced:
             return now - self.at, "no update was sent", "no upload ends: see the uplink, and raise sync_every"

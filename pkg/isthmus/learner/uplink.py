@@ -311,7 +311,7 @@ class Uplink:
             self._tell(BaseMerged(p, given.base))
         for turned in commit.header.rejected:
             if turned.learner == self._name and turned.reason in REMEDIES:
-                self.unmerged.turned_away = turned.reason
+                self.unmerged.rejected_for = turned.reason
             attempt = attempts.get(turned.base) if turned.learner == self._name else None
             # A rejected update does not close the base if a longer update on it may still be merged.
             if attempt is not None and turned.reason in FINAL and turned.digest == attempt.digest:
@@ -407,13 +407,13 @@ class Uplink:
         packed = await self._backend.pack(header, captured.base_values, captured.values, feedback)
         if packed is None:
             about = {"fragment": p, "version": captured.base}
-            if self.unmerged.turned_away != Reason.NON_FINITE:  # warn once; the reporter repeats it
+            if self.unmerged.rejected_for != Reason.NON_FINITE:  # warn once; the reporter repeats it
                 logger.warning(
                     "fragment %d: the difference to version %d is not finite: it is not sent, and its tokens count as "
                     "rejected; so will be whatever else is not, until a merge",
                     p, captured.base, extra=about,
                 )  # fmt: skip
-            self.unmerged.turned_away = Reason.NON_FINITE
+            self.unmerged.rejected_for = Reason.NON_FINITE
             account.settle(captured.base, "rejected")
             self._tell(UploadDone(p))
             return

@@ -237,7 +237,7 @@ class Rounds:
             case Arrived(pointer):
                 return self._arrived(pointer, now)
             case Refused(pointer, reason):
-                return self._turned_away(pointer, reason, now)
+                return self._rejected_for_good(pointer, reason, now)
             case Begun(pointer):
                 place = (pointer.learner, pointer.base)
                 if place in self._fetching:
@@ -409,7 +409,7 @@ class Rounds:
             actions.append(Fetch(pointer))
         return actions
 
-    def _turned_away(self, pointer: Pointer, reason: Reason, now: float) -> list[Action]:
+    def _rejected_for_good(self, pointer: Pointer, reason: Reason, now: float) -> list[Action]:
         """Reject an update whose bytes are missing or not acceptable."""
         self._fetched(pointer)
         place = (pointer.learner, pointer.base)

@@ -117,7 +117,7 @@ class SyncerMetrics(Metrics):
             "merged_tokens_total", "Tokens of merged updates; a token counts once in each fragment.", "fragment"
         )
         self.updates_late = self._counter("updates_late_total", "Updates that came too late to be merged.")
-        self.rejections = self._counter("rejections_total", "Updates and messages turned away.", "reason")
+        self.rejections = self._counter("rejections_total", "Updates and messages rejected.", "reason")
         for reason in Reason:
             self.rejections.labels(reason.value)  # start at 0, so that the first rejection is an increase
         self.clipped = self._counter(

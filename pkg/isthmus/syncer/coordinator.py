@@ -406,7 +406,7 @@ class FragmentCoordinator:
             # Reject the update that reaches furthest. If the next merge overflows too, it rejects another one.
             worst, others = self._sum.furthest(), len(self._sum.inputs) - 1
             self._warn(
-                "the merge overflows: %s is turned away, %d other updates are merged anew", worst.key, others,
+                "the merge overflows: %s is rejected, %d other updates are merged anew", worst.key, others,
                 level=logging.ERROR, version=version,
             )  # fmt: skip
             self._release()

@@ -62,7 +62,7 @@ class Fetcher:
         except ObjectMissing:
             return None, Reason.MISSING
         except RecordInvalid as error:
-            self._warn("turned away: %s", pointer, error)
+            self._warn("rejected: %s", pointer, error)
             return None, error.reason
         except Denied as error:
             self._warn("may not be read: %s", pointer, error)

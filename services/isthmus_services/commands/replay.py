@@ -76,7 +76,7 @@ async def _compare(log: Log, a: declared.Replay) -> int:
         print(f"and {len(untimely) - UNTIMELY_SHOWN} more such updates")
     if unproven := sum(r.unproven for r in found):
         print(
-            f"{unproven} commits come after updates that were turned away as too long and had a say in what is usual: "
+            f"{unproven} commits come after updates that were rejected as too long and had a say in what is usual: "
             "how much their inputs count for is not verified"
         )
     unverifiable = sum(gap.last - gap.first + 1 for replayed in found for gap in replayed.gaps)

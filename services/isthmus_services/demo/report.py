@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from isthmus_services.demo.judge import Point
-from isthmus_services.output.view import turned_away
+from isthmus_services.output.view import rejections
 
 
 def plot(path: Path, global_points: list[Point], single_points: list[Point], learners: int, title: str) -> None:
@@ -72,9 +72,9 @@ def show(report: dict[str, object], console: Console) -> None:
     table.add_row("participation", f"{number('participation'):.1%}")
     counts = report["updates_rejected"]
     assert isinstance(counts, dict)
-    rejected, spare = turned_away(counts)
+    rejected, spare = rejections(counts)
     table.add_row("updates rejected", rejected or "none")
-    table.add_row("turned away, nothing lost by it", spare or "none")
+    table.add_row("rejected, nothing lost by it", spare or "none")
     table.add_row("bytes up / down", f"{number('bytes_up') / 1e6:.1f} / {number('bytes_down') / 1e6:.1f} MB")
     kills, recovered = report["kills"], report["recoveries"]
     table.add_row("kills (recovered)", f"{kills} ({recovered})")

@@ -20,14 +20,14 @@ def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
     if status.bus_error:
         parts.append(Text(status.bus_error, style="red"))
     parts += [learners(status, width, hint), fragments(status, width, hint), *syncers(status)]
-    rejected, spare = turned_away(status.rejected)
+    rejected, spare = rejections(status.rejected)
     parts.append(Text(f"rejected: {rejected or 'nothing'}" + (f"; nothing lost by: {spare}" if spare else "")))
     if cut := ", ".join(f"{reason} {count}" for reason, count in sorted(status.clipped.items())):
         parts.append(Text(f"merged for less than they said: {cut}"))
     return Group(*parts)
 
 
-def turned_away(counts: Mapping[str, int]) -> tuple[str, str]:
+def rejections(counts: Mapping[str, int]) -> tuple[str, str]:
     """Return rejections by reason as two texts: the `HARMLESS` ones of every healthy run come second."""
     found = sorted(counts.items())
     return (

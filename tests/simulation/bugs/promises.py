@@ -160,7 +160,7 @@ def collect_above_the_head() -> Iterator[None]:
 
 @planted(20, caught_by=4)
 def drop_the_residual_on_rejection() -> Iterator[None]:
-    """An update that is turned away takes the residual of the one merged before it along."""
+    """An update that is rejected takes the residual of the one merged before it along."""
 
     def close(self: Any, p: Any, base: Any, part: Any, tokens: Any = None) -> None:
         if part in ("rejected", "late"):

@@ -82,7 +82,7 @@ def _log(c: RunHistory, at: float, now: float, run: str, live: bool) -> list[Not
         reasons = ", ".join(str(r["reason"]) for r in time_views.reasons(c, at) if r["lost"])
         found.append(
             Notice(
-                f"{turned} updates were turned away in the last {lately} rounds, by reason: {reasons}",
+                f"{turned} updates were rejected in the last {lately} rounds, by reason: {reasons}",
                 "their work is lost; `isthmus explain` tells of each why, and the learners' page whose they are",
                 "commits?only=rejected",
             )
@@ -91,7 +91,7 @@ def _log(c: RunHistory, at: float, now: float, run: str, live: bool) -> list[Not
         if row["rejected"] > LOST_SHARE * max(1, row["merged"] + row["rejected"]) and row["rejected"] >= RECENT:
             found.append(
                 Notice(
-                    f"{row['learner']}: {row['rejected']} updates were turned away, {row['merged']} merged",
+                    f"{row['learner']}: {row['rejected']} updates were rejected, {row['merged']} merged",
                     "its page says which; the reason is with each",
                     f"learners/{row['learner']}",
                 )

@@ -16,7 +16,7 @@
     return found;
   };
 
-  const WORDS = { train: "trained for", upload: "was on its way", wait: "arrived, waited to be merged", merged: "merged", late: "came late", rejected: "was turned away", repeated: "was said again", gone: "not expected any more", here: "expected again" };
+  const WORDS = { train: "trained for", upload: "was on its way", wait: "arrived, waited to be merged", merged: "merged", late: "came late", rejected: "was rejected", repeated: "was said again", gone: "not expected any more", here: "expected again" };
 
   I.Lanes = ({ data, mark, only }) => {
     const all = data.learners.filter((l) => !only || only.includes(l.learner)).sort((a, b) => a.learner.localeCompare(b.learner, "en", { numeric: true }));

@@ -50,8 +50,8 @@
       <${Answer} of=${lines} what="lines over time">${(l) => html`<${Zoom} begin=${l.begin} end=${l.end} all=${[s.begin, s.end]}/><${RunCharts} l=${l} measured=${measured.data} at=${at}/>`}</${Answer}>
       <${Tokens} l=${lines.data}/>
       <${Happened}/>
-      <h2>Updates that were turned away</h2>
-      ${s.reasons.length ? html`<${Table} name="Updates turned away by reason" first="times" descending rows=${s.reasons} columns=${[
+      <h2>Updates that were rejected</h2>
+      ${s.reasons.length ? html`<${Table} name="Updates rejected by reason" first="times" descending rows=${s.reasons} columns=${[
         { key: "reason", name: "reason", left: true }, { key: "times", name: "times", show: (r) => I.count(r.times) },
         { key: "lost", name: "is its work lost?", left: true, by: (r) => (r.lost ? "yes" : "no"), show: (r) => (r.lost ? "yes" : "no: it came another way") },
         { key: "why", name: "why", left: true },
