@@ -23,5 +23,5 @@ def test_fragments_are_of_about_the_same_size() -> None:
 
 
 def test_all_learners_cut_the_model_alike() -> None:
-    """Nobody tells them how: the same tensors and the same number give the same layout."""
+    """`partition` is deterministic. The creator of a run stores its result in the run object, and all others read it."""
     assert partition(SPECS, 4) == partition(list(SPECS), 4)

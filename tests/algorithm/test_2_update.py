@@ -60,7 +60,7 @@ def test_the_outer_gradient_is_the_base_minus_the_parameters() -> None:
 
 
 def test_the_codec_packs_it_into_four_bits_and_the_rest_is_added_next_time() -> None:
-    """Error feedback: what the codec drops of one update is added to the next one, so nothing is lost in the long run."""
+    """Error feedback: what the codec drops of a merged update is added to a later one, so little is lost in the long run."""
     fragment, int4 = LAYOUT.fragments[0], codec("int4")
     wanted = np.random.default_rng(0).normal(size=fragment.size).astype(np.float32)
     sent_in_all, dropped = np.zeros_like(wanted), np.zeros_like(wanted)

@@ -26,8 +26,8 @@ def test_when_all_learners_have_answered_the_round_closes() -> None:
 
 
 def test_a_learner_that_does_not_answer_is_waited_for_only_as_long_as_nobody_else_has_to_wait() -> None:
-    """Once the quorum is in, the grace period runs. Its length is a share of the time in which learners would train on
-    without needing the new version."""
+    """Once the quorum is in, the grace period runs. It lasts a share γ of the slack: the time until τ steps of the
+    fastest learner have passed (`isthmus.rounds.grace`)."""
     story = Story("a", "b", "slow")
     story.arrive(story.announce("a", due=True))
     story.arrive(story.announce("b"))

@@ -50,7 +50,7 @@ def test_rda_is_the_mean_of_the_directions_at_the_mean_of_the_lengths() -> None:
 
 
 def test_the_outer_step_is_nesterov_momentum_on_the_merged_gradient() -> None:
-    """v ← μ·v + g, then θ ← θ − η·(g + μ·v)."""
+    """b ← μ·b + Δ, then Θ ← Θ − η·(Δ + μ·b)."""
     rules: dict[str, Any] = {"merge": "avg", "outer_lr": 0.5, "outer_momentum": 0.8}
     gradient = vector(1, 1)
     first = merged((gradient, 1.0), **rules)
@@ -61,7 +61,7 @@ def test_the_outer_step_is_nesterov_momentum_on_the_merged_gradient() -> None:
 
 
 def test_the_same_updates_give_the_same_bits() -> None:
-    """On every machine: sums are made in a fixed order and precision. This is what makes a merge replayable."""
+    """On every machine: sums are made in the order of arrival, which the commit records, and in a fixed precision."""
     draw = np.random.default_rng(1)
     updates = [(draw.normal(size=2).astype(np.float32), 1.0 + i) for i in range(5)]
     assert merged(*updates).state_digest == merged(*updates).state_digest

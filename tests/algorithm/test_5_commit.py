@@ -34,7 +34,7 @@ def test_of_two_syncers_that_merge_the_same_round_one_wins() -> None:
 
 
 def test_folding_the_log_gives_the_state_again_bit_by_bit() -> None:
-    """This is recovery, replay and joining in one: state = fold(merge, snapshot, commits)."""
+    """Recovery and replay merge again: state = fold(merge, snapshot, commits). A learner that joins adds up what was published."""
 
     async def body(run: Written) -> None:
         await run.grow(5)

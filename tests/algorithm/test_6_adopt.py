@@ -1,4 +1,4 @@
-"""Step 6: learners fetch the new version when it suits them, and put it into their models between two steps."""
+"""Step 6: learners fetch the new version once they hear of it, and put it into their models between two steps."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from isthmus.format.rules import Adoption, Pace
 from isthmus.learner.boundary import Adopted, Boundary, Ready
 
 H = 100
-"""Steps between two uploads: here, the fragment is uploaded after the first step, and not again."""
+"""Steps between two uploads. Fragment 0 is due after the first step and then every H steps; these tests end before that."""
 
 LAYOUT = partition([Spec("t", (4,), "float32", TensorClass.DENSE)], 1)
 

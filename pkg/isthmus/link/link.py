@@ -81,7 +81,7 @@ class Link:
     """A learner's connection to a run. Made by `join`; used from the training thread only.
 
     Only `step` changes the model while the loop trains. It copies each fragment out once every H steps, and copies
-    newer versions in, at most a few at a time. `step` returns whatever store and bus do; it raises only errors that
+    newer versions in, at most a few at a time. `step` returns even if store and bus are away, unless the run's pace has a `lead`; it raises only errors that
     further training cannot mend. Everything else happens in a thread of its own, which compresses, sends, fetches and
     repeats while the loop computes.
 

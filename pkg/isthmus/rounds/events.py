@@ -187,7 +187,7 @@ class CallRound:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Fetch, verify and decode this update, then report `Arrived`, `Refused` or `Unreachable`."""
+    """Fetch, verify and measure this update, then report `Arrived`, `Refused` or `Unreachable`."""
 
     pointer: Pointer
 

@@ -1,6 +1,8 @@
 """The rounds of one fragment, as a state machine without I/O: events with a time go in, actions come out.
 
-    closed → open (called) → quorum → grace → merging → closed
+    closed → open (called) → grace, once the quorum is in → merging → closed
+
+An open round may also merge directly, or be abandoned.
 
 The syncer passes announcements, arrivals, calls, passes and the clock to `Rounds.on`, and carries out the actions. Only
 a due update on the newest version opens a round, or another syncer's call. Then every learner is asked for what it has.

@@ -73,11 +73,11 @@ class Announce(Message, frozen=True, kw_only=True, tag="announce"):
     age_s: Seconds
     """Time since the step boundary at which the update was captured. Messages carry ages, never clock readings."""
     step_s: Seconds
-    """Duration of the learner's step, a moving average."""
+    """Duration of the learner's step: the median of the last 12."""
     upload_s: Seconds
     """From the step boundary to this announcement, a moving average."""
     sync_s: Seconds
-    """From hearing of a commit to having its value ready to adopt, a moving average."""
+    """From the start of fetching to a value that can be adopted: the lower median of the last five."""
     seen: Version = 0
     """The newest commit of the fragment that the learner has read."""
     seen_digest: Digest = bytes(32)
@@ -195,7 +195,7 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     held: Counter
     """Number of fragments whose rounds the syncer opens."""
     fold_s: Seconds
-    """How long the syncer took to fold the log at its start."""
+    """The time that folding a fragment took when the syncer last took one over: the longest of its fragments."""
     broken: Annotated[tuple[Index, ...], msgspec.Meta(max_length=1 << 12)]
     """Fragments whose log the syncer cannot fold to the end, for any reason. Other syncers are to hold them."""
     stopping: bool
