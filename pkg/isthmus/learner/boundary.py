@@ -1,10 +1,11 @@
 """The training side of a learner: what happens between two optimizer steps, and nothing that has to wait.
 
 The training thread owns it. It hands its copies to the agent through a queue. The agent leaves the newest message of
-each kind for each fragment, and every result of an upload (`deque.append` and `popleft` are atomic). The same code therefore works with an agent in another thread
-and with one on the same event loop, and a pause of any length costs nothing. At each boundary a small, fixed number of
-fragments is copied out and in: twice what the schedule needs on average. Rounds are called at the pace of the fastest
-learner, and a learner that is half as fast can then still answer every call.
+each kind for each fragment, and every result of an upload (`deque.append` and `popleft` are atomic). The same code
+therefore works with an agent in another thread and with one on the same event loop, and a pause of any length costs
+nothing. At each boundary a small, fixed number of fragments is copied out and in: twice what the schedule needs on
+average. Rounds are called at the pace of the fastest learner, and a learner that is half as fast can then still answer
+every call.
 """
 
 import logging

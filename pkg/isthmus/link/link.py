@@ -81,9 +81,9 @@ class Link:
     """A learner's connection to a run. Made by `join`; used from the training thread only.
 
     Only `step` changes the model while the loop trains. It copies each fragment out once every H steps, and copies
-    newer versions in, at most a few at a time. `step` returns even if store and bus are away, unless the run's pace has a `lead`; it raises only errors that
-    further training cannot mend. Everything else happens in a thread of its own, which compresses, sends, fetches and
-    repeats while the loop computes.
+    newer versions in, at most a few at a time. `step` returns even if store and bus are away, unless the run's pace has
+    a `lead`; it raises only errors that further training cannot mend. Everything else happens in a thread of its own,
+    which compresses, sends, fetches and repeats while the loop computes.
 
     If the process dies, nothing that was merged is lost, and the other learners wait no longer than a round's grace.
     Leave with `close`, or use the link as a context manager: after an exception, the learner leaves as not done.
