@@ -145,7 +145,7 @@ def test_a_syncer_that_is_there_and_does_not_serve_is_told(syncer: Alive, said: 
     [
         ([left("a", True), left("b", True)], True, "nobody trains: 2 of 2 learners are done; the last commit"),
         ([left("a", True), left("b", False)], False, "1 of 2 learners are done, 1 stopped before"),
-        ([], False, "nobody trains: no learner was ever heard"),
+        ([], False, "no learner trains, and none was ever heard"),
     ],
 )
 def test_a_run_that_nobody_trains_is_done_or_was_left(learners: list[Leave], ok: bool, said: str) -> None:

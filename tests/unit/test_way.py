@@ -69,7 +69,7 @@ def test_what_a_system_does_not_tell_is_said() -> None:
 def test_an_address_that_does_not_answer_beside_one_that_does() -> None:
     at = replace(GOOD, attempts=[ConnectionAttempt("fd99::2", 3.0, "no answer in 3 s"), *GOOD.attempts])
     assert warned(at) == {
-        "store: addresses": "fd99::2: no answer in 3 s; 10.0.9.2 answers: whoever tries it last loses 3.0 s each time"
+        "store: addresses": "fd99::2: no answer in 3 s; 10.0.9.2 answers: a client that tries it last loses 3.0 s each time"
     }
     assert "10.0.9.2 (and fd99::2)" in found(at)["store: way"].said
 

@@ -110,7 +110,7 @@ def _tls(bus: RedisBus) -> Finding:
     if not bus.url.startswith("rediss:"):
         return Finding(check, OK, "none, and none is needed: it does not leave this machine")
     if not bus.verifies:
-        said = "whoever answers is believed: certificates are not verified (ssl_cert_reqs)"
+        said = "certificates are not verified (ssl_cert_reqs), so any server that answers is believed"
         return Finding(
             check, WARNING, said, "ssl_cert_reqs=required, and ssl_ca_certs=FILE for an authority of your own"
         )
@@ -175,7 +175,7 @@ async def _stream(bus: Bus, role: Role, position: str) -> Finding:
 async def _must_not(bus: Bus, role: Role) -> Finding:
     check = "bus: must not write for others"
     if _on_disk(bus):
-        said = "whoever may write this file may speak as anybody"
+        said = "anyone who can write this file can act as any participant"
         return Finding(check, NOTE, said, "where they do not trust each other: a Redis with an ACL (`isthmus access`)")
     advice = f"give the {role.kind} a user of its own (`isthmus access` writes the ACL)"
     for other in role.others_streams:
@@ -220,7 +220,7 @@ def _memory(facts: ServerFacts) -> list[Finding]:
     if policy == "noeviction":
         found = [Finding(check, OK, "noeviction")]
     else:
-        advice = "maxmemory-policy noeviction: an evicted stream is a round that nobody hears of"
+        advice = "maxmemory-policy noeviction: an evicted stream is a round that no learner hears of"
         limited = facts.memory_max > 0
         said = f"{policy} at {facts.memory_max / 1e6:.0f} MB" if limited else f"{policy}, without a limit for now"
         found = [Finding(check, FAILURE if limited else WARNING, said, advice)]

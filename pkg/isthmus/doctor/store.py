@@ -171,7 +171,9 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
         except IsthmusError as error:
             yield Finding("store: rights", WARNING, f"not all was tried: {error}", "try again")
     if role.kind != RoleKind.OPERATOR and advice is IN_FOLDER:
-        said = f"whoever may write in this folder may write all of it; nothing keeps a {role.kind} to its own objects"
+        said = (
+            f"anyone who can write in this folder can write all of it; nothing keeps a {role.kind} to its own objects"
+        )
         more = "where they do not trust each other: a bucket, with a policy for each (`isthmus access`)"
         yield Finding("store: must not write for others", NOTE, said, more)
     elif run is not None and atomic:

@@ -31,5 +31,5 @@ def examine_trust(url: str, bus: str, run: Run | None) -> Iterator[Finding]:
     elif is_near(url) and is_near(bus):
         yield Finding("run: signatures", OK, "nothing is signed, in a folder or on loopback")
     else:
-        said = "nothing in this run is signed: whoever can write to its store or bus can be anybody"
+        said = "nothing in this run is signed: anyone who can write to its store or bus can act as any participant"
         yield Finding("run: signatures", WARNING, said, "create runs with a key: isthmus init --key FILE (SECURITY.md)")

@@ -174,7 +174,7 @@ def _told(way: Way, attempt: ConnectionAttempt) -> str:
 def _dead(way: Way, good: ConnectionAttempt, bad: Sequence[ConnectionAttempt]) -> Finding:
     said = "; ".join(f"{attempt.address}: {attempt.error}" for attempt in bad)
     lost = sum(attempt.took_s for attempt in bad)
-    said += f"; {good.address} answers: whoever tries it last loses {lost:.1f} s each time"
+    said += f"; {good.address} answers: a client that tries it last loses {lost:.1f} s each time"
     advice = f"take what does not answer out of the records of {way.host}, or give this machine a route to it"
     return Finding(f"{way.what}: addresses", WARNING, said, advice)
 

@@ -142,7 +142,7 @@ def _nobody(status: Status, last: str, syncer: str) -> Health:
     left = [v.left for v in status.hearing.learners.values() if v.left is not None]
     done = sum(farewell.done for farewell in left)
     if not left:
-        return Health(False, f"nobody trains: no learner was ever heard; {last}")
+        return Health(False, f"no learner trains, and none was ever heard; {last}")
     rest = f", {len(left) - done} stopped before" if done < len(left) else ""
     said = f"nobody trains: {done} of {len(left)} learners are done{rest}; {last}"
     if not any(status.heads):

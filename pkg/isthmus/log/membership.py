@@ -301,7 +301,7 @@ async def write(
     created = await store.create(members_key(header.version), blob)
     found = await members.reach(header.version, store)
     if not created and found.digest != frame.digest(blob):
-        raise InputError("somebody else changed the membership in this moment: look at it, and try again")
+        raise InputError("another owner's command changed the membership at the same time: look at it, and try again")
     return found
 
 

@@ -115,7 +115,7 @@ class EdgeStore(RetryingStore):
         if not await self._listed(self.landmark):
             raise Unavailable(
                 f"{self.url}: it lists nothing, not even what is there ({self.landmark}): a gateway in between has "
-                "answered, or somebody has deleted it"
+                "answered, or another process has deleted it"
             )
         return await self._listed(prefix)
 

@@ -78,7 +78,7 @@ def run(arguments: declared.Plan) -> int:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
     console.print(f"syncer arithmetic: {named}: {table.how}", highlight=False)
     if assumed:
-        console.print(f"assumed, since nobody said: {'; '.join(assumed)}", highlight=False)
+        console.print(f"assumed, because not given: {'; '.join(assumed)}", highlight=False)
     if any(island.gpus > 1 for island in islands):
         console.print(
             "note: several GPUs of a learner are counted as if they shared its step without loss; what is said of a "

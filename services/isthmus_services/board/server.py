@@ -155,7 +155,7 @@ def _refused(request: web.Request, token: str | None, cookie: str) -> web.Respon
         "same-origin",
         "none",
     ):
-        return web.Response(status=403, text="a page of somebody else asked for this\n")
+        return web.Response(status=403, text="a page of another site asked for this\n")
     if token is None:
         # Another site can let its own name resolve to this machine. The requests of its pages then carry that name.
         if not is_loopback(_hostname(request.host)):

@@ -79,7 +79,7 @@ def _lines(found: Diagnosis, commit: Commit | None, applied: bool, now: float) -
         lines.append(f"  healed: version {commit.version} starts again from version {w.source} as published")
         return lines
     if applied:
-        return [*lines, "  not healed: somebody else has committed meanwhile; look again"]
+        return [*lines, "  not healed: a syncer has committed meanwhile; look again"]
     lost = "" if w.source == found.head else f"; what came after version {w.source} is lost"
     lines.append(f"  --apply starts it again from version {w.source} as published, without its momentum{lost}")
     if now - found.head_at < FRESH_S:
