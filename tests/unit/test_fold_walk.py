@@ -9,7 +9,7 @@ from isthmus.codecs.kernels import F32
 from isthmus.errors import Denied, LogCorrupt
 from isthmus.format.records import frame
 from isthmus.format.records.keys import commit_key, snapshot_key, snapshots_prefix
-from isthmus.log import fold, heal, merge
+from isthmus.log import Commit, fold, heal, merge
 from support.written_log import Written
 
 
@@ -260,5 +260,30 @@ def test_a_damaged_commit_among_the_last_before_the_start_is_named() -> None:
         assert (await fold.begin(w.log, 0, merging, keep=4)).version == 0
         assert (await fold.begin(w.log, 0, merging, keep=1)).version == 4
         assert len((await fold.begin(w.log, 0, merging, keep=4, need=1)).last) == 1, "where one is enough"
+
+    Written().drive(body)
+
+
+def test_a_commit_that_is_damaged_on_its_way_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a syncer would record another usual length than replay computes (seed 40,659)."""
+
+    async def body(w: Written) -> None:
+        await w.grow(6)
+        w.snapshot()
+        damaged = [1, 1]
+
+        async def commit(fragment: int, version: int) -> Commit | None:
+            if version in damaged:
+                damaged.remove(version)
+                raise LogCorrupt(commit_key(fragment, version), "does not match its digest")
+            return await own(fragment, version)
+
+        own = w.log.commit
+        monkeypatch.setattr(w.log, "commit", commit)
+        at = await fold.fold(w.log, 0, fold.ChainOnly(), keep=16, need=2)
+        assert [found.version for found in at.last] == [1, 2, 3, 4, 5, 6]
+        damaged += [1, 1, 1]
+        at = await fold.fold(w.log, 0, fold.ChainOnly(), keep=16, need=2)
+        assert [found.version for found in at.last] == [2, 3, 4, 5, 6], "damaged in the store: it is not needed"
 
     Written().drive(body)

@@ -36,6 +36,9 @@ from isthmus.store import checked
 INPUTS_AT_ONCE = 4
 """Inputs of one commit that are in memory at once during a fold."""
 
+READS = 3
+"""Times that a commit before a snapshot is read before it counts as damaged in the store."""
+
 T = TypeVar("T")
 
 
@@ -169,13 +172,26 @@ async def beyond(
     return At.made_by(commit, await carry.restart(commit), last)
 
 
+async def _commit_read_again(log: Log, fragment: int, version: int) -> Commit | None:
+    """Return a commit; one that was damaged on its way is read again. Raises `LogCorrupt`.
+
+    A syncer that goes on without such a commit would record another usual length than replay computes.
+    """
+    for _ in range(READS - 1):
+        try:
+            return await log.commit(fragment, version)
+        except LogCorrupt:
+            continue
+    return await log.commit(fragment, version)
+
+
 async def _anchor(log: Log, fragment: int, version: int, keep: int, need: int | None) -> tuple[Commit, ...]:
     """Return the last `keep` commits up to a version, its own among them, or all if there are fewer.
 
     At least `need` of them must exist; None: all. Raises `LogCorrupt`.
     """
     versions = range(max(1, version - keep + 1), version + 1)
-    found = await asyncio.gather(*(log.commit(fragment, v) for v in versions), return_exceptions=True)
+    found = await asyncio.gather(*(_commit_read_again(log, fragment, v) for v in versions), return_exceptions=True)
     last: list[Commit] = []
     for v, commit in zip(reversed(versions), reversed(found), strict=True):
         if isinstance(commit, Commit):
