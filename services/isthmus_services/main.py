@@ -17,7 +17,7 @@ from isthmus.version import __version__
 from isthmus_services.output.report import stdout
 from isthmus_services.process import logs
 from isthmus_services.settings import resolve
-from isthmus_services.settings.command import APART, Command, installed, names
+from isthmus_services.settings.command import Command, installed, names
 
 COMMAND = "command_name"
 
@@ -36,8 +36,6 @@ class _Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """See argparse. Its own message lists every command; for an unknown one, suggest the nearest instead."""
         if action.dest == COMMAND and action.choices is not None and value not in action.choices:
-            if value in APART:
-                self.error(f"{value} comes with another package: pip install 'isthmus[{APART[value]}]'")
             near = _nearest(value, action.choices) or _nearest(value, [c.name for c in installed()[0]])
             self.error(f"there is no command {value}" + (f": did you mean {near}?" if near else ""))
         super()._check_value(action, value)

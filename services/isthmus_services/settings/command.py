@@ -11,9 +11,6 @@ GROUP = "isthmus.commands"
 """The group of entry points. Each entry point names a module that has `COMMANDS` and `FAMILIES`, as
 `isthmus_services.settings.declared` has."""
 
-APART = {"simulate": "lab", "plan": "lab", "bench": "lab"}
-"""Commands that other packages bring, and the extra of `isthmus` that installs each."""
-
 
 @dataclass(frozen=True)
 class Command:
