@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from xdist.remote import Producer
@@ -15,6 +16,9 @@ from isthmus.errors import InputError
 from isthmus_services.servers import Server, redis_server, s3_server
 from release import pythons
 from support import reaper, tiers
+
+if TYPE_CHECKING:
+    import torch
 
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 
@@ -34,6 +38,7 @@ GROUPS = {
     "e2e/test_board.py": "board",
     "chaos/test_chaos.py": "chaos",
     "docs/test_site.py": "site",
+    "gpu/test_ranks.py": "gpu ranks",  # what they compare with is made once per process
     "infra/test_compose.py": "compose",
     "infra/test_slurm.py": "slurm",
     "infra/test_skypilot.py": "skypilot",
@@ -72,8 +77,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests of higher tiers out."""
+    """Leave out the tests of higher tiers, and those that need a GPU unless they are asked for."""
     items[:], others = tiers.split(items, config.getoption("tier"))
+    if not config.getoption("markexpr"):  # `make gpu` asks for them with -m gpu
+        others += [item for item in items if item.get_closest_marker("gpu")]
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
     if others:
         config.hook.pytest_deselected(items=others)
 
@@ -104,6 +112,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Grouped
 def _compiled() -> None:
     """Compile the kernels before any timeout of a test runs."""
     kernels.warm()
+
+
+@pytest.fixture(scope="session")
+def cuda() -> None:
+    """A GPU; without one the test says so and is skipped."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def where(request: pytest.FixtureRequest) -> "torch.device":
+    """The device of a test that runs on the CPU, and on a GPU where that is asked for."""
+    import torch
+
+    if request.param == "cuda":
+        request.getfixturevalue("cuda")
+    return torch.device(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,9 @@ it is given.
 
     check   algorithm, unit, fuzz, conformance on a folder, SQLite and the simulator
     test    conformance on real servers, integration, simulation, infra, docs, and what carries `tier("test")`
-    all     e2e, chaos, release, scale, and what carries `tier("all")`
+    all     e2e, chaos, release, scale, gpu, and what carries `tier("all")`
+
+Tests that carry the mark `gpu` run only where they are asked for, by `make gpu`.
 
 A test carries `tier("all")` if it takes more than a few seconds and another test of a lower tier covers its main case,
 or if it measures instead of checking. An e2e test carries `tier("test")` if it covers the main job of one area.
@@ -23,7 +25,7 @@ TIERS = ("check", "test", "all")
 DIRECTORIES = {
     "unit": "check", "fuzz": "check", "conformance": "check", "forgery": "check", "algorithm": "check",
     "integration": "test", "simulation": "test", "infra": "test", "docs": "test",
-    "e2e": "all", "chaos": "all", "release": "all", "scale": "all",
+    "e2e": "all", "chaos": "all", "release": "all", "scale": "all", "gpu": "all",
 }  # fmt: skip
 
 SERVERS = {"redis", "seaweedfs", "moto"}

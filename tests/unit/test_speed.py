@@ -126,6 +126,6 @@ async def _warned(speeds: Speeds, caplog: pytest.LogCaptureFixture) -> int:
 def test_a_syncer_says_so_once_an_hour(
     speeds: Speeds, words: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(command, "glance", lambda now, rules: speeds)
+    monkeypatch.setattr(command, "glance", lambda now, rules, compute: speeds)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     assert _warned(speeds, caplog) == words

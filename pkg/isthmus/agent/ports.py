@@ -59,31 +59,39 @@ async def known_run(store: EdgeStore, require: Require = anything) -> Run:
 
 @asynccontextmanager
 async def open_place(
-    url: str, *, threads: int = THREADS, compute: int | None = None, make: bool = False
+    url: str, *, threads: int = THREADS, compute: int | None = None, gpu: bool = False, make: bool = False
 ) -> AsyncIterator[EdgeStore]:
     """Open the store at a URL, whether or not it holds a run, with threads of its own (see `threaded`)."""
-    with threaded(threads, compute=compute) as runtime:
+    with threaded(threads, compute=compute, gpu=gpu) as runtime:
         async with open_store(url, runtime, make=make) as store:
             yield store
 
 
 @asynccontextmanager
-async def open_log(url: str, trust: Trust = TRUSTING, *, threads: int = THREADS) -> AsyncIterator[Log]:
+async def open_log(
+    url: str, trust: Trust = TRUSTING, *, threads: int = THREADS, gpu: bool = False
+) -> AsyncIterator[Log]:
     """Open a run's log without a bus. Raises what `known_run` and `Trust.require` do."""
-    async with open_place(url, threads=threads) as store:
+    async with open_place(url, threads=threads, gpu=gpu) as store:
         yield await _log(await known_run(store, trust.require), store, trust)
 
 
 @asynccontextmanager
 async def open_ports(
-    url: str, bus_url: str, find: Find | None = None, trust: Trust = TRUSTING, *, compute: int | None = None
+    url: str,
+    bus_url: str,
+    find: Find | None = None,
+    trust: Trust = TRUSTING,
+    *,
+    compute: int | None = None,
+    gpu: bool = False,
 ) -> AsyncIterator[Ports]:
     """Open store and bus of the run that `find` returns; without `find`, `known_run` does. The bus is not contacted.
 
-    `compute`: threads that share one computation; by default as many as there are cores. Raises what `find`,
-    `Trust.require` and `Trust.judge` do.
+    `compute`: threads that share one computation; by default as many as there are cores. `gpu`: whether a GPU computes
+    the matrices of isotropic merges. Raises what `find`, `Trust.require` and `Trust.judge` do.
     """
-    async with open_place(url, threads=max(THREADS, compute or 0), compute=compute) as store:
+    async with open_place(url, threads=max(THREADS, compute or 0), compute=compute, gpu=gpu) as store:
         run = await (find(store) if find else known_run(store, trust.require))
         log = await _log(run, store, trust)
         async with open_bus(bus_url, log.run.digest) as bus:

@@ -13,9 +13,13 @@ from isthmus.format.records import frame
 from isthmus.format.rules import MergeRule, Rules
 from isthmus.log import polar
 from isthmus.log.merge import Accumulator, advance, initial, outers
+from isthmus.runtime.clock import ALONE, ComputePool, cores
 
 SIDE, SIZE, REPEATS = 192, 1 << 16, 3
 """What `glance` times: a matrix of this side, a fragment of this many parameters, this many repeats."""
+
+SIDE_GPU = 1024
+"""The side of the matrix if a GPU computes it: small ones do not occupy a GPU."""
 
 PART_MAX = 0.5
 """Share of a period that merging all fragments may take. Beyond that, rounds wait for each other and come late."""
@@ -30,7 +34,8 @@ class Speeds:
     round_s: float
     """Per round: outer step, encode, digests."""
     flop_s: float = 5e10
-    """Floating-point operations a second of the matrix products of isotropic merges."""
+    """Floating-point operations a second of the matrix products of isotropic merges. If a GPU computes them, this is a
+    core's share: the speed of the GPU, divided by the cores of this machine."""
 
     def __str__(self) -> str:
         return f"{4e-9 / (self.add_s + self.round_s):.2g} GB/s of float32, {self.flop_s / 1e9:.2g} GFLOP/s"
@@ -59,22 +64,24 @@ def too_slow(speeds: Speeds, layout: Layout, rules: Rules, *, learners: int, ste
     )
 
 
-def glance(now: Callable[[], float], rules: Rules) -> Speeds:
-    """Measure how fast this machine merges under these rules.
+def glance(now: Callable[[], float], rules: Rules, compute: ComputePool = ALONE) -> Speeds:
+    """Measure how fast a core of this machine merges under these rules, and the GPU of `compute`, if it has one.
 
     It takes about 40 ms once kernels are loaded, longer on a busy machine.
     """
     speeds = measure(now, rules.codec_up, rules.codec_down, SIZE, REPEATS)
+    if compute.gpu:
+        return replace(speeds, flop_s=products(now, REPEATS, SIDE_GPU, compute) / cores())
     return replace(speeds, flop_s=products(now, REPEATS, SIDE))
 
 
-def products(now: Callable[[], float], repeats: int = 5, side: int = 1024) -> float:
+def products(now: Callable[[], float], repeats: int = 5, side: int = 1024, compute: ComputePool = ALONE) -> float:
     """Time isotropic merges of a square matrix. Return floating-point operations a second of the fastest repeat."""
     d = np.random.default_rng(0).standard_normal((side, side), dtype=np.float32)
     took = []
     for _ in range(repeats + 1):
         began = now()
-        polar.isotropic(d)
+        polar.isotropic(d, 0, compute)
         took.append(now() - began)
     return flop(side, side) / min(took[1:])
 

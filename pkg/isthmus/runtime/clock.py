@@ -35,6 +35,8 @@ class ComputePool:
 
     pool: Executor | None = None
     threads: int = 1
+    gpu: bool = False
+    """Whether a CUDA GPU computes the matrices of isotropic merges, with the same bits."""
 
     def share(self, work: Callable[[int, int], object], count: int, least: int = 64) -> None:
         """Run `work(start, stop)` on parts of range(count), none much smaller than `least`; wait for all of them.
@@ -107,11 +109,14 @@ def cores() -> int:
 
 
 @contextmanager
-def threaded(workers: int, seed: int | None = None, compute: int | None = None) -> Iterator[Runtime]:
+def threaded(
+    workers: int, seed: int | None = None, compute: int | None = None, *, gpu: bool = False
+) -> Iterator[Runtime]:
     """Provide a runtime with the real clocks and threads.
 
     `workers`: threads for offloaded work. `compute`: threads that share one computation; by default as many as there
-    are cores. At the end of the context, work that has not begun is cancelled; work that has begun is not waited for.
+    are cores. `gpu`: see `ComputePool`. At the end of the context, work that has not begun is cancelled; work that has
+    begun is not waited for.
     """
     pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="isthmus-offload")
     # These threads start with the first shared computation, which most processes never have.
@@ -122,7 +127,8 @@ def threaded(workers: int, seed: int | None = None, compute: int | None = None) 
         return asyncio.get_running_loop().run_in_executor(pool, fn, *args)
 
     try:
-        yield Runtime(time.monotonic, time.time, random.Random(seed), offload, random_id, ComputePool(helpers, compute))
+        shared = ComputePool(helpers, compute, gpu)
+        yield Runtime(time.monotonic, time.time, random.Random(seed), offload, random_id, shared)
     finally:
         for threads in (pool, helpers):
             threads.shutdown(wait=False, cancel_futures=True)

@@ -13,6 +13,7 @@ from isthmus.inspect import whatif
 from isthmus.inspect.trace import trace
 from isthmus.log import Log
 from isthmus.log.listing import all_or
+from isthmus.log.polar import require_gpu
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import require_free, stdout, write_json
 from isthmus_services.output.tables import Column, fitted
@@ -38,11 +39,13 @@ def run(arguments: declared.Replay) -> int:
     if arguments.plot:
         shared.need("matplotlib", "demo")
     kernels.warm()
+    if arguments.gpu:
+        require_gpu()
     return asyncio.run(_replay(arguments, settings))
 
 
 async def _replay(arguments: declared.Replay, settings: whatif.Settings | None) -> int:
-    async with open_log(arguments.run, shared.owner_in(arguments), threads=arguments.threads) as log:
+    async with open_log(arguments.run, shared.owner_in(arguments), threads=arguments.threads, gpu=arguments.gpu) as log:
         if arguments.trace:
             await _trace(log, arguments)
         if settings is not None:

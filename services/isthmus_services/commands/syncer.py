@@ -19,6 +19,7 @@ from isthmus.log import Log
 from isthmus.log import gc as garbage
 from isthmus.log.log_health import collects, uncollected
 from isthmus.log.membership import require_may
+from isthmus.log.polar import require_gpu
 from isthmus.log.run import read_run
 from isthmus.log.trust import Trust
 from isthmus.runtime.clock import Runtime, cores, random_id
@@ -50,6 +51,8 @@ def run(settings: declared.Syncer) -> int:
     name = host_name(settings.name) if settings.name else f"syncer-{random_id()[:6]}"
     require_name("--name", name)
     logs.configure(settings.log_format, settings.log_level, service="syncer", run=settings.run, syncer=name)
+    if settings.gpu:
+        logger.info("%s computes the matrices of isotropic merges on a GPU: %s", name, require_gpu())
     board = HealthServer("syncer")
     with shown(board, settings.http):
         asyncio.run(_serve(settings, name, board))
@@ -62,7 +65,7 @@ async def _serve(settings: declared.Syncer, name: str, board: HealthServer) -> N
     trust = shared.trust_in(settings)
     if settings.wait and not await _there(settings.run, bus, name, board, trust):
         return
-    async with open_ports(settings.run, bus, trust=trust, compute=settings.threads) as ports:
+    async with open_ports(settings.run, bus, trust=trust, compute=settings.threads, gpu=settings.gpu) as ports:
         trust.take_part(ports.log.run, ports.log.members, bus, MemberRole.SYNCER, name)
         if settings.collect is not None:
             require_may(ports.log.members, ports.log.signer, MemberRole.COLLECTOR)
@@ -141,7 +144,7 @@ def _settle(rules: Rules, runtime: Runtime) -> Speeds:
     A full collection that includes the compiler's objects would stop the event loop for 70 ms now and then.
     """
     codecs.warm(rules.codec_up, rules.codec_down)
-    speeds = glance(runtime.now, rules)
+    speeds = glance(runtime.now, rules, runtime.compute)
     logger.info("this machine merges %s", speeds)
     gc.collect()
     gc.freeze()

@@ -22,6 +22,10 @@ BUILT_IN_TRAINER = "isthmus.demo.trainer:train"
 
 Adopt = Annotated[str, Setting("what a new version does to local work", choices=tuple(Adoption))]
 
+Gpu = Annotated[
+    bool, Setting("compute the matrices of isotropic merges on a CUDA GPU, with the same bits (default: on the cores)")
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(OnBus, ArithmeticOfRun, PaceOfRun, Seeded, Reported):
@@ -72,6 +76,7 @@ class Syncer(InRun, OnBus, TakingPart, PaceOfRun, Serving):
     threads: Annotated[
         int | None, Setting("threads that share a merge (default: as many as there are cores)", metavar="N", ge=1)
     ] = None
+    gpu: Gpu = False
     collect: Annotated[
         float | None,
         Setting("collect garbage here, every S seconds, as `isthmus gc --apply` does", metavar="S", gt=0),
@@ -189,6 +194,7 @@ class Replay(InRun, Reported):
     first: Annotated[int, Setting("first version to compare", name="from", metavar="V", flag_only=True)] = 1
     last: Annotated[int | None, Setting("last version (the newest)", name="to", metavar="V", flag_only=True)] = None
     threads: Annotated[int, Setting("threads, and fragments at once", metavar="N", ge=1)] = 2
+    gpu: Gpu = False
     set: Annotated[
         list[str] | None,
         Setting(
