@@ -16,7 +16,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up check test test-all mutants chaos sim fuzz scale ray torchtitan bench bench-env bench-peers bench-links bench-overload recovery scale-board lint types site release clean
+.PHONY: help demo demo-s3 up check test test-all mutants chaos sim fuzz scale ray torchtitan bench bench-env bench-peers bench-links bench-overload recovery scale-board gpu lint types site release wheels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,12 @@ site: $(VENV)/docs ## the documentation site, from docs/ and from what the code 
 
 release: $(VENV)/dev ## build, check and tag the version that is written down, publish nothing (docs/releasing.md)
 	$(BIN)/python tools/release.py
+
+gpu: $(VENV)/dev ## all that a GPU can show, nine minutes: tests, codecs, steps, training, a kill, into out/gpu (ARGS="--only training …")
+	PYTHONPATH=tests $(BIN)/python -m gpu.run $(ARGS)
+
+wheels: $(VENV)/dev ## collect what a GPU machine without network lacks, into build/wheels (ARGS="--python 3.12 --bring NAME …")
+	$(BIN)/python tools/offline.py collect $(ARGS)
 
 clean: ## remove the environment, a built release and everything the demo wrote
 	rm -rf $(VENV) $(BENCH_VENV) $(TITAN_VENV) $(RAY_VENV) out dist

@@ -2,7 +2,7 @@
 
 With --told gradients come from the learner's name and the step, not from data, and its steps keep pace with those of
 the learners named: whatever is merged then does not depend on the clock. A KIND that ends in -there has the CPU as the
-device that keeps fragments.
+device that keeps fragments, one that ends in -cuda is on the GPU.
 """
 
 import argparse
@@ -40,8 +40,8 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5))
 
 
-def placed(kind: str) -> nn.Module:
-    model = net()
+def placed(kind: str, where: str = "cpu") -> nn.Module:
+    model = net().to(where)
     if kind == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     if kind == "fsdp2":
@@ -53,7 +53,7 @@ def placed(kind: str) -> nn.Module:
 def set_gradients(model: nn.Module, name: str, step: int) -> None:
     draw = torch.Generator().manual_seed(sum(name.encode()) * 1000 + step)
     for p in model.parameters():
-        whole = torch.randn(p.shape, generator=draw) / 8
+        whole = (torch.randn(p.shape, generator=draw) / 8).to(p.device)
         mesh, placements = getattr(p, "device_mesh", None), getattr(p, "placements", None)
         p.grad = whole if mesh is None else distribute_tensor(whole, mesh, placements, src_data_rank=None)
 
@@ -81,9 +81,12 @@ def main() -> None:
     parser.add_argument("--told", nargs="*", default=[])
     parser.add_argument("--pids", type=Path)
     a = parser.parse_args()
-    if a.kind != "plain":
-        dist.init_process_group("gloo")
     kind, _, there = a.kind.partition("-")
+    where = "cuda" if there == "cuda" else "cpu"
+    if kind != "plain":
+        # NCCL takes one rank for each GPU: ranks that share one exchange through the host.
+        alone = where == "cuda" and os.environ["WORLD_SIZE"] == "1"
+        dist.init_process_group("cpu:gloo,cuda:nccl" if alone else "gloo")
     lanes: list[device.DeviceStream] = []
     if there:
 
@@ -93,8 +96,9 @@ def main() -> None:
                 lanes.append(self)
 
         device.DeviceStream = Seen  # type: ignore[misc,assignment]
-        device.device_of = lambda model: torch.device("cpu")
-    model = placed(kind)
+        if where == "cpu":
+            device.device_of = lambda model: torch.device("cpu")
+    model = placed(kind, where)
     pace = isthmus.Pace()
     if a.told:
         optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
@@ -122,7 +126,7 @@ def main() -> None:
             if a.told:
                 set_gradients(model, a.name, link.steps_done)
             else:
-                model(torch.arange(9)).pow(2).sum().backward()
+                model(torch.arange(9, device=where)).pow(2).sum().backward()
             time.sleep(0.25 if a.told else 0.02)
             optimizer.step()
             optimizer.zero_grad()

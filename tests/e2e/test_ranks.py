@@ -92,7 +92,7 @@ def trained(folder: Path, kinds: dict[str, tuple[str, int]], again: int = 4) -> 
         learners = []
         p.isthmus("s", "syncer", run, "--wait")
         for name, (kind, ranks) in kinds.items():
-            start = torchrun(ranks) if ranks > 1 else (sys.executable,)
+            start = (sys.executable,) if kind.startswith("plain") else torchrun(ranks)
             learners.append(p.start(name, *start, LEARNER, run, name, kind, "50", "--told", *kinds))
             wait_for((folder / "run" / "run").exists, "the first one creates the run")
         for learner in learners:

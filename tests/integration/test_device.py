@@ -1,6 +1,7 @@
 """A learner on a device: what it sends and adopts is what one on the CPU does, and its training thread never waits.
 
-The device here is the CPU: the same code, with everything that is queued done at once, and each wait counted."""
+The device is a GPU where these tests are asked for with `-m gpu`. Else it is the CPU: the same code, with everything
+that is queued done at once, and each wait counted."""
 
 import asyncio
 import threading
@@ -26,17 +27,16 @@ from isthmus.torch.device import DeviceArrays, DeviceBackend, DeviceStream, Stag
 from isthmus.torch.model import TorchReplica, specs_of
 from support.world import World, serving, world
 
-CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def net(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+def net(where: torch.device, dtype: torch.dtype = torch.float32) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(40, 24), nn.Linear(24, 31), nn.Linear(31, 5)).to(dtype)
+    return nn.Sequential(nn.Embedding(40, 24), nn.Linear(24, 31), nn.Linear(31, 5)).to(where, dtype)
 
 
 def seed_of(model: nn.Module, rules: Rules) -> Seed:
-    values = [p.detach().float().reshape(-1).numpy().copy() for p in model.parameters()]
+    values = [p.detach().float().reshape(-1).cpu().numpy().copy() for p in model.parameters()]
     return Seed(specs_of(model), values, {}, rules, Pace(heartbeat_s=0.2, silence_s=0.8), "", 0)
 
 
@@ -52,21 +52,21 @@ def draw(w: World, p: int, seed: int) -> F32:
 
 
 def whole(block: Any) -> F32:
-    return torch.cat([x.float() for x in block.tensors]).numpy()
+    return torch.cat([x.float() for x in block.tensors]).cpu().numpy()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rules", [Rules(codec_up=c, fragments=3) for c in ("int4", "int8", "bf16", "f32", "q2")])
 def test_an_update_packed_on_the_device_is_the_one_packed_here(
-    tmp_path: Path, rules: Rules, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, where: torch.device, rules: Rules, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "CHUNK", 256)  # several of a tensor, the last one not whole
     monkeypatch.setattr(device, "STAGED_BYTES", 240)
 
     async def go() -> None:
-        model = net(dtype)
+        model = net(where, dtype)
         async with world(tmp_path / "run", seed_of(model, rules)) as w:
-            own, device_stream = LocalBackend(w.log), DeviceStream(CPU)
+            own, device_stream = LocalBackend(w.log), DeviceStream(where)
             there = DeviceBackend(own, device_stream)
             arrays, replica = DeviceArrays(model, w.run.layout, device_stream), TorchReplica(model, w.run.layout)
             for p, fragment in enumerate(w.run.layout.fragments):
@@ -100,11 +100,11 @@ def test_an_update_packed_on_the_device_is_the_one_packed_here(
     asyncio.run(go())
 
 
-def test_what_is_not_finite_is_no_update(tmp_path: Path) -> None:
+def test_what_is_not_finite_is_no_update(tmp_path: Path, where: torch.device) -> None:
     async def go() -> None:
-        model = net()
+        model = net(where)
         async with world(tmp_path / "run", seed_of(model, Rules(fragments=2))) as w:
-            device_stream = DeviceStream(CPU)
+            device_stream = DeviceStream(where)
             there, arrays = (
                 DeviceBackend(LocalBackend(w.log), device_stream),
                 DeviceArrays(model, w.run.layout, device_stream),
@@ -120,15 +120,15 @@ def test_what_is_not_finite_is_no_update(tmp_path: Path) -> None:
     asyncio.run(go())
 
 
-def test_where_the_device_has_no_room_the_cpu_does_it(tmp_path: Path) -> None:
+def test_where_the_device_has_no_room_the_cpu_does_it(tmp_path: Path, where: torch.device) -> None:
     class Full(DeviceStream):
         def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
             raise torch.OutOfMemoryError("no room")
 
     async def go() -> None:
-        model = net(torch.bfloat16)
+        model = net(where, torch.bfloat16)
         async with world(tmp_path / "run", seed_of(model, Rules(fragments=2))) as w:
-            own, device_stream = LocalBackend(w.log), Full(CPU)
+            own, device_stream = LocalBackend(w.log), Full(where)
             there, arrays = DeviceBackend(own, device_stream), DeviceArrays(model, w.run.layout, device_stream)
             captured, base = arrays.empty(0), draw(w, 0, 1)
             arrays.read(0, captured)
@@ -149,11 +149,13 @@ def test_where_the_device_has_no_room_the_cpu_does_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("adopt", [Adoption.BLEND, Adoption.CARRY])
-def test_what_is_adopted_is_what_would_be_on_the_cpu(tmp_path: Path, dtype: torch.dtype, adopt: Adoption) -> None:
+def test_what_is_adopted_is_what_would_be_on_the_cpu(
+    tmp_path: Path, where: torch.device, dtype: torch.dtype, adopt: Adoption
+) -> None:
     async def go() -> None:
-        model = net(dtype)
+        model = net(where, dtype)
         async with world(tmp_path / "run", seed_of(model, Rules(fragments=2))) as w:
-            device_stream = DeviceStream(CPU)
+            device_stream = DeviceStream(where)
             there, arrays = (
                 DeviceBackend(LocalBackend(w.log), device_stream),
                 DeviceArrays(model, w.run.layout, device_stream),
@@ -196,19 +198,19 @@ class Read(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def test_a_learner_on_a_device_trains_goes_on_and_never_waits_at_a_boundary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, where: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lanes: list[DeviceStream] = []
     trainers: list[int] = []
 
     class Seen(DeviceStream):
-        def __init__(self, where: torch.device) -> None:
-            super().__init__(where)
+        def __init__(self, on: torch.device) -> None:
+            super().__init__(on)
             lanes.append(self)
 
-    monkeypatch.setattr(device, "device_of", lambda model: CPU)
+    monkeypatch.setattr(device, "device_of", lambda model: where)
     monkeypatch.setattr(device, "DeviceStream", Seen)
-    run, trained = str(tmp_path / "run"), net(torch.bfloat16)
+    run, trained = str(tmp_path / "run"), net(where, torch.bfloat16)
 
     def train(steps: int) -> isthmus.Link:
         trainers.append(threading.get_ident())
@@ -219,7 +221,7 @@ def test_a_learner_on_a_device_trains_goes_on_and_never_waits_at_a_boundary(
         )  # fmt: skip
         with link:
             while link.steps_done < steps or min(link.versions) < 4:
-                trained(torch.arange(40)).pow(2).mean().backward()
+                trained(torch.arange(40, device=where)).pow(2).mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 with Read() as read:

@@ -1,4 +1,6 @@
-"""Codecs on a device make the same bytes as those of the CPU, of any length and any finite numbers."""
+"""Codecs on a device make the same bytes as those of the CPU, of any length and any finite numbers.
+
+The device is the CPU, and a GPU where these tests are asked for with `-m gpu`."""
 
 import numpy as np
 import pytest
@@ -17,6 +19,15 @@ def tricky() -> np.ndarray:
     return np.concatenate([ties, np.array(odd, np.float32), DRAW.normal(size=87).astype(np.float32)])
 
 
+def anything(n: int) -> np.ndarray:
+    """Finite numbers of any size, in blocks of which each has numbers of about one size."""
+    bits = DRAW.integers(0, 1 << 32, n, dtype=np.uint32)
+    exponents = np.repeat(DRAW.integers(0, 255, -(-n // 128), dtype=np.uint32), 128)[:n]
+    near = np.clip(exponents.astype(np.int64) - DRAW.integers(0, 12, n), 0, 254).astype(np.uint32)
+    found: np.ndarray = ((bits & np.uint32(0x807FFFFF)) | (near << np.uint32(23))).view(np.float32)
+    return found
+
+
 CASES: dict[str, np.ndarray] = {
     "normal": DRAW.normal(scale=1e-3, size=1000).astype(np.float32),
     "one": np.array([3.5], np.float32),
@@ -24,16 +35,17 @@ CASES: dict[str, np.ndarray] = {
     "zeros": np.zeros(300, np.float32),
     "tiny blocks": (DRAW.normal(size=256) * 1e-39).astype(np.float32),
     "tricky": tricky(),
+    "any bits": anything(1 << 18),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", CODECS)
-def test_the_bytes_are_the_same(name: str, case: str) -> None:
+def test_the_bytes_are_the_same(name: str, case: str, where: torch.device) -> None:
     x, code, there = CASES[case], codec(name), CODECS[name]
     here = np.zeros(code.size(x.size), np.uint8)
     code.encode(x, here)
-    scales, codes, said = there.encode(torch.from_numpy(x.copy()))
+    scales, codes, said = (part.cpu() for part in there.encode(torch.from_numpy(x.copy()).to(where)))
     assert scales.numel() == there.split(x.size)
     assert np.array_equal(torch.cat((scales, codes)).numpy(), here)
     decoded = np.empty_like(x)
