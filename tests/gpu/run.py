@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,8 +58,8 @@ PARTS = (
     Part("steps-100M", "The same with a hundred million", 40.0, lambda folder, s: parts.steps("100M", s / 4)),
     Part("steps-1B", "The same with a billion, without checkpoints", 90.0, lambda folder, s: parts.steps("1B", s / 4)),
     Part("training", "Two learners on one GPU, a syncer on the CPU", 150.0,
-         lambda folder, s: training.losses(folder, 0.75 * s)),
-    Part("kill", "One of two learners killed, and started again", 60.0, lambda folder, s: training.killed(folder, 0.5 * s)),
+         lambda folder, s: training.losses(folder, 0.6 * s)),
+    Part("kill", "One of two learners killed, and started again", 90.0, lambda folder, s: training.killed(folder, 0.5 * s)),
     Part("large", "The largest model that fits, in bfloat16: create a run, join it, one round", 150.0,
          lambda folder, s: parts.large()),
 )  # fmt: skip
@@ -105,8 +106,8 @@ def main() -> int:
         results.append(result)
         for row in result.rows:
             print("  " + "  ".join(cells(row)[:6]), flush=True)
-        for test in result.tests:
-            print(f"  {test['outcome']:8}{test['seconds']:6.1f} s  {test['name']}", flush=True)
+        for name, what in summed(result.tests).items():
+            print(f"  {name}: {what}", flush=True)
         print(
             f"--- {part.name}: {result.state} after {result.seconds:.0f} s of {result.limit_s:.0f} s {result.said}",
             flush=True,
@@ -203,7 +204,8 @@ def tests_in(path: Path) -> list[dict[str, Any]]:
         ends = {child.tag: child for child in case}
         outcome = next((what for what in ("failure", "error", "skipped") if what in ends), "passed")
         message = ends[outcome].get("message", "") if outcome in ends else ""
-        detail = (ends[outcome].text or "")[-2500:] if outcome in ("failure", "error") else ""
+        said = (ends[outcome].text or "").splitlines() if outcome in ("failure", "error") else []
+        detail = "\n".join(line for line in said if line.startswith(("E ", ">")))[-1500:]
         name = f"{case.get('classname', '').removeprefix('tests.')}.{case.get('name')}"
         found.append({"name": name, "outcome": NO_GPU if message.endswith(NO_GPU) else outcome, "message": message,
                       "seconds": float(case.get("time", 0)), "detail": detail})  # fmt: skip
@@ -243,19 +245,26 @@ def markdown(machine: dict[str, str], results: Sequence[Result], picture: str = 
     for result in results:
         lines += ["", f"### {result.says}", ""]
         if result.tests:
-            lines += ["| test | result | seconds |", "|---|---|---|"]
-            lines += [f"| `{t['name']}` | {t['outcome']} | {t['seconds']:.1f} |" for t in result.tests]
+            lines += ["| test | result |", "|---|---|"]
+            lines += [f"| `{name}` | {what} |" for name, what in summed(result.tests).items()]
         if result.rows:
             lines += ["| " + " | ".join(c.name for c in COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
             lines += ["| " + " | ".join(cells(row)) + " |" for row in result.rows]
         if result.curves:
             lines += ["", f"![held-out loss along the tokens]({picture})"]
         failed = [t for t in result.tests if t["detail"]]
-        for title, text in [(t["name"], t["detail"]) for t in failed] + (
-            [(result.state, result.said)] if result.said else []
-        ):
+        ended = [(result.state, result.said)] if result.said and not failed else []
+        for title, text in [(t["name"], t["detail"]) for t in failed] + ended:
             lines += ["", f"{title}:", "", "```text", text.strip(), "```"]
     return "\n".join(lines) + "\n"
+
+
+def summed(tests: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return the outcomes of each test over its parameters, by its name."""
+    counts: dict[str, Counter[str]] = {}
+    for test in tests:
+        counts.setdefault(test["name"].partition("[")[0], Counter())[test["outcome"]] += 1
+    return {name: ", ".join(f"{n} {what}" for what, n in found.items()) for name, found in sorted(counts.items())}
 
 
 def draw(curves: Sequence[training.Curve], path: Path) -> None:
@@ -269,7 +278,6 @@ def draw(curves: Sequence[training.Curve], path: Path) -> None:
         axes.plot([t / 1e6 for t, _ in points], [y for _, y in points], marker=".", label=curve.name)
     axes.set_xlabel("tokens of all learners, millions")
     axes.set_ylabel("held-out loss, nats per byte")
-    axes.set_yscale("log")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=110)

@@ -199,6 +199,12 @@ def losses(folder: Path, seconds: float) -> Iterator[Row | Curve]:
             yield row("training", f"loss of {name}", size, [curve.losses[-1]], "nats per byte", limits=reference)
         for run in together:
             yield from _finish(runs, run, text, model, size, reference)
+        for run in together:
+            # On the cores isotropic merges take long, so a part of them is replayed.
+            newest = max(max(runs.lines(name)[-1]["versions"]) for name in run.names)
+            more = ("--to", str(max(1, min(6, newest)))) if run.merge == "iso" else ()
+            what = f"{run.merge.upper()}{', the first six versions' if more else ''}"
+            yield from _replayed("training", run.path, what, size, *more)
     finally:
         runs.close()
 
@@ -228,8 +234,7 @@ def _look(runs: Runs, run: Together, text: Text, model: Any) -> None:
     if run.syncer.poll() is not None:
         said = Path(f"{run.path}-syncer.log").read_text(errors="replace")[-1500:]
         raise RuntimeError(f"the syncer of {run.merge} ended with {run.syncer.returncode}:\n{said}")
-    trained = [runs.lines(name)[-1:] for name in run.names]
-    tokens = sum(line["tokens"] for lines in trained for line in lines if "tokens" in line)
+    tokens = sum(max((line.get("tokens", 0) for line in runs.lines(name)), default=0) for name in run.names)
     if run.followed is None and tokens > 0:
         run.followed = isthmus.follow(run.path, model, mixed=True)
     if tokens > 0 and run.followed.update():
@@ -251,12 +256,6 @@ def _finish(
     yield run.curve
     what = f"loss of the global model of two learners, {run.merge.upper()}"
     yield row("training", what, size, [run.curve.losses[-1]], "nats per byte", limits=reference)
-    # On the cores isotropic merges take long, so a part of them is replayed.
-    newest = max(max(runs.lines(name)[-1]["versions"]) for name in run.names)
-    more = ("--to", str(max(1, min(6, newest)))) if run.merge == "iso" else ()
-    yield from _replayed(
-        "training", run.path, f"{run.merge.upper()}{', the first six versions' if more else ''}", size, *more
-    )
 
 
 def _replayed(part: str, run: str, what: str, size: str, *more: str) -> Iterator[Row]:
