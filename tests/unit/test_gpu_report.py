@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu import run
+from gpu import parts, run
 from gpu.run import DONE, FAILED, LATE, NO_GPU, Part, Result
 from gpu.training import Curve
 from isthmus_lab.bench.measure import row
@@ -41,11 +41,11 @@ def finds() -> str:
 
 def test_a_part_that_ends_well_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = a_part("p", finds(), monkeypatch)
-    monkeypatch.setattr(run.parts, "HAS_GPU", False)
+    monkeypatch.setattr(parts, "HAS_GPU", False)
     result = run.run_apart(part, tmp_path, 60.0)
     assert (result.state, result.rows, result.said) == (NO_GPU, [ROW], "")
     assert result.curves == [Curve("one", [1, 2], [3.0, 2.0])]
-    monkeypatch.setattr(run.parts, "HAS_GPU", True)
+    monkeypatch.setattr(parts, "HAS_GPU", True)
     assert run.run_apart(part, tmp_path, 60.0).state == DONE
     assert not (tmp_path / "p").exists(), "its folder would fill the disk"
 
