@@ -65,22 +65,22 @@ ray: ## Ray Train's workers as a learner, one of them killed, in an environment 
 	$(RAY_VENV)/bin/python -m pytest -n 0 tests/e2e/test_ray.py $(ARGS)
 
 bench: $(VENV)/dev ## speed and bytes on this machine, beside their limits, into docs/benchmarks.md and its picture
-	$(BIN)/isthmus bench all --json docs/results/bench.json --plot docs/images/bench.png $(ARGS)
-	$(BIN)/isthmus bench all --tables docs/results/bench.json
+	$(BIN)/isthmus bench all --json out/results/bench.json --plot docs/images/bench.png $(ARGS)
+	$(BIN)/isthmus bench all --tables out/results/bench.json
 
 bench-env: $(BENCH_VENV)/stamp ## an environment with the peers of `make bench-peers`: they are nobody's dependencies
 
 bench-peers: bench-env ## speed beside torchft, pypiquant, hivemind and tsugi-mend
-	$(BENCH_VENV)/bin/isthmus bench peers --json docs/results/bench-peers.json --plot docs/images/bench-peers.png $(ARGS)
-	$(BENCH_VENV)/bin/isthmus bench peers --tables docs/results/bench-peers.json
+	$(BENCH_VENV)/bin/isthmus bench peers --json out/results/bench-peers.json --plot docs/images/bench-peers.png $(ARGS)
+	$(BENCH_VENV)/bin/isthmus bench peers --tables out/results/bench-peers.json
 
 bench-overload: $(VENV)/dev ## a syncer that is asked for more than it can do, in virtual time
-	$(BIN)/isthmus bench overload --json docs/results/bench-overload.json --plot docs/images/bench-overload.png $(ARGS)
-	$(BIN)/isthmus bench overload --tables docs/results/bench-overload.json
+	$(BIN)/isthmus bench overload --json out/results/bench-overload.json --plot docs/images/bench-overload.png $(ARGS)
+	$(BIN)/isthmus bench overload --tables out/results/bench-overload.json
 
 bench-links: $(VENV)/dev ## large objects over a long link that loses packets, beside parallel curls (root, ip, curl)
-	$(BIN)/isthmus bench links --json docs/results/bench-links.json $(ARGS)
-	$(BIN)/isthmus bench links --tables docs/results/bench-links.json
+	$(BIN)/isthmus bench links --json out/results/bench-links.json $(ARGS)
+	$(BIN)/isthmus bench links --tables out/results/bench-links.json
 
 torchtitan: ## torchtitan itself as a learner, on CPUs, in an environment of its own
 	$(PYTHON) -m venv $(TITAN_VENV)

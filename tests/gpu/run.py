@@ -30,6 +30,7 @@ import msgspec
 from gpu import parts, training
 from isthmus_lab.bench.measure import Row
 from isthmus_lab.bench.report import COLUMNS, cells
+from isthmus_services.output.report import save
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
@@ -280,7 +281,7 @@ def draw(curves: Sequence[training.Curve], path: Path) -> None:
     axes.set_ylabel("held-out loss, nats per byte")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=110)
+    save(figure, path)
 
 
 def into_page(page: Path, out: Path) -> int:

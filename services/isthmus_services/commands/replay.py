@@ -15,7 +15,7 @@ from isthmus.log import Log
 from isthmus.log.listing import all_or
 from isthmus.log.polar import require_gpu
 from isthmus_services.output.progress import progress
-from isthmus_services.output.report import require_free, stdout, write_json
+from isthmus_services.output.report import require_free, save, stdout, write_json
 from isthmus_services.output.tables import Column, fitted
 from isthmus_services.settings import declared, shared
 
@@ -225,6 +225,5 @@ def _plot(path: Path, rows: list[whatif.Departure], said: str) -> None:
     lower.set_xlabel("version")
     for axes in (upper, lower):
         axes.grid(alpha=0.3)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save(figure, path)
     pyplot.close(figure)

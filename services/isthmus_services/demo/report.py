@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from isthmus_services.demo.judge import Point
+from isthmus_services.output.report import save
 from isthmus_services.output.view import rejections
 
 
@@ -48,7 +49,7 @@ def plot(path: Path, global_points: list[Point], single_points: list[Point], lea
     total.set_xlabel(f"thousand tokens of all {learners} learners")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=120)
+    save(figure, path)
     pyplot.close(figure)
 
 
