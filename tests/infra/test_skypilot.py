@@ -1,7 +1,8 @@
-"""The task files for SkyPilot: its own schemas take them, and what they run is run, killed and recovered.
+"""SkyPilot's own schemas accept the task files, and a learner that loses its machine goes on on another.
 
-No cloud: a folder is the home of each machine, with what SkyPilot brings there, and the bucket is a folder too. `run` is
-executed as it stands but for its ports and the address it binds. `setup` is only read: it wants root, and Ubuntu.
+The tests use no cloud. A folder is the home of each machine, with the files that SkyPilot brings there, and another
+folder is the bucket. `run` is executed as written, except for its ports and the address that it binds. `setup` is only
+linted, because it needs root and Ubuntu.
 """
 
 import asyncio
@@ -32,6 +33,7 @@ from isthmus.errors import Unavailable
 from isthmus_services.demo import judge
 from isthmus_services.main import main
 from isthmus_services.servers import free_ports
+from support import reaper
 
 FOLDER = ROOT / "infra" / "skypilot"
 README = (FOLDER / "README.md").read_text()
@@ -63,16 +65,16 @@ def task_of(name: str) -> Task:
 
 
 def pairs(text: str) -> dict[str, str]:
-    """Return what a file of NAME=value lines says."""
+    """Return the values in a file of NAME=value lines, by name."""
     return dict(line.split("=", 1) for line in text.splitlines() if line and not line.startswith("#"))
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- the files --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def schemas(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return SkyPilot's own, out of its wheel: it cannot be installed beside us, and is large with what it wants."""
+    """SkyPilot's own schemas, from its wheel. It cannot be installed beside Isthmus, and has many dependencies."""
     folder = tmp_path_factory.mktemp("wheel")
     fetch = ("pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest")
     done = subprocess.run([sys.executable, "-m", *fetch, folder, SKYPILOT], capture_output=True, text=True, check=False)
@@ -95,7 +97,7 @@ def test_skypilots_own_schemas_take_them(name: str, schemas: dict[str, Any]) -> 
     task = task_of(name)
     jsonschema.validate(task, schemas["task"])
     jsonschema.validate(task["resources"], schemas["resources"])
-    # Names that it does not know here it leaves to plugins.
+    # The schema leaves names that it does not know here to plugins.
     (known,) = (s for s in schemas["resources"]["properties"]["job_recovery"]["anyOf"] if s["type"] == "object")
     assert task["resources"].get("job_recovery", {}).keys() <= known["properties"].keys()
     for wrong, of in (({**task, "enviroment": {}}, "task"), ({**task["resources"], "spot": True}, "resources")):
@@ -133,10 +135,12 @@ def test_what_has_to_be_given_is_explained_and_everything_else_is_there() -> Non
         own = {v for v in used if v.startswith(("SKYPILOT_", "PET_")) or f"export {v}=" in task["run"]}
         assert used <= given | own, name
     assert set(re.findall(r"\b[A-Z]+\b", " ".join(told.values()))) <= explained
-    assert f"'{SKYPILOT.replace('==', '[aws,gcp]==')}'" in README, "and of the version that is tried here"
+    assert f"'{SKYPILOT.replace('==', '[aws,gcp]==')}'" in README, (
+        "the README must name the version that is tested here"
+    )
 
 
-# --- what is run ------------------------------------------------------------------------------------------------------
+# --- the processes ----------------------------------------------------------------------------------------------------
 
 STEPS = 80
 
@@ -163,20 +167,20 @@ with isthmus.join(run, model, optimizer, bus=bus, learner=learner, steps=STEPS, 
 
 
 def readme_block(holds: str) -> str:
-    """Return the commands of the block that holds this."""
+    """Return the commands of the README's block that contains this text."""
     (block,) = (b for b in re.findall(r"(?:^    .*\n)+", README, re.MULTILINE) if holds in b)
     return textwrap.dedent(block)
 
 
 class Laptop:
-    """The folder that somebody launches from, made as the README says, and the secrets in the home it is in."""
+    """The folder from which a user launches tasks, made as the README says, and the secrets in the user's home."""
 
     def __init__(self, home: Path, run: Path) -> None:
         self.home, self.folder = home, home / "run"
         shutil.copytree(FOLDER, self.folder)
         (self.folder / "my_train.py").write_text(TRAIN)
         bus, rendezvous = free_ports(2)
-        # The port that learners find; where ranks meet; nothing here listens to the world.
+        # Replace the bus's port, the port where ranks meet, and the address, since nothing here may be reachable.
         self.other = {"6379": str(bus), "29500": str(rendezvous), "0.0.0.0": "127.0.0.1"}
         self.told = pairs((self.folder / "run.env").read_text()) | {"ISTHMUS_RUN": str(run)}
         self.do(readme_block("isthmus access ~/.isthmus/bus "), self.folder)
@@ -184,7 +188,7 @@ class Laptop:
         self.secrets = {"learner": self.secrets_of("eu-1"), "syncer": self.secrets_of("syncer")}
 
     def do(self, script: str, folder: Path) -> None:
-        """Do in a folder what the README says."""
+        """Run commands of the README in a folder."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = {**os.environ, "HOME": str(self.home), "PATH": path, "PYTHONPATH": python_path()}
         command = ["bash", "-euc", elsewhere(script, self.other)]
@@ -197,27 +201,32 @@ class Laptop:
 
 
 def elsewhere(script: str, other: Mapping[str, str]) -> str:
-    """Return it with other ports and addresses."""
+    """Return a script with other ports and addresses."""
     return re.sub("|".join(rf"\b{re.escape(word)}\b" for word in other), lambda m: other[m[0]], script)
 
 
 class Machine:
-    """A folder as a machine's home, with what SkyPilot brings there; its processes are those that have it as HOME, or are in it."""
+    """A folder as a machine's home, with the files that SkyPilot brings there.
+
+    The machine's processes are those that have the folder as HOME, or whose working directory is in it.
+    """
 
     def __init__(self, home: Path, laptop: Laptop, name: str, given: Mapping[str, str]) -> None:
         task = task_of(f"{name}.yaml")
         shutil.copytree(laptop.folder, home / "sky_workdir")
         programs = home / "venv" / "bin"
         programs.mkdir(parents=True)
-        for program in ("isthmus", "torchrun", "python"):  # not the Redis of the environment that the tests are in
+        for program in ("isthmus", "torchrun", "python"):  # but not the Redis of the tests' environment
             (programs / program).symlink_to(Path(sys.executable).parent / program)
         for there, here in task.get("file_mounts", {}).items():
             target = home / Path(there).relative_to("~")
             target.parent.mkdir(exist_ok=True)
             shutil.copy(laptop.home / Path(here).relative_to("~"), target)
         variables = {**task["envs"], **laptop.told, **given}
-        assert None not in variables.values(), "SkyPilot would refuse it"
-        environment = {**QUIET, "PYTHONPATH": python_path(), "PATH": os.environ["PATH"], "HOME": str(home)}
+        assert None not in variables.values(), "SkyPilot rejects a task with a variable that has no value"
+        # A machine of its own has nothing of this environment but the mark by which what is left over is found.
+        environment = {**QUIET, **reaper.mark()}
+        environment |= {"PYTHONPATH": python_path(), "PATH": os.environ["PATH"], "HOME": str(home)}
         environment |= variables | laptop.secrets[name]
         script = home / "run.sh"
         script.write_text(elsewhere(task["run"], laptop.other))
@@ -228,11 +237,11 @@ class Machine:
             )
 
     def take_away(self) -> None:
-        """Kill all of it at once."""
+        """Kill all processes of the machine at once."""
         own = f"HOME={self.home}".encode()
         for place in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                # Redis writes its title over its environment; where it is it does not hide.
+                # Redis writes its title over its environment, so its working directory is compared as well.
                 is_here = (place / "cwd").readlink().is_relative_to(self.home)
                 if is_here or own in (place / "environ").read_bytes().split(b"\0"):
                     os.kill(int(place.name), signal.SIGKILL)
@@ -248,7 +257,7 @@ def machines() -> Iterator[list[Machine]]:
 
 
 def of_job(number: int) -> dict[str, str]:
-    """Return what SkyPilot tells the nodes of a job: after a recovery all but the id of the task is another."""
+    """Return the variables that SkyPilot gives a job's nodes. A recovery changes all of them but the task's id."""
     return {
         "SKYPILOT_TASK_ID": "sky-managed-2026-01-01-00-00-00-000000_eu-1_7-0",
         "SKYPILOT_NUM_NODES": "1",
@@ -271,7 +280,7 @@ def test_a_learner_that_loses_its_machine_goes_on_under_its_name_on_another(
     run = tmp_path / "bucket" / "run"
     run.parent.mkdir()
     laptop = Laptop(tmp_path / "laptop", run)
-    # What `--env ISTHMUS_LEARNER=eu-1` put into the job; no recovery asks for it again.
+    # `--env ISTHMUS_LEARNER=eu-1` puts this into the job once; a recovery uses it again.
     job = {"ISTHMUS_LEARNER": "eu-1"}
     machines.append(syncer := Machine(tmp_path / "syncer", laptop, "syncer", {}))
     machines.append(first := Machine(tmp_path / "first", laptop, "learner", job | of_job(1)))
@@ -288,7 +297,7 @@ def test_a_learner_that_loses_its_machine_goes_on_under_its_name_on_another(
     first.take_away()
     machines.append(second := Machine(tmp_path / "second", laptop, "learner", job | of_job(2)))
     assert second.process.wait() == 0, said()
-    assert syncer.process.poll() is None, "it waits for more"
+    assert syncer.process.poll() is None, "the syncer must go on serving"
     (step,) = re.findall(r"goes on after step (\d+)", second.log.read_text())
     assert 0 < int(step) < STEPS
     assert lives(run, "eu-1") == 2
@@ -298,7 +307,7 @@ def test_a_learner_that_loses_its_machine_goes_on_under_its_name_on_another(
     assert judge.continuous(commits)
     assert {c.header.writer for c in commits} == {"syncer"}
     assert main(["replay", str(run)]) == 0
-    # The bus has the certificate that was made for it: another's is not trusted, and without TLS nothing answers.
+    # The bus answers only clients that trust its own certificate, and only over TLS.
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", "/dev/null")
     other = ("openssl", "req", "-x509", *key, "-subj", "/CN=isthmus-bus", "-out", tmp_path / "other.pem")
     subprocess.run(other, check=True, capture_output=True)

@@ -1,10 +1,10 @@
-"""Kill every process that a test run started, as soon as the test run is gone, however it ended.
+"""Kill every process that a test run started, as soon as the test run has ended, however it ended.
 
-`watch()` marks the environment of this process, so every process started from here carries the mark, and starts one
+`watch()` marks the environment of this process, so every process that it starts has the mark. It also starts one
 watcher: `python reaper.py MARK`. The watcher waits for the end of its standard input, which the kernel closes when
-this process ends (a normal exit, SIGINT or SIGKILL alike). It then kills each process whose initial environment holds
-the mark: learners, syncers, browsers, daemons, and whatever those started. Redis writes over its environment; it and
-SeaweedFS are killed by the kernel (`isthmus_services.processes.tied`), which reaches direct children only.
+this process ends, after a normal exit, SIGINT or SIGKILL. Then the watcher kills each process whose initial environment
+has the mark: learners, syncers, browsers, daemons, and their children. Redis overwrites its environment. The kernel
+kills Redis and SeaweedFS (`isthmus_services.processes.tied`), which works only for direct children.
 """
 
 import os
@@ -17,10 +17,10 @@ MARK = "TESTS_STARTED_BY"
 
 
 def watch() -> None:
-    """Start the watcher. It lives until this process has ended and everything marked is gone."""
+    """Start the watcher. It lives until this process has ended and no marked process is left."""
     os.environ[MARK] = f"{os.getpid()}-{os.urandom(8).hex()}"
     unmarked = {name: value for name, value in os.environ.items() if name != MARK}
-    read, _held = os.pipe()  # the other end stays open, and no child inherits it, until this process ends
+    read, _held = os.pipe()  # `_held` stays open until this process ends, and no child inherits it
     os.posix_spawn(
         sys.executable,
         [sys.executable, "-S", "-P", __file__, os.environ[MARK]],
@@ -31,12 +31,17 @@ def watch() -> None:
     os.close(read)
 
 
+def mark() -> dict[str, str]:
+    """Return the mark, for a process whose environment is not this one's."""
+    return {MARK: os.environ[MARK]} if MARK in os.environ else {}
+
+
 def marked(mark: str) -> list[int]:
     """Return the ids of the processes that were started with this mark."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for folder in Path("/proc").iterdir():
-        # A process may end while it is looked at, or belong to another user.
+        # A process may end while it is read, or belong to another user.
         with suppress(OSError):
             if folder.name.isdigit() and wanted in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
@@ -44,7 +49,7 @@ def marked(mark: str) -> list[int]:
 
 
 def kill_all(mark: str) -> None:
-    """Kill all of them, and those that they started meanwhile."""
+    """Kill all marked processes, and those that they start meanwhile."""
     while pids := marked(mark):
         for pid in pids:
             with suppress(ProcessLookupError):
