@@ -1,4 +1,4 @@
-"""A run's log in little: what is read of commits, whatever the order, comes to what they say; and it is kept or not."""
+"""The board's history sums up a run's commits, read in any order, and can be saved and loaded again."""
 
 import math
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from isthmus.log import Commit, Log
 from isthmus.log.log_health import STANDS
 from isthmus.log.run import Run
 from isthmus_services.board.history import commit_views, time_views
-from isthmus_services.board.history.history import FORMAT, Life, RunHistory, write
+from isthmus_services.board.history.history import FORMAT, Incarnation, RunHistory, write
 from isthmus_services.board.history.time_buckets import MOMENTS, SHORTEST_S, Kept, TimeBuckets
 from isthmus_services.board.history.warnings import _stuck, warnings
 from support import commits
@@ -27,7 +27,7 @@ SIZES = (300, 100)
 
 
 def run_of(digest: bytes = RUN) -> Run:
-    """What of a run is looked at: two fragments, of which the first is three times as large."""
+    """Return the parts of a run that the history reads: two fragments, of which the first is three times as large."""
     fragments = [SimpleNamespace(index=p, size=size) for p, size in enumerate(SIZES)]
     return cast(Run, SimpleNamespace(
         digest=digest, url="memory://run", header=SimpleNamespace(created_at=CREATED_AT), rules=Rules(),
@@ -40,7 +40,7 @@ def waiting(header: CommitHeader, **what: Any) -> CommitHeader:
 
 
 def history() -> list[CommitHeader]:
-    """Three versions of each of two fragments: `a` is in all, `b` is restarted after the first, `c` comes late.
+    """Return three versions of each of two fragments: `a` is in all, `b` restarts after the first, `c` comes late.
 
     Updates of the second fragment are taken half a second, and a step of 100 tokens, before those of the first.
     """
@@ -75,17 +75,17 @@ def read(headers: Iterable[CommitHeader], run: Run | None = None) -> RunHistory:
 
 
 def after(version: int) -> float:
-    """A time at which this version of all fragments, and no later one, is in the log."""
+    """Return a time at which this version of all fragments, and no later one, is in the log."""
     return opened_at(version) + 6.0
 
 
 def everything(c: RunHistory, at: float) -> list[object]:
-    """All that pages are made of."""
+    """Return all views from which pages are made."""
     begin, end = time_views.span(c)
     return [
         time_views.totals(c, at), time_views.reasons(c, at), sorted(time_views.learners(c, at), key=lambda r: str(r["learner"])),
         time_views.series(c, begin, end), time_views.fragments(c, begin, end, at), time_views.syncers(c, at)["takeovers"],
-        sorted(time_views.lives(c), key=str), time_views.rounds_open(c, at),
+        sorted(time_views.incarnations(c), key=str), time_views.rounds_open(c, at),
     ]  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def test_what_was_read_comes_to_what_the_commits_say() -> None:
     assert (totals["commits"], totals["versions"], totals["updates"], totals["fresh"]) == (4, [2, 2], 6, 6)
     assert (totals["late"], totals["rejected"], totals["repeated"]) == (2, 2, 2)
     assert (totals["quorum_missed"], totals["closed_by"]) == (2, {"all": 2, "grace": 2})
-    # Each fragment counts by its share: 0.75 and 0.25 come to the learners' own.
+    # Each fragment counts by its share of the model, 0.75 or 0.25, so the sum is the learners' own count.
     assert totals["tokens"] == 1200 + 600 + 1200
     assert totals["participation"] == (8 - 2) / 8
     assert time_views.totals(c, after(3))["commits"] == 6
@@ -150,7 +150,7 @@ def test_time_begins_before_the_first_commit_where_the_runs_clock_was_ahead() ->
 def test_the_past_knows_nothing_of_what_came_after() -> None:
     c = read(history())
     for _ in range(6):
-        c.by_learner._double()  # moments of 16 s: that of the second version has begun before it
+        c.by_learner._double()  # buckets of 16 s: the bucket of the second version begins before it
     at = opened_at(2) + 2.0
     assert c.by_learner.whole(at) * c.by_learner.width < at - CREATED_AT
     said = time_views.sentence(c, at, [])
@@ -176,8 +176,8 @@ def test_very_many_learners_take_no_more_room_than_many() -> None:
 
 def test_of_each_learner_it_says_what_became_of_it() -> None:
     rows = {r["learner"]: r for r in time_views.learners(read(history()), after(3) + 60.0)}
-    assert {k: rows["b"][k] for k in ("expected", "merged", "missing", "late", "rejected", "life")} == {
-        "expected": 6, "merged": 4, "missing": 2, "late": 0, "rejected": 0, "life": 2,
+    assert {k: rows["b"][k] for k in ("expected", "merged", "missing", "late", "rejected", "incarnation")} == {
+        "expected": 6, "merged": 4, "missing": 2, "late": 0, "rejected": 0, "incarnation": 2,
     }  # fmt: skip
     assert (rows["c"]["late"], rows["c"]["rejected"], rows["c"]["merged"]) == (2, 2, 0)
     assert (rows["a"]["repeated"], rows["a"]["rejected"], rows["a"]["tokens"]) == (2, 0, 3600)
@@ -188,13 +188,13 @@ def test_of_each_learner_it_says_what_became_of_it() -> None:
 
 def test_a_life_that_trains_again_has_processed_that_too() -> None:
     c = read(history())
-    # `b` went on from token 400, of 600 it had: 600 in its first life and 300 in its second; its second fragment's
-    # updates begin 100 tokens earlier in each.
+    # `b` resumed at token 400 of 600: it processed 600 tokens in its first incarnation and 300 in its second. The
+    # updates of its second fragment begin 100 tokens earlier in each incarnation.
     assert time_views.totals(c, after(3) + 60.0)["processed"] == 3600 + 100 + 600 + 100 + 300 + 100
     goodput = time_views.series(c, CREATED_AT, after(3) + 60.0)["goodput"]
     assert goodput[-1] == pytest.approx((3600 + 600 + 300) / (3600 + 600 + 300 + 300))
-    assert c.lives[c.learners.number("b"), 2].tokens == (300, 700)
-    away = [life["away_s"] for life in time_views.lives(c) if life["learner"] == "b"]
+    assert c.incarnations[c.learners.number("b"), 2].tokens == (300, 700)
+    away = [one["away_s"] for one in time_views.incarnations(c) if one["learner"] == "b"]
     assert away == [None, (opened_at(3) - 6.5) - (opened_at(1) - 1.0)]
 
 
@@ -223,7 +223,7 @@ def test_what_is_kept_is_read_back_and_read_on_from(tmp_path: Path) -> None:
     assert [s["loss"] for s in said if s] == [2.5]
     whole.learner("a")
     assert time_views.totals(again, after(3)) == time_views.totals(whole, after(3))
-    assert again.lives == whole.lives
+    assert again.incarnations == whole.incarnations
 
 
 def test_what_is_kept_is_what_was_read_when_it_was_asked_for(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_commit_that_does_not_follow_is_a_mistake_of_the_reader() -> None:
         read([committed(2, given("a", 1, 2))])
 
 
-# --- moments ----------------------------------------------------------------------------------------------------------
+# --- time buckets -----------------------------------------------------------------------------------------------------
 
 
 def test_moments_grow_longer_and_lose_no_sum() -> None:
@@ -301,7 +301,7 @@ def test_a_time_just_behind_the_last_moment_finds_room() -> None:
     moments.one(0.1 + SHORTEST_S, 0, x=2.0)
     moments.one(MOMENTS * SHORTEST_S, 0, x=3.0)
     assert moments.width == 2 * SHORTEST_S
-    assert moments.values[0, 0, 0] == 2.0, "of two that became one the later word"
+    assert moments.values[0, 0, 0] == 2.0, "of two buckets that became one, the later value stays"
     assert moments.values[MOMENTS // 2, 0, 0] == 3.0
 
 
@@ -310,7 +310,7 @@ def test_of_last_words_the_last_stays() -> None:
     moments.room(1)
     for at, x in ((0.1, 1.0), (0.2, 2.0), (3.0, 3.0)):
         moments.one(at, 0, x=x)
-    assert math.isnan(moments.until(0.2)[0, 0])  # no moment has ended yet
+    assert math.isnan(moments.until(0.2)[0, 0])  # no bucket has ended yet
     assert [moments.until(t)[0, 0] for t in (0.25, 2.9, 3.3)] == [2.0, 2.0, 3.0]
     moments.place(MOMENTS * SHORTEST_S * 3)
     assert moments.until(1e9)[0, 0] == 3.0
@@ -326,7 +326,7 @@ def test_what_was_before_the_beginning_belongs_to_the_first_moment() -> None:
     assert moments.values[0, 0, 0] == 1.0
 
 
-# --- moments of the past ----------------------------------------------------------------------------------------------
+# --- views of the past ------------------------------------------------------------------------------------------------
 
 
 async def test_a_round_that_was_open_says_whom_it_waited_for_then() -> None:
@@ -349,8 +349,8 @@ async def test_a_round_that_was_open_says_whom_it_waited_for_then() -> None:
     assert await waited_for(1.2) == ["b", "e"]
     assert await waited_for(1.7) == ["b", "d", "e"]
     assert await waited_for(3.5) == ["d"]
-    assert await commit_views.waits(log, c, opened_at(1) + 4.5) == [], "it had closed"
-    assert await commit_views.waits(log, c, opened_at(1) - 0.5) == [], "it was not open yet"
+    assert await commit_views.waits(log, c, opened_at(1) + 4.5) == [], "the round had closed"
+    assert await commit_views.waits(log, c, opened_at(1) - 0.5) == [], "the round was not open yet"
 
 
 async def test_the_past_is_told_in_a_sentence() -> None:
@@ -455,7 +455,7 @@ def test_a_round_is_a_picture_in_seconds_since_it_opened() -> None:
     picture = commit_views.round_picture(header)
     marks = {m["what"]: m["at"] for m in picture["marks"]}
     assert marks == {"boundary": -1.0, "opened": 0.0, "closed": 4.0, "merged": 4.5, "published": 5.0, "written": 5.0}, (
-        "quorum missed"
+        "there is no mark for the quorum, which was missed"
     )
     met = commit_views.round_picture(waiting(history()[0], boundary_s=1.0))
     assert {m["what"]: m["at"] for m in met["marks"]}["quorum"] == 1.0
@@ -464,7 +464,7 @@ def test_a_round_is_a_picture_in_seconds_since_it_opened() -> None:
     assert (rows["a"]["taken"], rows["a"]["heard"], rows["a"]["arrived"]) == (-1.0, 1.0, 3.0)
 
 
-# --- what to see to ---------------------------------------------------------------------------------------------------
+# --- warnings ---------------------------------------------------------------------------------------------------------
 
 
 def told(c: RunHistory, at: float) -> list[str]:
@@ -497,8 +497,8 @@ def test_a_fragment_that_was_not_merged_for_long_is_said_with_what_to_do() -> No
 
 def test_lives_are_what_inputs_say_in_any_order() -> None:
     c = read(history()[:1])
-    life = c.lives[c.learners.number("a"), 1]
-    assert changed(life) == Life(opened_at(1) - 6.0, 0, opened_at(1) - 1.0, (0, 1200))
+    life = c.incarnations[c.learners.number("a"), 1]
+    assert changed(life) == Incarnation(opened_at(1) - 6.0, 0, opened_at(1) - 1.0, (0, 1200))
 
 
 def test_a_fragment_that_stands_while_others_are_merged_is_said_also_when_nobody_trains() -> None:
@@ -514,6 +514,6 @@ def test_a_fragment_that_stands_while_others_are_merged_is_said_also_when_nobody
     assert told(up_to(3 + STANDS - 1), math.inf) == []
     c = up_to(3 + STANDS)
     assert told(c, math.inf) == ["fragment 0 stands still: most others were merged 8 times since it was"]
-    assert told(c, after(3 + STANDS - 1)) == [], "it did not then"
+    assert told(c, after(3 + STANDS - 1)) == [], "at that time it did not stand still yet"
     c.ends[0].broken = "commits/0: is missing"
     assert not any("stands" in said for said in told(c, math.inf))

@@ -53,7 +53,7 @@ def cost(c: RunHistory, costs: Costs, at: float, totals: Answer, sent: Answer) -
     `at`: seconds since 1970; `totals`: see `time_views.totals`; `sent`: see `moved`.
     """
     prices = costs.prices
-    hours = sum(max(0.0, min(at, x.last) - x.began) for x in c.lives.values()) / 3600.0
+    hours = sum(max(0.0, min(at, x.last) - x.began) for x in c.incarnations.values()) / 3600.0
     updates, commits = totals["updates"] + totals["late"], totals["commits"]
     # Each update is written once, and so are each commit and its value. Each learner reads every commit and value. The
     # syncer reads every update.

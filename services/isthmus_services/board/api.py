@@ -296,10 +296,10 @@ class Api:
             "at": moment,
             "as_of": found["as_of"],
             "row": found["learners"][number],
-            "lives": [
-                life | {"last": min(life["last"], moment)}
-                for life in time_views.lives(f.history)
-                if life["learner"] == name and life["began"] <= moment
+            "incarnations": [
+                one | {"last": min(one["last"], moment)}
+                for one in time_views.incarnations(f.history)
+                if one["learner"] == name and one["began"] <= moment
             ],
             "story": await commit_views.story(f.asked, f.history, name, moment),
         }

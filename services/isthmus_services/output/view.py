@@ -38,7 +38,7 @@ def rejections(counts: Mapping[str, int]) -> tuple[str, str]:
 
 _LEARNERS = (
     Column("learner", justify="left"),
-    Column("life", 9),
+    Column("incarnation", 9),
     Column("step"),
     Column("tokens/s", 6),
     Column("loss", 1),

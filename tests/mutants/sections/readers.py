@@ -1,4 +1,4 @@
-"""Mistakes in readers, and the loops of others."""
+"""Mistakes in readers, and in the integrations with training frameworks."""
 
 from mutants.mutant import of, row
 
@@ -205,7 +205,7 @@ MUTANTS = [
         row("whatever-was-read-last", "if not i.taken_at < reached[number, _TAKEN_AT]:", "if True:"),
         row(
             "a-life-begins-with-what-was-read-first",
-            "life.began, life.step = min(life.began, began), min(life.step, step)",
+            "one.began, one.step = min(one.began, began), min(one.step, step)",
             "pass",
         ),
         row("another-run-s-cache", "meta.run != run.digest or", ""),

@@ -25,10 +25,10 @@ from isthmus.reasons import HARMLESS
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED, Rows
 from isthmus_services.board.history.time_buckets import Kept, TimeBuckets
 
-FORMAT = 6
+FORMAT = 7
 """Format version of the file. A file of another format is not used, and the log is read again."""
 
-LIVES_MAX = 20_000
+INCARNATIONS_MAX = 20_000
 BEFORE_S = 60.0
 """How long before the first commit the time buckets begin, if the run's creation time is later [seconds]."""
 
@@ -53,14 +53,14 @@ the syncer heard of the update, `fetch_s` until the update was accumulated, `wai
 in shares of a round's weight. `gone` counts how often a round stopped expecting the learner.
 """
 
-REACHED = ("life", "step", "tokens", "taken_at")
+REACHED = ("incarnation", "step", "tokens", "taken_at")
 """Fields of a learner's newest merged update: its incarnation, the learner's own counts, and when it was taken.
 
 An incarnation that resumes from a checkpoint counts again the work that a kill took.
 """
 
 BEAT = (
-    "life", "step", "target", "tokens", "loss", "step_s", "upload_s", "sync_s", "bytes_up", "bytes_down",
+    "incarnation", "step", "target", "tokens", "loss", "step_s", "upload_s", "sync_s", "bytes_up", "bytes_down",
     "checkpoint_bytes", "processed", "merged", "overwritten", "late", "pending", "rejected", "lost", "left",
     "base_up", "base_down", "base_checkpoints",
 )  # fmt: skip
@@ -82,7 +82,7 @@ _TAKEN_AT = REACHED.index("taken_at")
 
 
 @dataclass(slots=True)
-class Life:
+class Incarnation:
     """One incarnation of a learner, as the log shows it. Times are seconds since 1970."""
 
     began: float
@@ -115,8 +115,8 @@ class _Meta(msgspec.Struct, forbid_unknown_fields=True):
     closings: list[str]
     reasons: list[str]
     ends: list[tuple[int, bytes, int, int]]
-    lives: list[tuple[int, int, float, int, float, tuple[int, int]]]
-    """The learner's number, the incarnation, and the fields of a `Life`."""
+    incarnations: list[tuple[int, int, float, int, float, tuple[int, int]]]
+    """The learner's number, the incarnation, and the fields of an `Incarnation`."""
 
 
 @dataclass(slots=True)
@@ -159,8 +159,8 @@ class RunHistory:
         sizes = np.array([f.size for f in run.layout.fragments], np.float64)
         self.shares = sizes / sizes.sum()
         """Each fragment's share of all parameters [P]."""
-        self.lives: dict[tuple[int, int], Life] = {}
-        """By learner's number and incarnation; at most `LIVES_MAX`."""
+        self.incarnations: dict[tuple[int, int], Incarnation] = {}
+        """By learner's number and incarnation; at most `INCARNATIONS_MAX`."""
         self.ends = [_End(digest=run.digest) for _ in run.layout.fragments]
         self.heads: list[int] | None = None
         """The newest version of each fragment in the log [P], or None if not known: how much there is to read."""
@@ -280,15 +280,15 @@ class RunHistory:
                 reached[number] = i.incarnation, i.step, i.tokens_seen, i.taken_at
 
     def _lived(self, learner: int, given: Input) -> None:
-        life = self.lives.get((learner, given.incarnation))
+        one = self.incarnations.get((learner, given.incarnation))
         began, step = given.taken_at - given.train_s, given.step - given.steps
         tokens = given.tokens_seen - given.tokens, given.tokens_seen
-        if life is not None:
-            life.began, life.step = min(life.began, began), min(life.step, step)
-            life.last = max(life.last, given.taken_at)
-            life.tokens = min(life.tokens[0], tokens[0]), max(life.tokens[1], tokens[1])
-        elif len(self.lives) < LIVES_MAX:
-            self.lives[learner, given.incarnation] = Life(began, step, given.taken_at, tokens)
+        if one is not None:
+            one.began, one.step = min(one.began, began), min(one.step, step)
+            one.last = max(one.last, given.taken_at)
+            one.tokens = min(one.tokens[0], tokens[0]), max(one.tokens[1], tokens[1])
+        elif len(self.incarnations) < INCARNATIONS_MAX:
+            self.incarnations[learner, given.incarnation] = Incarnation(began, step, given.taken_at, tokens)
 
     async def follow(
         self, log: Log, fragments: Iterable[int] | None = None, progress: Callable[[], None] = lambda: None
@@ -343,7 +343,7 @@ class RunHistory:
         meta = _Meta(
             FORMAT, self.run.digest, self.learners.known, writers, self.closings.known, self.reasons.known,
             [(e.version, e.digest, e.rejected, e.repeated) for e in self.ends],
-            [(*key, x.began, x.step, x.last, x.tokens) for key, x in self.lives.items()],
+            [(*key, x.began, x.step, x.last, x.tokens) for key, x in self.incarnations.items()],
         )  # fmt: skip
         arrays: dict[str, NDArray[Any]] = {
             "meta": np.frombuffer(msgspec.msgpack.encode(meta), np.uint8),
@@ -379,7 +379,7 @@ class RunHistory:
             return None
         made.first_written = [at for _, at in meta.writers]
         made.ends = [_End(*end) for end in meta.ends]
-        made.lives = {(life[0], life[1]): Life(*life[2:]) for life in meta.lives}
+        made.incarnations = {(one[0], one[1]): Incarnation(*one[2:]) for one in meta.incarnations}
         return made
 
     def _moments(self) -> Iterator[tuple[str, TimeBuckets]]:

@@ -37,7 +37,7 @@ ONLY = ("missed", "late", "rejected", "missing", "healed")
 """Kinds of commits to list: the round missed its quorum, had a late update, a rejected update or a missing learner, or
 the commit healed its fragment."""
 
-LIVES_DRAWN = 500
+INCARNATIONS_DRAWN = 500
 
 TOGETHER_S = 60.0
 """Fragments that change from one keeper to another within this time are one takeover [seconds]."""
@@ -207,10 +207,10 @@ def _processed(c: RunHistory, reached: NDArray[np.float64]) -> NDArray[np.float6
     """
     names = len(c.learners.known)
     tokens = reached[..., :names, REACHED.index("tokens")].copy()
-    life = reached[..., :names, REACHED.index("life")]
+    known = reached[..., :names, REACHED.index("incarnation")]
     before: dict[int, int] = {}
-    for (n, incarnation), found in sorted(c.lives.items()):
-        tokens[..., n] += np.where(life[..., n] == incarnation, before.get(n, 0) - found.tokens[0], 0)
+    for (n, incarnation), found in sorted(c.incarnations.items()):
+        tokens[..., n] += np.where(known[..., n] == incarnation, before.get(n, 0) - found.tokens[0], 0)
         before[n] = before.get(n, 0) + found.tokens[1] - found.tokens[0]
     return tokens
 
@@ -267,8 +267,8 @@ def learners(c: RunHistory, at: float) -> list[Answer]:
     sums, said, reached = c.by_learner.until(at), c.beats.until(at), c.reached.until(at)
     processed = _processed(c, reached)
     newest = dict.fromkeys(range(len(c.learners.known)), 0)
-    for (n, incarnation), life in c.lives.items():
-        if life.began <= at:
+    for (n, incarnation), one in c.incarnations.items():
+        if one.began <= at:
             newest[n] = max(newest[n], incarnation)
     found = []
     for n, name in enumerate(c.learners.known):
@@ -278,7 +278,7 @@ def learners(c: RunHistory, at: float) -> list[Answer]:
         merged = max(row["merged"], 1.0)
         found.append({
             "learner": name,
-            "life": max(newest[n], int(beat["life"] or 0)),
+            "incarnation": max(newest[n], int(beat["incarnation"] or 0)),
             **{key: int(row[key]) for key in LEARNER if not key.endswith("_s") and key != "weight"},
             "participation": _share(row["expected"] - row["missing"], row["expected"]),
             "train_s": row["train_s"] / merged,
@@ -298,7 +298,7 @@ def lanes(c: RunHistory, begin: float, end: float) -> Answer:
     """Return, for each learner, what became of its rounds in columns of equal width; and the restarts of learners."""
     names = c.learners.known
     if not names:
-        return {"edges": [begin, end], "learners": [], "lives": []}
+        return {"edges": [begin, end], "learners": [], "incarnations": []}
     edges, found = c.by_learner.spans(begin, end, max(8, min(400, CELLS_MAX // len(names))))
     kept = {key: LEARNER.index(key) for key in ("expected", "merged", "missing", "late", "rejected")}
     return {
@@ -307,7 +307,9 @@ def lanes(c: RunHistory, begin: float, end: float) -> Answer:
             {"learner": name} | {key: [int(x) for x in found[:, n, field]] for key, field in kept.items()}
             for n, name in enumerate(names)
         ],
-        "lives": [x for x in lives(c) if begin <= x["began"] <= end and x["incarnation"] > 1][-LIVES_DRAWN:],
+        "incarnations": [x for x in incarnations(c) if begin <= x["began"] <= end and x["incarnation"] > 1][
+            -INCARNATIONS_DRAWN:
+        ],
     }
 
 
@@ -455,11 +457,11 @@ def _takeovers(c: RunHistory, count: int) -> list[Answer]:
 
 
 def _restarts(c: RunHistory, at: float) -> list[Answer]:
-    found = [life for life in lives(c) if life["incarnation"] > 1 and life["began"] <= at]
+    found = [one for one in incarnations(c) if one["incarnation"] > 1 and one["began"] <= at]
     return sorted(found, key=lambda x: -float(x["began"]))[:LISTED]
 
 
-def lives(c: RunHistory) -> list[Answer]:
+def incarnations(c: RunHistory) -> list[Answer]:
     """Return the incarnations of all learners, and how long the learner had been away before each [seconds].
 
     That is from when the last merged update of the incarnation before was taken, until training began for the first
@@ -467,12 +469,12 @@ def lives(c: RunHistory) -> list[Answer]:
     """
     found: list[Answer] = []
     before: tuple[int, float] = (-1, math.nan)
-    for (n, incarnation), life in sorted(c.lives.items()):
-        away_s = max(0.0, life.began - before[1]) if before[0] == n else None
-        before = n, life.last
+    for (n, incarnation), one in sorted(c.incarnations.items()):
+        away_s = max(0.0, one.began - before[1]) if before[0] == n else None
+        before = n, one.last
         found.append({
-            "learner": c.learners.known[n], "incarnation": incarnation, "began": life.began, "step": life.step,
-            "last": life.last, "away_s": away_s,
+            "learner": c.learners.known[n], "incarnation": incarnation, "began": one.began, "step": one.step,
+            "last": one.last, "away_s": away_s,
         })  # fmt: skip
     return found
 

@@ -23,7 +23,7 @@
     const lanes = all.slice(0, MOST), height = lanes.length <= 100 ? HEIGHT : lanes.length <= 400 ? 14 : 8;
     const names = lanes.map((l) => l.learner);
     const sums = lanes.reduce((a, l) => a + l.merged.reduce((b, n) => b + n, 0), 0);
-    const version = `${data.begin} ${data.end} ${names.length} ${sums} ${data.pieces ? data.pieces.length : data.edges.length} ${data.lives.length}`;
+    const version = `${data.begin} ${data.end} ${names.length} ${sums} ${data.pieces ? data.pieces.length : data.edges.length} ${data.incarnations.length}`;
     const by = useMemo(() => {
       const found = new Map(); // a learner may be called anything, also as what every object has
       for (const piece of data.pieces || []) {
@@ -42,16 +42,16 @@
       ctx.fillRect(left, y + 3, right - left, h - 6);
       if (exact) paintExact(ctx, by.get(names[n]), y, h, x);
       else paintSums(ctx, lanes[n], data.edges, y, h, x);
-      for (const life of data.lives) {
-        if (life.learner !== names[n]) continue;
+      for (const one of data.incarnations) {
+        if (one.learner !== names[n]) continue;
         ctx.fillStyle = I.css("text");
-        ctx.fillRect(x(life.began) - 1, y + 1, 2, h - 2);
+        ctx.fillRect(x(one.began) - 1, y + 1, 2, h - 2);
         ctx.textAlign = "left";
         ctx.font = "11px system-ui, sans-serif";
         ctx.lineWidth = 4;
         ctx.strokeStyle = I.css("ground");
-        ctx.strokeText(`↻${life.incarnation}`, x(life.began) + 4, y + 9);
-        ctx.fillText(`↻${life.incarnation}`, x(life.began) + 4, y + 9);
+        ctx.strokeText(`↻${one.incarnation}`, x(one.began) + 4, y + 9);
+        ctx.fillText(`↻${one.incarnation}`, x(one.began) + 4, y + 9);
       }
     };
     const read = (n, t) => (exact ? readExact(by.get(names[n]), t) : readSums(lanes[n], data.edges, t));
@@ -137,7 +137,7 @@
     [htmPreact.html`<path d="M8 1l8 9M16 1l-8 9" stroke="var(--rejected)" stroke-width="2"/>`, "rejected"],
     [htmPreact.html`<circle cx="12" cy="5.5" r="4" fill="none" stroke="var(--text)" stroke-width="2"/>`, "not expected any more"],
     [htmPreact.html`<circle cx="12" cy="5.5" r="4" fill="var(--text)"/>`, "expected again"],
-    [htmPreact.html`<text x="2" y="10">↻2</text>`, "restarted: its second life"], [htmPreact.html`<rect x="10" y="4" width="3" height="4" fill="var(--wait)"/>`, "said again: nothing lost"], [I.box("away"), "away"],
+    [htmPreact.html`<text x="2" y="10">↻2</text>`, "restarted: its second incarnation"], [htmPreact.html`<rect x="10" y="4" width="3" height="4" fill="var(--wait)"/>`, "said again: nothing lost"], [I.box("away"), "away"],
   ];
   const SUMS = [[I.box("merged"), "merged"], [I.box("late"), "late"], [I.box("rejected"), "rejected"], [I.box("wait"), "missing"], [I.box("away"), "no round expected it: it was away, or none was made"], [htmPreact.html`<text x="2" y="10">↻2</text>`, "restarted"]];
 })(window.Isthmus);

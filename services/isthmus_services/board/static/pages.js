@@ -63,7 +63,7 @@
     const found = I.useAsk("services", { at: I.where.at });
     return html`<h2>What happened</h2><${Answer} of=${found} what="what happened">${(d) => {
       const all = [
-        ...d.restarts.map((r) => ({ at: r.began, what: html`<${LearnerLink} name=${r.learner}/> came back for its life ${r.incarnation}, from step ${I.count(r.step)}${r.away_s === null ? "" : `, after ${I.seconds(r.away_s)}`}` })),
+        ...d.restarts.map((r) => ({ at: r.began, what: html`<${LearnerLink} name=${r.learner}/> came back as incarnation ${r.incarnation}, from step ${I.count(r.step)}${r.away_s === null ? "" : `, after ${I.seconds(r.away_s)}`}` })),
         ...d.takeovers.map((t) => ({ at: t.at, what: html`${t.to} took over from ${t.from}: fragments ${ranges(t.fragments.map((f) => f.fragment).sort((a, b) => a - b))} had no commit for up to ${I.seconds(t.stood_s.largest)}` })),
       ].sort((a, b) => b.at - a.at);
       return all.length ? html`<ul class="plain">${all.slice(0, 12).map((x) => html`<li><${I.TimeLink} at=${x.at}/>: ${x.what}</li>`)}</ul>
@@ -86,7 +86,7 @@
       <${Tile} term="rejected" name="Rejected" value=${html`<span id="rejected">${I.count(t.rejected)}</span>`} more=${`and ${I.count(t.repeated)} by which nothing is lost`}/>
       <${Tile} term="quorum" name="Quorum missed" value=${I.count(t.quorum_missed)} more=${t.commits ? `rounds were closed by: ${Object.entries(t.closed_by).map(([k, n]) => `${k} ${I.count(n)}`).join(", ")}` : "no round closed yet"}/>
       <${Tile} term="grace" name="A round waits" value=${I.seconds(t.waited_s.median)} more=${t.waited_s.p99 === null ? "no round closed yet" : `half of them less; 99 of 100 less than ${I.seconds(t.waited_s.p99)}`}/>
-      <${Tile} name="Bytes up, merged" value=${I.bytes(b.merged)} more=${`planned ${I.bytes(b.merged_planned)}${b.up !== null ? `; learners sent ${I.bytes(b.up)}, ${I.bytes(b.checkpoints)} of it checkpoints of their present lives` : ""}`}/>
+      <${Tile} name="Bytes up, merged" value=${I.bytes(b.merged)} more=${`planned ${I.bytes(b.merged_planned)}${b.up !== null ? `; learners sent ${I.bytes(b.up)}, ${I.bytes(b.checkpoints)} of it checkpoints of their present incarnations` : ""}`}/>
       <${Tile} name="Bytes down" value=${b.down === null ? I.bytes(b.down_planned) : I.bytes(b.down)} more=${b.down === null ? "planned; nobody listened to what learners fetched" : `planned ${I.bytes(b.down_planned)} for versions alone: joining, commits and checkpoints come on top`}/>
       <${Tile} name="Cost so far" value=${I.usd(s.cost.usd)} more=${`${Object.entries(s.cost.parts).filter(([, v]) => v > 0).map(([k, v]) => `${k} ${I.usd(v)}`).join(", ")}${s.cost.assumed ? `; assumed: ${s.cost.assumed}` : ""}`}/>
       <${Tile} term="syncer" name="Syncers" value=${I.count(t.syncers)} more="that have written a commit"/>
@@ -163,13 +163,13 @@
     trouble: (r) => !["training", "done", undefined].includes(r.state),
     missing: (r) => r.participation !== null && r.participation < 0.5,
     rejected: (r) => r.rejected > 0,
-    restarted: (r) => r.life > 1,
+    restarted: (r) => r.incarnation > 1,
   };
   const said = (r, key) => (r.said ? r.said[key] : null);
   const LEARNER = [
     { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` },
     { key: "state", name: "state", term: "state", left: true, by: (r) => r.state || "", show: (r) => r.state || "not known" },
-    { key: "life", name: "life", term: "life" },
+    { key: "incarnation", name: "incarnation", term: "incarnation" },
     { key: "step", name: "step", term: "step", by: (r) => said(r, "step") ?? r.step, show: (r) => html`${I.count(said(r, "step") ?? r.step)}${said(r, "target") ? `/${I.count(said(r, "target"))}` : ""}` },
     { key: "loss", name: "loss", term: "loss", by: (r) => said(r, "loss"), show: (r) => I.number(said(r, "loss"), 4) },
     { key: "rate", name: "tokens/s", term: "rate", by: (r) => rate(r), show: (r) => (r.said && r.said.left ? "" : I.short(rate(r))) },
@@ -194,17 +194,17 @@
     const { from, to } = stretch();
     const lanes = I.useAsk("lanes", { from, to });
     return html`<h2>Learner <span class="mono">${name}</span></h2><${Answer} of=${found} what="its story">${(d) => html`
-      <dl class="pair"><dt>State</dt><dd>${d.row.state || "not known"}</dd><dt><${Term} name="life"/></dt><dd>${d.row.life}</dd>
+      <dl class="pair"><dt>State</dt><dd>${d.row.state || "not known"}</dd><dt><${Term} name="incarnation"/></dt><dd>${d.row.incarnation}</dd>
         <dt>Merged</dt><dd>${I.count(d.row.merged)} updates, ${I.short(d.row.tokens)} tokens, in ${I.share(d.row.participation)} of the rounds that expected it</dd>
         <dt>Late, missing, rejected</dt><dd>${I.count(d.row.late)}, ${I.count(d.row.missing)}, ${I.count(d.row.rejected)} (and ${I.count(d.row.repeated)} by which nothing was lost)</dd>
         <dt>In the mean</dt><dd>trains ${I.seconds(d.row.train_s)} for an update, sends it in ${I.seconds(d.row.upload_s)}, and it waits ${I.seconds(d.row.wait_s)} to be merged; ${I.share(d.row.weight)} of the weight of its rounds</dd>
         ${d.row.said ? html`<dt>Last said</dt><dd>step ${I.count(d.row.said.step)}, loss ${I.number(d.row.said.loss, 4)}, ${I.seconds(d.row.said.step_s)} a step, ${PARTS.map((p) => `${p} ${I.share(d.row.said[p] / Math.max(1, d.row.said.processed), 1)}`).join(", ")}</dd>` : null}</dl>
-      <h3>Lives</h3><${Table} name="Lives" rows=${d.lives} first="incarnation" columns=${LIVES} empty="Nothing of it was merged yet."/>
+      <h3>Incarnations</h3><${Table} name="Incarnations" rows=${d.incarnations} first="incarnation" columns=${INCARNATIONS} empty="Nothing of it was merged yet."/>
       ${state.data && lanes.data ? html`<h3>Over time</h3><${Zoom} begin=${lanes.data.begin} end=${lanes.data.end} all=${[state.data.begin, state.data.end]}/><${I.Lanes} data=${lanes.data} mark=${at} only=${[name]}/>` : null}
       <h3>In the newest rounds</h3><${Table} name="Newest updates" rows=${d.story} first="at" descending columns=${STORY} empty="The newest rounds say nothing of it."/>`}</${Answer}>`;
   };
-  const LIVES = [
-    { key: "incarnation", name: "life", term: "life" }, { key: "began", name: "first step merged", left: true, show: (r) => I.date(r.began) },
+  const INCARNATIONS = [
+    { key: "incarnation", name: "incarnation", term: "incarnation" }, { key: "began", name: "first step merged", left: true, show: (r) => I.date(r.began) },
     { key: "last", name: "last update taken", left: true, show: (r) => I.date(r.last) }, { key: "step", name: "from step", show: (r) => I.count(r.step) },
     { key: "away_s", name: "away before", show: (r) => (r.away_s === null ? "" : I.seconds(r.away_s)) },
   ];
@@ -321,7 +321,7 @@
       <h3>What it merged</h3><${Table} name="Updates merged" rows=${d.header.inputs} first="learner" empty="No update." columns=${[
         { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` },
         { key: "base", name: "update", left: true, show: (r) => html`<${UpdateLink} fragment=${d.fragment} learner=${r.learner} base=${r.base}>from version ${r.base}</${UpdateLink}>` },
-        { key: "incarnation", name: "life", term: "life" }, { key: "steps", name: "steps" }, { key: "tokens", name: "tokens", show: (r) => I.count(r.tokens) },
+        { key: "incarnation", name: "incarnation", term: "incarnation" }, { key: "steps", name: "steps" }, { key: "tokens", name: "tokens", show: (r) => I.count(r.tokens) },
         { key: "share", name: "weight", term: "weight", show: (r) => I.share(r.share, 1) }, { key: "bytes", name: "bytes", show: (r) => I.bytes(r.bytes) }, { key: "clipped", name: "cut down for", term: "clipped", left: true, by: (r) => r.clipped.join(), show: (r) => r.clipped.join(", ") }]}/>
       ${d.header.late.length || d.header.rejected.length ? html`<h3>What it did not merge</h3><${Table} name="Updates not merged" first="learner" rows=${[...d.header.late.map((x) => ({ ...x, why: "late" })), ...d.header.rejected.map((x) => ({ ...x, why: `${x.reason}, ${x.count === 1 ? "once" : `${x.count} times`}` }))]} columns=${[
         { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` }, { key: "base", name: "update", left: true, show: (r) => html`<${UpdateLink} fragment=${d.fragment} learner=${r.learner} base=${r.base}>from version ${r.base}</${UpdateLink}>` }, { key: "why", name: "why", left: true }]}/>` : null}
@@ -391,7 +391,7 @@
           { key: "stood_s", name: "no commit for", by: (r) => r.stood_s.largest, show: (r) => `${I.seconds(r.stood_s.median)}, at most ${I.seconds(r.stood_s.largest)}` },
           { key: "longest", name: "longest", left: true, by: (r) => r.fragments[0].fragment, show: (r) => html`<${CommitLink} ...${r.fragments[0]}/>` }]}/>
         <h3>Learners that came back</h3><${Table} name="Restarts" rows=${d.restarts} first="began" descending empty="No learner was restarted." columns=${[
-          { key: "began", name: "trains again from", left: true, show: (r) => I.date(r.began) }, { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` }, { key: "incarnation", name: "life", term: "life" }, { key: "step", name: "from step", show: (r) => I.count(r.step) }, { key: "away_s", name: "away for", show: (r) => I.seconds(r.away_s) }]}/>`;
+          { key: "began", name: "trains again from", left: true, show: (r) => I.date(r.began) }, { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` }, { key: "incarnation", name: "incarnation", term: "incarnation" }, { key: "step", name: "from step", show: (r) => I.count(r.step) }, { key: "away_s", name: "away for", show: (r) => I.seconds(r.away_s) }]}/>`;
     }}</${Answer}>`;
   };
   const syncerState = (r, d) => (r.alive ? (r.alive.stopping ? "stopped" : !r.alive.live ? "silent" : !r.alive.able ? "cannot serve for now" : r.alive.waiting_for ? `waits for ${r.alive.waiting_for}` : `lives, holds ${r.alive.held}`) : d.alive ? "gone" : "not known");

@@ -64,7 +64,7 @@ window.Isthmus = {};
     overwritten: "Trained between sending an update and adopting the version that came of it, and replaced by that.",
     pending: "Trained, and not settled yet: in an update under way, or not sent yet.",
     lost: "Trained after the last checkpoint or update, and gone when the learner was killed.",
-    life: "A learner's time from one start to the next: it goes on where its checkpoint stands.",
+    incarnation: "A learner's time from one start to the next: it goes on where its checkpoint stands.",
     age: "How long ago the newest version of a fragment was written.",
     syncer: "A process that opens rounds, merges updates and writes commits. Any number may run; each keeps some of the fragments.",
     takeover: "A fragment's keeper was gone, and another syncer went on with it.",
