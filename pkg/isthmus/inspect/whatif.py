@@ -19,7 +19,7 @@ from typing_extensions import override
 from isthmus.codecs import codec
 from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError
-from isthmus.format.records.objects import CommitHeader, Input, Outer, Seen, Waited
+from isthmus.format.records.objects import CommitHeader, Input, Outer, Seen, Waited, work_of
 from isthmus.format.rules import ABSENT_MAX, STALENESS_MAX, Bounds, MergeRule, Pace, Rules
 from isthmus.log import Commit, Log, fold
 from isthmus.log.listing import ShareDone, all_or, earliest
@@ -452,14 +452,10 @@ class _Story:
         return Pointer(
             learner=given.learner,
             incarnation=given.incarnation,
-            base=given.base,
+            **work_of(given),
             digest=given.digest,
             key=given.key,
             size=given.bytes,
-            steps=given.steps,
-            tokens=given.tokens,
-            step=given.step,
-            tokens_seen=given.tokens_seen,
             due=False,  # no update opens a round here: rounds open at their recorded times
             boundary_at=self._now,
             heard_at=self._now,

@@ -11,6 +11,7 @@ from isthmus.bus.base import Bus
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.errors import Denied, Unavailable, told
 from isthmus.format.records.messages import PARTS, Announce, Heartbeat, Leave, Pass, Progress
+from isthmus.format.records.objects import work_of
 from isthmus.format.rules import Pace
 from isthmus.learner.boundary import Boundary
 from isthmus.learner.downlink import Downlink
@@ -128,14 +129,10 @@ class Reporter:
                 learner=self._name,
                 incarnation=self.uplink.incarnation,
                 fragment=h.fragment,
-                base=h.base,
+                **work_of(h),
                 key=attempt.key,
                 digest=attempt.digest,
                 size=attempt.size,
-                steps=h.steps,
-                tokens=h.tokens,
-                step=h.step,
-                tokens_seen=h.tokens_seen,
                 due=attempt.due or (self.boundary is not None and self.boundary.is_last(h.fragment, h.base)),
                 age_s=max(0.0, self._runtime.now() - attempt.boundary_at),
                 step_s=self.boundary.step_s if self.boundary else 0.0,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from isthmus.codecs import codec
 from isthmus.errors import Unavailable
 from isthmus.format.records.keys import update_key
-from isthmus.format.records.objects import SCHEMA, Input, Sent, UpdateHeader
+from isthmus.format.records.objects import SCHEMA, Input, Sent, UpdateHeader, work_of
 from isthmus.format.rules import Pace
 from isthmus.learner.backend import ArrayBackend, ArrayRef
 from isthmus.learner.boundary import Adopted, BaseMerged, Captured, ToTraining, UploadDone, UploadFailed
@@ -394,12 +394,8 @@ class Uplink:
             fragment=p,
             learner=self._name,
             incarnation=self.incarnation,
-            base=captured.base,
             codec=self._codec_up,
-            steps=captured.steps,
-            tokens=captured.tokens,
-            step=captured.step,
-            tokens_seen=captured.tokens_seen,
+            **work_of(captured),
             train_s=captured.train_s,
         )
         account = self.accounts[p]

@@ -38,6 +38,7 @@ from isthmus.format.records.messages import (
     is_stream,
     learner_of,
 )
+from isthmus.format.records.objects import work_of
 from isthmus.format.rules import Pace
 from isthmus.log import Log
 from isthmus.log.bus_messages import keep_members, may_speak, streams_of, verify_batch
@@ -371,14 +372,10 @@ class Syncer:
         pointer = Pointer(
             learner=message.learner,
             incarnation=message.incarnation,
-            base=message.base,
+            **work_of(message),
             digest=message.digest,
             key=message.key,
             size=message.size,
-            steps=message.steps,
-            tokens=message.tokens,
-            step=message.step,
-            tokens_seen=message.tokens_seen,
             due=message.due,
             boundary_at=now - message.age_s,
             heard_at=now,

@@ -1,7 +1,7 @@
 """What a commit records about its round: the updates that it merged, when they came, and how long each phase took."""
 
 from isthmus.format.records.fields import SECONDS_MAX
-from isthmus.format.records.objects import INPUTS_MAX, SEEN_MAX, Input, Passing, UpdateHeader, Waited
+from isthmus.format.records.objects import INPUTS_MAX, SEEN_MAX, Input, Passing, UpdateHeader, Waited, work_of
 from isthmus.log.merge import weight
 from isthmus.rounds.events import ClosedBy, Pointer
 from isthmus.rounds.rounds import Round
@@ -21,11 +21,7 @@ class Recorder:
             digest=pointer.digest,
             learner=pointer.learner,
             incarnation=header.incarnation,
-            base=pointer.base,
-            steps=header.steps,
-            tokens=header.tokens,
-            step=header.step,
-            tokens_seen=header.tokens_seen,
+            **work_of(header),
             bytes=pointer.size,
             train_s=header.train_s,
             taken_at=self.wall(pointer.boundary_at),

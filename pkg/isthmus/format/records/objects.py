@@ -1,6 +1,6 @@
 """The headers of the objects that a run consists of in the store."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
@@ -153,6 +153,21 @@ class MembersHeader(Record, frozen=True, kw_only=True):
 
 
 # --- objects of learners ----------------------------------------------------------------------------------------------
+
+
+class Work(TypedDict):
+    """The work that an update holds. Every record of an update has these fields; `UpdateHeader` describes them."""
+
+    base: int
+    steps: int
+    tokens: int
+    step: int
+    tokens_seen: int
+
+
+def work_of(given: Any) -> Work:
+    """Return the work that a record of an update states, to spread it into another record of the update."""
+    return Work(base=given.base, steps=given.steps, tokens=given.tokens, step=given.step, tokens_seen=given.tokens_seen)
 
 
 class UpdateHeader(Record, frozen=True, kw_only=True):
