@@ -1,6 +1,6 @@
-"""Wrong flags, missing things, closed doors: one line that says what and where, exit 2.
+"""A wrong flag, a missing run or an unreachable server ends a command with one line of error and exit code 2.
 
-That nobody waits long for it is in unit/test_patience.py: there the clock is a virtual one.
+unit/test_patience.py shows in virtual time that this error comes soon.
 """
 
 import json
@@ -20,7 +20,7 @@ CLOSED = "127.0.0.1:9"
 
 @dataclass
 class Refusals:
-    """Runs `main` in this process and returns the one line that it writes when it refuses."""
+    """Runs `main` in this process and returns its one line of error."""
 
     capsys: pytest.CaptureFixture[str]
     monkeypatch: pytest.MonkeyPatch
@@ -47,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 def refused_by_process(*arguments: str, environment: Mapping[str, str] | None = None) -> str:
-    """Return the one line of text that a process writes when it refuses; what it logs is one JSON object per event."""
+    """Return the one line of text with which a process rejects its input; its log has one JSON object per event."""
     done = isthmus(*arguments, environment=environment)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -71,13 +71,13 @@ def refused_by_process(*arguments: str, environment: Mapping[str, str] | None = 
         (["demo", "--store", "s3://bucket/run"], "say which bus"),
         (["demo", "--outer-momentum", "1.0"], "--outer-momentum 1.0: must be less than 1"),
         (["demo", "--outer-lr", "nan"], "--outer-lr nan: must be "),
-        (["demo", "--quorum", "0"], "isthmus demo: --quorum 0: must be at least 1"),
+        (["init", "x", "--quorum", "0"], "isthmus init: --quorum 0: must be at least 1"),
         (["init", "x", "--staleness", "65"], "--staleness 65: must be at most 64"),
         (["init", "x", "--sync-every", "0"], "--sync-every 0: must be at least 1"),
         (["syncer", "nowhere", "--quorum", "0"], "isthmus syncer: --quorum 0: must be at least 1"),
         (["syncer", "nowhere", "--grace", "1.5"], "--grace 1.5: must be at most 1"),
         (["syncer", "nowhere", "--heartbeat", "0"], "--heartbeat 0: must be more than 0"),
-        (["demo", "--heartbeat", "5", "--silence", "2"], "not longer than the heartbeat"),
+        (["init", "x", "--heartbeat", "5", "--silence", "2"], "not longer than the heartbeat"),
         (["demo", "--servers", "--store", "x"], "leave --store and --bus out"),
         (["frobnicate"], "isthmus: there is no command frobnicate (see isthmus --help)"),
         (["statsu"], "isthmus: there is no command statsu: did you mean status?"),
@@ -179,7 +179,7 @@ def test_a_folder_that_holds_a_run_names_it(
     monkeypatch.chdir(tmp_path)
     out = folder.parent
     assert main(["init", str(folder)]) == 0
-    assert folder.name == "run", "as a demo has it"
+    assert folder.name == "run", "this test needs the folder name that `isthmus demo` uses"
     line = refused(*(word.replace("file:OUT", f"file://{out}").replace("OUT", str(out)) for word in command))
     assert line.endswith(f"{out}: no run here; did you mean {folder}?")
 
@@ -202,7 +202,7 @@ def test_the_version_is_a_short_line(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_run_keeps_what_was_chosen_when_it_was_created(folder: Path) -> None:
     assert main(["init", str(folder), "--merge", "rda", "--outer-lr", "0.3"]) == 0
-    assert main(["init", str(folder)]) == 0, "who asks for nothing else takes the run as it is"
+    assert main(["init", str(folder)]) == 0, "without other rules, `init` must accept the existing run"
 
 
 def test_a_learners_name_is_checked(folder: Path, refused: Refusals) -> None:
@@ -259,7 +259,7 @@ def test_another_pace_for_a_run_that_is_there_is_no_silent_wish(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["init", str(folder)]) == 0
-    assert main(["init", str(folder), "--overlap", "2"]) == 0, "what it has already"
+    assert main(["init", str(folder), "--overlap", "2"]) == 0, "the run already has this pace"
     assert main(["init", str(folder), "--overlap", "10"]) == 2
     assert "the run was there already, and keeps the pace it was created with" in capsys.readouterr().err
 
@@ -282,7 +282,7 @@ def test_a_redis_that_asks_for_a_password_is_named(
 
 
 def test_a_store_without_conditional_put_is_refused(refused: Refusals) -> None:
-    """A server that ignores If-None-Match, as some do."""
+    """Some servers ignore If-None-Match."""
     import threading
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 

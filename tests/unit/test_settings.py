@@ -1,4 +1,4 @@
-"""Settings: flags, then the environment, then a file, then defaults; typed, checked, shown with their source."""
+"""Settings come from flags, environment, file or defaults, in this order: typed, checked, shown with their source."""
 
 import argparse
 import re
@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 
 from isthmus.errors import InputError
-from isthmus.format.rules import Pace, Rules, bounds
+from isthmus.format.rules import Pace, Rules, metadata
 from isthmus.runtime.urls import as_environment_says
 from isthmus_services.main import main
 from isthmus_services.settings import declared, shared
@@ -56,7 +56,7 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path:
     assert found.sources["heat"] == "ISTHMUS_HEAT"
     assert found.sources["glaze"] == str(tmp_path / "k.toml")
     assert found.sources["vented"] == "default"
-    assert resolved("c", file=file, tmp_path=tmp_path).values.heat == 2.0, "a command's table beats what all share"
+    assert resolved("c", file=file, tmp_path=tmp_path).values.heat == 2.0, "a command's table beats shared settings"
 
 
 def test_the_file_may_be_named_in_the_environment(tmp_path: Path) -> None:
@@ -125,12 +125,12 @@ def test_a_bad_setting_is_named_with_its_source(
 
 def test_a_variable_that_nobody_reads_is_pointed_out() -> None:
     found = resolved("c", environment={"ISTHMUS_HAET": "1", "ISTHMUS_WHEEL": "2", "HEAT": "3"})
-    # Another command's setting is none of ours, and not stray.
+    # A setting of another command is not used here, but it is not stray.
     assert found.stray == ("ISTHMUS_HAET is not a setting of any command: did you mean ISTHMUS_HEAT?",)
 
 
 def test_a_table_is_a_commands_even_where_a_setting_has_its_name(tmp_path: Path) -> None:
-    """The file of docs/deploy.md: [learner] is a table, and `learner` a setting of learner and doctor."""
+    """In the file of docs/deploy.md, [learner] is a table, and `learner` is a setting of two commands."""
     (tmp_path / "i.toml").write_text('run = "r"\n[learner]\nlearner = "eu-1"\nsteps = 7\n')
     for name, expected in (("learner", "eu-1"), ("doctor", "doctor")):
         command = next(c for c in installed()[0] if c.name == name)
@@ -180,7 +180,7 @@ def test_every_command_shows_its_settings(
     for setting in s.fields(command.settings):
         assert setting.name in shown
     blank = [line for line in shown.splitlines() if re.match(r"│ \S+\s+│ {2,}│", line)]
-    assert blank == [], "whatever has a name has a value, or is said not to be set"
+    assert blank == [], "every setting has a value, or is shown as not set"
 
 
 def shown_of(*words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
@@ -224,7 +224,7 @@ def test_what_a_new_run_would_get_is_shown(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_names_mean_the_same_in_every_command() -> None:
-    """A shared variable or file key must not be a number here and a path there."""
+    """A variable or file key that commands share must not be a number for one and a path for another."""
     types: dict[str, set[str]] = {}
     for command in installed()[0]:
         for f in s.fields(command.settings):
@@ -291,7 +291,7 @@ def test_a_loop_of_ones_own_takes_user_and_password_of_the_bus_from_the_same_var
     (tmp_path / "p").write_text("a/b@c\n")
     said = {"ISTHMUS_BUS_USER": "u", "ISTHMUS_BUS_PASSWORD_FILE": str(tmp_path / "p")}
     assert as_environment_says("rediss://h:1", said) == "rediss://u:a%2Fb%40c@h:1"
-    assert as_environment_says("redis://v:w@h", said) == "redis://v:w@h", "who is named is named"
+    assert as_environment_says("redis://v:w@h", said) == "redis://v:w@h", "the user in the URL is kept"
     assert as_environment_says("sqlite:///run/bus.sqlite", said) == "sqlite:///run/bus.sqlite"
     assert as_environment_says("redis://h", {}) == "redis://h"
 
@@ -312,15 +312,21 @@ def test_what_does_not_fit_together_is_said(bus: str | None, more: dict[str, str
     assert message in str(error.value)
 
 
+WITHOUT_FLAG = {"merge_embeddings", "feedback_down"}
+"""Rules that follow from the flags `--merge` and `--feedback`."""
+
+
 @pytest.mark.parametrize("kind", [Pace, Rules])
-def test_flags_keep_to_the_bounds_of_rules_and_pace(kind: type[Pace] | type[Rules]) -> None:
-    """What a flag lets through, the struct takes."""
+def test_flags_are_made_from_the_fields_of_rules_and_pace(kind: type[Pace] | type[Rules]) -> None:
+    """Every value that a flag accepts is valid in the struct, too."""
     group = shared.PaceOfRun if kind is Pace else shared.ArithmeticOfRun
-    for field in s.fields(group):
-        if field.field in kind.__struct_fields__ and not field.choices:
-            meta = field.type.__metadata__[0]
-            found = {at: v for at in ("ge", "gt", "le", "lt") if (v := getattr(meta, at)) is not None}
-            assert found == bounds(kind, field.field), field.name
+    flags = {field.of: field for field in s.fields(group)}
+    assert set(kind.__struct_fields__) - WITHOUT_FLAG == flags.keys()
+    for name, flag in flags.items():
+        declared, limits = metadata(kind, name), flag.type.__metadata__[0]
+        assert flag.description.startswith(declared.get("description", "")), name
+        assert flag.metavar == declared.get("title", flag.metavar), name
+        assert all(getattr(limits, at) == declared.get(at) for at in ("ge", "gt", "le", "lt")), name
 
 
 @pytest.mark.parametrize(

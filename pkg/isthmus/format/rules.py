@@ -1,4 +1,7 @@
-"""The settings of a run. `Rules` are its arithmetic and never change; `Pace` decides waiting and may change later."""
+"""The settings of a run. `Rules` are its arithmetic and never change; `Pace` decides waiting and may change later.
+
+The flags of the command line take their help texts, limits and defaults from the fields.
+"""
 
 import math
 import re
@@ -124,6 +127,12 @@ def require_codec(name: str) -> str:
     return name if rate_of(name) else named(CodecName, name, "codec", "or bits a parameter, such as q1.5")
 
 
+def _flag(text: str, value: str | None = None, **limits: Any) -> msgspec.Meta:
+    """Return metadata of a field: help text and value name of its flag, and limits (ge, gt, le, lt)."""
+    meta: msgspec.Meta = msgspec.Meta(description=text, title=value, **limits)
+    return meta
+
+
 class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The arithmetic of a run, fixed when the run is created. Other rules need another run.
 
@@ -135,36 +144,42 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     The defaults of outer rate and momentum suit the other defaults, RDA at H = 12. `suited` chooses them for others.
     """
 
-    fragments: Annotated[int, msgspec.Meta(ge=1, le=FRAGMENTS_MAX)] = 12
-    """P: most fragments that the model is cut into. There are fewer if there are fewer pieces of tensors."""
-    sync_every: Count = 12
-    """H: steps between two uploads of one fragment; more if rounds take long (docs/design/rounds.md)."""
-    sync_every_max: Annotated[int, msgspec.Meta(ge=0, le=STEPS_MOST)] = 0
-    """Most steps between two uploads if rounds take long; 0: eight times `sync_every`."""
-    merge: str = MergeRule.RDA.value
-    """How the updates of a round are merged: a `MergeRule`, or its name."""
+    fragments: Annotated[int, _flag("most fragments that the model is cut into", "P", ge=1, le=FRAGMENTS_MAX)] = 12
+    """There are fewer if there are fewer pieces of tensors."""
+    sync_every: Annotated[Count, _flag("steps between two uploads of one fragment", "H")] = 12
+    """There are more steps if rounds take long (docs/design/rounds.md)."""
+    sync_every_max: Annotated[
+        int, _flag("most steps between two uploads if rounds take long; 0: eight times H", "STEPS", ge=0, le=STEPS_MOST)
+    ] = 0
+    merge: Annotated[str, _flag("merge rule; embeddings are averaged, except by trimmed and median")] = (
+        MergeRule.RDA.value
+    )
+    """A `MergeRule`, or its name."""
     merge_embeddings: str = MergeRule.AVG.value
     """How embeddings are merged. The paper merges them by plain averaging."""
-    iso_block: Annotated[int, msgspec.Meta(ge=0, le=BLOCK_MAX)] = 0
-    """If `merge` is `iso`: matrices with a longer side are cut into even blocks, each isotropic by itself, because the
-    cost per parameter grows with the shorter side; 0: matrices stay whole."""
-    trim: Annotated[float, msgspec.Meta(gt=0.0, lt=0.5)] = 0.25
-    """If `merge` is `trimmed`: the share of the updates that is left out at either end of each coordinate, rounded
-    down, but at least one update of three or more."""
-    outer_lr: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 0.4
-    outer_momentum: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.8
-    codec_up: str = CodecName.INT4.value
-    """The codec of learners' updates."""
-    codec_down: str = CodecName.INT4.value
-    """The codec of new global versions."""
+    iso_block: Annotated[
+        int, _flag("longest side of a matrix that iso does not cut; 0: any", "N", ge=0, le=BLOCK_MAX)
+    ] = 0
+    """Matrices with a longer side are cut into even blocks, each isotropic by itself, because the cost per parameter
+    grows with the shorter side."""
+    trim: Annotated[float, _flag("share of a round that trimmed leaves out at either end", "SHARE", gt=0.0, lt=0.5)] = (
+        0.25
+    )
+    """Each coordinate leaves out its own updates: their number is rounded down, but at least one of three or more."""
+    outer_lr: Annotated[float, _flag("outer learning rate", gt=0.0, le=10.0)] = 0.4
+    outer_momentum: Annotated[float, _flag("outer Nesterov momentum", ge=0.0, lt=1.0)] = 0.8
+    codec_up: Annotated[str, _flag("codec of learners' updates")] = CodecName.INT4.value
+    codec_down: Annotated[str, _flag("codec of new versions")] = CodecName.INT4.value
     error_feedback: bool = True
     """Whether a learner adds what the codec dropped from its last merged update to its next update."""
     feedback_down: bool = True
     """Whether the syncer keeps what `codec_down` drops and sends it with the next version. If not, it is given up: a
     state then consists of the published value and the momentum."""
-    isotropic_up: bool = False
-    """Whether learners send the polar factor of a matrix's difference, at the norm of the difference. This applies to
-    the matrices that `merge` = iso would take. All directions are equally strong, so few bits drown none of them."""
+    isotropic_up: Annotated[
+        bool, _flag("learners send matrices with equal singular values, which few bits do not drown; this takes longer")
+    ] = False
+    """Learners send the polar factor of a matrix's difference, at the norm of the difference. This applies to the
+    matrices that `merge` = iso would take."""
 
     @classmethod
     def suited(cls, specs: Sequence[Spec] = (), *, flop_s: float = isotropic.SOUND_FLOP_S, **fields: Any) -> "Rules":
@@ -267,24 +282,29 @@ MOMENTUM_MAX = 0.9
 class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """When and how long processes wait. The run stores a default; a process may be started with another pace."""
 
-    quorum: Count = 1
-    """K: learners whose fresh update a round waits for before grace starts."""
-    overlap: Annotated[float, msgspec.Meta(ge=0.0, le=1024.0)] = 2.0
-    """τ, in steps: how long a fragment may be under way before learners miss it."""
-    grace: Fraction = 0.8
-    """γ: share of the slack that a round waits for more learners; 0 merges at quorum."""
-    staleness: Annotated[int, msgspec.Meta(ge=0, le=STALENESS_MAX)] = 1
-    """How many versions old a base may be and still be merged; 0 drops all late work, as the paper does."""
-    lead: Annotated[float, msgspec.Meta(ge=0.0, le=1048576.0)] | None = None
-    """Steps past τ after which a learner waits for a version that is under way; None: it never waits. With K = M and a
-    lead of 0 learners train in step, as in synchronous DiLoCo. That is a baseline only: a slow or missing learner then
-    holds up the others."""
-    snapshot_every: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 8
-    """S: versions between two snapshots of one fragment (staggered over fragments)."""
-    heartbeat_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 1.0
-    """Seconds between two heartbeats of every process, and between two announcements of an unsettled update."""
-    silence_s: Annotated[float, msgspec.Meta(gt=0.0, le=86400.0)] = 3.0
-    """L: seconds without a message after which rounds do not wait for a learner."""
+    quorum: Annotated[Count, _flag("learners a round waits for before grace starts", "K")] = 1
+    """Only learners whose fresh update has arrived count."""
+    overlap: Annotated[float, _flag("steps a fragment may be under way", "TAU", ge=0.0, le=1024.0)] = 2.0
+    """τ: learners miss a fragment that is under way for longer."""
+    grace: Annotated[Fraction, _flag("share of the slack spent waiting for more learners", "GAMMA")] = 0.8
+    """γ: with 0, a round merges at quorum."""
+    staleness: Annotated[int, _flag("versions old a base may be", "N", ge=0, le=STALENESS_MAX)] = 1
+    """Updates on older bases are not merged. With 0, all late work is dropped, as in the paper."""
+    lead: Annotated[
+        float,
+        _flag("steps past the overlap after which a learner waits for a version (it never does)", "STEPS",
+              ge=0.0, le=1048576.0),
+    ] | None = None  # fmt: skip
+    """With K = M and a lead of 0 learners train in step, as in synchronous DiLoCo. That is a baseline only: a slow or
+    missing learner then holds up the others."""
+    snapshot_every: Annotated[int, _flag("versions between two snapshots of one fragment", "S", ge=1, le=4096)] = 8
+    """Snapshots are staggered over fragments."""
+    heartbeat_s: Annotated[float, _flag("seconds between two heartbeats of a process", "S", gt=0.0, le=3600.0)] = 1.0
+    """Announcements of an unsettled update are this far apart, too."""
+    silence_s: Annotated[
+        float, _flag("seconds without a message after which rounds do not wait for a learner", "S", gt=0.0, le=86400.0)
+    ] = 3.0
+    """The documentation calls it L."""
 
     def check(self) -> "Pace":
         """Return self. Raises `InputError` for a number out of range or a silence shorter than a heartbeat."""
@@ -371,13 +391,14 @@ def overdrive(rules: Rules) -> str | None:
     )
 
 
-def bounds(kind: type[Rules] | type[Pace], name: str) -> dict[str, float]:
-    """Return the limits of a field of rules or pace by name: ge, gt, le, lt, as far as it has them."""
+def metadata(kind: type[Rules] | type[Pace], name: str) -> dict[str, Any]:
+    """Return the limits (ge, gt, le, lt), title and description of a field of rules or pace, as far as it has them."""
     declared = typing.get_type_hints(kind, include_extras=True)[name]
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
         declared = next(arm for arm in typing.get_args(declared) if arm is not type(None))
     metas = [meta for meta in getattr(declared, "__metadata__", ()) if isinstance(meta, msgspec.Meta)]
-    return {at: limit for meta in metas for at in ("ge", "gt", "le", "lt") if (limit := getattr(meta, at)) is not None}
+    said = ("ge", "gt", "le", "lt", "title", "description")
+    return {key: found for meta in metas for key in said if (found := getattr(meta, key)) is not None}
 
 
 def _validate(settings: Rules | Pace | Bounds) -> None:

@@ -165,7 +165,6 @@ class Bandwidth(Reported):
         list[float] | None, Setting("also the utilisation at these bandwidths", metavar="GBIT", flag_only=True)
     ] = None
     latency: Annotated[float, Setting("seconds one way", metavar="S", ge=0)] = 0.0
-    syncer_seconds: Annotated[float, Setting("from a round's last update to its new version", metavar="S", ge=0)] = 0.0
     sync_every: Annotated[int, Setting("steps between two syncs of one fragment", metavar="H", ge=1)] = 24
     fragments: Annotated[int, Setting("fragments of the model", metavar="P", ge=1)] = 24
     overlap: Annotated[float, Setting("steps a fragment may be under way", metavar="TAU", ge=0)] = 2.0
@@ -203,12 +202,10 @@ class Plan(Reported):
     latency: Annotated[
         float | None, Setting(f"seconds to the store, one way ({_ISLAND.latency_s:g})", metavar="S", ge=0)
     ] = None
-    region: Annotated[str, Setting("where they are (the store's)", metavar="REGION")] = ""
     mtbf_hours: Annotated[
         float | None, Setting("hours between two failures of a learner (none)", metavar="H", gt=0)
     ] = None
     restart: Annotated[float, Setting("seconds from a failure to the next step", metavar="S", ge=0)] = _ISLAND.restart_s
-    store_region: Annotated[str | None, Setting("where the store and the syncer are", metavar="REGION")] = None
     compare: Annotated[
         bool,
         Setting(

@@ -28,6 +28,7 @@ def run(settings: declared.Init) -> int:
     made = create(
         settings,
         settings.run,
+        shared.pace_of(settings, Pace()),
         shared.trust_in(settings),
         model=settings.model,
         source=settings.source,
@@ -55,6 +56,7 @@ def run(settings: declared.Init) -> int:
 def create(
     settings: declared.Init | declared.Demo,
     url: str,
+    pace: Pace,
     trust: Trust = TRUSTING,
     *,
     model: str | None = None,
@@ -73,7 +75,6 @@ def create(
     from isthmus.torch.frozen import digests_of
 
     shared.rules_of(settings, ())  # report invalid settings before the model is made
-    pace = shared.pace_of(settings, Pace())
     file = _read(Path(source)) if source else None
     model_path = model or (file.model if file else shared.BUILT_IN_MODEL)
     torch.manual_seed(settings.seed)

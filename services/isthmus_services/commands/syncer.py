@@ -23,7 +23,7 @@ from isthmus.log.polar import require_gpu
 from isthmus.log.run import read_run
 from isthmus.log.trust import Trust
 from isthmus.runtime.clock import Runtime, cores, random_id
-from isthmus.runtime.urls import split
+from isthmus.runtime.urls import Place
 from isthmus.store import require_create_only
 from isthmus.syncer import Syncer
 from isthmus_services.commands.gc import line_of
@@ -182,10 +182,10 @@ async def _watch_space(syncer: Syncer, log: Log) -> None:
 
 def _share_free(url: str) -> float:
     """Return the free share of the disk that holds a run's folder; 1 for a run in a bucket."""
-    parts = split(url)
-    if parts.scheme not in ("", "file"):
+    folder = Place.of(url).folder
+    if folder is None:
         return 1.0
-    usage = shutil.disk_usage(parts.path if parts.scheme else url)
+    usage = shutil.disk_usage(folder)
     return usage.free / max(1, usage.total)
 
 

@@ -19,10 +19,11 @@ from isthmus.bus.base import BusItem
 from isthmus.errors import InputError, ObjectMissing, RecordInvalid
 from isthmus.format.records.keys import RUN_KEY
 from isthmus.format.records.messages import Heartbeat, decode
+from isthmus.format.rules import Pace
 from isthmus.inspect.bus_view import BusView
 from isthmus.inspect.status import Live
 from isthmus.log import Log
-from isthmus.runtime.urls import split
+from isthmus.runtime.urls import Place
 from isthmus.store import EdgeStore
 from isthmus_services.commands import init
 from isthmus_services.demo import board, judge, mark, report
@@ -69,7 +70,7 @@ def run(settings: declared.Demo) -> int:
         store, bus = _place(settings, out, stack)
         if not settings.servers:
             asyncio.run(_refuse_existing(store))
-        made = init.create(settings, store, create_bucket=settings.servers)
+        made = init.create(settings, store, Pace(), create_bucket=settings.servers)
         codecs.warm(made.rules.codec_up, made.rules.codec_down)  # compiled once, for all processes
         print(
             f"{store}: {made.layout.size:,} parameters in {len(made.layout.fragments)} fragments, "
@@ -325,7 +326,7 @@ def _place(a: declared.Demo, out: Path, stack: ExitStack) -> tuple[str, str]:
 
 
 async def _refuse_existing(store: str) -> None:
-    if split(store).scheme not in ("", "file", "s3"):
+    if Place.of(store).scheme not in ("", "file", "s3"):
         return  # opening the store raises the error
     async with open_place(store, threads=1) as opened:
         with contextlib.suppress(ObjectMissing):
@@ -350,7 +351,7 @@ def _fleet(a: declared.Demo, out: Path, store: str, bus: str) -> Fleet:
             f"learner-{i}",
             "learner",
             *("learner", "--learner", f"learner-{i}", "--steps", str(a.steps)),
-            *("--shard", f"{i}/{a.learners}", "--adopt", a.adopt, "--checkpoint", str(CHECKPOINT_S), *data),
+            *("--shard", f"{i}/{a.learners}", "--checkpoint", str(CHECKPOINT_S), *data),
         )
         for i in range(a.learners)
     ]

@@ -20,15 +20,13 @@ from isthmus_services.settings.shared import (
 
 BUILT_IN_TRAINER = "isthmus.demo.trainer:train"
 
-Adopt = Annotated[str, Setting("what a new version does to local work", choices=tuple(Adoption))]
-
 Gpu = Annotated[
     bool, Setting("compute the matrices of isotropic merges on a CUDA GPU, with the same bits (default: on the cores)")
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo(OnBus, ArithmeticOfRun, PaceOfRun, Seeded, Reported):
+class Demo(OnBus, ArithmeticOfRun, Seeded, Reported):
     """Settings of `isthmus demo`."""
 
     store: Annotated[str | None, Setting("where the run lives (OUT/run)", metavar="URL")] = None
@@ -37,7 +35,6 @@ class Demo(OnBus, ArithmeticOfRun, PaceOfRun, Seeded, Reported):
     data: Annotated[str | None, Setting("text file or folder (default: Python's standard library)", metavar="PATH")] = (
         None
     )
-    adopt: Adopt = Adoption.OVERWRITE.value
     kill_every: Annotated[float | None, Setting("SIGKILL a random learner every S seconds", metavar="S", gt=0)] = None
     kill_syncer_every: Annotated[float | None, Setting("SIGKILL the syncer every S seconds", metavar="S", gt=0)] = None
     out: Annotated[
@@ -112,7 +109,9 @@ class Learner(InRun, OnBus, TakingPart, Serving):
         Setting("this learner's part of the data (default: all of it, in an order of its own)", metavar="I/M"),
     ] = None
     seed: Annotated[int | None, Setting("seed of the data order (default: the run's)", ge=0, le=(1 << 63) - 1)] = None
-    adopt: Adopt = Adoption.OVERWRITE.value
+    adopt: Annotated[str, Setting("what a new version does to local work", choices=tuple(Adoption))] = (
+        Adoption.OVERWRITE.value
+    )
     checkpoint: Annotated[float, Setting("seconds between checkpoints", metavar="S", gt=0)] = CHECKPOINT_S
     tensorboard: Annotated[str | None, Setting("write training metrics there for TensorBoard", metavar="DIR")] = None
 

@@ -10,6 +10,7 @@ from isthmus.errors import IsthmusError, RunMissing
 from isthmus.format.rules import Pace
 from isthmus.log.run import Run
 from isthmus_services.settings import declared
+from isthmus_services.settings.resolve import fields
 from isthmus_services.settings.shared import ArithmeticOfRun, OnBus, PaceOfRun, rules_of
 
 DEFAULT, OF_RUN = "default", "run"
@@ -46,16 +47,9 @@ def effective(values: object) -> Effective:
 def _arithmetic(values: ArithmeticOfRun) -> dict[str, tuple[object, str]]:
     """Return defaults that suit the other settings; `BY_MODEL` for those that depend on the model."""
     rules = rules_of(values, ())
-    by_model = values.merge is None
-    suited: dict[str, object] = {
-        "merge": BY_MODEL,
-        "outer_lr": BY_MODEL if by_model else rules.outer_lr,
-        "outer_momentum": BY_MODEL if by_model else rules.outer_momentum,
-        "isotropic_up": rules.isotropic_up,
-        "feedback": rules.error_feedback,
-        "codec": rules.codec_up,
-        "codec_down": rules.codec_down,
-    }
+    suited = {s.field: getattr(rules, s.of) for s in fields(ArithmeticOfRun)}
+    if values.merge is None:
+        suited |= dict.fromkeys(("merge", "outer_lr", "outer_momentum"), BY_MODEL)
     return {name: (value, DEFAULT) for name, value in suited.items()}
 
 

@@ -22,7 +22,7 @@ if typing.TYPE_CHECKING:
     from rich.console import Console
 
 from isthmus.errors import InputError, plainly
-from isthmus.format.rules import Pace, Rules, bounds
+from isthmus.format.rules import Pace, Rules, metadata
 from isthmus.runtime.urls import redacted
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ _OF_TESTS = PREFIX + "REQUIRE_"
 class Setting:
     """A field of a settings class: `Annotated[float, Setting("seconds between checkpoints", metavar="S", gt=0)]`."""
 
-    description: str
+    description: str = ""
     """Help text. `fields` appends the default, if it is a word or a number, unless the text ends with a parenthesis."""
     _: dataclasses.KW_ONLY
     name: str = ""
@@ -65,7 +65,9 @@ class Setting:
     check: Callable[[str], object] | None = None
     """Raises `InputError`, with the text "what it is: what is wrong", for an unknown word."""
     within: type[Rules] | type[Pace] | None = None
-    """The class whose field of the same name has the bounds, and the default that the help shows."""
+    """The struct whose field `of` says the rest: the help text before `description`, metavar, limits and default."""
+    of: str = ""
+    """Name of the field of rules or pace that it sets; empty: the setting's field has the same name."""
     field: str = ""
     type: Any = None
     default: Any = None
@@ -138,9 +140,11 @@ def fields(cls: type) -> list[Setting]:
     for field in dataclasses.fields(cls):
         kind, said = typing.get_args(hints[field.name])[:2]
         limits: dict[str, Any] = {"ge": said.ge, "gt": said.gt, "le": said.le}
-        holds = field.default
+        holds, of = field.default, said.of or field.name
         if said.within is not None:
-            limits, holds = bounds(said.within, field.name), getattr(said.within(), field.name)
+            limits, holds = metadata(said.within, of), getattr(said.within(), of)
+            text, metavar = f"{limits.pop('description')} {said.description}".rstrip(), limits.pop("title", None)
+            said = dataclasses.replace(said, description=text, metavar=said.metavar or metavar)
         shown = "" if isinstance(holds, bool) else f"{holds:g}" if isinstance(holds, int | float) else holds
         silent = shown and not said.description.endswith(")")
         found.append(
@@ -149,6 +153,7 @@ def fields(cls: type) -> list[Setting]:
                 description=f"{said.description} ({shown})" if silent and isinstance(shown, str) else said.description,
                 name=said.name or field.name,
                 field=field.name,
+                of=of,
                 # A value that is given is never None; a default may be.
                 type=typing.Annotated[_without_none(kind), msgspec.Meta(**limits)],
                 default=field.default,

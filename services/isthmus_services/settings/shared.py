@@ -17,7 +17,7 @@ from isthmus.format.isotropic import SOUND_FLOP_S
 from isthmus.format.layout import Spec
 from isthmus.format.rules import LONG_STEPS, SENT_ISOTROPIC, CodecName, MergeRule, Pace, Rules, outer_for, require_codec
 from isthmus.runtime.urls import as_user, trusting
-from isthmus_services.settings.resolve import Setting
+from isthmus_services.settings.resolve import Setting, fields
 
 if TYPE_CHECKING:
     from isthmus.log.trust import Trust
@@ -123,15 +123,17 @@ def _by_period(which: int) -> str:
         (merge, *(f"{outer_for(merge, h)[which]:g}" for h in (LONG_STEPS, LONG_STEPS + 1))) for merge in MergeRule
     )
     differ = "".join(f"; for {name} {short} and {long}" for name, short, long in others if (short, long) != rda[1:])
-    return f"{rda[1]}, or {rda[2]} where H is above {LONG_STEPS}{differ}"
+    return f"({rda[1]}, or {rda[2]} where H is above {LONG_STEPS}{differ})"
 
 
 def _sent(name: str) -> str:
     """Return the help text for the default of a codec."""
-    return f"{getattr(Rules(), name)}; {SENT_ISOTROPIC[name]} where matrices are sent isotropically"
+    return f"({getattr(Rules(), name)}; {SENT_ISOTROPIC[name]} where matrices are sent isotropically)"
 
 
-_RULES, _PACE = Rules(), Pace()
+_RULES = Rules()
+OF_RULES, OF_PACE = Setting(within=Rules), Setting(within=Pace)
+"""Settings of which the field of the same name in `Rules` or `Pace` says all."""
 
 CODECS = f"{{{','.join(CodecName)},q1.5,…}}"
 """Names of codecs, as the help shows them."""
@@ -141,76 +143,46 @@ CODECS = f"{{{','.join(CodecName)},q1.5,…}}"
 class ArithmeticOfRun:
     """Arithmetic of the run (fixed once it is created)."""
 
-    fragments: Annotated[int, Setting("fragments of the model", metavar="P", within=Rules)] = _RULES.fragments
-    sync_every: Annotated[int, Setting("steps between uploads of one", metavar="H", within=Rules)] = _RULES.sync_every
-    sync_every_max: Annotated[
-        int,
-        Setting("the most of them, where rounds take long; 0: eight times as many", metavar="STEPS", within=Rules),
-    ] = _RULES.sync_every_max
+    fragments: Annotated[int, OF_RULES] = _RULES.fragments
+    sync_every: Annotated[int, OF_RULES] = _RULES.sync_every
+    sync_every_max: Annotated[int, OF_RULES] = _RULES.sync_every_max
     merge: Annotated[
         str | None,
-        Setting(
-            "merge rule; embeddings are averaged, but by trimmed and median alike (iso where narrow matrices make "
-            "it cheap, else rda)",
-            choices=tuple(MergeRule),
-        ),
+        Setting("(iso where narrow matrices make it cheap, else rda)", choices=tuple(MergeRule), within=Rules),
     ] = None
-    iso_block: Annotated[
-        int,
-        Setting("longest side of a matrix that iso does not cut; 0: any", metavar="N", within=Rules),
-    ] = _RULES.iso_block
-    trim: Annotated[
-        float, Setting("share of a round that trimmed leaves out at either end", metavar="SHARE", within=Rules)
-    ] = _RULES.trim
+    iso_block: Annotated[int, OF_RULES] = _RULES.iso_block
+    trim: Annotated[float, OF_RULES] = _RULES.trim
     codec: Annotated[
-        str | None, Setting(f"codec of learners' updates ({_sent('codec_up')})", metavar=CODECS, check=require_codec)
+        str | None, Setting(_sent("codec_up"), metavar=CODECS, check=require_codec, within=Rules, of="codec_up")
     ] = None
     codec_down: Annotated[
-        str | None, Setting(f"codec of new versions ({_sent('codec_down')})", metavar=CODECS, check=require_codec)
+        str | None, Setting(_sent("codec_down"), metavar=CODECS, check=require_codec, within=Rules)
     ] = None
-    isotropic_up: Annotated[
-        bool | None,
-        Setting("learners send matrices with equal singular values, which few bits do not drown; it takes them longer"),
-    ] = None
+    isotropic_up: Annotated[bool | None, OF_RULES] = None
     feedback: Annotated[
         bool | None,
         Setting(
             "what codecs drop, up and down, is sent the next time; else it is given up, and lengths are kept (fed "
-            "back, unless matrices are sent isotropically)"
+            "back, unless matrices are sent isotropically)",
+            of="error_feedback",
         ),
     ] = None
-    outer_lr: Annotated[float | None, Setting(f"outer learning rate ({_by_period(0)})", within=Rules)] = None
-    outer_momentum: Annotated[float | None, Setting(f"outer Nesterov momentum ({_by_period(1)})", within=Rules)] = None
+    outer_lr: Annotated[float | None, Setting(_by_period(0), within=Rules)] = None
+    outer_momentum: Annotated[float | None, Setting(_by_period(1), within=Rules)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaceOfRun:
     """Pace (may change on the way; default: the run's)."""
 
-    quorum: Annotated[
-        int | None, Setting("learners a round waits for before grace starts", metavar="K", within=Pace)
-    ] = None
-    overlap: Annotated[float | None, Setting("steps a fragment may be under way", metavar="TAU", within=Pace)] = None
-    grace: Annotated[
-        float | None, Setting("share of the slack spent waiting for more learners", metavar="GAMMA", within=Pace)
-    ] = None
-    staleness: Annotated[int | None, Setting("versions old a base may be", metavar="N", within=Pace)] = None
-    lead: Annotated[
-        float | None,
-        Setting(
-            "steps past the overlap after which a learner waits for a version (it never does)",
-            metavar="STEPS",
-            within=Pace,
-        ),
-    ] = None
-    snapshot_every: Annotated[int | None, Setting("versions between full states", metavar="S", within=Pace)] = None
-    heartbeat_s: Annotated[
-        float | None, Setting("seconds between signs of life", name="heartbeat", metavar="S", within=Pace)
-    ] = None
-    silence_s: Annotated[
-        float | None,
-        Setting("seconds after which a silent learner is not waited for", name="silence", metavar="S", within=Pace),
-    ] = None
+    quorum: Annotated[int | None, OF_PACE] = None
+    overlap: Annotated[float | None, OF_PACE] = None
+    grace: Annotated[float | None, OF_PACE] = None
+    staleness: Annotated[int | None, OF_PACE] = None
+    lead: Annotated[float | None, OF_PACE] = None
+    snapshot_every: Annotated[int | None, OF_PACE] = None
+    heartbeat_s: Annotated[float | None, Setting(name="heartbeat", within=Pace)] = None
+    silence_s: Annotated[float | None, Setting(name="silence", within=Pace)] = None
 
 
 def bus_of(settings: OnBus, run: str) -> str:
@@ -247,27 +219,11 @@ def rules_of(
     Settings that were not given get values that suit the model and a machine that makes `flop_s` operations a second.
     If the run exists, they get the values in its rules (`there`).
     """
-    chosen = {
-        "merge": a.merge,
-        "outer_lr": a.outer_lr,
-        "outer_momentum": a.outer_momentum,
-        "codec_up": a.codec,
-        "codec_down": a.codec_down,
-        "isotropic_up": a.isotropic_up,
-        "error_feedback": a.feedback,
-        "feedback_down": a.feedback,
-    }
+    chosen = {s.of: getattr(a, s.field) for s in fields(ArithmeticOfRun)} | {"feedback_down": a.feedback}
     if there is not None:
         chosen = {name: getattr(there, name) if given is None else given for name, given in chosen.items()}
     return Rules.suited(
-        specs,
-        flop_s=flop_s,
-        **{name: given for name, given in chosen.items() if given is not None},
-        fragments=a.fragments,
-        sync_every=a.sync_every,
-        sync_every_max=a.sync_every_max,
-        iso_block=a.iso_block,
-        trim=a.trim,
+        specs, flop_s=flop_s, **{name: given for name, given in chosen.items() if given is not None}
     ).check()
 
 

@@ -42,7 +42,6 @@ def run(arguments: declared.Bandwidth) -> int:
         fragments=arguments.fragments,
         overlap=arguments.overlap,
         latency_s=arguments.latency,
-        syncer_s=arguments.syncer_seconds,
     ).check()
     if link.learners == 1:
         raise InputError("--learners 1: one learner has nobody to exchange with and needs no link; give 2 or more")
