@@ -1,4 +1,4 @@
-"""The proxy itself: what it lets through comes through whole, and each fault is what it says."""
+"""The fault proxy passes requests on unchanged, and each of its faults does what it says."""
 
 import asyncio
 import http.client
@@ -16,6 +16,7 @@ import pytest
 from chaos.proxy import HEAD_MAX, Fault, FaultProxy
 from isthmus.errors import ObjectMissing, Unavailable
 from isthmus.runtime.clock import single_threaded
+from isthmus.runtime.urls import Place
 from isthmus.store import Store
 from isthmus.store.edge import EdgeStore
 from isthmus.store.s3 import open_s3
@@ -32,7 +33,7 @@ def port_of(url: str) -> int:
 
 @pytest.fixture
 def proxy(seaweedfs: Server, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """A proxy before the S3 server, and the environment that leads to it."""
+    """Start a proxy before the S3 server, and point the environment at it."""
     use(seaweedfs)
     with FaultProxy(port_of(seaweedfs.url), seed=1) as opened:
         monkeypatch.setenv("AWS_ENDPOINT_URL", opened.url)
@@ -41,10 +42,10 @@ def proxy(seaweedfs: Server, use: Callable[[Server], None], monkeypatch: pytest.
 
 @asynccontextmanager
 async def bucket() -> AsyncIterator[Store]:
-    """Open an empty bucket at wherever the environment leads."""
+    """Create and open an empty bucket at the address in the environment."""
     name = f"chaos-{uuid.uuid4().hex[:10]}"
-    async with open_s3(name, "", f"s3://{name}", single_threaded(0)) as store:
-        # Where tests keep all cores busy, to connect may take longer than one request is waited for.
+    async with open_s3(Place.of(f"s3://{name}"), single_threaded(0)) as store:
+        # If tests keep all cores busy, connecting may take longer than the timeout of one request.
         for left in range(5, -1, -1):
             try:
                 await store.create_bucket()
@@ -64,7 +65,7 @@ def run(body: Callable[[Store], Awaitable[None]]) -> None:
 
 
 def patient(store: Store) -> Store:
-    """Return the store as runs use it: of many connections at once to a busy machine, some are not made in time."""
+    """Return the store with the retries of a run: on a busy machine some of many connections are not made in time."""
     return EdgeStore(store, single_threaded(0))
 
 
@@ -181,7 +182,8 @@ def test_whatever_a_create_says_its_object_is_there(proxy: FaultProxy) -> None:
         said: set[bool | None] = set()
         for i in range(40):
             try:
-                said.add(await store.create(f"k{i}", b"%d" % i))  # False: aiohttp sent it again and found its own
+                # False means that aiohttp sent the request again and found its own object.
+                said.add(await store.create(f"k{i}", b"%d" % i))
             except Unavailable:
                 said.add(None)
         assert {True, None} <= said
@@ -205,7 +207,7 @@ def test_a_truncated_get_is_unavailable(proxy: FaultProxy, data: bytes) -> None:
             with pytest.raises(Unavailable):
                 await call()
         assert counted(proxy) == {Fault.TRUNCATED: 2}
-        await store.put("k", data[::-1])  # only what is read is cut
+        await store.put("k", data[::-1])  # only reads are truncated
         assert counted(proxy) == {Fault.TRUNCATED: 2}
         proxy.clear()
         assert bytes(await store.get("k")) == data[::-1]
@@ -324,7 +326,7 @@ def test_leaving_with_a_request_under_way_ends_it(
 
 @contextmanager
 def answering(answer: bytes, request_ends: bytes = b"\r\n\r\n") -> Iterator[tuple[FaultProxy, list[bytes]]]:
-    """Stand before a server that reads one request per connection, gives this answer and closes."""
+    """Start a proxy before a server that reads one request per connection, sends this answer and closes."""
     seen: list[bytes] = []
 
     def serve(listener: socket.socket) -> None:
@@ -352,7 +354,7 @@ def answering(answer: bytes, request_ends: bytes = b"\r\n\r\n") -> Iterator[tupl
 
 
 def exchange(proxy: FaultProxy, request: bytes) -> bytes:
-    """Send these bytes and return all that comes until the connection closes."""
+    """Send a request; return all bytes that come until the connection closes."""
     with socket.create_connection(("127.0.0.1", port_of(proxy.url)), 10.0) as connection:
         connection.sendall(request)
         came = b""
@@ -421,7 +423,7 @@ def test_an_error_reads_the_body_before_it_answers() -> None:
         proxy.set(Fault.ERRORS)
         came = exchange(proxy, request)
         assert re.match(rb"HTTP/1.1 503 .*<Error><Code>SlowDown</Code>.*</Error>$", came, re.DOTALL)
-    assert seen == [b""]  # the connection that was never used
+    assert seen == [b""]  # the server saw only a connection without a request
 
 
 def test_an_early_answer_is_passed_on() -> None:
@@ -481,7 +483,7 @@ def test_nothing_is_left_behind() -> None:
 
 
 def test_a_request_cut_before_its_body_leaves_nothing_behind(proxy: FaultProxy) -> None:
-    """SeaweedFS 4.48 keeps an empty object after this, for good, unless the request says what its body must be."""
+    """SeaweedFS 4.48 would keep an empty object after this, unless the request states the digest of its body."""
 
     async def body(store: Store) -> None:
         proxy.set(Fault.CUT)

@@ -1,4 +1,4 @@
-"""Objects larger than a request may be: in parts on real servers, sent again part by part, whole or not at all."""
+"""An object too large for one request is stored in parts, on real servers. A failed part is sent again alone."""
 
 import asyncio
 import os
@@ -14,19 +14,20 @@ from botocore.exceptions import EndpointConnectionError
 from isthmus.errors import ObjectMissing, Unavailable
 from isthmus.format.records.frame import Gathered
 from isthmus.runtime.clock import single_threaded
+from isthmus.runtime.urls import Place
 from isthmus.store import bucket, s3
 from isthmus.store.bucket import BucketStore
 from isthmus.store.s3 import S3Store, open_s3
 from isthmus_services.servers import Server
 
 PART = 5 << 20
-"""The least that servers take."""
+"""The smallest part that servers accept."""
 
 LARGE = os.urandom(3 * PART + 12345)
 
 
 class Client:
-    """An S3 client whose requests for some parts fail for a while; it counts what it is asked."""
+    """An S3 client that counts its requests, and fails some of them as often as `fails` says."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -59,7 +60,7 @@ def opened(
 
     @asynccontextmanager
     async def open_it() -> AsyncIterator[tuple[S3Store, Client]]:
-        async with open_s3(f"b{uuid.uuid4().hex[:10]}", "p/", "s3://b/p", single_threaded()) as store:
+        async with open_s3(Place.of(f"s3://b{uuid.uuid4().hex[:10]}/p"), single_threaded()) as store:
             await store.create_bucket()
             store._client = client = Client(store._client)
             yield store, client
@@ -79,7 +80,7 @@ async def test_what_is_put_in_parts_is_there_whole(opened: Callable[[], Any]) ->
         changed = LARGE[::-1]
         await store.put("k", memoryview(changed))
         assert bytes(await store.get("k")) == changed
-        # Where it lies in pieces, parts begin and end anywhere in them.
+        # If the data lies in pieces, parts begin and end anywhere in them.
         await store.put("k", Gathered([LARGE[:100], LARGE[100 : 2 * PART + 1], LARGE[2 * PART + 1 :]]))
         assert bytes(await store.get("k")) == LARGE
 
@@ -139,10 +140,10 @@ async def test_a_range_that_is_cut_is_read_again_alone(
                 return Cut(answer)
             return answer
 
-    async with open_s3(name, "", f"s3://{name}", single_threaded()) as maker:
+    async with open_s3(Place.of(f"s3://{name}"), single_threaded()) as maker:
         await maker.create_bucket()
     monkeypatch.setattr(bucket, "BucketStore", Flaky)
-    async with bucket.open_s3(name, "p/", f"s3://{name}/p", single_threaded()) as store:
+    async with bucket.open_s3(Place.of(f"s3://{name}/p"), single_threaded()) as store:
         await store.put("k", LARGE)
         cuts.update({0: 1, 2 * PART: bucket.PART_TRIES})
         assert bytes(await store.get("k")) == LARGE
@@ -163,7 +164,7 @@ async def test_an_upload_that_was_cut_goes_on_with_what_is_missing(opened: Calla
         assert [client.asked["upload_part", number] for number in range(1, 5)] == [1, 1, 1, 1]
         assert client.asked["create_multipart_upload", None] == 1
         assert bytes(await store.get("k")) == LARGE
-        # Other bytes of the same size under the same key: what is there of them is not taken for these.
+        # An unfinished upload of other bytes, of the same size and under the same key, is not continued with these.
         client.fails["complete_multipart_upload", None] = 1
         with pytest.raises(Unavailable):
             await store.put("j", LARGE)

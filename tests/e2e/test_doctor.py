@@ -1,4 +1,4 @@
-"""`isthmus doctor` on what works and on what does not: real servers, broken in one way each."""
+"""`isthmus doctor` finds real servers healthy, and names the fault of servers that are broken in one way each."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def doctor(
     findings = json.loads(report.read_text())["findings"]
     for finding in findings:
         assert finding["said"] in said
-        assert finding["advice"] or finding["outcome"] == OK, "whatever is wrong, it says what to do"
+        assert finding["advice"] or finding["outcome"] == OK, "each problem comes with advice"
     return code, {f["check"]: f for f in findings}
 
 
@@ -49,7 +49,7 @@ def failures(found: dict[str, dict[str, str]]) -> dict[str, str]:
     return {check: f["said"] for check, f in found.items() if f["outcome"] == FAILURE}
 
 
-# --- what works -------------------------------------------------------------------------------------------------------
+# --- healthy places ---------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_is_healthy(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +57,7 @@ def test_a_folder_is_healthy(folder: Path, tmp_path: Path, capsys: pytest.Captur
     code, found = doctor(str(folder), tmp_path=tmp_path, capsys=capsys)
     assert code == 0
     assert {f["outcome"] for f in found.values()} == {OK}
-    assert not list((folder / "scratch").iterdir()), "it cleans up behind itself"
+    assert not list((folder / "scratch").iterdir()), "the doctor deletes its test objects"
 
 
 def test_an_s3_server_and_a_redis_are_healthy_and_nothing_is_left_behind(
@@ -72,7 +72,7 @@ def test_an_s3_server_and_a_redis_are_healthy_and_nothing_is_left_behind(
     for what in ("store: way", "bus: way"):
         assert re.search(r"^127\.0\.0\.1, .* from 127\.0\.0\.1 by lo \(MTU \d+\)", found[what]["said"])
     assert found["bus: version"]["said"].startswith("Redis ")
-    assert found["bus: persistence"]["outcome"] == WARNING, "this one keeps nothing"
+    assert found["bus: persistence"]["outcome"] == WARNING, "this Redis persists nothing"
 
     async def left() -> int:
         async with open_store("s3://doctor/run", single_threaded()) as store:
@@ -88,7 +88,7 @@ def test_a_run_that_is_not_there_yet_is_a_warning(
     assert code == 0
     assert found["store: run"]["advice"] == "create it: isthmus init"
     assert "is not there yet" in found["bus: access"]["said"]
-    assert not folder.exists(), "looking for it does not make it"
+    assert not folder.exists(), "the doctor does not create the folder"
 
 
 def test_a_folder_around_a_run_names_it(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_a_folder_that_may_not_be_written(folder: Path, tmp_path: Path, capsys: 
 
 
 class Refusing(Layer):
-    """A folder's store that refuses what a disk may refuse."""
+    """A folder's store that denies writes and listings, as a disk may."""
 
     async def put(self, key: str, data: Data) -> None:
         raise Denied(f"{self.url}: Permission denied: {key}")
@@ -146,7 +146,7 @@ def test_advice_for_a_bus_in_a_file_speaks_of_files(
     assert not BUCKETS_OWN.search(found["bus: access"]["advice"])
 
 
-# --- what does not ----------------------------------------------------------------------------------------------------
+# --- broken places ----------------------------------------------------------------------------------------------------
 
 
 def test_no_bucket(
@@ -183,7 +183,7 @@ def test_no_permission_to_create(
 
 
 class Deaf:
-    """A proxy that takes the condition out of every request, before a server that checks no signatures."""
+    """A proxy that removes the condition from each request, in front of a server that checks no signatures."""
 
     def __init__(self, upstream_port: int) -> None:
         self._upstream = upstream_port
@@ -210,14 +210,14 @@ class Deaf:
         for task in serving:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
-        await asyncio.sleep(0)  # closed transports let go of their sockets in the next turn
+        await asyncio.sleep(0)  # closed transports release their sockets in the next iteration of the loop
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream)
 
         async def carry(source: asyncio.StreamReader, target: asyncio.StreamWriter, *, change: bool) -> None:
             while data := await source.read(1 << 16):
-                # Of the same length, so that nothing else of the request changes.
+                # The replacement has the same length, so nothing else in the request changes.
                 target.write(re.sub(rb"(?i)\r\nif-none-match: \*", b"\r\nx-nothing-here: *", data) if change else data)
                 await target.drain()
             target.close()
@@ -255,7 +255,7 @@ def test_a_syncer_refuses_a_store_without_conditional_put(
 
 
 class Racy(Layer):
-    """A store that looks first and writes later: right for one client, wrong for several."""
+    """A store that looks first and writes later: correct for one client, wrong for several."""
 
     async def create(self, key: str, data: Blob) -> bool:
         if any(e.key == key for e in await self._store.list(key.rpartition("/")[0] + "/")):
@@ -283,7 +283,7 @@ async def findings(store: EdgeStore, runtime: Runtime, role: Role | None = None)
 async def test_a_skewed_clock(
     off_s: float, outcome: CheckOutcome, moto: Server, redis: Server, use: Callable[[Server], None]
 ) -> None:
-    """The doctor's clock is a given: this one is off, the servers' are right."""
+    """Run the doctor with a clock that is off; the servers' clocks are right."""
     use(moto)
     right = single_threaded()
     off = Runtime(right.now, lambda: right.wall() + off_s, right.random, right.offload, right.new_id)
@@ -327,7 +327,7 @@ def test_redis_wants_another_password(
         code, found = doctor(str(folder), "--bus", server.url, tmp_path=tmp_path, capsys=capsys)
     assert code == 1
     assert "refuses the one it got" in failures(found)["bus: access"]
-    assert "sesame-secret" not in json.dumps(found), "no password is ever shown"
+    assert "sesame-secret" not in json.dumps(found), "passwords are never shown"
 
 
 def test_whoever_may_do_too_much_is_told(
@@ -359,7 +359,7 @@ def test_an_address_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert set(failures(found)) == {"store: address", "bus: address"}
 
 
-# --- single judgements ------------------------------------------------------------------------------------------------
+# --- single checks ----------------------------------------------------------------------------------------------------
 
 GOOD = ServerFacts((7, 2, 16), False, "standalone", "master", True, "noeviction", 1 << 30, 1 << 20, 0.0)
 
@@ -401,13 +401,13 @@ def test_what_a_server_says_of_itself_is_judged(facts: dict[str, object], expect
 def test_kernels_that_give_other_bits_are_a_failure(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     assert fingerprint() == BITS[ARITHMETIC]
     monkeypatch.setattr("isthmus.doctor.machine.fingerprint", lambda: "0" * 64)
-    found = {f.check: f for f in examine_machine(str(folder), Role(RoleKind.SYNCER), single_threaded())}
+    found = {f.check: f for f in examine_machine(folder, Role(RoleKind.SYNCER), single_threaded())}
     assert found["machine: kernels"].outcome == FAILURE
-    assert "machine: torch" not in found, "a syncer needs none"
+    assert "machine: torch" not in found, "a syncer needs no torch"
 
 
 def test_a_full_disk_is_a_failure(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr("isthmus.doctor.machine.DISK_FAILURE", 1 << 60)
     monkeypatch.setattr("isthmus.doctor.machine.DISK_WARNING", 1 << 60)
-    found = {f.check: f for f in examine_machine(str(folder), Role(RoleKind.SYNCER), single_threaded())}
+    found = {f.check: f for f in examine_machine(folder, Role(RoleKind.SYNCER), single_threaded())}
     assert found["machine: disk"].outcome == FAILURE

@@ -1,7 +1,7 @@
-"""What is fuzzed: one function for each parser, that takes bytes and returns, or raises what only a fault would.
+"""The fuzzer's targets: for each parser, a function that takes bytes. It raises an exception only if there is a fault.
 
-What a parser may raise is caught here; all else is a finding. So is an object of a signed run that is accepted and is
-none of those that its members signed.
+A target catches the exceptions that its parser may raise. Any other exception is a finding. So is an object that a
+signed run accepts although no member signed it.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from isthmus.log.bus_messages import verify_batch
 from isthmus.log.gate import KINDS, Gate
 from isthmus.log.membership import Members, opened
 from isthmus.log.run import Run
-from isthmus.runtime.urls import redacted, split
+from isthmus.runtime.urls import Place, redacted
 from support.opened import opened_update, verified_checkpoint
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -68,7 +68,7 @@ FRAGMENT = partition(
     ],
     1,
 ).fragments[0]
-"""What payloads of codecs are of."""
+"""The fragment that the codecs' payloads encode."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Target:
     name: str
     run: Callable[[bytes], None]
     framed: bool = True
-    """Whether its bytes are an object of ours, whose checksum a mutation may mend."""
+    """Whether its bytes are an object of Isthmus, whose checksum a mutation may correct."""
 
 
 # --- the run whose objects the corpus holds ---------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Target:
 
 @cache
 def the_run() -> Run:
-    """The run that `corpus.py` has made."""
+    """Return the run that `corpus.py` has made."""
     blob = (CORPUS / "run" / "object").read_bytes()
     header, cut = run.parsed(blob)
     return Run("corpus", frame.digest(blob), header, run._placed(cut), dict(cut.frozen))
@@ -94,7 +94,7 @@ def the_run() -> Run:
 
 @cache
 def the_members() -> Members:
-    """Its members, as its owner signed them."""
+    """Return the run's members, as its owner signed them."""
     members = Members(the_run())
     blob = (CORPUS / "members" / "object").read_bytes()
     members.versions.append(opened(blob, members.current, members.run))
@@ -103,7 +103,7 @@ def the_members() -> Members:
 
 @cache
 def originals() -> frozenset[bytes]:
-    """Digests of all objects and messages that a member signed."""
+    """Return the digests of all objects and messages that a member signed."""
     return frozenset(digests.digest(path.read_bytes()) for path in CORPUS.glob("*/*"))
 
 
@@ -117,11 +117,11 @@ def _record(kind: Kind) -> Callable[[bytes], None]:
         except RecordInvalid:
             pass
         else:
-            assert len(payload) < len(data), "a payload is within its object"
-            # What was read can be written, and is read alike.
+            assert len(payload) < len(data), "a payload must be shorter than its object"
+            # A header that was read can be written, and read again with the same result.
             again = bytes(frame.gathered(kind, header, [bytes(payload)]))
             once_more = frame.gathered(kind, frame.parse(again, kind, SCHEMAS[kind])[0], [bytes(payload)])
-            assert bytes(once_more) == again, "another header comes back"
+            assert bytes(once_more) == again, "the header changes when it is written and read"
         try:
             frame.parse_head(data, kind, SCHEMAS[kind])
             frame.head_end(data, kind)
@@ -131,21 +131,21 @@ def _record(kind: Kind) -> Callable[[bytes], None]:
         frame.payload_start(data)
         table = frame.table_of(data)
         if table is not None:
-            assert len(table.digests) <= len(data) // 32, "no more digests than there are bytes for"
+            assert len(table.digests) <= len(data) // 32, "there are more digests than bytes for them"
 
     return work
 
 
 def _messages(data: bytes) -> None:
     try:
-        assert len(decode(data)) >= 1, "a batch of nothing"
+        assert len(decode(data)) >= 1, "an empty batch was accepted"
     except RecordInvalid:
         return
     try:
         verify_batch(learner_stream("eu"), data, the_run().digest, the_members())
     except RecordInvalid:
         return
-    assert digests.digest(data) in originals(), "a message that no member signed"
+    assert digests.digest(data) in originals(), "accepted a message that no member signed"
 
 
 def _signed(data: bytes) -> None:
@@ -167,7 +167,7 @@ def _run_object(data: bytes) -> None:
         layout: Layout = run._placed(cut)
     except (RecordInvalid, msgspec.ValidationError, ValueError):
         return
-    assert layout.size >= 0, "a layout"
+    assert layout.size >= 0, "not a layout"
 
 
 def _membership(data: bytes) -> None:
@@ -175,7 +175,7 @@ def _membership(data: bytes) -> None:
         opened(data, the_members().versions[0], the_run())
     except RecordInvalid:
         return
-    assert digests.digest(data) in originals(), "a membership that the owner did not sign"
+    assert digests.digest(data) in originals(), "accepted a membership that the owner did not sign"
 
 
 def _update(data: bytes) -> None:
@@ -184,8 +184,8 @@ def _update(data: bytes) -> None:
         update = opened_update(found, data, found.layout.fragments[0], "eu", 0, members=the_members(), under=1)
     except RecordInvalid:
         return
-    assert np.isfinite(update.gradient.norm), "finite"
-    assert digests.digest(data) in originals(), "an update that its learner did not sign"
+    assert np.isfinite(update.gradient.norm), "the norm must be finite"
+    assert digests.digest(data) in originals(), "accepted an update that its learner did not sign"
 
 
 def _payload(name: str) -> Callable[[bytes], None]:
@@ -194,12 +194,12 @@ def _payload(name: str) -> Callable[[bytes], None]:
     out: F32 = np.empty(FRAGMENT.size, np.float32)
 
     def work(data: bytes) -> None:
-        """Whatever is taken for a packed fragment decodes alike as a whole, piece by piece and added to zero."""
+        """Check that bytes which are accepted as a packed fragment decode to the same values in both ways."""
         try:
             found = packed(FRAGMENT, code, as_bytes(data))
         except BadCode:
             return
-        assert least <= len(data) <= most, "a size that no encoder makes"
+        assert least <= len(data) <= most, "accepted a size that no encoder makes"
         try:
             unpack(code, FRAGMENT, as_bytes(data), out)
         except BadCode:
@@ -217,12 +217,12 @@ def _snapshot(data: bytes) -> None:
         state = merge.restore(header, payload, found.layout.fragments[0].size)
     except (RecordInvalid, ValueError):
         return
-    assert len(state.digest) == 32, "a state"
+    assert len(state.digest) == 32, "not a state"
 
 
 def _checkpoint(data: bytes) -> None:
     try:
-        # What would have to be signed first: here anybody's.
+        # Elsewhere, only a signed checkpoint gets this far. Here nothing has to be signed.
         bare = frame.unsealed(data) if len(data) >= frame.PREFIX.size else data
         found = checkpoint.open_checkpoint(verified_checkpoint(the_run(), bare, nobody()), the_run())
         if found.optimizer is not None:
@@ -261,8 +261,8 @@ def _wire(data: bytes) -> None:
         reader.feed_data(data)
         reader.feed_eof()
         envelope, rest = await protocol.read(reader, protocol.HELLO_MAX, 1 << 16)
-        assert len(rest) <= len(data), "no more than was sent"
-        assert envelope.number is not None, "a message"
+        assert len(rest) <= len(data), "more was read than was sent"
+        assert envelope.number is not None, "not a message"
 
     try:
         asyncio.run(body())
@@ -276,12 +276,12 @@ def _metadata(data: bytes) -> None:
     try:
         dcp._understood(data)
     except (KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError):
-        pass  # what `dcp.read` makes an InputError of
+        pass  # `dcp.read` turns these into an `InputError`
 
 
 def _gate(data: bytes) -> None:
-    """Nothing comes through that a member has not signed; and in a run where nothing is signed, all that does is of this
-    run, lies where it says, and is within its ranges."""
+    """Check that the gate admits only objects that a member signed, and, in a run that is not signed, only objects of
+    this run."""
     try:
         kind = Kind(frame.kind_of(data))
         record = next(record for record, of in KINDS.items() if of == kind)
@@ -295,7 +295,7 @@ def _gate(data: bytes) -> None:
                 gate.commit(blob, 0, max(1, commit_in(key)))
             else:
                 found = gate.open(blob, key, record)
-                assert getattr(found.header, "run") in (the_run().digest, bytes(32)), "of this run"  # noqa: B009
+                assert getattr(found.header, "run") in (the_run().digest, bytes(32)), "another run's"  # noqa: B009
         except (RecordInvalid, LogCorrupt):
             continue
         assert not members.signed or digests.digest(blob) in originals(), f"a {kind.name.lower()} that no member signed"
@@ -303,12 +303,12 @@ def _gate(data: bytes) -> None:
 
 @cache
 def a_stage() -> Stage:
-    """A run in which nothing is signed, so that whatever has a digest and a key of its own reaches those who read."""
+    """Return a run in which nothing is signed, so that every object with its own digest and key reaches the readers."""
     return Stage(signed=False)
 
 
 def _readers(data: bytes) -> None:
-    """Whatever lies in the store, whoever reads it ends as it should: with what it can have, or an error of ours."""
+    """Check that a reader ends with a valid result or with an error of Isthmus, whatever is in the store."""
     try:
         kind = Kind(frame.kind_of(data))
     except ValueError:
@@ -323,13 +323,13 @@ def _readers(data: bytes) -> None:
 
 
 def _of_readers() -> list[bytes]:
-    """Return the objects that a reader reads there."""
+    """Return the objects of the stage that readers read."""
     return [blob for key in targets_of(a_stage()).values() for blob in (a_stage().whole[key][0],)]
 
 
 def _words(data: bytes) -> None:
     text = data.decode(errors="replace")
-    for work in (public_key, split, redacted):
+    for work in (public_key, Place.of, redacted):
         try:
             work(text)
         except InputError:
@@ -360,7 +360,7 @@ TARGETS: dict[str, Target] = {
 
 
 def seeds(target: Target) -> list[bytes]:
-    """Return what a target begins from: real bytes of its kind, and what once was a finding."""
+    """Return the inputs from which a target begins: real bytes of its kind, and earlier findings."""
     name = target.name.removeprefix("record-")
     if name == "readers":
         return [*_of_readers(), b""]
@@ -376,7 +376,7 @@ def seeds(target: Target) -> list[bytes]:
 
 
 def facts() -> dict[str, Any]:
-    """Return what there is to fuzz, for a report."""
+    """Return the number of seeds of each target, for a report."""
     return {name: {"seeds": len(seeds(target))} for name, target in TARGETS.items()}
 
 

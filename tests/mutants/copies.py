@@ -1,4 +1,4 @@
-"""Copies of the packages, each in a folder of its own, and the tests run on one of them."""
+"""Copy the packages into separate folders, and run tests on a copy."""
 
 import asyncio
 import contextlib
@@ -12,13 +12,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("pkg", "services")
 KERNELS = "pkg/isthmus/codecs/kernels/"
-"""Compiled by numba. A copy with a mistake in there has a cache of machine code to itself."""
+"""The modules that numba compiles. A copy with a mistake in one of them has its own cache of machine code."""
 
 TEST_S = 60.0
-"""Limit for one test. A test that takes longer counts as failed: it waits for something that never happens."""
+"""Limit for one test. A test that takes longer counts as failed: it probably waits for something that never happens."""
 
 PASSED, FAILED, INTERRUPTED = 0, 1, 2
-"""Exit codes of pytest; with any other it did not get as far as a test."""
+"""Exit codes of pytest. With any other code, no test has run."""
 
 
 def copy_packages(source: Path, to: Path) -> Path:
@@ -70,7 +70,7 @@ def first_failure(output: str) -> str:
 
 
 async def require_copy(folder: Path) -> None:
-    """Raise `SystemExit` unless the copies are imported: otherwise no mistake would ever be run."""
+    """Raise `SystemExit` unless Python imports the copies: otherwise no mistake would ever be run."""
     for module in ("isthmus", "isthmus_services", "isthmus_lab"):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", f"import {module}; print({module}.__file__)",

@@ -1,7 +1,7 @@
 """The coverage map: which tests run which line, and how long each test takes, stored below out/coverage.
 
-The map is a list of layers. The first holds all tests that run in the process of pytest; each later one holds the test
-files that changed since. A layer keeps the sources as they were, so that a line of today is found in them by comparison.
+The map is a list of layers. The first has all tests that run in the process of pytest; each later layer has the test
+files that have changed since. A layer keeps the sources of its time, so that current lines can be found in them.
 """
 
 import ast
@@ -25,12 +25,12 @@ from mutants.mistakes import Mistake
 
 STORED = ROOT / "out/coverage"
 FOLDERS = ("unit", "fuzz", "conformance", "integration", "simulation")
-"""Tests that call the library in their own process, as far as `make test` runs them. What other processes run is not
-recorded."""
+"""Folders of tests that call the library in their own process; only tests that `make test` runs count. Lines that other
+processes run are not recorded."""
 
 
 RECORDED_LEAST = 0.9
-"""Of the tests that ran; the others run no line of the product in their own process."""
+"""The least share of tests with recorded lines. The other tests run no line of the packages in their own process."""
 
 
 def test_files() -> dict[str, str]:
@@ -40,7 +40,7 @@ def test_files() -> dict[str, str]:
 
 
 def sources() -> list[str]:
-    """Return the modules of the product, below the root."""
+    """Return the paths of all modules of the packages, below the root."""
     return sorted(str(p.relative_to(ROOT)) for name in PACKAGES for p in (ROOT / name).rglob("*.py"))
 
 
@@ -52,25 +52,25 @@ class Layer:
     files: dict[str, str]
     """Digest of each recorded test file."""
     seconds: dict[str, float]
-    """Of each recorded test."""
+    """Duration of each recorded test."""
 
     @functools.cached_property
     def data(self) -> CoverageData:
-        """What coverage.py recorded."""
+        """The data that coverage.py recorded."""
         found = CoverageData(str(self.folder / "data"))
         found.read()
         return found
 
     @functools.cache  # noqa: B019  (a layer lives as long as the process)
     def lines(self, file: str) -> dict[int, set[str]]:
-        """Return the tests that ran each line of a module as it was then."""
+        """Return the tests that ran each line of a module, by its number at that time."""
         # Recorded as "tests/unit/test_x.py::test_y|run"; lines that run at import time have no test.
         by_line = self.data.contexts_by_lineno(str(ROOT / file))
         return {n: {c.rsplit("|", 1)[0] for c in contexts if c} for n, contexts in by_line.items()}
 
     @functools.cache  # noqa: B019
     def line_then(self, file: str) -> dict[int, int]:
-        """Return the number that each unchanged line of today had then."""
+        """Return, by current number, the number that each unchanged line had at that time."""
         stored = self.folder / "sources" / file
         if not stored.is_file():
             return {}
@@ -79,7 +79,7 @@ class Layer:
         return {b.b + i + 1: b.a + i + 1 for b in blocks for i in range(b.size)}
 
     def tests(self, file: str, lines: Iterable[int]) -> set[str]:
-        """Return the tests that ran any of these lines of today."""
+        """Return the tests that ran any of these current lines."""
         then, recorded = self.line_then(file), self.lines(file)
         return {test for n in lines if n in then for test in recorded.get(then[n], ())}
 
@@ -115,9 +115,9 @@ class Map:
     def tests_of(self, mistake: Mistake) -> list[str]:
         """Return the tests that can notice a mistake, quickest first.
 
-        They run its line. Where no test is recorded for the line, because it is new, because numba compiles it or
-        because it runs at import time, they run another line of the same function, or a line anywhere that mentions the
-        name which is defined there.
+        These tests run its line. A line has no recorded test if it is new, if numba compiles it, or if it runs at
+        import time. Then the tests run another line of the same function, or else any line that mentions the name
+        defined there.
         """
         found = self.tests(mistake.file, [mistake.line])
         if not found:
@@ -153,7 +153,7 @@ def _mentions(names: set[str]) -> Iterator[tuple[str, list[int]]]:
         return
     texts = {file: (ROOT / file).read_text().splitlines() for file in sources()}
     names = set(names)
-    while True:  # a kernel that calls the kernel
+    while True:  # include kernels that call these kernels
         pattern = re.compile(rf"\b({'|'.join(map(re.escape, sorted(names)))})\b")
         hits = {file: [n for n, line in enumerate(lines, 1) if pattern.search(line)] for file, lines in texts.items()}
         callers = {
@@ -176,7 +176,7 @@ def _functions(file: str, line: int) -> set[str]:
 
 
 async def bring_up_to_date(workers: int) -> None:
-    """Record the test files that are new or changed since they were recorded. Raises `SystemExit` if pytest cannot run."""
+    """Record the test files that are new or have changed since their recording. Raises `SystemExit` if pytest fails."""
     recorded = {file: digest for layer in layers() for file, digest in layer.files.items()}
     files = {file: digest for file, digest in test_files().items() if recorded.get(file) != digest}
     if not files:
@@ -198,7 +198,7 @@ async def bring_up_to_date(workers: int) -> None:
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
         },
     )  # fmt: skip
-    if await process.wait() not in (0, 1):  # a test that fails under coverage is a test that cannot notice anything
+    if await process.wait() not in (0, 1):  # 1: some tests failed; a test that fails anyway notices no mistake
         raise SystemExit(f"pytest ended with {process.returncode}: no coverage was recorded")
     seconds = json.loads((folder / "seconds.json").read_text())
     recorded_data = CoverageData(str(folder / "data"))

@@ -1,4 +1,4 @@
-"""Small mistakes made at random: every place in a module where a slip of the hand would still be Python.
+"""Small mistakes made at random: every place in a module where a small error leaves valid Python.
 
 The kernels that numba compiles are included. docs/design/dependencies.md says why no library makes these mistakes.
 """
@@ -23,7 +23,7 @@ OPERATORS = {
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 LOGGERS = {"logger", "_logger"}
 SAME_WITHOUT = {"strict", "slots", "frozen", "kw_only", "daemon"}
-"""Keywords that guard against mistakes of the programmer: nothing changes where they are dropped."""
+"""Keywords that only guard against programming mistakes: without them a correct program does the same."""
 
 
 class Span(NamedTuple):
@@ -35,10 +35,10 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mistake:
-    """A part of a module, and what a slip of the hand would put in its place."""
+    """A part of a module, and the erroneous text that replaces it."""
 
     file: str
-    """Below the root of the repository."""
+    """Path below the root of the repository."""
     line: int
     start: int
     end: int
@@ -46,12 +46,12 @@ class Mistake:
     after: bytes
 
     def apply(self, source: bytes) -> bytes:
-        """Return the module with the mistake in it."""
+        """Return the module with the mistake."""
         return source[: self.start] + self.after + source[self.end :]
 
     @property
     def name(self) -> str:
-        """What names it in reports."""
+        """The name of the mistake in reports."""
         return f"{self.file}:{self.line} {self.kind}"
 
 
@@ -81,7 +81,7 @@ class _Finder(ast.NodeVisitor):
         self.found.append((span, after if isinstance(after, bytes) else after.encode(), kind, line))
 
     def between(self, left: ast.expr, right: ast.expr, token: str, after: str, kind: str) -> None:
-        """Replace the one operator that stands between two expressions."""
+        """Replace the one operator between two expressions."""
         gap = Span(self.span(left).end, self.span(right).start)
         text = re.sub(rb"#.*", lambda m: b" " * len(m[0]), self.text(gap))
         hits = list(re.finditer(token.encode(), text))
@@ -103,10 +103,10 @@ class _Finder(ast.NodeVisitor):
             self.visit(statement)
 
     def visit_Assert(self, node: ast.Assert) -> None:
-        """Asserts state what cannot happen."""
+        """Skip asserts: their conditions always hold."""
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Texts are for people."""
+        """Skip formatted texts: they are for people."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
@@ -164,7 +164,7 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _test(self, test: ast.expr) -> None:
-        if not isinstance(test, ast.Compare | ast.UnaryOp | ast.Constant):  # these have mistakes of their own
+        if not isinstance(test, ast.Compare | ast.UnaryOp | ast.Constant):  # these get other mistakes
             self.add(self.span(test), b"not (" + self.text(self.span(test)) + b")", "a condition is turned round")
 
     # --- expressions ---
@@ -247,7 +247,7 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _drop_item(self, item: Span, kind: str) -> None:
-        """Drop an item with the comma before it, or the one behind it."""
+        """Drop an item with the comma before it, or else with the comma after it."""
         before, behind = self.source[: item.start].rstrip(), self.source[item.end :]
         line = self.source.count(b"\n", 0, item.start) + 1
         if before.endswith(b","):
@@ -272,7 +272,7 @@ class _Finder(ast.NodeVisitor):
 
 
 def places(file: str, source: bytes, lines: Collection[int] | None = None) -> list[Mistake]:
-    """Return every mistake to try in a module, or in some of its lines; `changes` says whether one is valid Python."""
+    """Return every candidate mistake in a module, or in some of its lines. `changes` checks whether one is valid."""
     finder = _Finder(source)
     finder.visit(ast.parse(source))
     return [
@@ -283,7 +283,7 @@ def places(file: str, source: bytes, lines: Collection[int] | None = None) -> li
 
 
 def changes(mistake: Mistake, source: bytes) -> bool:
-    """Return whether a module with the mistake in it is still Python, and another program than before."""
+    """Return whether a module with the mistake is valid Python, and a different program."""
     try:
         changed = ast.parse(mistake.apply(source))
         compile(changed, mistake.file, "exec")
@@ -293,7 +293,7 @@ def changes(mistake: Mistake, source: bytes) -> bool:
 
 
 def sample(found: Iterable[Mistake], sources: Mapping[str, bytes], count: int, seed: int) -> list[Mistake]:
-    """Draw `count` mistakes by seed, no two in one line: first the line is drawn, then the mistake."""
+    """Draw `count` mistakes by seed, at most one in each line: first draw the line, then the mistake."""
     draw = random.Random(seed)
     lines: dict[tuple[str, int], list[Mistake]] = {}
     for mistake in found:

@@ -1,4 +1,4 @@
-"""One mistake: the text as it is in a module, what a slip of the hand would make of it, and the tests that notice."""
+"""One mistake: a text in a module, the text with a small error, and the tests that notice the error."""
 
 from dataclasses import dataclass
 
@@ -9,17 +9,17 @@ class Mutant:
 
     name: str
     file: str
-    """Below pkg/isthmus; another package's begins with the package."""
+    """Path below pkg/isthmus. For another package it begins with the name of the package."""
     before: str
     after: str
     tests: tuple[str, ...]
     """Files or tests that should notice, below the root."""
     equivalent: str = ""
-    """Why nothing that can be seen changes; empty where a test has to notice."""
+    """Why the mistake has no visible effect; empty if a test must notice it."""
 
     @property
     def path(self) -> str:
-        """Where the module is, below the root."""
+        """The path of the module, below the root."""
         package = self.file.partition("/")[0]
         folder = {"isthmus_services": "services", "isthmus_lab": "pkg"}.get(package, "pkg/isthmus")
         return f"{folder}/{self.file}"
@@ -27,7 +27,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A mutant before it is known where it belongs."""
+    """A mutant whose module is not known yet."""
 
     name: str
     before: str
@@ -36,16 +36,16 @@ class Row:
 
 
 def row(name: str, before: str, after: str) -> Row:
-    """Return a mistake that has to be noticed."""
+    """Return a mistake that a test must notice."""
     return Row(name, before, after)
 
 
 def argued(name: str, before: str, after: str, why: str) -> Row:
-    """Return a mistake that cannot be noticed, and why."""
+    """Return a mistake that no test can notice, and why."""
     return Row(name, before, after, why)
 
 
 def of(file: str, tests: str, *rows: Row) -> list[Mutant]:
-    """Return the mutants of a module that the same tests (separated by blanks) look at."""
+    """Return mutants of a module that have the same tests, whose names are separated by blanks."""
     home = file.removesuffix(".py")
     return [Mutant(f"{home}/{r.name}", file, r.before, r.after, tuple(tests.split()), r.why) for r in rows]

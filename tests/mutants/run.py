@@ -1,11 +1,12 @@
 """`make mutants`: put mistakes into the library one at a time; a test must notice each.
 
-Without --sample, --since or --room the mistakes are those of the table, and the tests are those named beside each. They
-are run on an unchanged copy first. Exit code 1 if a mistake survives, unless the table argues why no test can notice it.
+Without --sample, --since or --room, the mistakes are those of the table, and each is run with the tests that the table
+names. These tests first run on an unchanged copy. The exit code is 1 if a mistake survives, unless the table argues why
+no test can notice it.
 
-With one of them the mistakes are made at random, in the lines changed since a revision or in the named rooms, and the
-tests are those that cover the line. What survives is printed with its change; whether that is a fault is for the reader
-to decide, so the exit code is 0.
+With one of these options, the mistakes are made at random, in the lines changed since a revision or in the named rooms.
+Each is run with the tests that cover its line. Mistakes that survive are printed. Whether one is a fault is for the
+reader to decide, so the exit code is 0.
 """
 
 import argparse
@@ -42,7 +43,7 @@ TIMEOUT_S = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one mutant: `killed`, `survived`, or `not run` (the output says why)."""
+    """The result of one mutant: `killed`, `survived`, or `not run` (the output says why)."""
 
     mutant: Mutant
     fate: str
@@ -53,12 +54,12 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Whether it is as the table says."""
+        """Whether the result is as the table says."""
         return self.fate == ("survived" if self.mutant.equivalent else "killed")
 
 
 def main() -> int:
-    """Run what the arguments ask for; 1 where a mutant is not as the table says, or the table does not fit."""
+    """Run what the arguments ask for; return 1 if a result is not as the table says, or the table does not fit."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", help="those whose name begins so (several times)")
     parser.add_argument("--workers", type=int, default=2)
@@ -90,7 +91,7 @@ def main() -> int:
 
 
 async def _all(chosen: list[Mutant], folder: Path, workers: int, timeout_s: float) -> list[Outcome] | None:
-    """Return what became of each; None where the tests do not pass as it is."""
+    """Return the results of all mutants; None if the tests fail on the unchanged library."""
     sound = folder / "sound"
     copy_packages(ROOT, sound)
     await require_copy(sound)

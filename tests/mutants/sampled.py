@@ -1,4 +1,4 @@
-"""Mistakes made at random in the lines of interest, and the tests that cover each, quickest first."""
+"""Make mistakes at random in the lines of interest, and run the tests that cover each, quickest first."""
 
 import argparse
 import asyncio
@@ -31,26 +31,26 @@ from mutants.mistakes import Mistake, places, sample
 
 SAMPLE = 60
 BUDGET_S = 120.0
-"""Tests of one mistake are run until their recorded seconds add up to this; the rest is left out, and counted."""
+"""The tests of a mistake run until their recorded seconds add up to this. The other tests are left out, and counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one mistake: `noticed`, `survived`, `not covered`, or `not run` (the output says why)."""
+    """The result of one mistake: `noticed`, `survived`, `not covered`, or `not run` (the output says why)."""
 
     mistake: Mistake
     fate: str
     by: str = ""
     """The first test that failed, or `timeout`."""
     tests: int = 0
-    """How many tests were to be run."""
+    """The number of tests that were chosen."""
     left_out: int = 0
-    """How many tests that cover the line were not run for want of time."""
+    """The number of tests that cover the line and were left out to save time."""
     output: str = ""
 
 
 def main(a: argparse.Namespace) -> int:
-    """Make the mistakes that the arguments ask for and print what survived."""
+    """Make the mistakes that the arguments ask for, and print those that survived."""
     began = time.perf_counter()
     asyncio.run(covered.bring_up_to_date(a.workers))
     if a.map:
@@ -122,7 +122,7 @@ async def _all(chosen: list[Mistake], folder: Path, workers: int, timeout_s: flo
 
 
 class _Runner:
-    """Tries mistakes; knows the tests that fail without any."""
+    """Tries mistakes, and remembers which tests fail without any."""
 
     def __init__(self, sound: Path, covering: covered.Map, timeout_s: float) -> None:
         self._sound, self._covering, self._timeout_s = sound, covering, timeout_s
@@ -161,7 +161,7 @@ class _Runner:
                 return Outcome(mistake, "not covered")
 
     async def _passes_without(self, test: str) -> bool:
-        """Return whether a test passes on the unchanged copy, so that its failure says something."""
+        """Return whether a test passes on the unchanged copy. Only then does its failure show a mistake."""
         async with self._one:
             if test not in self._verdicts:
                 try:

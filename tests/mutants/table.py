@@ -1,9 +1,10 @@
-"""Small, realistic mistakes in the core of the library, and the tests that notice each: an operator, a missing check, a
-wrong order, something forgotten. The planted bugs of the simulator (`simulation/bugs`) break promises; these break
-lines.
+"""Small, realistic mistakes in the library, and the tests that notice each.
 
-A row gives a name, the text as it is in the module, and what a slip of the hand would make of it. That text must be
-found exactly once: whoever changes a line also changes its mutants. Where nobody could notice, `argued` says why.
+Examples are a wrong operator, a missing check, a wrong order, or a forgotten statement. The planted bugs of the
+simulator (`simulation/bugs`) break promises; these mistakes break lines.
+
+A row gives a name, a text in a module, and the text with the mistake. The text must be in the module exactly once, so a
+change to a line also changes its mutants. If no test can notice a mistake, `argued` says why.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ MUTANTS = [
 
 
 def faults(mutant: Mutant, root: Path) -> Iterator[str]:
-    """Yield why a mutant does not fit the library as it is."""
+    """Yield why a mutant does not fit the current library."""
     path = root / mutant.path
     if not path.is_file():
         yield f"there is no {path}"

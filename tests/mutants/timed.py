@@ -1,4 +1,4 @@
-"""A plugin of pytest that writes the seconds of each test that passed as JSON, into the file that `TIMED` names."""
+"""A pytest plugin that writes the seconds of each passed test as JSON into the file that `TIMED` names."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Who may take part: the chain of memberships, its rules, and what each lets a key do."""
+"""The chain of memberships decides which keys may take part in a run, and what each key may do."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_names_and_patterns_say_who_may_speak_as_whom() -> None:
         1, OWNER.author, (entry("acme-*", EU), entry("acme-1", US), entry("acme-gpu-*", OTHER), entry("s", US, S))
     )
     assert m.permits(EU.author, (L,), "acme-7")
-    assert not m.permits(EU.author, (L,), "acme-1"), "an entry of its own stands before any pattern"
+    assert not m.permits(EU.author, (L,), "acme-1"), "an entry for the exact name counts before any pattern"
     assert m.permits(US.author, (L,), "acme-1")
     assert not m.permits(EU.author, (L,), "acme-gpu-1"), "the longest pattern counts"
     assert m.permits(OTHER.author, (L,), "acme-gpu-1")
@@ -132,7 +132,7 @@ async def test_the_owner_changes_where_both_keys_say_so(tmp_path: Path) -> None:
             await put(w, signer=OWNER)
         members = await put(w, entry("us", US), signer=OTHER)
         assert [m.owner for m in members.versions] == [OWNER.author, OTHER.author, OTHER.author]
-        # What the next owner signed is for this run, version and history alone.
+        # The next owner's signature is valid only for this run, version and history.
         accepted = OTHER.sign(SUCCESSION, succession(w.run, members.versions[0], OTHER.author))
         header, _ = frame.parse(await stored(w, 2), Kind.MEMBERS, MembersHeader)
         again = msgspec.structs.replace(header, owner=OTHER.author, accepted=accepted)
@@ -236,6 +236,8 @@ def test_a_bucket_is_where_its_endpoint_is(monkeypatch: pytest.MonkeyPatch, endp
     if endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     assert is_near("s3://bucket/run") == near
+    assert not is_near("s3://bucket/run?endpoint=https://far.example")
+    assert is_near("s3://bucket/run?endpoint=http://127.0.0.1:9000")
 
 
 async def test_an_unsigned_run_elsewhere_wants_to_be_asked_for(
@@ -296,16 +298,16 @@ def test_two_histories_are_told_once_and_only_where_they_differ(caplog: pytest.L
     assert not h.said(1, a, "eu")
     assert not h.said(1, UNSAID, "eu")
     assert h.said(1, b, "eu")
-    assert h.said(1, b, "us"), "it is another commit whoever says it; told once"
+    assert h.said(1, b, "us"), "any author's report of another commit counts; it is logged once"
     assert (len(found), caplog.text.count("shows two histories")) == (1, 1)
-    assert not h.said(2, b, "eu"), "not read here yet"
+    assert not h.said(2, b, "eu"), "version 2 has not been read here yet"
     h.know(2, a)
     assert len(found) == 2
     assert "commits/00003/000000000002" in caplog.text
     for version in range(3, 500):
         h.know(version, a)
         h.said(version + 1, a, "eu")
-    assert not h.said(1, b, "eu"), "long gone: nothing is known of it"
+    assert not h.said(1, b, "eu"), "version 1 has been forgotten"
     assert len(h._here) <= 64
     assert sum(map(len, h._said.values())) <= 64
     assert len(found) == 2

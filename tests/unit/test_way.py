@@ -1,4 +1,4 @@
-"""What is made of the way to store and bus: the kernel's answers and files as recorded, and judgements of them."""
+"""The doctor reads the way to store and bus from the kernel's answers and files (recorded here), and judges it."""
 
 import asyncio
 import socket
@@ -13,6 +13,7 @@ from isthmus.doctor.routes import Interface, Route
 from isthmus.doctor.way import GLOO, NCCL, ConnectionAttempt, Way, judge, judge_ranks, proxy_for
 from isthmus.errors import IsthmusError
 from isthmus.runtime.clock import single_threaded
+from isthmus.runtime.urls import Place
 from isthmus.store import endpoint_of, open_store
 
 GOOD = Way(
@@ -102,8 +103,8 @@ def test_a_way_by_an_odd_interface_where_there_is_another(kind: str) -> None:
     by_it = replace(GOOD, interfaces={**GOOD.interfaces, "wg0": odd}, used="wg0")
     assert warned(by_it) == {"store: interface": f"the way goes by wg0, {kind}; there is eth0"}
     down = {**by_it.interfaces, "eth0": replace(GOOD.interfaces["eth0"], up=False)}
-    assert warned(replace(by_it, interfaces=down)) == {}, "there is no other"
-    assert warned(replace(by_it, used="eth0")) == {}, "it is not taken"
+    assert warned(replace(by_it, interfaces=down)) == {}, "there is no other interface"
+    assert warned(replace(by_it, used="eth0")) == {}, "the way goes by another interface"
 
 
 def test_a_way_by_the_slower_interface() -> None:
@@ -199,6 +200,11 @@ def test_requests_go_to_the_host_of_the_bucket_or_to_the_endpoint(monkeypatch: p
     assert endpoint_of("s3://b/run") == "https://b.s3.eu-west-1.amazonaws.com"
     assert endpoint_of("s3://b.c/run") == "https://s3.eu-west-1.amazonaws.com"
     assert endpoint_of("gs://b/run") == "https://storage.googleapis.com"
+    assert endpoint_of("s3://b/run?region=us-west-2") == "https://b.s3.us-west-2.amazonaws.com"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
+    assert endpoint_of("s3://b/run") == "http://127.0.0.1:9000"
+    assert endpoint_of("s3://b/run?endpoint=https://far.example") == "https://far.example"
+    assert endpoint_of("s3://b/run?region=us-west-2") == "https://b.s3.us-west-2.amazonaws.com"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store.test:9000")
     assert endpoint_of("s3+aiobotocore://b/run") == "http://store.test:9000"
 
@@ -222,7 +228,7 @@ PROXY = "http://proxy.test:3128"
 async def test_a_proxy_is_taken_as_the_client_takes_it(
     scheme: str, environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """… which is held against the clients themselves: a request goes to the listener that plays the proxy, or nowhere."""
+    """Compare with the clients themselves: a request reaches the listener that plays the proxy, or goes nowhere."""
     asked = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -236,7 +242,7 @@ async def test_a_proxy_is_taken_as_the_client_takes_it(
     for name, value in environment.items():
         monkeypatch.setenv(name, here if value == PROXY else value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store.test:9000")
-    said = proxy_for("http://store.test:9000", scheme)
+    said = proxy_for(Place.of("http://store.test:9000"), scheme)
     assert said == ((expected, here) if expected else ("", "http://store.test:9000"))
     with pytest.raises((IsthmusError, TimeoutError)):
         async with open_store(f"{scheme}://b/run", single_threaded()) as store, asyncio.timeout(10):
@@ -296,7 +302,7 @@ def test_an_interface_that_a_variable_names_and_that_is_not_there(environment: d
 
 def test_a_machine_that_calls_itself_loopback() -> None:
     assert of_ranks(LEARNER, {}, ("127.0.1.1", "::1")) == {"machine: own name": NOTE}
-    assert of_ranks(LEARNER, {}, ()) == {"machine: own name": NOTE}, "or does not know its name"
+    assert of_ranks(LEARNER, {}, ()) == {"machine: own name": NOTE}, "or whose name has no address"
     assert of_ranks(LEARNER, {}, ("127.0.1.1", "10.0.0.5")) == {}
     assert of_ranks(LEARNER, {GLOO: "eth0"}, ("127.0.1.1",)) == {}
     assert of_ranks(Role(RoleKind.SYNCER), {}, ("127.0.1.1",)) == {}

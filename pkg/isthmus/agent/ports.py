@@ -17,8 +17,8 @@ from isthmus.log import Log
 from isthmus.log.run import Require, Run, anything, read_run, run_below
 from isthmus.log.trust import Trust
 from isthmus.runtime.clock import Runtime, threaded
-from isthmus.runtime.urls import split
-from isthmus.store import BUCKETS, EdgeStore, open_store
+from isthmus.runtime.urls import Place
+from isthmus.store import EdgeStore, open_store
 
 TRUSTING = Trust()
 """The trust of a process that only reads: no key, and no demands on the run."""
@@ -101,7 +101,7 @@ async def open_ports(
 async def _log(run: Run, store: EdgeStore, trust: Trust) -> Log:
     trust.judge(run)
     log = Log(run, store, store.runtime, trust.signer)
-    if split(store.url).scheme in BUCKETS:
+    if Place.of(store.url).in_bucket:
         store.landmark = snapshots_prefix(0)
     await log.members.refresh(store.at_start)
     return log

@@ -7,7 +7,7 @@ from pathlib import Path
 from isthmus.bus.base import START, Bus, BusItem
 from isthmus.bus.sqlite import open_sqlite
 from isthmus.errors import InputError
-from isthmus.runtime.urls import redacted, split
+from isthmus.runtime.urls import Place
 
 __all__ = ["START", "Bus", "BusItem", "default_bus", "open_bus"]
 
@@ -16,11 +16,8 @@ EMBEDDED_FILE = "bus.sqlite"
 
 def default_bus(run_url: str) -> str | None:
     """Return the URL of the embedded bus beside a file store, or None for a run in a bucket."""
-    parts = split(run_url)
-    if parts.scheme not in ("", "file"):
-        return None
-    path = Path(parts.path if parts.scheme else run_url).expanduser().absolute()
-    return f"sqlite://{path / EMBEDDED_FILE}"
+    folder = Place.of(run_url).folder
+    return None if folder is None else f"sqlite://{folder / EMBEDDED_FILE}"
 
 
 @asynccontextmanager
@@ -29,18 +26,14 @@ async def open_bus(url: str, run: bytes) -> AsyncIterator[Bus]:
 
     Raises `InputError` for a URL of another kind. Nothing is contacted before the first request.
     """
-    parts = split(url)
-    name = run[:8].hex()
-    if parts.scheme in ("redis", "rediss", "unix"):
+    place, name = Place.of(url), run[:8].hex()
+    if place.scheme in ("redis", "rediss", "unix"):
         from isthmus.bus.redis import open_redis
 
-        async with open_redis(url, name) as redis:
+        async with open_redis(place, name) as redis:
             yield redis
-    elif parts.scheme == "sqlite":
-        # Everything after :// is a path, in which ? and # have no special meaning.
-        async with open_sqlite(Path(url.partition("://")[2]), name) as sqlite:
+    elif place.scheme == "sqlite":
+        async with open_sqlite(Path(place.path), name) as sqlite:
             yield sqlite
     else:
-        raise InputError(
-            f"{redacted(url)}: a bus is redis://host:port or sqlite:///path, not {parts.scheme or 'a path'}"
-        )
+        raise InputError(f"{place}: a bus is redis://host:port or sqlite:///path, not {place.scheme or 'a path'}")

@@ -20,7 +20,7 @@ from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, START, Bus,
 from isthmus.bus.replies import Action, meaning
 from isthmus.errors import Denied, InputError, Unavailable, told
 from isthmus.format.records.messages import SYNCER_STREAM, is_stream
-from isthmus.runtime.urls import redacted
+from isthmus.runtime.urls import Place
 
 T = TypeVar("T")
 
@@ -303,7 +303,7 @@ def _order(entry: str) -> tuple[int, int]:
 
 
 @asynccontextmanager
-async def open_redis(url: str, run: str) -> AsyncIterator[RedisBus]:
+async def open_redis(place: Place, run: str) -> AsyncIterator[RedisBus]:
     """Open the bus at a Redis URL; connections are made lazily and closed with the context. Raises `InputError`."""
     # Retries in the client would append twice and hide outages. A blocking read needs a longer timeout than a write.
     options: dict[str, Any] = {
@@ -312,12 +312,16 @@ async def open_redis(url: str, run: str) -> AsyncIterator[RedisBus]:
         "health_check_interval": 0,
     }
     try:
-        reader = Redis.from_url(url, socket_timeout=BLOCK_S_MAX + READ_SLACK_S, **options)
-        writer = Redis.from_url(url, socket_timeout=WRITE_TIMEOUT_S, **options)
-    except ValueError:
-        raise InputError(f"{redacted(url)}: Redis's client cannot read this URL") from None
+        reader = Redis.from_url(place.url, socket_timeout=BLOCK_S_MAX + READ_SLACK_S, **options)
+        writer = Redis.from_url(place.url, socket_timeout=WRITE_TIMEOUT_S, **options)
+        # The client checks most options only when it makes a connection.
+        writer.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+    except (AttributeError, TypeError, ValueError, RedisError) as error:
+        names = [name for name in place.options if f"'{name}'" in str(error)] or place.options
+        advice = f": correct or leave out the option {', '.join(names)}" if names else ""
+        raise InputError(f"{place}: Redis's client cannot read this URL{advice}") from None
     try:
-        yield RedisBus(reader, writer, run, redacted(url))
+        yield RedisBus(reader, writer, run, str(place))
     finally:
         await reader.aclose()
         await writer.aclose()

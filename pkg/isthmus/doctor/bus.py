@@ -10,7 +10,7 @@ from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, c
 from isthmus.errors import Denied, InputError, IsthmusError
 from isthmus.format.records.messages import SYNCER_STREAM
 from isthmus.runtime.clock import Runtime
-from isthmus.runtime.urls import split
+from isthmus.runtime.urls import Place
 
 LATENCY_SAMPLES = 20
 OLDEST_VERSION = (6, 0)
@@ -46,17 +46,18 @@ async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime) -> Asy
 
 def _missing(url: str) -> Path | None:
     """Return the folder of an embedded bus if it does not exist, since opening the bus would create it; else None."""
-    parts = split(url)
-    folder = Path(parts.netloc + parts.path).parent
-    return folder if parts.scheme == "sqlite" and not folder.exists() else None
+    place = Place.of(url)
+    folder = Path(place.path).parent
+    return folder if place.scheme == "sqlite" and not folder.exists() else None
 
 
 def _on_disk(bus: Bus) -> str:
     """Return the advice for an embedded bus that cannot be used; empty for a server."""
-    path = Path(split(bus.url).path)
+    place = Place.of(bus.url)
+    path = Path(place.path)
     return (
         f"let this user write {path} and in {path.parent} (SQLite keeps two more files beside it), on a local disk"
-        if split(bus.url).scheme == "sqlite"
+        if place.scheme == "sqlite"
         else ""
     )
 

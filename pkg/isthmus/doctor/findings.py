@@ -1,15 +1,13 @@
 """The result of a check, and the role that the check is made for."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import ip_address
 
 from isthmus.format.permissions import ALL_STREAMS, DELETE, STREAMS, Operation, Participant, may, streams
 from isthmus.format.records.keys import LEARNERS, SCRATCH
 from isthmus.format.records.messages import SYNCER_STREAM, learner_stream
-from isthmus.runtime.urls import split
+from isthmus.runtime.urls import Place
 
 
 class CheckOutcome(StrEnum):
@@ -128,16 +126,10 @@ def clock(check: str, skew_s: float, coarse_s: float, other: str) -> Finding:
 
 def in_the_clear(url: str) -> str:
     """Return the problem with a URL that leaves this machine without TLS; empty if there is none."""
-    parts = split(url)
-    if parts.scheme in ("https", "rediss"):
+    place = Place.of(url)
+    if place.scheme in ("https", "rediss") or not place.host or place.is_loopback:
         return ""
-    host = parts.hostname or "localhost"
-    with suppress(ValueError):
-        if ip_address(host).is_loopback:
-            return ""
-    if host == "localhost":
-        return ""
-    return f"{parts.scheme}://{host}: passwords and what is sent can be read and changed on the way"
+    return f"{place.scheme}://{place.host}: passwords and what is sent can be read and changed on the way"
 
 
 SKEW_WARNING_S = 2.0

@@ -26,10 +26,10 @@ BITS = {1: "f7508948098312e71b2f3435eacc1e14e85cb259d754dcd8a039098cd67b6911"}
 machine."""
 
 
-def examine_machine(folder: str | None, role: Role, runtime: Runtime) -> Iterator[Finding]:
+def examine_machine(folder: Path | None, role: Role, runtime: Runtime) -> Iterator[Finding]:
     """Yield findings about this machine; `folder` is the folder of the run, None for a run in a bucket."""
     if folder is not None:
-        yield _disk(Path(folder))
+        yield _disk(folder)
     yield _kernels(runtime)
     if role.kind in (RoleKind.OPERATOR, RoleKind.LEARNER):
         yield _torch(role)

@@ -24,8 +24,8 @@ from isthmus.format.permissions import CREATE, LIST
 from isthmus.format.records.keys import LEARNERS, RUN_KEY, commit_key
 from isthmus.log.run import Run, read_run, run_below
 from isthmus.runtime.clock import Runtime
-from isthmus.runtime.urls import split
-from isthmus.store import BUCKETS, EdgeStore, Store, compares_sums, endpoint_of, open_store
+from isthmus.runtime.urls import Place
+from isthmus.store import EdgeStore, Store, compares_sums, endpoint_of, open_store
 from isthmus.store.atomic import swept, why_not_create_only
 
 RACERS = 16
@@ -73,16 +73,13 @@ IN_FOLDER = Advice(
 
 
 def _advice(store: Store) -> Advice:
-    return IN_BUCKET if split(store.url).scheme in BUCKETS else IN_FOLDER
+    return IN_BUCKET if Place.of(store.url).in_bucket else IN_FOLDER
 
 
 def missing_folder(url: str) -> Path | None:
     """Return the folder of a run if it does not exist yet; None if it does, and for a bucket."""
-    parts = split(url)
-    if parts.scheme not in ("", "file"):
-        return None
-    folder = Path(parts.path if parts.scheme else url).expanduser().absolute()
-    return None if folder.exists() else folder
+    folder = Place.of(url).folder
+    return None if folder is None or folder.exists() else folder
 
 
 def _not_there(folder: Path) -> Iterator[Finding]:

@@ -6,24 +6,23 @@ from isthmus.doctor.findings import OK, WARNING, Finding
 from isthmus.format.signing import fingerprint
 from isthmus.log.run import Run
 from isthmus.log.trust import is_near
-from isthmus.runtime.urls import redacted, split
+from isthmus.runtime.urls import Place
 from isthmus.store import endpoint_of
 
 
 def examine_trust(url: str, bus: str, run: Run | None) -> Iterator[Finding]:
     """Yield findings about the encryption of a run's store and bus, and about signatures if there is a run yet."""
     places = [("store: encryption", endpoint_of(url), "https", url), ("bus: encryption", bus, "rediss", bus)]
-    for check, place, scheme, of in places:
-        if place is None or split(place).scheme in ("sqlite", "unix"):
+    for check, target, scheme, of in places:
+        if target is None or (place := Place.of(target)).scheme in ("sqlite", "unix"):
             continue
-        found = split(place).scheme
-        if found == scheme or not found:
-            yield Finding(check, OK, f"{redacted(place)}: TLS")
+        if place.scheme in (scheme, ""):
+            yield Finding(check, OK, f"{place}: TLS")
         elif is_near(of):
-            yield Finding(check, OK, f"{redacted(place)}: this machine's own")
+            yield Finding(check, OK, f"{place}: this machine's own")
         else:
             advice = f"use {scheme}://: passwords, announcements and gradients can be read and changed on the way"
-            yield Finding(check, WARNING, f"{redacted(place)}: no TLS", advice)
+            yield Finding(check, WARNING, f"{place}: no TLS", advice)
     if run is None:
         return
     if run.header.owner is not None:

@@ -16,7 +16,7 @@ from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, CheckOutcome, Fi
 from isthmus.doctor.routes import Interface, Route
 from isthmus.errors import InputError
 from isthmus.runtime.clock import Runtime
-from isthmus.runtime.urls import redacted, split
+from isthmus.runtime.urls import Place
 from isthmus.store import endpoint_of
 
 CONNECT_S = 3.0
@@ -66,36 +66,35 @@ class Way:
 async def examine_way(what: str, url: str, runtime: Runtime) -> AsyncIterator[Finding]:
     """Yield findings about the network path to a store or bus; none if it is not on a network."""
     try:
-        target = (endpoint_of(url) if what == "store" else url) or ""
-        parts = split(target)
+        target = Place.of((endpoint_of(url) if what == "store" else url) or "")
     except InputError:
         return  # the check that opened the store or bus has reported this
-    if parts.scheme not in PORTS:
+    if target.scheme not in PORTS:
         return
-    proxy, through = ("", target) if what == "bus" else proxy_for(target, split(url).scheme)
+    proxy, through = ("", target.url) if what == "bus" else proxy_for(target, Place.of(url).scheme)
     try:
-        parts = split(through if "://" in through else f"http://{through}")
-        host, port = parts.hostname or "localhost", parts.port or PORTS.get(parts.scheme, 80)
+        via = Place.of(through if "://" in through else f"http://{through}")
+        host, port = via.host or "localhost", via.port or PORTS.get(via.scheme, 80)
     except InputError as error:
         yield Finding(f"{what}: way", WARNING, f"{proxy}: {error}", f"correct {proxy}")
         return
     if proxy:
-        said = f"requests to {redacted(target)} go by way of the proxy {host}:{port} ({proxy})"
+        said = f"requests to {target} go by way of the proxy {host}:{port} ({proxy})"
         yield Finding(f"{what}: proxy", NOTE, said, "NO_PROXY names hosts that are reached without it")
     for finding in judge(await _look(what, host, port, proxy, runtime)):
         yield finding
 
 
-def proxy_for(target: str, scheme: str) -> tuple[str, str]:
-    """Return the variable that makes a store's client use a proxy, and the proxy's URL; if none, "" and `target`."""
-    parts, given = split(target), getproxies_environment()
-    if proxy_bypass(parts.netloc.rpartition("@")[2]):
-        return "", target
+def proxy_for(target: Place, scheme: str) -> tuple[str, str]:
+    """Return the variable that makes a store's client use a proxy, and its URL; if none, "" and the target's URL."""
+    given = getproxies_environment()
+    if proxy_bypass(target.authority.rpartition("@")[2]):
+        return "", target.url
     # obstore's client heeds ALL_PROXY, too; aiobotocore does not.
-    for kind in (parts.scheme, *(() if scheme == "s3+aiobotocore" else ("all",))):
+    for kind in (target.scheme, *(() if scheme == "s3+aiobotocore" else ("all",))):
         if kind in given:
             return f"{kind.upper()}_PROXY", given[kind]
-    return "", target
+    return "", target.url
 
 
 async def _look(what: str, host: str, port: int, proxy: str, runtime: Runtime) -> Way:

@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 
 from isthmus.errors import InputError, RecordInvalid
@@ -16,7 +15,7 @@ from isthmus.format.signing import Signer, fingerprint, read_signer
 from isthmus.format.signing.keys import read_public
 from isthmus.log.membership import Members, require_may
 from isthmus.log.run import Run
-from isthmus.runtime.urls import redacted, split
+from isthmus.runtime.urls import Place, redacted
 from isthmus.store import endpoint_of
 
 logger = logging.getLogger(__name__)
@@ -124,13 +123,7 @@ def trust_of(
 def is_near(url: str) -> bool:
     """Return whether a store or a bus is on this machine: a folder, a file, a socket, or a loopback address."""
     endpoint = endpoint_of(url)
-    parts = split(endpoint or url)
-    if endpoint is None and parts.scheme not in ("redis", "rediss"):
+    place = Place.of(endpoint or url)
+    if endpoint is None and place.scheme not in ("redis", "rediss"):
         return True  # a folder, a file or a socket; any other URL fails when it is opened
-    host = parts.hostname or ""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return place.is_loopback

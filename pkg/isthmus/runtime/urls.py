@@ -2,8 +2,11 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from isthmus.errors import InputError
 
@@ -24,38 +27,82 @@ def without_passwords(words: str) -> str:
     return _WITH_PASSWORD.sub("…@", words)
 
 
-BUCKETS = ("s3", "s3+obstore", "s3+aiobotocore", "gs")
-"""URL schemes of buckets."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Place:
+    """The parts of the URL of a run, a bus or a server. A path without a scheme is a folder."""
 
+    url: str
+    """The URL as it was given."""
+    scheme: str
+    """Empty for a path without a scheme."""
+    authority: str
+    """The bucket; for a server, user, password, host and port as in the URL."""
+    host: str
+    port: int | None
+    path: str
+    query: str
 
-def split(url: str) -> SplitResult:
-    """Return the parts of a URL. Raises `InputError`, whose text does not repeat user, password and query.
+    @classmethod
+    def of(cls, url: str) -> "Place":
+        """Parse a URL. Raises `InputError`, whose text does not repeat user, password and query.
 
-    Every character of a URL counts, or the URL is rejected: `exp#1` and `exp#2` must not become one run. A path without
-    a scheme is a folder, whatever characters it has. Of its parts only `scheme`, which is empty, is meaningful.
-    """
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # urllib checks the port only when it is read
-    except ValueError as error:
-        # urllib's own message may quote the password.
-        hint = "characters such as / [ # @ in a password are written %2F %5B %23 %40"
-        raise InputError(f"{redacted(url)}: this URL cannot be read ({hint})") from error.__cause__
-    if parts.scheme in (*BUCKETS, "file") and "#" in url:
-        raise InputError(f"{redacted(url)}: # ends a URL: choose a name without it")
-    if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
-        raise InputError(f"{redacted(url)}: a file has no host: write file:///PATH, or the path alone")
-    if parts.scheme == "file" and "?" in url:
-        raise InputError(f"{redacted(url)}: ? ends a URL: choose a name without it, or leave file:// out")
-    if parts.scheme in ("redis", "rediss", "unix") and "#" in url:
-        raise InputError(f"{redacted(url)}: # ends a URL; in a password it is written %23")
-    if parts.scheme in BUCKETS and parts.path not in ("", "/"):
-        names = parts.path.removeprefix("/").removesuffix("/").split("/")
-        if odd := next((name for name in names if name in ("", ".", "..")), None):
-            raise InputError(f"{redacted(url)}: {odd}/ is no folder in a bucket: leave it out")
-        if "" in names:
-            raise InputError(f"{redacted(url)}: a folder between two slashes has no name: leave one of them out")
-    return parts
+        Every character of a URL counts, or the URL is rejected: `exp#1` and `exp#2` must not become one run.
+        """
+        try:
+            parts = urlsplit(url)
+            port = parts.port  # urllib checks the port only when it is read
+        except ValueError as error:
+            # urllib's own message may quote the password.
+            hint = "characters such as / [ # @ in a password are written %2F %5B %23 %40"
+            raise InputError(f"{redacted(url)}: this URL cannot be read ({hint})") from error.__cause__
+        if parts.scheme in ("", "sqlite"):
+            # What follows is a path, in which ? and # have no special meaning.
+            return cls(url, parts.scheme, "", "", None, url.partition("://")[2] if parts.scheme else url, "")
+        place = cls(url, parts.scheme, parts.netloc, parts.hostname or "", port, parts.path, parts.query)
+        if "#" in url and (place.in_bucket or place.scheme in ("file", "redis", "rediss", "unix")):
+            raise InputError(f"{place}: # ends a URL: choose a name without it; in a password it is written %23")
+        if place.scheme == "file" and place.authority not in ("", "localhost"):
+            raise InputError(f"{place}: a file has no host: write file:///PATH, or the path alone")
+        if place.scheme == "file" and "?" in url:
+            raise InputError(f"{place}: ? ends a URL: choose a name without it, or leave file:// out")
+        if place.in_bucket and place.path not in ("", "/"):
+            names = place.path.removeprefix("/").removesuffix("/").split("/")
+            if odd := next((name for name in names if name in ("", ".", "..")), None):
+                raise InputError(f"{place}: {odd}/ is no folder in a bucket: leave it out")
+            if "" in names:
+                raise InputError(f"{place}: a folder between two slashes has no name: leave one of them out")
+        return place
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options after `?`; of an option that is given twice, the last value."""
+        return {name: values[-1] for name, values in parse_qs(self.query, keep_blank_values=True).items()}
+
+    @property
+    def in_bucket(self) -> bool:
+        """Whether this is in a bucket."""
+        return self.scheme in ("s3", "s3+obstore", "s3+aiobotocore", "gs")
+
+    @property
+    def prefix(self) -> str:
+        """What the keys of a run in a bucket begin with: empty, or a path that ends in a slash."""
+        return f"{self.path.strip('/')}/".lstrip("/")
+
+    @property
+    def folder(self) -> Path | None:
+        """The absolute path of a run in a folder; None for any other URL."""
+        return Path(self.path).expanduser().absolute() if self.scheme in ("", "file") else None
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the host is this machine."""
+        with suppress(ValueError):
+            return ip_address(self.host).is_loopback
+        return f".{self.host}".endswith(".localhost")
+
+    def __repr__(self) -> str:
+        """Return the URL without user, password and query."""
+        return redacted(self.url)
 
 
 def as_user(bus: str, user: str | None, password: str | None, password_file: str | None) -> str:
@@ -69,14 +116,12 @@ def as_user(bus: str, user: str | None, password: str | None, password_file: str
             raise InputError(f"--bus-password-file {password_file}: {error.strerror}") from None
     if not (user or password):
         return bus
-    parts = split(bus)
-    if parts.scheme not in ("redis", "rediss"):
-        raise InputError(f"{parts.scheme}:// takes no user or password: leave bus_user and bus_password out")
-    if "@" in parts.netloc:
+    place = Place.of(bus)
+    if place.scheme not in ("redis", "rediss"):
+        raise InputError(f"{place.scheme}:// takes no user or password: leave bus_user and bus_password out")
+    if "@" in place.authority:
         raise InputError("the bus's URL and other settings both name a user or password: leave one out")
-    return parts._replace(
-        netloc=f"{quote(user or '', safe='')}:{quote(password or '', safe='')}@{parts.netloc}"
-    ).geturl()
+    return f"{place.scheme}://{quote(user or '', safe='')}:{quote(password or '', safe='')}@{bus.partition('://')[2]}"
 
 
 def trusting(bus: str, authorities: str | None) -> str:
@@ -86,15 +131,14 @@ def trusting(bus: str, authorities: str | None) -> str:
     """
     if not authorities:
         return bus
-    parts = split(bus)
-    if parts.scheme != "rediss":
-        raise InputError(f"bus_ca: {parts.scheme}:// shows no certificate: use rediss://, or leave bus_ca out")
-    if "ssl_ca_certs=" in parts.query:
+    place = Place.of(bus)
+    if place.scheme != "rediss":
+        raise InputError(f"bus_ca: {place.scheme}:// shows no certificate: use rediss://, or leave bus_ca out")
+    if "ssl_ca_certs" in place.options:
         raise InputError("the bus's URL and bus_ca both name authorities: leave one out")
     if not Path(authorities).is_file():
         raise InputError(f"--bus-ca {authorities}: there is no such file")
-    query = f"{parts.query}&" if parts.query else ""
-    return parts._replace(query=f"{query}ssl_ca_certs={quote(authorities, safe='/')}").geturl()
+    return f"{bus}{'&' if place.query else '?'}ssl_ca_certs={quote(authorities, safe='/')}"
 
 
 def as_environment_says(bus: str, environment: Mapping[str, str]) -> str:
@@ -102,9 +146,10 @@ def as_environment_says(bus: str, environment: Mapping[str, str]) -> str:
 
     The variables are those of the commands. What the URL already has is kept. Raises `InputError`.
     """
-    if bus.startswith("rediss://") and "ssl_ca_certs=" not in split(bus).query:
+    place = Place.of(bus)
+    if place.scheme == "rediss" and "ssl_ca_certs" not in place.options:
         bus = trusting(bus, environment.get("ISTHMUS_BUS_CA"))
-    if not bus.startswith(("redis://", "rediss://")) or "@" in split(bus).netloc:
+    if place.scheme not in ("redis", "rediss") or "@" in place.authority:
         return bus
     names = ("ISTHMUS_BUS_USER", "ISTHMUS_BUS_PASSWORD", "ISTHMUS_BUS_PASSWORD_FILE")
     return as_user(bus, *(environment.get(name) for name in names))

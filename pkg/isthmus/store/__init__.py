@@ -2,12 +2,10 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
-from urllib.parse import parse_qs
 
 from isthmus.errors import InputError
 from isthmus.runtime.clock import Runtime
-from isthmus.runtime.urls import BUCKETS, redacted, split
+from isthmus.runtime.urls import Place
 from isthmus.store.atomic import require_create_only
 from isthmus.store.base import Entry, Store
 from isthmus.store.edge import EdgeStore
@@ -21,7 +19,6 @@ from isthmus.store.watched import Outage
 __all__ = [
     "AT_START",
     "BESIDE",
-    "BUCKETS",
     "RUNNING",
     "EdgeStore",
     "Entry",
@@ -47,53 +44,42 @@ async def open_store(url: str, runtime: Runtime, *, make: bool = False) -> Async
     `s3+aiobotocore://` uses another client for the same buckets; `s3+obstore://` is the same as `s3://`. Raises
     `InputError` for a URL of another kind. Without `make`, nothing is contacted before the first request.
     """
-    if make and split(url).scheme in BUCKETS:
-        await _make_bucket(split(url).scheme, split(url).netloc, url, runtime)
+    place = Place.of(url)
+    if make and place.in_bucket:
+        await _make_bucket(place, runtime)
 
     @asynccontextmanager
     async def beside(other: str) -> AsyncIterator[Store]:
-        if split(url).scheme in BUCKETS and split(other).scheme not in BUCKETS:
-            raise InputError(f"{redacted(other)}: the owner of a run in a bucket names no folders of other machines")
-        async with _open(other, runtime) as store:
+        near = Place.of(other)
+        if place.in_bucket and not near.in_bucket:
+            raise InputError(f"{near}: the owner of a run in a bucket names no folders of other machines")
+        async with _open(near, runtime) as store:
             yield EdgeStore(store, runtime, BESIDE, traffic=traffic)
 
     regions, traffic = Regions(beside, runtime), Traffic()
     try:
-        async with _open(url, runtime) as store:
+        async with _open(place, runtime) as store:
             yield EdgeStore(store, runtime, traffic=traffic, regions=regions)
     finally:
         await regions.close()
 
 
 @asynccontextmanager
-async def _open(url: str, runtime: Runtime) -> AsyncIterator[Store]:
-    parts = split(url)
-    if parts.scheme in BUCKETS:
-        if not parts.netloc:
-            raise InputError(f"{url}: a URL of a bucket names it: {parts.scheme}://bucket/run")
-        async with _opener(parts.scheme)(parts.netloc, _prefix(parts.path), url, runtime, **_where(url)) as store:
+async def _open(place: Place, runtime: Runtime) -> AsyncIterator[Store]:
+    if place.in_bucket:
+        if not place.authority:
+            raise InputError(f"{place}: a URL of a bucket names it: {place.scheme}://bucket/run")
+        if place.options.keys() - ({"region", "endpoint"} if place.scheme in ("s3", "s3+obstore") else set()):
+            raise InputError(f"{place}: after ? there may be region=NAME and endpoint=URL, of s3:// alone")
+        async with _opener(place.scheme)(place, runtime) as store:
             yield store
-    elif parts.scheme in ("", "file"):
-        yield FileStore(_folder(parts.path if parts.scheme else url), runtime)
+    elif (folder := place.folder) is not None:
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is a file; a run is a folder")
+        yield FileStore(folder, runtime)
     else:
         known = "s3://bucket/prefix, in gs://bucket/prefix or in a folder"
-        raise InputError(f"{redacted(url)}: runs live in {known}, not in {parts.scheme}://")
-
-
-def _where(url: str) -> dict[str, str]:
-    """Return the region and endpoint in the URL of a bucket, which replace those of the environment."""
-    parts = split(url)
-    if not parts.query:
-        return {}
-    said = parse_qs(parts.query, keep_blank_values=True)
-    if parts.scheme not in ("s3", "s3+obstore") or not said.keys() <= {"region", "endpoint"}:
-        raise InputError(f"{redacted(url)}: after ? there may be region=NAME and endpoint=URL, of s3:// alone")
-    return {name: values[-1] for name, values in said.items()}
-
-
-def _prefix(path: str) -> str:
-    path = path.strip("/")
-    return f"{path}/" if path else ""
+        raise InputError(f"{place}: runs live in {known}, not in {place.scheme}://")
 
 
 def _opener(scheme: str) -> Callable[..., AbstractAsyncContextManager[Store]]:
@@ -109,14 +95,14 @@ def _opener(scheme: str) -> Callable[..., AbstractAsyncContextManager[Store]]:
 
 def endpoint_of(url: str) -> str | None:
     """Return the URL of the host that a store's requests go to; None for a folder. Raises `InputError`."""
-    parts = split(url)
-    if parts.scheme not in BUCKETS:
+    place = Place.of(url)
+    if not place.in_bucket:
         return None
-    if parts.scheme == "gs":
+    if place.scheme == "gs":
         return "https://storage.googleapis.com"
     from isthmus.store.credentials import access
 
-    return access().host(parts.netloc)
+    return access().at(place).host(place.authority)
 
 
 async def compares_sums(url: str, key: str, runtime: Runtime) -> bool | None:
@@ -124,13 +110,13 @@ async def compares_sums(url: str, key: str, runtime: Runtime) -> bool | None:
 
     Returns None for a store to which no checksum is sent. `key` is written and deleted. Raises what writes do.
     """
-    parts = split(url)
-    if not parts.scheme.startswith("s3"):
+    place = Place.of(url)
+    if not place.scheme.startswith("s3"):
         return None
     from isthmus.store.s3 import open_s3
 
-    async with open_s3(parts.netloc, _prefix(parts.path), url, runtime) as store:
-        return await store.compares(key, "ContentMD5" if parts.scheme == "s3+aiobotocore" else "ChecksumSHA256")
+    async with open_s3(place, runtime) as store:
+        return await store.compares(key, "ContentMD5" if place.scheme == "s3+aiobotocore" else "ChecksumSHA256")
 
 
 Probe = Callable[[str, bool], Awaitable[None]]
@@ -145,13 +131,13 @@ async def open_probe(url: str, key: str, runtime: Runtime) -> AsyncIterator[Prob
     and then rejects the bytes. Whether it verifies them is tested on `key`, which is written and deleted. Raises what
     writes do.
     """
-    parts = split(url)
-    if not parts.scheme.startswith("s3"):
+    place = Place.of(url)
+    if not place.scheme.startswith("s3"):
         yield None
         return
     from isthmus.store.s3 import open_s3
 
-    async with open_s3(parts.netloc, _prefix(parts.path), url, runtime) as store:
+    async with open_s3(place, runtime) as store:
         for name in ("ContentMD5", "ChecksumSHA256"):
             if await store.compares(key, name):
                 break
@@ -165,17 +151,10 @@ async def open_probe(url: str, key: str, runtime: Runtime) -> AsyncIterator[Prob
         yield probe
 
 
-async def _make_bucket(scheme: str, bucket: str, url: str, runtime: Runtime) -> None:
-    if scheme == "gs":
-        raise InputError(f"{url}: create the bucket first: gcloud storage buckets create gs://{bucket}")
+async def _make_bucket(place: Place, runtime: Runtime) -> None:
+    if place.scheme == "gs":
+        raise InputError(f"{place}: create the bucket first: gcloud storage buckets create gs://{place.authority}")
     from isthmus.store.s3 import open_s3
 
-    async with open_s3(bucket, "", url, runtime) as store:
+    async with open_s3(place, runtime) as store:
         await store.create_bucket()
-
-
-def _folder(text: str) -> Path:
-    path = Path(text).expanduser().absolute()
-    if path.exists() and not path.is_dir():
-        raise InputError(f"{path} is a file; a run is a folder")
-    return path

@@ -10,7 +10,7 @@ import atexit
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -29,6 +29,7 @@ from typing_extensions import override
 from isthmus.errors import Denied, InputError, Unavailable, first_cause
 from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank, fill
 from isthmus.runtime.clock import Runtime, wait_for_foreign_threads
+from isthmus.runtime.urls import Place
 from isthmus.store.base import PART_BYTES, RANGE_BYTES, Entry, Store, is_there, part_of
 from isthmus.store.credentials import Identity, access
 from isthmus.store.refused import DENIED, EXPIRED, MISSING, RangeBeyondEnd, refusal, refused_read
@@ -300,18 +301,15 @@ def _code(error: BaseException) -> str:
 
 
 @asynccontextmanager
-async def open_s3(
-    bucket: str, prefix: str, url: str, runtime: Runtime, *, region: str = "", endpoint: str = ""
-) -> AsyncIterator[BucketStore]:
+async def open_s3(place: Place, runtime: Runtime) -> AsyncIterator[BucketStore]:
     """Open a bucket of S3, or of a store with its protocol. Raises `InputError`.
 
-    `region`, `endpoint`: where the bucket is, if not where the environment says.
+    The options `region` and `endpoint` say where the bucket is, if not where the environment says.
     """
+    bucket = place.authority
     if not _BUCKET.fullmatch(bucket):
-        raise InputError(f"{url}: {bucket} is no valid name of a bucket")
-    found = access(now=runtime.now)
-    if region or endpoint:
-        found = replace(found, region=region or found.region, endpoint=endpoint or (None if region else found.endpoint))
+        raise InputError(f"{place.url}: {bucket} is no valid name of a bucket")
+    found = access(now=runtime.now).at(place)
     in_path = found.in_path(bucket)
     where = found.endpoint or f"https://s3.{found.region}.amazonaws.com"
 
@@ -336,11 +334,11 @@ async def open_s3(
             credential_provider=found.identity.ask,
         )
 
-    yield BucketStore(_clients(client), prefix, url, where, runtime, found.identity)
+    yield BucketStore(_clients(client), place.prefix, place.url, where, runtime, found.identity)
 
 
 @asynccontextmanager
-async def open_google(bucket: str, prefix: str, url: str, runtime: Runtime) -> AsyncIterator[BucketStore]:
+async def open_google(place: Place, runtime: Runtime) -> AsyncIterator[BucketStore]:
     """Open a bucket of Google Cloud Storage by its own protocol.
 
     The library finds the credentials in `GOOGLE_APPLICATION_CREDENTIALS` and the like.
@@ -348,9 +346,9 @@ async def open_google(bucket: str, prefix: str, url: str, runtime: Runtime) -> A
 
     def client(retries: int, **limits: Any) -> Any:
         options: Any = {"allow_http": True, "connect_timeout": CONNECT_TIMEOUT, "timeout": _NO_LIMIT, **limits}
-        return obstore.store.GCSStore(bucket, client_options=options, retry_config={"max_retries": retries})
+        return obstore.store.GCSStore(place.authority, client_options=options, retry_config={"max_retries": retries})
 
-    yield BucketStore(_clients(client), prefix, url, "Google Cloud Storage", runtime)
+    yield BucketStore(_clients(client), place.prefix, place.url, "Google Cloud Storage", runtime)
 
 
 def _clients(client: Callable[..., Any]) -> Clients:

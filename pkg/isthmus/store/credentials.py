@@ -8,8 +8,10 @@ the work of a short command.
 import asyncio
 import math
 import os
+import re
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,10 +19,14 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from isthmus.errors import Denied, InputError, PortError, Unavailable, told
+from isthmus.runtime.urls import Place, redacted
 from isthmus.store.refused import NO_CREDENTIALS
 
 DEFAULT_REGION = "us-east-1"
 """The region to sign with if none is set; stores other than AWS ignore it."""
+
+_ENDPOINT = re.compile(r"https?://[\w.~:/?#\[\]@!$&'()*+,;=%-]+", re.ASCII | re.IGNORECASE)
+"""The characters of a URL; obstore panics at any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,23 @@ class Access:
     identity: "Identity"
     authorities: bytes | None
     """Certificates [PEM] to trust in addition; None: no others."""
+
+    def __post_init__(self) -> None:
+        with suppress(InputError):  # which would not say where the endpoint was set
+            if not self.endpoint or (_ENDPOINT.fullmatch(self.endpoint) and Place.of(self.endpoint).host):
+                return
+        raise InputError(
+            f"AWS_ENDPOINT_URL, or endpoint= in the bucket's URL: {redacted(self.endpoint or '')!a} is no URL of a "
+            "server: write http://HOST:PORT or https://HOST"
+        )
+
+    def at(self, place: Place) -> "Access":
+        """Return the access to the bucket of a URL, whose options `region` and `endpoint` count before all else."""
+        region, endpoint = map(place.options.get, ("region", "endpoint"))
+        if not region and not endpoint:
+            return self
+        known = None if region else self.endpoint
+        return replace(self, region=region or self.region, endpoint=endpoint or known)
 
     def in_path(self, bucket: str) -> bool:
         """Return whether URLs have the bucket in the path, as with AWS's own clients.

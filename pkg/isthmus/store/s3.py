@@ -28,6 +28,7 @@ from typing_extensions import override
 from isthmus.errors import InputError, Unavailable, first_cause, told
 from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.runtime.clock import Runtime
+from isthmus.runtime.urls import Place
 from isthmus.store.base import PART_BYTES, Entry, Store, is_there, part_of
 from isthmus.store.credentials import Identity, access
 from isthmus.store.refused import DENIED, EXISTS, EXPIRED, MISSING, NO_UPLOAD, RangeBeyondEnd, refusal, refused_read
@@ -453,7 +454,7 @@ def _code(error: ClientError) -> str:
 
 
 @asynccontextmanager
-async def open_s3(bucket: str, prefix: str, url: str, runtime: Runtime) -> AsyncIterator[S3Store]:
+async def open_s3(place: Place, runtime: Runtime) -> AsyncIterator[S3Store]:
     """Open a bucket; the client is closed with the context. Raises `InputError`."""
     config = AioConfig(
         connect_timeout=CONNECT_TIMEOUT_S,
@@ -464,12 +465,15 @@ async def open_s3(bucket: str, prefix: str, url: str, runtime: Runtime) -> Async
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={"addressing_style": "auto", "payload_signing_enabled": False},
+        ignore_configured_endpoint_urls=True,  # `access` knows them, and what counts before them
     )
     try:
-        found = access(now=runtime.now)
+        found = access(now=runtime.now).at(place)
         session = get_session()
         session.register_component("credential_provider", _Provider(found.identity))
-        async with session.create_client("s3", region_name=found.region, config=config) as client:
-            yield S3Store(client, bucket, prefix, url, runtime, found.identity)
+        async with session.create_client(
+            "s3", region_name=found.region, endpoint_url=found.endpoint, config=config
+        ) as client:
+            yield S3Store(client, place.authority, place.prefix, place.url, runtime, found.identity)
     except (ProfileNotFound, ValueError) as error:
-        raise InputError(f"{url}: {error}") from None
+        raise InputError(f"{place.url}: {error}") from None

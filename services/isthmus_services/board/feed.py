@@ -22,6 +22,7 @@ from isthmus.format.records.messages import PARTS, SYNCER_STREAM
 from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.status import Live
 from isthmus.log import Commit, Log
+from isthmus.runtime.urls import Place
 from isthmus.store import EdgeStore, Patience
 from isthmus_services.board.history.history import RunHistory, write
 
@@ -80,7 +81,7 @@ class NoBus(Bus):
 class _Bytes:
     """Bytes that a learner reported, over all its incarnations: the count of each incarnation starts at zero."""
 
-    life: int = 0
+    incarnation: int = 0
     base_up: float = 0.0
     base_down: float = 0.0
     base_checkpoints: float = 0.0
@@ -229,18 +230,18 @@ class Feed:
             return
         self._words[view.name] = word
         moved = self._bytes.setdefault(view.name, _Bytes())
-        if beat.incarnation < moved.life:
+        if beat.incarnation < moved.incarnation:
             # A heartbeat that was kept on the bus can be of an older incarnation than the last one in the cache.
             return
         self._beats += 1
         number = self.history.learner(view.name)
-        if beat.incarnation > moved.life:
-            moved.life, moved.base_up, moved.base_down = beat.incarnation, moved.up, moved.down
+        if beat.incarnation > moved.incarnation:
+            moved.incarnation, moved.base_up, moved.base_down = beat.incarnation, moved.up, moved.down
             moved.base_checkpoints = moved.checkpoints
         moved.up, moved.down = moved.base_up + beat.bytes_up, moved.base_down + beat.bytes_down
         moved.checkpoints = moved.base_checkpoints + beat.checkpoint_bytes
         self.history.beats.one(
-            at, number, life=beat.incarnation, step=view.step, target=beat.steps_target, tokens=beat.tokens_seen,
+            at, number, incarnation=beat.incarnation, step=view.step, target=beat.steps_target, tokens=beat.tokens_seen,
             loss=math.nan if beat.loss is None else beat.loss, step_s=beat.step_s, upload_s=beat.upload_s,
             sync_s=beat.sync_s, bytes_up=moved.up, bytes_down=moved.down, checkpoint_bytes=moved.checkpoints,
             left=0 if view.left is None else 1 + view.left.done, base_up=moved.base_up, base_down=moved.base_down,
@@ -253,9 +254,9 @@ class Feed:
         beats = self.history.beats
         for number, row in enumerate(beats.until(math.inf)[: len(self.history.learners.known)].tolist()):
             last = dict(zip(beats.fields, row, strict=True))
-            if not math.isnan(last["life"]):
+            if not math.isnan(last["incarnation"]):
                 self._bytes[self.history.learners.known[number]] = _Bytes(
-                    int(last["life"]),
+                    int(last["incarnation"]),
                     last["base_up"],
                     last["base_down"],
                     last["base_checkpoints"],
@@ -372,8 +373,8 @@ def cache_of(run: str, digest: bytes, chosen: str | None) -> Path:
     name = f"{digest[:8].hex()}.npz"
     if chosen:
         return Path(chosen).expanduser() / name
-    folder = Path(run.removeprefix("file://")).expanduser()
-    if folder.is_dir() and os.access(folder, os.W_OK):
+    folder = Place.of(run).folder
+    if folder is not None and folder.is_dir() and os.access(folder, os.W_OK):
         return folder / ".board" / name
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "isthmus" / "board" / name
 

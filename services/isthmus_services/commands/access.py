@@ -14,8 +14,7 @@ from isthmus.bus.base import VALUE_MAX
 from isthmus.errors import InputError
 from isthmus.format.permissions import Participant
 from isthmus.format.records.fields import require_name
-from isthmus.runtime.urls import redacted, split
-from isthmus.store import BUCKETS
+from isthmus.runtime.urls import Place
 from isthmus_services.output.report import write_json
 from isthmus_services.policies import (
     AWS,
@@ -100,10 +99,10 @@ def run(settings: declared.Access) -> int:
 
 def _place(url: str) -> tuple[str, str]:
     """Return the bucket and prefix of a run. Raises `InputError` for a run that is not in a bucket."""
-    parts = split(url)
-    if parts.scheme not in BUCKETS or not parts.netloc:
-        raise InputError(f"--run {redacted(url)}: policies are for runs in buckets (s3://bucket/run)")
-    return parts.netloc, parts.path.strip("/")
+    place = Place.of(url)
+    if not place.in_bucket or not place.authority:
+        raise InputError(f"--run {place}: policies are for runs in buckets (s3://bucket/run)")
+    return place.authority, place.path.strip("/")
 
 
 def prepare(

@@ -13,7 +13,7 @@ from typing import Any
 from isthmus.agent.ports import bus_answers, open_log, open_ports
 from isthmus.bus import default_bus
 from isthmus.errors import InputError, Unavailable
-from isthmus.runtime.urls import split
+from isthmus.runtime.urls import Place
 from isthmus.store import EdgeStore
 from isthmus_services.board.accounts import Costs
 from isthmus_services.board.api import Api
@@ -119,7 +119,7 @@ def _bus(settings: declared.Board) -> str | None:
     """Return the URL of the bus to listen to. None: none is given and there is none beside the run; none is created."""
     if settings.bus is None:
         beside = default_bus(settings.run)
-        if beside is None or not os.path.exists(split(beside).path):
+        if beside is None or not os.path.exists(Place.of(beside).path):
             return None
     return shared.bus_of(settings, settings.run)
 

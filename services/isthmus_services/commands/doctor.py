@@ -28,7 +28,7 @@ from isthmus.errors import legible
 from isthmus.format.records.fields import require_name
 from isthmus.log.run import Run
 from isthmus.runtime.clock import Runtime, threaded
-from isthmus.runtime.urls import split, without_passwords
+from isthmus.runtime.urls import Place, without_passwords
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.process import logs
 from isthmus_services.settings import declared, shared
@@ -66,9 +66,7 @@ async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -
 
     Findings about the network path to the store follow those about the store; the same holds for the bus.
     """
-    parts = split(url)
-    folder = (parts.path if parts.scheme else url) if parts.scheme in ("", "file") else None
-    for finding in examine_machine(folder, role, runtime):
+    for finding in examine_machine(Place.of(url).folder, role, runtime):
         yield finding
     for finding in examine_ranks(role):
         yield finding

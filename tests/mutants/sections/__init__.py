@@ -1,1 +1,1 @@
-"""The mistakes, by what they are made in."""
+"""The mistakes, by the part of the library that they are in."""

@@ -1,4 +1,4 @@
-"""Mistakes in the collector of garbage."""
+"""Mistakes in garbage collection."""
 
 from mutants.mutant import of, row
 

@@ -1,4 +1,4 @@
-"""Mistakes in what a model is cut into."""
+"""Mistakes in how a model is cut into fragments."""
 
 from mutants.mutant import of, row
 

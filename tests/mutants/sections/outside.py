@@ -1,4 +1,4 @@
-"""Mistakes in the world outside: stores, buses, processes."""
+"""Mistakes in stores, buses and processes."""
 
 from mutants.mutant import argued, of, row
 

@@ -1,4 +1,4 @@
-"""Mistakes in who may do what."""
+"""Mistakes in permissions."""
 
 from mutants.mutant import of, row
 
@@ -198,13 +198,13 @@ MUTANTS = [
     *of(
         "doctor/findings.py",
         "tests/integration/test_tls.py",
-        row("this-machine-is-far-away", "if ip_address(host).is_loopback:", "if not ip_address(host).is_loopback:"),
-        row("tls-is-in-the-clear", 'if parts.scheme in ("https", "rediss"):', 'if parts.scheme in ("https",):'),
+        row("this-machine-is-far-away", "or place.is_loopback:", "or not place.is_loopback:"),
+        row("tls-is-in-the-clear", 'if place.scheme in ("https", "rediss")', 'if place.scheme in ("https",)'),
     ),
     *of(
         "runtime/urls.py",
         "tests/integration/test_tls.py",
-        row("authorities-for-what-shows-none", 'if parts.scheme != "rediss":', 'if parts.scheme == "sqlite":'),
+        row("authorities-for-what-shows-none", 'if place.scheme != "rediss":', 'if place.scheme == "sqlite":'),
         row("authorities-that-are-not-there", "if not Path(authorities).is_file():", "if not authorities:"),
     ),
     *of(

@@ -16,8 +16,8 @@ from isthmus.format.signing import Signer, fingerprint
 from isthmus.log import Log
 from isthmus.log.listing import by_learner, checkpoints_in
 from isthmus.log.membership import Membership, write
-from isthmus.runtime.urls import redacted, split
-from isthmus.store import BUCKETS, Entry, checked
+from isthmus.runtime.urls import Place
+from isthmus.store import Entry, checked
 from isthmus_services.settings import declared, shared
 
 logger = logging.getLogger(__name__)
@@ -100,11 +100,9 @@ def bucket_of(url: str | None) -> str:
     """Return the URL of a member's bucket as its entry has it; empty if none is given. Raises `InputError`."""
     if not url:
         return ""
-    parts = split(url)
-    if parts.scheme not in (*BUCKETS, "file") or "@" in parts.netloc:
-        raise InputError(
-            f"--bucket {redacted(url)}: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, or file:///PATH beside a folder"
-        )
+    place = Place.of(url)
+    if not (place.in_bucket or place.scheme == "file") or "@" in place.authority:
+        raise InputError(f"--bucket {place}: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, or file:///PATH beside a folder")
     return url
 
 
