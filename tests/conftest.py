@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 
-os.environ.pop("COLUMNS", None)  # tables are as wide as it says, and tests read them
+os.environ.pop("COLUMNS", None)  # it would set the width of tables, which tests read
 
 WAITING = 2
 """Workers per core: many tests wait for processes more than they compute."""
 
 BY_FILE = ("docs", "infra", "integration")
-"""Directories of which each file runs on one worker: its tests share servers that take seconds to start and to stop."""
+"""In these directories each file runs on one worker: its tests share servers that take seconds to start and to stop."""
 
-# Tests that start many processes, or share what takes long to make: those of a group run one after the other on one
-# worker, so that they disturb each other neither with kills nor by wanting all cores at once.
+# Tests that start many processes, or that share something slow to make. The tests of a group run one after the other on
+# one worker, so that they do not kill each other's processes or use all cores at once.
 GROUPS = {
-    "unit/test_plan.py": "plan",  # what rules cost is measured once per process
+    "unit/test_plan.py": "plan",  # the cost of rules is measured once per process
     "e2e/test_processes.py": "processes",
     "e2e/test_board.py": "board",
     "chaos/test_chaos.py": "chaos",
     "docs/test_site.py": "site",
-    "gpu/test_ranks.py": "gpu ranks",  # what they compare with is made once per process
+    "gpu/test_ranks.py": "gpu ranks",  # the expected results are made once per process
     "infra/test_compose.py": "compose",
     "infra/test_slurm.py": "slurm",
     "infra/test_skypilot.py": "skypilot",
@@ -52,7 +52,7 @@ GROUPS = {
 
 
 class Grouped(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """What is in no group goes to whichever worker is free. (xdist's own groups are lost on pytest 9.2.)"""
+    """Gives each group to one worker, and other tests to any free worker. (xdist's own groups fail on pytest 9.2.)"""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0].removeprefix("tests/")
@@ -60,26 +60,26 @@ class Grouped(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--tier`."""
+    """Add the option `--tier`."""
     parser.addoption(
         "--tier", choices=tiers.TIERS, default="all", help="run the tests up to this tier (support/tiers.py)"
     )
 
 
 def pytest_configure() -> None:
-    """Kill whatever the tests have started when this process ends, however it ends."""
+    """Kill every process that the tests have started when this process ends, however it ends."""
     reaper.watch()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import what cannot be in the tier."""
+    """Do not import directories without a test in the tier."""
     return True if tiers.is_above(collection_path, config.getoption("tier")) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of higher tiers, and those that need a GPU unless they are asked for."""
     items[:], others = tiers.split(items, config.getoption("tier"))
-    if not config.getoption("markexpr"):  # `make gpu` asks for them with -m gpu
+    if not config.getoption("markexpr"):  # `make gpu` requests them by -m gpu
         others += [item for item in items if item.get_closest_marker("gpu")]
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
     if others:
@@ -93,18 +93,18 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_report_header() -> str:
-    """Say which Pythons there are for the tests of the wheel, and which are not tried."""
+    """Return which Pythons the tests of the wheel use, and which are missing."""
     return pythons.said()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return how many workers `-n auto` and `-n logical` are."""
+    """Return the number of workers for `-n auto` and `-n logical`."""
     share = 1.0 if config.getoption("tier") == "check" else WAITING  # tests of the first tier only compute
     return max(2, round(share * len(os.sched_getaffinity(0))))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Grouped:
-    """Share the tests out by group."""
+    """Distribute the tests by group."""
     return Grouped(config, log)
 
 
@@ -116,7 +116,7 @@ def _compiled() -> None:
 
 @pytest.fixture(scope="session")
 def cuda() -> None:
-    """A GPU; without one the test says so and is skipped."""
+    """Skip the test if there is no GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -125,7 +125,7 @@ def cuda() -> None:
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def where(request: pytest.FixtureRequest) -> "torch.device":
-    """The device of a test that runs on the CPU, and on a GPU where that is asked for."""
+    """Return the device of a test: the CPU, and also a GPU if GPU tests are requested."""
     import torch
 
     if request.param == "cuda":
@@ -135,7 +135,7 @@ def where(request: pytest.FixtureRequest) -> "torch.device":
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A real Redis."""
+    """Start a real Redis."""
     try:
         with redis_server(tmp_path_factory.mktemp("redis")) as server:
             yield server
@@ -145,7 +145,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A real S3 server."""
+    """Start a real S3 server."""
     try:
         with s3_server(tmp_path_factory.mktemp("s3")) as server:
             yield server
@@ -155,8 +155,8 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[Server]:
-    """AWS's S3 as moto imitates it, in server mode. A create-only PUT looks and writes in two steps, during which no
-    other PUT runs here."""
+    """Start moto, which imitates AWS's S3. Its create-only PUT looks and writes in two steps. Here no other PUT runs
+    between them."""
     from moto.s3.responses import S3Response
     from moto.server import ThreadedMotoServer
 
@@ -191,5 +191,5 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Server], None]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A place for a run."""
+    """Return a place for a run."""
     return tmp_path / "run"

@@ -32,7 +32,7 @@ class Model:
 
 
 def trained(steps: int) -> list[Captured]:
-    """Train so many steps with a gradient of 1; return what was captured at the step boundaries."""
+    """Train this many steps with a gradient of 1; return what was captured at the step boundaries."""
     model = Model()
     start = [(0, np.ones(fragment.size, np.float32), 0.0) for fragment in LAYOUT.fragments]
     boundary = Boundary(
@@ -60,7 +60,7 @@ def test_the_outer_gradient_is_the_base_minus_the_parameters() -> None:
 
 
 def test_the_codec_packs_it_into_four_bits_and_the_rest_is_added_next_time() -> None:
-    """Error feedback: what the codec drops of a merged update is added to a later one, so little is lost in the long run."""
+    """This is error feedback: what the codec drops of a merged update is added to a later one, so little is lost."""
     fragment, int4 = LAYOUT.fragments[0], codec("int4")
     wanted = np.random.default_rng(0).normal(size=fragment.size).astype(np.float32)
     sent_in_all, dropped = np.zeros_like(wanted), np.zeros_like(wanted)
@@ -72,4 +72,4 @@ def test_the_codec_packs_it_into_four_bits_and_the_rest_is_added_next_time() -> 
         dropped = wanted + dropped - sent
         sent_in_all += sent
     assert np.abs(sent - wanted).max() > 0.1, "one update is coarse"
-    assert sent_in_all / 50 == pytest.approx(wanted, abs=0.02), "many of them are not"
+    assert sent_in_all / 50 == pytest.approx(wanted, abs=0.02), "the mean of many updates is precise"

@@ -5,7 +5,8 @@ from support.round_story import Story
 
 
 def test_a_learner_whose_fragment_is_due_opens_the_round_and_all_learners_are_called() -> None:
-    """Learners that are not due yet answer the call with what they have. So nobody waits for the slowest to be due."""
+    """Learners that are not due yet answer the call with the work that they have done. So no learner has to wait until
+    the slowest one is due."""
     story = Story("a", "b", "c")
     actions = story.announce("a", due=True)
     assert [type(action) for action in actions] == [CallRound, Fetch]
@@ -26,8 +27,8 @@ def test_when_all_learners_have_answered_the_round_closes() -> None:
 
 
 def test_a_learner_that_does_not_answer_is_waited_for_only_as_long_as_nobody_else_has_to_wait() -> None:
-    """Once the quorum is in, the grace period runs. It lasts a share γ of the slack: the time until τ steps of the
-    fastest learner have passed (`isthmus.rounds.grace`)."""
+    """When the quorum has arrived, the grace period starts. It lasts a share γ of the slack: the time until τ steps of
+    the fastest learner have passed (`isthmus.rounds.grace`)."""
     story = Story("a", "b", "slow")
     story.arrive(story.announce("a", due=True))
     story.arrive(story.announce("b"))

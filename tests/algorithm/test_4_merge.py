@@ -61,7 +61,7 @@ def test_the_outer_step_is_nesterov_momentum_on_the_merged_gradient() -> None:
 
 
 def test_the_same_updates_give_the_same_bits() -> None:
-    """On every machine: sums are made in the order of arrival, which the commit records, and in a fixed precision."""
+    """This holds on every machine: sums are made in the recorded order of arrival, and in a fixed precision."""
     draw = np.random.default_rng(1)
     updates = [(draw.normal(size=2).astype(np.float32), 1.0 + i) for i in range(5)]
     assert merged(*updates).state_digest == merged(*updates).state_digest

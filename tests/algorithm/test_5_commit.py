@@ -1,4 +1,4 @@
-"""Step 5: the syncer writes the merge as a commit. The commits are the run; everything else can be computed from them."""
+"""Step 5: the syncer writes the merge as a commit. The commits are the run: all else can be computed from them."""
 
 import numpy as np
 
@@ -34,7 +34,8 @@ def test_of_two_syncers_that_merge_the_same_round_one_wins() -> None:
 
 
 def test_folding_the_log_gives_the_state_again_bit_by_bit() -> None:
-    """Recovery and replay merge again: state = fold(merge, snapshot, commits). A learner that joins adds up what was published."""
+    """Recovery and replay merge again: state = fold(merge, snapshot, commits). A learner that joins only adds up the
+    published values."""
 
     async def body(run: Written) -> None:
         await run.grow(5)

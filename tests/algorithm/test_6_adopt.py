@@ -8,7 +8,7 @@ from isthmus.format.rules import Adoption, Pace
 from isthmus.learner.boundary import Adopted, Boundary, Ready
 
 H = 100
-"""Steps between two uploads. Fragment 0 is due after the first step and then every H steps; these tests end before that."""
+"""Steps between two uploads. Fragment 0 is due after the first step, and next only after these tests have ended."""
 
 LAYOUT = partition([Spec("t", (4,), "float32", TensorClass.DENSE)], 1)
 
@@ -44,7 +44,7 @@ VERSION_1 = Ready(fragment=0, version=1, values=np.full(4, 50.0, np.float32))
 
 
 def test_the_version_is_in_the_model_after_the_next_step() -> None:
-    """Training never waits for it: a version that comes late is adopted late."""
+    """Training never waits for a version: a version that comes late is adopted late."""
     model, boundary = learner(Adoption.OVERWRITE)
     step(model, boundary)
     boundary.post(VERSION_1)
@@ -54,7 +54,7 @@ def test_the_version_is_in_the_model_after_the_next_step() -> None:
 
 
 def test_overwriting_drops_the_steps_since_the_upload_and_counts_their_tokens() -> None:
-    """The first step is in an update already; the three after it are in none."""
+    """The first step is already in an update. The three steps after it are in none."""
     model, boundary = learner(Adoption.OVERWRITE)
     for _ in range(3):
         step(model, boundary)

@@ -1,4 +1,4 @@
-"""All of it: two learners and a syncer over a simulated store and bus. The syncer is killed, and another one goes on."""
+"""All steps: two learners and a syncer on a simulated store and bus. The syncer is killed, and another one goes on."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ async def test_learners_train_one_model_and_no_kill_loses_what_was_merged(tmp_pa
         before = await all_commits(w.log)
 
         async with serving(w.syncer("syncer-2")) as syncer:
-            assert min(c.head for c in syncer.coordinators) >= 3, "it has folded the log"
+            assert min(c.head for c in syncer.coordinators) >= 3, "the new syncer must fold the log"
             enough = lambda: min(c.head for c in syncer.coordinators) >= 6  # noqa: E731
             models = await asyncio.gather(
                 *(train(w.learner(name), 20, seed=i, enough=enough) for i, name in enumerate("ab"))

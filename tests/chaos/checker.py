@@ -1,4 +1,4 @@
-"""What must hold after every round of chaos, checked against the store itself, past the proxy."""
+"""Check the invariants after every round of chaos, in the store itself, without the proxy."""
 
 import asyncio
 import os
@@ -19,12 +19,12 @@ from isthmus.log.merge import State
 T = TypeVar("T")
 
 RECENT, SAMPLED = 50, 20
-"""Commits of each fragment that are read again in each round: the newest, and some of all."""
+"""Numbers of commits of each fragment that are read again in each round: the newest, and a sample of all."""
 
 
 @dataclass
 class Checker:
-    """Follows the log by the fold and remembers what it saw: nothing seen may ever change or vanish."""
+    """Folds the log as it grows, and remembers each commit: no commit may ever change or vanish."""
 
     url: str
     environment: dict[str, str]
@@ -36,7 +36,7 @@ class Checker:
 
     @property
     def count(self) -> int:
-        """Commits checked so far."""
+        """The number of commits checked so far."""
         return len(self.commits)
 
     def heads(self) -> dict[int, int]:
@@ -44,7 +44,7 @@ class Checker:
         return {p: at.version for p, at in self._at.items()}
 
     def check(self, when: str) -> None:
-        """Fold what is new and compare what is old."""
+        """Fold new commits, and compare old ones with what was seen."""
         before = len(self.violations)
         try:
             self._run(self._check)
@@ -53,7 +53,7 @@ class Checker:
         self.violations[before:] = [f"{when}: {what}" for what in self.violations[before:]]
 
     def newest(self) -> dict[int, int]:
-        """Return the newest version of each fragment right now; nothing is checked."""
+        """Return the newest version of each fragment now, without a check."""
 
         async def go(log: Log) -> dict[int, int]:
             found = {}
@@ -94,8 +94,8 @@ class Checker:
         return found
 
     def overwrite(self, learner: str) -> list[int]:
-        """Write over what was merged of a learner since the newest snapshot, in one fragment where there is such a
-        thing; return the fragment."""
+        """Overwrite a learner's updates that were merged since the newest snapshot, in the first fragment that has any.
+        Return that fragment, or nothing."""
 
         async def go(log: Log) -> list[int]:
             for p, at in self._at.items():
@@ -130,7 +130,7 @@ class Checker:
                 self.violations.append(f"commit {p}/{version} is another than it was, or gone")
         first = self._at[p].version + 1
         try:
-            # Every input is read and its digest compared; the result must be what was recorded.
+            # The fold reads every input and compares its digest. The result must be as recorded.
             async for at in fold.onward(log, p, carry, self._at[p]):
                 commit = at.last[-1]
                 self.commits[p, at.version] = commit

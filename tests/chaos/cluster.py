@@ -1,4 +1,5 @@
-"""Real processes under supervision: an S3 server behind the fault proxy, a Redis, syncers and learners, all killable."""
+"""Real processes under supervision, all of which can be killed: an S3 server behind fault proxies, Redis, syncers and
+learners."""
 
 import os
 import signal
@@ -23,7 +24,7 @@ ISTHMUS = (sys.executable, "-m", "isthmus_services.main")
 
 @dataclass
 class Child:
-    """One supervised process. A syncer gets a new name with each life, so that the log tells its lives apart."""
+    """One supervised process. A syncer gets a new name at each start, so that the log tells its processes apart."""
 
     name: str
     kind: str
@@ -31,7 +32,7 @@ class Child:
     log: Path
     environment: dict[str, str]
     forked: bool = False
-    """Whether its lives begin without the imports: where nobody measures how long a start takes."""
+    """Whether its processes are forked after the imports, for runs that do not measure how long a start takes."""
     process: "subprocess.Popen[bytes] | forking.Forked | None" = None
     lives: int = 0
     ended_at: float = 0.0
@@ -39,11 +40,11 @@ class Child:
 
     @property
     def life(self) -> str:
-        """The name of the present life."""
+        """The name of the current process."""
         return f"{self.name}-{self.lives}" if self.kind == "syncer" else self.name
 
     def start(self) -> None:
-        """Start another life."""
+        """Start another process."""
         self.lives += 1
         arguments = [*self.arguments, "--name", self.life] if self.kind == "syncer" else self.arguments
         if self.forked:
@@ -59,17 +60,17 @@ class Child:
             )
 
     def kill(self) -> float:
-        """SIGKILL it; return when."""
-        assert self.process is not None, "killing what never started"
+        """Send SIGKILL; return the time."""
+        assert self.process is not None, "there is no process to kill"
         at = time.time()
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         return at
 
     def twin(self) -> "subprocess.Popen[bytes] | forking.Forked":
-        """Start a second process of this name and supervise that one; return the older one, which is to stop by itself."""
+        """Start a second process of this name and supervise it. Return the older one, which must stop by itself."""
         older = self.process
-        assert older is not None, "a twin of nobody"
+        assert older is not None, "there is no older process"
         self.start()
         return older
 
@@ -86,16 +87,16 @@ class Cluster:
         self.s3_port, self.redis_port = free_ports(2)
         self.bus = f"redis://127.0.0.1:{self.redis_port}"
         self.proxy: FaultProxy
-        """The way to the store of everybody but the first syncer."""
+        """The proxy before the store for all processes but the first syncer."""
         self.first: FaultProxy
-        """Its own, so that it alone can be cut off."""
+        """The proxy of the first syncer, so that this syncer alone can be cut off."""
         self._s3: AbstractContextManager[Server] | None = None
         self._redis: AbstractContextManager[Server] | None = None
         self._counts = syncers, learners
         self._pace = pace
         self._forked = forked
         self.direct: dict[str, str] = {}
-        """Environment that leads to the S3 server past the proxy."""
+        """Environment that leads to the S3 server without a proxy."""
         self.syncers: list[Child] = []
         self.learners: list[Child] = []
         self.crashes: list[str] = []
@@ -103,7 +104,7 @@ class Cluster:
     # --- servers ------------------------------------------------------------------------------------------------------
 
     def start_s3(self) -> Server:
-        """Start the S3 server on its port, on whatever it had stored."""
+        """Start the S3 server on its port, with the objects that it had stored."""
         self._s3 = s3_server(self.folder / "s3", port=self.s3_port)
         return self._s3.__enter__()
 
@@ -118,13 +119,13 @@ class Cluster:
         return self._redis.__enter__()
 
     def kill_s3(self) -> None:
-        """SIGKILL the S3 server and collect it."""
+        """Kill the S3 server and wait for its end."""
         assert self._s3 is not None
         self.s3.kill()
         self._s3.__exit__(None, None, None)
 
     def kill_redis(self) -> None:
-        """SIGKILL Redis and collect it."""
+        """Kill Redis and wait for its end."""
         assert self._redis is not None
         self.redis.kill()
         self._redis.__exit__(None, None, None)
@@ -133,7 +134,7 @@ class Cluster:
 
     @contextmanager
     def running(self) -> Iterator["Cluster"]:
-        """Start everything, end everything."""
+        """Start all servers and processes; end them at the end."""
         self.s3 = self.start_s3()
         try:
             self.redis = self.start_redis(keep=False)
@@ -184,7 +185,7 @@ class Cluster:
         return [*self.syncers, *self.learners]
 
     def command(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
-        """Run an `isthmus` command past the proxy."""
+        """Run an `isthmus` command without a proxy before the store."""
         environment = {**self.environment, **self.direct}
         if self._forked:
             return forking.isthmus(*arguments, environment=environment, timeout=timeout)
@@ -193,7 +194,7 @@ class Cluster:
         )
 
     def tend(self) -> None:
-        """Do what a supervisor does: start again what has ended, a moment later."""
+        """Restart processes that have ended, a moment later, as a supervisor does."""
         now = time.monotonic()
         for child in self.children:
             if child.process is None or (code := child.process.poll()) is None:
@@ -215,7 +216,7 @@ class Cluster:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End learners first, so that their last updates and words are taken; then the syncers."""
+        """End learners first, so that their last updates and messages are handled; then end the syncers."""
         for group in (self.learners, self.syncers):
             for child in group:
                 if child.process is not None and child.process.poll() is None:
@@ -233,7 +234,7 @@ class Cluster:
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM end this process as Ctrl-C does, so that nothing it started is left behind."""
+    """Let SIGTERM end this process as Ctrl-C does, so that no process that it started is left."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

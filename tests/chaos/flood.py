@@ -1,4 +1,4 @@
-"""One learner that says twelve hundred things a second, each on a base that does not exist, until it is killed."""
+"""A learner that sends 1200 announcements a second, each on a base that does not exist, until it is killed."""
 
 import asyncio
 import sys
@@ -13,7 +13,7 @@ BATCH, PAUSE_S = 60, 0.05
 
 
 def announcement(run: Run, learner: str, fragment: int, number: int) -> bytes:
-    """Return an announcement that is well formed and about nothing."""
+    """Return a well-formed announcement of an update that does not exist."""
     base, digest = 10**6 + number, number.to_bytes(32, "big")
     return encode(
         Announce(
@@ -26,7 +26,7 @@ def announcement(run: Run, learner: str, fragment: int, number: int) -> bytes:
 
 
 async def main(url: str, bus_url: str, learner: str) -> None:
-    """Flood."""
+    """Send announcements until the process is killed."""
     async with open_log(url, threads=1) as log:
         run = log.run
     number = 0

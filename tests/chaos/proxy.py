@@ -1,7 +1,7 @@
-"""A proxy on loopback that stands before a real S3 server and does to requests what bad networks do.
+"""A proxy on loopback before a real S3 server that imitates the faults of bad networks.
 
-It passes every byte on as it is, so that signed requests stay valid, and follows the HTTP only to know where one
-request ends and the next begins. It runs on a thread of its own: tests switch its fault while processes use it.
+It passes every byte on unchanged, so that signed requests stay valid. It parses HTTP only to know where one request
+ends and the next begins. It runs in its own thread: tests switch its fault while processes use it.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any, Self
 
 HEAD_MAX = 64 << 10
 SWITCH_S = 10.0
-UPLOAD_END_S = 1.0  # for a client to finish its body after the server has answered
+UPLOAD_END_S = 1.0  # time for a client to finish its body after the server has answered
 _HOST = "127.0.0.1"
 _PIECE = 256 << 10
 _END_OF_HEAD = b"\r\n\r\n"
@@ -39,11 +39,11 @@ Sink = Callable[[bytes], Awaitable[None]]
 
 
 class Fault(StrEnum):
-    """What goes wrong."""
+    """A fault of the network or the store."""
 
     NONE = "none"
     REFUSE = "refuse"
-    """Nobody listens on the port, and open connections are dropped."""
+    """The port is closed, and open connections are dropped."""
     ERRORS = "errors"
     """Requests are answered with 503 SlowDown; the server never sees them."""
     SLOW = "slow"
@@ -51,25 +51,25 @@ class Fault(StrEnum):
     LOST_REPLIES = "lost_replies"
     """Requests are executed, then the connection closes without an answer."""
     TRUNCATED = "truncated"
-    """Of the body of an answer to GET only the first half comes, then the connection closes."""
+    """An answer to GET gets only the first half of its body, then the connection closes."""
     CUT = "cut"
-    """Of a request with a body the server gets only the head, then the connection closes."""
+    """The server gets only the head of a request with a body, then the connection closes."""
     DENIED = "denied"
-    """GETs of the paths that match are answered with 403 AccessDenied: objects of another account, or another key."""
+    """GETs of matching paths are answered with 403 AccessDenied, as for objects of another account or another key."""
     MIXED = "mixed"
-    """Each request draws one of the five before, or none."""
+    """Each request draws ERRORS, SLOW, LOST_REPLIES, TRUNCATED, CUT or no fault."""
 
 
 _MIXED = (Fault.ERRORS, Fault.SLOW, Fault.LOST_REPLIES, Fault.TRUNCATED, Fault.CUT, Fault.NONE)
 
 
 class FaultProxy:
-    """The proxy, running while its context is open; `url` names the same port through every fault."""
+    """The proxy, which runs while its context is open. `url` has the same port through every fault."""
 
     def __init__(self, upstream_port: int, *, seed: int = 0) -> None:
         self.url = ""
         self.counts = {str(f): 0 for f in Fault if f not in {Fault.NONE, Fault.MIXED}}
-        """Faults that really happened: requests that were hit, and for REFUSE how often the port was closed."""
+        """By fault, the number of requests that it struck; for REFUSE, how often the port was closed."""
         self._upstream_port = upstream_port
         self._random = random.Random(seed)
         self._fault, self._rate, self._slow_s = Fault.NONE, 1.0, 0.0
@@ -95,14 +95,14 @@ class FaultProxy:
             self._loop.close()
 
     def set(self, fault: Fault, rate: float = 1.0, slow_s: float = 0.5, denied: str = "") -> None:
-        """Switch to a fault that hits this share of the requests whose head comes from now on.
+        """Switch to a fault that strikes this share of the requests whose head comes from now on.
 
-        `denied`: with DENIED, a part of the paths of objects that may not be read.
+        `denied`: for DENIED, a part of the paths of objects that may not be read.
         """
         self._on_loop(self._switch(fault, rate, slow_s, denied))
 
     def clear(self) -> None:
-        """Let everything through again."""
+        """Let every request through again."""
         self.set(Fault.NONE)
 
     # --- on the proxy's thread ----------------------------------------------------------------------------------------
@@ -116,14 +116,14 @@ class FaultProxy:
         if before != Fault.REFUSE and fault == Fault.REFUSE:
             self.counts[Fault.REFUSE] += 1
             await self._stop_listening()
-            # Bound, but not listening: connects are refused, and nobody else is given the port meanwhile.
+            # The socket is bound but does not listen: connects are refused, and no other process gets the port.
             self._socket = _bound(self._port)
         if before == Fault.REFUSE and fault != Fault.REFUSE:
             await self._listen()
 
     async def _listen(self) -> None:
         self._socket.listen(128)
-        # Not asyncio's own server: closing one loses connections that it is just about to accept.
+        # Do not use asyncio's own server: closing it loses connections that it is about to accept.
         self._loop.add_reader(self._socket, self._accept)
 
     async def _stop_listening(self) -> None:
@@ -137,18 +137,18 @@ class FaultProxy:
         try:
             accepted, _ = self._socket.accept()
         except OSError:
-            return  # the client has gone already
+            return  # the client is already gone
         conversation = self._loop.create_task(self._converse(accepted))
         self._conversations.add(conversation)
 
         def end(ended: asyncio.Task[None]) -> None:
             self._conversations.discard(ended)
-            accepted.close()  # of a task that was cancelled before it began, nobody else does
+            accepted.close()  # a task that was cancelled before it began has not closed it
 
         conversation.add_done_callback(end)
 
     async def _converse(self, accepted: socket.socket) -> None:
-        """Serve one client's connection with one connection to the server, until either ends."""
+        """Serve one client's connection through one connection to the server, until either ends."""
         accepted.setblocking(False)
         peers: list[_Peer] = []
         try:
@@ -159,7 +159,7 @@ class FaultProxy:
             while await self._exchange(client, server):
                 pass
         except (OSError, EOFError, asyncio.LimitOverrunError, ValueError):
-            pass  # one side has gone or is not understood: the other learns of it by the close
+            pass  # one side is gone or sent invalid HTTP; the other side notices the close
         finally:
             for peer in peers:
                 peer.drop()
@@ -198,7 +198,7 @@ class FaultProxy:
     async def _answer(self, client: "_Peer", server: "_Peer", request: "_Request", fault: Fault) -> bool:
         """Pass the server's answer on, unless it is lost; return whether the connection goes on."""
         while (answer := _Answer(await server.reader.readuntil(_END_OF_HEAD), request)).is_interim:
-            await client.send(answer.raw)  # 100 Continue: the client sends its body only now
+            await client.send(answer.raw)  # 100 Continue: the client sends its body only after this
         if fault == Fault.LOST_REPLIES:
             await _copy_body(server, answer.body_size, _discard)
             self.counts[fault] += 1
@@ -236,11 +236,11 @@ class _Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self._writer = writer
-        # What `send` has sent is then with the kernel, and survives `drop`.
+        # Then the kernel has all that `send` has sent, and it survives `drop`.
         writer.transport.set_write_buffer_limits(high=0)
 
     async def send(self, data: bytes) -> None:
-        """Send, at the pace of the receiver."""
+        """Send data at the pace of the receiver."""
         self._writer.write(data)
         await self._writer.drain()
 
@@ -250,7 +250,7 @@ class _Peer:
 
 
 class _Head:
-    """The first line and the fields of a request or an answer, and its bytes as they came."""
+    """The first line and the fields of a request or an answer, and its original bytes."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
@@ -259,7 +259,7 @@ class _Head:
         self.fields = {name.strip().lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
 
     def size_of_body(self, otherwise: int) -> int:
-        """Return how long the body is; `otherwise` where the fields do not say."""
+        """Return the size of the body; `otherwise` if the fields do not give it."""
         if "chunked" in self.fields.get("transfer-encoding", "").lower():
             return _CHUNKED
         return int(self.fields.get("content-length", otherwise))
@@ -285,7 +285,7 @@ class _Answer(_Head):
 
 
 async def _next_request(client: _Peer, server: _Peer) -> _Request:
-    """Wait for a request; `EOFError` where the server closes first, so that idle clients learn of it too."""
+    """Wait for a request. Raises `EOFError` if the server closes first, so that idle clients notice it, too."""
     head = asyncio.create_task(client.reader.readuntil(_END_OF_HEAD))
     closed = asyncio.create_task(server.reader.read(1))
     try:
@@ -300,15 +300,15 @@ async def _next_request(client: _Peer, server: _Peer) -> _Request:
 
 
 async def _upload(client: _Peer, server: _Peer, size: int) -> None:
-    """Pass a request's body on; beside the answer, because a server may answer before it has read all of it."""
+    """Pass a request's body on, concurrently with the answer: a server may answer before it has read the whole body."""
     try:
         await _copy_body(client, size, server.send)
     except (OSError, EOFError, asyncio.LimitOverrunError, ValueError):
-        server.drop()  # no answer will come to half a request
+        server.drop()  # the server will not answer half a request
 
 
 async def _copy_body(source: _Peer, size: int, sink: Sink) -> None:
-    """Read a body to its end and hand on its bytes, framing included."""
+    """Read a body to its end and pass its bytes to `sink`, framing included."""
     if size == _UNTIL_CLOSE:
         while piece := await source.reader.read(_PIECE):
             await sink(piece)

@@ -19,10 +19,10 @@ from chaos.cluster import RUN, Child, Cluster, end_on_sigterm
 from chaos.proxy import Fault
 
 PROGRESS_S = 90.0
-"""After the faults of a round have ended, every fragment has a new commit within this time, or the run is stuck."""
+"""After the faults of a round have ended, every fragment gets a new commit within this time, or the run is stuck."""
 
 FAULT_S = (2.0, 5.0)
-"""How long a fault lasts."""
+"""The shortest and the longest duration of a fault."""
 
 FENCED = 1
 
@@ -36,12 +36,12 @@ class Chaos:
     random: random.Random
     faults: Counter[str] = field(default_factory=Counter)
     kills: list[tuple[str, float]] = field(default_factory=list)
-    """Lives of syncers that were killed, and when."""
+    """Names of syncer processes that were killed, and the times."""
     deck: list[str] = field(default_factory=list)
-    """Faults still to come: dealt like cards, so that each kind has its turn."""
+    """Faults still to come. They are dealt like cards, so that each kind has its turn."""
 
     def rounds(self, count: int, say: Callable[[str], None]) -> None:
-        """Do so many rounds of faults, each checked."""
+        """Run this many rounds of faults, and check the run after each."""
         self.until_progress("start")
         for number in range(1, count + 1):
             chosen = sorted({self.deal() for _ in range(self.random.choice((1, 2, 2, 3)))})
@@ -63,7 +63,7 @@ class Chaos:
             )
 
     def deal(self) -> str:
-        """Return the next fault; shuffle anew when all have had their turn."""
+        """Return the next fault; shuffle again when all have had their turn."""
         if not self.deck:
             self.deck = self.random.sample(sorted(FAULTS), len(FAULTS))
         return self.deck.pop(0)
@@ -74,7 +74,7 @@ class Chaos:
             proxy.clear()
 
     def until_progress(self, when: str) -> float:
-        """Wait until every fragment has a new commit; return for how long."""
+        """Wait until every fragment has a new commit; return the waiting time."""
         started = time.monotonic()
         before = self.checker.newest()
         while time.monotonic() - started < PROGRESS_S:
@@ -87,7 +87,7 @@ class Chaos:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def kill(self, *children: Child) -> None:
-        """SIGKILL these, all at once."""
+        """Kill these processes, one right after the other."""
         for child in children:
             if child.process is not None and child.process.poll() is None:
                 life = child.life
@@ -96,7 +96,7 @@ class Chaos:
                     self.kills.append((life, at))
 
     def pause(self, child: Child) -> None:
-        """Let a process sleep for a while: it wakes with old beliefs."""
+        """Stop a process for a while: it resumes with outdated state."""
         import signal
 
         if child.process is not None and child.process.poll() is None:
@@ -105,7 +105,7 @@ class Chaos:
             child.process.send_signal(signal.SIGCONT)
 
     def twin(self) -> None:
-        """Start a learner a second time; the older process has to stop by itself."""
+        """Start a learner a second time; the older process must stop by itself."""
         child = self.random.choice(self.cluster.learners)
         if child.process is None or child.process.poll() is not None:
             return
@@ -123,22 +123,22 @@ class Chaos:
     # --- servers ------------------------------------------------------------------------------------------------------
 
     def store(self, fault: Fault, rate: float) -> None:
-        """Let the store misbehave for a while."""
+        """Let a fault strike requests to the store for a while."""
         for proxy in (self.cluster.proxy, self.cluster.first):
             proxy.set(fault, rate, slow_s=1.0)
         self.cluster.wait(self.random.uniform(*FAULT_S))
         self.calm()
 
     def store_of_one_cut(self) -> None:
-        """Cut one syncer off from the store, and from nothing else: the others take over while it lasts."""
+        """Cut one syncer off from the store only: the others take over while it lasts."""
         self.cluster.first.set(Fault.REFUSE)
         self.until_progress("while one syncer is without the store")
         self.calm()
 
     def one_learner_denied(self) -> None:
-        """Let nobody read what one learner stores: its updates are rejected, the others' are merged meanwhile."""
+        """Deny all reads of one learner's objects: its updates are rejected, and others' are merged meanwhile."""
         child = _learner(self)
-        # Who has just been killed folds what was merged of it: that needs heal, or the right to read, not patience.
+        # A syncer that was just killed must first read the merged updates: it could not fold them while denied.
         self.until_progress(f"before objects of {child.name} are denied")
         for proxy in (self.cluster.proxy, self.cluster.first):
             proxy.set(Fault.DENIED, denied=f"/{child.name}/")
@@ -146,7 +146,7 @@ class Chaos:
         self.calm()
 
     def flood(self) -> None:
-        """Let one learner say twelve hundred things a second about versions that do not exist."""
+        """Let one learner announce 1200 updates a second on versions that do not exist."""
         flooding = subprocess.Popen(
             [sys.executable, "-m", "chaos.flood", RUN, self.cluster.bus, "evil"],
             env={**self.cluster.environment, **self.cluster.direct},
@@ -162,28 +162,28 @@ class Chaos:
             flooding.wait()
 
     def overwritten(self) -> None:
-        """A learner writes over what was merged of it while every syncer is away; then somebody heals the run."""
+        """Overwrite merged updates of a learner while every syncer is away; then heal the run."""
         self.kill(*self.cluster.syncers)
         self.checker.check("before updates are overwritten")
         fragments = self.checker.overwrite(self.random.choice(self.cluster.learners).name)
         for p in fragments[:1]:
-            self.cluster.wait(3.0)  # the syncers are back, and cannot fold it
+            self.cluster.wait(3.0)  # the syncers are back, and cannot fold the fragment
             done = self.cluster.command("heal", RUN, "--apply", "--fragment", str(p))
             if done.returncode != 0 or f"fragment {p}" not in done.stdout or "healed: version" not in done.stdout:
                 self.checker.violations.append(f"heal ended with {done.returncode}: {done.stdout} {done.stderr}")
 
     def store_killed(self) -> None:
-        """SIGKILL the S3 server; it comes back with what it had acknowledged."""
+        """Kill the S3 server; it comes back with the objects that it had acknowledged."""
         self.cluster.kill_s3()
         self.cluster.wait(self.random.uniform(*FAULT_S))
         self.cluster.s3 = self.cluster.start_s3()
 
     def redis_flushed(self) -> None:
-        """Take everything from Redis while it runs."""
+        """Delete everything in Redis while it runs."""
         self.redis("FLUSHALL")
 
     def redis_restarted(self, *, lost_s: float | None) -> None:
-        """SIGKILL Redis; it comes back empty, or without its last seconds."""
+        """Kill Redis; it comes back empty, or without the messages of its last `lost_s` seconds."""
         if lost_s is not None:
             self.redis("SAVE")
             self.cluster.wait(lost_s)
@@ -268,7 +268,7 @@ def run(
 ) -> dict[str, Any]:
     """Run chaos and return its report: rounds, faults, violations, recovery_s, ledger, commits, differ.
 
-    Faults are dealt from `deck` first. `forked`: processes begin without their imports.
+    Faults are dealt from `deck` first. `forked`: processes are forked after the imports.
     """
     started = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
@@ -324,7 +324,7 @@ def run(
 
 
 def main() -> int:
-    """Run from the command line."""
+    """Run chaos with the arguments of the command line; return 1 if there was a violation."""
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--rounds", type=int, default=30, help="rounds of faults (30)")
     parser.add_argument("--seed", type=int, default=0, help="which faults, when (0)")

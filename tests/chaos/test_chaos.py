@@ -1,4 +1,4 @@
-"""A short chaos run: a few kinds of trouble, on real processes, a real Redis and a real S3 server."""
+"""A run survives a few kinds of faults on real processes, a real Redis and a real S3 server."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""What each answer of a bucket means, for each kind of request, with each client: the one table.
+"""One table says what each answer of a bucket means for each kind of request, and each client keeps to it.
 
-A server answers the request that is tried as the table says, and all others as a store does.
+A test server gives the table's answer to the request under test, and a store's normal answers to all others.
 """
 
 import asyncio
@@ -90,13 +90,13 @@ SENT: Mapping[str, Callable[[EdgeStore], Awaitable[object]]] = {
 
 AWAY, DENIED, MISSING, NO_BUCKET, FULL = Unavailable, Denied, ObjectMissing, BucketMissing, StoreFull
 DONE = {"get": b"abc", "range": b"abc", "list": ["p/k"], "create": True}
-"""What a request comes to that is answered well; None where it is not here."""
+"""Results of requests that are answered well. Requests that are not in it return None."""
 
 Meaning = type[Exception] | object
 
 READS = ("get", "range")
 TABLE: Mapping[str, tuple[Raw, Meaning, Mapping[str, Meaning]]] = {
-    # name: (answer, what it means, but for these requests)
+    # name: (answer, meaning, other meanings for some requests)
     "404 in the store's words": (said(404, "NoSuchKey"), AWAY, {**dict.fromkeys(READS, MISSING), "delete": None}),
     "404 of a gateway": (said(404, body=PAGE, Content_Type="text/html"), AWAY, {}),
     "404 without a body": (said(404), AWAY, {}),
@@ -133,7 +133,7 @@ TABLE: Mapping[str, tuple[Raw, Meaning, Mapping[str, Meaning]]] = {
     "507 its disks are full": (said(507, "XMinioStorageFull"), FULL, {}),
     "403 the quota is used up": (said(403, "QuotaExceeded"), FULL, {}),
     "no answer": (CUT, AWAY, {}),
-    # What is not of a store, and well answered all the same, as far as the status goes.
+    # No store answers like this, but the status means success.
     "200 and a page": (said(200, body=PAGE, Content_Type="text/html"), AWAY, {"delete": None}),
     "200 and nothing": (said(200), AWAY, {"delete": None}),
     "200 and an error inside": (said(200, "InternalError"), AWAY, {"delete": None}),
@@ -141,7 +141,7 @@ TABLE: Mapping[str, tuple[Raw, Meaning, Mapping[str, Meaning]]] = {
 }  # fmt: skip
 
 READ: Mapping[str, Raw] = {
-    # name: an answer to a read, which is an outage
+    # name: an answer to a read that counts as an outage
     "206 and less than it announces": (
         206, b"ab", {"ETag": '"x"', "Content-Range": "bytes 0-2/3", "Last-Modified": WHEN, "Content-Length": "3"},
     ),
@@ -149,16 +149,16 @@ READ: Mapping[str, Raw] = {
 }  # fmt: skip
 
 UNLIKE: Mapping[tuple[str, str, str], Meaning] = {
-    # Where a client says something else.
-    ("s3+aiobotocore", "200 and an error inside", "delete"): AWAY,  # deleting once more does nothing
-    # obstore takes any page for a listing without objects. `EdgeStore.landmark` is for that; see below.
+    # Meanings that differ for a client.
+    ("s3+aiobotocore", "200 and an error inside", "delete"): AWAY,  # to delete again is harmless
+    # obstore takes any page for an empty listing. `EdgeStore.landmark` detects this; see below.
     **{(client, f"200 and {what}", "list"): [] for client in ("s3", "gs") for what in ("a page", "an error inside")},
 }
 
 
 @contextmanager
 def leading_to(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let each client find its store at a server."""
+    """Make each client find its store at this URL."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as key:
         who = {"client_email": "", "private_key": "", "private_key_id": ""}
@@ -197,7 +197,7 @@ async def answering(
 
 
 def cases() -> list[object]:
-    """All of it before a release; the reads and creates, which decide, with each change."""
+    """Return all cases. Only gets and creates of one client run in the quick tier."""
 
     def tier(client: str, tried: str) -> list[pytest.MarkDecorator]:
         if client != "s3" or tried in ("range", "begin", "part"):
@@ -262,7 +262,7 @@ async def test_nothing_is_believed_of_a_store_that_does_not_list_what_is_there(
                     await store.list("p/")
             else:
                 assert [entry.key for entry in await store.at_start.list("p/")] == ["p/k"]
-                assert asked == ["list"], "what lists something is believed"
+                assert asked == ["list"], "a listing with an object in it must be believed"
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -292,7 +292,7 @@ async def test_an_empty_listing_is_believed_of_a_store_that_lists_the_rest(
 async def test_a_read_follows_to_another_host_and_takes_no_credentials_there(
     client: str, status: int, tried: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As buckets of Hugging Face answer reads, from a network of copies. Nothing that was written is elsewhere."""
+    """Buckets of Hugging Face redirect reads to a network of copies. Writes and listings follow no redirect."""
     came: list[Request] = []
 
     async def elsewhere(request: Request, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Large objects through obstore: written in parts, read in ranges, on real servers."""
+"""Through obstore, large objects are written in parts and read in ranges, on real servers."""
 
 import os
 import uuid
@@ -15,13 +15,13 @@ from isthmus.store import EdgeStore, bucket
 from isthmus_services.servers import Server
 
 PART = 5 << 20
-"""The least that servers take."""
+"""The smallest part that servers accept."""
 
 LARGE = os.urandom(3 * PART + 12345)
 
 
 class Asked:
-    """A client that keeps which ranges were asked for."""
+    """Records the ranges that the store requests."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ranges: list[tuple[int, int]] = []
@@ -59,7 +59,7 @@ async def test_what_is_put_in_parts_is_there_whole(opened: Callable[[], Any]) ->
         changed = LARGE[::-1]
         await store.put("k", memoryview(changed))
         assert bytes(await store.get("k")) == changed
-        # Where it lies in pieces, parts begin and end anywhere in them.
+        # If the data lies in pieces, parts begin and end anywhere in them.
         await store.put("k", Gathered([LARGE[:100], LARGE[100 : 2 * PART + 1], LARGE[2 * PART + 1 :]]))
         assert bytes(await store.get("k")) == LARGE
 

@@ -1,4 +1,4 @@
-"""What every bus must do. Each implementation passes the same suite, with several connections at once."""
+"""Every bus implementation passes this suite, with several connections at once."""
 
 import asyncio
 import os
@@ -22,17 +22,17 @@ from isthmus_lab.simulate.world import World
 from isthmus_services.servers import Server, redis_server
 
 NEVER_S = 3600.0
-"""Longer than any test may take: what comes back from a wait like that was woken."""
+"""Longer than any test may take: a read with this timeout that returns was woken by a message."""
 
 Place = tuple[str | World, bytes]
-"""Where a bus is: its URL, or the world it is in; and the run."""
+"""Where a bus is, as a URL or as a simulated world, and the run's digest."""
 
 KINDS = ["sqlite", "redis", "simulated"]
 
 
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Return an empty bus."""
+    """Return where an empty bus is."""
     run = os.urandom(32)
     if request.param == "simulated":
         return World("conformance"), run
@@ -150,7 +150,7 @@ def test_reading_nothing_ends_in_time(place: Place) -> None:
         assert await bus.read({"s": position}, 0.3) == {}
         assert loop.time() - started > 0.2
         assert await bus.read({}, 0.1) == {}
-        assert not waiting.done(), "each read has a time of its own"
+        assert not waiting.done(), "each read must have its own timeout"
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -172,7 +172,7 @@ def test_the_tail_is_behind_the_newest_message(place: Place) -> None:
 def test_a_position_of_some_time_ago_lies_before_what_was_said_since_and_behind_what_was_said_before(
     place: Place,
 ) -> None:
-    """An agent that reads a thousand streams begins a few heartbeats back."""
+    """An agent that reads a thousand streams begins with the messages of the last few heartbeats."""
 
     async def body(bus: Bus) -> None:
         await bus.append("busy", b"old")
@@ -182,7 +182,7 @@ def test_a_position_of_some_time_ago_lies_before_what_was_said_since_and_behind_
         since = await bus.ago(["busy", "idle", "nobody"], 0.5)
         assert (await drain(bus, "busy", since["busy"]))[0] == [b"new", b"newer"]
         assert (await drain(bus, "nobody", since["nobody"]))[0] == []
-        # Beyond the end of a stream there is no position: it would look as if the bus had lost its tail.
+        # No position is beyond a stream's end: it would look as if the bus had lost the stream's last messages.
         assert (await drain(bus, "idle", since["idle"]))[0] in ([], [b"long ago"])
         await bus.append("idle", b"again")
         assert (await drain(bus, "idle", since["idle"]))[0][-1:] == [b"again"]
@@ -202,7 +202,7 @@ def test_a_listener_begins_a_little_way_back_and_forgets_streams_that_are_no_mor
         listener = Listener(bus, single_threaded(), lambda name: name.startswith("learner/"), back_s=0.5)
         assert [said.body async for _, said in listener.backlog()] == [b"new"]
         assert listener.positions.keys() == {"learner/a"}
-        # One it was told to read stays, whether it is there or not.
+        # A stream that the listener was told to read stays, even if it does not exist.
         listener.positions["syncer"] = START
 
         async def nobody(within_s: float | None) -> set[str]:
@@ -273,7 +273,7 @@ def test_many_writers_lose_nothing(place: Place) -> None:
             for n in some:
                 await bus.append("s", f"{i} {n}".encode())
 
-        # Eight at once each: two hundred connections at the same moment are no test of what is lost.
+        # Each bus has eight writers at once. With two hundred at once, connections would fail for other reasons.
         await asyncio.gather(*(write(i, bus, range(k, 50, 8)) for i, bus in enumerate(buses) for k in range(8)))
         found, _ = await drain(buses[0], "s")
         assert sorted(found) == sorted(f"{i} {n}".encode() for i in range(4) for n in range(50))
@@ -282,7 +282,7 @@ def test_many_writers_lose_nothing(place: Place) -> None:
 
 
 def test_a_cancelled_task_ends_whatever_it_was_doing(place: Place) -> None:
-    """redis-py loses a cancellation that meets a finished write (Python 3.11): about one in a hundred here."""
+    """On Python 3.11, redis-py loses a cancellation that meets a finished write: about one in a hundred here."""
 
     async def body(bus: Bus) -> None:
         async def talk() -> None:
@@ -301,7 +301,7 @@ def test_a_cancelled_task_ends_whatever_it_was_doing(place: Place) -> None:
     run(place, body)
 
 
-# --- what agents say --------------------------------------------------------------------------------------------------
+# --- agents' messages -------------------------------------------------------------------------------------------------
 
 
 async def test_a_distant_bus_is_not_one_round_trip_a_message() -> None:
@@ -322,7 +322,7 @@ async def test_a_distant_bus_is_not_one_round_trip_a_message() -> None:
         await speaker.flush()
     await speaker.flush()
     assert [word for bodies in requests[1:] for body in bodies for word in decode(body)] == words, (
-        "nothing lost, nothing twice"
+        "every message must arrive exactly once"
     )
     assert len(requests) == 3
 
@@ -331,7 +331,7 @@ async def test_a_distant_bus_is_not_one_round_trip_a_message() -> None:
 
 
 async def test_a_reader_ahead_of_what_is_left_starts_again(tmp_path: Path) -> None:
-    """Redis restarted empty, or without its last second: ids are issued again, positions lie in the future."""
+    """If Redis restarts empty, or without its last second, it issues ids again, and positions lie in the future."""
     with redis_server(tmp_path) as server:
         async with open_bus(server.url, b"r" * 32) as bus:
             for i in range(10):
@@ -342,21 +342,21 @@ async def test_a_reader_ahead_of_what_is_left_starts_again(tmp_path: Path) -> No
 
 
 def test_what_is_not_ours_in_a_stream_is_passed_over(redis: Server) -> None:
-    """Whoever may write a stream may write other fields into it: that must stop no reader, and be read once only."""
+    """A process that may write to a stream can put other fields into it. A reader skips each of these once."""
     import redis as client
 
     digest = os.urandom(32)
 
     async def body(bus: Bus) -> None:
-        await bus.append("s", b"")  # or nobody would find it
+        await bus.append("s", b"")  # without this message, no reader would find the stream
         listener = Listener(bus, single_threaded(), lambda _: True)
         with client.Redis.from_url(redis.url) as strange:
             strange.xadd(f"isthmus:{digest[:8].hex()}:s", {"other": "field"})
         heard = [said.body async for _, said in listener.backlog()]
         assert heard == []
-        assert listener.positions["s"] == await bus.tail("s"), "it is not read again and again"
+        assert listener.positions["s"] == await bus.tail("s"), "the entry must not be read again"
         await bus.append("s", b"ours")
-        assert [said.body async for _, said in listener.backlog()] == [b"ours"], "an empty body is nobody's message"
+        assert [said.body async for _, said in listener.backlog()] == [b"ours"], "an empty body is not a message"
 
     run((redis.url, digest), body)
 
@@ -410,7 +410,7 @@ async def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None
             await bus.append("s", b"x")
 
 
-# --- not getting in ---------------------------------------------------------------------------------------------------
+# --- no access --------------------------------------------------------------------------------------------------------
 
 
 async def failing(url: str) -> None:
@@ -444,7 +444,7 @@ async def test_a_url_of_no_bus_is_refused(url: str) -> None:
         await failing(url)
 
 
-# --- what others, and the past, cost ----------------------------------------------------------------------------------
+# --- keys of other programs, and old streams --------------------------------------------------------------------------
 
 
 def commands_of(client: Any) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What each error of Redis means: from a server that says it, through the bus; and from real servers that fail over."""
+"""The bus gives each error of Redis its meaning, and a run goes on when real servers fail over."""
 
 import asyncio
 import subprocess
@@ -47,13 +47,13 @@ WELL = {
     "EXPIRE": b":1\r\n",
     "ZREMRANGEBYSCORE": b":0\r\n",
 }
-"""What is answered where nothing is wrong, unless it is OK."""
+"""Answers of a server without an error. A command that is not in it is answered with OK."""
 
 RECONNECT = {"READONLY", "MASTERDOWN", "UNBLOCKED"}
-"""After these the server's name is looked up again, on a new connection: it may lead to another by now."""
+"""After these errors, the bus opens a new connection and looks the server's name up again: it may lead elsewhere."""
 
 CLOSES = {"LOADING", "NOAUTH", "WRONGPASS", "max number of clients"}
-"""After these redis-py closes the connection by itself."""
+"""After these errors, redis-py itself closes the connection."""
 
 
 def test_every_error_of_the_table_is_tried() -> None:
@@ -62,7 +62,7 @@ def test_every_error_of_the_table_is_tried() -> None:
 
 @asynccontextmanager
 async def saying(words: bytes, at: str) -> AsyncIterator[tuple[Bus, list[int]]]:
-    """Open a bus at a server that answers commands of this name so, and the others well; count its connections."""
+    """Open a bus at a server that answers commands of this name with this error. Count requests by connection."""
     connections: list[int] = []
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -103,7 +103,7 @@ async def test_every_error_has_its_meaning(name: str, request_: str) -> None:
 
 
 class Name:
-    """A name of a server: connections go to one port, and new ones to another once it leads there."""
+    """A server name: new connections go to the port that it leads to at the time, and open ones stay."""
 
     def __init__(self, leads_to: int) -> None:
         self.leads_to, self.port = leads_to, 0
@@ -162,7 +162,7 @@ def role(server: Server) -> str:
 
 
 async def goes_on_after(folder: Path, name: Name, fail_over: Callable[[], None], new: Callable[[], int]) -> None:
-    """Have a learner and a syncer share a bus by this name, fail over, and wait for merges."""
+    """Let a learner and a syncer share a bus by this name, fail over, and wait for merges."""
     seed = seed_of(pace=Pace(heartbeat_s=0.2, silence_s=2.0))
     async with world(folder / "run", seed, bus=f"redis://127.0.0.1:{name.port}") as w, serving(w.syncer()) as syncer:
         done = False

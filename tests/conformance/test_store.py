@@ -1,4 +1,4 @@
-"""What every store must do. Each implementation, real servers included, passes the same suite."""
+"""Every store implementation, on real servers too, passes this suite."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ CLIENTS = ["s3", "s3+aiobotocore"]
 
 @dataclass
 class Opened:
-    """A way to an empty store, and what runs a coroutine that uses it."""
+    """How to open an empty store, and how to run a coroutine that uses the store."""
 
     store: Callable[[], AbstractAsyncContextManager[EdgeStore]]
     drive: Callable[[Coroutine[Any, Any, None]], object] = asyncio.run
@@ -42,7 +42,7 @@ class Opened:
 def opened(
     request: pytest.FixtureRequest, tmp_path: Path, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch
 ) -> Opened:
-    """Return a way to an empty store of this kind."""
+    """Return how to open an empty store of this kind."""
     page = 1000
     if request.param == "simulated":
         return simulated()
@@ -65,7 +65,7 @@ def opened(
 
 
 def simulated() -> Opened:
-    """The simulator's store in good conditions; it lives in virtual time."""
+    """Return how to open the simulator's store in good conditions. It lives in virtual time."""
     world = World("conformance")
 
     @asynccontextmanager
@@ -247,7 +247,7 @@ async def test_both_clients_of_buckets_see_the_same_objects(
             await other.get("k/y")
 
 
-# --- what goes wrong --------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 async def failing(url: str) -> None:
@@ -328,7 +328,7 @@ async def test_a_key_never_leaves_the_folder(tmp_path: Path, key: str) -> None:
 
 
 class Flaky(Layer):
-    """A store that fails so many times, with its effect or without, and then works."""
+    """A store that fails `failures` times, before or after a request takes effect, and then works."""
 
     def __init__(self, inner: EdgeStore, failures: int, *, after: bool) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""Every command in README and docs/ is run by a test or says why not, and the parser takes each line of `isthmus`."""
+"""Every command in README and docs/ is run by a test or says why not, and the parser accepts each `isthmus` line."""
 
 import contextlib
 import functools
@@ -18,22 +18,22 @@ from support.docs_blocks import ROOT, Block, blocks
 from website import pages
 
 EXECUTED = {"docs/tutorial.md": "test_tutorial.py", "docs/replaying.md": "test_replaying.py"}
-"""Pages that a test runs from top to bottom, and which."""
+"""Pages that a test runs from top to bottom, with that test."""
 
 PAGES = [path for path in pages.sources(ROOT) if path != "CHANGELOG.md"]
 BLOCKS = [block for path in PAGES for block in blocks(path) if block.commands]
 GIVEN = {"ISTHMUS_RUN": "s3://bucket/run", "ISTHMUS_BUS": "redis://host", "ISTHMUS_LEARNER": "eu-1"}
-"""What a page may leave to the environment or a file."""
+"""Settings that a page may leave to the environment or to a file."""
 
 
 @pytest.fixture(autouse=True)
 def one_parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the parser once, not for each of some hundred lines."""
+    """Create the parser only once, not for each of about a hundred lines."""
     monkeypatch.setattr(cli, "parser", functools.cache(cli.parser))
 
 
 def said_of(block: Block) -> str:
-    """Return what is wrong with a block's mark, or nothing."""
+    """Return what is wrong with a block's mark, or an empty string."""
     kind, _, rest = block.mark.partition(" by ") if block.mark.startswith("run by ") else block.mark.partition(": ")
     if block.page in EXECUTED and kind in ("", "in a terminal of its own"):
         return ""
@@ -81,7 +81,7 @@ def test_a_mark_that_says_nothing_is_refused(mark: str, wrong: str) -> None:
 
 
 def refusal(words: list[str]) -> str:
-    """Return what the command line says against these words, or nothing."""
+    """Return the error of the command line for these words, or an empty string."""
     err = io.StringIO()
     try:
         with contextlib.redirect_stderr(err), contextlib.redirect_stdout(err):
@@ -107,7 +107,7 @@ def test_the_parser_takes_every_line_of_isthmus(monkeypatch: pytest.MonkeyPatch)
 
 
 def known(words: list[str]) -> str:
-    """Return what is no command or none of its flags among words that may leave out the rest, or nothing."""
+    """Return the unknown command or flags among these words, or an empty string. Arguments may be missing."""
     parser = cli.parser()
     while words and (inner := next((a.choices for a in parser._actions if isinstance(a.choices, dict)), None)):
         if words[0] not in inner:
@@ -158,5 +158,5 @@ def test_every_target_of_make_is_there() -> None:
 
 
 def targets(words: list[str]) -> set[str]:
-    """Return what a `make` is asked to make."""
+    """Return the targets in the words of a `make` command."""
     return {word for word in words[1:] if "=" not in word}

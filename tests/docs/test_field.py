@@ -1,4 +1,4 @@
-"""The figures of docs/field.md are those that `isthmus bench peers` recorded."""
+"""The figures in docs/field.md are those that `isthmus bench peers` recorded."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""docs/replaying.md, run from top to bottom on a run in which one learner went wrong."""
+"""docs/replaying.md works from top to bottom, on a run in which one learner went wrong."""
 
 import os
 import sys
@@ -30,7 +30,7 @@ SPOILED_FROM, ENOUGH = 5, 9
 
 
 def train(run: str, build: "object") -> None:
-    """Train two learners in step with each other; one's data is wrong from some version on."""
+    """Train two learners in step. The data of one of them is wrong from version `SPOILED_FROM` on."""
     assert callable(build)
     torch.manual_seed(0)
     models = {name: build() for name in ("eu-1", "us-1")}

@@ -1,4 +1,4 @@
-"""The documentation site is built strictly; nothing in it or in the repository's Markdown leads nowhere; all that is public is on it."""
+"""The documentation site builds without warnings, has no dead links, and documents everything that is public."""
 
 import argparse
 import re
@@ -24,7 +24,7 @@ griffe = pytest.importorskip("griffe")
 
 
 class Page(HTMLParser):
-    """What a page can be led to by, and where it leads."""
+    """The anchors and links of an HTML page."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
 
 
 def external(link: str) -> bool:
-    """Return whether a link leads to somewhere else. Raises `AssertionError` for one that is none."""
+    """Return whether a link leads to another site. Raises `AssertionError` for an invalid link."""
     parts = urlsplit(link)
     if parts.scheme in ("", "file"):
         assert not parts.netloc, link
@@ -64,7 +64,7 @@ def external(link: str) -> bool:
 
 
 def dead(place: str, links: list[str], files: set[str], anchors: dict[str, set[str]]) -> Iterator[str]:
-    """Yield what leads nowhere of the links of a file."""
+    """Yield a description of each dead link of a file."""
     for link in links:
         if external(link):
             continue
@@ -95,7 +95,7 @@ def test_no_link_of_the_site_is_dead(site: dict[str, Page]) -> None:
 
 
 def slug(heading: str) -> str:
-    """Return the anchor that a heading has where the repository is looked at."""
+    """Return the anchor that a heading has on the repository's web page."""
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
     return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
 
@@ -143,7 +143,7 @@ def test_a_page_that_the_builder_warns_of_is_no_site(tmp_path: Path, monkeypatch
 
 
 def public_names() -> Iterator[Any]:
-    """Yield what the public modules and their classes define themselves and do not hide."""
+    """Yield the names that public modules and their classes define and do not hide."""
     package = griffe.load("isthmus")
 
     def within(room: Any) -> Iterator[Any]:
@@ -161,7 +161,7 @@ def public_names() -> Iterator[Any]:
 
 
 def overrides(name: Any) -> bool:
-    """Return whether this is a method of a protocol, which says what it does."""
+    """Return whether a method overrides another one, whose docstring then applies."""
     return name.is_function and any(str(d.value).endswith("override") for d in name.decorators)
 
 
@@ -176,7 +176,7 @@ def test_every_public_name_is_on_the_site(site: dict[str, Page]) -> None:
 
 
 def test_every_public_name_says_what_it_is() -> None:
-    """Fields and constants, too, unless their class, their type or their value says it."""
+    """An attribute needs a docstring only if it has neither a type nor a value."""
     silent = [path for path, name in NAMES.items() if not name.docstring and not name.is_attribute]
     assert [path for path in silent if not overrides(NAMES[path])] == []
     bare = [path for path, name in NAMES.items() if name.is_attribute and not name.docstring]
@@ -205,7 +205,7 @@ def test_what_pages_and_examples_import_is_public() -> None:
     assert {name: places for name, places in found.items() if name not in NAMES} == {}
 
 
-# --- what is written from declarations -----------------------------------------------------------------------------------
+# --- generated pages --------------------------------------------------------------------------------------------------
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""docs/tutorial.md, run from top to bottom in a folder that looks like a clone."""
+"""docs/tutorial.md works from top to bottom, in a folder that looks like a clone."""
 
 import os
 import subprocess

@@ -1,7 +1,7 @@
 """A learner of two ranks that a framework shards by FSDP2: RUN trainer|accelerate STEPS.
 
-Accelerate shards on accelerators alone, and takes a CPU for a reason not to: here it is told that it does shard, and all
-that follows, preparing, wrapping, stepping and gathering, is as it is there.
+Accelerate does not shard on a CPU. Here it is told to shard, and everything that follows (preparing, wrapping, stepping
+and gathering) runs as on an accelerator.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     a = parser.parse_args()
     model = {"trainer": by_trainer, "accelerate": by_accelerate}[a.how](a.run, a.steps)
-    assert all(isinstance(p, DTensor) for p in model.parameters()), "it was sharded"
+    assert all(isinstance(p, DTensor) for p in model.parameters()), "every parameter is sharded"
     torch.distributed.destroy_process_group()
     print(f"{a.how} has trained {a.steps} steps, sharded", flush=True)
 

@@ -1,4 +1,4 @@
-"""Servers over TLS that hold each participant to its permissions, and processes that are told what it is told."""
+"""Servers over TLS that hold each participant to its permissions, and processes with a participant's environment."""
 
 import configparser
 import contextlib
@@ -25,7 +25,7 @@ RUN = f"s3://{BUCKET}/{PREFIX}"
 
 @dataclass
 class Island:
-    """Servers, the folder that `isthmus access` wrote, and what was started."""
+    """Servers, the folder that `isthmus access` wrote, and the processes that were started."""
 
     folder: Path
     access: Path
@@ -35,7 +35,7 @@ class Island:
     started: dict[str, Forked] = field(default_factory=dict)
 
     def environment(self, user: str) -> dict[str, str]:
-        """What the process of a participant is told: places, and names of files."""
+        """Return the environment of a participant's process: addresses, and names of files with secrets."""
         own = self.access / user
         told = {
             "AWS_ENDPOINT_URL": self.store.url,
@@ -61,7 +61,7 @@ class Island:
         return process
 
     def do(self, name: str, user: str, *words: str, code: int = 0) -> str:
-        """Run a command to its end; return what it said."""
+        """Run a command to its end; return its output."""
         process = self.start(name, user, *words)
         assert process.wait(HANGS_S) == code, self.said()
         return (self.folder / f"{name}.log").read_text()
@@ -70,7 +70,7 @@ class Island:
         return "".join(f"--- {p.stem}\n{p.read_text(errors='replace')}" for p in sorted(self.folder.glob("*.log")))
 
     def secrets(self) -> dict[str, str]:
-        """Every secret there is, by where it lies."""
+        """Return every secret, by the path of the file that holds it."""
         found = {str(p): p.read_text().strip() for p in self.access.rglob("*password")}
         for path in self.access.rglob(access.CREDENTIALS):
             parsed = configparser.ConfigParser()
@@ -79,7 +79,7 @@ class Island:
         return found
 
     def administrator(self) -> Any:
-        """A client that reads all of the bucket."""
+        """Return a client that may read the whole bucket."""
         return boto3.client(
             "s3",
             endpoint_url=self.store.url,
@@ -97,7 +97,7 @@ class Island:
 
 @contextlib.contextmanager
 def island_in(folder: Path, learners: Sequence[str], series: Sequence[str] = ()) -> Iterator[Island]:
-    """Run Redis 7 and SeaweedFS, both over TLS only and with everybody's permissions."""
+    """Run Redis 7 and SeaweedFS, both over TLS only and with the permissions of every participant."""
     binary = graph.redis_7()
     if binary is None:
         message = "needs redis-server 7 or newer on PATH"

@@ -1,4 +1,4 @@
-"""A `lightning.pytorch.Trainer` in a run: RUN NAME STEPS NOTES. Each step notes which lines it has read, and its rate."""
+"""A `lightning.pytorch.Trainer` in a run: RUN NAME STEPS NOTES. Each step notes the lines it read, and its rate."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ LINES = 64
 
 
 def make_model() -> nn.Module:
-    """A table and a linear layer, the same for everybody."""
+    """Return a table and a linear layer, with the same weights in every process."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Embedding(LINES, 16), nn.Flatten(), nn.Linear(16, 4))
 
@@ -39,7 +39,7 @@ class Module(pl.LightningModule):  # type: ignore[misc]
 
     def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
         self.seen += batch[:, 0].tolist()
-        time.sleep(0.01)  # as long as a step of a model takes: a version comes back within a few
+        time.sleep(0.01)  # about the time of a real model's step: a new version arrives within a few steps
         return torch.as_tensor((self.net(batch) - torch.sin(batch.float())).pow(2).mean())
 
     def configure_optimizers(self) -> dict[str, object]:

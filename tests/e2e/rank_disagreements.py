@@ -1,4 +1,4 @@
-"""Run by torchrun, two ranks: whatever they do not do alike is refused on both of them, with the same sentence."""
+"""Run by torchrun, two ranks: if the ranks do different things, both raise the same error."""
 
 import json
 import sys
@@ -43,7 +43,7 @@ def closing(run: str, early: bool) -> None:
 
 
 class Odd:
-    """Data that cannot be kept on one of the ranks."""
+    """Data whose state cannot be stored on the second rank."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

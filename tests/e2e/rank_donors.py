@@ -1,4 +1,4 @@
-"""A newcomer of several ranks in a run in flight: RUN NAME OUT. Writes where its moments came from, and what they are."""
+"""A learner of several ranks that joins a run in progress: RUN NAME OUT. Writes its moments, and their source."""
 
 import json
 import sys

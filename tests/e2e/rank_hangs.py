@@ -1,4 +1,4 @@
-"""Run by torchrun, two ranks: one of them hangs, with all its connections open; the other one names it and ends."""
+"""Run by torchrun, two ranks: one rank hangs with all its connections open; the other rank names it and ends."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from isthmus.torch import ranks
 
 ranks.LOOK_S, ranks.TELL_S, ranks.NAME_S, ranks.HUNG_S = 0.5, 1.0, 2.0, 4.0
 dist.init_process_group("gloo")
-torch.set_default_device("meta")  # words between ranks are none of its business
+torch.set_default_device("meta")  # messages between ranks must not depend on the default device
 with torch.device("cpu"):
     model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

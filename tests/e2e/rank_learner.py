@@ -1,8 +1,8 @@
-"""A learner of one process, or of a torchrun job: RUN NAME KIND STEPS, and how it trains by the options after them.
+"""A learner of one process, or of a torchrun job: RUN NAME KIND STEPS, then options that say how it trains.
 
-With --told gradients come from the learner's name and the step, not from data, and its steps keep pace with those of
-the learners named: whatever is merged then does not depend on the clock. A KIND that ends in -there has the CPU as the
-device that keeps fragments, one that ends in -cuda is on the GPU.
+With --told, gradients come from the learner's name and the step, not from data. The learner also keeps in step with the
+learners named after --told, so what is merged does not depend on the clock. A KIND that ends in -there uses the CPU as
+the device that keeps fragments; a KIND that ends in -cuda uses the GPU.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from isthmus.torch import device
 
 
 class Places:
-    """Data with a place in it."""
+    """Data whose position is kept in checkpoints."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -65,7 +65,7 @@ def wait_for(learners: list[str], step: int, folder: Path) -> None:
 
 
 def wait_for_the_first(a: argparse.Namespace, step: int) -> None:
-    """Let the first learner's update be merged first: a sum of two depends on their order. 24 steps lie between two."""
+    """Let the first learner's update arrive first: the sum depends on the order. An update is due every 24 steps."""
     if a.name == a.told[0] or step % 24 != 1:
         return
     while len(list(Path(a.run).glob(f"updates/*/{a.told[0]}/*"))) <= step // 24:
@@ -84,7 +84,7 @@ def main() -> None:
     kind, _, there = a.kind.partition("-")
     where = "cuda" if there == "cuda" else "cpu"
     if kind != "plain":
-        # NCCL takes one rank for each GPU: ranks that share one exchange through the host.
+        # NCCL allows one rank per GPU: ranks that share a GPU exchange through the host.
         alone = where == "cuda" and os.environ["WORLD_SIZE"] == "1"
         dist.init_process_group("cpu:gloo,cuda:nccl" if alone else "gloo")
     lanes: list[device.DeviceStream] = []
@@ -105,7 +105,7 @@ def main() -> None:
         pace = isthmus.Pace(quorum=len(a.told), lead=0.0, overlap=0.0, grace=0.0, staleness=0, silence_s=60.0)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    # A round is given up after H steps of the slowest: of those who keep pace, H must last until all have answered.
+    # A round is abandoned after H steps of the slowest learner. Learners in step must all have answered before that.
     rules = isthmus.Rules(sync_every=48 if a.told else 4, fragments=2 if a.told else 3)
     folder, places = Path(a.run).parent, Places()
     link = isthmus.join(
@@ -118,7 +118,7 @@ def main() -> None:
     if a.told and link.speaks:
         (folder / f"{a.name}.0").touch()
     if a.told:
-        # A first round is closed by everybody who was heard of: let them all be.
+        # The first round expects the learners heard of so far, so let every learner be heard of.
         wait_for(a.told, 0, folder)
         time.sleep(3.0)
     with link:

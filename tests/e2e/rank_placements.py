@@ -1,4 +1,4 @@
-"""Run by torchrun: what the first rank reads and writes of a model, against what torch says is the whole of it."""
+"""Run by torchrun: the fragments that ranks read and write agree with the whole tensors as torch gathers them."""
 
 import math
 import sys
@@ -31,7 +31,7 @@ HIDDEN = {"even": 16, "uneven": 5}
 
 
 def net(width: int) -> nn.Sequential:
-    torch.manual_seed(0)  # replicas hold the same: an owner gives what it has itself
+    torch.manual_seed(0)  # replicas hold equal values, because an owner sends its own
     model = nn.Sequential(nn.Embedding(7, width), nn.Linear(width, 2 * width), nn.Tanh(), nn.Linear(2 * width, 3))
     model[1].bias.requires_grad_(False)
     return model.to(torch.bfloat16) if width == 16 else model
@@ -90,13 +90,13 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def cut(i: int, spec: Spec) -> list[Cut]:
-    """Cut every tensor in two, of which one is in the next fragment; of an odd length, and across blocks of ranks."""
+    """Cut a tensor in two parts of odd lengths, across the ranks' shards; the second part is in the next fragment."""
     rows = spec.shape[0]
     return [(i % 3, rows - rows // 3), ((i + 1) % 3, rows // 3)]
 
 
 class Numbered:
-    """What stands for arrays of others, by the numbers that are expected."""
+    """Stands for the arrays of other ranks, by the numbers that are expected."""
 
     def __init__(self, numbers: list[int]) -> None:
         self.numbers = numbers
@@ -109,11 +109,11 @@ class Numbered:
 
 
 SAVED = 1000
-"""From this number on lies what is saved."""
+"""The first number of saved arrays."""
 
 
 def move(sharded: Sharded, p: int, rank: int, read: int, write: int, base: int, mix: int) -> None:
-    """Have a fragment read, mixed and written where it is owned, under these numbers."""
+    """Read, mix and write a fragment on the rank that owns it, with its arrays under these numbers."""
     array_table = sharded.array_table
 
     def held(number: int) -> ArrayRef:
@@ -132,7 +132,7 @@ Wholes = dict[tuple[int, str], torch.Tensor]
 
 
 def holds_what_it_is_to_write(sharded: Sharded, saved: Any, wholes: Wholes) -> None:
-    """Each rank's pieces are those blocks of what torch says is the whole, and every whole is made up of them."""
+    """Check that each rank's pieces are blocks of torch's whole tensors, and that they add up to these tensors."""
     told, found = [], 0
     if saved is not None:
         for (key, what), x in wholes.items():
@@ -162,7 +162,7 @@ def is_block(held: np.ndarray, x: torch.Tensor, offset: Any, shape: Any) -> bool
 
 
 def with_moments(saved: Any, wholes: Wholes, stored: bool) -> Any:
-    """Return a saved state with whole tensors where ranks have pieces, or with where they lie in the store."""
+    """Return a saved state with whole tensors, or with places in the store, instead of the ranks' pieces."""
     entries: dict[Any, Any] = {}
     for key, entry in saved["state"]["state"].items():
         entries[key] = {what: wholes[key, what] if isinstance(x, InBlocks) else x for what, x in entry.items()}
@@ -174,12 +174,12 @@ def with_moments(saved: Any, wholes: Wholes, stored: bool) -> Any:
 
 
 def flat_of(held: Any) -> np.ndarray:
-    """Return an array as it lies on the array_table, from a device too."""
+    """Return an array of the array table in memory, also if it is on a device."""
     return torch.cat([x.float() for x in held.tensors]).numpy() if isinstance(held, device.DeviceBlock) else held
 
 
 def check(kind: str, width: int, device_stream: device.DeviceStream | None, full: int | None = None) -> None:
-    """`full`: the device of this rank has no room."""
+    """Compare with torch all that is read, written, saved and loaded. The device of rank `full` has no room."""
     dist.barrier()
     sharded_fragments.ShardedFragments._has_room = lambda *_: dist.get_rank() != full  # type: ignore[method-assign]
     model = placed(kind, net(width))
@@ -227,10 +227,10 @@ def check(kind: str, width: int, device_stream: device.DeviceStream | None, full
                 move(sharded, p, rank, read[p], write[p], base[p], mix[p])
             saved = sharded.save().optimizer
     after = whole(model)
-    assert device_stream is None or not device_stream.waits, "no training thread waits for the device"
+    assert device_stream is None or not device_stream.waits, "the training thread never waits for the device"
     for f, rank in zip(layout.fragments, owner, strict=True):
         if rank != dist.get_rank():
-            assert sharded.array_table.find(read[f.index]) is None, "it lies with its owner alone"
+            assert sharded.array_table.find(read[f.index]) is None, "only the owner has the array"
             continue
         for t in f.tensors:
             part = before[t.spec.name].numpy()[t.origin : t.origin + t.size]
@@ -248,7 +248,7 @@ def check(kind: str, width: int, device_stream: device.DeviceStream | None, full
         for t in f.tensors:
             part = after[t.spec.name].numpy()[t.origin : t.origin + t.size]
             assert np.array_equal(flat[t.start : t.stop], part), (kind, t.name)
-    # Moments as torch sees the whole of them, and back on the ranks after they were lost.
+    # Compare the saved moments with torch's whole tensors. Then clear the moments and load them again.
     entries = optimizer.state_dict()["state"]
     wholes = {
         (key, what): (x.full_tensor() if hasattr(x, "full_tensor") else x).clone()
@@ -262,7 +262,7 @@ def check(kind: str, width: int, device_stream: device.DeviceStream | None, full
                 x.zero_()
         with sharded.call("STEP", 1 + stored, 1):
             if ranks.leads:
-                # From a peer's whole state by way of the first rank, and from one's own in the store.
+                # Load a peer's whole state through the first rank, or this learner's own state from the store.
                 marked, parts = sharded._marked(with_moments(saved, wholes, stored))
                 told = {"state": marked, "local": {}, "alone": None, "own": True}
                 blob = tree.packed(told, "a checkpoint", torch_model.take_tensor)
@@ -292,9 +292,9 @@ if __name__ == "__main__":
     for kind in KINDS:
         for width in HIDDEN.values():
             if kind == "FSDP2 and tensor parallelism" and width % 2:
-                continue  # torch cannot cut tensors unevenly twice
+                continue  # torch cannot shard a tensor unevenly in two dimensions
             check(kind, width, None)
-            # The CPU as the device: the same code, with all that is queued done at once.
+            # With the CPU as the device the same code runs, and each queued operation is done at once.
             check(kind, width, device.DeviceStream(torch.device("cpu")))
             if kind in ("FSDP2", "HSDP"):
                 check(kind, width, device.DeviceStream(torch.device("cpu")), full=1)

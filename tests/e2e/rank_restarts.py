@@ -1,7 +1,7 @@
-"""Run by torchrun, two ranks: a life of a learner whose shards are uneven, or the same loop without Isthmus.
+"""Run by torchrun, two ranks: one incarnation of a learner with uneven shards, or the same loop without Isthmus.
 
-Arguments: the run's folder or `alone`, the steps over all lives, how it ends (`return`, `raise`, `kill`), and where
-the first rank writes what it came to.
+Arguments: the run's folder or `alone`, the step at which it ends, counted over all incarnations, how it ends (`return`,
+`raise`, `kill`), and the file to which the first rank writes the result.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ from support.restarts import PACE, RULES, TOKENS, Data, boundary_of, wait_until_
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Return the digest of a whole tensor; all ranks call it."""
+    """Return the digest of a whole tensor. All ranks must call this."""
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return hashlib.sha256(whole.detach().contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
 def main(run: str, until: int, end: str, out: Path) -> None:
-    """Be one life."""
+    """Train as one incarnation up to step `until`."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(11)

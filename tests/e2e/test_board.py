@@ -1,6 +1,6 @@
-"""The board in a real browser: beside a demo whose processes are killed, on the recorded run, and as one file.
+"""The board works in a real browser: during a demo whose processes are killed, on the recorded run, and as one file.
 
-`BOARD_PICTURES=docs/images` makes the pictures of docs/board.md anew.
+`BOARD_PICTURES=docs/images` renews the pictures of docs/board.md.
 """
 
 import asyncio
@@ -46,12 +46,12 @@ PAGES = {
     "about": "/about",
 }  # fmt: skip
 READY = {"about": "#words", "run": "#totals"}
-"""What is there once a page has its answers; of the others a table."""
+"""By page, the selector of an element that appears once the page has its data. Other pages have a table."""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser of Debian's."""
+    """Start Debian's Chromium."""
     chromium = shutil.which("chromium")
     if chromium is None:
         why = "not run: no chromium on PATH (Debian has it in the package chromium)"
@@ -66,25 +66,25 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Seen:
-    """A page, and what its console said."""
+    """A page, and the messages of its console."""
 
     page: Page
     base: str
     console: list[str] = field(default_factory=list)
 
     def open(self, path: str, ready: str = "") -> Page:
-        """Go to a page; wait for what it is about."""
+        """Go to a page; wait for its content."""
         self.page.goto(self.base + path)
         if ready:
             self.page.wait_for_selector(ready, timeout=PATIENCE_MS)
         return self.page
 
     def totals(self) -> dict[str, int]:
-        """Return what the tiles of the run's page say."""
+        """Return the numbers in the tiles of the run's page."""
         return {name: whole(self.page.locator(f"#{name}").inner_text()) for name in ("commits", "rejected")}
 
     def versions(self) -> list[int]:
-        """Return the version of each fragment that the fragments' page says."""
+        """Return the version of each fragment that the fragments' page shows."""
         return [whole(text) for text in self.page.locator("[data-version]").all_inner_texts()]
 
 
@@ -94,7 +94,7 @@ def whole(text: str) -> int:
 
 @contextmanager
 def looking(browser: Browser, base: str, **how: Any) -> Iterator[Seen]:
-    """Open a page; at its end the console must have said nothing bad."""
+    """Open a page; at the end its console must hold no error and no warning."""
     context: BrowserContext = browser.new_context(**{"viewport": WIDE, "timezone_id": "UTC", "locale": "en-GB"} | how)
     context.set_default_timeout(PATIENCE_MS)
     seen = Seen(context.new_page(), base.rstrip("/"))
@@ -117,13 +117,13 @@ class Demo:
 
     @property
     def run(self) -> str:
-        """Where its run is."""
+        """The address of the demo's run."""
         return str(self.out / "run")
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    """`isthmus demo --board`, whose learners and syncers are killed."""
+    """Start `isthmus demo --board`, whose learners and syncers are killed."""
     out = tmp_path_factory.mktemp("board") / "demo"
     process = subprocess.Popen(
         isthmus_command("demo", "--steps", str(STEPS), "--learners", str(LEARNERS), "--kill-every", "10",
@@ -139,7 +139,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
             break
     else:
         pytest.fail("".join(said), pytrace=False)
-    # Whatever else it says must be read, or it waits for somebody who does.
+    # The rest of the output must be read, or the demo blocks when the pipe is full.
     with open(out.parent / "demo.log", "w") as log:
         reader = subprocess.Popen(["cat"], stdin=process.stdout, stdout=log)
     try:
@@ -153,19 +153,19 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
 
 @dataclass
 class Live:
-    """What the page and `isthmus status` said while the demo went on."""
+    """What the page and `isthmus status` showed while the demo ran."""
 
     before: list[int]
-    """Versions on the page, before status was asked."""
+    """Versions on the page, read before `isthmus status` ran."""
     status: list[int]
     learners: str
     running: bool
-    """Whether the demo still ran at the end."""
+    """Whether the demo was still running at the end."""
 
 
 @pytest.fixture(scope="module")
 def live(browser: Browser, demo: Demo) -> Live:
-    """Look at the page beside the demo: before anything else, in whatever order the tests come."""
+    """Look at the page while the demo runs. A fixture makes this happen first, in any order of the tests."""
     with looking(browser, demo.url) as seen:
         page = seen.open("/", "#totals")
         expect(page.locator("#connection")).to_have_text("connected", timeout=PATIENCE_MS)
@@ -188,15 +188,15 @@ def live(browser: Browser, demo: Demo) -> Live:
 
 @pytest.fixture(scope="module")
 def recorded(demo: Demo, live: Live) -> str:
-    """The demo's run, once it is over."""
-    assert live, "looked at"
+    """Return the demo's run after the demo has ended."""
+    assert live, "the page was looked at during the demo"
     assert demo.process.wait(240) == 0, (demo.out.parent / "demo.log").read_text()[-3000:]
     return demo.run
 
 
 @contextmanager
 def board(run: str, port: int = 0, host: str = "127.0.0.1", **more: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """`isthmus board` on a run."""
+    """Serve a run with `isthmus board`."""
     process = subprocess.Popen(
         isthmus_command("board", run, "--http", f"{host}:{port}"), stdout=subprocess.PIPE, text=True,
         env={**os.environ, **more},
@@ -211,13 +211,13 @@ def board(run: str, port: int = 0, host: str = "127.0.0.1", **more: str) -> Iter
 
 @pytest.fixture(scope="module")
 def base(recorded: str) -> Iterator[str]:
-    """The board of the recorded run."""
+    """Serve the board of the recorded run."""
     with board(recorded) as (url, _):
         yield url
 
 
 def wait(page: Page, condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
-    """Wait for something to be seen on a page, which goes on meanwhile."""
+    """Wait for a condition on a page; the page runs meanwhile."""
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, f"never seen: {what}"
@@ -233,19 +233,19 @@ def asked(run: str, question: Callable[[Log], Any]) -> Any:
         async with open_log(run) as log:
             return await question(log)
 
-    # Playwright keeps a loop of its own in this thread.
+    # Playwright has its own event loop in this thread.
     with ThreadPoolExecutor(1) as other:
         return other.submit(asyncio.run, body()).result()
 
 
 def status(run: str) -> dict[str, Any]:
-    """What `isthmus status` says."""
+    """Return the report of `isthmus status`."""
     path = Path(run).parent / "status.json"
     subprocess.run(isthmus_command("status", run, "--json", str(path)), check=True, capture_output=True)
     return dict(json.loads(path.read_text()))
 
 
-# --- beside a demo ----------------------------------------------------------------------------------------------------
+# --- while a demo runs ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.tier("test")
@@ -261,7 +261,7 @@ def test_when_it_is_over_the_numbers_are_those_of_status(browser: Browser, recor
     with looking(browser, base) as seen:
         page = seen.open("/", "#totals")
         done = sum(learner["state"] == "done" for learner in found["learners"])
-        # The bus may lose anything, a farewell too: then status takes a learner for silent, and so does the page.
+        # The bus may lose any message. If it lost a leave message, status and the page both call that learner silent.
         said = f"Nobody trains: {done} of {done} learners are done." if done == LEARNERS else f"0 of {LEARNERS - done} learners train. {done} are done."  # fmt: skip
         expect(page.locator("#sentence")).to_have_text(said)
         versions = [f["version"] for f in found["fragments"]]
@@ -294,7 +294,7 @@ def test_kills_show_as_lives_and_takeovers(browser: Browser, demo: Demo, base: s
         page.keyboard.press("ArrowDown")
         expect(page.locator(".readout")).to_contain_text("learner-1,")
         page.keyboard.press("Enter")
-        # Where the nearest thing is that a round stopped or began to expect it, the commit of that round opens.
+        # If the nearest event is that a round stopped or began to expect this learner, the commit of that round opens.
         page.wait_for_url(re.compile(r"/(learners|updates|commits)/"))
 
 
@@ -303,7 +303,7 @@ def test_kills_show_as_lives_and_takeovers(browser: Browser, demo: Demo, base: s
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_each_page_is_for_everybody(browser: Browser, base: str, scheme: str) -> None:
-    """WCAG A and AA as far as axe sees it, at every width nothing to scroll sideways, and nothing in the console."""
+    """Check WCAG A and AA as far as axe can. No page scrolls sideways at any width, and the console stays empty."""
     for size, name in ((WIDE, "wide"), (PHONE, "phone")):
         with looking(browser, base, viewport=size, color_scheme=scheme) as seen:
             for which, path in PAGES.items():
@@ -325,7 +325,7 @@ def test_it_works_without_a_mouse(browser: Browser, base: str) -> None:
         expect(page.locator(":focus")).to_have_text("Skip to the content")
         page.keyboard.press("Enter")
         expect(page.locator("main")).to_be_focused()
-        page.keyboard.press("Tab")  # the first term, explained at hand
+        page.keyboard.press("Tab")  # to the first term with an explanation
         assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
         page.keyboard.press("Enter")
         expect(page.locator("details[open] span").first).to_be_visible()
@@ -439,7 +439,7 @@ def test_a_page_comes_back_when_the_server_was_killed(browser: Browser, recorded
             expect(page.locator("#connection")).to_have_text("connected", timeout=PATIENCE_MS)
             page.get_by_role("link", name="Commits").click()
             page.wait_for_selector("tbody tr")
-        # What the browser itself says of a server that is not there is no error of the page.
+        # The browser's own messages on a server that is gone are not errors of the page.
         seen.console[:] = [line for line in seen.console if "ERR_" not in line]
 
 
@@ -451,12 +451,12 @@ def test_what_is_not_there_is_said(browser: Browser, base: str) -> None:
         ):  # fmt: skip
             page = seen.open(path)
             expect(page.locator("main")).to_contain_text(said)
-        # A browser says of each answer that is not 200 that it was none.
+        # A browser logs each answer that is not 200 as a failure.
         seen.console[:] = [line for line in seen.console if "Failed to load resource" not in line]
 
 
 def test_names_of_others_are_shown_and_never_run(browser: Browser, recorded: str, tmp_path: Path) -> None:
-    """Whatever the store's answers hold: the page sets text. Names are changed on their way to the browser."""
+    """Replace names in the server's answers by HTML: the page shows them as text."""
     hostile = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
     with board(recorded) as (url, _), looking(browser, url) as seen:
         with urllib.request.urlopen(f"{url}api/services") as answer:
@@ -475,7 +475,7 @@ def test_names_of_others_are_shown_and_never_run(browser: Browser, recorded: str
             assert page.title() != "run"
             assert page.locator("main img, main script").count() == 0
         assert hostile in seen.open("/learners", "tbody tr").locator("tbody").inner_text()
-        hostile = "constructor"  # what every object has
+        hostile = "constructor"  # a property that every JavaScript object has
         page = seen.open(f"/learners?from={began - 5:.3f}&to={began + 5:.3f}", "canvas")
         expect(page.locator("figcaption").last).to_have_text("What each learner did, over time")
         page.locator("canvas").focus()
@@ -490,9 +490,9 @@ def test_elsewhere_it_is_opened_by_the_address_that_is_printed(browser: Browser,
         here = f"http://127.0.0.1:{address.port}"
         with looking(browser, here) as seen:
             page = seen.open(f"/learners?{address.query}", "tbody tr")
-            assert page.url == f"{here}/learners", "no token stays in the address"
+            assert page.url == f"{here}/learners", "the token does not stay in the address"
             expect(page.locator("#connection")).to_have_text("connected")
-            assert page.evaluate("document.cookie") == "", "no script reads it"
+            assert page.evaluate("document.cookie") == "", "no script can read the cookie"
         with looking(browser, here) as seen:
             page = seen.open("/")
             expect(page.locator("body")).to_contain_text("this board asks for its token")
@@ -500,7 +500,7 @@ def test_elsewhere_it_is_opened_by_the_address_that_is_printed(browser: Browser,
 
 
 def test_the_pictures_of_the_documentation(browser: Browser, base: str, recorded: str, tmp_path: Path) -> None:
-    """`BOARD_PICTURES=docs/images` puts them there."""
+    """Make the pictures; `BOARD_PICTURES=docs/images` writes them there."""
     folder = Path(os.environ.get("BOARD_PICTURES", tmp_path))
     with urllib.request.urlopen(f"{base}api/services") as answer:
         began = min((r["began"] for r in json.load(answer)["restarts"]), default=0.0)
@@ -520,7 +520,7 @@ def test_the_pictures_of_the_documentation(browser: Browser, base: str, recorded
         with looking(browser, base, viewport=size, color_scheme=scheme) as seen:
             opened = seen.open(path, ready)
             opened.wait_for_timeout(800)
-            # Whoever looks at the documentation does not look at where a test has put its run.
+            # The documentation must not show the temporary folder of a test.
             opened.locator(".where").evaluate("(where) => { where.textContent = 'out/demo/run'; }")
             opened.screenshot(path=folder / f"board-{name}.png")
         assert (folder / f"board-{name}.png").stat().st_size > 20_000

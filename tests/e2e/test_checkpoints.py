@@ -1,4 +1,4 @@
-"""Checkpoints as a training loop sees them: batches, moments and local work go on where they were."""
+"""A training loop that resumes from a checkpoint continues with the same batches, moments and local work."""
 
 import itertools
 import shutil
@@ -29,19 +29,19 @@ def net() -> nn.Module:
 
 
 def loader(seed: int = 3) -> StatefulDataLoader:
-    """Shuffled numbers, a loader of torchdata's."""
+    """Return a loader of torchdata over shuffled numbers."""
     generator = torch.Generator().manual_seed(seed)
     return StatefulDataLoader(list(range(4000)), batch_size=4, shuffle=True, generator=generator)
 
 
 def endless(data: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Epoch after epoch."""
+    """Repeat the data, epoch after epoch."""
     while True:
         yield from data
 
 
 class Trainer:
-    """A training loop that remembers which batches it saw."""
+    """A training loop that records the batches it saw."""
 
     def __init__(
         self,
@@ -95,12 +95,12 @@ def test_batches_moments_and_weights_go_on_where_they_were(folder: Path) -> None
     assert second.link.moments == "own"
     assert second.link.steps_done == 23
     assert second.link.rate == 1.0
-    # No syncer ran: the local work of 23 steps is still there, and so is Adam's past.
+    # No syncer ran, so the local work of 23 steps and Adam's moments must have been restored.
     assert all(torch.equal(a, b) for a, b in zip(weights, second.model.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(moments, second.moments(), strict=True))
     second.steps(14)
     second.link.close()
-    assert first.batches + second.batches == uninterrupted(37), "no batch twice, none skipped"
+    assert first.batches + second.batches == uninterrupted(37), "no batch is repeated, and none is skipped"
 
 
 def test_a_crash_goes_back_to_the_last_checkpoint_with_everything(folder: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_crash_goes_back_to_the_last_checkpoint_with_everything(folder: Path) 
         one.steps(1)
         time.sleep(0.02)
     copy = folder.parent / "crashed"
-    shutil.copytree(folder, copy)  # what the store holds in this moment is all a crash leaves
+    shutil.copytree(folder, copy)  # a crash leaves only what the store holds at this moment
     one.link.close()
     two = Trainer(copy)
     done = two.link.steps_done
@@ -120,7 +120,7 @@ def test_a_crash_goes_back_to_the_last_checkpoint_with_everything(folder: Path) 
 
 
 class Wide:
-    """A learner with arrays that are written into a part."""
+    """A learner with arrays so large that its checkpoint stores them in a part."""
 
     def __init__(self, folder: Path) -> None:
         torch.manual_seed(0)
@@ -132,7 +132,7 @@ class Wide:
         return [v.clone() for p in self.model.parameters() for v in self.optimizer.state[p].values()]
 
     def train(self) -> list[torch.Tensor]:
-        """Take two steps and leave; return the moments then."""
+        """Take two steps and leave; return the moments at the end."""
         for _ in range(2):
             self.model(torch.ones(1, 256)).sum().backward()
             self.optimizer.step()
@@ -144,7 +144,7 @@ class Wide:
 def test_a_restart_reads_large_arrays_one_at_a_time_and_a_damaged_one_costs_its_checkpoint(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What a restart needs of memory besides what it restores is a few arrays, and not the checkpoint once more."""
+    """Beyond what it restores, a restart needs the memory of a few arrays, not of a second checkpoint."""
     read: list[int] = []
     own = files.FileStore._read
 
@@ -159,8 +159,8 @@ def test_a_restart_reads_large_arrays_one_at_a_time_and_a_damaged_one_costs_its_
     second, array = Wide(folder), 256 * 256 * 4
     assert second.link.steps_done == 2
     assert all(map(torch.equal, second.moments(), first))
-    assert sum(read) > 12 * array, "four weights with two moments each"
-    assert max(read) < 3 * array, "a fragment, which has two weights and their biases"
+    assert sum(read) > 12 * array, "it reads four weights, with two moments each"
+    assert max(read) < 3 * array, "the largest read is a fragment: two weights and their biases"
     second.train()
     (part,) = folder.glob("learners/a/*2/checkpoints/parts/*")
     blob = bytearray(part.read_bytes())
@@ -182,7 +182,7 @@ def test_without_data_the_loop_starts_at_steps_done(folder: Path) -> None:
 
 @pytest.fixture
 def in_flight(folder: Path, tmp_path: Path) -> Iterator[Trainer]:
-    """A run with a syncer, and a learner that has left a checkpoint in it."""
+    """Create a run with a syncer, and a learner that has stored a checkpoint and left."""
     import subprocess
 
     veteran = Trainer(folder, "veteran")
@@ -207,9 +207,9 @@ def test_a_newcomer_takes_moments_from_the_store_or_warms_up(in_flight: Trainer,
     assert newcomer.link.steps_done == 0
     assert newcomer.link.rate == 1.0
     assert all(torch.equal(a, b) for a, b in zip(in_flight.moments(), newcomer.moments(), strict=True))
-    assert newcomer.optimizer.param_groups[0]["lr"] == 5e-3, "moments are taken, settings are one's own"
+    assert newcomer.optimizer.param_groups[0]["lr"] == 5e-3, "moments come from the peer, settings do not"
     newcomer.link.close()
-    # Another optimizer: nothing fits, so the learning rate is to rise from the start.
+    # The moments do not fit another optimizer, so its learning rate warms up from the start.
     odd = Trainer(folder, "odd", optimizer=torch.optim.SGD, data=False, warmup_steps=10)
     assert odd.link.moments == "fresh"
     rates = []

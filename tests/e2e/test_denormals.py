@@ -1,4 +1,4 @@
-"""A process that flushes denormals to zero: merges refuse there, and a learner keeps its own threads from it."""
+"""In a process that flushes denormals to zero, merges are refused, and a learner's own threads do not flush them."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ from support.world import check_log, serving, world
 
 FRAGMENT = partition([Spec("w", (40, 8), "float32", TensorClass.DENSE)], 1).fragments[0]
 FADED = np.full(FRAGMENT.size, 1e-40, np.float32)
-"""Denormal throughout, as the momentum of parameters is that have had no gradient for a few hundred rounds."""
+"""Denormal values, like the momentum of parameters that have had no gradient for a few hundred rounds."""
 
 
 Flushing = Callable[[Callable[[], object]], object]
@@ -35,7 +35,7 @@ Flushing = Callable[[Callable[[], object]], object]
 
 @pytest.fixture
 def flushing() -> Iterator[Flushing]:
-    """A thread in which the processor flushes denormals; no other thread of the tests is touched."""
+    """Start a thread in which the processor flushes denormals; no other thread of the tests is changed."""
     with ThreadPoolExecutor(1, initializer=torch.set_flush_denormal, initargs=(True,)) as pool:
         yield lambda fn: pool.submit(fn).result()
 
@@ -56,7 +56,7 @@ def test_a_thread_is_told_from_one_that_flushes(flushing: Flushing) -> None:
     kernels.require_denormals()
     with pytest.raises(DenormalsFlushed, match=r"call torch\.set_flush_denormal\(False\) in that thread"):
         flushing(kernels.require_denormals)
-    assert issubclass(DenormalsFlushed, InputError), "an operator can mend it: no retry does"
+    assert issubclass(DenormalsFlushed, InputError), "an operator can fix the cause, and a retry cannot"
 
 
 def test_a_compute_that_flushes_computes_nothing() -> None:
@@ -82,7 +82,7 @@ def test_what_the_log_records_is_not_computed_there(work: Callable[[], object], 
 
 
 def tiny() -> nn.Module:
-    """A model whose first weights are denormal; with zeros for inputs no training makes them larger."""
+    """Return a model whose first weights are denormal. If all inputs are zero, training does not make them larger."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     with torch.no_grad():
@@ -91,7 +91,7 @@ def tiny() -> nn.Module:
 
 
 def made_of(model: nn.Module) -> Seed:
-    """What a run is created from that publishes every bit."""
+    """Return the seed of a run whose codecs keep every bit."""
     rules = Rules(fragments=2, sync_every=2, codec_up="f32", codec_down="f32")
     pace = Pace(heartbeat_s=0.2, silence_s=0.8)
     return Seed(torch_model.specs_of(model), torch_model.values_of(model), {}, rules, pace)
@@ -100,7 +100,7 @@ def made_of(model: nn.Module) -> Seed:
 async def test_a_learner_trains_in_a_process_that_flushes_and_its_training_thread_goes_on_flushing(
     folder: Path, flushing: Flushing
 ) -> None:
-    """Its agent applies published differences to denormal values, each compared with a digest in the log."""
+    """The learner's agent adds published differences to denormal values, and compares each with a digest in the log."""
     flushed: list[bool] = []
 
     def train() -> None:
@@ -119,13 +119,13 @@ async def test_a_learner_trains_in_a_process_that_flushes_and_its_training_threa
         await check_log(w)
         ends = [await fold.fold(w.log, f.index, fold.Publishing(w.log)) for f in w.run.layout.fragments]
     smallest = min(np.abs(at.carried[at.carried != 0.0]).min() for at in ends)
-    assert smallest < np.finfo(np.float32).smallest_normal, "there was something to flush"
+    assert smallest < np.finfo(np.float32).smallest_normal, "the run has denormal values that could be flushed"
     assert flushed
-    assert all(flushed), "what the training thread does with its numbers is its own affair"
+    assert all(flushed), "the training thread still flushes denormals"
 
 
 async def test_who_follows_in_a_process_that_flushes_gets_what_was_published(folder: Path, flushing: Flushing) -> None:
-    """Each value is checked against a digest in the log: one that was computed with zeros for them would be damaged."""
+    """Each value is compared with a digest in the log: if denormals were flushed, the digest would not match."""
     model, followed = tiny(), tiny()
 
     def train() -> None:
@@ -149,7 +149,7 @@ async def test_who_follows_in_a_process_that_flushes_gets_what_was_published(fol
         loop = asyncio.get_running_loop()
         async with serving(w.syncer()):
             following = loop.run_in_executor(None, flushing, follow)
-            await asyncio.wait([following], timeout=1.0)  # it has the first version, and is to carry it on
+            await asyncio.wait([following], timeout=1.0)  # the follower has the first version, and must add differences
             await loop.run_in_executor(None, train)
             await following
         ends = [await fold.fold(w.log, f.index, fold.Publishing(w.log), until=cuts[-1]) for f in w.run.layout.fragments]

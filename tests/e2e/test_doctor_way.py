@@ -1,8 +1,8 @@
-"""`isthmus doctor` on a network with faults: a learner's machine, a router and a machine with store and bus, as namespaces.
+"""`isthmus doctor` names the faults of a network: a learner's machine, a router, and servers, each in a namespace.
 
     learner 10.99.1.1 ── wire (1500) ── router ── far (1300) ── servers 10.99.2.2
 
-The name of the store has an IPv6 address, too, which the router drops; what is sent in large packets does not fit.
+The store's name also has an IPv6 address, whose packets the router drops. Packets of full size do not fit the path.
 """
 
 import json
@@ -37,7 +37,7 @@ def ip(*arguments: str) -> None:
 
 
 def wire(near: str, far: str, name: str, mtu: int, *addresses: str) -> None:
-    """Lay a wire between two namespaces, called `name` on its near side, with an address for either end."""
+    """Connect two namespaces by a wire that is called `name` on its near side, with an address for each end."""
     ip("link", "add", name, "netns", near, "mtu", str(mtu), "type", "veth", "peer", "name", f"{name}-r", "netns", far)
     for namespace, end, address in ((near, name, addresses[0]), (far, f"{name}-r", addresses[1])):
         ip("-n", namespace, "addr", "add", address, "dev", end)
@@ -46,7 +46,7 @@ def wire(near: str, far: str, name: str, mtu: int, *addresses: str) -> None:
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[dict[str, str]]:
-    """The three of them, by what they are."""
+    """Create the three namespaces; yield their names by purpose."""
     names = {what: f"isthmus-way-{os.getpid()}-{what}" for what in ("learner", "router", "servers")}
     learner, router, servers = names.values()
     hosts = Path("/etc/netns") / learner
@@ -57,7 +57,7 @@ def machines() -> Iterator[dict[str, str]]:
             ip("-n", name, "link", "set", "lo", "up")
         wire(learner, router, "wire", 1500, "10.99.1.1/24", "10.99.1.254/24")
         wire(servers, router, "far", 1300, f"{SERVERS}/24", "10.99.2.254/24")
-        # The servers' end would say so at once if it knew: then nobody would ever send what does not fit.
+        # If the servers' end knew its MTU, it would announce it, and no packet would ever be too large.
         ip("-n", servers, "link", "set", "far", "mtu", "1500")
         for name, gateway in ((learner, "10.99.1.254"), (servers, "10.99.2.254")):
             ip("-n", name, "route", "add", "default", "via", gateway)
@@ -65,7 +65,7 @@ def machines() -> Iterator[dict[str, str]]:
         ip("-n", learner, "addr", "add", "fd99:1::1/64", "dev", "wire", "nodad")
         ip("-n", router, "addr", "add", "fd99:1::fe/64", "dev", "wire-r", "nodad")
         ip("-n", learner, "-6", "route", "add", "default", "via", "fd99:1::fe")
-        # Without a word: a router that has no way says so, a firewall does not.
+        # Drop the packets silently, as a firewall does. A router without a route would send an error.
         ip("netns", "exec", router, "sysctl", "-q", "-w", "net.ipv6.conf.all.forwarding=1")
         ip("-n", router, "-6", "route", "add", "blackhole", "fd99:2::/64")
         hosts.mkdir(parents=True)
@@ -106,5 +106,5 @@ def test_what_is_odd_about_the_way_is_named(
     assert f"{SERVERS} (and fd99:2::2)" in found["store: way"]["said"]
     assert found["store: addresses"]["said"].startswith("fd99:2::2: ")
     assert f"{SERVERS} answers" in found["store: addresses"]["said"]
-    assert "bus: addresses" not in found, "its name has one"
+    assert "bus: addresses" not in found, "the bus's name has only one address"
     assert found["store: MTU"]["said"] == f"the path to {SERVERS} takes packets of 1300 bytes, wire sends up to 1500"

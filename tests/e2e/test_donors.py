@@ -1,7 +1,7 @@
-"""What a newcomer believes of another learner's optimizer: only what its own would hold, and what moves a model sanely.
+"""A newcomer takes another learner's optimizer state only if it fits its own optimizer and moves a model sanely.
 
-One veteran's run, merged by a syncer that has left, is copied for each test; in the copy the veteran comes back, spoils
-its optimizer and leaves a checkpoint of that.
+The run of one veteran, merged by a syncer that has left, is copied for each test. In the copy the veteran comes back,
+spoils its optimizer state and leaves a checkpoint of it.
 """
 
 import copy
@@ -25,7 +25,7 @@ PACE = Pace(heartbeat_s=0.2, silence_s=0.8)
 WARMUP = 10
 
 Entries = dict[str, Any]
-"""What an optimizer keeps for one parameter."""
+"""An optimizer's state of one parameter."""
 
 Spoil = Callable[[Entries], object]
 Kind = Callable[..., torch.optim.Optimizer]
@@ -58,7 +58,7 @@ class Learner:
         return self
 
     def state(self) -> list[Entries]:
-        """What the optimizer keeps, in the order of the parameters."""
+        """Return the optimizer's state, in the order of the parameters."""
         return [dict(self.optimizer.state[p]) for p in self.model.parameters()]
 
     def leave(self) -> "Learner":
@@ -71,7 +71,7 @@ class Learner:
 
 @pytest.fixture(scope="module")
 def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in flight, with a checkpoint of the learner it has merged."""
+    """Make a run in progress, with a checkpoint of a learner whose updates were merged."""
     place = tmp_path_factory.mktemp("donors")
     veteran = Learner(place / "run", "veteran", create=Rules(fragments=2, sync_every=4))
     with open(place / "s.log", "wb") as log:
@@ -95,7 +95,7 @@ def run(merged: Path, tmp_path: Path) -> Path:
 
 
 def spoiled(run: Path, spoil: Spoil, kind: Kind = torch.optim.AdamW) -> Learner:
-    """Let the veteran come back and leave a checkpoint with its optimizer's entries so."""
+    """Let the veteran come back, spoil its optimizer's state and leave a checkpoint of it."""
     veteran = Learner(run, "veteran", kind).steps(3)
     for entries in veteran.optimizer.state.values():
         spoil(entries)
@@ -103,7 +103,7 @@ def spoiled(run: Path, spoil: Spoil, kind: Kind = torch.optim.AdamW) -> Learner:
 
 
 def a_newcomer(run: Path, kind: Kind = torch.optim.AdamW, **options: Any) -> Learner:
-    """Join, train three steps, leave."""
+    """Join as a newcomer, train three steps and leave."""
     newcomer = Learner(run, "newcomer", kind, **options)
     newcomer.joined_with = copy.deepcopy(newcomer.state())
     return newcomer.steps(3).leave()
@@ -120,7 +120,7 @@ def test_honest_moments_are_taken(run: Path) -> None:
     assert newcomer.link.moments == "peer"
     for mine, theirs in zip(newcomer.state(), veteran.state(), strict=True):
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-    assert newcomer.optimizer.param_groups[0]["lr"] == 5e-3, "moments are taken, settings are one's own"
+    assert newcomer.optimizer.param_groups[0]["lr"] == 5e-3, "moments come from the peer, settings do not"
     newcomer.leave()
 
 
@@ -156,13 +156,13 @@ def test_spoiled_moments_are_not(how: str, run: Path, caplog: pytest.LogCaptureF
     spoiled(run, spoil)
     newcomer = a_newcomer(run)
     assert newcomer.link.moments == "fresh"
-    assert newcomer.link.rate < 1.0, "it warms up"
+    assert newcomer.link.rate < 1.0, "the learning rate warms up"
     assert newcomer.sane()
     assert why in caplog.text
 
 
 class Kept(torch.optim.Optimizer):
-    """Signed descent that keeps what `keep` gives for each parameter."""
+    """Signed descent whose state of each parameter is what `keep` returns."""
 
     def __init__(self, params: Iterable[torch.Tensor], lr: float = 1e-2) -> None:
         super().__init__(params, {"lr": lr})
@@ -181,7 +181,7 @@ class Kept(torch.optim.Optimizer):
 
 
 class EightBit(Kept):
-    """As bitsandbytes keeps its moments: bytes, a scale per block, and a codebook that all share."""
+    """Moments as bitsandbytes stores them: bytes, a scale per block, and a codebook that all parameters share."""
 
     def __init__(self, params: Iterable[torch.Tensor], lr: float = 1e-2) -> None:
         super().__init__(params, lr)
@@ -201,21 +201,21 @@ class Float8(Kept):
 
 
 class Nested(Kept):
-    """A preconditioner for each dimension, in a list, and a few settings, in a dict."""
+    """A list with a preconditioner for each dimension, and a dict with a few settings."""
 
     def keep(self, p: torch.Tensor) -> Entries:
         return {"left": [torch.eye(n) for n in p.shape], "how": {"mode": "full", "rank": 3, "since": (0, None)}}
 
 
 class NeedsClosure(Kept):
-    """Steps only with the loss at hand."""
+    """An optimizer whose step needs a closure that returns the loss."""
 
     def step(self, closure: object) -> None:  # type: ignore[override]
         super().step()
 
 
 class TrainedWithClosure(NeedsClosure):
-    """The loop's step has no argument; a copy's has none either, and fails."""
+    """The training loop can step without a closure; a copy of the optimizer cannot, and its step fails."""
 
     def __init__(self, params: Iterable[torch.Tensor], lr: float = 1e-2) -> None:
         super().__init__(params, lr)
@@ -243,7 +243,7 @@ def test_and_a_learner_goes_on_with_its_own(kind: Kind, run: Path) -> None:
 
 
 def test_ones_own_state_is_taken_even_where_no_donors_would_be(run: Path) -> None:
-    """Its digest vouches for it, and what an optimizer keeps is its own affair."""
+    """The digest proves that the state is the learner's own, so its content is not judged."""
 
     def odd(entries: Entries) -> None:
         entries["exp_avg"].neg_().mul_(3.0)
@@ -289,18 +289,18 @@ def test_where_no_copy_can_step_no_donor_is_used_and_the_log_says_why(
 
 def test_a_stranger_of_whom_the_log_merged_nothing_is_not_asked(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     veteran = Learner(run, "veteran").steps(3).leave()
-    Learner(run, "stranger").steps(5).leave()  # its checkpoint is newer, but no syncer is there to merge its work
+    Learner(run, "stranger").steps(5).leave()  # the stranger's checkpoint is newer, but no syncer merges its work
     newcomer = a_newcomer(run)
     assert newcomer.link.moments == "peer"
     assert alike(newcomer.joined_with, veteran.state())
-    assert "stranger/" not in caplog.text, "not even looked at"
+    assert "stranger/" not in caplog.text, "the stranger's checkpoint is not even read"
     shutil.rmtree(run / "learners" / "veteran")
     shutil.rmtree(run / "learners" / "newcomer")
-    assert a_newcomer(run).link.moments == "fresh", "nor where there is nobody else"
+    assert a_newcomer(run).link.moments == "fresh", "the stranger is no donor even if no other learner is there"
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Whether two trees hold the same, tensors bit by bit."""
+    """Return whether two trees hold the same values, tensors bit for bit."""
     if isinstance(a, torch.Tensor):
         bits = [t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
         return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(*bits)

@@ -1,4 +1,4 @@
-"""The global model in the forms that others read, and runs that begin from theirs: no code runs that a file names."""
+"""The global model is exported in other tools' formats, and runs begin from their files; no code of a file runs."""
 
 import json
 import pickle
@@ -46,7 +46,7 @@ def adapted():
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, with somebody's models in it."""
+    """Make a current folder with a module of models."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "hf_models.py").write_text(THEIRS)
@@ -86,7 +86,7 @@ def test_a_language_model_goes_out_to_from_pretrained_and_comes_back(
     assert "say where to" in capsys.readouterr().err
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of peft, on transformers
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft warns about transformers
 def test_adapters_go_out_to_peft(here: Path) -> None:
     from peft import PeftModel
 
@@ -197,7 +197,7 @@ def test_a_damaged_checkpoint_is_refused(here: Path, capsys: pytest.CaptureFixtu
         parts.write_bytes(damaged)
         assert main(["init", "run", "--from", "theirs", "--model", "isthmus.demo.gpt:byte_gpt"]) == 2
         assert "theirs is no checkpoint" in capsys.readouterr().err
-    # A part of the same length that holds another number of values.
+    # Replace the part by one of the same length that holds another number of values.
     save({"w": torch.ones(5)}, checkpoint_id="others", no_dist=True)
     (other,) = Path("others").glob("*.distcp")
     assert len(other.read_bytes()) == len(whole)

@@ -1,4 +1,4 @@
-"""`isthmus export`: no file is replaced unasked, no folder made up, and a version that was collected is not a damaged one."""
+"""`isthmus export` replaces no file unasked, creates no folder, and tells a collected version from a damaged one."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=2)
 
 @pytest.fixture
 def run(folder: Path) -> tuple[str, Garbage]:
-    """A run of two fragments, some versions long, of which `gc` has left the newest."""
+    """Create a run of two fragments with several versions, of which `gc` has left the newest."""
 
     async def body() -> Garbage:
         async with world(folder, seed_of(Rules(fragments=2, sync_every=2), PACE)) as w:
@@ -50,7 +50,7 @@ def test_a_file_that_is_there_is_replaced_only_with_force(
     assert out.read_text() == "ten years"
     assert main(["export", str(folder), "-o", str(out), "--force"]) == 0
     assert out.stat().st_size > 1000
-    assert [p.name for p in tmp_path.iterdir() if "safetensors" in p.name] == [out.name], "nothing half made is left"
+    assert [p.name for p in tmp_path.iterdir() if "safetensors" in p.name] == [out.name], "no partial file is left"
 
 
 def test_no_folder_is_made_up(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +83,7 @@ def test_a_version_that_was_collected_is_told_from_a_damaged_one(
     first, out = max(plan.starts), str(tmp_path / "m")
     assert first > 2
     code, said = said_by(capsys, "export", url, "-o", out, "--version", "2")
-    assert code == 2, "a choice to make again, not a failed check"
+    assert code == 2, "this is an input error, not a failed check"
     assert "version 2 of fragment" in said
     assert "was collected by `isthmus gc`: versions kept are" in said
     assert "missing" not in said

@@ -1,4 +1,4 @@
-"""Following a run: cuts that are what the log folds to, whoever dies meanwhile."""
+"""A follower's cuts are what the log folds to, whichever processes die meanwhile."""
 
 import asyncio
 import json
@@ -96,7 +96,7 @@ def test_cuts_are_what_the_log_folds_to_through_kills(tmp_path: Path) -> None:
     found = sorted(int(path.name[4:]) for path in into.glob("cut-*"))
     assert len(found) > 4
     assert all(version % 2 == 0 for version in found)
-    assert [v for v in found if v > again], "the second one went on after the first"
+    assert [v for v in found if v > again], "the second follower continued after the first"
     for version in found:
         wanted = exported(run, version, tmp_path / "export.safetensors")
         cut = in_folder(into / f"cut-{version:06d}")
@@ -112,7 +112,7 @@ NOTE = "import os, sys; open(sys.argv[1], 'a').write(os.environ['ISTHMUS_CUT'] +
 
 
 class Counting(Layer):
-    """Counts what is read, and is away when it is told to be."""
+    """A store that counts reads, and is unavailable while `away` is set."""
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
@@ -127,7 +127,7 @@ class Counting(Layer):
 
 
 async def trained(w: World, rounds: int) -> None:
-    """Have so many rounds of every fragment merged."""
+    """Train until that many rounds of every fragment have been merged."""
     async with serving(w.syncer(pace=QUICK)) as syncer:
         enough = lambda: min(k.head for k in syncer.coordinators) >= rounds  # noqa: E731
         await train(w.learner("a"), 4, enough=enough)
@@ -151,13 +151,13 @@ async def test_no_more_is_fetched_than_has_changed(tmp_path: Path) -> None:
             assert all(np.array_equal(a, b) for a, b in zip(cut.values.values(), await folded(w, version), strict=True))
         before = seen[0].read.copy()
         await follower.cut(4)
-        assert seen[0].read["values"] == before["values"], "it has them"
+        assert seen[0].read["values"] == before["values"], "the follower has the values"
         await trained(w, head + 2)
         more = await follower.head(head + 1)
         assert more > head
         before = seen[0].read.copy()
         cut = await follower.cut(head + 1)
-        assert seen[0].read["values"] - before["values"] == 3 * (head + 1 - 4), "what was published since, once each"
+        assert seen[0].read["values"] - before["values"] == 3 * (head + 1 - 4), "each newer value is read once"
         assert seen[0].read["snapshots"] == before["snapshots"]
         assert all(np.array_equal(a, b) for a, b in zip(cut.values.values(), await folded(w, head + 1), strict=True))
 
@@ -253,7 +253,7 @@ def test_a_model_is_loaded_from_a_cut_as_from_pretrained_does(tmp_path: Path) ->
 
 
 async def test_the_newest_is_looked_for_of_every_fragment(tmp_path: Path) -> None:
-    """One that was seen further than the others is not taken for where it was then."""
+    """A fragment that was already seen at the wanted version is looked up again, because it may have advanced."""
     async with world(tmp_path / "run", seed_of(Rules(fragments=3, sync_every=2))) as w:
         await trained(w, 6)
         newest = min([c.version for c in [await w.log.newest(p) for p in range(3)] if c])
@@ -281,7 +281,7 @@ def test_cuts_go_by_their_numbers(tmp_path: Path) -> None:
 
 
 class Two(torch.nn.Module):
-    """A model whose tensors `seed_of` makes a run of, in halves."""
+    """A model with the tensors of a run that `seed_of` creates, in a given dtype."""
 
     def __init__(self, names: Sequence[tuple[str, tuple[int, ...]]], dtype: torch.dtype) -> None:
         super().__init__()
@@ -296,11 +296,11 @@ async def test_a_module_is_brought_up_to_date_where_its_owner_says_so(tmp_path: 
         following = isthmus.follow(str(tmp_path / "run"), module)
         assert await asyncio.to_thread(following.update, 60.0)
         first = following.cut
-        assert not following.update(), "there is nothing newer"
+        assert not following.update(), "there is no newer cut"
         await trained(w, 4)
         await until(lambda: following._brought is not None and following._brought.number > first, "it has come")
         before = module.get_parameter(specs[0][0]).clone()
-        assert torch.equal(module.get_parameter(specs[0][0]), before), "nothing changes unasked"
+        assert torch.equal(module.get_parameter(specs[0][0]), before), "the module changes only in update()"
         assert following.update()
         values = await folded(w, following.cut)
         for fragment, flat in zip(w.run.layout.fragments, values, strict=True):
@@ -340,7 +340,7 @@ async def test_a_function_gets_cuts_and_what_it_returns_is_kept(tmp_path: Path) 
         with pytest.raises(InputError, match="sum of cut 3 is nan"):
             await evaluations.note(w.log, "sum", 3, math.nan)
         await evaluations.note(w.log, "sum", points[0].cut, 7.0)
-        assert (await evaluations.series(w.log, "sum"))[0].value == 7.0, "the later one counts"
+        assert (await evaluations.series(w.log, "sum"))[0].value == 7.0, "the later value counts"
         doomed = (await gc.plan(w.log, min_age_s=0.0, keep=1)).doomed
         assert not any(e.key.startswith("evaluations/") for entries in doomed.values() for e in entries)
 
@@ -431,5 +431,5 @@ def test_the_examples_serve_and_judge_what_two_trainers_learn(tmp_path: Path, mo
         answers = [line for line in p.said("v").splitlines() if line.startswith("request")]
     assert len(answers) == 12
     points = read(evaluations.series, run, "held-out")
-    assert points[0].value > 3.0 > 1.0 > points[-1].value, "log(61) is 4.1"
+    assert points[0].value > 3.0 > 1.0 > points[-1].value, "an untrained model's loss is log(61), which is 4.1"
     assert points[-1].cut >= 8

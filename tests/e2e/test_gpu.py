@@ -1,4 +1,4 @@
-"""`make gpu` where there is no GPU: every part runs, small, and says so."""
+"""Without a GPU, every part of `make gpu` runs at a small size, and reports that there was no GPU."""
 
 import json
 import os

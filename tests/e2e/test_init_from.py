@@ -1,4 +1,4 @@
-"""`isthmus init --from FILE`: a model file brings values; which code runs is for the operator to say."""
+"""`isthmus init --from FILE` takes values from a model file; which code runs is the operator's choice."""
 
 import sys
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def make():
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, with somebody's code in it and a model file that names it."""
+    """Make a current folder with a module of code that a model file can name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "theirs.py").write_text(THEIRS)
     yield tmp_path
@@ -47,7 +47,7 @@ def test_code_that_a_file_names_is_neither_imported_nor_called(here: Path) -> No
         "unasked: add --model theirs:make to run it"
     ]
     assert not (here / "imported").exists()
-    assert not (here / "run").exists(), "nothing is written either"
+    assert not (here / "run").exists(), "no run is created either"
 
 
 def test_with_model_it_is_run_as_asked(here: Path) -> None:
@@ -72,8 +72,8 @@ def test_a_demo_model_goes_from_run_to_file_to_run_without_asking(here: Path) ->
     "named",
     [
         "isthmus.demo.gpt:Block",  # not a function
-        "isthmus.demo.gpt:functional",  # imported there, not defined there
-        "isthmus.demo.trainer:train",  # ours, and makes no model
+        "isthmus.demo.gpt:functional",  # imported in that module, not defined in it
+        "isthmus.demo.trainer:train",  # part of Isthmus, but makes no model
         "isthmus.demo.trainer:loss_of",
         "isthmus.demo.gpt:byte_gpt.__globals__",
         "isthmus.demo.nothing:byte_gpt",

@@ -1,4 +1,4 @@
-"""The front door, as a user's training loop sees it: real threads, a real folder, any torch module."""
+"""`isthmus.join` works in a user's training loop, with real threads, a real folder and any torch module."""
 
 import asyncio
 import subprocess
@@ -183,7 +183,7 @@ def test_rules_may_be_chosen_by_the_model_and_are_asked_for_once(folder: Path) -
     chosen = partial(Rules.suited, sync_every=24)
     with join(folder, net(), create=chosen) as a:
         assert (a.run.rules.merge, a.run.rules.sync_every) == ("iso", 24)
-    # Who says no more than what suits takes the run as it is.
+    # `Rules.suited` without options accepts the rules of the existing run.
     with join(folder, net(), learner="b", create=Rules.suited) as b:
         assert b.run.digest == a.run.digest
     with pytest.raises(InputError, match=r"create=.* returned a str: it must return isthmus.Rules"):
@@ -296,7 +296,7 @@ def test_values_go_in_and_out_of_a_module_unchanged() -> None:
 
 
 def in_step(folder: Path) -> tuple[isthmus.Link, threading.Thread, threading.Event]:
-    """Join with a lead of none, as in synchronous DiLoCo, and train twelve steps on a thread; nobody merges yet."""
+    """Join with lead 0, as in synchronous DiLoCo, and train twelve steps in a thread. No syncer runs yet."""
     pace = isthmus.Pace(quorum=1, lead=0.0, overlap=0.0, grace=0.0, heartbeat_s=0.2, silence_s=0.8)
     model = net()
     link = join(folder, model, create=Rules(fragments=1, sync_every=2), pace=pace)
@@ -318,7 +318,7 @@ def in_step(folder: Path) -> tuple[isthmus.Link, threading.Thread, threading.Eve
 
 
 def test_a_loop_that_waits_for_a_version_can_be_let_go(folder: Path) -> None:
-    """Or a learner that is told to stop would stand at its boundary for ever, once everybody else has left."""
+    """Otherwise a learner that is told to stop would wait at its step boundary forever once no syncer is left."""
     link, thread, done = in_step(folder)
     link.let_go()
     thread.join(10.0)
@@ -327,7 +327,7 @@ def test_a_loop_that_waits_for_a_version_can_be_let_go(folder: Path) -> None:
 
 
 async def test_with_a_lead_the_training_thread_waits_and_goes_on_when_the_version_comes(folder: Path) -> None:
-    """Synchronous DiLoCo as a setting: the loop stands at its boundary until somebody merges."""
+    """With settings for synchronous DiLoCo, the loop waits at its step boundary until a syncer merges."""
     link, thread, done = in_step(folder)
     runtime = single_threaded(0)
     place = default_bus(str(folder))

@@ -1,7 +1,7 @@
-"""A run in which everybody has exactly what the table of permissions grants, over TLS to store and bus; nothing else.
+"""A run works over TLS when each participant has exactly what the table of permissions grants, and leaks no secret.
 
-Owner, syncer, two learners and a collector are processes of their own, told as `isthmus access` writes it: by files. One
-learner is killed. Their command lines, environments, logs, objects and messages are looked through for every secret.
+The owner, a syncer, two learners and a collector are processes. Their secrets are in files that `isthmus access`
+writes. One learner is killed. Command lines, environments, logs, objects and messages are searched for every secret.
 """
 
 import contextlib
@@ -43,8 +43,8 @@ def checkpoints(island: Island, name: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def ran(island: Island) -> dict[str, Any]:
-    """The run: created, merged, one learner killed and back, collected meanwhile, ended."""
-    # Who creates a run is its owner: the syncer may not, and says so.
+    """Create a run, merge, kill a learner and restart it, collect meanwhile, and end the run."""
+    # Only the owner may create a run: the syncer is denied, and says so.
     refused = island.do("no-init", "syncer", "init", *SMALL, code=2)
     island.do("init", "owner", "init", *SMALL)
     syncer = island.start("syncer", "syncer", "syncer", "--heartbeat", "0.1")
@@ -67,7 +67,7 @@ def ran(island: Island) -> dict[str, Any]:
 
 
 def command_line(process: Forked) -> tuple[str, str]:
-    """Return command line and environment of a process, as whoever may look sees them."""
+    """Return the command line and the environment of a process, as they can be read in /proc."""
     place = Path(f"/proc/{process.pid}")
     return tuple(  # type: ignore[return-value]
         (place / name).read_bytes().replace(b"\0", b"\n").decode(errors="replace") for name in ("cmdline", "environ")
@@ -78,11 +78,13 @@ def test_a_run_goes_through_with_nothing_but_what_the_table_grants(island: Islan
     assert "0 differ" in ran["replay"]
     assert "access denied" in ran["refused"]
     lives = {key.split("/")[2] for key in island.held() if key.startswith("learners/eu-1/") and key.endswith("claim")}
-    assert lives == {"000001", "000002"}, "it was killed, and went on under its name"
+    assert lives == {"000001", "000002"}, "eu-1 was killed, and continued under its name"
     assert "us-1" in island.do("status", "reader", "status")
     for denied in ("access denied", "NOPERM", "no permissions"):
         running = [p for p in island.folder.glob("*.log") if not p.stem.startswith(("no-init", "refused-"))]
-        assert not [p.stem for p in running if denied in p.read_text(errors="replace")], "nobody was refused anything"
+        assert not [p.stem for p in running if denied in p.read_text(errors="replace")], (
+            "no process was denied anything"
+        )
 
 
 def test_a_collector_may_do_all_that_collecting_is(island: Island, ran: dict[str, Any]) -> None:
@@ -94,7 +96,7 @@ def test_a_collector_may_do_all_that_collecting_is(island: Island, ran: dict[str
     assert {key.split("/")[0] for key in gone} >= {"updates", "values", "snapshots", "learners"}, done
     assert done["packed"] > 0
     assert any(key.startswith("segments/") for key in island.held())
-    assert "0 differ" in island.do("replay-after", "reader", "replay"), "packed commits are read by everybody"
+    assert "0 differ" in island.do("replay-after", "reader", "replay"), "a reader may read packed commits"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_a_command_of_somebody_else_is_refused(
     process = island.start(f"refused-{user}-{words[0]}", user, *words)
     code = process.wait(HANGS_S)
     said = (island.folder / f"refused-{user}-{words[0]}.log").read_text()
-    # Replay names what it cannot read of each fragment, and ends with 1 as where something differs.
+    # Replay names the objects that it cannot read, and ends with 1, as it does if something differs.
     assert (code, "access denied" in said) == (1 if words[0] == "replay" else 2, True), (code, said)
     assert set(island.held()) == before
 
@@ -195,7 +197,7 @@ def test_no_secret_is_on_a_command_line_in_a_log_an_object_or_a_message(island: 
         streams = [
             name.decode() for name in cast("list[bytes]", reader.zrevrangebyscore(f"{run}:names", "+inf", "-inf"))
         ]
-        # A name may be in the list of which there is no stream: the doctor has tried to write one.
+        # The list may have a name without a stream, because the doctor has tried to add one.
         assert {"syncer", "learner/eu-1", "learner/us-1"} <= set(streams)
         for name in streams:
             clean(name, str(reader.xrevrange(f"{run}:{name}")))
@@ -215,7 +217,7 @@ def test_no_secret_is_on_a_command_line_in_a_log_an_object_or_a_message(island: 
 def test_no_secret_is_in_an_error(
     island: Island, ran: dict[str, Any], command: tuple[str, ...], wrong: str, tmp_path: Path
 ) -> None:
-    """Wrong secrets, which may be right elsewhere, are not repeated either."""
+    """Wrong secrets are not shown either, because they may be right elsewhere."""
     assert ran["replay"]
     environment = island.environment("reader")
     mistaken = "sesame-0123456789abcdef0123456789abcdef"

@@ -1,4 +1,4 @@
-"""Lightning's Trainer in a run beside a plain loop over the same module: killed, started again, refused by name."""
+"""Lightning's Trainer shares a run with a plain loop over the same module, and continues after a kill."""
 
 import json
 import os
@@ -61,14 +61,14 @@ def test_a_module_shares_a_run_with_a_plain_loop_and_goes_on_after_kill_9(tmp_pa
         lives.setdefault(life, {})[step] = lines, rate
     before, after = lives.values()
     begun = min(after)
-    assert 0 < begun <= max(before) + 1, "it went on where its checkpoint was"
-    assert sorted(after) == list(range(begun, STEPS)), "and took each step that was left, once"
+    assert 0 < begun <= max(before) + 1, "the second incarnation continued from the checkpoint"
+    assert sorted(after) == list(range(begun, STEPS)), "it took each remaining step once"
     for step in before.keys() & after.keys():
-        assert after[step] == before[step], "the same lines, at the same rate"
+        assert after[step] == before[step], "a repeated step reads the same lines, at the same rate"
     read = [line for step in range(STEPS) for line in (after if step >= begun else before)[step][0]]
     for epoch in range(0, len(read), LINES):
         assert sorted(read[epoch : epoch + LINES]) == list(range(LINES)), (
-            "of each epoch every line once, over both lives"
+            "over both incarnations, each epoch has every line once"
         )
     commits = commits_of(run)
     assert judge.continuous(commits)
@@ -89,7 +89,7 @@ def test_a_module_shares_a_run_with_a_plain_loop_and_goes_on_after_kill_9(tmp_pa
     assert loss_of(learned) < 0.1 * loss_of(fresh)
 
 
-@pytest.mark.filterwarnings("ignore")  # Lightning's own
+@pytest.mark.filterwarnings("ignore")  # Lightning's own warnings
 @pytest.mark.timeout(300)
 def test_what_fails_leaves_as_not_done_and_two_optimizers_are_refused(tmp_path: Path) -> None:
     import lightning.pytorch as pl
@@ -132,7 +132,7 @@ def test_what_fails_leaves_as_not_done_and_two_optimizers_are_refused(tmp_path: 
     model = nn.ModuleDict({"layer": nn.Linear(3, 1)})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with isthmus.join(str(tmp_path / "run"), model, optimizer, learner="a") as link:
-        assert (link.steps_done, link.incarnation) == (3, 2), "its last checkpoint is of where it failed"
+        assert (link.steps_done, link.incarnation) == (3, 2), "the last checkpoint is of the step that failed"
     stored = tmp_path / "stored.ckpt"
     fit(Module(), stored)
     with pytest.raises(InputError, match=r"ckpt_path brings the Trainer to a checkpoint of its own, and a has one"):

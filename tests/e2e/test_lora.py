@@ -1,4 +1,4 @@
-"""Adapters on a base that stays where it is: the examples, killed and started again; and nanoGPT's kind of loop."""
+"""Learners train adapters on a frozen base through kill -9, and a loop in the style of nanoGPT shares a run."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz .\n"
 
 
 def make_base(folder: Path, seed: int) -> None:
-    """Write a small Llama and a tokenizer of letters, as a hub has them."""
+    """Write a small Llama and a tokenizer of letters in the format of a model hub."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Split
@@ -69,7 +69,7 @@ def test_adapters_on_a_base_of_four_bits_are_trained_together_through_kill_9(tmp
         assert "is stored in other bytes here than in the run" in p.said("c")
         p.ends(p.start("b2", *start("b", 80, "--base", str(base), "--save", str(tmp_path / "out"))))
         said = p.said("a2")
-    assert losses(said)[-1] < 2.5 < 3.2 < losses(p.said("a1") + said)[0], "log(29) is 3.4"
+    assert losses(said)[-1] < 2.5 < 3.2 < losses(p.said("a1") + said)[0], "an untrained model's loss is log(29), 3.4"
     commits = commits_of(run)
     assert judge.continuous(commits)
     assert {i.learner for c in commits for i in c.header.inputs} == {"a", "b"}
@@ -93,7 +93,7 @@ def test_adapters_on_a_base_of_four_bits_are_trained_together_through_kill_9(tmp
             for name, x in load_file(tmp_path / "then" / "adapter_model.safetensors").items()
         )
         for version in range(newest, 0, -1)
-    ), "what was saved is a version of the global model"
+    ), "the saved adapters are a version of the global model"
 
 
 @pytest.mark.timeout(300)
@@ -113,7 +113,9 @@ def test_a_loop_in_the_manner_of_nanogpt_shares_a_run(tmp_path: Path) -> None:
         )
         for process in [p.start(name, *loop, name) for name in ("a", "b")]:
             p.ends(process)
-        assert float(p.said("a").split("held-out loss ")[-1].split(",")[0]) < 3.0, "log(256) is 5.5"
+        assert float(p.said("a").split("held-out loss ")[-1].split(",")[0]) < 3.0, (
+            "an untrained model's is log(256), 5.5"
+        )
     commits = commits_of(run)
     assert {i.learner: i.tokens / i.steps for c in commits for i in c.header.inputs} == {"a": 1024, "b": 1024}
     assert main(["replay", run]) == 0

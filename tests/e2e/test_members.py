@@ -1,4 +1,4 @@
-"""`isthmus keys` and `isthmus members`, as their owner types them."""
+"""A run's owner manages keys and members with `isthmus keys` and `isthmus members`."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """A signed run in a folder, and keys beside it."""
+    """Create a signed run in a folder, and keys beside it."""
     monkeypatch.chdir(tmp_path)
     for name in ("owner", "next", "eu", "us", "syncer"):
         told(capsys, "keys", "new", name, "--folder", "k")
@@ -34,7 +34,7 @@ def test_members_come_change_and_go(run: str, capsys: pytest.CaptureFixture[str]
     by = ("--key", "k/owner")
     said = told(capsys, "members", "add", run, "eu-1", "--public-key", "k/eu.pub", *by)
     assert "membership 1: 1 members" in said
-    assert re.search(r"0/64, 1/64", said), "from which commit on no other membership holds"
+    assert re.search(r"0/64, 1/64", said), "it names the versions after which only this membership is accepted"
     told(capsys, "members", "add", run, "acme-*", "--public-key", Path("k/us.pub").read_text(), *by)
     told(capsys, "members", "add", run, "s-*", "--as", "syncer", "--public-key", "k/syncer.pub", *by)
     listed = told(capsys, "members", "list", run, "--json", "m.json")
@@ -64,7 +64,7 @@ def test_a_run_changes_hands_and_only_its_owner_says_who_takes_part(
     assert "is not the owner's" in told(capsys, *add, "--key", "k/owner", code=2)
     told(capsys, *add, "--key", "k/next")
     was = fingerprint(read_signer("k/owner").author)
-    assert "membership 2" in told(capsys, "members", "list", run, "--owner", was), "the run is still the one it was"
+    assert "membership 2" in told(capsys, "members", "list", run, "--owner", was), "the first owner still names the run"
     other = fingerprint(read_signer("k/eu").author)
     assert "this is another run" in told(capsys, "members", "list", run, "--owner", other, code=2)
 

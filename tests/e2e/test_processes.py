@@ -1,4 +1,4 @@
-"""Real processes, started as a user starts them, on both kinds of store; killed with SIGKILL in mid-run."""
+"""Runs of real processes, started as a user starts them on both kinds of store, survive SIGKILL."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ PACED = ("--train", "support.paced:train", "--model", "support.paced:small", "--
 
 TOLD_TO_STOP = 128 + signal.SIGTERM
 HANGS_S = 240.0
-"""What has not happened after this long never will: no bound on how fast anything is."""
+"""What has not happened after this time never will. This does not test how fast anything is."""
 
 
 COMMAND = (sys.executable, "-m", "isthmus_services.main")
@@ -55,14 +55,14 @@ def isthmus(
 
 
 class Processes:
-    """What a test started; nothing of it outlives the test."""
+    """The processes that a test started. None of them outlives the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.all: dict[subprocess.Popen[bytes] | Forked, str] = {}
 
     def start(self, name: str, *command: str, apart: bool = False) -> subprocess.Popen[bytes]:
-        """Start a program as a user does; `apart`: in a process group of its own."""
+        """Start a program as a user does; with `apart`, in a new process group."""
         with open(self.folder / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 command,
@@ -75,7 +75,7 @@ class Processes:
         return process
 
     def isthmus(self, name: str, *arguments: str) -> Forked:
-        """Start the `isthmus` command, forked."""
+        """Start the `isthmus` command in a forked process."""
         log = self.folder / f"{name}.log"
         process = forking.nursery().start([*arguments], {**os.environ, **QUIET}, log, log)
         self.all[process] = name
@@ -85,7 +85,7 @@ class Processes:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def ends(self, process: subprocess.Popen[bytes] | Forked, code: int = 0) -> None:
-        """Wait for the end of a process. Raises `AssertionError` with what all of them said if it has another code."""
+        """Wait for a process to end. Raises `AssertionError` with the output of all processes if its code differs."""
         with suppress(subprocess.TimeoutExpired):
             process.wait(HANGS_S)
         said = "".join(f"--- {name}\n{self.said(name)}" for name in dict.fromkeys(self.all.values()))
@@ -94,7 +94,7 @@ class Processes:
 
 @contextmanager
 def processes(folder: Path) -> Iterator[Processes]:
-    """End everything a test started, by its process id."""
+    """Yield a `Processes`; at the end kill each process that still runs, by its id."""
     started = Processes(folder)
     try:
         yield started
@@ -121,7 +121,7 @@ def commits_of(run: str) -> list[Commit]:
     async def go() -> list[Commit]:
         async with open_log(run) as log:
             commits = await judge.read_commits(log)
-            # The fold checks every digest on the way.
+            # The fold compares every digest.
             for fragment in log.run.layout.fragments:
                 await fold.fold(log, fragment.index, fold.Merging(log))
             return commits
@@ -138,12 +138,12 @@ def wait_for(condition: Callable[[], T], what: str, timeout: float = HANGS_S) ->
 
 
 def init(*arguments: str) -> int:
-    """Run `isthmus init` here: importing torch once more would take longer than anything it does."""
+    """Run `isthmus init` in this process: importing torch in a new one would take longer than the command."""
     return main(["init", *arguments])
 
 
 def heads(run: str) -> int:
-    """The sum of all fragments' versions."""
+    """Return the sum of all fragments' versions."""
 
     async def go() -> int:
         async with open_log(run) as log:
@@ -179,8 +179,8 @@ def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place: tuple[str, s
         second, learners[0] = syncer("s2"), learner(0)
         for process in learners:
             p.ends(process)
-        assert len(list((tmp_path / "boards" / "l0").iterdir())) == 2, "event files of both lives"
-        # Asked to stop, a syncer finishes what is under way.
+        assert len(list((tmp_path / "boards" / "l0").iterdir())) == 2, "each incarnation has an event file"
+        # A syncer that is asked to stop finishes the merges under way.
         second.send_signal(signal.SIGTERM)
         p.ends(second)
         assert "read in" in p.said("s2")
@@ -277,7 +277,7 @@ def test_a_learner_asked_to_stop_leaves_and_can_come_back(folder: Path, tmp_path
         wait_for(lambda: "for the 2. time" in p.said("l0"), "a second joining")
         again.terminate()
         p.ends(again, TOLD_TO_STOP)
-        # Nothing was lost: everything under way was stored before it left.
+        # No token was lost, because the learner stored all work under way before it left.
         assert "(0 tokens lost)" in p.said("l0").split("for the 2. time")[1]
 
 
@@ -371,7 +371,7 @@ def train(task):
 def test_a_signal_that_ends_the_workers_of_a_data_loader_is_an_orderly_stop(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """A scheduler signals a whole process group: the workers die of it, and the loader raises in the learner."""
+    """A scheduler signals a whole process group: the signal kills the workers, and the loader raises in the learner."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ours.py").write_text(OWN)
     (tmp_path / "fed.py").write_text(WITH_WORKERS.replace("END", end))
@@ -394,7 +394,7 @@ def test_a_signal_that_ends_the_workers_of_a_data_loader_is_an_orderly_stop(
         os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(HANGS_S) == TOLD_TO_STOP, p.said("l")
         assert "Traceback" not in p.said("l")
-        assert " steps in " in p.said("l").splitlines()[-1], "the summary is its last word"
+        assert " steps in " in p.said("l").splitlines()[-1], "the last line is the summary"
 
 
 def test_a_syncer_runs_where_torch_cannot_be_imported(folder: Path, tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ REPORT_KEYS = {
 
 
 TEXT = pydoc_data.topics.__file__
-"""As much text as a demo must have: what it holds out is judged 34 times."""
+"""A text as long as a demo needs: its held-out part is evaluated 34 times."""
 
 KILLED = ("--kill-every", "4", "--kill-syncer-every", "7", "--steps", "128")
 

@@ -1,4 +1,4 @@
-"""Learners that are torchrun jobs: real ranks over gloo, a real syncer, kill -9."""
+"""Learners can be torchrun jobs: real ranks over gloo train with a real syncer, and survive kill -9."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from isthmus_services.main import main
 
 HERE = Path(__file__).parent
 FRESH_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Without it ranks that torchrun has started again meet at addresses of those that are gone (torch 2.13, gloo)."""
+"""Without this, ranks that torchrun has restarted connect to addresses of ranks that are gone (torch 2.13, gloo)."""
 
 LEARNER = str(HERE / "rank_learner.py")
 
@@ -40,7 +40,7 @@ def torchrun(ranks: int, *options: str) -> tuple[str, ...]:
 
 
 def job(ranks: int, script: str, *arguments: str) -> str:
-    """Run a job to its end; return what it said."""
+    """Run a job to its end; return its output."""
     done = subprocess.run(
         [*torchrun(ranks), str(HERE / script), *arguments],
         env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=HANGS_S, check=False,
@@ -85,7 +85,7 @@ def test_ranks_that_do_not_do_the_same_are_refused_on_all_of_them(tmp_path: Path
 
 
 def trained(folder: Path, kinds: dict[str, tuple[str, int]], again: int = 4) -> dict[tuple[int, int], bytes]:
-    """Run these learners, each of a kind on so many ranks; return the digests of all states by fragment and version."""
+    """Run learners, each with its kind and number of ranks; return all states' digests by fragment and version."""
     folder.mkdir()
     run = str(folder / "run")
     with processes(folder) as p:
@@ -101,7 +101,7 @@ def trained(folder: Path, kinds: dict[str, tuple[str, int]], again: int = 4) -> 
     assert judge.continuous(commits)
     assert main(["replay", run]) == 0
     if any([given.learner for given in c.header.inputs] != [*kinds] for c in commits):
-        # A machine that stood still for a second: other learners, or another order of them, are another sum.
+        # The machine stalled for a second. Other learners, or another order of them, give another sum, so try again.
         assert again, [[given.learner for given in c.header.inputs] for c in commits]
         return trained(folder / "again", kinds, again - 1)
     return {(c.header.fragment, c.version): c.header.state_digest for c in commits}
@@ -114,18 +114,18 @@ def test_learners_of_one_and_of_several_ranks_make_the_same_model_bit_for_bit(tm
     assert len(alone) == 3
     assert mixed == alone
     assert trained(tmp_path / "half", {"a": ("plain", 1), "b": ("fsdp2", 2)}) == alone
-    # The CPU as the device that keeps fragments.
+    # Use the CPU as the device that keeps fragments.
     assert trained(tmp_path / "there", {"a": ("ddp-there", 2), "b": ("fsdp2-there", 2)}) == alone
     said = {name: (tmp_path / "there" / f"{name}.log").read_text() for name in "ab"}
     for name, words in said.items():
         waits = re.findall(rf"{name}/\d waited for its device (\d+) times, (\d+) of them in training", words)
         assert len(waits) == 2, words
-        assert all(int(all_of) > 0 for all_of, _ in waits), "owners pack and stage there"
+        assert all(int(all_of) > 0 for all_of, _ in waits), "owners pack and stage on the device"
         assert {training for _, training in waits} == {"0"}
 
 
 def goes_on(p: Processes, name: str) -> list[tuple[int, int, str, int]]:
-    """Return rank, step, moments and place in the data of each start of a learner's ranks, in the order of its log."""
+    """Return rank, step, moments and data position of each start of a learner's ranks, in the order of its log."""
     pattern = r"a/(\d) goes on after (\d+), (\w+) moments, place (\d+)"
     return [(int(r), int(step), what, int(at)) for r, step, what, at in re.findall(pattern, p.said(name))]
 
@@ -138,7 +138,7 @@ def test_a_job_goes_on_after_kill_9_of_a_rank_and_with_other_numbers_of_ranks(tm
         first = p.start(
             "job", *torchrun(2, "--max-restarts=3"), LEARNER, run, "a", "fsdp2", "200", "--pids", str(tmp_path)
         )
-        # What it names comes before it: parts alone are nothing to go on from.
+        # Parts are stored before the checkpoint that names them. Parts alone are nothing to resume from.
         wait_for(lambda: [*(tmp_path / "run" / "learners" / "a").glob("*/checkpoints/0*")], "a checkpoint is there")
         wait_for((tmp_path / "1.1").exists, "the second rank has joined")
         os.kill(int((tmp_path / "1.1").read_text()), signal.SIGKILL)
@@ -149,7 +149,7 @@ def test_a_job_goes_on_after_kill_9_of_a_rank_and_with_other_numbers_of_ranks(tm
         assert len(again) == 1
         ((step, _, place),) = again
         assert step == place > 0
-        # Three ranks, then one that is not sharded at all: the place in the data is of two ranks, and said not to fit.
+        # Three ranks, then one that is not sharded. The stored data positions are of two ranks, and the log says so.
         p.ends(p.start("three", *torchrun(3), LEARNER, run, "a", "fsdp2", "220"))
         assert sorted(goes_on(p, "three")) == [(rank, 200, "own", 0) for rank in range(3)]
         assert "has the places in the data of 2 ranks, here are 3" in p.said("three")
@@ -157,8 +157,8 @@ def test_a_job_goes_on_after_kill_9_of_a_rank_and_with_other_numbers_of_ranks(tm
         assert goes_on(p, "plain") == [(0, 220, "own", 0)]
         p.ends(p.start("sharded", *torchrun(2), LEARNER, run, "a", "fsdp2", "260"))
         assert sorted(goes_on(p, "sharded")) == [(rank, 240, "own", 0) for rank in range(2)]
-        # Of a checkpoint each rank has written what it holds. Of one that is damaged nothing is believed: the last piece
-        # is of an optimizer's state, without which training goes on where it was.
+        # Each rank has written its own part of a checkpoint. The damaged piece is of the optimizer's state, so no
+        # moments are taken from it. Training still continues at the same step.
         newest = max(
             (tmp_path / "run" / "learners" / "a").glob("*/checkpoints/0*"), key=lambda path: path.stat().st_mtime
         )
@@ -176,11 +176,11 @@ def test_a_job_goes_on_after_kill_9_of_a_rank_and_with_other_numbers_of_ranks(tm
 
 
 STEPS = 16
-"""Over all lives of a learner that is compared with a loop that never stopped."""
+"""The steps over all incarnations of a learner that is compared with a loop that never stopped."""
 
 
 def life(folder: Path, run: str, until: int, end: str) -> dict[str, Any]:
-    """Run one life of two ranks with uneven shards to its end; return what it came to."""
+    """Run one incarnation of two ranks with uneven shards to its end; return its result."""
     out = folder / f"{until}.json"
     done = subprocess.run(
         [*torchrun(2), str(HERE / "rank_restarts.py"), run, str(until), end, str(out)],
@@ -205,7 +205,7 @@ def test_a_restart_of_uneven_shards_is_not_seen(ends: tuple[str, ...], tmp_path:
 
 @pytest.fixture
 def machines() -> Iterator[list[str]]:
-    """Two network namespaces with a wire between them, at 10.99.0.1 and 10.99.0.2: neither reaches the other's loopback."""
+    """Create two connected network namespaces, 10.99.0.1 and 10.99.0.2. Neither can reach the other's loopback."""
     names = [f"isthmus-{os.getpid()}-{n}" for n in (1, 2)]
 
     def ip(*arguments: str) -> None:
@@ -243,16 +243,16 @@ def test_ranks_on_two_machines_are_one_learner(tmp_path: Path, machines: list[st
             p.ends(rank)
         assert "a is done" in p.said("node0")
     parts = {path.name.split("-")[1] for path in (tmp_path / "run" / "learners").glob("a/*/checkpoints/parts/*")}
-    assert parts == {"00000", "00001"}, "either has written what it holds"
+    assert parts == {"00000", "00001"}, "each rank has written its part"
     assert judge.continuous(commits_of(run))
-    assert {c.header.fragment for c in commits_of(run)} == {0, 1, 2}, "fragments of both"
+    assert {c.header.fragment for c in commits_of(run)} == {0, 1, 2}, "fragments of both ranks are merged"
 
 
 Entries = dict[str, torch.Tensor]
 
 
 def comes_back(run: str, spoil: Callable[[Entries], object]) -> list[Entries]:
-    """Let the veteran take a step and leave with its optimizer's entries so; return them."""
+    """Let the veteran take a step, spoil its optimizer's state and leave; return the state."""
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with isthmus.join(run, model, optimizer, learner="veteran") as link:
@@ -270,23 +270,23 @@ def test_a_sharded_newcomer_takes_a_peers_moments_where_they_may_be_believed(tmp
     with processes(tmp_path) as p:
         p.isthmus("s", "syncer", run, "--wait")
         p.ends(p.start("v", sys.executable, LEARNER, run, "veteran", "plain", "60"))
-    assert any(commits_of(run)), "nobody is a donor of whom nothing was merged"
+    assert any(commits_of(run)), "only a learner whose updates were merged is a donor"
 
     def joined(name: str, ranks: int) -> list[dict[str, Any]]:
         job(ranks, "rank_donors.py", run, name, str(out))
         return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(ranks)]
 
     kept = comes_back(run, lambda entries: None)
-    for ranks in (2, 3):  # a tensor of nine rows among three, of seven and five unevenly, of one with nothing on some
+    for ranks in (2, 3):  # nine rows over three ranks are even, seven and five uneven, and one row leaves ranks empty
         for found in joined(f"n{ranks}", ranks):
             assert (found["moments"], found["rates"]) == ("peer", [5e-3])
             for mine, theirs in zip(found["state"], kept, strict=True):
                 assert mine == {what: value.tolist() for what, value in theirs.items()}
     comes_back(run, lambda entries: entries["exp_avg"].mul_(1e6))
-    assert [found["moments"] for found in joined("far", 2)] == ["fresh", "fresh"], "they would carry it away"
+    assert [found["moments"] for found in joined("far", 2)] == ["fresh", "fresh"], "they would move the model too far"
     comes_back(run, lambda entries: entries["exp_avg"].zero_())
     comes_back(run, lambda entries: entries["exp_avg_sq"].neg_())
-    assert [found["moments"] for found in joined("below", 2)] == ["fresh", "fresh"], "they are below 0"
+    assert [found["moments"] for found in joined("below", 2)] == ["fresh", "fresh"], "second moments are below 0"
 
 
 @pytest.mark.tier("test")

@@ -1,4 +1,4 @@
-"""Ray Train's workers as one learner, in Ray's own hands: one is killed, and Ray starts them again. `make ray` runs it."""
+"""Ray Train's workers are one learner: one worker is killed, and Ray starts them again. `make ray` runs this test."""
 
 import importlib.util
 import os
@@ -52,7 +52,7 @@ def test_workers_share_a_run_with_a_plain_loop_and_ray_brings_them_back(
         said = p.said("ray")
     assert f"eu-1 has trained {STEPS} steps on 2 workers" in said
     (step,) = re.findall(r"for the 2. time: goes on after step (\d+)", said)
-    assert 0 < int(step) < STEPS, "it went on at its checkpoint"
+    assert 0 < int(step) < STEPS, "the learner continued from its checkpoint"
     commits = commits_of(run)
     assert judge.continuous(commits)
     inputs = [i for c in commits for i in c.header.inputs]

@@ -1,4 +1,4 @@
-"""A learner with a store of its own near it: two real servers, of which the near one is killed and comes back."""
+"""A learner uses a store near it, and continues with the run's store while the near server is down."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ STEPS = "600"
 
 
 class Island:
-    """Two stores, a run in the first, and processes that know of the second by the membership alone."""
+    """Two stores, a run in the first, and processes that know the second only from the membership."""
 
     def __init__(self, folder: Path, home: Server) -> None:
         self.folder, self.home = folder, home

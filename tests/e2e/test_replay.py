@@ -1,4 +1,4 @@
-"""`isthmus replay | explain | export` and `init --from` on the copied folder of a run, as somebody offline would use them."""
+"""`isthmus replay | explain | export` and `init --from` work offline on the copied folder of a run."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def cli(
 ) -> subprocess.CompletedProcess[str]:
     if not environment:
         return forking.isthmus(*map(str, arguments), timeout=timeout)
-    # What libraries read as they are loaded: a process of its own from the start.
+    # Libraries read these variables when they are loaded, so a new process is needed.
     command = [sys.executable, "-m", "isthmus_services.main", *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env=os.environ | environment, check=False
@@ -49,7 +49,7 @@ def cli(
 
 @pytest.fixture(scope="session")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three learners of different speeds, with late work in it."""
+    """Create a run of three learners of different speeds, with late work."""
     folder = tmp_path_factory.mktemp("original") / "run"
 
     async def body() -> None:
@@ -73,7 +73,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(original: Path, tmp_path: Path) -> Path:
-    """A copy, without the bus."""
+    """Copy the run, without its bus."""
     copy = tmp_path / "copy"
     shutil.copytree(original, copy, ignore=shutil.ignore_patterns("bus.sqlite*"))
     return copy
@@ -127,7 +127,7 @@ def test_threads_and_instruction_sets_change_no_bit(
 
 
 def rewrite(folder: Path, fragment: int, version: int, change: Callable[[CommitHeader], CommitHeader]) -> None:
-    """Change a commit so that everything about it is valid but what it says."""
+    """Change a commit's content; its framing stays valid."""
     path = folder / commit_key(fragment, version)
     header, _ = frame.parse(path.read_bytes(), Kind.COMMIT, CommitHeader)
     path.write_bytes(frame.draft(Kind.COMMIT, change(header)).blob)
@@ -138,14 +138,14 @@ def test_a_commit_that_lies_about_a_weight_is_found_with_input_tensor_and_size(r
     import msgspec
 
     def even(header: CommitHeader) -> bool:
-        """Whether several weigh alike: what is added to a feather changes nothing that four bits could say."""
+        """Return whether weights are similar: at four bits, a small input's weight would not change the result."""
         weights = [given.weight for given in header.inputs]
         return len(weights) > 1 and min(weights) > 0.2 * max(weights)
 
     last = next(c for c in reversed(commits(run)[1]) if even(c.header))
     for path in (run / "commits/00001").iterdir():
         if int(path.name) > last.version:
-            path.unlink()  # as if it were the newest: nothing after it vouches for its bytes
+            path.unlink()  # make it the newest commit: no later commit then confirms its bytes
 
     def lighter(header: CommitHeader) -> CommitHeader:
         first, *rest = header.inputs
@@ -202,7 +202,7 @@ def test_damage_is_named_with_its_key_and_with_what_can_still_be_read(run: Path,
     assert key in done.stdout
     assert said in done.stdout
     assert "fragment 0 is as recorded up to version " in done.stdout
-    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p != path} == before, "nothing is overwritten"
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p != path} == before, "no file is changed"
 
 
 def test_bad_choices_are_one_line_and_exit_2(run: Path, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_other_rules_depart_and_the_other_weights_can_be_evaluated(run: Path, tm
     assert rows[-1]["difference"] > 0
     assert 0 < rows[-1]["cosine"] < 1
     assert picture.read_bytes().startswith(b"\x89PNG")
-    # The exported weights are the fold under those rules, computed here the long way.
+    # The exported weights are the fold under those rules, which is computed here step by step.
     weights = safetensors.torch.load_file(out)
 
     async def by_hand(w: World) -> dict[str, F32]:
@@ -286,12 +286,12 @@ def test_who_is_in_is_decided_anew_from_the_recorded_arrivals(run: Path) -> None
     async def decide(w: World, **changed: Any) -> dict[int, list[tuple[Input, ...]]]:
         return {p: whatif.decide(w.log, c, (), changed) for p, c in found.items()}
 
-    # The recorded pace gives back the recorded rounds, every one, in the recorded order: each says what it saw and when.
+    # Commits record arrivals and times, so the recorded pace gives every recorded round, in the recorded order.
     again = in_world(run, lambda w: decide(w, grace=PACE.grace))
     pairs = [(c.header.inputs, i) for p, cs in found.items() for c, i in zip(cs, again[p], strict=True)]
     assert len(pairs) > 20
     assert [[i.key for i in recorded] for recorded, _ in pairs] == [[i.key for i in told] for _, told in pairs]
-    # Without grace and late work rounds are smaller; nobody's base is merged twice, and nothing is in two rounds.
+    # Without grace and late work, rounds are smaller. No update is in two rounds; no learner's base is merged twice.
     alone = in_world(run, lambda w: decide(w, grace=0.0, staleness=0))
     assert sum(map(len, [i for d in alone.values() for i in d])) < sum(len(a) for a, _ in pairs)
     for decided in alone.values():
@@ -301,7 +301,7 @@ def test_who_is_in_is_decided_anew_from_the_recorded_arrivals(run: Path) -> None
                 assert given.base == version - 1, "no late work"
                 assert bases.setdefault(given.learner, -1) < given.base
                 bases[given.learner] = given.base
-    # A quorum nobody reaches waits until the next round opens, and merges at least as much.
+    # A round whose quorum is not reached waits until the next round opens, and merges at least as much.
     patient = in_world(run, lambda w: decide(w, quorum=3))
     assert sum(map(len, [i for d in patient.values() for i in d])) >= sum(len(b) for _, b in pairs) * 0.99
 
@@ -342,7 +342,7 @@ def test_the_story_of_an_update_that_missed_its_round(run: Path, tmp_path: Path)
     late = [
         (c.header, i) for cs in commits(run).values() for c in cs for i in c.header.inputs if i.base < c.version - 1
     ]
-    assert late, "nothing was late: the run is too even to show this"
+    assert late, "no update was late: the learners' speeds are too similar for this test"
     header, one = late[-1]
     told = cli("explain", run, one.key, "--json", tmp_path / "u.json")
     assert told.returncode == 0, told.stderr
@@ -458,7 +458,7 @@ def test_a_run_starts_from_an_exported_model_and_from_anybodys(tmp_path: Path, m
     assert cli("export", "a", "-o", "m.safetensors").returncode == 0
     weights = safetensors.torch.load_file("m.safetensors")
     assert {n: str(t.dtype).removeprefix("torch.") for n, t in weights.items()}["half.weight"] == "bfloat16"
-    # The file says how it was made, and is believed when asked to. Names, shapes, dtypes, classes and values return.
+    # The file names the code that made it, and `--model` allows that code. Names, shapes, dtypes and values return.
     second = cli("init", "b", "--from", "m.safetensors", "--model", "mine:model", "--fragments", "3", "--seed", "99")
     assert second.returncode == 0, second.stderr
     assert cli("export", "b", "-o", "n.safetensors").returncode == 0
@@ -468,7 +468,7 @@ def test_a_run_starts_from_an_exported_model_and_from_anybodys(tmp_path: Path, m
     a, b = export.read(tmp_path / "m.safetensors"), export.read(tmp_path / "n.safetensors")
     assert a.specs == b.specs
     assert [s.role for s in a.specs if s.name == "embed.weight"] == ["embedding"]
-    # A file that is not ours needs --model.
+    # A file that Isthmus did not write needs --model.
     safetensors.torch.save_file(weights, "foreign.safetensors")
     foreign = cli("init", "c", "--from", "foreign.safetensors")
     assert foreign.returncode == 2

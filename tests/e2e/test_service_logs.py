@@ -1,4 +1,4 @@
-"""What services say of themselves: start, that they were asked to stop, end; commits only where debug is wanted."""
+"""Services log their start, a request to stop and their end. They log each commit only at debug level."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from e2e.test_processes import EXAMPLE, TOLD_TO_STOP, heads, init, isthmus, proc
 
 
 def messages(text: str) -> list[str]:
-    """Every line is an event, or the test fails."""
+    """Return the messages of a log; fails if a line is not an event."""
     return [json.loads(line)["message"] for line in text.splitlines()]
 
 
@@ -34,7 +34,7 @@ def test_a_learner_and_a_syncer_say_how_it_went(folder: Path, tmp_path: Path) ->
     assert of_syncer[-2] == "s1 was asked to stop by SIGTERM: merges under way are finished"
     assert re.fullmatch(r"s1 ends: \d+ commits, 0 races lost", of_syncer[-1])
     assert len([m for m in of_syncer if m.startswith("commit ")]) == 1, (
-        "the first; one line per commit is for debugging"
+        "only the first commit is logged; a line per commit needs debug level"
     )
 
 

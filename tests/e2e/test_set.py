@@ -1,4 +1,4 @@
-"""`isthmus replay --set NAME=VALUE`: what a setting does not take is refused with what it does take."""
+"""`isthmus replay --set NAME=VALUE` rejects a value that the setting does not take, and says what it takes."""
 
 from pathlib import Path
 from types import SimpleNamespace

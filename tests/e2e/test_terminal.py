@@ -1,4 +1,4 @@
-"""On a terminal of 80 columns nothing is cut without a word: what has no room is named."""
+"""On a terminal of 80 columns, `isthmus` names every column that it hides."""
 
 import asyncio
 import fcntl
@@ -22,7 +22,7 @@ PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=2)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A run in a folder, with learners whose names have a length."""
+    """Create a run in a folder, with learners that have long names."""
     folder = tmp_path_factory.mktemp("a-place-with-a-rather-long-name-of-its-own") / "run"
 
     async def body() -> None:
@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def on_a_terminal(*words: str, columns: int = COLUMNS) -> str:
-    """Return what a command shows on a terminal of its own."""
+    """Return what a command shows on a new terminal."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm-256color"}
@@ -55,7 +55,7 @@ def on_a_terminal(*words: str, columns: int = COLUMNS) -> str:
         while chunk := os.read(main, 1 << 16):
             said += chunk
     except OSError:
-        pass  # how a terminal ends
+        pass  # a closed terminal raises this
     finally:
         process.wait(120)
         os.close(main)
@@ -74,7 +74,7 @@ def test_status_names_what_it_hides(run: str) -> None:
     assert {"overwritten", "late", "pending", "rejected", "lost"} <= set(named)
     for name in ("step", "loss", "versions", "merged", "state"):
         assert (name in named) != (f" {name} " in head), name
-    assert said.count("hidden at this width") == 2, "learners, and fragments"
+    assert said.count("hidden at this width") == 2, "once for learners, and once for fragments"
     assert max(map(len, said.splitlines())) <= COLUMNS
 
 

@@ -1,4 +1,4 @@
-"""torchtitan's trainer as a learner: its own, where it is installed (`make torchtitan`), and one with the same parts."""
+"""torchtitan's trainer is a learner: the real one if installed (`make torchtitan`), or one with the same parts."""
 
 import importlib.util
 import json
@@ -22,7 +22,7 @@ ON_CPUS = str(Path(__file__).parent / "torchtitan_on_cpus.py")
 
 
 class Trainer:
-    """What the adapter uses of torchtitan's trainer, as it behaves there."""
+    """The parts of torchtitan's trainer that the adapter uses, with the same behaviour."""
 
     def __init__(self, steps: int, *, checkpoints: bool = False, parts: int = 1) -> None:
         torch.manual_seed(0)
@@ -74,7 +74,7 @@ def test_its_steps_are_reported_and_it_comes_back_to_step_schedule_and_data(tmp_
     with join(second, run, learner="a") as link:
         second.train()
     assert (link.steps_done, link.tokens_seen, second.step) == (10, 20, 10)
-    assert first.read + second.read == list(range(20)), "every line once, over both lives"
+    assert first.read + second.read == list(range(20)), "both incarnations together read every line once"
     assert first.rates + second.rates == pytest.approx([0.1 / (1 + step) for step in range(10)])
 
 

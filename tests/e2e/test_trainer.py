@@ -1,4 +1,4 @@
-"""Loops that are somebody else's: real Trainers in a run, killed and started again; hooks that count what was done."""
+"""Real Trainers of frameworks share a run and continue after a kill; hooks count their steps and tokens."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def test_trainers_share_a_run_and_go_on_after_kill_9(tmp_path: Path) -> None:
         p.ends(ranks)
         taken = len(notes(tmp_path / "a"))
         p.ends(p.start("a3", *start))
-        assert len(notes(tmp_path / "a")) == taken, "who has taken all its steps takes no more"
+        assert len(notes(tmp_path / "a")) == taken, "a learner that has taken all its steps takes no more"
         assert f"a has trained {steps} steps" in p.said("a3")
         said = p.said("a2")
         assert f"a has trained {steps} steps" in said
@@ -55,26 +55,26 @@ def test_trainers_share_a_run_and_go_on_after_kill_9(tmp_path: Path) -> None:
     lives = {life: {step: (lines, rate) for of, step, lines, rate in found if of == life} for life, *_ in found}
     before, after = lives.values()
     begun = min(after)
-    assert 0 < begun <= max(before) + 1, "it went on where its checkpoint was"
-    assert sorted(after) == list(range(begun, steps)), "and took each step that was left, once"
+    assert 0 < begun <= max(before) + 1, "the second incarnation continued from the checkpoint"
+    assert sorted(after) == list(range(begun, steps)), "it took each remaining step once"
     for step in before.keys() & after.keys():
-        assert after[step] == before[step], "the same lines, at the same rate"
-    # Of each epoch every line once, over both lives.
+        assert after[step] == before[step], "a repeated step reads the same lines, at the same rate"
+    # Over both incarnations, each epoch has every line once.
     read = [line for step in range(steps) for line in (after if step >= begun else before)[step][0]]
     for epoch in range(0, len(read), 64):
         assert sorted(read[epoch : epoch + 64]) == list(range(64))
     assert [n for *_, lines, _ in notes(tmp_path / "b", 0) for n in lines] != [
         n for *_, lines, _ in notes(tmp_path / "b", 1) for n in lines
-    ], "ranks read lines of their own"
+    ], "ranks read different lines"
     commits = commits_of(run)
     assert judge.continuous(commits)
     assert {i.learner for c in commits for i in c.header.inputs} == {"a", "b"}
     tokens = {i.learner: i.tokens / i.steps for c in commits for i in c.header.inputs}
-    assert tokens == {"a": 2 * 4 * 12, "b": 2 * 2 * 4 * 12}, "of all micro-batches, and of all ranks"
+    assert tokens == {"a": 2 * 4 * 12, "b": 2 * 2 * 4 * 12}, "tokens of all micro-batches and all ranks count"
     assert main(["replay", run]) == 0
     losses = [float(x.split("'loss': '")[1].split("'")[0]) for x in said.splitlines() if "'loss': '" in x]
     assert losses[-1] < 2.0 < math.log(80)
-    assert math.log(80) > losses[0] > losses[-1], "the first is a mean of the steps since the restart"
+    assert math.log(80) > losses[0] > losses[-1], "the first loss is a mean of the steps since the restart"
 
 
 def test_what_would_be_sent_by_mistake_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,12 +142,14 @@ def test_what_frameworks_shard_by_fsdp2_is_one_learner(tmp_path: Path) -> None:
     commits = commits_of(run)
     assert judge.continuous(commits)
     tokens = {i.learner: i.tokens / i.steps for c in commits for i in c.header.inputs}
-    assert tokens == {"trainer": 2 * 8 * 24, "accelerate": 2 * 2 * 8 * 24}, "of all ranks, and of all micro-batches"
+    assert tokens == {"trainer": 2 * 8 * 24, "accelerate": 2 * 2 * 8 * 24}, (
+        "tokens of all ranks and micro-batches count"
+    )
     assert main(["replay", run]) == 0
 
 
 class Counted:
-    """A link that counts what is reported."""
+    """A link that records the tokens of each reported step."""
 
     rate = 1.0
 
@@ -166,7 +168,7 @@ class Counted:
 
 
 class Reads(nn.Module):
-    """A model that takes tokens by name or by place."""
+    """A model that takes tokens by keyword or by position."""
 
     main_input_name = "input_ids"
 
@@ -200,12 +202,12 @@ def test_steps_that_a_scaler_skips_are_no_steps() -> None:
         scaler.update()
         optimizer.zero_grad()
         assert torch.equal(before, model.table.weight) == (turn in (1, 4))
-    assert link.steps == [8, 16, 8, 16], "and what was read for them counts with the next that is taken"
+    assert link.steps == [8, 16, 8, 16], "tokens of a skipped step count with the next step that is taken"
     hook.close(done=False)
     assert link.closed is False
     model(input_ids=IDS).backward()
     optimizer.step()
-    assert len(link.steps) == 4, "nothing is left behind"
+    assert len(link.steps) == 4, "close removes the hook"
 
 
 def test_a_step_is_warmed_up_and_the_schedule_does_not_see_it() -> None:
@@ -219,7 +221,7 @@ def test_a_step_is_warmed_up_and_the_schedule_does_not_see_it() -> None:
     assert model.table.weight.grad is not None
     assert torch.equal(model.table.weight, before - 0.125 * model.table.weight.grad)
     assert optimizer.param_groups[0]["lr"] == 0.5
-    # Once it is warm, what a schedule sets is what the next step takes, and stays.
+    # After warm-up, a step uses the rate that the schedule set, and the rate stays.
     link.rate, optimizer.param_groups[0]["lr"] = 1.0, 0.25
     before = model.table.weight.detach().clone()
     optimizer.step()
@@ -256,7 +258,7 @@ def test_tokens_are_those_that_are_read_in_training() -> None:
     model(input_ids=IDS)
     model.train()
     assert tokens.taken() == 16
-    assert tokens.taken() == 1, "a step over nothing is one token: weights are of at least one"
+    assert tokens.taken() == 1, "a step without tokens counts as one: a weight needs at least one token"
     tokens.close()
     model(input_ids=IDS)
     assert tokens.taken() == 1
@@ -329,7 +331,7 @@ def test_ranks_that_read_one_batch_together_are_refused() -> None:
 
 
 def test_blocks_of_any_dtype_lie_behind_each_other() -> None:
-    """Three numbers of two bytes, and behind them two of four."""
+    """Store three numbers of two bytes, and behind them two of four bytes, without padding."""
     half, single = torch.tensor([1.0, 2.0, 3.0]).bfloat16(), torch.tensor([4.0, 5.0])
     words = torch.cat([x.view(torch.uint8) for x in (half, single)])
     assert torch.equal(_as(words[:6], torch.bfloat16), half)

@@ -1,6 +1,7 @@
-"""Two organisations share a run: under the generated permissions, with TLS, keys of their own, and a kill in between.
+"""Two organisations share a run with the generated permissions, TLS and their own keys; one learner is killed.
 
-What docs/deploy.md says step by step, on real servers: the first owns the run and keeps a syncer, each has a learner.
+The test follows docs/deploy.md step by step on real servers. The first organisation owns the run and runs a syncer.
+Each organisation has a learner.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ def island(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Island]:
 
 
 class Site:
-    """One participant: its environment, its key, and what its processes said."""
+    """One participant: its environment, its key, and the log of its processes."""
 
     def __init__(self, island: Island, folder: Path, user: str, key: str = "") -> None:
         self.folder = folder
@@ -103,12 +104,12 @@ def test_two_organisations_train_under_the_permissions_with_tls(island: Island, 
         processes += [first, second]
         for site, process in ((eu, first), (us, second)):
             until(r"joined", site.log, process)
-        # Its key is nobody's here, though it has the other learner's passwords.
+        # The stranger has the passwords of us-1, but the key is not a member's.
         assert "the membership does not name us-1" in stranger.run(
             "learner", "--learner", "us-1", "--steps", "5", code=2
         )
         until(r"commit \d+/1 merges", syncer.log, merging)
-        time.sleep(3)  # so that there is something to go on from; how much is not judged
+        time.sleep(3)  # leave time for a checkpoint to resume from; the test does not judge how much
         first.send_signal(signal.SIGKILL)
         ended(first)
         lines = [Path(f"/proc/{p.pid}/cmdline").read_bytes() for p in (merging, second) if p.poll() is None]
@@ -129,7 +130,7 @@ def test_two_organisations_train_under_the_permissions_with_tls(island: Island, 
     Site(island, tmp_path, "collector", "acme-gc").run("gc", "--keep", "2", "--min-age", "0", "--apply")
     assert re.search(r"\d+ commits, 0 differ", reader.run("replay", "--from", "1", code=0))
 
-    # Nothing that opens a door is in a command line, in what was printed, or in an object.
+    # No secret is in a command line, in printed output, or in an object.
     secrets = list(island.secrets().values())
     secrets += [
         line

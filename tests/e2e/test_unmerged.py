@@ -1,4 +1,4 @@
-"""A learner that nobody merges: said while it trains, at its end, and in the exit code of the command."""
+"""A learner whose updates are never merged says so while it trains, at its end, and by the command's exit code."""
 
 import logging
 import os
@@ -62,7 +62,7 @@ def test_a_loss_that_is_no_number_is_told_once_and_leaves_no_checkpoint(
             model.weight[0, 0] = float("nan")
         link.step(tokens=1, loss=0.4)
     assert "no checkpoint of step" in caplog.text
-    assert not [key for key in folder.rglob("*") if "000005-" in key.name], "of the last step, which peers would refuse"
+    assert not [key for key in folder.rglob("*") if "000005-" in key.name], "peers would reject the last step's"
 
 
 def test_errors_come_from_join_and_step_in_one_line_of_their_own(folder: Path) -> None:

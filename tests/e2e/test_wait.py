@@ -1,4 +1,4 @@
-"""`isthmus syncer --wait` before there is a run: it waits, says so, and serves once somebody has created it."""
+"""`isthmus syncer --wait` before there is a run waits, says so, and serves the run once it is created."""
 
 import asyncio
 import json
@@ -62,7 +62,7 @@ def test_a_syncer_that_was_started_before_the_bus_serves_once_it_is_there(tmp_pa
 
 
 class Empty:
-    """A store without a run; `answers` are what it says first."""
+    """A store without a run; it raises `answers` first."""
 
     url = "memory://run"
 

@@ -1,4 +1,4 @@
-"""`isthmus status --watch` on a run that lives: on a terminal a display, into a pipe a line now and then."""
+"""`isthmus status --watch` on a live run shows a display on a terminal, and prints occasional lines into a pipe."""
 
 import asyncio
 import fcntl
@@ -27,7 +27,7 @@ WATCH = (sys.executable, "-m", "isthmus_services.main", "status")
 
 @asynccontextmanager
 async def living(folder: Path) -> AsyncIterator[World]:
-    """A run of two learners and a syncer that goes on for as long as the body needs it."""
+    """Run two learners and a syncer until the body ends."""
     async with world(folder, seed_of(Rules(fragments=4, sync_every=40), QUICK)) as w, serving(w.syncer()):
         enough = False
         tasks = [asyncio.ensure_future(train(w.learner(n), 1, enough=lambda: enough)) for n in ("eu-1", "us-1")]
@@ -40,14 +40,14 @@ async def living(folder: Path) -> AsyncIterator[World]:
 
 @pytest.fixture(autouse=True)
 def _interruptible() -> Iterator[None]:
-    """Started in the background by a shell, tests ignore SIGINT, and what they start would inherit that."""
+    """Restore SIGINT: tests that a shell starts in the background ignore it, and their processes would inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 def on_a_terminal(command: Sequence[str], until: Callable[[str], object], timeout_s: float = 120.0) -> tuple[str, int]:
-    """Run a command on a terminal of its own until it has shown something; interrupt it as Ctrl-C does."""
+    """Run a command on a new terminal until `until` accepts its output; then interrupt it as Ctrl-C does."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm-256color"}
@@ -70,7 +70,7 @@ def on_a_terminal(command: Sequence[str], until: Callable[[str], object], timeou
                 text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
         process.send_signal(signal.SIGINT)
         while process.poll() is None:
-            assert time.monotonic() < end + 60, "it does not end"
+            assert time.monotonic() < end + 60, "the command does not end"
             ready, _, _ = select.select([main], [], [], 0.2)
             if ready:
                 try:

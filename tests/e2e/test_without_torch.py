@@ -1,4 +1,4 @@
-"""Without torch: the commands that train say what to install, and all others work."""
+"""Without torch, the commands that train say what to install, and all other commands work."""
 
 import os
 import subprocess

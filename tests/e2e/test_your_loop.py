@@ -1,4 +1,4 @@
-"""Every block of docs/your-loop.md does what the page says: it is run, and its learner trained and left in order."""
+"""Every block of docs/your-loop.md runs, and its learner trains and leaves in order."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ BATCHES = 24
 
 
 class Sampler:
-    """Batches with a place that can be kept."""
+    """Batches with a position that can be stored."""
 
     def __init__(self) -> None:
         self.next = 0

@@ -1,6 +1,6 @@
-"""Runs `examples/torchtitan_train.py` where there is no GPU: what torchtitan 0.2 asks of one is answered for it.
+"""Run `examples/torchtitan_train.py` without a GPU: this module answers the questions that torchtitan 0.2 asks of one.
 
-Its trainer, its model, its FSDP2 and its data are what they are; gloo takes the place of NCCL.
+The trainer, the model, FSDP2 and the data are unchanged; gloo replaces NCCL.
 """
 
 import runpy
@@ -33,7 +33,7 @@ class Trainer(train.Trainer):  # type: ignore[misc]
         super().__init__(*arguments)
         for module in self.model_parts[0].modules():
             if hasattr(module, "set_force_sum_reduction_for_comms"):
-                module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
 
 
 train.Trainer = Trainer

@@ -1,4 +1,4 @@
-"""A `transformers.Trainer` in a run: RUN NAME STEPS NOTES. Each step notes which lines it has read, and at what rate."""
+"""A `transformers.Trainer` in a run: RUN NAME STEPS NOTES. Each step notes the lines it read, and its rate."""
 
 import argparse
 import json

@@ -1,1 +1,1 @@
-"""The forgery matrix: who reads what, forged by whom and how; and what comes of it."""
+"""The forgery matrix: every reader reads every kind of object, forged by every forger in every way."""

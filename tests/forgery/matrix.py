@@ -1,16 +1,17 @@
-"""Every reader, before every kind of object, forged by everybody who may not write it, in every way there is.
+"""Every reader reads every kind of object, forged by everybody who may not write it, in every way.
 
     python -m forgery.matrix            the whole matrix, and its counts   (with tests on PYTHONPATH)
 
-A cell is one reader, one object and one thing done to it. The run is a small signed one that real agents have trained,
-with a rotated key, an expelled learner, snapshots, checkpoints, packed commits and measurements. What comes of a cell:
+A cell is one reader, one object and one thing done to the object. The run is a small signed one that real agents have
+trained. It has a rotated key, an expelled learner, snapshots, checkpoints, packed commits and measurements. The
+outcomes of a cell are:
 
-    refused     the reader ends with an error of ours, or reports one, which names what is wrong
-    as ever     it comes to what it comes to without the forgery
-    as if gone  it comes to what it comes to where that object is not there: a store can always lose one
-    TAKEN       anything else; so is an exception that is not ours
+    refused     the reader ends with an error of Isthmus, or reports one, which says what is wrong
+    as ever     the result is the same as without the forgery
+    as if gone  the result is the same as without the object: a store can always lose an object
+    TAKEN       anything else, including an exception that is not Isthmus's
 
-The forgery bears a mark, so that whatever takes something of it gives itself away even where all else is the same.
+The forgery contains a mark, so that a reader that uses any part of it is found even if all else is the same.
 """
 
 import asyncio
@@ -68,13 +69,13 @@ from support.world import QUICK, World, seed_of, serving, train
 MARK, MARKED = 666.0, 666_666
 RULES = Rules(fragments=2, sync_every=4, codec_up="f32", codec_down="f32")
 KINDS = (*sorted(SCHEMA_OF.keys() - {Kind.PART}), Kind.RUN, Kind.MEMBERS)
-"""A part of a checkpoint is judged by the digest that the checkpoint names, and has no key of its own to be forged under."""
+"""Parts of checkpoints are left out: readers judge a part only by the digest that its checkpoint names."""
 
 Facts = tuple[object, ...]
 
 
 class Noticed(Exception):
-    """A reader whose work it is to report what is wrong has reported something."""
+    """A reader that reports what is wrong has reported something."""
 
 
 def _require_nothing(wrong: object) -> None:
@@ -89,7 +90,7 @@ Reader = Callable[[World], Awaitable[Facts]]
 
 
 class Hiding(Objects):
-    """What is stored, of which some is listed and not to be had."""
+    """Stored objects, some of which are listed but cannot be read."""
 
     hidden: frozenset[str] = frozenset()
 
@@ -101,7 +102,7 @@ class Hiding(Objects):
 
 
 class Stage:
-    """The run, on a simulated store, as agents have left it; and a way to look at it with something done to it."""
+    """The run on a simulated store, as agents have left it. Its objects can be changed for a while."""
 
     def __init__(self, signed: bool = True) -> None:
         self.signed = signed
@@ -112,7 +113,7 @@ class Stage:
         self.whole = dict(self.objects.blobs)
 
     def drive(self, what: Awaitable[Any]) -> Any:
-        """Let something happen in virtual time; return what it came to."""
+        """Await something in virtual time; return its result."""
 
         async def go() -> Any:
             return await what
@@ -120,11 +121,11 @@ class Stage:
         return self.clock.run_until_complete(go())
 
     def close(self) -> None:
-        """End what readers have left behind."""
+        """End the tasks that readers have left behind."""
         self.clock.close()
 
     def ports(self, name: str, signer: Signer | None) -> World:
-        """Return a fresh way in, which knows nothing yet."""
+        """Return the world as a new process sees it, which knows nothing yet."""
         way = Conditions(latency_s=0.001)
         ports = self.world.ports(self.world.process(name), way, way)
         return World(self.run, ports.store, ports.bus, ports.process.runtime, signer if self.signed else None)
@@ -157,7 +158,7 @@ class Stage:
 
     @contextmanager
     def forged(self, changes: Mapping[str, bytes | None], hidden: frozenset[str] = frozenset()) -> Iterator[None]:
-        """Let objects be others, or not be there, for a while. `hidden` ones are listed, and are not to be had."""
+        """Replace or remove objects for a while. The `hidden` ones are listed but cannot be read."""
         self.objects.blobs.clear()
         self.objects.blobs.update(self.whole)
         for key, blob in changes.items():
@@ -170,13 +171,13 @@ class Stage:
 
 
 def targets(stage: Stage) -> Mapping[Kind, str]:
-    """Return an object of each kind that readers look at: the newest; of what is packed, the last of it."""
+    """Return the key of the last object of each kind."""
     found: dict[Kind, str] = {}
     for key, (blob, _) in sorted(stage.whole.items()):
         kind = Kind(frame.kind_of(blob))
         if key.startswith(("updates/", "learners/")) and "/eu/" not in key:
             continue
-        # Of one fragment; and not what was before the key of its author was another.
+        # Take one fragment only. Its last objects were signed after the key was rotated.
         if (
             kind in (Kind.UPDATE, Kind.VALUE, Kind.SNAPSHOT, Kind.COMMIT, Kind.PACKED, Kind.SEGMENT)
             and "/00000/" not in key
@@ -186,16 +187,16 @@ def targets(stage: Stage) -> Mapping[Kind, str]:
     return found
 
 
-# --- who reads --------------------------------------------------------------------------------------------------------
+# --- readers ----------------------------------------------------------------------------------------------------------
 
 
 def rounded(values: Any) -> tuple[float, ...]:
-    """Return an array as facts."""
+    """Return an array as a tuple of numbers, which can be compared."""
     return tuple(np.asarray(values, np.float64).ravel().tolist())
 
 
 async def _log(w: World) -> Log:
-    """Open the log as a process does: what the store says is the run's is held against what is known of it."""
+    """Open the log as a process does, which checks the run object against the known owner and digest."""
     owner = fingerprint(OWNER.author) if w.run.header.owner else ""
     trust = Trust(owner=owner, run_digest=w.run.digest.hex())
     log = Log(await read_run(w.store, trust.require), w.store, w.runtime, w.signer)
@@ -204,7 +205,7 @@ async def _log(w: World) -> Log:
 
 
 def by(w: World, signer: Signer) -> World:
-    """Return the world in somebody's hands; in a run that is not signed everybody's are alike."""
+    """Return the world with a signer; with none in a run that is not signed."""
     return replace(w, signer=signer if w.run.header.owner else None)
 
 
@@ -216,7 +217,7 @@ async def _joins(w: World) -> Facts:
     held = [(k.version, rounded(k.values)) for k in agent.downlink.known]
     sent = [[(s.key, s.header.tokens) for s in one] for one in h.stored]
     checkpoint = h.checkpoint.header if h.checkpoint else None
-    # Which number its life has does not matter: it takes the next that is free.
+    # The number of its incarnation does not matter: it takes the next free one.
     return ("eu", held, h.step, h.tokens_lost, h.settled_to, sent, checkpoint and checkpoint.loss)
 
 
@@ -325,14 +326,14 @@ READERS: Mapping[str, Reader] = {
 
 
 NOTHING: Mapping[str, Facts] = {"join, new": ("donor", None)}
-"""What a reader comes to that goes without."""
+"""The result of a reader that finds no object it can use."""
 
 
-# --- who forges, and how ----------------------------------------------------------------------------------------------
+# --- forgers, and what they do ----------------------------------------------------------------------------------------
 
 
 def marked(kind: Kind, blob: bytes) -> frame.Body:
-    """Return an object of the kind that says something else, signed by nobody."""
+    """Return an unsigned object of the same kind with other content that contains the mark."""
     if kind in (Kind.RUN, Kind.MEMBERS):
         return bytearray(blob)
     header, payload = frame.parse(blob, kind, SCHEMA_OF[kind])
@@ -374,7 +375,7 @@ FORGERS = ("nobody", "stranger", "expelled", "rotated", "other role", "other mem
 
 
 def forger_of(name: str, kind: Kind) -> Signer | None:
-    """Return with which key somebody signs."""
+    """Return the key with which a forger signs an object of a kind."""
     found: dict[str, Signer | None] = {
         "nobody": None,
         "stranger": STRANGER,
@@ -388,7 +389,7 @@ def forger_of(name: str, kind: Kind) -> Signer | None:
 
 
 def members_by(stage: Stage, signer: Signer | None, version: int) -> bytes:
-    """Return a membership that admits a stranger, by whoever it is."""
+    """Return a membership that admits a stranger, signed by this signer."""
     known = stage.whole[keys.members_key(2)][0]
     header, _ = frame.parse(known, Kind.MEMBERS, _MEMBERS)
     more = MemberSpec("mark", MemberRole.SYNCER, STRANGER.author)
@@ -400,7 +401,7 @@ def members_by(stage: Stage, signer: Signer | None, version: int) -> bytes:
 
 
 def run_by(stage: Stage, signer: Signer | None) -> bytes:
-    """Return another run object: the same, owned by somebody else."""
+    """Return the run object with another seed and this signer as its owner."""
     blob = stage.whole[keys.RUN_KEY][0]
     header, payload = frame.parse(blob, Kind.RUN, _RUN)
     changed = msgspec.structs.replace(header, seed=MARKED, owner=signer.author if signer else None)
@@ -426,7 +427,7 @@ class Forgery:
 
 
 def forgeries(stage: Stage) -> Iterator[Forgery]:
-    """Yield all of them."""
+    """Yield all forgeries."""
     for kind, key in targets(stage).items():
         genuine = stage.whole[key][0]
         yield Forgery(kind, "removed", "the store", {key: None})
@@ -435,7 +436,7 @@ def forgeries(stage: Stage) -> Iterator[Forgery]:
         for forger in FORGERS:
             made = _made(stage, kind, key, genuine, forger)
             if made is None or (kind == Kind.EVALUATION and forger in ("other role", "other member")):
-                continue  # whoever is a member may measure
+                continue  # any member may write evaluations
             yield Forgery(kind, "replaced", forger, {key: made})
             if forger not in ("older", "flipped") and kind in _BESIDE:
                 beside, blob = _BESIDE[kind](stage, kind, genuine, forger)
@@ -443,7 +444,7 @@ def forgeries(stage: Stage) -> Iterator[Forgery]:
 
 
 def _made(stage: Stage, kind: Kind, key: str, genuine: bytes, forger: str) -> bytes | None:
-    """Return what somebody puts in the place of an object; None where there is nothing of the kind."""
+    """Return what a forger puts in the place of an object; None if there is no such forgery."""
     if forger == "flipped":
         out = bytearray(genuine)
         out[len(out) // 2] ^= 1
@@ -464,7 +465,10 @@ def _made(stage: Stage, kind: Kind, key: str, genuine: bytes, forger: str) -> by
 
 
 def _beside(**changes: Any) -> Callable[[Stage, Kind, bytes, str], tuple[str, frame.Body]]:
-    """Return what puts a forgery under a key of its own, where it is newer than what is there."""
+    """Return a function that makes a forgery with its own key, beside the genuine objects.
+
+    `changes` make fields of the header newer than those of the genuine object.
+    """
 
     def make(stage: Stage, kind: Kind, genuine: bytes, forger: str) -> tuple[str, frame.Body]:
         header, payload = frame.parse(marked(kind, genuine), kind, SCHEMA_OF[kind])
@@ -496,7 +500,7 @@ _BESIDE: Mapping[Kind, Callable[[Stage, Kind, bytes, str], tuple[str, frame.Body
 
 
 def _duplicated(kind: Kind, key: str, genuine: bytes) -> Iterator[Forgery]:
-    """Yield the same bytes under other keys: of the next version, of another learner, of another fragment."""
+    """Yield the same bytes under keys of the next version or incarnation, another learner and another fragment."""
     number = next((part[:12] for part in key.split("/") if part[:12].isdigit() and len(part[:12]) == 12), "")
     other = {
         "the next version": key.replace(number, f"{int(number) + 1:012d}") if number else key,
@@ -509,11 +513,13 @@ def _duplicated(kind: Kind, key: str, genuine: bytes) -> Iterator[Forgery]:
             yield Forgery(kind, f"duplicated as of {name}", "the store", {place: genuine})
 
 
-# --- what comes of it -------------------------------------------------------------------------------------------------
+# --- outcomes ---------------------------------------------------------------------------------------------------------
 
 
 def outcome(stage: Stage, reader: str, forgery: Forgery, clean: Facts, gone: Facts | None) -> str:
-    """Return what comes of a cell. `gone`: what the reader comes to where the object is not there; None: an error."""
+    """Return the outcome of a cell. `clean`: the reader's result without the forgery; `gone`: without the object, None
+    for an error.
+    """
     found = read(stage, reader, forgery)
     if isinstance(found, str):
         return found
@@ -524,7 +530,7 @@ def outcome(stage: Stage, reader: str, forgery: Forgery, clean: Facts, gone: Fac
     if found == NOTHING.get(reader):
         return "as if gone"
     if reader == "gc":
-        # That a forgery is collected itself, or that less is, harms nobody.
+        # It does no harm if the forgery itself is collected, or if less is collected.
         genuine = {key for key in _collected(found) if forgery.changes.get(key, b"") == b""}
         return "as if gone" if genuine <= _collected(clean) else "TAKEN: what is needed is collected"
     if gone is not None and found == gone:
@@ -539,7 +545,7 @@ def _collected(facts: Facts) -> set[str]:
 
 
 def own_key(blob: bytes, kind: Kind) -> str | None:
-    """Return the key that an object says is its own; None where it says nothing, or is of a kind that has one."""
+    """Return the key that an object's header implies; None if the object is invalid or its kind has a fixed key."""
     try:
         header, _ = frame.parse(blob, kind, SCHEMA_OF[kind])
         return KEY_OF[SCHEMA_OF[kind]](header, frame.digest(blob))
@@ -567,7 +573,7 @@ def _is_marked(facts: object) -> bool:
 
 
 def cells(stage: Stage, draw: random.Random | None = None, share: float = 1.0) -> Iterator[tuple[str, Forgery, str]]:
-    """Yield reader, forgery and outcome; of some cells where only a share is asked for."""
+    """Yield reader, forgery and outcome of all cells, or of a random share of them."""
     nothing = Forgery(Kind.RUN, "nothing", "", {})
     clean = {reader: read(stage, reader, nothing) for reader in READERS}
     assert not (wrong := {r: f for r, f in clean.items() if isinstance(f, str)}), wrong
@@ -587,7 +593,7 @@ def cells(stage: Stage, draw: random.Random | None = None, share: float = 1.0) -
 
 
 def main() -> int:
-    """Print what comes of all cells, by kind and by what is done."""
+    """Print the number of cells by kind and outcome, and each TAKEN cell; return 1 if there is any."""
     stage = Stage()
     counts: Counter[tuple[str, str]] = Counter()
     wrong = []

@@ -1,5 +1,4 @@
-"""Each reader before each forgery: refused, as ever, or as if the object were gone. A part of the cells for each change,
-all of them in `make test-all`."""
+"""No reader takes over anything from a forged object. The quick tier tries some cells, `make test-all` all of them."""
 
 import random
 import re
@@ -33,5 +32,5 @@ def test_the_matrix_lacks_no_kind_and_the_page_says_how_large_it_is() -> None:
     assert set(KINDS) == set(Kind) - {Kind.MESSAGE, Kind.PART}
     said = SECURITY.read_text()
     found = re.search(r"(\d+) readers × (\d+) kinds × (\d+) forgers", said)
-    assert found, "SECURITY.md names the matrix"
+    assert found, "SECURITY.md must name the size of the matrix"
     assert [int(n) for n in found.groups()] == [len(READERS), len(KINDS), len(FORGERS)]

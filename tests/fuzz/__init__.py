@@ -1,1 +1,1 @@
-"""Every parser of outside bytes, given what nobody meant to send: seeded mutations in the tests, coverage-guided at length."""
+"""Fuzzing of every parser of outside bytes: by seeded mutations in the tests, guided by coverage in `make fuzz`."""

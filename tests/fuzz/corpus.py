@@ -1,6 +1,6 @@
-"""Makes the corpus: objects and messages of a real signed run, small ones, and packed fragments of every codec.
+"""Makes the corpus: small objects and messages of a real signed run, and packed fragments of every codec.
 
-`python -m fuzz.corpus` with `tests` on the path. Keys are made anew each time: the corpus is one run's.
+`python -m fuzz.corpus` with `tests` on the path. Keys are made anew each time, so the corpus is always of one run.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from isthmus.log.membership import Members, write
 from support.world import QUICK, seed_of, serving, train, world
 
 EACH = 3
-"""Objects of a kind that are kept."""
+"""How many objects of each kind are kept."""
 
 
 async def objects(folder: Path) -> None:
@@ -75,7 +75,7 @@ async def objects(folder: Path) -> None:
 
 
 def payloads() -> None:
-    """Write packed fragments."""
+    """Write packed fragments of every codec into the corpus."""
     draw = np.random.default_rng(0)
     x = (0.02 * draw.standard_normal(FRAGMENT.size)).astype(np.float32)
     for name in CODECS:
@@ -84,7 +84,7 @@ def payloads() -> None:
 
 
 def others() -> None:
-    """Write what is no object."""
+    """Write inputs that are not objects into the corpus."""
     put("tree", "0", tree.packed({"a": [1, 2.5, "x"], "b": np.arange(6, dtype=np.float32)}, "x", lambda _: None))
 
     class Said:
@@ -105,13 +105,13 @@ def others() -> None:
 
 
 def put(folder: str, name: str, data: bytes) -> None:
-    """Keep it."""
+    """Write one input into a folder of the corpus."""
     (CORPUS / folder).mkdir(parents=True, exist_ok=True)
     (CORPUS / folder / name).write_bytes(data)
 
 
 def main() -> None:
-    """Make it anew; what was once a finding stays."""
+    """Make the corpus anew, but keep earlier findings."""
     for path in CORPUS.glob("*/*"):
         if not path.name.startswith("found-"):
             path.unlink()

@@ -1,4 +1,4 @@
-"""Mutations that get behind checks: of fields of a header, whose checksum is then mended, as well as of any byte."""
+"""Mutates any bytes, and also fields of a header. There it corrects the checksum, to get past the checks."""
 
 import random
 import struct
@@ -29,11 +29,11 @@ TEXTS = (
 )
 
 MOST = 1 << 20
-"""Bytes of an input at most."""
+"""Largest size of an input in bytes."""
 
 
 def mutated(data: bytes, draw: random.Random, other: bytes = b"", framed: bool = True) -> bytes:
-    """Return data with a few things changed; `other`: where pieces may come from."""
+    """Return data with a few changes. `other`: bytes from which pieces may be copied."""
     out = data
     for _ in range(draw.choice((1, 1, 1, 2, 3, 8))):
         if framed and len(out) >= frame.PREFIX.size and draw.random() < 0.6:
@@ -44,7 +44,7 @@ def mutated(data: bytes, draw: random.Random, other: bytes = b"", framed: bool =
 
 
 def _in_frame(data: bytes, draw: random.Random) -> bytes:
-    """Change a field of the header or of the prefix, and let the rest fit again."""
+    """Change header, payload or prefix. Then correct sizes and checksum, unless the change is to them."""
     try:
         magic, version, kind, size, payload, crc, piece, author, signature = frame.PREFIX.unpack_from(data)
     except struct.error:
@@ -75,7 +75,7 @@ def _in_frame(data: bytes, draw: random.Random) -> bytes:
 
 
 def _changed(node: Any, draw: random.Random, depth: int = 0) -> Any:
-    """Return a tree with one thing in it changed."""
+    """Return a tree with one change in it."""
     if isinstance(node, dict) and node and draw.random() < 0.9:
         key = draw.choice(list(node))
         what = draw.random()
@@ -114,7 +114,7 @@ def _value(node: Any, draw: random.Random, depth: int) -> Any:
 
 
 def _bytes(data: bytearray, draw: random.Random, other: bytes) -> bytes:
-    """Change bytes, whatever they mean."""
+    """Change bytes without regard to their meaning."""
     if not data:
         return draw.randbytes(draw.choice((0, 1, 8, 200)))
     at = draw.randrange(len(data))

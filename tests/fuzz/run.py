@@ -1,8 +1,8 @@
-"""`make fuzz`: the coverage-guided fuzzer over every target, and a report that adds up over runs.
+"""`make fuzz`: run the coverage-guided fuzzer on every target, and add the figures to a report over all runs.
 
-Each target runs in a process of its own under atheris (libFuzzer), which mutates by what new lines and branches of
-`isthmus` an input reached; half of its inputs come from our own mutations, which mend checksums (`fuzz.mutate`). It ends
-at the first finding, which is kept in the corpus as `found-…`: a test replays it from then on.
+Each target runs in its own process under atheris. Half of its inputs come from libFuzzer, which mutates inputs that
+reached new lines and branches of `isthmus`. The other half are mutations with corrected checksums (`fuzz.mutate`). A
+target ends at its first finding. The finding is kept in the corpus as `found-…`, and a test replays it from then on.
 """
 
 import argparse
@@ -18,17 +18,17 @@ from pathlib import Path
 from fuzz.targets import CORPUS, TARGETS, seeds
 
 LONGEST_S = 5
-"""An input may take so long, in seconds, before it is called a hang."""
+"""Seconds after which an input counts as a hang."""
 
 MOST_MB = 2048
-"""A process may have so much memory: far more than any input's declared limit, and its libraries."""
+"""Memory limit of a process in MB, far above any input's declared limit plus the libraries."""
 
 ALLOCATION_MB = 256
-"""One allocation may have so many: a header's limit is 16 MiB, and what it names is allocated as it is read."""
+"""Limit of one allocation in MB. A header may have 16 MiB, and memory for what it names is allocated as it is read."""
 
 
 def main() -> int:
-    """Run what the arguments ask for; 1 where there is a finding."""
+    """Fuzz the targets that the arguments name; return 1 if there is a finding."""
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
     parser.add_argument("--inputs", type=int, default=10_000_000, help="in all, over the targets (10,000,000)")
     parser.add_argument("--target", nargs="+", choices=sorted(TARGETS), help="only these (all)")
@@ -52,7 +52,7 @@ def main() -> int:
         left = until - time.monotonic()
         if share <= 0 or left <= 0:
             continue
-        # What is over of the time is shared by those to come.
+        # The targets that are left share the time that is left.
         seconds = min(left, max(5.0, left / (len(names) - number))) if left < float("inf") else 0.0
         print(f"{number + 1} of {len(names)}: {name}, {share:,} inputs", flush=True)
         findings += _run(name, share, int(seconds), into, row)
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def _run(name: str, inputs: int, seconds: int, into: Path, row: dict[str, float]) -> int:
-    """Run one target in a process of its own, and add up what it says."""
+    """Run one target in its own process, and add its figures to the row. Return the number of findings."""
     learned = into / "corpus" / name
     learned.mkdir(parents=True, exist_ok=True)
     for seed in seeds(TARGETS[name]):
@@ -116,7 +116,7 @@ def _one(name: str, rest: list[str]) -> int:
 
     target = TARGETS[name]
     known = seeds(target)
-    # What is native, msgpack's and msgspec's decoders and compiled kernels, is not seen: what is ours is.
+    # Only Python code of Isthmus is instrumented, not native code: decoders of msgpack and msgspec, compiled kernels.
     for module in [m for key, m in sys.modules.items() if key.startswith("isthmus.") and m is not None]:
         for value in list(vars(module).values()):
             if getattr(value, "__module__", None) == module.__name__ and hasattr(value, "__code__"):
@@ -137,7 +137,7 @@ def _one(name: str, rest: list[str]) -> int:
 
 
 def table(report: dict[str, dict[str, float]]) -> str:
-    """Return the report as a page shows it."""
+    """Return the report as a Markdown table."""
     lines = [
         "| target | inputs | a second | places of ours reached | inputs kept | peak MiB | findings left |",
         "|---|---|---|---|---|---|---|",

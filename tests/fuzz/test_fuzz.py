@@ -1,4 +1,4 @@
-"""The short run of the fuzzer: the corpus, and seeded mutations of it, against every parser; and what each may allocate."""
+"""Every parser keeps to its errors and to its memory on the corpus and on seeded mutations of it."""
 
 import random
 import tracemalloc
@@ -11,20 +11,20 @@ from fuzz.targets import CORPUS, TARGETS, Target, originals, seeds
 from isthmus.format.records import frame
 
 INPUTS = 1500
-"""Mutations of each target; `make fuzz` runs millions."""
+"""Mutations for each target. `make fuzz` runs millions."""
 
 FEW = 200
-"""Of those that a reader reads, each of which takes as long as fifty others."""
+"""Mutations for the target `readers`, where each takes as long as fifty others."""
 
 LIMIT = 96 << 20
-"""Bytes that reading an input of a few KiB may have at once: a checkpoint's header may have 16 MiB, and is not one."""
+"""Most bytes that a parser may have allocated at once for an input of a few KiB. (One header may have 16 MiB.)"""
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 def test_nothing_but_what_a_parser_may_raise_comes_out_of_it(target: Target) -> None:
     draw = random.Random(zlib.crc32(target.name.encode()))
     known = seeds(target)
-    assert len(known) > 1, "there is something real to begin with"
+    assert len(known) > 1, "the corpus must have a real object for this target"
     for data in known:
         target.run(data)
     for _ in range(FEW if target.name == "readers" else INPUTS):
@@ -41,7 +41,7 @@ def test_no_input_takes_more_memory_than_it_may(target: Target) -> None:
     draw = random.Random(1)
     known = seeds(target)
     inputs = [mutated(draw.choice(known), draw, draw.choice(known), target.framed) for _ in range(150)]
-    target.run(known[0])  # what is loaded and compiled at first is nobody's
+    target.run(known[0])  # what the first run loads and compiles must not count
     tracemalloc.start()
     try:
         for data in inputs:
@@ -55,7 +55,7 @@ def test_no_input_takes_more_memory_than_it_may(target: Target) -> None:
 
 
 def test_a_mutation_gets_behind_the_checksum() -> None:
-    """Else every input would be rejected at the door, and nothing behind it were fuzzed."""
+    """Otherwise the checksum would reject every mutation, and the code behind it would not be fuzzed."""
     draw = random.Random(0)
     target = TARGETS["record-commit"]
     known = seeds(target)

@@ -1,4 +1,4 @@
-"""Command lines of `isthmus` in scripts and guides, and the program's own judgement of them."""
+"""Finds command lines of `isthmus` in scripts and guides, and checks them with the program itself."""
 
 import re
 import shlex
@@ -10,9 +10,9 @@ from isthmus_services.main import main
 
 
 def command_lines(text: str) -> list[list[str]]:
-    """Return the arguments of every `isthmus …` of a script or of a guide's indented blocks, commented out or not.
+    """Return the arguments of every `isthmus …` in a script or in a guide's indented blocks, commented out or not.
 
-    A variable is taken for its name, in lower case.
+    A variable is replaced by its name in lower case.
     """
     found = []
     for line in re.sub(r"\\\n\s*", " ", text).splitlines():
@@ -30,7 +30,7 @@ def command_lines(text: str) -> list[list[str]]:
 
 
 def require_understood(lines: Iterable[list[str]]) -> None:
-    """Put each through the parser and the settings; the program stops before it does anything."""
+    """Pass each line through parser and settings. `--show-settings` makes the program stop before it does anything."""
     for arguments in lines:
         try:
             code = main([*arguments, "--show-settings"])

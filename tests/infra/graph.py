@@ -1,9 +1,10 @@
 """compose.yaml without containers: the same commands, variables, order, health checks and Redis ACL, as processes.
 
-What an engine does is done here by substitution, and by nothing else: a service's name becomes a loopback port, a
-volume a folder, `@hostname` a replica's name, a learner's steps wait as for a device. MinIO's place is taken by SeaweedFS (a
-wheel carries it) with the identities and policies that `prepare` writes for it, that of `store-users` by a bucket that is
-made; `prometheus` and `grafana` are left out. That each container sees one folder of secrets only is checked in the text. Limits, users, networks and read-only file systems are the engine's and not tried.
+Substitution replaces the engine: a service's name becomes a loopback port, a volume a folder, `@hostname` a replica's
+name, and a learner's steps wait as if for a device. SeaweedFS, which comes in a wheel, replaces MinIO; it has the
+identities and policies that `prepare` writes for it. Instead of `store-users`, the bucket is created here. `prometheus`
+and `grafana` are left out. test_compose.py checks in the text that each container sees only its own secrets. Limits,
+users, networks and read-only file systems are the engine's and are not tested.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 OURS = "isthmus:0.1.0"
 HEALTHY_S = 240.0
 SHARED_BY = 4
-"""Processes that want a core, at most, where tests run: what takes a machine a second takes up to so many."""
+"""At most this many processes share a core where tests run, so work takes up to this many times as long."""
 
 
 def redis_7() -> str | None:
@@ -57,7 +58,7 @@ def load(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def is_learner(service: str) -> bool:
-    """Return whether a service is one of the learners, each of which is a service of its own."""
+    """Return whether a service is a learner. Each learner is a separate service."""
     return service.startswith("learner-")
 
 
@@ -93,7 +94,7 @@ class Graph:
     _count: dict[str, int] = field(default_factory=dict)
 
     def text(self, given: object) -> str:
-        """Substitute what an engine would resolve: names of services, and the places of volumes."""
+        """Replace what an engine would resolve: names of services, and the places of volumes."""
         text = str(given).replace("$$", "$")
         for service, inside in (("object-store", 9000), ("redis", 6379)):
             text = text.replace(f"{service}:{inside}", f"127.0.0.1:{self.ports[service]}")
@@ -108,7 +109,7 @@ class Graph:
         if "ISTHMUS_HTTP" in variables:
             variables["ISTHMUS_HTTP"] = f"127.0.0.1:{free_ports(1)[0]}"
         if is_learner(service):
-            # Containers have cores of their own; these share two with everything else.
+            # Containers have their own cores. Here, learners share two cores with everything else.
             path = f"{ROOT / 'tests'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
             variables |= {"ISTHMUS_TRAIN": "support.paced:train", "PACED_STEP_S": "0.3", "PYTHONPATH": path}
         command = [self.text(word) for word in spec["command"]]
@@ -157,7 +158,7 @@ class Graph:
             time.sleep(1.0)
 
     def _until_redis_answers(self, replica: Replica) -> None:
-        """Ping as the same user with the same password, where there is no redis-cli."""
+        """Ping Redis as the health check would, on a machine without redis-cli."""
         import redis
 
         password = (self.folder / "secrets" / "reader" / access.BUS_PASSWORD).read_text().strip()
@@ -179,9 +180,10 @@ class Graph:
         return replica
 
     def stop(self, replica: Replica) -> int:
-        """Stop it as the engine does: SIGTERM, and SIGKILL after its grace period, which is a failure here.
+        """Stop a replica as the engine does, with SIGTERM; return its exit code.
 
-        The period is counted in a machine's time: tests leave a process a part of one.
+        The engine sends SIGKILL after the grace period, which is a failure here. The period is longer here, because
+        tests share cores.
         """
         grace = self.services[replica.service].get("stop_grace_period", "10s")
         replica.process.send_signal(signal.SIGTERM)
@@ -197,7 +199,7 @@ class Graph:
 
 @contextlib.contextmanager
 def up(folder: Path, environment: Mapping[str, str]) -> Iterator[Graph]:
-    """Do what `docker compose up` does, in the order that `depends_on` gives; at the end nothing is left running."""
+    """Do what `docker compose up` does, in the order that `depends_on` gives; at the end, stop everything."""
     services = load(environment)
     redis_port, store_port = free_ports(2)
     ports = {"redis": redis_port, "object-store": store_port}
@@ -233,7 +235,7 @@ def up(folder: Path, environment: Mapping[str, str]) -> Iterator[Graph]:
 
 
 def _make_bucket(port: int, secrets: Path, bucket: str) -> None:
-    """Make the bucket as the store's administrator."""
+    """Create the bucket as the store's administrator."""
     client = boto3.client(
         "s3",
         endpoint_url=f"http://127.0.0.1:{port}",
@@ -246,7 +248,7 @@ def _make_bucket(port: int, secrets: Path, bucket: str) -> None:
 
 
 def _for_redis_6(acl: Path) -> None:
-    """Before Redis 7 a key can be granted, but not for reading or writing alone."""
+    """Change an ACL file for Redis 6, which cannot grant a key for reading or writing alone."""
     acl.write_text(re.sub(r"%[RW]~", "~", acl.read_text()))
 
 

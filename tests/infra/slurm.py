@@ -1,7 +1,7 @@
-"""A Slurm of two nodes on loopback: munged, slurmctld and a slurmd for each node, processes of this user.
+"""A Slurm of two nodes on loopback: munged, slurmctld and a slurmd for each node, as processes of this user.
 
-Its state, ports, keys and logs are its own. Processes are tracked by their parents, without cgroups; a node's GPU is an
-entry in a file. A job that is queued again may start after six seconds, not after Slurm's two minutes.
+It has its own state, ports, keys and logs. It tracks processes by their parents, without cgroups. A node's GPU is an
+entry in a file. A job that is requeued may start after six seconds, not after Slurm's usual two minutes.
 """
 
 import os
@@ -47,25 +47,25 @@ PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE
 
 
 def missing() -> list[str]:
-    """Return the programs of Slurm that are not here."""
+    """Return the programs of Slurm that this machine lacks."""
     return [name for name in PROGRAMS if shutil.which(name, path=search_path()) is None]
 
 
 def search_path() -> str:
-    """Return where programs are looked for: those of this environment, and daemons."""
+    """Return the PATH for programs of this environment and for daemons."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
 @dataclass
 class Slurm:
-    """A running one."""
+    """A running Slurm."""
 
     folder: Path
     environment: Mapping[str, str]
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def tell(self, *command: str, cwd: Path | None = None) -> str:
-        """Run one of its commands; return what it printed. Raises `AssertionError` where it fails."""
+        """Run a command of Slurm; return its output. Raises `AssertionError` if it fails."""
         done = subprocess.run(
             command, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=START_S, check=False
         )
@@ -83,7 +83,7 @@ class Slurm:
 
     def processes(self, job: str) -> list[int]:
         """Return the processes of a job's step, without the script."""
-        # Another Slurm may have a job of that id.
+        # Another Slurm may have a job of the same id.
         wanted = {
             f"SLURM_CONF={self.environment['SLURM_CONF']}".encode(),
             f"SLURM_JOB_ID={self.job(job)['JobId']}".encode(),
@@ -112,7 +112,7 @@ class Slurm:
 
 @contextmanager
 def slurm(folder: Path, environment: Mapping[str, str]) -> Iterator[Slurm]:
-    """Start one; at its end cancel all jobs and stop it."""
+    """Start a Slurm; at the end, cancel all jobs and stop it."""
     user = pwd.getpwuid(os.getuid()).pw_name
     (folder / "state").mkdir(parents=True)
     config = folder / "slurm.conf"
@@ -131,7 +131,7 @@ def slurm(folder: Path, environment: Mapping[str, str]) -> Iterator[Slurm]:
             made.daemons.append(process)
             stack.callback(stop, process)
 
-        # Forced, since tests' folders are closed to others.
+        # munged needs --force, because other users may not enter the tests' folders.
         start("munged", "munged", "--foreground", "--force", *munge)
         made._until((folder / "munge.socket").exists, "munged")
         start("slurmctld", "slurmctld", "-D")
@@ -155,7 +155,7 @@ MUNGE = {
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, and see that it does."""
+    """Terminate a process; kill it if it does not end."""
     process.terminate()
     try:
         process.wait(10.0)

@@ -1,14 +1,15 @@
-"""The CloudFormation templates: linted, deployed into moto, and their policies put to the test by the real program.
+"""The CloudFormation templates deploy into moto, and the real program works with exactly the rights that they give.
 
-What moto 5.2 does not do, and what is done about it:
+What moto 5.2 lacks, and how these tests make up for it:
 
-- Its CloudFormation makes of a bucket the bucket and its encryption only, and knows neither bucket policies nor Secrets
-  Manager nor ElastiCache. The rest of the bucket is set here with the requests CloudFormation would send, its policy
-  judged as it is written; redis.yaml, and the bus in learner.yaml, are linted but deployed nowhere. Their access
-  strings run on a real Redis, without what needs 7.0 and 7.2 (permission to read or write alone, CLIENT SETINFO).
-- Its IAM ignores conditions and does not know `?`. It authenticates every request, says which action and resource it
-  is and which policies the caller's role has; the decision is made by `allows` here, which does know them.
-- A GET of a missing key is 404 whoever asks. On S3 that rests on ListBucket, which is checked as a decision.
+- Its CloudFormation creates a bucket with its encryption only, and knows neither bucket policies nor Secrets Manager
+  nor ElastiCache. The tests set the bucket's other properties with the requests that CloudFormation would send, and
+  judge the bucket policy as it is written. redis.yaml, and the bus in learner.yaml, are linted but not deployed. Their
+  access strings run on a real Redis, without what needs 7.0 and 7.2 (read-only or write-only keys, CLIENT SETINFO).
+- Its IAM ignores conditions and does not know `?`. moto authenticates every request and tells its action, its resource
+  and the policies of the caller's role. `allows` below makes the decision; it knows conditions and `?`.
+- A GET of a missing key is answered with 404 for every caller. On S3 this depends on ListBucket, so the tests check the
+  decision on ListBucket instead.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ from support.permission_cases import (
 )
 from support.world import World, check_log, seed_of, serving, train
 
-# moto says so for each resource it leaves out; in a thread of its server this would be a failed request.
+# moto warns of each resource that it leaves out. As an error in its server's thread, this would fail a request.
 pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse AWS:UserWarning")
 
 AWS = Path(__file__).parents[2] / "infra" / "aws"
@@ -84,12 +85,12 @@ def listed(value: Any) -> list[Any]:
 
 
 def like(pattern: str, text: str) -> bool:
-    """Match as IAM does: * and ? stop at nothing."""
+    """Return whether a pattern matches as in IAM, where `*` and `?` match any character."""
     expression = "".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in pattern)
     return re.fullmatch(expression, text, re.DOTALL) is not None
 
 
-# Whether a condition holds, for the values it lists and the request's own (None where it has none).
+# Whether a condition holds, given the values that it lists and the request's value (None if it has none).
 OPERATORS: dict[str, Callable[[list[str], str | None], bool]] = {
     "Bool": lambda values, own: own in values,
     "Null": lambda values, own: (own is None) == (values == ["true"]),
@@ -98,7 +99,7 @@ OPERATORS: dict[str, Callable[[list[str], str | None], bool]] = {
 
 
 def allows(documents: Sequence[Mapping[str, Any]], action: str, resource: str, context: Mapping[str, str]) -> bool:
-    """Judge a request: a Deny that applies wins, else there has to be an Allow that does."""
+    """Return whether a request is allowed: an Allow applies to it, and no Deny does."""
     effects = {
         statement["Effect"]
         for document in documents
@@ -115,12 +116,12 @@ def allows(documents: Sequence[Mapping[str, Any]], action: str, resource: str, c
 
 
 def judge(request: IAMRequestBase, resource: str) -> None:
-    """Stand in for moto's own decision."""
+    """Decide a request in place of moto."""
     documents = [IAMPolicy(policy)._policy_json for policy in request._access_key.collect_policies()]
     context = {f"s3:{key}": values[0] for key, values in parse_qs(urlsplit(request._path).query).items()}
     if "If-None-Match" in request._headers:
         context["s3:if-none-match"] = request._headers["If-None-Match"]
-    # Beginning an upload in parts, and sending one, make no object: AWS says so in this key.
+    # Neither the beginning of a multipart upload nor a part creates an object. AWS says so in this key.
     query = parse_qs(urlsplit(request._path).query, keep_blank_values=True)
     context["s3:ObjectCreationOperation"] = "false" if {"uploads", "partNumber"} & query.keys() else "true"
     if not allows(documents, request._action, resource, context):
@@ -150,7 +151,7 @@ class Cloud:
         self.administrator = self._role("administrator", {"Version": "2012-10-17", "Statement": [everything]})
 
     def _role(self, user: str, document: Mapping[str, Any]) -> str:
-        """Make a role with a policy that is in no template."""
+        """Create a role with a policy that is in no template; return its ARN."""
         iam, name = self.client("iam"), f"{user}-{self._tag}"
         arn: str = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["Arn"]
         made = iam.create_policy(PolicyName=name, PolicyDocument=json.dumps(document))["Policy"]["Arn"]
@@ -158,7 +159,7 @@ class Cloud:
         return arn
 
     def client(self, service: str) -> Any:
-        """An administrator's client."""
+        """Return an administrator's client."""
         if service not in self._clients:
             client = boto3.client(
                 service,
@@ -184,7 +185,7 @@ class Cloud:
         return {out["OutputKey"]: out["OutputValue"] for out in stack["Outputs"]}
 
     def credentials(self, who: str) -> dict[str, str]:
-        """What the environment of a process in this role holds."""
+        """Return the environment variables of a process in this role."""
         arn = self.roles.get(who, self.administrator)
         given = self.client("sts").assume_role(RoleArn=arn, RoleSessionName="test")["Credentials"]
         return {
@@ -196,7 +197,7 @@ class Cloud:
         }
 
     def documents(self, who: str) -> list[Mapping[str, Any]]:
-        """The policies of a role, as deployed."""
+        """Return the policies of a role, as deployed."""
         iam = self.client("iam")
         attached = iam.list_attached_role_policies(RoleName=self.roles[who].rsplit("/", 1)[1])["AttachedPolicies"]
         return [
@@ -213,7 +214,7 @@ def cloud(moto: Server) -> Iterator[Cloud]:
 
 @pytest.fixture
 def environments(cloud: Cloud) -> dict[str, dict[str, str]]:
-    """What the environment of a process in each role holds."""
+    """The environment variables of a process in each role."""
     return {who: cloud.credentials(who) for who in (*cloud.roles, ADMINISTRATOR)}
 
 
@@ -242,7 +243,7 @@ def stores(
 
 
 def resolved(node: Any, cloud: Cloud) -> Any:
-    """Replace what refers to the bucket."""
+    """Replace references to the bucket."""
     if isinstance(node, dict):
         if node == {"Ref": "Bucket"}:
             return cloud.bucket
@@ -296,7 +297,7 @@ def test_the_bucket_policy_denies_whatever_comes_without_tls(cloud: Cloud) -> No
         assert not allows(documents, action, resource, {"aws:SecureTransport": "false"})
 
 
-# --- who may do what --------------------------------------------------------------------------------------------------
+# --- rights of each role ----------------------------------------------------------------------------------------------
 
 
 async def allowed(request: Awaitable[object]) -> bool:
@@ -313,7 +314,7 @@ def test_the_templates_say_what_is_made_of_the_table(cloud: Cloud, user: str) ->
     deployed = [s for document in cloud.documents(user) for s in document["Statement"]]
     table = policy(who, cloud.bucket, PREFIX, AWS_WORDS)["Statement"]
     assert [s for s in deployed if s in table] == table
-    # What a learner that is not strict has besides is judged by what it does.
+    # A learner that is not strict has two more statements. Other tests check what they allow.
     assert len(deployed) == len(table) + (2 if user in (EU, US) else 0)
 
 
@@ -323,7 +324,7 @@ async def test_each_role_does_what_it_may_and_nothing_else(stores: OpenAll) -> N
         administrator = run.pop(ADMINISTRATOR)
         strict = {STRICT}
         for key, expected in KEYS.items():
-            # Published is what a strict learner reads: no object of another's.
+            # A strict learner reads published objects, and no objects of other learners.
             published = key.split("/")[0] in ("run", "members", "commits", "segments", "values", "snapshots")
             readers = set(expected.read) | (strict if published else set())
             assert {who for who, s in run.items() if await found(s.get(key))} == readers, key
@@ -337,14 +338,14 @@ async def test_each_role_does_what_it_may_and_nothing_else(stores: OpenAll) -> N
             await administrator.delete(key)
         for prefix, listers in LISTS.items():
             named = set(listers) | (strict if prefix in ("members/", "snapshots/00003/") else set())
-            # A missing key that may be read is 404 only where its name may be listed.
+            # S3 answers 404 for a missing key only if the caller may also list it, so each reader may list.
             named |= {u for u in IDENTITIES if may(IDENTITIES[u].participant, READ, f"{prefix}x", IDENTITIES[u].name)}
             named |= strict if may(Participant.LEARNER, READ, f"{prefix}x", "lab-1", checkpoints=False) else set()
             assert {who for who, s in run.items() if await allowed(s.list(prefix))} == named - {ADMINISTRATOR}, prefix
 
 
 async def found(request: Awaitable[object]) -> bool:
-    """Return whether a request for what is not there is allowed."""
+    """Return whether a request for a missing object is allowed."""
     try:
         await request
     except Denied:
@@ -355,7 +356,7 @@ async def found(request: Awaitable[object]) -> bool:
 
 
 def client_of(environment: Mapping[str, str]) -> Any:
-    """A plain S3 client with these credentials: what somebody writes who does not use Isthmus."""
+    """Return an S3 client with these credentials, independent of Isthmus."""
     return boto3.client(
         "s3",
         endpoint_url=environment["AWS_ENDPOINT_URL"],
@@ -380,14 +381,14 @@ def client_of(environment: Mapping[str, str]) -> Any:
 def test_what_may_only_be_created_cannot_be_written_over_in_any_way(
     cloud: Cloud, environments: dict[str, dict[str, str]], who: str, key: str
 ) -> None:
-    """Completions and copies are PutObject too; parts are, and make no object: they are granted where a large one may
-    be created."""
+    """Completing an upload and copying are PutObject, too. So is a part, but it creates no object: parts are granted
+    for keys under which large objects may be created."""
     at = {"Bucket": cloud.bucket, "Key": f"{PREFIX}/{key}"}
     with closing(client_of(environments[ADMINISTRATOR])) as operator, closing(client_of(environments[who])) as s3:
         s3.put_object(**at, Body=b"first", IfNoneMatch="*")
         assert refusal(s3.put_object, **at, Body=b"second", IfNoneMatch="*") == "PreconditionFailed"
 
-        # An upload begun by whoever may: it is there to be added to and completed.
+        # The administrator begins an upload. The role then tries to add to it and to complete it.
         upload = {"UploadId": operator.create_multipart_upload(**at)["UploadId"]}
         part = operator.upload_part(**at, **upload, PartNumber=1, Body=b"second")["ETag"]
         parts = {"MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": part}]}}
@@ -413,7 +414,7 @@ def test_what_may_only_be_created_cannot_be_written_over_in_any_way(
 
 
 def refusal(request: Callable[..., Any], **given: Any) -> str:
-    """Return the code of the error that a request ends with, or nothing."""
+    """Return the code of the error that a request ends with, or an empty string."""
     try:
         request(**given)
     except ClientError as error:
@@ -425,7 +426,7 @@ def refusal(request: Callable[..., Any], **given: Any) -> str:
 async def test_what_is_too_large_for_one_request_is_created_all_the_same(
     stores: OpenAll, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
-    """One client ends an upload in parts with the condition; the other has none for that, and sends it whole."""
+    """One client completes a multipart upload with the condition. The other cannot, and sends the object whole."""
     part, key = 6 << 20, update_key(3, "eu-1", 11, DIGEST)
     for module in ("bucket", "s3"):
         monkeypatch.setattr(f"isthmus.store.{module}.PART_BYTES", part)
@@ -454,7 +455,7 @@ async def test_nothing_outside_the_prefix_is_open_to_anyone(stores: OpenAll) -> 
 
 
 def test_a_missing_key_is_told_to_everyone_who_may_read_it(cloud: Cloud) -> None:
-    """S3 asks for ListBucket before it says 404; with which prefix is reported in two ways."""
+    """S3 requires ListBucket before it answers 404. Reports differ on whether the request then has a prefix."""
     key = f"{PREFIX}/{commit_key(3, 9)}"
     for who in cloud.roles:
         documents = cloud.documents(who)
@@ -489,7 +490,7 @@ async def test_a_run_needs_no_more_than_its_roles_have(stores: OpenAll, tmp_path
 
 
 async def doctors_agree(store: Mapping[str, EdgeStore], runtime: Runtime) -> None:
-    """`isthmus doctor --role …` finds each identity able to do what it must and nothing beyond."""
+    """Check that `isthmus doctor --role …` finds each identity able to do what it must, and nothing more."""
 
     async def failures(who: str, role: Role) -> set[str]:
         found = [f async for f in examine_open_store(store[who], role, runtime, 1 << 16)]
@@ -510,7 +511,7 @@ async def doctors_agree(store: Mapping[str, EdgeStore], runtime: Runtime) -> Non
 
 
 def command(client: redis_client.Redis, *words: str) -> None:
-    """Send a command of any kind; the client's method for it has no types."""
+    """Send a command of any kind. The client's method for this has no types."""
     client.execute_command(*words)  # type: ignore[no-untyped-call]
 
 
@@ -535,8 +536,8 @@ def test_each_bus_user_writes_one_stream_and_reads_those_of_isthmus() -> None:
 
 
 async def test_the_bus_needs_no_more_commands_than_its_users_have(redis: Server) -> None:
-    """On any Redis: reading and writing are one permission and there are no selectors before 7.0, and CLIENT SETINFO came
-    with 7.2."""
+    """Runs on any Redis. Before 7.0, reading and writing are one permission, and there are no selectors. CLIENT SETINFO
+    came with 7.2."""
     name, password = f"u{uuid.uuid4().hex}", uuid.uuid4().hex
     port = urlsplit(redis.url).port
     assert port is not None

@@ -1,4 +1,4 @@
-"""compose.yaml and the image: valid, hardened, and what it says is what runs (see graph.py for how, without an engine)."""
+"""compose.yaml and the image are valid and hardened, and their services work (as processes, see graph.py)."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def compose() -> dict[str, Any]:
     return graph.load({})
 
 
-# --- as text ----------------------------------------------------------------------------------------------------------
+# --- the text ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_runs_for_long_has_a_health_check_and_time_to_stop() -> None:
 
 
 def test_each_service_is_given_its_own_secrets_and_no_others() -> None:
-    """A container that is broken into gives away one participant."""
+    """An attacker who gets into one container gets the secrets of one participant only."""
     sees = {}
     for name, spec in compose().items():
         mounts = [v for v in spec.get("volumes", ()) if isinstance(v, dict) and v["source"] == "secrets"]
@@ -127,7 +127,7 @@ def test_each_service_is_given_its_own_secrets_and_no_others() -> None:
 
 
 def test_users_of_the_store_are_made_without_a_secret_on_a_command_line(tmp_path: Path) -> None:
-    """The script that MinIO's client runs, with one that writes down what it is told instead. Not tried on a MinIO."""
+    """The script runs with a stand-in for MinIO's client that records its arguments. It is not tested on a MinIO."""
     access.prepare(tmp_path / "access", ["a"], ["held-out"], ("isthmus", "demo"))
     programs, said = tmp_path / "bin", tmp_path / "said"
     programs.mkdir()
@@ -146,7 +146,9 @@ def test_users_of_the_store_are_made_without_a_secret_on_a_command_line(tmp_path
         done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         users = (tmp_path / "access" / access.USERS_FILE).read_text().split()
-        assert (tmp_path / "said.users").read_text().split() == users * times, "names and secrets, by standard input"
+        assert (tmp_path / "said.users").read_text().split() == users * times, (
+            "names and secrets must come by standard input"
+        )
     lines = (tmp_path / "said.lines").read_text().splitlines()
     assert lines[0] == "mb --ignore-existing store/isthmus"
     for name, secret in zip(users[::2], users[1::2], strict=True):
@@ -188,7 +190,7 @@ def test_its_commands_and_variables_exist() -> None:
         command = by_name[spec["command"][0]]
         known = {s.variable for s in fields(command.settings)}
         given = {v for v in spec.get("environment", {}) if v.startswith("ISTHMUS_")}
-        # What all share may mean nothing to one of them; what only one has must mean something to it.
+        # A service may ignore a variable that all services share. It must know every other variable that it has.
         shared = {"ISTHMUS_RUN", "ISTHMUS_BUS", "ISTHMUS_LOG_FORMAT", "ISTHMUS_INSECURE"}
         assert given - shared <= known, name
 
@@ -199,7 +201,7 @@ def test_what_it_mounts_exists_and_every_volume_is_given_its_owner() -> None:
     assert {v.partition(":")[0] for v in services["prepare"]["volumes"]} == named
     dockerfile = (INFRA / "images" / "Dockerfile").read_text()
     for volume in services["prepare"]["volumes"]:
-        assert volume.partition(":")[2] in dockerfile, "a folder of the image, so that the volume takes its owner"
+        assert volume.partition(":")[2] in dockerfile, "the image needs this folder, so that the volume gets its owner"
     for name, spec in services.items():
         for volume in spec.get("volumes", ()):
             if isinstance(volume, str) and volume.startswith("./"):
@@ -210,7 +212,7 @@ def test_what_it_mounts_exists_and_every_volume_is_given_its_owner() -> None:
 
 @pytest.mark.tier("all")
 def test_kernels_compiled_for_an_image_are_loaded_where_nothing_can_be_compiled_anew(tmp_path: Path) -> None:
-    """What Dockerfile and entrypoint.sh do: compile for every level, copy the cache, load from it what the processor can
+    """Dockerfile and entrypoint.sh compile for every level, copy the cache, and load the kernels that the processor can
     run."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")} | {"NUMBA_DEBUG_CACHE": "1"}
     built, image, runs = (tmp_path / name for name in ("built", "image", "runs"))
@@ -242,12 +244,12 @@ def test_kernels_compiled_for_an_image_are_loaded_where_nothing_can_be_compiled_
     assert any(f"level {name}\n" in loaded for name in levels.levels(platform.machine()))
 
 
-# --- as processes -----------------------------------------------------------------------------------------------------
+# --- the processes ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """Up, both syncers replaced while learners train, down: what the tests below look at."""
+    """Start the services, replace both syncers while learners train, and stop. Return what the tests below check."""
     folder = tmp_path_factory.mktemp("compose")
     with graph.up(folder, {"STEPS": "100000"}) as g:
         url, environment = compose()["init"]["environment"]["ISTHMUS_RUN"], g.replicas("learner")[0].environment
@@ -255,7 +257,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             for replica in g.replicas(service):
                 g.until_healthy(replica)
         healthy = {r.name: _get(r, "healthz") for s in ("syncer", "learner") for r in g.replicas(s)}
-        # A rolling upgrade: the new one is up before the old one is asked to go, one after the other.
+        # This is a rolling upgrade: each new syncer is up before an old one is told to stop.
         before, codes = _heads(g), {}
         for old in g.replicas("syncer"):
             g.until_healthy(g.start("syncer"))
@@ -272,7 +274,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             for name, value in environment.items():
                 if name.startswith("AWS_"):
                     patch.setenv(name, value)
-            # Replay reads everybody's updates, which no learner may.
+            # Replay reads the updates of all learners, which no learner may do.
             patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "secrets" / "reader" / access.CREDENTIALS))
             found, commits = asyncio.run(_replayed(url))
         yield {
@@ -298,7 +300,7 @@ def _get(replica: graph.Replica, path: str) -> str:
 
 
 def _heads(g: graph.Graph) -> dict[str, float]:
-    """What the syncers hold, by their metrics."""
+    """Return the newest version of each fragment by the syncers' metrics."""
     heads: dict[str, float] = {}
     for replica in g.replicas("syncer"):
         for p, version in re.findall(r'isthmus_fragment_version\{fragment="(\d+)"\} (\S+)', _get(replica, "metrics")):
@@ -332,8 +334,8 @@ def test_no_commit_is_lost_when_the_syncers_are_replaced(ran: dict[str, Any]) ->
     assert sum(r.compared for r in ran["replayed"]) == len(ran["commits"])
     assert judge.continuous(ran["commits"])
     writers = {c.header.writer for c in ran["commits"]}
-    assert writers & {"syncer-1", "syncer-2"}, "the old ones merged"
-    assert writers & {"syncer-3", "syncer-4"}, "the new ones took over"
+    assert writers & {"syncer-1", "syncer-2"}, "the old syncers must merge"
+    assert writers & {"syncer-3", "syncer-4"}, "the new syncers must take over"
     newest = {str(c.header.fragment): c.version for c in ran["commits"]}
     for p, version in {**ran["before"], **ran["upgraded"]}.items():
         assert newest[p] >= version, f"fragment {p} had version {version} once"
@@ -374,7 +376,7 @@ def test_logs_are_one_object_per_line_and_hold_no_secret(ran: dict[str, Any]) ->
                 assert event["service"] == name.partition("-")[0]
                 assert event[event["service"]] == (name if name.startswith("syncer") else name[-1])
                 said += name.startswith("syncer") and " commits" in event["message"]
-    assert said >= 2, "each syncer says how many commits it made"
+    assert said >= 2, "each syncer must log how many commits it made"
 
 
 # --- the bus's access control -----------------------------------------------------------------------------------------
@@ -382,7 +384,7 @@ def test_logs_are_one_object_per_line_and_hold_no_secret(ran: dict[str, Any]) ->
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    """A Redis 7 with the ACL file that compose mounts, and a learner's user of its own."""
+    """A Redis 7 with the ACL file that compose mounts: a function that returns a user's URL, password included."""
     if graph.redis_7() is None:
         message = "needs redis-server 7 or newer on PATH"
         if os.environ.get("ISTHMUS_REQUIRE_REDIS7") == "1":
@@ -407,7 +409,7 @@ def guarded(tmp_path: Path) -> Iterator[Callable[[str], str]]:
 
 
 async def test_the_bus_keeps_everybody_to_what_the_table_says(guarded: Callable[[str], str]) -> None:
-    """The service's command, which has settings of its own; each user and stream is in integration/test_permissions.py."""
+    """This runs the service's own command and settings. integration/test_permissions.py tests each user and stream."""
     for role, user in (
         (Role(RoleKind.SYNCER), "syncer"),
         (Role(RoleKind.READER), "reader"),

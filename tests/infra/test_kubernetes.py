@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: what the API server would refuse, and the properties a run relies on."""
+"""The API server would accept the Kubernetes manifests, and they have the properties that a run relies on."""
 
 import functools
 import re
@@ -17,7 +17,7 @@ from isthmus_services.main import main
 ROOT = Path(__file__).parents[2] / "infra" / "kubernetes"
 COMPONENT = ROOT / "redis"
 OLDEST = (1, 29)
-"""The first version that knows backoffLimitPerIndex and podReplacementPolicy without being asked to."""
+"""The first version in which backoffLimitPerIndex and podReplacementPolicy are on by default."""
 
 Manifest = dict[str, Any]
 
@@ -41,7 +41,7 @@ def named(kind: str, name: str) -> Manifest:
 
 
 def templates() -> dict[str, Manifest]:
-    """Return the pod template of everything that makes pods, by name."""
+    """Return the pod template of every object that creates pods, by name."""
     return {m["metadata"]["name"]: m["spec"]["template"] for _, m in manifests() if "template" in m.get("spec", {})}
 
 
@@ -76,7 +76,7 @@ def selects(selector: Manifest, template: Manifest) -> bool:
 
 
 def versions() -> list[str]:
-    """Return the oldest version we ask for, or the next one there is a schema of, and the newest."""
+    """Return the oldest supported version, or the next one that has a schema, and the newest version."""
     known = sorted({tuple(map(int, v.split(".")[:2])) for v in utils.all_versions()})
     chosen = [next(v for v in known if v >= OLDEST), known[-1]]
     assert chosen[0] < chosen[1]
@@ -110,7 +110,7 @@ def test_the_kustomization_sets_namespace_and_image_and_leaves_redis_out() -> No
     (image,) = kustomization["images"]
     images = {c["image"] for _, c in containers()}
     assert {i for i in images if not i.startswith("redis:")} == {f"{image['name']}:{image['newTag']}"}
-    assert all(re.search(r":\d+\.\d+\.\d+", i) for i in images), "a tag that never gets other contents"
+    assert all(re.search(r":\d+\.\d+\.\d+", i) for i in images), "each image needs a tag whose contents never change"
 
 
 def test_the_component_points_the_config_at_its_service() -> None:
@@ -163,7 +163,7 @@ def test_no_manifest_holds_a_secret() -> None:
         assert set(secret["stringData"].values()) == {""}
     for _, container in containers():
         for entry in container.get("env", []):
-            # Secrets come as files: an environment is inherited, and printed.
+            # Secrets are files, because an environment is inherited, and printed.
             assert "secretKeyRef" not in entry.get("valueFrom", {})
             if re.search("PASSWORD|CREDENTIALS|SECRET", entry["name"]):
                 assert entry["value"].startswith("/run/isthmus/")
@@ -194,7 +194,7 @@ def test_a_pod_is_given_the_secrets_of_its_participant(name: str, user: str) -> 
     pod, container = templates()[name]["spec"], container_of(name)
     (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
     assert (secret["secretName"], pod["serviceAccountName"]) == (user, name if name == "board" else user)
-    # Missing credentials of AWS are workload identity; a missing password of the bus is a mistake.
+    # A secret with nothing but AWS credentials is optional: workload identity replaces it. A bus password is required.
     assert secret.get("optional", False) is (user in ("owner", "collector"))
     assert secret["defaultMode"] == 0o440
     assert pod["securityContext"]["fsGroup"] == 10001
@@ -302,15 +302,15 @@ def test_a_learner_keeps_its_name_and_its_shard() -> None:
     assert environment["ISTHMUS_LEARNER"]["value"] == "k8s-$(JOB_COMPLETION_INDEX)"
     assert environment["ISTHMUS_SHARD"]["value"] == f"$(JOB_COMPLETION_INDEX)/{count}"
     for name in ("ISTHMUS_LEARNER", "ISTHMUS_SHARD", "ISTHMUS_BUS_USER"):
-        assert names.index("JOB_COMPLETION_INDEX") < names.index(name), "expanded only when it was declared before"
+        assert names.index("JOB_COMPLETION_INDEX") < names.index(name), "a variable must be declared before its use"
 
 
 def test_a_reclaimed_learner_does_not_count_as_failed() -> None:
     spec = named("Job", "learners")["spec"]
-    # What the API server checks beyond the schema.
+    # The API server checks this beyond the schema.
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
     assert spec["podReplacementPolicy"] == "Failed"
-    assert spec["maxFailedIndexes"] == spec["completions"], "one that is given up stops no other"
+    assert spec["maxFailedIndexes"] == spec["completions"], "a learner that is given up must stop no other"
     assert spec["backoffLimitPerIndex"] >= 1000
     reclaimed, told = spec["podFailurePolicy"]["rules"]
     assert reclaimed == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}

@@ -1,4 +1,4 @@
-"""Dashboard, alerts and their document against the metrics there are, promtool, and a real Prometheus."""
+"""Dashboard, alerts and docs/monitoring.md agree with the declared metrics, with promtool and a real Prometheus."""
 
 import http.client
 import json
@@ -44,7 +44,7 @@ START_S = 60.0
 
 
 def samples() -> dict[str, set[str]]:
-    """Return every name an expression may ask for, with its labels."""
+    """Return every metric that an expression may name, with its labels."""
     found = {"up": set(OF_TARGETS), "ALERTS": {"alertname", "alertstate", "severity"}}
     for d in declared():
         for suffix in SUFFIXES.get(d.kind, ("",)):
@@ -53,12 +53,12 @@ def samples() -> dict[str, set[str]]:
 
 
 def asked() -> dict[str, str]:
-    """Return every expression as Prometheus gets it, by where it stands."""
+    """Return every expression as Prometheus gets it, by its place."""
     found = {rule["alert"]: rule["expr"] for rule in ALERTS}
     for panel in PANELS:
         found |= {f"{panel['title']}/{target['refId']}": target["expr"] for target in panel["targets"]}
     values = {"__rate_interval": "1m"} | {v["name"]: v["allValue"] for v in DASHBOARD["templating"]["list"]}
-    # One that nobody declares stays, and is found.
+    # An undeclared variable stays in the expression, and a test finds it.
     return {w: re.sub(r"\$(\w+)", lambda m: values.get(m[1], m[0]), expression) for w, expression in found.items()}
 
 
@@ -67,7 +67,7 @@ def names_in(expression: str) -> set[str]:
 
 
 def argument(text: str) -> str:
-    """Return what stands between the first parenthesis, which begins the text, and its match."""
+    """Return a text, which begins with a parenthesis, up to the matching parenthesis."""
     depth = 0
     for end, character in enumerate(text):
         depth += {"(": 1, ")": -1}.get(character, 0)
@@ -77,14 +77,14 @@ def argument(text: str) -> str:
 
 
 def mistakes(expression: str) -> list[str]:
-    """Return names that do not exist and labels that what they are asked of does not have."""
+    """Return what is wrong in an expression: metrics that do not exist, and labels that its metrics do not have."""
     known = samples()
     wrong = [f"no metric {name}" for name in names_in(expression) - known.keys()]
     for name, selector in re.findall(r"(\w+)\{([^}]*)\}", expression):
         labels = set(re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"', selector))
         wrong += [f"{name} has no {label}" for label in labels - known.get(name, labels)]
     for clause in re.finditer(r"\b(by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)\s*", expression):
-        # `by` is about its argument, matching about both sides.
+        # `by` and `without` apply to their argument, and vector matching to both sides.
         about = argument(expression[clause.end() :]) if clause[1] in ("by", "without") else expression
         for label in filter(None, re.split(r"[,\s]+", clause[2])):
             wrong += [f"{name} has no {label}" for name in names_in(about) if label not in known.get(name, {label})]
@@ -102,20 +102,20 @@ def tool(name: str) -> str:
 
 
 def rows(first: str) -> list[list[str]]:
-    """Return the cells of the table in the document whose first column has this head."""
+    """Return the cells of the table in the document whose first column has this heading."""
     _, found, rest = DOCUMENT.partition(f"\n| {first} |")
     assert found, f"no table of {first}s"
     lines = rest.partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
 
 
-# --- what is asked for ------------------------------------------------------------------------------------------------
+# --- expressions ------------------------------------------------------------------------------------------------------
 
 
 def test_every_expression_asks_for_what_there_is() -> None:
     wrong = {where: found for where, expression in asked().items() if (found := mistakes(expression))}
     assert not wrong
-    assert not any("$" in expression for expression in asked().values()), "a variable nobody declares"
+    assert not any("$" in expression for expression in asked().values()), "a variable is not declared"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_every_reason_is_harmless_or_explained() -> None:
     (rule,) = (rule for rule in ALERTS if rule["alert"] == "IsthmusUpdatesRejected")
     (harmless,) = re.findall(r'reason!~"([^"]*)"', rule["expr"])
     explained = [r for r in Reason if re.search(rf"\b{r}\b", rule["annotations"]["description"])]
-    assert sorted([*harmless.split("|"), *explained]) == sorted(Reason), "each is harmless or explained"
+    assert sorted([*harmless.split("|"), *explained]) == sorted(Reason), "each reason must be harmless or explained"
 
 
 def test_every_alert_is_seen_firing_and_quiet() -> None:
@@ -218,7 +218,7 @@ def test_promtool_is_content(arguments: tuple[str, ...]) -> None:
 
 
 def feed(metrics: Metrics) -> None:
-    """Let every metric have a value, and let counters and histograms move on."""
+    """Give every metric a value, and advance counters and histograms."""
     every = [m for m in vars(metrics).values() if isinstance(m, Counter | Gauge | Histogram)]
     for d, metric in zip(metrics.declared, every, strict=True):
         child = metric.labels(*("x" for _ in d.labels)) if d.labels else metric
@@ -232,7 +232,7 @@ def feed(metrics: Metrics) -> None:
 
 
 def unheard(metrics: Metrics) -> Vitals:
-    """Return the vitals of an agent that neither store nor bus has answered."""
+    """Return the vitals of an agent to which neither store nor bus has answered."""
     never = SimpleNamespace(answered_at=None, down_since=None)
     store, listener, speaker = SimpleNamespace(outage=never), never, never
     return Vitals(single_threaded(0), cast(EdgeStore, store), cast(Listener, listener), cast(Speaker, speaker), metrics)
@@ -243,7 +243,7 @@ Get = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Get]:
-    """Ask a Prometheus that runs the configuration of this repository and scrapes two syncers and two learners."""
+    """Queries a Prometheus that has this repository's configuration and scrapes two syncers and two learners."""
     binary, folder = tool("prometheus"), tmp_path_factory.mktemp("prometheus")
     jobs = ["syncer", "syncer", "learner", "learner"]
     served: list[Metrics] = [SyncerMetrics(), SyncerMetrics(), LearnerMetrics(), LearnerMetrics()]
@@ -368,5 +368,5 @@ def test_texts_speak_of_metrics_there_are() -> None:
     texts = [DOCUMENT, *(text for rule in ALERTS for text in rule["annotations"].values())]
     texts += [panel["description"] for panel in PANELS]
     known = samples().keys() | {d.name for d in declared()}
-    # Not before a dot: that is a module.
+    # A name before a dot is a module.
     assert {name for text in texts for name in re.findall(r"\bisthmus_\w+\b(?!\.\w)", text)} <= known

@@ -1,4 +1,4 @@
-"""The scripts for Slurm, submitted to a real one on loopback; its jobs told to stop, killed, queued again, cancelled."""
+"""The scripts for Slurm work on a real Slurm, also if jobs are told to stop, killed, requeued or cancelled."""
 
 import os
 import re
@@ -41,7 +41,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 def filled_in(folder: Path, run: Path, command: str) -> Path:
-    """Return a folder to submit from: the scripts, and run.env as somebody with a run in a folder fills it in."""
+    """Return a folder to submit from, with the scripts and a run.env that is filled in for a run in a folder."""
     shutil.copytree(SCRIPTS, folder)
     bus = default_bus(str(run))
     text = (folder / "run.env").read_text()
@@ -62,7 +62,7 @@ def lives(run: Path, learner: str) -> int:
 
 
 def merged(run: Path) -> set[tuple[str, int]]:
-    """Return the lives of learners that commits hold work of."""
+    """Return the incarnations of learners whose work is in commits."""
     return {(i.learner, i.incarnation) for c in commits_of(str(run)) for i in c.header.inputs}
 
 
@@ -74,12 +74,12 @@ def test_a_job_of_two_nodes_leaves_before_its_time_is_up_and_goes_on(cluster: Sl
     syncer = cluster.tell(*submit, "s1", "syncer.sbatch", cwd=place)
     learner = cluster.tell(*submit, "eu-1", *SMALL, "--nodes=2", "learner.sbatch", cwd=place)
     wait_for(lambda: (run / "run").exists() and ("eu-1", 1) in merged(run), "its first life is merged")
-    # What --signal=B:TERM sends, to the script alone.
+    # Send the signal to the script alone, as --signal=B:TERM does.
     cluster.tell("scancel", "--batch", "--signal=TERM", learner)
     wait_for(lambda: lives(run, "eu-1") == 2, "a second life")
     (checkpoint,) = (run / "learners" / "eu-1" / "000001" / "checkpoints").glob("0*")
     left_at = int(checkpoint.name.partition("-")[0])
-    assert 0 < left_at < 160, "it left in the middle, with a checkpoint"
+    assert 0 < left_at < 160, "the learner must leave in the middle, with a checkpoint"
     wait_for(lambda: cluster.job(learner)["JobState"] in {"COMPLETED", "FAILED"}, "it ends")
     said = (place / f"eu-1-{learner}.log").read_text()
     ended = cluster.job(learner)
@@ -89,7 +89,7 @@ def test_a_job_of_two_nodes_leaves_before_its_time_is_up_and_goes_on(cluster: Sl
     assert re.findall(r"eu-1: ended with \d+ .*?(, told to)?, restart (\d)", said) == [(", told to", "0"), ("", "1")], (
         said
     )
-    # A syncer that is cancelled leaves in order, and stays away.
+    # A syncer that is cancelled leaves in order and is not started again.
     cluster.tell("scancel", syncer)
     wait_for(lambda: "s1: ended with 0" in (place / f"s1-{syncer}.log").read_text(), "the syncer has left")
     wait_for(lambda: cluster.job(syncer)["JobState"] == "CANCELLED", "it stays away")
@@ -99,7 +99,7 @@ def test_a_job_of_two_nodes_leaves_before_its_time_is_up_and_goes_on(cluster: Sl
     assert judge.continuous(commits)
     assert {c.header.writer for c in commits} == {"s1"}
     steps = {n: [i.step for c in commits for i in c.header.inputs if i.incarnation == n] for n in (1, 2)}
-    assert max(steps[1]) <= left_at < min(steps[2]), "it went on where it left"
+    assert max(steps[1]) <= left_at < min(steps[2]), "the learner must go on where it left"
     assert main(["replay", str(run)]) == 0
 
 
@@ -115,7 +115,7 @@ def test_an_arrays_learners_come_back_under_names_of_their_own(cluster: Slurm, t
     for name in names:
         checkpoints = run / "learners" / name / "000001" / "checkpoints"
         wait_for(lambda: (name, 1) in merged(run) and [*checkpoints.glob("0*")], "something to go on from")  # noqa: B023
-    # What Slurm does with a job that it preempts.
+    # Slurm requeues a job that it preempts.
     cluster.tell("scontrol", "requeue", jobs[0])
     for victim in cluster.processes(jobs[1]):
         os.kill(victim, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The board's answers over HTTP: what the fold and `status` say, at any moment, and in one file."""
+"""The board's answers, over HTTP and in an exported file, agree with the log and with `isthmus status`."""
 
 import asyncio
 import json
@@ -109,7 +109,7 @@ async def test_bytes_of_a_learner_are_counted_over_its_incarnations(folder: Path
             row = feed.history.beats.until(math.inf)[feed.history.learner("a")]
             return [row[BEAT.index(name)] for name in sent]
 
-        assert heard(feed, 7, 100, 10, 40)[1:] != [10.0, 40.0], "beside what the first incarnation moved"
+        assert heard(feed, 7, 100, 10, 40)[1:] != [10.0, 40.0], "the bytes of the first incarnation must be included"
         before = heard(feed, 7, 100, 10, 40)
         assert heard(feed, 8, 5, 6, 7) == [before[0] + 5, before[1] + 6, before[2] + 7]
         assert heard(feed, 8, 50, 60, 70) == [before[0] + 50, before[1] + 60, before[2] + 70]
@@ -204,7 +204,7 @@ async def test_the_reference_names_every_question_and_every_field(folder: Path) 
             answer = await ask(url, question)
             found = set(answer)
             for key, value in answer.items():
-                # Rows of a list, and what is in groups, where the reference says it of this question.
+                # Include the fields of rows and of groups, if the reference lists them for this question.
                 if isinstance(value, list) and value and isinstance(value[0], dict) and f"`{key}` [" in rows[name]:
                     found |= set(value[0])
                 elif isinstance(value, dict) and f"`{key}` (" in rows[name]:
@@ -264,9 +264,9 @@ async def test_the_file_holds_the_answers_and_no_markup_of_anybody(folder: Path,
     answers = recorded["answers"]
     assert answers["state"]["totals"]["commits"] == sum(answers["state"]["totals"]["versions"])
     assert all(key_of("state", {"at": moment}) in answers for moment in recorded["moments"])
-    assert key_of("state", {"at": 1795660321.0}) == "state?at=1795660321", "as a browser writes it"
+    assert key_of("state", {"at": 1795660321.0}) == "state?at=1795660321", "a browser writes the number like this"
     assert "http://" not in re.sub(r"http://www\.w3\.org/\S+", "", page.split('id="recorded"')[0])
-    assert not re.search(r'<(script|link|img)[^>]*(src|href)="(?!data:)', page), "nothing is fetched"
+    assert not re.search(r'<(script|link|img)[^>]*(src|href)="(?!data:)', page), "the page must fetch nothing"
     assert "sha256-" in page
 
 

@@ -1,4 +1,4 @@
-"""The board of runs that are not whole: empty, damaged, half reachable, and of caches that fit or do not."""
+"""The board shows as much as it can of an empty, damaged or partly reachable run, with a valid cache or without."""
 
 import asyncio
 import shutil
@@ -141,7 +141,7 @@ async def test_without_a_bus_it_says_what_is_not_known(folder: Path, tmp_path: P
         assert state["sentence"] == f"By its log: {count} commits with {state['totals']['updates']} updates of 2 learners. Who trains now is not known."  # fmt: skip
         assert "no bus is read" in state["trouble"]
         assert all("state" not in r for r in (await ask(url, "learners"))["learners"])
-        assert not (copied / "bus.sqlite").exists(), "it makes none"
+        assert not (copied / "bus.sqlite").exists(), "the board must not create a bus"
     assert default_bus(str(copied)) is not None
 
 
@@ -180,8 +180,8 @@ async def test_what_was_read_is_kept_and_only_believed_where_it_fits(folder: Pat
         assert cache.exists()
         again = Feed(w.log, w.store, w.bus, cache)
         await again.begin()
-        assert len(again.history) == len(feed.history), "all of it is there before anything is read"
-        # A log of the same run with another history: what is kept does not belong to it.
+        assert len(again.history) == len(feed.history), "the whole history must come from the cache"
+        # This log of the same run has another history, so the cache does not belong to it.
         shutil.rmtree(folder / "commits" / "00001")
         other = Feed(w.log, w.store, w.bus, cache)
         await other.begin()
@@ -190,7 +190,7 @@ async def test_what_was_read_is_kept_and_only_believed_where_it_fits(folder: Pat
         async with a_board(w.log, w, cache) as (url, _):
             state = await ask(url, "state")
             assert state["totals"]["versions"][0] == first["totals"]["versions"][0]
-    assert isinstance(RunHistory.load(w.run, cache), RunHistory), "and it is written anew"
+    assert isinstance(RunHistory.load(w.run, cache), RunHistory), "the cache must be written anew"
 
 
 async def test_a_cache_that_cannot_be_written_stops_nothing(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The board's server: its streams, to whom it answers what, and what it refuses."""
+"""The board's server streams changes, answers only clients that may ask, and rejects bad questions."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ async def test_a_stream_goes_on_where_it_was_cut_off(folder: Path) -> None:
         assert state["totals"]["commits"] == len(feed.history)
         resumed = asyncio.ensure_future(events(url, 1, first))
         await asyncio.sleep(0.5)
-        # Nothing has changed since: it is quiet until something does.
+        # Nothing has changed since, so the stream is silent until something does.
         turn = feed.turn
         if not resumed.done():
             assert turn == int(first.rpartition("-")[2])
@@ -58,7 +58,7 @@ async def test_a_stream_goes_on_where_it_was_cut_off(folder: Path) -> None:
             assert len(await asyncio.wait_for(events(url, 1, strange), 10)) == 1
 
 
-# --- to whom ----------------------------------------------------------------------------------------------------------
+# --- who may ask ------------------------------------------------------------------------------------------------------
 
 
 async def test_only_this_machine_is_answered_and_only_to_its_own_name(folder: Path) -> None:
@@ -100,7 +100,7 @@ async def test_elsewhere_one_must_know_the_token(folder: Path) -> None:
             assert cookie.key.startswith(COOKIE)
             assert cookie["httponly"]
             assert cookie["samesite"] == "Strict"
-        # Not to another host, whatever the path looks like; and a wrong token is none, whatever the cookie says.
+        # No path leads to another host. A wrong token is rejected, whatever the cookie says.
         for path in ("//evil.example/x", "/%2fevil.example/x", "/%5cevil.example"):
             async with session.get(f"{url}{path}?token=s3cret", allow_redirects=False) as answer:
                 assert re.match(r"/[^/\\]", answer.headers["Location"]), path
@@ -149,10 +149,10 @@ async def test_an_address_that_is_taken_is_said(folder: Path) -> None:
 
 
 async def test_names_of_a_run_stay_data(folder: Path) -> None:
-    """A learner may be called anything that a name may be; what else is hostile comes as a model's or a tensor's name."""
+    """A learner's name has only harmless characters. Hostile text can come in an address, or as a tensor's name."""
     name = "a.b-c_d"
     async with a_run(folder, (name,)) as w, a_board(w.log) as (url, _):
         assert (await ask(url, f"learner/{name}"))["row"]["learner"] == name
         async with aiohttp.ClientSession() as session, session.get(f"{url}/learners/{HOSTILE}") as answer:
-            assert HOSTILE not in await answer.text(), "no page is made of an address"
+            assert HOSTILE not in await answer.text(), "a page must contain nothing of its address"
         assert "no learner" in (await ask(url, f"learner/{HOSTILE.replace('/', '')}", 404))["error"]

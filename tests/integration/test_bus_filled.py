@@ -1,4 +1,4 @@
-"""One user fills the shared Redis: rounds stand, learners train on, and once it is emptied nothing was lost."""
+"""When a user fills the shared Redis, rounds stop and learners train on. Nothing is lost when there is room again."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ SEED = seed_of(Rules(fragments=2, sync_every=4), Pace(heartbeat_s=0.2, silence_s
 
 
 def fill(client: redis_client.Redis) -> str:
-    """Append to a stream of one's own, without a bound, until the server refuses; return its key."""
+    """Append to one stream until the server has no memory left; return the stream's key."""
     key = f"isthmus:somewhere:{learner_stream('evil')}"
     for size in (1 << 20, 1 << 10, 1):
         with pytest.raises(redis_client.exceptions.OutOfMemoryError):
@@ -49,7 +49,7 @@ async def test_a_filled_redis_costs_time_and_nothing_else(folder: Path, tmp_path
                         try:
                             await w.bus.append(stream, b"refused, whoever says it")
                         except Unavailable:
-                            break  # a buffer that a client gives back leaves room for a word: it is filled again
+                            break  # a freed client buffer can leave room for one message; then fill Redis again
                 steps = [step_of(a) for a in learners]
                 await until(
                     lambda: all(step_of(a) > s + 50 for a, s in zip(learners, steps, strict=True)),

@@ -1,4 +1,4 @@
-"""Collection of garbage: what goes, what stays, and that whoever slept through it does no harm."""
+"""Garbage collection deletes only what no kept version needs, and a process that slept through it does no harm."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ SMALL = seed_of(Rules(fragments=2, sync_every=2), Pace(heartbeat_s=0.2, silence_
 
 
 async def grow(w: World, versions: int, **options: Any) -> None:
-    """Train until every fragment has so many versions."""
+    """Train until every fragment has this many versions."""
     async with serving(w.syncer("maker"), killed=True) as syncer:
         enough = lambda: min(k.head for k in syncer.coordinators) >= versions  # noqa: E731
         await asyncio.gather(
@@ -69,18 +69,18 @@ async def test_what_a_fold_within_the_retention_needs_stays_and_the_rest_goes(fo
         for p, start in enumerate(plan.starts):
             top = plan.heads[p]
             assert 0 < start <= top - 6
-            # Commits are all there, as they were; those below are packed.
+            # All commits are there, unchanged; those below the start are packed.
             after = (await all_commits(w.log))[p]
             assert [c.digest for c in after] == [c.digest for c in before[p]]
             assert [c.packed for c in after] == [c.version < start for c in after]
-            # Every version within the retention can be folded, its digest as recorded.
+            # Every kept version can be folded, and has the recorded digest.
             for version in range(start, top + 1):
                 at = await fold.fold(w.log, p, fold.Merging(w.log), until=version)
                 assert at.carried.digest == after[version - 1].header.state_digest
                 value = await fold.fold(w.log, p, fold.Publishing(w.log), until=version)
                 assert merge.array_digest(value.carried) == after[version - 1].header.published_digest
             assert (await head(w, p)).carried.digest == states[p]
-            # Older ones cannot: the initial values are there, what came after them is not.
+            # An older version cannot be folded: the initial snapshot is there, but the updates after it are not.
             with pytest.raises(LogCorrupt, match="is missing"):
                 await fold.fold(w.log, p, fold.Merging(w.log), until=start - 1)
             kept = {version_in(e.key) for e in await w.store.list(f"values/{p:05d}/")}
@@ -88,10 +88,10 @@ async def test_what_a_fold_within_the_retention_needs_stays_and_the_rest_goes(fo
             assert {version_in(e.key) for e in await w.store.list(f"snapshots/{p:05d}/")} - {0} == {
                 v for v in range(start, top + 1) if (v + p) % 3 == 0
             }
-        # A second time there is nothing left to do.
+        # A second collection finds nothing to do.
         again = await gc.plan(w.log, keep=6, min_age_s=-1.0)
         assert (again.objects, again.pack) == (0, [])
-        # And the run goes on.
+        # The run goes on.
         await grow(w, 26)
         for p in range(2):
             assert (await head(w, p)).version >= 26
@@ -158,7 +158,10 @@ async def test_a_collection_that_was_interrupted_is_finished_by_the_next(
 async def test_a_syncer_that_slept_through_a_collection_loses_its_commit_and_goes_on_from_a_snapshot(
     folder: Path,
 ) -> None:
-    """Its round was closed, its commit about to be written; then others went far ahead and collected behind them."""
+    """The syncer falls asleep when it has closed a round and is about to write the commit.
+
+    Meanwhile another syncer commits many versions, and the objects of older versions are collected.
+    """
     async with world(folder, SMALL) as w:
         await grow(w, 4)
         asleep, wake = asyncio.Event(), asyncio.Event()
@@ -220,7 +223,7 @@ async def test_a_fold_that_is_overtaken_by_a_collection_starts_again(
             return await step(carried, commit)
 
         monkeypatch.setattr(carry, "step", slow)
-        # Start from far below, as a fold that began long ago would.
+        # Start from an old snapshot, like a fold that began long ago.
         old = [await log.snapshots(0), None]
 
         async def stale(fragment: int) -> list[tuple[int, str]]:
@@ -289,7 +292,7 @@ async def test_a_run_in_flight_is_collected_while_it_trains(folder: Path) -> Non
 
 @in_virtual_time
 async def test_check_log_needs_everything_and_says_so(folder: Path) -> None:
-    """The checker of these tests folds from version 0: it must notice a collected log."""
+    """`check_log` folds from version 0, so it must fail on a collected log."""
     async with world(folder, SMALL) as w:
         await grow(w, 12)
         assert await check_log(w) >= 24
@@ -319,7 +322,7 @@ async def test_collected_by_itself_a_store_stays_as_large_as_what_is_kept_while_
             child.kill()
             child.wait(30.0)
         for p, head_ in enumerate(heads):
-            # Four versions, back to the snapshot below them, of which there is one in three.
+            # The kept values are those of four versions and back to the next snapshot; one version in three has one.
             assert len(await w.store.list(f"values/{p:05d}/")) <= 4 + 3
             assert (await head(w, p)).version == head_
         assert "nothing more is collected" not in out.read_text()
@@ -383,7 +386,7 @@ async def test_a_run_that_grows_and_is_not_collected_says_what_to_do(
         async with serving(w.syncer("s9")) as syncer:
             watching = asyncio.ensure_future(service._watch_space(syncer, w.log))
             await asyncio.sleep(3 * service.SPACE_S)
-            assert caplog.text.count("nothing was collected in") == 1, "once a day"
+            assert caplog.text.count("nothing was collected in") == 1, "this warning must come once a day"
             assert f"isthmus gc {w.run.url} says what may go" in caplog.text
             monkeypatch.setattr(service, "_share_free", lambda _: 0.04)
             await asyncio.sleep(2 * service.SPACE_S)

@@ -1,4 +1,4 @@
-"""Every way to credentials, in processes that live longer than a credential: no request is refused."""
+"""Processes go on when their credentials end, in whatever way they get credentials."""
 
 import asyncio
 import os
@@ -16,12 +16,12 @@ from support.identities import WAYS, Issuer, machine
 from support.world import seed_of, serving, train, world
 
 LIVES = 2
-"""Credentials that a run outlives."""
+"""How many credentials the run must outlive."""
 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take what leads to other credentials out of the environment."""
+    """Remove environment variables that lead to other credentials."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
 
@@ -52,8 +52,8 @@ async def test_a_run_outlives_its_credentials(
                 return syncer.tallies.commits >= 12 and len(gate.used) >= wanted
 
             await train(w.learner("l0"), 20, enough=enough)
-        # botocore takes credentials of a metadata service that end soon for good for some minutes more; they are
-        # fetched anew once the store has refused them.
+        # botocore goes on using a metadata service's credentials, for some minutes, when they are about to end. They
+        # are fetched anew once the store has denied a request.
         assert gate.refused == 0 or way == "instance (EC2)"
         assert len(gate.used) >= wanted
 

@@ -1,4 +1,4 @@
-"""Who is in a round can be decided anew from what its commit recorded, however busy the machine was that decided."""
+"""The inputs of a round can be recomputed from what its commit recorded, however busy the syncer's machine was."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from support.world import all_commits, in_virtual_time, seed_of, serving, train,
 
 
 async def stall(seed: int) -> None:
-    """Hold the event loop up now and then, as a collection of garbage or a busy machine does."""
+    """Block the event loop now and then, as Python's garbage collection or a busy machine does."""
     draw = random.Random(seed)
     while True:
         await asyncio.sleep(draw.uniform(0.01, 0.3))
@@ -30,7 +30,7 @@ async def test_the_recorded_pace_gives_the_recorded_rounds_every_one(folder: Pat
         syncer = w.syncer("east")
         async with serving(syncer):
             enough = lambda: min(k.head for k in syncer.coordinators) >= 5  # noqa: E731
-            # Of different speeds; one comes late and leaves early.
+            # The learners differ in speed, and one comes late and leaves early.
             slow = asyncio.ensure_future(train(w.learner("slow"), 10, seed=9, step_s=0.07, enough=enough))
             fast = [train(w.learner(f"l{i}"), 30, seed=i, step_s=0.01 + 0.01 * i, enough=enough) for i in range(2)]
             training = asyncio.gather(slow, *fast)

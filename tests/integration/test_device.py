@@ -1,7 +1,7 @@
-"""A learner on a device: what it sends and adopts is what one on the CPU does, and its training thread never waits.
+"""A learner on a device sends and adopts the same bits as one on the CPU, and its training thread never waits.
 
-The device is a GPU where these tests are asked for with `-m gpu`. Else it is the CPU: the same code, with everything
-that is queued done at once, and each wait counted."""
+The device is a GPU if the tests run with `-m gpu`. Otherwise it is the CPU: the same code runs, queued operations are
+done at once, and each wait is counted."""
 
 import asyncio
 import threading
@@ -60,7 +60,7 @@ def whole(block: Any) -> F32:
 def test_an_update_packed_on_the_device_is_the_one_packed_here(
     tmp_path: Path, where: torch.device, rules: Rules, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "CHUNK", 256)  # several of a tensor, the last one not whole
+    monkeypatch.setattr(device, "CHUNK", 256)  # several chunks of a tensor, the last one not full
     monkeypatch.setattr(device, "STAGED_BYTES", 240)
 
     async def go() -> None:
@@ -80,7 +80,7 @@ def test_an_update_packed_on_the_device_is_the_one_packed_here(
                     arrays.read(p, captured)
                     replica.read(p, values)
                     wanted = await own.pack(header(w, p), base, values, feedback)
-                    # From a version that was adopted, and from one that is on the device still.
+                    # The base is on the device in the first turn. In the second it was adopted: only the host has it.
                     staged = await there.staged(p, base)
                     if turn:
                         assert isinstance(staged, Staged)
@@ -171,7 +171,7 @@ def test_what_is_adopted_is_what_would_be_on_the_cpu(
                     now = arrays.mixed(p, adopt, local, staged, base, since)
                     assert np.array_equal(whole(now), mixed(fragment, adopt, mine, version, base, sent))
                 assert isinstance(staged, Staged)
-                assert staged.block is None, "what was mixed has taken its place"
+                assert staged.block is None, "mixing must free the version's memory on the device"
                 found, staged = np.empty(fragment.size, np.float32), await there.staged(p, version)
                 for value in (staged, base):
                     arrays.write(p, value)
@@ -179,13 +179,13 @@ def test_what_is_adopted_is_what_would_be_on_the_cpu(
                     wanted = version if value is staged else base
                     assert np.array_equal(found, torch.from_numpy(wanted).to(dtype).float().numpy())
                 assert isinstance(staged, Staged)
-                assert staged.block is None, "its place on the device is wanted"
+                assert staged.block is None, "writing must free the version's memory on the device"
 
     asyncio.run(go())
 
 
 class Read(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what makes the host wait for numbers of a device."""
+    """Records operations that make the host wait for numbers from the device."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -242,5 +242,6 @@ def test_a_learner_on_a_device_trains_goes_on_and_never_waits_at_a_boundary(
     asyncio.run(go())
     assert len(lanes) == 2
     for trainer, device_stream in zip(trainers, lanes, strict=True):
-        assert sum(device_stream.waits.values()) > 10, "the agent's threads do"
-        assert trainer not in device_stream.waits  # of one life: a thread that has ended leaves its number to another
+        assert sum(device_stream.waits.values()) > 10, "the agent's threads must have waited"
+        # Each incarnation has its own counts: a new thread may get the id of a thread that has ended.
+        assert trainer not in device_stream.waits

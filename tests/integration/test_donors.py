@@ -1,4 +1,4 @@
-"""Which checkpoints are looked at, in which order, and how little is fetched to turn one away."""
+"""A new learner tries the newest checkpoints of others first, and fetches little of a checkpoint that it rejects."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ LARGE = seed_of(specs=[Spec(f"layer{i}", (100, 90), "float32", TensorClass.DENSE
 
 
 class Moments:
-    """An optimizer's state of so many numbers, and so many names."""
+    """A stand-in for an optimizer, with a state of `names` arrays."""
 
     def __init__(self, names: int = 1) -> None:
         self.names = names
@@ -48,7 +48,7 @@ class Moments:
 
 @asynccontextmanager
 async def merged(folder: Path, *names: str, saver: Callable[[], Saver] = Moments) -> AsyncIterator[World]:
-    """A run into which these learners trained at the same time, each of whom left a checkpoint as it went."""
+    """Create a run in which these learners train at the same time. Each stores a checkpoint when it leaves."""
 
     async def live(agent: LearnerAgent) -> None:
         await agent.join()
@@ -75,7 +75,7 @@ async def merged(folder: Path, *names: str, saver: Callable[[], Saver] = Moments
 
 
 def written(folder: Path, learner: str, at: float) -> None:
-    """Let a learner's checkpoints have been written at this time, on the store's clock."""
+    """Set the time at which a learner's checkpoints were written, on the store's clock."""
     for path in folder.glob(f"learners/{learner}/*/checkpoints/*"):
         os.utime(path, (at, at))
 
@@ -129,7 +129,9 @@ async def test_one_that_its_header_gives_away_is_not_fetched(names: int, folder:
         assert seen == []
         assert fetched < entry.size / 2
         assert (fetched > HEAD_BYTES) == (names > 1)
-        assert await newcomer.donor(lambda found: None) is not None, "it would have been there"
+        assert await newcomer.donor(lambda found: None) is not None, (
+            "without the check of its header, the checkpoint must be used"
+        )
 
 
 async def test_of_one_that_claims_a_huge_header_only_the_beginning_is_read(folder: Path) -> None:
@@ -166,15 +168,15 @@ async def test_a_run_in_flight_whose_learners_wrote_no_checkpoint_has_no_donor(f
 
 
 def test_of_ones_own_checkpoints_those_of_later_lives_come_first_whatever_their_steps() -> None:
-    """A life that went back to an older checkpoint, after a twin's damage say, stands at fewer steps than the one
-    before it; what it wrote is what goes on."""
+    """An incarnation that went back to an older checkpoint, say after a twin did damage, has taken fewer steps than the
+    one before it. A restart still goes on from the later incarnation's checkpoints."""
     keys = [checkpoint_key("l", life, step, bytes(32)) for life, step in ((3, 7), (2, 60), (2, 40), (1, 100), (1, 90))]
     listed = [Entry(key, 1, 0.0) for key in sorted(keys)]
     assert [e.key for e in checkpoints_in(listed)] == keys
 
 
 class Sampler:
-    """Returns the very dict it goes on changing."""
+    """A sampler that returns its state as the dict that it later changes."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {"epoch": 0, "order": [3, 1, 2], "seen": np.zeros(3, np.int64)}

@@ -1,4 +1,4 @@
-"""Syncers that cannot read the log for a while: they hear false versions meanwhile, or may read nothing at their start."""
+"""A syncer that cannot read its store for a while goes on afterwards, even if it heard of false versions meanwhile."""
 
 import asyncio
 
@@ -20,12 +20,12 @@ class Gate(Layer):
     error: Exception = Unavailable("away")
 
     async def get(self, key: str) -> Body:
-        """Read, where that is open."""
+        """Read an object if the gate is open."""
         self._pass(key)
         return await super().get(key)
 
     async def get_range(self, key: str, start: int, stop: int) -> Body:
-        """Read, where that is open."""
+        """Read a range if the gate is open."""
         self._pass(key)
         return await super().get_range(key, start, stop)
 

@@ -1,4 +1,4 @@
-"""What others put where a run's objects lie: it is read no further than it can be ours, and counts for nothing."""
+"""Objects that strangers put under a run's keys are read no further than valid ones can be long, and have no effect."""
 
 import logging
 import zlib
@@ -43,7 +43,7 @@ SIGNED = replace(seed_of(RULES), signer=OWNER)
 
 @asynccontextmanager
 async def checkpointed(folder: Path, *steps: int) -> AsyncIterator[tuple[World, Members, Stage]]:
-    """A signed run in which `eu` has written checkpoints at these steps."""
+    """Create a signed run in which `eu` has written checkpoints at these steps."""
     async with world(folder, SIGNED) as w:
         members, stage = Members(w.run), copy(STAGE)
         for specs in (earlier(), entries()):
@@ -57,7 +57,7 @@ async def checkpointed(folder: Path, *steps: int) -> AsyncIterator[tuple[World, 
 
 
 def claims_a_long_header() -> bytes:
-    """Return a hundred bytes that say that 60 MiB of header follow, which nobody has signed."""
+    """Return an unsigned frame prefix which says that a header of 60 MiB follows."""
     blob = bytearray(frame.PREFIX.size)
     frame.PREFIX.pack_into(
         blob, 0, frame.MAGIC, frame.FRAME_VERSION, Kind.CHECKPOINT, 60 << 20, 0, 0, 0, bytes(32), bytes(64)
@@ -74,7 +74,7 @@ async def test_junk_that_is_called_a_later_checkpoint_costs_no_good_one(folder: 
         left = checkpoints_in(await w.store.list("learners/"))
         good = [e for e in left if await read_checkpoint(log, e.key, e.size) is not None]
         assert [keys.version_in(e.key) for e in good] == [24, 12]
-        assert good == left, "and the junk is gone"
+        assert good == left, "the junk must be deleted"
 
 
 async def test_junk_claims_are_collected_by_the_owner_alone(folder: Path) -> None:
@@ -85,7 +85,7 @@ async def test_junk_claims_are_collected_by_the_owner_alone(folder: Path) -> Non
         frame.seal(good, EU)
         genuine = keys.claim_key(header.learner, header.incarnation)
         await w.store.put(genuine, good)
-        # Of a stranger, of nobody, and one that may have been damaged on its way here.
+        # One claim is signed by a stranger, one is unsigned, and one may have been damaged in transit.
         forged, unsigned, damaged = bytearray(good), bytearray(good), bytearray(good)
         frame.seal(forged, new_signer())
         unsigned[32:128] = bytes(96)
@@ -112,7 +112,7 @@ async def test_a_rotation_vouches_for_the_newest_that_is_good(folder: Path, capl
         found = await _vouched(log, members.current, changed(members.current.members, added=spec))
         assert [len(m.vouched) for m in found if m.name == "eu"] == [1]
         assert "skipping " in caplog.text
-        # And where none is good, that is said.
+        # If no checkpoint is valid, a warning says so.
         for entry in checkpoints_in(await w.store.list("learners/"))[1:]:
             await w.store.delete(entry.key)
         assert not any(m.vouched for m in await _vouched(log, members.current, found))
@@ -123,7 +123,7 @@ async def test_the_global_buffers_are_of_the_newest_good_checkpoint(folder: Path
     async with checkpointed(folder, 24) as (w, members, _):
         await w.store.put(f"{LATER}1-{0:016x}", b"x")
         _, whose = await global_local(Log(w.run, w.store, w.runtime, None, members))
-        assert whose in (["eu"], [])  # which tensors it has is another test's
+        assert whose in (["eu"], [])  # test_global_buffers.py checks the buffers themselves
         found = [e for e in checkpoints_in(await w.store.list("learners/")) if "999999" not in e.key]
         assert len(found) == 1
 
@@ -182,13 +182,13 @@ async def test_a_key_that_was_expelled_says_nothing_of_later_versions(folder: Pa
             frame.seal(blob, old)
             await w.store.put(keys.snapshot_key(p, version, frame.digest(blob)), blob)
 
-        # While it was a member, what it says of a version that is not there shows a hole …
+        # While the key is a member's, its snapshot of a later version shows that versions are missing …
         await put(heads[0] + 40, 0)
         log = w.by(SYNC).log
         for look in (require_whole, require_commits):
             with pytest.raises(LogCorrupt, match="is missing"):
                 await look(log, 0, heads[0])
-        # … and nothing beyond the versions that were still its own, once it is none.
+        # … but after the key is expelled, its snapshots of later versions show nothing.
         await write(w.store, members, OWNER, entries(), heads, 1.8e9)
         await log.members.refresh(w.store)
         for p in range(len(fragments)):
@@ -202,7 +202,7 @@ async def test_a_key_that_was_expelled_says_nothing_of_later_versions(folder: Pa
         await fresh.recover()
         assert not any(coordinator.broken for coordinator in fresh.coordinators)
         assert not any(found.hopeless for found in await heal.diagnose(w.by(SYNC).log))
-        # Nor does replay blame a commit for what it left under a version that was merged after it had gone.
+        # Replay does not take a snapshot by an expelled key as evidence against a commit.
         await put(2, 0)
         [first, *_] = await replay(w.log)
         assert first.difference is None
@@ -224,18 +224,18 @@ async def test_a_run_object_is_not_parsed_before_its_owner_has_signed_it(
 
 
 class Endless(Layer):
-    """A store in which every object goes on for ever: whoever reads one whole never ends."""
+    """A store in which every object is endless, so that to read a whole object would never end."""
 
     def __init__(self, inner: Layer) -> None:
         super().__init__(inner)
         self.most = 0
 
     async def get(self, key: str) -> Body:
-        """Be asked for all of it."""
+        """Fail the test: no object may be read whole."""
         pytest.fail(f"{key} is read to its end")
 
     async def get_range(self, key: str, start: int, stop: int) -> Body:
-        """Be asked for a part of it."""
+        """Return the range, filled up with zeros, and keep the length of the longest range."""
         self.most = max(self.most, stop - start)
         found = await super().get_range(key, start, stop)
         return bytearray(found) + bytes(stop - start - len(found))
@@ -260,7 +260,7 @@ async def test_an_object_is_read_no_further_than_one_of_its_kind_can_be(folder: 
 
 @in_virtual_time
 async def test_nobody_reads_an_object_to_its_end(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A syncer's start, a learner's join, the collector, replay and heal, where every object goes on for ever."""
+    """With endless objects, a syncer's start, a learner's join, the collector, replay and heal end with an error."""
     caplog.set_level(logging.CRITICAL)
     async with world(folder, seed_of(RULES)) as w:
         async with serving(w.syncer("s")) as syncer:

@@ -1,4 +1,4 @@
-"""A store without space: collection frees some, and whoever writes says that it is full and what to do."""
+"""In a store without space, garbage collection still works, and commands say that the store is full and what to do."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ RULES = Rules(fragments=2, sync_every=4)
 
 
 class Full(Layer):
-    """A store that has room for so many bytes, and has what is in it already."""
+    """A store that has room for `room` more bytes. `sizes` has the size of each object in it."""
 
     def __init__(self, store: Store, room: int = 0) -> None:
         super().__init__(store)
@@ -37,24 +37,24 @@ class Full(Layer):
         self.sizes[key] = size
 
     async def put(self, key: str, data: Data) -> None:
-        """Store it where there is room."""
+        """Store an object if there is room."""
         await self._takes(key, len(data))
         await super().put(key, data)
 
     async def create(self, key: str, data: Blob) -> bool:
-        """Create it where there is room."""
+        """Create an object if there is room."""
         await self._takes(key, len(data))
         return await super().create(key, data)
 
     async def delete(self, key: str) -> None:
-        """Remove it, which makes room."""
+        """Delete an object, which makes room."""
         self.deleted.append(key)
         self.room += self.sizes.pop(key, 0)
         await super().delete(key)
 
 
 async def full(w: World) -> Full:
-    """Return the world's store as one that has no byte left."""
+    """Return the world's store with room for not one more byte."""
     found = Full(w.store)
     found.sizes = {entry.key: entry.size for entry in await w.store.list("")}
     return found
@@ -81,7 +81,9 @@ async def test_a_store_without_a_byte_is_collected(snapshot_every: int) -> None:
         await gc.apply(log, plan)
         assert store.refused > 0
         first = store.deleted[0].split("/")[0]
-        assert first == ("snapshots" if snapshot_every == 4 else "values"), "what no commit names goes first"
+        assert first == ("snapshots" if snapshot_every == 4 else "values"), (
+            "objects that no commit names must be deleted first"
+        )
         assert {e.key for of in plan.doomed.values() for e in of} <= set(store.deleted)
         assert store.room > 0
         for p, commits in (await all_commits(w.log)).items():
@@ -128,14 +130,14 @@ def test_it_is_no_refusal_and_is_ridden_out() -> None:
     assert issubclass(StoreFull, Unavailable)
 
 
-# --- a real one -------------------------------------------------------------------------------------------------------
+# --- a real disk ------------------------------------------------------------------------------------------------------
 
 IN_A_DISK_OF_ITS_OWN = ("unshare", "--user", "--map-root-user", "--mount")
 
 
 @pytest.fixture
 def own_mounts() -> None:
-    """Require a namespace of mounts, where a file system of any size can be had."""
+    """Require a mount namespace, in which a test can mount a file system of any size."""
     if subprocess.run([*IN_A_DISK_OF_ITS_OWN, "true"], capture_output=True, check=False).returncode:
         why = "not run: this machine gives no namespace of mounts (unshare --user --mount)"
         if os.environ.get("ISTHMUS_REQUIRE_MOUNTS") == "1":

@@ -1,4 +1,4 @@
-"""The buffers of the global model: a model with running statistics evaluates well wherever it is taken out of a run."""
+"""A model with running statistics evaluates well in every form in which it leaves a run."""
 
 import subprocess
 import time
@@ -24,11 +24,11 @@ from support import restarts
 SHIFT = 10.0
 
 STEPS = 1000
-"""Of each learner, at least: its loss is then a twentieth of that of an untrained model, or less."""
+"""Least number of steps of each learner. The loss is then at most a twentieth of an untrained model's."""
 
 
 class Net(nn.Module):
-    """Predicts the mean of inputs far from zero, through a normalisation; with a teacher that follows."""
+    """Predicts the mean of inputs far from zero, with a normalisation layer. Its teacher follows its first layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     try:
         end = time.monotonic() + 200
         number = 0
-        # Trained long enough, however quickly versions come.
+        # Versions may come quickly, so wait for enough steps, too.
         while min(v for link in links for v in link.versions) < 10 or number < 2 * STEPS:
             assert time.monotonic() < end, (folder / "log").read_text()
             for (model, optimizer), link in zip(loops, links, strict=True):
@@ -196,7 +196,7 @@ def test_statistics_are_those_of_all_that_was_seen() -> None:
     whole = np.concatenate(seen)
     assert found["n.running_mean"].values[0] == pytest.approx(whole.mean())
     assert found["n.running_var"].values[0] == pytest.approx(whole.var())
-    assert found["n.num_batches_tracked"].values == 7, "the newest"
+    assert found["n.num_batches_tracked"].values == 7, "a counter comes from the newest checkpoint"
 
 
 def test_no_learner_sets_the_statistics_of_all() -> None:

@@ -1,4 +1,4 @@
-"""What a recovery needs is gone, and no syncer is left that knew it: `isthmus heal` starts the fragment again."""
+"""If objects that a fold needs are lost and no syncer has the state, `isthmus heal` starts the fragment again."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ async def grow(w: World, versions: int) -> list[int]:
 
 
 async def overwrite(w: World, fragment: int, version: int) -> str:
-    """Let a learner write over its own update that a version merged, whoever of them it was; return the key."""
+    """Overwrite one of the updates that a version merged, as its learner may do; return the key."""
     commit = await commit_of(w, fragment, version)
     key = commit.header.inputs[0].key
     await w.store.put(key, b"gone")
@@ -55,7 +55,7 @@ async def published_at(w: World, fragment: int, version: int) -> F32:
 
 
 async def run(*arguments: str) -> int:
-    """Run a command where it finds no event loop, as on a command line."""
+    """Run a command in a thread without an event loop, as on a command line."""
     return await asyncio.to_thread(main, [*arguments])
 
 
@@ -98,23 +98,23 @@ async def test_a_healed_fragment_goes_on_from_what_was_published_and_the_log_say
         commit = await heal.heal(w.log, found[0])
         assert commit is not None
         assert commit.version == heads[0] + 1
-        # What learners held is what they go on from; momentum is gone, and the master with it.
+        # The fragment goes on from the published value that learners hold. Its momentum and its master are lost.
         at = await fold.fold(w.log, 0, fold.Merging(w.log))
         assert np.array_equal(at.carried.published, published)
         assert np.array_equal(at.carried.master, published)
         assert not at.carried.momentum.any()
-        # A syncer starts, and learners that know nothing of it go on.
+        # A syncer starts, and learners that know nothing of the heal go on.
         syncer = w.syncer("west")
         async with serving(syncer, killed=True):
             assert syncer.coordinators[0].head == commit.version
             assert not syncer.coordinators[0].broken
-            ends = (commit.version + 3, commit.version)  # the other one, too, has a version of that number then
+            ends = (commit.version + 3, commit.version)  # then the other fragment also has a version of that number
 
             def enough() -> bool:
                 return all(coordinator.head >= end for coordinator, end in zip(syncer.coordinators, ends, strict=True))
 
             await asyncio.gather(*(train(w.learner(f"l{i}"), 20, seed=i, enough=enough) for i in range(2)))
-        # At most once, beyond the hole too.
+        # No update is merged twice, not even one from before the heal.
         bases: dict[str, int] = {}
         for c in (await all_commits(w.log))[0]:
             for given in c.header.inputs:
@@ -141,7 +141,7 @@ async def test_a_healed_fragment_goes_on_from_what_was_published_and_the_log_say
 
 @in_virtual_time
 async def test_without_its_snapshot_a_commit_that_heals_is_a_place_to_start_all_the_same(folder: Path) -> None:
-    """The process that healed was killed between its two writes."""
+    """The snapshot is missing if the process that heals is killed between its two writes."""
     async with world(folder, FEW) as w:
         heads = await grow(w, 6)
         await overwrite(w, 0, 2)
@@ -173,7 +173,7 @@ async def test_where_published_values_are_gone_too_it_goes_back_to_the_newest_th
         commit = await heal.heal(w.log, found)
         assert commit is not None
         assert merge.array_digest(before) == commit.header.published_digest
-        # A learner that stands at the old head goes on behind the hole by itself.
+        # A fold of published values, as learners do it, goes on beyond the hole.
         at = await fold.fold(w.log, 0, fold.Publishing(w.log))
         assert (at.version, merge.array_digest(at.carried)) == (commit.version, merge.array_digest(before))
 
@@ -233,7 +233,7 @@ async def test_a_syncer_that_stops_in_order_leaves_nothing_to_heal(folder: Path)
 
 
 class Refuses(Layer):
-    """A store that lets nobody read updates, or says of each that it is in an outage."""
+    """A store that fails each read of an update, with `Denied` or `Unavailable`."""
 
     def __init__(self, inner: Store, error: type[Exception]) -> None:
         super().__init__(inner)

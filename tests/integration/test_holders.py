@@ -1,4 +1,4 @@
-"""Several syncers on one loop: they share the fragments, take over from the dead, and one that slept does no harm."""
+"""Several syncers share the fragments and take over those of dead syncers. A syncer that stalled does no harm."""
 
 import asyncio
 import uuid
@@ -38,7 +38,7 @@ def writers(commits: dict[int, list[Commit]]) -> dict[int, list[str]]:
 
 @in_virtual_time
 async def test_syncers_share_the_fragments_and_each_commits_only_its_own(folder: Path) -> None:
-    # On a busy machine this loop may stand for a second: nobody is to take that for the other's silence.
+    # With so long a silence, no syncer takes the other for dead.
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=20.0))) as w:
         one, two = w.syncer("east"), w.syncer("west")
         async with serving(one), serving(two):
@@ -51,7 +51,7 @@ async def test_syncers_share_the_fragments_and_each_commits_only_its_own(folder:
             await until(
                 lambda: [k.head for k in one.coordinators] == [k.head for k in two.coordinators], "both at the head"
             )
-            # Whoever leaves last may still merge what the other's fragments were sent.
+            # Read the writers now: the syncer that stops last may still merge updates of the other's fragments.
             wrote = {p: set(found) for p, found in writers(await all_commits(w.log)).items()}
         assert await check_log(w) == one.tallies.commits + two.tallies.commits
         assert wrote == {p: {name} for p, name in mine.items()}
@@ -61,30 +61,30 @@ async def test_syncers_share_the_fragments_and_each_commits_only_its_own(folder:
 
 
 class Noted(Layer):
-    """A store that notes the keys that are read."""
+    """A store that records the keys that are read."""
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
         self.read: list[str] = []
 
     async def get(self, key: str) -> Body:
-        """Note and get."""
+        """Record the key and read the object."""
         self.read.append(key)
         return await super().get(key)
 
     async def get_range(self, key: str, start: int, stop: int) -> Body:
-        """Note and get."""
+        """Record the key and read a range."""
         self.read.append(key)
         return await super().get_range(key, start, stop)
 
     def fragments(self, kind: str) -> set[int]:
-        """Return the fragments of which something of a kind was read."""
+        """Return the fragments of which an object of a kind was read."""
         return {int(key.split("/")[1]) for key in self.read if key.startswith(kind)}
 
 
 @in_virtual_time
 async def test_of_what_another_keeps_a_syncer_reads_the_commits_alone_until_it_takes_over(folder: Path) -> None:
-    """A5: with S syncers each reads and merges its share."""
+    """With S syncers, each reads and merges only its share."""
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=20.0, snapshot_every=5))) as w:
         noted: list[Noted] = []
 
@@ -102,7 +102,7 @@ async def test_of_what_another_keeps_a_syncer_reads_the_commits_alone_until_it_t
             await until(lambda: one.held and two.held and len(one.held | two.held) == 4, "shared")
             shares = set(one.held), set(two.held)
             for was in noted:
-                was.read.clear()  # whoever was first alone may have looked at everything
+                was.read.clear()  # the first syncer may have read all fragments while it was alone
             learners = [w.learner(f"l{i}") for i in range(2)]
             enough = lambda: min(k.head for s in (one, two) for k in s.coordinators) >= 7  # noqa: E731
             await asyncio.gather(*(train(a, 40, seed=i, enough=enough) for i, a in enumerate(learners)))
@@ -124,7 +124,7 @@ async def test_of_what_another_keeps_a_syncer_reads_the_commits_alone_until_it_t
             )
             assert shares[0] <= noted[1].fragments("snapshots/")
             assert two.fold_s > 0.0
-        # Counted once nobody writes any more; of each of its fragments the dying may have put one uncounted.
+        # No syncer writes any more. The killed one may have written one commit of each fragment without counting it.
         total = await check_log(w)
         wrote = [name for found in writers(await all_commits(w.log)).values() for name in found]
         assert len(wrote) == total
@@ -134,7 +134,7 @@ async def test_of_what_another_keeps_a_syncer_reads_the_commits_alone_until_it_t
 
 @in_virtual_time
 async def test_a_fragment_given_back_is_kept_until_it_is_old_and_folded_anew_when_it_comes_again(folder: Path) -> None:
-    """Another that is only thought to be there costs nothing: what nobody else commits on is still the state."""
+    """A syncer that is wrongly believed to be there costs no fold: if it commits nothing, the old state is current."""
     async with world(folder) as w:
         syncer = w.syncer("east")
         async with serving(syncer):
@@ -180,7 +180,7 @@ async def test_a_standby_takes_over_what_a_dead_one_held_and_gives_back_what_it_
 
 @in_virtual_time
 async def test_a_syncer_that_stalled_while_another_went_on_loses_its_commit_and_folds_the_winners(folder: Path) -> None:
-    """It had closed its round and was about to write the commit when it fell asleep."""
+    """The syncer falls asleep when it has closed a round and is about to write the commit."""
     async with world(folder) as w:
         asleep, wake = asyncio.Event(), asyncio.Event()
         sleepy = w.through(lambda store: Sleepy(store, commits_prefix(0), asleep, wake))
@@ -286,7 +286,7 @@ async def test_a_damaged_update_heals_with_the_next_snapshot_of_a_syncer_that_ha
             await damage(w, 0)
             hurt = w.syncer("west")
             async with serving(hurt):
-                # Either it began in between and healed, or the next snapshot was there before it looked.
+                # Either it started before the next snapshot and recovered with it, or the snapshot was there already.
                 await until(lambda: not hurt.coordinators[0].broken and hurt.coordinators[0].head > 11, "healed")
             await training
 

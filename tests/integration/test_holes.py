@@ -1,4 +1,4 @@
-"""A commit that is missing below a newer one is found by whoever reads the log, and no other is put in its place."""
+"""A commit that is missing below a newer one is found when the log is read, and no other commit takes its place."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ FEW = seed_of(Rules(fragments=2, sync_every=4), PACE)
 
 
 async def grown(w: World, versions: int, killed: bool = True) -> int:
-    """Let a learner train until both fragments have so many versions; return the newest of the first."""
+    """Train until both fragments have this many versions; return the newest version of the first fragment."""
     async with serving(w.syncer("s1"), killed=killed) as syncer:
         await train(w.learner("l0"), 20, enough=lambda: min(k.head for k in syncer.coordinators) >= versions)
     return (await newest_commit(w, 0)).version
@@ -54,7 +54,7 @@ async def test_a_missing_commit_is_found_and_no_other_put_in_its_place(folder: P
 
 
 async def test_a_hole_below_a_snapshot_is_found_where_the_whole_log_is_read(folder: Path) -> None:
-    """A syncer goes on all the same: it needs nothing that was before the snapshot."""
+    """A syncer goes on all the same: it needs no commit from before the snapshot."""
     async with world(folder, FEW) as w:
         head = await grown(w, 24, killed=False)
         await w.store.delete(commit_key(0, head - 10))
@@ -83,14 +83,14 @@ async def test_replay_says_so_and_ends_with_1(folder: Path, capsys: pytest.Captu
     assert "is missing" in capsys.readouterr().out
 
 
-# --- found without reading it all ---------------------------------------------------------------------------------------
+# --- found without reading the whole log ------------------------------------------------------------------------------
 
 
 class NoList(Layer):
-    """A store that lists no commits for this user, as policies of earlier releases had it."""
+    """A store that does not allow this user to list commits. The policies of earlier releases did not."""
 
     async def list(self, prefix: str) -> Sequence[Entry]:
-        """Refuse it."""
+        """List objects; raise `Denied` for commits."""
         if prefix.startswith("commits/"):
             raise Denied(f"{prefix}: 403")
         return await super().list(prefix)
@@ -121,7 +121,7 @@ async def test_who_may_not_list_looks_for_what_a_new_syncer_needs(folder: Path) 
         assert not found.whole_log
         assert not found.wrong
         await w.store.delete(commit_key(0, 1))
-        assert not (await look(log)).wrong, "it is below the newest snapshot"
+        assert not (await look(log)).wrong, "the missing commit is below the newest snapshot"
         await w.store.delete(commit_key(0, snapshot))
         with pytest.raises(LogCorrupt, match="is missing"):
             await require_commits(log, 0, head)
@@ -164,7 +164,7 @@ async def test_a_syncer_at_work_says_it_and_goes_on(
         await train(w.learner("l0"), 60, enough=lambda: min(k.head for k in coordinators) >= 12)
         kept = await w.store.get(commit_key(0, 3))
         await w.store.delete(commit_key(0, 3))
-        # Not at each snapshot: now and then.
+        # The syncer looks for holes every `WHOLE_EVERY_S`, not at each snapshot.
         assert coordinators[0].hole == ""
         await asyncio.sleep(WHOLE_EVERY_S)
         head = coordinators[0].head
@@ -180,7 +180,7 @@ async def test_a_syncer_at_work_says_it_and_goes_on(
         await train(w.learner("l2"), 60, enough=lambda: not coordinators[0].hole)
 
 
-# --- a fragment that stands while others move ---------------------------------------------------------------------------
+# --- a fragment that stands still while others move -------------------------------------------------------------------
 
 
 def test_a_fragment_stands_when_most_others_were_merged_eight_times_since() -> None:
@@ -194,16 +194,14 @@ def test_a_fragment_stands_when_most_others_were_merged_eight_times_since() -> N
 
 
 async def test_a_fragment_that_stands_is_seen(folder: Path) -> None:
-    """Something lies under the key of a commit to come, which is none: nobody can go on with it."""
+    """An object that is no commit lies under the key of a future commit, so its fragment cannot go on."""
     async with world(folder, seed_of(Rules(fragments=3, sync_every=6), PACE)) as w, serving(w.syncer("s1")) as syncer:
         live = Live(w.log, w.store, w.bus, w.runtime)
         await live.begin()
         assert live.status().standing == []
         await w.store.put(commit_key(0, 4), b"nonsense")
         await train(w.learner("l0"), 400, enough=lambda: min(k.head for k in syncer.coordinators[1:]) >= 4 + STANDS)
-        assert syncer.coordinators[0].head == 3, (
-            "what nobody can read is no hole either: up to it the fragment is served"
-        )
+        assert syncer.coordinators[0].head == 3, "the fragment must be served up to the object that is no commit"
         assert (await look(w.log)).standing == [0]
         assert (await read_status(w.log, w.bus, w.runtime, 0.5)).standing == [0]
         await live._newest()

@@ -1,4 +1,4 @@
-"""Nothing that tests have started outlives them, however they end."""
+"""No process that a test run has started outlives the test run, however it ends."""
 
 import os
 import signal

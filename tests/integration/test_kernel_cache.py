@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: what became of their files, or of the disk, costs a warning and the time to compile."""
+"""If compiled kernels on disk are damaged or cannot be written, a process logs a warning and compiles them."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ ONE = "import numpy as np; from isthmus.codecs import kernels; print(kernels.nor
 
 
 def start(cache: Path, **environment: str) -> str:
-    """Run a kernel in a process of its own; return what it warns of."""
+    """Run a kernel in a new process; return what the process writes to stderr."""
     done = subprocess.run(
         [sys.executable, "-c", ONE], env={**os.environ, "NUMBA_CACHE_DIR": str(cache), **environment},
         capture_output=True, text=True, timeout=240, check=False,
@@ -32,7 +32,7 @@ def _half(data: bytes) -> bytes:
 
 
 def _flipped(data: bytes) -> bytes:
-    """Turn one bit in the middle: machine code that numba would run."""
+    """Flip one bit in the middle: this can be machine code that numba would run."""
     at = len(data) // 2
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
@@ -64,7 +64,7 @@ def test_a_damaged_file_is_compiled_anew_and_replaced(
     said = start(tmp_path)
     assert said.count("cannot use the compiled kernels on disk") == 1
     assert "are not what was written; NUMBA_CACHE_DIR names another folder" in said
-    assert start(tmp_path) == "", "the next start finds good ones"
+    assert start(tmp_path) == "", "the next start must find valid files"
 
 
 def test_a_full_disk_costs_a_warning(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ c.open = opened
 
 
 def test_a_machine_without_a_writable_home_works(tmp_path: Path) -> None:
-    """As in a container with a read-only root: no place beside the library, and none in the home folder."""
+    """In a container with a read-only root, for example, neither the library's nor the home folder can be written."""
     copy = tmp_path / "lib"
     copy.mkdir()
     nowhere = ONE.replace("import numpy", "import numba.core.caching as c\n" + NOWHERE + "\nimport numpy", 1)

@@ -1,4 +1,4 @@
-"""The lab: settings, rows that come out the same again, baselines as settings, and the command over it."""
+"""The lab's experiments are reproducible, include baselines, and run by `isthmus simulate training`."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ class Voice(msgspec.Struct):
 
 
 def test_a_small_model_stands_for_a_large_one_by_its_payloads_alone() -> None:
-    """A commit is as large for both: scaled along, commits took a third of a link that fragments should have had."""
+    """A commit is equally large for both models. If its size were scaled too, commits would take a third of a link."""
     world = World("payload")
 
     async def seconds(size: int) -> tuple[float, float, int]:
@@ -110,12 +110,12 @@ def test_any_failure_stops_data_parallel_and_takes_back_what_no_checkpoint_has()
     failing = named(job, "failing", failures=Failures(every_s=20.0, repair_s=4.0, checkpoint_s=5.0))
     row = train(failing, 0)
     assert train(failing, 0) == row
-    # By the clock, which a repair under way may not outlast.
+    # The run ends by the clock, even during a repair.
     assert row.wall_virtual_s == 60.0
     assert row.tokens < calm.tokens
     assert row.uptime < 0.95
     taken_back = row.tokens / calm.tokens - row.goodput
-    assert taken_back > 0.01, "some of what was processed was trained again"
+    assert taken_back > 0.01, "some tokens must have been processed again"
     kept = named(failing, "", failures=Failures(every_s=20.0, repair_s=4.0, checkpoint_s=0.1))
     assert train(kept, 0).tokens / calm.tokens - train(kept, 0).goodput < taken_back
     more = named(failing, "", learners=4)
@@ -125,7 +125,7 @@ def test_any_failure_stops_data_parallel_and_takes_back_what_no_checkpoint_has()
 def test_by_the_clock_a_thin_link_leaves_data_parallel_few_steps() -> None:
     wires = Wires(latency_s=0.0, gbit_s=0.01, parameters=1e6)
     row = train(named(TINY, "thin", steps=60, until="time", method="data-parallel", wires=wires), 0)
-    # One time 16 bits of a million parameters over 10 Mbit/s: 1.6 s besides the step.
+    # Each step sends 16 bits of a million parameters once, at 10 Mbit/s: 1.6 s besides the 1 s of the step.
     assert row.tokens == int(60 / 2.6) * 2 * 128
     assert row.goodput == pytest.approx(23 / 60)
 
@@ -149,7 +149,7 @@ def test_data_parallel_waits_for_the_slowest_and_for_its_gradients() -> None:
     row = train(mixed, 0)
     assert row.goodput == pytest.approx(0.75, abs=0.02)
     thin = named(mixed, "", step_s=(1.0,), wires=Wires(latency_s=0.0, gbit_s=1.0, parameters=1e9))
-    # Two bytes a parameter, and of two learners each sends and gets half of them twice: 16 Gbit at 1 Gbit/s.
+    # Each of two learners sends and gets half of the parameters twice, two bytes for each: 16 Gbit at 1 Gbit/s.
     assert train(thin, 0).wall_virtual_s == pytest.approx(16 * (1.0 + 16.0), rel=0.01)
 
 
@@ -211,7 +211,7 @@ def test_part_of_an_experiment_is_run_by_names(tmp_path: Path) -> None:
 
 
 class _Steps:
-    """Trains nothing, at a pace of its own."""
+    """Trains nothing; a step takes about `step_s`."""
 
     def __init__(self, step_s: float, draw: random.Random) -> None:
         self.step_s, self.draw = step_s, draw
@@ -234,7 +234,7 @@ class _Steps:
 
 @pytest.mark.parametrize(("lead", "far"), [(None, True), (0.0, False)])
 def test_with_a_lead_nobody_runs_ahead_of_who_is_slow_to_answer(lead: float | None, far: bool) -> None:
-    """One learner answers calls at its next boundary, half a minute later: the other waits for it, or does not."""
+    """One learner answers calls up to 30 s later, at its step boundary. If `lead` is set, the other waits for it."""
     world = World("lead")
     pace = Pace(quorum=2, lead=lead, grace=0.0, heartbeat_s=5.0, silence_s=100.0)
     if lead is not None:

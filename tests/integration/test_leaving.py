@@ -1,4 +1,4 @@
-"""How a learner leaves: interrupted while it joins, at any moment of a step, with a slow store, without a word."""
+"""A learner leaves a run well if it is interrupted at any moment, has a slow store, or is dropped without `close`."""
 
 import gc
 import os
@@ -63,7 +63,7 @@ def gone() -> None:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Seconds that a write or read takes whose path contains a word."""
+    """Seconds by which a read or write is delayed, by a word that its path contains."""
     delays: dict[str, float] = {}
     write, read = files.FileStore._write, files.FileStore._read
 
@@ -142,7 +142,7 @@ def test_a_loop_that_survives_interrupts_trains_and_sends_on(tmp_path: Path) -> 
                 armed = False
             except KeyboardInterrupt:
                 interrupts += 1
-                # torch's optimizers switch gradients on again as the second thing that they do at the end of a step.
+                # An interrupt at the end of `optimizer.step` may come before torch switches gradients on again.
                 torch.set_grad_enabled(True)
     finally:
         stop.set()
@@ -152,7 +152,7 @@ def test_a_loop_that_survives_interrupts_trains_and_sends_on(tmp_path: Path) -> 
     before = {p.name for p in tmp_path.glob("run/updates/*/a/*")}
     end = time.monotonic() + 30
     while {p.name for p in tmp_path.glob("run/updates/*/a/*")} == before:
-        assert time.monotonic() < end, "nothing is sent any more"
+        assert time.monotonic() < end, "the learner sends no updates any more"
         step(link, model, optimizer)
         time.sleep(0.01)
     link.close(wait=0)
@@ -190,7 +190,7 @@ def test_the_last_checkpoint_is_waited_for(
 
 
 def test_who_leaves_without_a_checkpoint_stores_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a rank does of which another failed: what its model holds is not of one step."""
+    """A rank leaves like this if another rank failed: the parts of the model may then be of different steps."""
     link, model, optimizer = join(tmp_path)
     for _ in range(3):
         step(link, model, optimizer)
@@ -220,7 +220,7 @@ def test_what_could_not_be_stored_in_time_is_said(
     gone()
     slow.clear()
     again, *_ = join(tmp_path)
-    assert again.steps_done == 1, "as it was said: nothing goes on behind it"
+    assert again.steps_done == 1, "no upload may go on after the warning"
     again.close(wait=0)
 
 
@@ -240,7 +240,7 @@ def test_a_short_run_hears_what_became_of_its_work(tmp_path: Path) -> None:
         for _ in range(8):
             step(link, model, optimizer)
         link.close()
-        assert not any(link._side.agent("uplink").uplink.attempts), "all that was sent is answered"
+        assert not any(link._side.agent("uplink").uplink.attempts), "all updates must be answered"
     finally:
         syncer.terminate()
         syncer.wait(60)
@@ -255,7 +255,7 @@ def test_where_no_syncer_is_heard_nobody_waits(tmp_path: Path) -> None:
         link.close(wait=-1)
 
 
-# --- without a word ---------------------------------------------------------------------------------------------------
+# --- without `close` --------------------------------------------------------------------------------------------------
 
 
 def test_who_drops_a_link_lets_the_agent_go(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class Scene:
     running: "asyncio.Task[None]"
 
     async def leaves(self) -> float:
-        """Let the late one leave; return after how many seconds it is gone."""
+        """Let the late learner leave; return how many seconds that takes."""
         began = self.w.runtime.now()
         self.late.drain(done=True, wait_s=WAIT_S)
         await self.running
@@ -36,7 +36,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(steps: int, *, alone: bool) -> AsyncIterator[Scene]:
-    """Set the scene; the other learner takes so many steps, and is gone when the update arrives, or trains on."""
+    """Set the scene. The other learner takes this many steps; if `alone`, it has left when the late update arrives."""
     asleep, wake = asyncio.Event(), asyncio.Event()
     async with world("", seed_of(RULES, PACE)) as w, serving(w.syncer()) as syncer:
         late = w.through(lambda store: Sleepy(store, UPDATES, asleep, wake)).learner("late")
@@ -59,7 +59,7 @@ async def scene(steps: int, *, alone: bool) -> AsyncIterator[Scene]:
 async def test_the_next_round_takes_what_came_too_late_for_one() -> None:
     async with scene(200, alone=False) as s:
         assert await s.leaves() < WAIT_S
-        assert not s.late.uplink.attempts[0], "answered"
+        assert not s.late.uplink.attempts[0], "the update must be answered"
         assert s.late.uplink.accounts[0].merged > 0
 
 
@@ -67,7 +67,7 @@ async def test_the_next_round_takes_what_came_too_late_for_one() -> None:
 async def test_without_anybody_else_there_is_no_next_round() -> None:
     async with scene(30, alone=True) as s:
         took = await s.leaves()
-        assert s.late.uplink.attempts[0], "nobody opened a round for it"
+        assert s.late.uplink.attempts[0], "no learner was left to open a round for the update"
         assert PERIOD_S < took < PERIOD_S + 1.0
 
 

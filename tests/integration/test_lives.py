@@ -1,4 +1,4 @@
-"""Learners that die and come back: checkpoints, the ledger over several lives, twins, moments from a peer."""
+"""A learner that dies and comes back goes on from its checkpoint, and its ledger covers all its incarnations."""
 
 import asyncio
 import random
@@ -37,7 +37,7 @@ from support.world import (
 
 
 class Counting:
-    """Says what was saved: a stand-in for optimizer and sampler."""
+    """A stand-in for optimizer and sampler, whose state is the number of batches so far."""
 
     def __init__(self) -> None:
         self.batches = 0
@@ -56,7 +56,7 @@ class Counting:
 
 
 class Life:
-    """One life of a learner, step by step."""
+    """One incarnation of a learner, driven step by step."""
 
     def __init__(self, w: World, name: str, **options: Any) -> None:
         self.agent = w.learner(name, checkpoint_s=0.15, **options)
@@ -97,7 +97,7 @@ class Life:
 
 
 def held(agent: LearnerAgent) -> list[Any]:
-    """Return the residuals that wait for their next update, and those that updates carry which no commit has settled."""
+    """Return the residuals that wait for the next update, and those that unsettled updates carry."""
     uplink = agent.uplink
     both = [r for p, left in enumerate(uplink.residuals) for r in (left, *uplink.taken[p].values())]
     return [r for r in both if r is not None]
@@ -122,7 +122,7 @@ async def test_a_learner_goes_on_at_its_checkpoint_and_the_ledger_covers_all_its
             await one.kill()
         last = await Life(w, "l0").start()
         assert last.boundary.step > 60, "checkpoints were used"
-        assert last.agent.history.tokens_lost > 0, "something was lost on the way: the counter is not idle"
+        assert last.agent.history.tokens_lost > 0, "no tokens were lost: this shows nothing"
         await last.steps(60)
         await last.end()
         balanced(last.agent)
@@ -137,7 +137,7 @@ async def test_a_learner_goes_on_at_its_checkpoint_and_the_ledger_covers_all_its
 
 @in_virtual_time
 async def test_merged_tokens_of_all_lives_are_those_in_the_log(folder: Path) -> None:
-    """The ledger's `merged` is checked against the commits: what earlier lives sent after their checkpoint counts."""
+    """The ledger's `merged` agrees with the commits, also for updates sent after an incarnation's last checkpoint."""
     async with world(folder) as w, serving(w.syncer()):
         trained = 0
         for _ in range(5):
@@ -159,7 +159,7 @@ async def test_merged_tokens_of_all_lives_are_those_in_the_log(folder: Path) -> 
                     merged[p] += sum(i.tokens for i in commit.header.inputs if i.learner == "l0")
         assert [a.merged for a in last.agent.uplink.accounts] == merged
         balanced(last.agent)
-        # What was trained, no more; less only by what each life did not live to say.
+        # This is what was trained, without the last tokens that each killed incarnation had not reported yet.
         processed = last.boundary.tokens_seen + last.agent.uplink.tokens_lost
         assert trained - 5 * 1000 <= processed <= trained
         await last.end()
@@ -175,7 +175,7 @@ async def test_local_work_goes_on_where_no_newer_version_replaced_it(folder: Pat
         for mine, before in zip(two.replica.values, one.replica.values, strict=True):
             assert np.array_equal(mine, before)
         assert two.boundary.step == 30
-        # What was said by the life before is said again by this one: no commit has settled it.
+        # This incarnation announces the updates of the one before it again: no commit has settled them.
         assert [set(a) for a in two.agent.uplink.attempts] == [{0}] * 4
         balanced(two.agent)
         async with serving(w.syncer()) as syncer:
@@ -183,7 +183,7 @@ async def test_local_work_goes_on_where_no_newer_version_replaced_it(folder: Pat
             await two.steps(20)
             await two.end()
         commits = [c async for c in w.log.commits(0, 0)]
-        assert commits[0].header.inputs[0].incarnation == 1, "the update of the first life was merged"
+        assert commits[0].header.inputs[0].incarnation == 1, "the update of the first incarnation must be merged"
         balanced(two.agent)
 
 
@@ -198,10 +198,10 @@ async def test_error_feedback_survives_with_the_update_it_belongs_to(folder: Pat
         await one.end()
         two = await Life(w, "l0").start()
         uplink = two.agent.uplink
-        # Where an upload was under way in the last moment its residual is gone, and nothing is claimed.
+        # If an upload was in progress at the end, its residual is lost, and no update is named for it.
         assert any(uplink.residual_of)
         for p, key in enumerate(uplink.residual_of):
-            # What an update carries that no commit has settled is out of the account until one does.
+            # A residual that an unsettled update carries is in `taken` instead of `residuals`.
             held = [r for r in (uplink.residuals[p], *uplink.taken[p].values()) if r is not None]
             assert bool(key) == bool(held)
             if key:
@@ -273,7 +273,7 @@ async def test_a_twin_is_found_without_the_bus(folder: Path, monkeypatch: pytest
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.1, silence_s=0.5))) as w:
         old = await Life(w, "l0").start()
         blob = await w.store.get(claim_key("l0", 1))
-        await w.store.create(claim_key("l0", 2), blob)  # that is nobody's: it lies under another key than its own
+        await w.store.create(claim_key("l0", 2), blob)  # not valid: this claim lies under a key that is not its own
         mine, _ = frame.parse(blob, Kind.CLAIM, ClaimHeader)
         third = msgspec.structs.replace(mine, incarnation=3)
         await w.store.create(claim_key("l0", 3), frame.draft(Kind.CLAIM, third).blob)
@@ -333,7 +333,7 @@ async def test_learners_added_for_a_while_and_killed_leave_nothing_that_waits_fo
             return (await newest_commit(w, 0)).header.waited.expected == ("steady",)
 
         while not await alone():
-            assert not steady.done(), "somebody was waited for to the end"
+            assert not steady.done(), "rounds still wait for a killed learner"
             await asyncio.sleep(0.02)
         commits = syncer.tallies.commits
         await until(lambda: syncer.tallies.commits > commits + 12, "it goes on alone")

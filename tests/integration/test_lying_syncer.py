@@ -1,4 +1,4 @@
-"""A syncer that lies. What all who read refuse; and what they cannot see and `isthmus replay` names (SECURITY.md)."""
+"""All readers reject a syncer's lie if it shows, and `isthmus replay` finds the others (SECURITY.md)."""
 
 import asyncio
 from collections.abc import Callable
@@ -43,21 +43,21 @@ async def differences(w: World) -> dict[int, Difference]:
 
 
 async def begun(w: World, syncer: Syncer) -> None:
-    """Let a few versions be merged, of one learner after another."""
+    """Merge a few versions, with one learner after another."""
     for number, name in enumerate(("a", "b", "c"), 1):
         wanted = 2 * number
         await train(w.learner(name), 20, enough=lambda wanted=wanted: syncer.coordinators[0].head >= wanted)  # type: ignore[misc]
 
 
 async def append(w: World, header: CommitHeader, value: frame.Body | None = None) -> None:
-    """Commit something, whatever it is."""
+    """Append a commit without checking it."""
     if value is not None:
         await w.store.put(header.value_key, value)
     body = frame.draft(Kind.COMMIT, header).blob
     assert await w.log.append(header.fragment, header.version, body)
 
 
-# --- what nobody takes ------------------------------------------------------------------------------------------------
+# --- lies that every reader rejects -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lie", REFUSED)
@@ -82,11 +82,11 @@ async def test_a_lie_that_shows_is_taken_by_nobody_and_ends_nobody(lie: str, fol
         assert 1 not in found
 
 
-# --- what only replay sees --------------------------------------------------------------------------------------------
+# --- lies that only replay finds --------------------------------------------------------------------------------------
 
 
 async def _lied(w: World, syncer: Syncer, lie: Callable[[FragmentCoordinator], None]) -> tuple[int, Difference]:
-    """Let a coordinator lie from now on until it has committed; return after which version, and what replay says."""
+    """Let a coordinator lie in its next commits. Return the version before them and replay's first difference."""
     await begun(w, syncer)
     assert await differences(w) == {}
     assert [(r.unproven, r.untimely, r.nobodys) for r in await replay(w.log)] == [(0, [], [])] * 2
@@ -143,7 +143,7 @@ async def test_replay_finds_again_what_each_input_counts_for(
 async def test_replay_names_a_value_that_does_not_follow_from_what_was_merged(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Learners take it: they do not merge anew. Whoever does is not taken in."""
+    """Learners accept this value, because they do not merge its inputs again. A fold that does finds the lie."""
     own = merge.advance
 
     def advance(state: merge.State, round_: Accumulator, *rest: Any) -> Advance:
@@ -215,8 +215,8 @@ async def test_a_heal_starts_where_it_says_and_replay_names_one_of_what_is_whole
 
 @in_virtual_time
 async def test_a_false_rejection_hides_nothing(folder: Path) -> None:
-    """Who was rejected as too long had a say in what is usual; that excuses no update merged twice, and no length
-    beyond all that was seen."""
+    """An update that was rejected as too long changes the usual length. That excuses neither an update that is merged
+    twice nor a usual length beyond all lengths that were seen."""
     async with world(folder, SEED) as w, serving(w.syncer("s")) as syncer:
         await begun(w, syncer)
     newest = await newest_commit(w, 0)
@@ -240,7 +240,7 @@ async def test_a_false_rejection_hides_nothing(folder: Path) -> None:
 async def test_a_published_value_of_its_own_is_seen_by_every_syncer(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the state that it records is the true one."""
+    """They see it even if the commit records the true state."""
     own = merge.advance
 
     def advance(state: merge.State, round_: Accumulator, down: Any, run: bytes, *rest: Any) -> Advance:
@@ -265,7 +265,7 @@ async def test_a_published_value_of_its_own_is_seen_by_every_syncer(
 
 @in_virtual_time
 async def test_steps_that_there_was_no_time_for_are_named(folder: Path) -> None:
-    """A learner and a syncer that lie together: by the bounds, an update of so many steps may be as long as they are."""
+    """A learner and a syncer lie together: the bounds allow an update of very many steps to be very long."""
     async with world(folder, SEED) as w, serving(w.syncer("s")) as syncer:
         await begun(w, syncer)
     assert all(result.untimely == [] for result in await replay(w.log))
@@ -308,7 +308,7 @@ async def test_steps_that_there_was_no_time_for_are_named(folder: Path) -> None:
 async def test_a_learner_of_whom_too_much_is_said_goes_on_speaking(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Work in its name that it never did leaves its own account within what its messages and checkpoints can say."""
+    """If commits name work that a learner never did, its ledger still fits into its messages and checkpoints."""
     async with world(folder, SEED) as w:
         async with serving(w.syncer("s")) as syncer:
             await begun(w, syncer)
@@ -353,8 +353,8 @@ async def test_a_learner_of_whom_too_much_is_said_goes_on_speaking(
 
 @in_virtual_time
 async def test_a_heal_of_what_never_was_does_not_bring_any_value_in(folder: Path) -> None:
-    """A version that merges what was never stored cannot be folded, so its value is the syncer's word; then a heal begins
-    with it. It is named who wrote it, and that it went further than any version before it."""
+    """A version that merges an update that was never stored cannot be folded, so only its syncer vouches for its value.
+    A heal then starts from that value. Replay names the syncer, and says if the value moved further than any before."""
     async with world(folder, SEED) as w, serving(w.syncer("s")) as syncer:
         await begun(w, syncer)
     newest = await newest_commit(w, 0)
@@ -395,7 +395,7 @@ async def test_a_heal_of_what_never_was_does_not_bring_any_value_in(folder: Path
 
 
 def test_who_heals_bears_no_syncers_name() -> None:
-    """Else another would be blamed for it."""
+    """Otherwise a syncer could be blamed for a heal."""
     stage = Stage()
     wound = Healed(source=0, broken_at=1, key="x", why="is missing")
     for writer, why in (("s-2", "who heals is called heal"), ("heal", "")):

@@ -1,6 +1,6 @@
-"""One learner with its own stream and its own prefix against three honest ones: what it can do to them at most.
+"""A malicious learner that may write only its own stream and prefix can do little harm to three honest learners.
 
-`pytest -s tests/integration/test_one_learner.py` prints a line for each way.
+`pytest -s tests/integration/test_one_learner.py` prints one line for each attack.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ Attack = Callable[["Evil"], Awaitable[None]]
 
 @dataclass
 class Evil:
-    """What one that may write its own prefix and stream knows, and does at every turn."""
+    """A malicious learner: what it knows of the run, and how it sends forged updates and heartbeats."""
 
     w: World
     syncer: Syncer
@@ -46,14 +46,14 @@ class Evil:
         await post(self.w, "evil", blob, **{"due": False, "step_s": STEP_S} | changes | said)
 
     async def each(self, values: Any, **said: Any) -> None:
-        """The same for each fragment that has a new version."""
+        """Send an update of each fragment that has a new version."""
         for p, coordinator in enumerate(self.syncer.coordinators):
             if self.done.get(p) != coordinator.head:
                 self.done[p] = coordinator.head
                 await self.turn(p, values() if callable(values) else values, **said)
 
     def says(self, **changes: Any) -> bytes:
-        """Return a sign of life."""
+        """Return an encoded heartbeat."""
         nothing = Tally(processed=0, merged=0, overwritten=0, late=0, pending=0, rejected=0, lost=0)
         plausible: dict[str, Any] = {
             "run": self.w.run.digest, "id": "x", "learner": "evil", "incarnation": 1, "step": 1, "steps_target": 0,
@@ -64,7 +64,10 @@ class Evil:
 
 
 async def overflows(evil: Evil) -> None:
-    """Wait until an honest update is in, and send what leaves float32's range with it, as often as it is refused."""
+    """Wait until an honest update has arrived, then send one that makes their sum overflow float32.
+
+    Send another after each rejection.
+    """
     for p, coordinator in enumerate(evil.syncer.coordinators):
         turn = coordinator.head, coordinator.rounds.rejected_total.get("overflow", 0)
         r = coordinator.rounds.round
@@ -74,7 +77,7 @@ async def overflows(evil: Evil) -> None:
 
 
 async def floods(evil: Evil) -> None:
-    """Announce what nobody has, on versions that nobody has."""
+    """Announce updates that are not in the store, based on the newest version and on 19 that do not exist."""
     head = evil.syncer.coordinators[0].head
     for base in range(head, head + 20):
         await post(evil.w, "evil", b"x" * 4000, base=base, put=False)
@@ -99,18 +102,18 @@ ATTACKS: dict[str, Attack] = {
 
 @dataclass
 class Outcome:
-    """What a run came to."""
+    """The measured result of one run."""
 
     commits: int
     inputs: int
     merged: float
     """Share of the honest learners' tokens that is in the log."""
     largest: float
-    """Of the published value."""
+    """Largest absolute parameter of the published values."""
     length: float
-    """Euclidean length of the published value."""
+    """Euclidean length of the published values."""
     away: float
-    """How far that is from where the honest ones train to; they begin at some 65."""
+    """Distance from the published values to the target of the honest learners. At the start it is about 65."""
     rejected: dict[str, int]
     clipped: dict[str, int]
     honest_overflow: int
@@ -119,7 +122,7 @@ class Outcome:
 
 @in_virtual_time
 async def outcome(attack: Attack | None) -> Outcome:
-    """Train three honest learners beside one that does this."""
+    """Train three honest learners during an attack."""
     seed = seed_of(RULES, Pace(heartbeat_s=0.5, silence_s=1.5))
     async with world("", seed) as w, serving(w.syncer()) as syncer:
         async with attacking(w, syncer, attack):
@@ -181,7 +184,8 @@ def undisturbed() -> Outcome:
 
 
 def test_of_honest_learners_little_is_cut_and_nothing_refused(undisturbed: Outcome) -> None:
-    # First and last updates have a step or two, and weigh and reach less than the usual ones, which then are cut.
+    # First and last updates contain only a step or two. They weigh less and are shorter than usual updates, so usual
+    # updates beside them are clipped.
     assert sum(undisturbed.clipped.values()) <= 0.1 * undisturbed.inputs
     assert undisturbed.rejected.keys() <= {"duplicate", "superseded", "overtaken", "base-merged", "stale"}
     assert undisturbed.differ == 0
@@ -196,4 +200,4 @@ def test_one_learner_can_do_little(name: str, undisturbed: Outcome) -> None:
         here, there = getattr(found, of), getattr(undisturbed, of)
         assert there / 2 <= here <= 2 * there, of
     assert found.honest_overflow == 0
-    assert found.differ == 0, "whatever was clipped is replayed as it was"
+    assert found.differ == 0, "replay must reproduce clipped updates"

@@ -1,4 +1,4 @@
-"""Learners and syncers on one event loop, without a thread: the agents' logic, on a real folder and a real bus file."""
+"""Learners and syncers work on one event loop without threads, with a run in a folder and a bus in a file."""
 
 import asyncio
 import threading
@@ -97,7 +97,7 @@ async def test_an_isotropic_run_folds_to_what_was_merged(folder: Path, block: in
 
 
 async def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folder: Path) -> None:
-    """A learner that trains nothing sends zeros: the model stays where it is, whatever codec and dtype."""
+    """A learner that trains nothing sends zeros, so the model stays unchanged, in bfloat16 as in float32."""
     specs = [Spec("half", (300,), "bfloat16", TensorClass.DENSE), Spec("whole", (200,), "float32", TensorClass.DENSE)]
     async with world(folder, seed_of(Rules(fragments=2, sync_every=2), specs=specs)) as w:
         before = [await fold.initial(w.log, p) for p in range(2)]
@@ -137,7 +137,7 @@ async def test_error_feedback_starts_from_the_last_merged_update(folder: Path) -
         for p, given in merged.items():
             header = frame.parse(await w.store.get(given.key), frame.Kind.UPDATE, UpdateHeader)[0]
             assert header.codec == "int4"
-            # In the account, or on its way in what was sent since.
+            # The residual waits for the next update, or an update that was packed since carries it.
             fed_back = [agent.uplink.residuals[p], *agent.uplink.taken[p].values()]
             assert any(residual is not None and local_array(residual).any() for residual in fed_back)
 
@@ -172,7 +172,7 @@ async def test_two_syncers_that_both_hold_everything_do_no_harm(folder: Path) ->
                 lambda: [k.head for k in one.coordinators] == [k.head for k in two.coordinators], "both at the head"
             )
         assert await check_log(w) == one.tallies.commits + two.tallies.commits
-        assert one.tallies.commits_lost + two.tallies.commits_lost > 0, "they never raced: this shows nothing"
+        assert one.tallies.commits_lost + two.tallies.commits_lost > 0, "the syncers never raced: this shows nothing"
         for agent in learners:
             balanced(agent)
 
@@ -188,7 +188,7 @@ async def test_a_syncer_that_comes_back_folds_the_log_and_goes_on(folder: Path) 
             heads.append(sum(k.head for k in syncer.coordinators))
             task = asyncio.ensure_future(syncer.run(asyncio.Event()))
             await until(partial(has_committed, syncer, 8), "eight commits of this life")
-            task.cancel()  # like a kill: nothing is finished, nothing is said
+            task.cancel()  # like a kill: the syncer finishes nothing and sends no message
             with pytest.raises(asyncio.CancelledError):
                 await task
         assert heads == sorted(heads)
@@ -217,7 +217,7 @@ async def test_a_syncer_reads_the_newest_snapshot_and_only_what_follows(
         head = await fold.fold(log, 0, fold.Merging(log))
         assert head.version > 12
         commits = sorted(int(k.rsplit("/", 1)[1]) for k in read if k.startswith("commits/"))
-        # The two before and at the snapshot, those after it, and the probe that finds the end.
+        # These are the commits before and at the snapshot, those after it, and the missing one that marks the end.
         assert commits[-1] == head.version + 1
         assert len(commits) <= 4 + 3
         assert len([k for k in read if k.startswith("snapshots/")]) == 1
@@ -255,11 +255,11 @@ async def test_a_learner_killed_before_its_first_checkpoint_begins_again_and_wha
             assert account.lost == 4300 - account.merged
 
 
-# --- the world outside ------------------------------------------------------------------------------------------------
+# --- store and bus fail -----------------------------------------------------------------------------------------------
 
 
 class Faulty(Layer):
-    """A store that loses replies and refuses requests, at random, for a while."""
+    """A store that loses replies and requests at random, while `rate` is above 0."""
 
     def __init__(self, inner: Store, random: Random) -> None:
         super().__init__(inner)
@@ -369,7 +369,7 @@ async def test_a_learner_learns_that_syncers_are_back_once_after_each_silence(
 
 
 class Deaf:
-    """A bus that answers a reader that there is nothing, once it is told to: its replies are dropped on the way."""
+    """A bus from which readers get no messages while `deaf` is true."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus, self.url, self.deaf = bus, bus.url, False
@@ -405,7 +405,7 @@ async def test_a_syncer_that_does_not_hear_itself_leaves_its_fragments_to_others
 
 @pytest.mark.parametrize("kind", ["alive", "committed"])
 async def test_a_version_that_does_not_exist_costs_one_look(folder: Path, kind: str) -> None:
-    """Whoever names it: a syncer of a copy of the run, of a store that was set back, or of a mount that was gone."""
+    """A syncer may name such a version if it works on a copy of the run, or if this store was set back or unmounted."""
     async with world(folder) as w, serving(w.syncer("s1")) as one, serving(w.syncer("s2")) as two:
         done = False
         training = asyncio.ensure_future(train(w.learner("l0"), 20, enough=lambda: done))
@@ -427,7 +427,7 @@ async def test_a_version_that_does_not_exist_costs_one_look(folder: Path, kind: 
                 for p, v in enumerate(heads)
             ]
         await w.bus.append(SYNCER_STREAM, *(encode(message) for message in said))
-        # Longer than it takes to give a fragment to others that cannot be read here.
+        # This is longer than a syncer keeps a fragment that it cannot read.
         before = commits()
         await asyncio.sleep(4 * w.run.pace.silence_s)
         assert commits() > before

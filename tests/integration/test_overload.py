@@ -1,4 +1,4 @@
-"""A syncer that is asked for more than it can do levels off: nothing is read twice, and no fragment stops another."""
+"""An overloaded syncer works at a constant rate: it reads no update twice, and no fragment delays another."""
 
 import asyncio
 from collections import Counter
@@ -20,7 +20,7 @@ PACE = Pace(heartbeat_s=0.2, silence_s=0.8)
 
 
 class Slow(Layer):
-    """A store that takes so long for each update, and for whose values a PUT never ends while it is told so."""
+    """A store that takes `read_s` to read an update, and in which a PUT to a prefix in `hangs` does not end."""
 
     def __init__(self, inner: Store, read_s: float = 0.0) -> None:
         super().__init__(inner)
@@ -29,15 +29,15 @@ class Slow(Layer):
         self.reads: Counter[str] = Counter()
 
     async def get_range(self, key: str, start: int, stop: int) -> Body:
-        """Read, in its own time."""
+        """Read a range; count and delay the reads of updates."""
         if key.startswith("updates/"):
             self.reads[key] += 1
             await asyncio.sleep(self.read_s)
         return await super().get_range(key, start, stop)
 
     async def put(self, key: str, data: Data) -> None:
-        """Write, unless it hangs."""
-        while any(map(key.startswith, self.hangs)):  # noqa: ASYNC110  (whoever lifts it knows of no event)
+        """Write an object once its prefix is not in `hangs`."""
+        while any(map(key.startswith, self.hangs)):  # noqa: ASYNC110  (the test that clears `hangs` sets no event)
             await asyncio.sleep(0.05)
         await super().put(key, data)
 
@@ -72,7 +72,7 @@ async def test_one_hung_put_holds_up_its_own_fragment_alone(folder: Path) -> Non
             await until(lambda: min(heads()) >= min(before) + 5, "undisturbed rounds")
             usual_s = (asyncio.get_running_loop().time() - began) / 5
             slow.hangs = ("values/00000/",)
-            await asyncio.sleep(2 * usual_s)  # whatever was under way is through, but for what hangs
+            await asyncio.sleep(2 * usual_s)  # then all work in progress has ended, except the PUTs that hang
             before = heads()
             await asyncio.sleep(10 * usual_s)
             made = [head - old for head, old in zip(heads(), before, strict=True)]
@@ -82,7 +82,7 @@ async def test_one_hung_put_holds_up_its_own_fragment_alone(folder: Path) -> Non
             await until(lambda: heads()[0] > before[0] + 2, "the one that hung")
             for task in training:
                 task.cancel()
-        assert max(slow.reads.values()) == 1, "what was read while the round before was stored is not read again"
+        assert max(slow.reads.values()) == 1, "an update that was read while the round before was stored was read again"
 
 
 @pytest.mark.parametrize("read_s", [0.1, 0.4])
@@ -90,7 +90,10 @@ async def test_one_hung_put_holds_up_its_own_fragment_alone(folder: Path) -> Non
 async def test_what_is_read_is_merged_however_slow_the_store(
     folder: Path, read_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twelve learners, four fragments, 4 · 0.1 s: 120 updates a second. Four at once make 40, or 10."""
+    """Twelve learners send an update of each of four fragments every 4 · 0.1 s: 120 updates a second.
+
+    Four reads at once make 40 a second if a read takes 0.1 s, and 10 if it takes 0.4 s.
+    """
     monkeypatch.setattr(syncer_agent, "FETCHES_MAX", 4)
     async with world(folder, seed_of(Rules(fragments=4, sync_every=4), PACE)) as w:
         behind, slow = slowly(w, read_s)
@@ -106,16 +109,16 @@ async def test_what_is_read_is_merged_however_slow_the_store(
         by_fragment = await all_commits(w.log)
         merged = [c for commits in by_fragment.values() for c in commits]
         kept_open = [c.header for c in merged if c.header.waited.own_s]
-        assert kept_open, "rounds were kept open for what was still to be read"
+        assert kept_open, "no round was kept open for updates that were still to be read"
         told = await explain(w.log, commit_key(kept_open[0].fragment, kept_open[0].version))
         assert "kept open beyond grace for updates that s1 had heard of and had still to read" in "\n".join(told.lines)
         for commits in by_fragment.values():
             decided = whatif.decide(w.log, commits, (), {})
             assert [[i.key for i in inputs] for inputs in decided] == [
                 [i.key for i in c.header.inputs] for c in commits
-            ], "decided anew by what was recorded"
+            ], "the recorded observations must give the recorded inputs"
         inputs = sum(len(c.header.inputs) for c in merged)
         assert inputs >= 0.95 * (sum(slow.reads.values()) - 12), (inputs, slow.reads.total())
-        assert inputs / len(merged) >= 11.0, "who announced in time is in"
+        assert inputs / len(merged) >= 11.0, "updates announced in time must be merged"
         counts = Counter(given.learner for c in merged for given in c.header.inputs)
         assert max(counts.values()) <= 1.2 * min(counts.values()), counts

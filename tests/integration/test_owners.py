@@ -1,4 +1,4 @@
-"""Arrays of a learner's fragments that lie with another rank: what is done with them there is what is done here."""
+"""A learner's arrays that another rank owns give the same results there as they would give on the first rank."""
 
 import asyncio
 import gc
@@ -33,7 +33,7 @@ LOSSY = Rules(fragments=2, sync_every=2)
 
 
 class Faulty(Layer):
-    """A store that fails as it is told."""
+    """A store in which every request fails with `error`, if there is one."""
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
@@ -46,7 +46,7 @@ class Faulty(Layer):
 
 
 class Pair:
-    """A first rank, which owns fragment 0, and another one, which owns fragment 1, on one loop."""
+    """A first rank, which owns fragment 0, and another rank, which owns fragment 1, on one event loop."""
 
     def __init__(self, w: World, peers: Peers) -> None:
         self.w = w
@@ -91,7 +91,7 @@ class Pair:
     async def both(
         self, base: F32, values: F32, feedback: F32 | None = None
     ) -> tuple[PackedUpdate | None, PackedUpdate | None]:
-        """Pack an update here and there."""
+        """Pack an update on the first rank and on the other rank."""
         here = await self.own.pack(self.header(), base, values, feedback)
         held = [None if x is None else await self.owners.home(1, x) for x in (base, values, feedback)]
         assert held[0] is not None
@@ -101,7 +101,7 @@ class Pair:
 
 @asynccontextmanager
 async def pair(folder: Path, rules: Rules = LOSSY, rounds: int = 0) -> AsyncIterator[Pair]:
-    """Yield two ranks of a learner, at a run of which so many rounds were merged."""
+    """Yield two ranks of a learner, in a run whose fragments have had this many rounds."""
     with threaded(2, 0) as runtime:
         async with world(folder / "run", seed_of(rules), runtime=runtime) as w, paired(w, rounds) as two:
             yield two
@@ -149,7 +149,7 @@ def test_an_update_packed_there_is_the_one_packed_here(tmp_path: Path) -> None:
         key = update_key(1, "a", 0, there.digest)
         await two.owners.store(key, there)
         assert frame.digest(await two.w.store.get(key)) == here.digest
-        # Of the first rank's own fragment nothing goes anywhere.
+        # The first rank packs its own fragment itself.
         own = await two.owners.pack(two.header(0), two.draw(1, 0), two.draw(2, 0), None)
         assert own is not None
         assert not isinstance(own.body, Remote)
@@ -184,7 +184,7 @@ def test_versions_and_sums_are_the_same_there(tmp_path: Path) -> None:
             assert there.version == here.version >= 3
             assert isinstance(there.carried, Remote) == (p == 1)
             assert np.array_equal(await two.seen(there.carried), here.carried)
-            # From version 0 on, by the differences alone.
+            # A fold from version 0 on, by the differences alone, gives the same.
             values = await two.owners.start(p, 0, *await first(two, p))
             async for at in fold.onward(two.w.log, p, two.owners, fold.At(0, values, two.w.run.digest, ())):
                 there = at
@@ -217,12 +217,12 @@ def test_what_goes_wrong_there_is_said_here_as_it_is(tmp_path: Path) -> None:
         with pytest.raises(LogCorrupt, match=r"rank 1: .*was named") as caught:
             await two.owners.step(values, commit)
         assert caught.value.key == commit.header.value_key
-        assert caught.value.after(1, 0).readable == (1, 0), "whole, as it would be here"
+        assert caught.value.after(1, 0).readable == (1, 0), "the error must arrive complete"
         two.there.error = ValueError("a mistake of ours")
         with pytest.raises(Exception, match=r"rank 1: .*a mistake of ours"):
             await two.owners.restart(commit)
         two.there.error = None
-        assert await two.owners.home(1, two.draw(1)), "it serves on"
+        assert await two.owners.home(1, two.draw(1)), "the other rank must go on serving"
 
     run(tmp_path, body, rounds=1)
 
@@ -232,11 +232,11 @@ def test_what_nobody_refers_to_any_more_is_let_go_of_there(tmp_path: Path) -> No
         held = [await two.owners.home(1, two.draw(n)) for n in range(3)]
         total = two.owners.sum(1, held[0], held[1])
         assert len(two.array_table) >= 3
-        held.clear()  # right behind the sum: it is still made of both
+        held.clear()  # although the sum, which was only just requested, is still made from both arrays
         gc.collect()
         assert np.array_equal(await two.seen(total), two.draw(0) + two.draw(1))
         assert len(two.array_table) == 1
-        # What is on its way from the training thread may be let go of before it comes.
+        # An array that is on its way from the training thread may be released before it arrives.
         late = two.peers.of[1].remote()
         number = late.number
         del late
@@ -244,7 +244,7 @@ def test_what_nobody_refers_to_any_more_is_let_go_of_there(tmp_path: Path) -> No
         await two.owners.is_finite(total)
         two.array_table.put(number, two.draw(9))
         assert len(two.array_table) == 1
-        # And what has not come yet is waited for.
+        # A request waits for an array that has not arrived yet.
         coming = two.peers.of[1].remote()
         asked_for = asyncio.ensure_future(two.owners.is_finite(coming))
         await asyncio.sleep(0.05)
@@ -317,10 +317,10 @@ def test_strangers_are_not_heard_and_who_never_comes_is_named(tmp_path: Path, mo
             for hello in (protocol.Hello(1, b"guessed"), protocol.Hello(2, SECRET)):
                 reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
                 protocol.write(writer, 0, hello)
-                assert await reader.read() == b"", "it is rejected"
+                assert await reader.read() == b"", "this connection must be rejected"
                 writer.close()
             reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
-            writer.write(protocol._HEAD.pack(1 << 31, 0))  # no message is as long
+            writer.write(protocol._HEAD.pack(1 << 31, 0))  # no message is this long
             assert await reader.read() == b""
             writer.close()
             _, writer = await asyncio.open_connection("127.0.0.1", peers.port)

@@ -1,7 +1,7 @@
-"""Everything the table of permissions grants, and everything it does not, asked of real servers as each identity.
+"""Real servers allow each identity exactly what the table of permissions grants it.
 
-SeaweedFS reads the identities and policies that `isthmus access` writes, a Redis 7 the ACL. What only AWS's policies can
-say, that what is created cannot be written over, is in infra/test_aws.py.
+SeaweedFS reads the identities and policies that `isthmus access` writes, and Redis 7 reads the ACL. Only AWS's policies
+can forbid overwriting an object: infra/test_aws.py tests that.
 """
 
 import contextlib
@@ -47,13 +47,13 @@ BUCKET, PREFIX = "permitted", "team/run"
 
 @dataclass(frozen=True)
 class Store:
-    """A SeaweedFS with everybody's identity, and the folder that `isthmus access` wrote."""
+    """A SeaweedFS that knows all identities, and the folder that `isthmus access` wrote."""
 
     server: Server
     folder: Path
 
     def environment(self, user: str) -> Mapping[str, str]:
-        """What the process of a user has in its environment."""
+        """Return the environment variables of a user's process."""
         return {
             "AWS_ENDPOINT_URL": self.server.url,
             "AWS_REGION": "us-east-1",
@@ -61,7 +61,7 @@ class Store:
         }
 
     def client(self, user: str = "") -> Any:
-        """A plain S3 client of a user, or of the administrator: what somebody writes who does not use Isthmus."""
+        """Return an S3 client, independent of Isthmus, of a user or of the administrator."""
         key, secret = (self.folder / access.ROOT_USER).read_text(), (self.folder / access.ROOT_PASSWORD).read_text()
         if user:
             lines = (self.folder / user / access.CREDENTIALS).read_text().splitlines()
@@ -76,7 +76,7 @@ class Store:
 
 
 def made(folder: Path, *more: str) -> Path:
-    """Do `isthmus access` for everybody of the cases."""
+    """Run `isthmus access` for all identities of the cases."""
     names = [word for name in LEARNERS for word in ("--learner", name)]
     assert main(["access", str(folder), "--run", f"s3://{BUCKET}/{PREFIX}", *names, "--series", SERIES, *more]) == 0
     return folder
@@ -104,7 +104,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 async def opened(
     store: Store, users: Collection[str], scheme: str = "s3", prefix: str = PREFIX
 ) -> AsyncIterator[dict[str, EdgeStore]]:
-    """Open the store as each of them: credentials are read when a store is opened."""
+    """Open the store as each user. Credentials are read when a store is opened."""
     async with AsyncExitStack() as stack:
         found = {}
         for user in users:
@@ -138,7 +138,7 @@ async def test_each_identity_does_what_it_may_and_nothing_else(store: Store, sch
         with contextlib.closing(store.client()) as administrator:
             for key, expected in KEYS.items():
                 at = {"Bucket": BUCKET, "Key": f"{PREFIX}/{key}"}
-                # Without a condition in the policy, who may create may write over.
+                # Without a condition in the policy, users that may create an object may also overwrite it.
                 writers = {*expected.create, *expected.replace}
                 assert await who(lambda s, key=key: s.get(key)) == set(expected.read), key  # type: ignore[misc]
                 administrator.put_object(**at, Body=b"x")
@@ -153,7 +153,7 @@ async def test_each_identity_does_what_it_may_and_nothing_else(store: Store, sch
 
 
 def refusal(request: Callable[..., Any], **given: Any) -> str:
-    """Return the code of the error that a request ends with, or nothing."""
+    """Return the code of the error that a request ends with, or an empty string."""
     try:
         request(**given)
     except ClientError as error:
@@ -162,7 +162,7 @@ def refusal(request: Callable[..., Any], **given: Any) -> str:
 
 
 def test_no_other_way_leads_there(store: Store) -> None:
-    """Copies, uploads in parts, deletions of many, versions, tags, and what rules over the bucket."""
+    """Copies, multipart uploads, bulk deletions, versions, tags, and settings of the bucket are denied as well."""
     mine, theirs = (f"{PREFIX}/updates/00003/{name}/x" for name in LEARNERS)
     bucket = {"Bucket": BUCKET}
     with contextlib.closing(store.client()) as administrator, contextlib.closing(store.client("learner-eu-1")) as s3:
@@ -219,9 +219,9 @@ def role_of(user: str) -> Role:
 
 
 async def findings(store: Store, user: str, role: Role) -> dict[str, Finding]:
-    """Return what `isthmus doctor --role …` finds in the store with somebody's credentials."""
+    """Return what `isthmus doctor --role …` finds in the store with a user's credentials."""
     async with opened(store, [user]) as stores:
-        with pytest.MonkeyPatch.context() as patch:  # it opens clients of its own
+        with pytest.MonkeyPatch.context() as patch:  # the doctor opens its own clients
             for name, value in store.environment(user).items():
                 patch.setenv(name, value)
             given = examine_open_store(stores[user], role, stores[user].runtime, 1 << 12)
@@ -241,7 +241,7 @@ async def test_the_doctor_finds_each_identity_as_it_should_be(store: Store, user
         assert found["store: must not create"].outcome == OK
     over = found.get("store: must not write over")
     creates = {who for expected in KEYS.values() for who in expected.create} & {user}
-    # SeaweedFS's policies cannot say it, and the doctor says so; a collector creates nothing for good.
+    # SeaweedFS's policies cannot forbid overwriting, so the doctor warns each user that may create objects.
     assert (over.outcome if over else None) == (WARNING if creates else None)
     with contextlib.closing(store.client()) as administrator:
         assert administrator.list_objects_v2(Bucket=BUCKET).get("Contents", []) == [], "nothing is left behind"
@@ -282,7 +282,7 @@ async def test_the_doctor_finds_an_administrator_out(store: Store) -> None:
 
 @pytest.fixture(scope="module")
 def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
-    """A Redis 7 with the ACL file; returns the URL of a user with its password in it."""
+    """A Redis 7 with the ACL file: a function that returns a user's URL, password included."""
     binary = graph.redis_7()
     if binary is None:
         message = "needs redis-server 7 or newer on PATH"
@@ -354,7 +354,7 @@ RUN = 16 * "0"
 
 
 def test_a_learner_makes_no_stream_beside_its_own(bus: Callable[[str], str]) -> None:
-    """`*` in a pattern would stand for more than a run: `isthmus:RUN:x:learner/us-1` is no stream of us-1's."""
+    """With `*` in its pattern, the ACL would also allow `isthmus:RUN:x:learner/us-1`, which is not us-1's stream."""
     own, beside = (
         f"isthmus:{RUN}:learner/us-1",
         (
@@ -415,7 +415,7 @@ def test_nobody_comes_in_without_a_password_or_does_what_is_not_granted(bus: Cal
         with contextlib.closing(redis_client.Redis.from_url(bus(user))) as client:
             for command in refused:
                 if command[0] == "ZREMRANGEBYSCORE" and user == SYNCER:
-                    continue  # it tidies
+                    continue  # a syncer removes outdated names
                 with pytest.raises(redis_client.exceptions.NoPermissionError):
                     cast(Any, client).execute_command(*command)
     for stranger in ("default", "owner", "collector", f"follower-{SERIES}"):

@@ -1,4 +1,4 @@
-"""What a run achieved, read from its log: a run in virtual time, of which we know what happened."""
+"""What the goodput model reads from a run's log agrees with what happened in a simulated run."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ WHOLE_S = 900.0
 
 
 class Steps:
-    """Trains nothing, in even steps; counts them."""
+    """Trains nothing; takes steps of equal length and counts them."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -46,7 +46,7 @@ class Steps:
 
 
 class Failing:
-    """Learners that are killed after exponential times and come back after others; keeps the truth."""
+    """Learners that are killed at exponential intervals and come back after a repair. Counts failures and steps."""
 
     def __init__(self, seed: int, learners: int, every_s: float | None, repair_s: float, checkpoint_s: float) -> None:
         self.world = World(f"recorded/{seed}")
@@ -107,7 +107,7 @@ def test_the_model_predicts_what_failing_learners_achieved(
     assert 0.8 * failing.failures <= seen.failures <= failing.failures
     assert seen.recovery_s == pytest.approx(repair_s, rel=0.35)
     assert seen.checkpoint_s == pytest.approx(checkpoint_s, rel=0.3)
-    # What it achieved is what it achieved: steps that count, over the time there was.
+    # The true goodput is the time of the steps that count, as a share of the whole time.
     truth = sum(failing.reached.values()) * STEP_S / (4 * WHOLE_S)
     assert seen.goodput == pytest.approx(truth, abs=0.03)
     found = check(seen)

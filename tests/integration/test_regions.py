@@ -1,4 +1,4 @@
-"""Learners with a bucket near them: two stores, of which one fails at any time, and what is promised holds."""
+"""A run in which a learner has a bucket near it stays correct and goes on when that bucket fails."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -50,10 +50,10 @@ class Places:
     near: Path
     stack: AsyncExitStack
     down: bool = False
-    """Whether the store near it does not answer."""
+    """Whether the store near `us` does not answer."""
 
     async def process(self, signer: Signer) -> World:
-        """Return the world as a process of its own sees it, with a store of its own."""
+        """Return the world as another process sees it, with its own store object."""
         store = await self.stack.enter_async_context(open_store(self.w.store.url, self.w.runtime))
         assert store.regions is not None
         really = store.regions._open_bucket
@@ -67,13 +67,13 @@ class Places:
         return replace(self.w, store=store, signer=signer)
 
     async def log(self, signer: Signer) -> Log:
-        """Return the log as a process of its own reads it."""
+        """Return the log as another process reads it."""
         log = (await self.process(signer)).log
         await log.members.refresh(log.store)
         return log
 
     async def moved(self, bucket: str) -> None:
-        """Say where the updates of `us` are."""
+        """Write a members object which says that the updates of `us` go to this bucket."""
         members, log = Members(self.w.run), self.w.log
         heads = [len(commits) for commits in (await all_commits(log)).values()]
         entries = [
@@ -84,7 +84,7 @@ class Places:
         await write(self.w.store, members, OWNER, entries, heads, self.w.runtime.wall())
 
     def keys(self, prefix: str) -> set[str]:
-        """Return what lies near `us`."""
+        """Return the keys below a prefix in the folder near `us`."""
         return {str(p.relative_to(self.near)) for p in (self.near / prefix).rglob("*") if p.is_file()}
 
 
@@ -115,7 +115,10 @@ async def merged_of(log: Log) -> dict[str, int]:
 
 
 async def trained(places: Places, until_version: int, during: Callable[[int], None] = lambda head: None) -> None:
-    """Let both learners train beside a syncer until every fragment is so far; `during` is told how far they are."""
+    """Train with both learners and a syncer until every fragment has this version.
+
+    `during` is called with the lowest version of a fragment, again and again.
+    """
     async with serving((await places.process(SYNC)).syncer("s-1")) as syncer:
 
         def enough() -> bool:
@@ -135,11 +138,11 @@ async def test_updates_lie_near_their_learner_and_what_is_published_is_copied_th
     assert {key.split("/")[2] for key in places.keys("updates")} == {"us"}
     everything = await (await places.log(EU)).store.list("updates/")
     assert not list((Path(places.w.store.url) / "updates").rglob("us/*"))
-    # Whoever lists them is told of all of them.
+    # A listing contains the updates of both learners.
     assert {entry.key.split("/")[2] for entry in everything} == {"eu", "us"}
     for prefix in ("values/", "snapshots/"):
         there = places.keys(prefix)
-        # But version 0, which was before there were members.
+        # Version 0 is not copied: it was written before there were members.
         assert {e.key for e in await places.w.store.list(prefix)} - there <= {
             key for key in (e.key for e in await places.w.store.list("snapshots/")) if "/000000000000-" in key
         }
@@ -165,9 +168,9 @@ async def test_what_is_published_is_read_near_first_and_with_the_run_else(places
     assert bytes(await store.get(key)) == body
     copy.write_bytes(b"of the copy")
     places.down = True
-    assert bytes(await store.get(key)) == body, "it does not answer, and the run's own does"
+    assert bytes(await store.get(key)) == body, "the near store does not answer, but the run's own store does"
     places.down = False
-    assert bytes(await store.get(key)) == body, "and will not be asked first for a while"
+    assert bytes(await store.get(key)) == body, "the near store must not be asked first for a while"
 
 
 @pytest.mark.parametrize("damaged", ["values", "snapshots"])
@@ -183,7 +186,7 @@ async def test_a_damaged_copy_costs_one_look_at_the_runs_own(places: Places, dam
         body[len(body) // 2 if damaged == "values" else frame.payload_start(body) + 8] ^= 1
         (places.near / key).write_bytes(body)
     assert [(await fold.fold(log, p, fold.Publishing(log))).carried.tobytes() for p in range(2)] == whole
-    # Where the run's own is damaged, it is damaged.
+    # A fold fails if the run's own object is damaged.
     home, newest = Path(places.w.store.url), max(places.keys("values/00000"))
     for key in places.keys("snapshots"):
         for place in (home, places.near):
@@ -194,7 +197,7 @@ async def test_a_damaged_copy_costs_one_look_at_the_runs_own(places: Places, dam
 
 
 async def test_a_learner_goes_on_where_the_copies_near_it_are_damaged(places: Places) -> None:
-    """Each copy of one fragment, from its third version on."""
+    """All copies of one fragment are damaged from its third version on."""
 
     def spoil(head: int) -> None:
         for key in places.keys("values/00000"):
@@ -212,7 +215,7 @@ async def test_a_bucket_that_fails_stops_nobody(places: Places) -> None:
         places.down = 3 <= head < 9
 
     await trained(places, 12, during)
-    # What could not be stored near it is with the run.
+    # Updates that could not be stored near `us` are in the run's own store.
     assert list((Path(places.w.store.url) / "updates").rglob("us/*"))
     assert places.keys("updates")
     merged = await merged_of(await places.log(EU))

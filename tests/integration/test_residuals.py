@@ -1,4 +1,4 @@
-"""What codecs drop is kept as precisely as the parameters are, through checkpoints and restarts, by any rank."""
+"""Residuals, the parts of updates that codecs drop, are kept as precisely as the parameters, on every rank."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +61,7 @@ async def test_an_update_carries_what_was_kept(tmp_path: Path, dtype: str) -> No
             codec=w.run.rules.codec_up, steps=4, tokens=400, step=4, tokens_seen=400, train_s=1.0,
         )  # fmt: skip
         draw = np.random.default_rng(0)
-        # Exact in bfloat16: what is not held of a base is no progress.
+        # The values are exact in bfloat16, because what the dtype cannot hold of a base does not count as progress.
         base, values = (draw.integers(-64, 64, fragment.size).astype(np.float32) for _ in range(2))
         first = await own.pack(header, base, values, None)
         assert first is not None

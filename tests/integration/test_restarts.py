@@ -1,4 +1,4 @@
-"""A learner that is cut short anywhere and goes on ends with the bits of a loop that was never stopped."""
+"""A learner that is interrupted anywhere and restarted ends with the same bits as a loop that was never interrupted."""
 
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,10 @@ def wanted(model: str, optimizer: str) -> Life:
 
 
 def cases() -> list[Any]:
-    """All pairs of model and optimizer with one way to end, all ways to end with one pair each; few of them quick."""
+    """Return each pair of model and optimizer with one way to end, and each way to end with three pairs.
+
+    Only a few of them run in the quick tier.
+    """
     quick = {("normed", "adamw"), ("teacher", "fused"), ("convolutions", "foreach"), ("experts", "momentum")}
     found: list[Any] = []
     pairs = [(m, o) for m in MODELS for o in OPTIMIZERS if (m, o) not in IMPOSSIBLE]
@@ -50,7 +53,7 @@ def test_a_restart_is_not_seen(model: str, optimizer: str, end: str, lives: int,
 
 
 EVERY = 16
-"""Of the lines that a step runs, each of these is tried in the quick tiers; all of them before a release."""
+"""The quick tiers raise an error at every sixteenth line of a step. `make test-all` tries every line."""
 
 
 def lines(model: str, optimizer: str, folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""A run in which everything is signed, and those who write, say or show there what is not theirs to."""
+"""In a signed run, an object or a message has no effect unless an author who may write it has signed it."""
 
 import asyncio
 from pathlib import Path
@@ -57,7 +57,7 @@ async def test_a_signed_run_trains_is_replayed_exported_and_collected(folder: Pa
             assert not syncer.tallies.rejected
         commits = await all_commits(w.log)
         assert {c.header.members for cs in commits.values() for c in cs} == {1}
-        # By whose key each object is signed.
+        # Each object is signed with its author's key.
         for prefix, author in (("updates/", EU), ("values/", SYNC), ("commits/", SYNC), ("learners/", EU)):
             for entry in await w.store.list(prefix):
                 blob = await w.store.get(entry.key)
@@ -66,7 +66,7 @@ async def test_a_signed_run_trains_is_replayed_exported_and_collected(folder: Pa
         await evaluations.note(w.by(EVIL).log, "loss", 2, 0.1)
         known = w.log
         await known.members.refresh(w.store)
-        assert [p.cut for p in await evaluations.series(known, "loss")] == [1], "what a stranger measured is left out"
+        assert [p.cut for p in await evaluations.series(known, "loss")] == [1], "a stranger's measurement is left out"
         collecting = w.by(COLLECTOR).log
         await collecting.members.refresh(w.store)
         await gc.apply(collecting, await gc.plan(collecting, keep=2, min_age_s=0.0), lambda _: None)
@@ -75,7 +75,7 @@ async def test_a_signed_run_trains_is_replayed_exported_and_collected(folder: Pa
         for f in w.run.layout.fragments:
             assert (await fold.fold(w.log, f.index, fold.Merging(w.log))).version == len(commits[f.index])
         assert await differences(w.log) == []
-        # Who collects may point to where a commit is now; nobody else may.
+        # A collector may sign a pointer to a packed commit; a learner may not.
         key = commit_key(packed[0].fragment, packed[0].version)
         pointer = await w.store.get(key)
         assert frame.require_signature(pointer, Kind.PACKED) == COLLECTOR.author
@@ -95,7 +95,7 @@ async def test_an_update_that_its_learner_did_not_sign_is_in_no_commit(folder: P
             update = an_update(w, "eu", forger)
             key = update_key(0, "eu", 0, frame.digest(update))
             await w.store.put(key, update)
-            # The learner itself says that it is its own: it was tricked, or somebody wrote over its prefix.
+            # The learner itself announces the update: it was tricked, or another process wrote to its prefix.
             await w.bus.append(learner_stream("eu"), encode(announced(w, "eu", key, update), signer=EU))
             why = Reason.UNSIGNED if forger is None else Reason.NOT_A_MEMBER
             await until(lambda: coordinator.rounds.rejected_total.get(why.value), f"rejected as {why.value}")
@@ -117,7 +117,7 @@ async def test_nobody_speaks_for_another(folder: Path, forger: Signer | None, re
             head = syncer.coordinators[0]
             await w.bus.append(learner_stream("eu"), encode(gone, signer=forger))
             await until(lambda: syncer.tallies.rejected.get(reason.value), f"rejected as {reason.value}")
-            await train(agent, 40, enough=lambda: head.head >= 2)  # whose words are heard: it never left
+            await train(agent, 40, enough=lambda: head.head >= 2)  # the syncer hears the learner: it never left
 
 
 @in_virtual_time
@@ -164,7 +164,7 @@ async def test_what_one_kind_was_signed_as_is_no_other_and_no_other_runs(folder:
 
 
 def renumbered(header: CommitHeader, version: int, **changed: object) -> CommitHeader:
-    """Return a commit as if it were of another version, and its value's key with it."""
+    """Return a commit's header with another version, also in its value's key."""
     value = value_key(header.fragment, version, header.value_digest)
     return msgspec.structs.replace(header, version=version, value_key=value, **changed)
 
@@ -187,7 +187,7 @@ async def test_a_new_key_goes_on_from_what_the_owner_vouches_for_and_the_old_one
             await write(w.store, log.members, OWNER, entries, [k.head for k in syncer.coordinators], 0.0)
             [*_, newest] = sorted(e.key for e in checkpoints_in(await w.store.list("learners/eu/")))
             blob = await w.store.get(newest)
-            # The thief writes one of a later life, and claims the name; with the old key, both.
+            # With the old key, write a checkpoint of a later incarnation, and later a claim.
             mine, payload = frame.parse(blob, Kind.CHECKPOINT, CheckpointHeader)
             later = msgspec.structs.replace(mine, incarnation=9, step=777_777)
             forged = frame.written(Kind.CHECKPOINT, later, np.frombuffer(payload, np.uint8))
@@ -234,7 +234,7 @@ async def test_a_syncer_who_was_expelled_cannot_go_on_under_the_membership_of_be
         commits = (await all_commits(w.log))[0]
         await admit(w, ("eu", L, EU))
         newest = commits[-1]
-        # Up to the stated version the old membership holds, so the run may finish what it had begun …
+        # Up to this version the old membership is in force, so that the run may finish work in progress …
         last = len(commits) + GRACE_VERSIONS
         for version in (last, last + 1):
             header = renumbered(newest.header, version, members=1)
@@ -246,7 +246,7 @@ async def test_a_syncer_who_was_expelled_cannot_go_on_under_the_membership_of_be
         assert (await log.commit(0, last)) is not None
         with pytest.raises(LogCorrupt, match="made under membership 1, when 2 was in force"):
             await log.commit(0, last + 1)
-        # … and under the new one it is nobody.
+        # … and the new membership does not name the syncer.
         header = renumbered(newest.header, last + 1, members=2)
         body = frame.draft(Kind.COMMIT, header).blob
         frame.seal(body, SYNC)
@@ -300,7 +300,7 @@ async def test_a_learner_is_expelled_while_the_run_goes_on_and_replay_judges_by_
             await train(w.by(US).learner("us-1"), 70, enough=lambda: coordinator.head >= expelled_at + 3)
         commits = (await all_commits(w.log))[0]
         later = [c for c in commits if c.header.members == 2]
-        assert later, "the run goes on"
+        assert later, "the run must go on"
         assert {i.learner for c in later for i in c.header.inputs} == {"us-1"}
         assert {i.learner for c in commits if c.header.members == 1 for i in c.header.inputs} >= {"eu"}
         assert await differences(w.log) == []
@@ -436,7 +436,7 @@ async def test_a_newer_membership_is_read_as_soon_as_a_syncer_speaks_of_it(folde
             task = asyncio.ensure_future(train(agent, 10**9, step_s=0.02))
             await until(lambda: syncer.coordinators[0].head >= 1, "it is merged")
             await admit(w, *EVERYBODY, ("more", L, EVIL))
-            # Ten heartbeats would be 20 s: it hears of it from the syncer, which looks every two.
+            # By itself the learner looks every ten heartbeats, 20 s. The syncer looks more often, and tells it.
             await until(lambda: agent._log.members.current.version == 2, "the learner knows of it", 15.0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

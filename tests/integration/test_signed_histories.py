@@ -1,7 +1,6 @@
-"""A store that shows two participants two histories, withholds a membership, or was set back: who finds out."""
+"""Participants notice a store that shows two histories, withholds a membership, or was set back."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,20 +28,6 @@ from support.world import World, in_virtual_time, serving, train, until, world
 # --- a store that shows two histories ---------------------------------------------------------------------------------
 
 
-class TwoFaced(Layer):
-    """Shows one commit as it is to some, and as another syncer's key made it to others."""
-
-    def __init__(self, inner: Any, key: str, other: bytes) -> None:
-        super().__init__(inner)
-        self.key, self.other = key, other
-
-    async def get_range(self, key: str, start: int, stop: int) -> Body:
-        """Show it."""
-        if key == self.key:
-            return bytearray(self.other[start:stop])
-        return await super().get_range(key, start, stop)
-
-
 @in_virtual_time
 async def test_a_store_that_shows_two_histories_is_found_out_by_both_sides(
     folder: Path, caplog: pytest.LogCaptureFixture
@@ -56,7 +41,7 @@ async def test_a_store_that_shows_two_histories_is_found_out_by_both_sides(
             header, _ = frame.parse(blob, Kind.COMMIT, CommitHeader)
             other = frame.draft(Kind.COMMIT, msgspec.structs.replace(header, attempt="another")).blob
             frame.seal(other, SYNC)
-            # The learner was shown another commit 1, and says so with its next announcement.
+            # The store showed the learner another commit, and the learner's next announcement has its digest.
             told = announced(
                 w, "us-1", "updates/00000/us-1/x", b"x", seen=coordinator.head, seen_digest=frame.digest(other)
             )
@@ -73,7 +58,7 @@ async def test_a_store_that_shows_two_histories_is_found_out_by_both_sides(
             await w.bus.append(learner_stream("us-1"), encode(told, signer=US))
             await until(lambda: coordinator.rounds.rejected_total.get("other-history"), "it is found out")
             assert "the store shows two histories" in caplog.text
-            # And the other way round: the syncer says which commit it wrote, the learner sees another.
+            # The learner notices it as well: the syncer announces the digest of a commit that the learner did not see.
             caplog.clear()
             learner = w.by(US).learner("us-2")
             await learner.join()
@@ -89,7 +74,7 @@ async def test_a_store_that_shows_two_histories_is_found_out_by_both_sides(
 
 
 async def opened(w: World) -> Log:
-    """Return a log as a process opens it."""
+    """Return a log with the newest membership, as a process opens it."""
     log = w.log
     await log.members.refresh(w.store)
     return log
@@ -106,7 +91,7 @@ async def test_a_store_that_withholds_a_membership_is_named(folder: Path, caplog
 
             class Hides(Layer):
                 async def get_range(self, key: str, start: int, stop: int) -> Body:
-                    """Get it, but for what is withheld."""
+                    """Return a range, unless the object is withheld."""
                     if key == hidden:
                         raise ObjectMissing(key)
                     return await super().get_range(key, start, stop)
@@ -139,7 +124,7 @@ async def test_a_learner_does_not_go_on_where_the_store_was_set_back(folder: Pat
         with pytest.raises(LogCorrupt, match="an earlier incarnation of eu has seen version") as caught:
             await w.by(EU).learner("eu").join()
         assert caught.value.key == commit_key(0, 2)
-        # What it advises helps.
+        # The error's advice helps.
         for entry in checkpoints_in(await w.store.list("learners/eu/")):
             await w.store.delete(entry.key)
         agent = w.by(EU).learner("eu")
@@ -149,7 +134,7 @@ async def test_a_learner_does_not_go_on_where_the_store_was_set_back(folder: Pat
 
 @in_virtual_time
 async def test_names_of_what_nobody_wrote_are_no_versions(folder: Path) -> None:
-    """A snapshot of version 10¹² that is none took all memory of whoever asked how the run does."""
+    """Junk under the key of a snapshot of version 10¹² once made `isthmus status` use all memory."""
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
@@ -161,7 +146,7 @@ async def test_names_of_what_nobody_wrote_are_no_versions(folder: Path) -> None:
             state = await look(log)
             assert (state.wrong, [c and c.version for c in state.heads]) == ({}, [k.head for k in syncer.coordinators])
             assert await differences(w.log) == []
-            # Nobody takes it for a hole, and so the fragment is served on.
+            # No syncer takes the junk for a sign of a hole, so the fragment is still served.
             async with serving(w.by(SYNC).syncer("s-2")) as other:
                 assert other.coordinators[0].broken == ""
                 head = syncer.coordinators[0].head
@@ -170,7 +155,7 @@ async def test_names_of_what_nobody_wrote_are_no_versions(folder: Path) -> None:
 
 @in_virtual_time
 async def test_the_collector_spares_a_checkpoint_that_was_damaged_on_its_way(folder: Path) -> None:
-    """And takes what a stranger has put beside it."""
+    """It deletes a checkpoint that a stranger has put beside it."""
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
@@ -185,7 +170,7 @@ async def test_the_collector_spares_a_checkpoint_that_was_damaged_on_its_way(fol
 
         class Damages(Layer):
             async def get_range(self, key: str, start: int, stop: int) -> Body:
-                """Get it, and a byte of one checkpoint wrong."""
+                """Return a range; the last byte is wrong if it is one of this checkpoint."""
                 blob = await super().get_range(key, start, stop)
                 if key == newest:
                     blob[-1] ^= 1

@@ -1,4 +1,4 @@
-"""Strangers on the bus and in the store: rejected by name, counted, and the run goes on."""
+"""Invalid updates and messages are rejected with their reason and counted, and the run goes on."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -109,7 +109,7 @@ async def test_an_old_announcement_played_again_is_turned_away(folder: Path) -> 
         coordinator = syncer.coordinators[again.fragment]
         before: dict[str, int] | None = None
         while before != (before := dict(coordinator.rounds.rejected_total)):  # noqa: ASYNC110 (nothing says that no more comes)
-            await asyncio.sleep(0.3)  # what l0 has said itself, and too late, is counted first
+            await asyncio.sleep(0.3)  # first, l0's own late announcements are counted
         await w.bus.append(learner_stream("l0"), first)
         await until(
             lambda: (

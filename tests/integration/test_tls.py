@@ -1,4 +1,4 @@
-"""TLS to store and bus under an authority of one's own: trusted where it is named, refused where it is not."""
+"""By default, a TLS connection to store or bus needs a server certificate of a configured authority."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +30,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def https(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """SeaweedFS's S3 gateway with a certificate of the authority's."""
+    """SeaweedFS's S3 gateway with a certificate that the test authority signed."""
     with s3_server(tmp_path_factory.mktemp("https"), certificate=authority.certificate("store")) as server:
         yield server
 
@@ -88,14 +88,14 @@ async def test_a_bus_is_trusted_by_its_authority(rediss: Server, authority: Auth
         found = {f.check: f async for f in examine_bus(url, bytes(32), Role(RoleKind.OPERATOR), single_threaded())}
         assert found["bus: TLS"].outcome == OK
         assert "verified" in found["bus: TLS"].said
-        assert found["bus: value size"].outcome == WARNING, "tried over TLS as well"
+        assert found["bus: value size"].outcome == WARNING, "this check must run over TLS as well"
 
 
 async def test_a_bus_of_another_authority_or_another_host_is_not_spoken_to(
     rediss: Server, authority: Authority, tmp_path: Path
 ) -> None:
     another = Authority(tmp_path, "another")
-    elsewhere = rediss.url.replace("127.0.0.1", "localhost")  # the certificate is for the address only
+    elsewhere = rediss.url.replace("127.0.0.1", "localhost")  # the certificate names only the address
     for url in (rediss.url, trusting(rediss.url, str(another.file)), trusting(elsewhere, str(authority.file))):
         async with open_bus(url, bytes(32)) as bus:
             with pytest.raises(Unavailable, match=r"(?i)certificate"):

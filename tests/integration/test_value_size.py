@@ -1,5 +1,4 @@
-"""One message cannot fill the bus: on a real Redis with the settings that are shipped, and what the doctor says of one
-without."""
+"""One value cannot fill a Redis that has the shipped settings, and the doctor warns of a Redis without them."""
 
 import re
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 RUN = bytes(32)
 STREAM = learner_stream("eu-1")
 LONGEST = largest(Kind.MESSAGE, 0)
-"""Bytes of the longest message that is one of ours."""
+"""Bytes of the longest valid message."""
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ async def test_the_longest_message_passes_and_a_larger_value_is_refused(shipped:
         await bus.append(STREAM, bytes(LONGEST))
         await bus.append(STREAM, bytes(VALUE_MAX))
         for size in (VALUE_MAX + 1, 8 * VALUE_MAX):
-            # The server answers and hangs up; which of the two a client sees first is chance.
+            # The server sends an error and closes the connection. A client may see either first.
             with pytest.raises(Unavailable):
                 await bus.append(STREAM, bytes(size))
         await bus.append(STREAM, b"goes on")
@@ -67,7 +66,7 @@ async def test_the_longest_message_passes_and_a_larger_value_is_refused(shipped:
 
 
 def test_what_it_does_not_bound_is_a_message_of_many_fields(shipped: Server) -> None:
-    """Why threats.md does not promise that Redis cannot be filled: the bound is on one value, not on one command."""
+    """The bound is on one value, not on one command: therefore threats.md does not say that Redis cannot be filled."""
     with redis_client.Redis.from_url(shipped.url) as client:
         client.xadd("stream", {f"field-{i}": bytes(VALUE_MAX) for i in range(4)})
         assert client.xlen("stream") == 1
@@ -80,7 +79,7 @@ async def about_values(url: str) -> tuple[Finding, int]:
     async with open_bus(url, RUN) as bus:
         said = await bus.read({role.stream: ""}, 0.1)
     assert found["bus: streams"].outcome == OK
-    assert all(s.body == b"" for s in said[role.stream]), "nothing long is left behind"
+    assert all(s.body == b"" for s in said[role.stream]), "the doctor must leave no long value behind"
     return found["bus: value size"], len(said[role.stream])
 
 
@@ -97,7 +96,7 @@ async def test_the_doctor_says_what_to_set_where_there_is_no_bound(redis: Server
 
 
 async def test_the_doctor_needs_no_right_that_a_learner_does_not_have(tmp_path: Path) -> None:
-    """The rights that `isthmus access` gives; before Redis 7 reading and writing are one permission, without selectors."""
+    """The user has the rights that `isthmus access` gives. Redis 6 has one right for reads and writes, no selectors."""
     who = Identity(Participant.LEARNER, "eu-1")
     line = re.sub("[()]", "", re.sub("%[RW]~", "~", acl_line(who, "sesame")))
     (tmp_path / "users.acl").write_text(f"user default off\n{line}\n")

@@ -1,4 +1,4 @@
-"""Metrics, health and logs of real agents: what is counted is what happened, and health fails when it should."""
+"""The metrics of real agents agree with the log, and their health checks fail when they should."""
 
 import asyncio
 import json
@@ -94,7 +94,7 @@ async def test_a_syncer_that_only_watches_counts_versions_and_no_rounds(folder: 
 
 
 class Away(Layer):
-    """A store that is there or not."""
+    """A store that is unavailable while `away` is true."""
 
     away = False
 
@@ -155,7 +155,7 @@ async def test_a_board_tells_a_stuck_loop_from_a_store_that_is_away(folder: Path
         return await asyncio.to_thread(get, f"http://{url}/{path}")
 
     with shown(board, url):
-        assert (await ask("livez"))[0] == 200, "starting is no reason to be killed"
+        assert (await ask("livez"))[0] == 200, "a process that starts must not be killed"
         assert (await ask("healthz"))[0] == 503
         async with world(folder, runtime=runtime) as w:
             away = Away(w.store)
@@ -176,7 +176,7 @@ async def test_a_board_tells_a_stuck_loop_from_a_store_that_is_away(folder: Path
                 assert status == 503
                 assert "store silent" in json.loads(text)["trouble"]
                 away.away = False
-                # Asked from the loop itself, which does nothing else meanwhile: it is stuck.
+                # This request blocks the event loop, so the loop is stuck until the answer comes.
                 passed_s += LOOP_S_MAX + 1.0
                 status, text = get(f"http://{url}/livez")
                 assert status == 503
@@ -224,7 +224,7 @@ def test_an_event_is_one_object_with_what_it_is_about(capsys: pytest.CaptureFixt
     try:
         logging.getLogger("isthmus.x").info("commit %d", 3, extra={"fragment": 3, "version": 17})
         logging.getLogger("isthmus.x").debug("not asked for")
-        logs.serving()  # why it does not start is text
+        logs.serving()  # before this call, `last_word` writes text
         logs.last_word("syncer", "the end")
         lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
         assert [(e["message"], e["level"]) for e in lines] == [("commit 3", "INFO"), ("the end", "CRITICAL")]

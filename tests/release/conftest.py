@@ -1,4 +1,4 @@
-"""A release of the files that git knows, made in a folder of its own by tools/release.py."""
+"""Fixtures for a release of this tree's tracked files, which tools/release.py makes in another folder."""
 
 import os
 import re
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 STRAYS = ("pkg/isthmus/stray.py", "services/isthmus_services/stray.toml")
-"""What lies in the tree, unknown to git and passed over by it."""
+"""Untracked files in the tree, which git ignores."""
 
 NOBODYS = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
 ME = {f"GIT_{who}_{what}": "tests@localhost" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
@@ -33,21 +33,21 @@ def release(tree: Path) -> subprocess.CompletedProcess[str]:
 
 
 def edit(file: Path, pattern: str, new: str) -> None:
-    """Replace what a pattern finds, which must be there."""
+    """Replace all matches of a pattern in a file. Raises `AssertionError` if there is none."""
     text, found = re.subn(pattern, new, file.read_text(), flags=re.MULTILINE)
     assert found, f"{file} has no {pattern}"
     file.write_text(text)
 
 
 def known_to_git() -> list[str]:
-    """Every file of this tree that git knows and that is there."""
+    """Return the tracked files of this tree that exist."""
     said = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], check=True, text=True, stdout=subprocess.PIPE).stdout
     return [name for name in said.split("\0") if (ROOT / name).is_file()]
 
 
 @pytest.fixture(scope="session")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This tree, committed as what is to be released."""
+    """A copy of this tree, committed and ready to be released."""
     tree = tmp_path_factory.mktemp("ready") / "tree"
     for name in known_to_git():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def released(ready: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone of it in which the release was made, beside files that are none of git's."""
+    """A clone of `ready` in which the release was made. It also has untracked files."""
     tree = tmp_path_factory.mktemp("released") / "tree"
     git(ready, "clone", "--quiet", str(ready), str(tree))
     (tree / ".git/info/exclude").write_text("stray.*\n")

@@ -1,4 +1,4 @@
-"""The Pythons that the wheel is installed for: those of its range that are on PATH, and the one that runs the tests."""
+"""Finds the Pythons for which the wheel is installed: supported versions on PATH, and the Python of the tests."""
 
 import functools
 import shutil
@@ -19,11 +19,11 @@ def interpreter(version: str) -> str | None:
 
 
 def at_hand() -> list[str]:
-    """Return the versions of which there is a Python."""
+    """Return the supported versions for which this machine has a Python."""
     return [version for version in PYTHONS if interpreter(version)]
 
 
 def said() -> str:
-    """Return which are at hand and which are not."""
+    """Return a line that says which supported versions this machine has and which it lacks."""
     missing = [version for version in PYTHONS if version not in at_hand()]
     return f"the wheel is installed for Python {', '.join(at_hand())}; not at hand: {', '.join(missing) or 'none'}"

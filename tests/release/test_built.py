@@ -1,4 +1,4 @@
-"""What is in the wheel and the sdist: the two packages as git has them, their licence, and what an index is told."""
+"""The wheel and the sdist contain the two packages as committed, their licence, and the metadata of pyproject.toml."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from release.conftest import ROOT, STRAYS, git
 
 PACKAGES = {"pkg/isthmus/": "isthmus/", "services/isthmus_services/": "isthmus_services/"}
-"""Folders of the tree, and what they are called where they are installed."""
+"""Folders of the tree, and the names under which they are installed."""
 
 ABOUT = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
 
@@ -33,7 +33,7 @@ def committed(tree: Path) -> dict[str, bytes]:
 
 
 def packaged(tree: Path) -> dict[str, bytes]:
-    """What is to be installed of a tree: the files of its packages, by the names they are installed under."""
+    """Return the files of a tree's packages, by the names under which they are installed."""
     files = committed(tree).items()
     return {new + n.removeprefix(old): data for n, data in files for old, new in PACKAGES.items() if n.startswith(old)}
 
@@ -64,7 +64,7 @@ def test_the_sdist_is_what_the_wheel_is_built_from_and_nothing_else(released: Pa
     (sdist,) = (released / "dist").glob("*.tar.gz")
     with tarfile.open(sdist) as file:
         found = {m.name.partition("/")[2] for m in file if m.isfile()}
-        assert all(m.isfile() for m in file), "no links"
+        assert all(m.isfile() for m in file), "there must be no links"
     sources = {name for name in committed(released) if name.startswith(("pkg/", "services/"))}
     assert found == sources | {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", ".gitignore", "PKG-INFO"}
 
@@ -73,7 +73,7 @@ def test_what_git_does_not_know_stays_out_of_it(released: Path, wheel: Path) -> 
     (sdist,) = (released / "dist").glob("*.tar.gz")
     with tarfile.open(sdist) as file:
         names = [*contents(wheel), *file.getnames()]
-    assert all((released / stray).exists() for stray in STRAYS), "they lay there"
+    assert all((released / stray).exists() for stray in STRAYS), "the stray files must be there"
     assert not [name for name in names if re.search(r"stray|__pycache__|\.pyc$", name)]
 
 
@@ -99,7 +99,7 @@ def test_torch_comes_by_an_extra_alone(wheel: Path) -> None:
 
 @pytest.mark.parametrize("source", ["the sdist", "what the image's recipe copies"])
 def test_it_is_the_same_wheel_wherever_it_is_built(source: str, released: Path, wheel: Path, tmp_path: Path) -> None:
-    """Without git, tags or history: the version is a line of a file."""
+    """A build needs no git, tags or history: the version is a line of a file."""
     tree = tmp_path / "tree"
     if source == "the sdist":
         (sdist,) = (released / "dist").glob("*.tar.gz")

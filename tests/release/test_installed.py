@@ -1,7 +1,7 @@
-"""The wheel as strangers get it: `pip install` into an empty environment, for each Python that is at hand.
+"""After `pip install` of the wheel into an empty environment, Isthmus works, with each Python that this machine has.
 
-What it depends on comes from the index. The environment that trains is short of that: it has the wheel to itself, and
-sees torch and the rest where the tests do (another gigabyte for nothing else).
+Its dependencies come from the index. The environment that trains has only the wheel of its own. It uses torch and the
+other libraries of the tests' environment, because a second copy would take another gigabyte.
 """
 
 import os
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def installed(folder: Path, python: str, *arguments: str) -> Path:
-    """Make an environment, install into it, and return the folder of its programs."""
+    """Create an environment, install into it, and return the folder of its programs."""
     subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True)
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(folder / "bin/python"))
     done = subprocess.run(
@@ -35,7 +35,7 @@ def installed(folder: Path, python: str, *arguments: str) -> Path:
 
 @pytest.fixture(scope="session", params=at_hand())
 def without_torch(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with what the wheel asks for, and nothing else."""
+    """The programs of an environment with the wheel and what it requires, and nothing else."""
     folder, python = tmp_path_factory.mktemp("without-torch"), interpreter(request.param)
     assert python is not None
     return installed(folder, python, "-c", str(ROOT / "constraints.txt"), str(wheel))
@@ -43,10 +43,11 @@ def without_torch(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory:
 
 @pytest.fixture(scope="session")
 def with_torch(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that sees this one's libraries, and Isthmus from the wheel."""
+    """The programs of an environment with Isthmus from the wheel and the libraries of this environment."""
     programs = installed(tmp_path_factory.mktemp("with-torch"), sys.executable, "--no-deps", str(wheel))
     (site,) = programs.parent.glob("lib/python*/site-packages")
-    # What is on a path of a .pth file is seen; the .pth files there, an editable Isthmus among them, are not read.
+    # Libraries in a folder that a .pth file names are found. The .pth files in that folder, such as that of an
+    # editable Isthmus, are not read.
     (site / "libraries.pth").write_text(sysconfig.get_path("platlib") + "\n")
     return programs
 
@@ -63,7 +64,7 @@ def test_it_says_what_is_installed(without_torch: Path, with_torch: Path, releas
         assert f", {torch}" in done.stdout
         tell = "import isthmus, importlib.metadata as m; print(isthmus.__file__, isthmus.__version__, m.version('isthmus'))"
         file, *said = stranger(programs / "python", "-c", tell, cwd=tmp_path).stdout.split()
-        assert Path(file).is_relative_to(programs.parent), "its own, not this tree's"
+        assert Path(file).is_relative_to(programs.parent), "Isthmus must not come from this tree"
         assert said == [version, version]
 
 
@@ -82,7 +83,7 @@ def test_a_learner_is_merged_by_a_syncer_without_torch_and_anybody_reads_it(
     with processes(tmp_path) as p:
         syncer = p.start("syncer", *isthmus, "syncer", str(run), "--wait")
         command = (*STRANGER, str(with_torch / "python"), str(EXAMPLE), str(run), "--learner", "eu-1")
-        # More steps than it will do: it trains until everything is merged.
+        # The learner never gets to so many steps: it is killed once every fragment is merged.
         learner = p.start("learner", *command, "--steps", "1000000", "--step-seconds", "0.02")
         wait_for((run / "run").exists, "the learner creates the run")
         wait_for(lambda: merged(run) == {(f, "eu-1") for f in range(4)}, "every fragment of eu-1 is merged")
@@ -94,12 +95,12 @@ def test_a_learner_is_merged_by_a_syncer_without_torch_and_anybody_reads_it(
 
 
 def merged(run: Path) -> set[tuple[int, str]]:
-    """Return whose updates of which fragments the log has merged."""
+    """Return fragment and learner of each update that the log has merged."""
     return {(c.header.fragment, i.learner) for c in commits_of(str(run)) for i in c.header.inputs}
 
 
 def read(p: Processes, isthmus: tuple[str, ...], run: Path) -> None:
-    """Ask for everything that is told of a run, without torch."""
+    """Run all commands that read a run, without torch."""
     commits = len(commits_of(str(run)))
     for name, *arguments in (
         ("status", str(run)),

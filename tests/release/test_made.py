@@ -1,4 +1,4 @@
-"""tools/release.py: what it refuses, in a sentence, and what it leaves of a commit that is ready."""
+"""tools/release.py rejects a commit that is not ready, with one sentence, and tags and builds one that is."""
 
 from pathlib import Path
 
@@ -85,7 +85,7 @@ def test_what_is_not_ready_is_refused(spoil, said: str, ready: Path, tmp_path: P
 
 def test_the_commit_is_tagged_with_the_changelogs_section(released: Path) -> None:
     tag = "v" + version(released)
-    assert git(released, "cat-file", "-t", tag).strip() == "tag", "an annotated one"
+    assert git(released, "cat-file", "-t", tag).strip() == "tag", "the tag must be annotated"
     assert git(released, "rev-parse", f"{tag}^{{commit}}") == git(released, "rev-parse", "HEAD")
     (notes,) = (released / "dist").glob("notes-*.md")
     said = git(released, "tag", "--list", "--format=%(contents)", tag)
@@ -95,7 +95,7 @@ def test_the_commit_is_tagged_with_the_changelogs_section(released: Path) -> Non
 
 
 def test_it_publishes_nothing_and_says_how_to(released: Path, ready: Path) -> None:
-    assert git(ready, "tag") == "", "the repository it was cloned from"
+    assert git(ready, "tag") == "", "the original repository must not get the tag"
     said, v = (released / "dist/said").read_text(), version(released)
     assert f"git push origin v{v}" in said
     assert f"twine upload dist/isthmus-{v}-py3-none-any.whl dist/isthmus-{v}.tar.gz" in said

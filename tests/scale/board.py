@@ -1,8 +1,8 @@
-"""The board on a large run: 100 learners, 96 fragments, a million commits; how long it takes to open and to answer.
+"""Measure how fast the board opens and answers on a large run: 100 learners, 96 fragments, a million commits.
 
-Syncers and learners are simulated for some periods, with kills; their commits are then repeated, later and later, until
-there are enough. What is read of them is kept as `isthmus board` keeps it, and the command itself is started on it, and
-looked at with a browser where there is one. `make scale-board`; `python -m scale.board --help`.
+Syncers and learners are simulated for some periods, with kills. Their commits are then repeated with later times until
+there are enough. Their history is stored as `isthmus board` stores it. The command itself is started on it, and its
+pages are opened in a browser if there is one. `make scale-board`; `python -m scale.board --help`.
 """
 
 import argparse
@@ -46,10 +46,10 @@ LATENCY_S = 0.05
 STEP_S = 1.0
 ELEMENTS = 64
 WHOLE = 9600
-"""Commits of a log that is there as objects, all of it."""
+"""Number of commits of the log that is stored completely as objects, to measure the first reading."""
 
 TAIL = 8
-"""Commits of each fragment that are there as objects: a folder of a million of them holds tens of gigabytes."""
+"""Newest commits of each fragment that are stored as objects. A million would take tens of gigabytes."""
 
 QUESTIONS = (
     "run", "state", "series", "learners", "lanes", "fragments", "commits", "commits?only=late", "services", "learner/l3",
@@ -58,7 +58,7 @@ QUESTIONS = (
 
 
 class _Trainee:
-    """Trains nothing, in steps of a length of its own."""
+    """Trains nothing, in steps of its own length."""
 
     def __init__(self, number: int) -> None:
         self._random = random.Random(number)
@@ -142,7 +142,7 @@ def templates(objects: dict[str, bytes], fragments: int) -> list[list[CommitHead
 
 
 def repeated(made: list[CommitHeader], version: int, span_s: float) -> CommitHeader:
-    """Return a commit of this version: one of those that were made, so much later."""
+    """Return a commit of this version: a simulated commit, moved to a later time."""
     times, place = divmod(version - 1, len(made))
     h, late_s, further = made[place], times * span_s, times * len(made)
 
@@ -168,7 +168,7 @@ def repeated(made: list[CommitHeader], version: int, span_s: float) -> CommitHea
 def grown(
     run: Any, made: list[list[CommitHeader]], commits: int, tail: int, say: Any
 ) -> tuple[RunHistory, dict[str, bytes]]:
-    """Return what is read of a run of so many commits, and the newest `tail` commits of each fragment as objects."""
+    """Return the history of a run of this many commits, and the newest `tail` commits of each fragment as objects."""
     history, objects = RunHistory(run), {}
     span_s = max(h.written_at for of in made for h in of) - min(h.written_at for of in made for h in of) + STEP_S
     versions = commits // len(made)
@@ -193,7 +193,7 @@ def grown(
 
 @contextmanager
 def board(folder: Path, memory: list[float] | None = None) -> Iterator[tuple[str, float]]:
-    """Start the command; give its URL and how long it took to answer what a page asks first [s]."""
+    """Start the command; yield its URL, and the time until it answered a page's first question [s]."""
     began = time.perf_counter()
     process = subprocess.Popen(
         isthmus_command("board", str(folder), "--http", "127.0.0.1:0"), stdout=subprocess.PIPE, text=True,
@@ -212,14 +212,14 @@ def board(folder: Path, memory: list[float] | None = None) -> Iterator[tuple[str
 
 
 def ask(url: str, question: str) -> tuple[bytes, float]:
-    """Return an answer and how long it took [s]."""
+    """Return an answer and the time it took [s]."""
     began = time.perf_counter()
     with urllib.request.urlopen(f"{url}/api/{question}") as answer:
         return answer.read(), time.perf_counter() - began
 
 
 def numbers(value: object) -> int:
-    """Return how many numbers an answer has."""
+    """Return the number of numbers in an answer."""
     if isinstance(value, dict):
         return sum(numbers(v) for v in value.values())
     if isinstance(value, list):
@@ -228,7 +228,7 @@ def numbers(value: object) -> int:
 
 
 async def first_reading(objects: dict[str, bytes], made: list[list[CommitHeader]], folder: Path) -> dict[str, float]:
-    """Measure how fast a log is read for the first time, out of a folder."""
+    """Measure how fast a log in a folder is read for the first time."""
     put({key: blob for key, blob in objects.items() if not key.startswith("commits/")}, folder)
     async with open_log(str(folder)) as log:
         versions = WHOLE // len(made)
@@ -242,7 +242,7 @@ async def first_reading(objects: dict[str, bytes], made: list[list[CommitHeader]
 
 
 def taken(folder: Path) -> dict[str, bytes]:
-    """Return what an earlier run of this has simulated."""
+    """Return the objects that an earlier run of this program has simulated."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
@@ -270,7 +270,7 @@ SCRUB = """(async () => { const s = document.getElementById('scrubber');
 
 
 def browsed(url: str, chromium: str) -> dict[str, Any]:
-    """Measure in a browser: how long pages take to show what they are for [s], and frames while one scrolls [ms]."""
+    """Measure in a browser how long pages take to show their content [s], and the frames while scrolling [ms]."""
     from playwright.sync_api import sync_playwright
 
     found: dict[str, Any] = {"opens_s": {}, "frames_ms": {}}
@@ -302,7 +302,7 @@ def browsed(url: str, chromium: str) -> dict[str, Any]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """Return the figures as docs/board.md has them."""
+    """Return the figures as a table for docs/board.md."""
     start, reading = report["start_to_first_answer_s"], report["first_reading"]
     answers, opens, frames = (report[name] for name in ("answers", "opens_s", "frames_ms"))
     largest = max(answers, key=lambda q: float(answers[q]["kb"]))
@@ -326,7 +326,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def written(report: dict[str, Any], page: Path) -> None:
-    """Put the figures into a page, between its marks."""
+    """Write the figures into a page, between its marks."""
     before, _, rest = page.read_text().partition("<!-- size -->\n")
     _, mark, after = rest.partition("<!-- /size -->")
     assert mark, f"{page} has no place for them"
@@ -334,7 +334,7 @@ def written(report: dict[str, Any], page: Path) -> None:
 
 
 def main() -> int:
-    """Make the run, measure, print."""
+    """Make the run, measure the board, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--learners", type=int, default=100)
     parser.add_argument("--fragments", type=int, default=96)

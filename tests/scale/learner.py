@@ -1,4 +1,4 @@
-"""One learner of a run at size: a byte-level GPT in bfloat16, whole in one process or sharded by FSDP2 in a torchrun job.
+"""One learner of a run at scale: a byte-level GPT in bfloat16, in one process or sharded by FSDP2 in a torchrun job.
 
 python -m scale.learner RUN --bus URL --learner NAME --width 1024 --layers 24 --stop FILE --report FILE
 """
@@ -21,13 +21,13 @@ from isthmus.demo.text import corpus
 
 
 def resident_gib() -> float:
-    """Return the memory this process has resident now, in GiB."""
+    """Return the resident memory of this process now, in GiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / (1 << 30)
 
 
 def main() -> None:
-    """Train until the file to stop at is there."""
+    """Train until the stop file exists."""
     parser = argparse.ArgumentParser(prog="scale.learner", description=__doc__)
     parser.add_argument("run")
     parser.add_argument("--bus")
@@ -46,7 +46,7 @@ def main() -> None:
     if ranks > 1:
         dist.init_process_group("gloo")
     torch.manual_seed(0)
-    # In its dtype from the start: in float32 it would be there twice.
+    # Create the model in bfloat16: a float32 model that is converted would be in memory twice.
     torch.set_default_dtype(torch.bfloat16)
     model = ByteGPT(a.width, a.layers, heads=a.width // 64, context=a.context)
     torch.set_default_dtype(torch.float32)
@@ -55,11 +55,11 @@ def main() -> None:
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
-    # Two learners, two syncers and a store on one machine: there is no room for moments.
+    # With two learners, two syncers and a store on one machine there is no memory for moments.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     before = resident_gib()
     rules = isthmus.Rules(fragments=a.fragments, sync_every=a.sync_every)
-    # So many processes on so few cores are late with everything: nobody is to be taken for dead for that.
+    # This many processes on few cores are late with everything; none must be taken for dead because of that.
     pace = isthmus.Pace(heartbeat_s=4.0, silence_s=20.0)
     text = torch.frombuffer(bytearray(b"".join(piece.read() for piece in corpus().train[:200])), dtype=torch.uint8)
     draw = torch.Generator().manual_seed(rank + int.from_bytes(a.learner.encode()[-4:], "little"))
@@ -84,7 +84,7 @@ def main() -> None:
             durations.append(time.monotonic() - at)
             over = torch.tensor([a.stop.exists()], dtype=torch.int32)
             if ranks > 1:
-                dist.broadcast(over, 0)  # the first rank decides: all of them end after the same step
+                dist.broadcast(over, 0)  # the first rank decides, so all ranks end after the same step
             if over.item():
                 break
         steps = link.steps_done

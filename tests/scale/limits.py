@@ -1,6 +1,6 @@
-"""Where large runs end, as a table: what `isthmus plan` comes to for many sizes. `python -m scale.limits`.
+"""Print the limits of large runs as a table: the results of `isthmus plan` for many sizes. `python -m scale.limits`.
 
-Every learner steps once a second and sends each fragment once in 100 steps, 4 bits both ways, merged by RDA.
+Every learner takes one step a second and sends each fragment once in 100 steps, with 4 bits both ways, merged by RDA.
 """
 
 import math
@@ -16,7 +16,7 @@ from isthmus_services.board.prices import Prices
 SYNC_EVERY = 100
 LINK_GBIT_S = 10.0
 COMMIT_BYTES = 350
-"""Of a commit's header for each input, about; the limit is 1 MiB."""
+"""Approximate bytes of a commit's header for each input; the limit of a header is 1 MiB."""
 
 PARAMETERS = (1e8, 1e9, 1e10, 7e10)
 LEARNERS = (8, 32, 100)
@@ -26,7 +26,7 @@ HEAD = ("N", "M", "P", "state of a fragment, GB", "syncers", "each: cores", "Gbi
 
 
 def main() -> int:
-    """Print it."""
+    """Print the table."""
     default, known = classes()
     free = Prices(put_per_1000=0.0, get_per_1000=0.0, storage_gb_month=0.0, egress_gb=0.0)
     print("| " + " | ".join(HEAD) + " |")
@@ -38,7 +38,7 @@ def main() -> int:
             found = plan(params, [island], free, fixed=fixed, speeds=known[default].of)
             s, day, f = found.syncer, found.day, found.forecasts[0]
             syncers = max(1, math.ceil(s["cores"] / SYNCER_CORES))
-            updates = s["down_gbit_s"] / 8 * 3600  # what the syncers read is what learners wrote
+            updates = s["down_gbit_s"] / 8 * 3600  # syncers read what learners wrote
             values = f.down_gb_day / 24
             state = 12.0 * params / found.rules.fragments
             assert state < OBJECT_MAX, "a snapshot of a fragment fits into an object"

@@ -1,7 +1,7 @@
 """Measure the memory of a learner that pauses while three others train on: `python -m scale.pause --minutes 5`.
 
-Each learner is a process, and so is the syncer; the store is a folder. The three others take steps that cost next to
-nothing, so that they publish as many versions as the machine can carry.
+Each learner is a process, and so is the syncer. The store is a folder. The three other learners take very cheap steps,
+so that as many versions are published as the machine can carry.
 """
 
 import argparse
@@ -24,20 +24,20 @@ STEPS_BEFORE = 8
 
 
 def model(millions: int) -> nn.Module:
-    """Return linear layers of about so many million parameters in all."""
+    """Return linear layers with about this many million parameters in all."""
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(millions * 1_000_000 // WIDTH**2)))
 
 
 def memory_mb() -> float:
-    """Return what this process has resident."""
+    """Return the resident memory of this process, in MB."""
     status = Path("/proc/self/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     return int(found[1]) / 1e3 if found else 0.0
 
 
 def join(run: str, learner: str, millions: int) -> tuple[isthmus.Link, nn.Module]:
-    """Join with plain SGD: what is measured is what Isthmus holds."""
+    """Join with plain SGD, which has no state, so that the memory measured is Isthmus's."""
     net = model(millions)
     link = isthmus.join(
         run, net, torch.optim.SGD(net.parameters(), lr=0.1), learner=learner, checkpoint_s=3600,
@@ -56,7 +56,7 @@ def step(link: isthmus.Link, net: nn.Module) -> None:
 
 
 def busy(run: str, learner: str, millions: int) -> None:
-    """Train until the process is ended."""
+    """Train until the process is killed."""
     link, net = join(run, learner, millions)
     while True:
         step(link, net)

@@ -1,7 +1,7 @@
 """Measure the host memory that a restart takes, as multiples of the optimizer's state: `python -m scale.restart`.
 
-A learner of one process and one of two DDP ranks join a run, take a step and leave; then they join again. Printed is by
-how much a process's peak grew in each `join`.
+A learner of one process and one of two DDP ranks join a run, take a step and leave; then they join again. The output
+says by how much the peak memory of each process grew in each `join`.
 """
 
 import argparse
@@ -18,16 +18,16 @@ from torch import nn
 import isthmus
 
 WIDTH, LAYERS = 2048, 30
-"""126 million parameters, with an optimizer's state of 1.0 GB: what Python and its libraries take is small beside it."""
+"""126 million parameters, with an optimizer's state of 1.0 GB. Python and its libraries need little in comparison."""
 
 
 def peak_mb() -> float:
-    """Return the most memory this process has had resident."""
+    """Return the peak resident memory of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
 def life(run: str, width: int) -> None:
-    """Join, take one step where it is the first life, and leave."""
+    """Join, take one step if this is the first incarnation, and leave."""
     ranks = "RANK" in os.environ
     if ranks:
         dist.init_process_group("gloo")
@@ -55,7 +55,7 @@ def life(run: str, width: int) -> None:
 
 
 def main() -> None:
-    """Run both learners, two lives each."""
+    """Run both learners, two incarnations each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, default=WIDTH, help=f"of the model's {LAYERS} square layers")
     parser.add_argument("--life", help=argparse.SUPPRESS)

@@ -1,7 +1,7 @@
-"""A run at size: two learners, one of them two ranks of FSDP2, two syncers, a real S3 server and Redis; then a replay.
+"""A run at scale: two learners, one of them two ranks of FSDP2, two syncers, a real S3 server and Redis; then a replay.
 
-Ends when every fragment has as many versions as asked for. `python -m scale.run --help`; `make scale` runs it with a
-model of 3.0e8 parameters in bfloat16, which wants 24 GiB of memory and 40 GB of disk.
+The run ends when every fragment has as many versions as asked for. `python -m scale.run --help`; `make scale` runs it
+with a model of 3.0e8 parameters in bfloat16, which needs 24 GiB of memory and 40 GB of disk.
 """
 
 import argparse
@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class Process:
-    """A process of the run, the most memory that it was seen to have, and what it said."""
+    """A process of the run, and its log."""
 
     def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name, self.log = name, log
@@ -43,20 +43,20 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._child.pid
 
     def must_live(self) -> None:
-        """Raise `RuntimeError` where it has ended."""
+        """Raise `RuntimeError` if the process has ended."""
         if self._child.poll() is not None:
             raise RuntimeError(f"{self.name} ended with {self._child.returncode}: see {self.log}\n{self.tail()}")
 
     def tail(self) -> str:
-        """Return the end of what it said."""
+        """Return the last 20 lines of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
 
     def peak_gib(self) -> float:
-        """Return the most memory it has had resident, in GiB; 0 once it has ended."""
+        """Return its peak resident memory in GiB; 0 once it has ended."""
         try:
             status = Path(f"/proc/{self.pid}/status").read_text()
         except OSError:
@@ -65,7 +65,7 @@ class Process:
         return int(found[1]) / (1 << 20) if found else 0.0
 
     def cpu_s(self) -> float:
-        """Return the processor time it has used, in seconds; 0 once it has ended."""
+        """Return the processor time that it has used, in seconds; 0 once it has ended."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -73,11 +73,11 @@ class Process:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def end(self, patience_s: float = 300.0) -> int:
-        """Wait for it to end by itself."""
+        """Wait until the process ends by itself; return its exit code."""
         return self._child.wait(patience_s)
 
     def stop(self) -> None:
-        """Ask it to stop; kill its whole group where it does not."""
+        """Ask the process to stop; kill its whole group if it does not."""
         if self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
             try:
@@ -89,7 +89,7 @@ class Process:
 
 @contextmanager
 def started(name: str, arguments: list[str], logs: Path) -> Iterator[Process]:
-    """Run a Python module beside this process."""
+    """Run a Python module in another process during the body."""
     process = Process(name, [sys.executable, *arguments], logs / f"{name}.log")
     try:
         yield process
@@ -104,7 +104,7 @@ async def heads_of(log: Log, hints: list[int]) -> list[int]:
 
 
 async def all_take_part(log: Log, syncers: int) -> bool:
-    """Return whether both learners have been merged, and every syncer has committed."""
+    """Return whether updates of both learners were merged, and every syncer has committed."""
     learners, writers = set(), set()
     for fragment in log.run.layout.fragments:
         async for commit in log.commits(fragment.index, 0):
@@ -114,7 +114,7 @@ async def all_take_part(log: Log, syncers: int) -> bool:
 
 
 async def wait_for(a: argparse.Namespace, processes: list[Process]) -> float:
-    """Say how far it is until every fragment has its versions; return seconds from the first commit to then."""
+    """Wait until every fragment has its versions, and print progress; return the seconds since the first commit."""
     began = time.monotonic()
     while True:
         try:
@@ -140,7 +140,7 @@ async def wait_for(a: argparse.Namespace, processes: list[Process]) -> float:
 
 
 async def stored() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return objects and bytes by kind, and what the commits say of themselves."""
+    """Return the numbers of objects and bytes by kind, and figures of the commits."""
     async with open_log(BUCKET, threads=1) as log:
         kinds: dict[str, Any] = {}
         for kind in ("updates/", "values/", "snapshots/", "commits/", "learners/"):
@@ -160,7 +160,7 @@ async def stored() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def main() -> int:
-    """Run it, and say what it took."""
+    """Run at scale, and report what the run took; return the exit code of the replay."""
     parser = argparse.ArgumentParser(prog="scale", description=__doc__)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=24)
@@ -185,7 +185,7 @@ def main() -> int:
         os.environ.update(s3.environment)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        # What is large and short-lived goes back to the system: glibc by default comes to keep all up to 32 MiB.
+        # Return large short-lived memory to the system: by default glibc comes to keep blocks of up to 32 MiB.
         os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)
         subprocess.run([sys.executable, "-c", _MAKE_BUCKET], check=True)
         shape = ["--bus", redis.url, "--width", str(a.width), "--layers", str(a.layers), "--stop", str(stop),

@@ -1,4 +1,4 @@
-"""The run at size, small: everything of it takes part, and what it comes to can be replayed."""
+"""The run at scale works at a small size: all its parts take part, and its log can be replayed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What must hold at every moment, and at the end. It reads the world from outside and shares no belief of the agents."""
+"""Check the invariants at every moment and at the end, from the world alone: no state of the agents is trusted."""
 
 import functools
 import traceback
@@ -51,32 +51,32 @@ if TYPE_CHECKING:
     from simulation.cluster import Seat
 
 BEHIND_MAX = 3
-"""Versions a well learner may be behind: rounds go on while it fetches."""
+"""Versions that a well learner may be behind, since rounds go on while it fetches."""
 
 
 PERIOD_SHRINKS, PERIOD_GROWS = 0.75, 2.0
-"""From one commit to the next."""
+"""Limits of the period's change from one commit to the next, as factors."""
 
 QUIET_S = 4.0
-"""After a disturbance on the bus, for so long nobody is blamed for what it did not hear."""
+"""For this long after a disturbance on the bus, no process is blamed for a message that it did not hear."""
 
 SPEAKS_S = 1.5
-"""A learner without a pause this long between heartbeats speaks all the time."""
+"""A learner counts as speaking all the time if its heartbeats come at most this many seconds apart."""
 
 PROMPT_S = 2.0
-"""Without a disturbance of its store for so long, a syncer's commit is written right after its round was closed."""
+"""A syncer whose store was not disturbed for this long writes a commit within this time after it has closed a round."""
 
 STEPS_KNOWN = 15
 STEP_MOST, STEP_MORE_S = 4.0, 0.6
-"""After so many steps of a life, what a learner says a step takes is at most this many times the truth, and so much
-more: what came between two steps, a pause or an evaluation, is none."""
+"""After `STEPS_KNOWN` steps of an incarnation, the step time that a learner states is at most `STEP_MOST` times the
+true one plus `STEP_MORE_S`. A pause or an evaluation between two steps does not count."""
 
 VERSIONS_HELD = 2
-"""Versions of a fragment that a learner may hold at once, besides the one that it trains on: the one that waits, and the
-one that the agent knows."""
+"""Versions of a fragment that a learner may hold besides the one that it trains on: one that waits to be adopted, and
+the one that the agent knows."""
 
 SHORTER = 0.95
-"""Share of the time after which a learner is silent in which nobody can be, whatever clocks and links do."""
+"""Within this share of `silence_s` no learner can count as silent, whatever clocks and links do."""
 
 
 @dataclass
@@ -87,18 +87,18 @@ class Checker:
     run: Run
     say: Callable[[str, str], None]
     most: Most
-    """Of a learner that explodes."""
+    """How far the updates of a learner that explodes may reach."""
     latency_s: float = 0.0
-    """Of the way to the store, the median."""
+    """Median latency to the store."""
     stall_s: float = 0.0
     violations: list[str] = field(default_factory=list)
     strays: set[str] = field(default_factory=set)
     lies: dict[int, int] = field(default_factory=dict)
-    """By fragment, the version whose key a lie has taken that everybody sees."""
+    """By fragment, the version whose key was taken by a lie that every process can detect."""
     misjudges: tuple[str, int] = "", -1
-    """Which syncer lies of what updates count for, and in which fragment."""
+    """The syncer that lies about what updates count for, and the fragment in which it does."""
     misjudged: dict[int, int] = field(default_factory=dict)
-    """By fragment, the first version of which it did."""
+    """By fragment, the first version with such a lie."""
 
     def __post_init__(self) -> None:
         self.commits: list[list[tuple[CommitHeader, bytes]]] = [[] for _ in self.run.layout.fragments]
@@ -108,16 +108,16 @@ class Checker:
         self.heard: dict[str, float] = {}
         self.left: dict[str, int] = {}
         self.ever_left: set[str] = set()
-        self.began: dict[str, float] = {}  # when the process of each syncer did
-        self.processes: dict[str, Process] = {}  # the newest of each name
-        self.step_s = 0.0  # the longest step anybody said it takes
-        self.speaking: dict[str, float] = {}  # since when without a pause
-        self.lives: dict[tuple[str, int], Life] = {}  # of learners, by name and number of the process
+        self.began: dict[str, float] = {}  # by syncer, when its newest process began
+        self.processes: dict[str, Process] = {}  # the newest process of each name
+        self.step_s = 0.0  # the longest step time that any learner stated
+        self.speaking: dict[str, float] = {}  # by learner, since when it speaks without a pause
+        self.lives: dict[tuple[str, int], Life] = {}  # records of learners, by name and number of the process
         self.digests: dict[int, tuple[object, bytes]] = {}
         self.disturbed: dict[tuple[str, str], float] = {}
         self.waiting = Waiting(self)
         self.values = Values(self)
-        self.names: set[str] = set()  # of learners that ever said anything
+        self.names: set[str] = set()  # learners that ever sent a message
         self.originals: dict[str, bytes] = {}  # what a hostile learner stored first under each key
         self.initial = []
         for p in range(len(self.run.layout.fragments)):
@@ -130,11 +130,11 @@ class Checker:
         self.world.streams.appended.append(self.said)
 
     def heads(self) -> dict[int, int]:
-        """The newest version of each fragment, by the log itself."""
+        """Return the newest version of each fragment in the log."""
         return {p: len(commits) for p, commits in enumerate(self.commits)}
 
     def disturb(self, who: str, port: str = "bus", for_s: float = 0.0) -> None:
-        """Something happened to this process, or to a request of it, that holds it up for a while."""
+        """Note that something holds up this process, or one of its requests, for a while."""
         until = self.world.clock.time() + for_s
         self.disturbed[who, port] = max(until, self.disturbed.get((who, port), 0.0))
 
@@ -148,7 +148,7 @@ class Checker:
     # --- at every write -----------------------------------------------------------------------------------------------
 
     def written(self, key: str, data: bytes, before: bytes | None) -> None:
-        """A write took effect."""
+        """Check an object that was just written."""
         if is_its_own(key):
             self.originals.setdefault(key, data)
         elif before is not None and before != data:
@@ -176,7 +176,7 @@ class Checker:
             self.say("store", f"has {key}")
 
     def committed(self, key: str, data: bytes) -> None:
-        """A commit took its key."""
+        """Check a commit that was just written."""
         try:
             header, _ = frame.parse(data, Kind.COMMIT, CommitHeader)
         except RecordInvalid as error:
@@ -235,12 +235,12 @@ class Checker:
         log.append((header, frame.digest(data)))
 
     def stored(self, key: str) -> bytes | None:
-        """Return an object as it was when it was written: whoever spoils its own later has been merged before."""
+        """Return an object as it was first written: a hostile learner may spoil its updates after they were merged."""
         found = self.world.objects.blobs.get(key)
         return self.originals.get(key, found[0] if found else None)
 
     def closing(self, key: str, header: CommitHeader) -> None:
-        """Whoever was expected is in, has passed, or is named as missing; nobody who is there was overlooked."""
+        """Check that each expected learner is in, has passed or is named as missing, and that none was overlooked."""
         w, p = header.waited, header.fragment
         fresh = {given.learner for given in header.inputs if given.base == header.version - 1}
         passed = {passing.learner for passing in w.passed}
@@ -251,14 +251,14 @@ class Checker:
             self.violate(f"{key}: closed by everyone, {list(w.missing)} missing")
         recent = {given.learner for h, _ in self.commits[p][-2:] for given in h.inputs}
         now = self.world.clock.time()
-        waited_s = now - self.waiting.when(header.writer, w.closed_at)  # since the round was closed, by its writer
+        waited_s = now - self.waiting.when(header.writer, w.closed_at)  # since the writer closed the round
         if now - self.began[header.writer] < SHORTER * self.run.pace.silence_s:
-            # To a writer that has not been there for as long as silence takes, nobody in the log is silent.
+            # To a writer that started more recently than `silence_s` ago, no learner in the log is silent yet.
             for learner in recent - set(w.expected) - fresh - self.ever_left:
                 self.violate(f"{key}: {header.writer} has only just started, and did not wait for {learner}")
         for learner in recent - set(w.expected) - fresh - self.left.keys():
-            # It has spoken for a while, and nothing has disturbed it or the writer on the bus of late: the writer must
-            # know of it, if only by the log.
+            # The learner has spoken for a while, and lately nothing disturbed it or the writer on the bus. So the
+            # writer must know it, at least from the log.
             speaks = now - self.heard.get(learner, -1e9) < SPEAKS_S and now - self.speaking.get(learner, now) > QUIET_S
             quiet = max(self.disturbed.get((who, "bus"), 0.0) for who in (header.writer, learner))
             prompt = now - self.disturbed.get((header.writer, "store"), 0.0) > PROMPT_S > waited_s
@@ -266,7 +266,7 @@ class Checker:
                 self.violate(f"{key}: {learner} is there, in the last commits, and was not waited for")
 
     def paced(self, key: str, header: CommitHeader, before: float) -> None:
-        """What a commit says of the period is within the rules, and no leap from what the one before it said."""
+        """Check that a commit's period is within the rules, and near the period of the commit before it."""
         least, most = self.run.rules.periods
         if not least <= header.period <= most:
             self.violate(f"{key}: a period of {header.period:g} steps, and the rules say {least} to {most}")
@@ -277,7 +277,7 @@ class Checker:
             self.violate(f"{key}: a period of {header.period:g} steps after one of {before:g}")
 
     def healing(self, header: CommitHeader) -> list[str]:
-        """A fragment was started again: only where that was needed, and from the newest published value."""
+        """Return what is wrong with a heal: it must be needed, and start from the newest published value."""
         healed, wrong = header.healed, []
         assert healed is not None
         there = self.world.objects.blobs.get(healed.key)
@@ -291,7 +291,7 @@ class Checker:
         return wrong
 
     def deleted(self, key: str) -> None:
-        """An object was removed."""
+        """Check that an object that was just deleted is not needed."""
         kind = key.split("/", maxsplit=1)[0]
         self.say("store", f"no longer has {key}")
         if kind == "commits":
@@ -318,10 +318,10 @@ class Checker:
         if not named and kind == "updates" and v >= head - STALENESS_MAX:
             self.violate(f"{key}: deleted, and may still be merged")
 
-    # --- at every word ------------------------------------------------------------------------------------------------
+    # --- at every message ---------------------------------------------------------------------------------------------
 
     def said(self, stream: str, body: bytes) -> None:
-        """A message is on the bus; an empty one is nobody's, and only shows that its author may speak."""
+        """Check a message on the bus. An empty message has no content: it only tests the permission to publish."""
         if not body:
             self.names.add(learner_of(stream) or stream)
             return
@@ -374,7 +374,7 @@ class Checker:
     # --- what a learner sends -----------------------------------------------------------------------------------------
 
     def watch(self, name: str, life: int, agent: object, process: Process) -> None:
-        """Note when a syncer begins; look over a learner's shoulder when it packs updates."""
+        """Note when a syncer begins; check each update that a learner packs."""
         self.processes[name] = process
         if not isinstance(agent, LearnerAgent):
             self.began[name] = self.world.clock.time()
@@ -393,7 +393,7 @@ class Checker:
     # --- now and then -------------------------------------------------------------------------------------------------
 
     def look(self, seats: "Iterable[Seat]") -> None:
-        """Look at every agent alive."""
+        """Check the state of every agent alive."""
         for seat in seats:
             for life, (_, agent) in seat.processes.items():
                 who = f"{seat.name}, life {life}"
@@ -442,7 +442,7 @@ class Checker:
             wanted = self.commits[p][slot.base - 1][0].published_digest if slot.base else self.initial[p]
             if self.digest(slot.values, functools.partial(merge.array_digest, local_array(slot.values))) != wanted:
                 self.violate(f"{who}: what it holds as {p}/{slot.base} is not what was published")
-            # A life that starts while a twin goes on finds updates on bases that it has yet to read of.
+            # An incarnation that starts while its twin goes on finds updates on bases that it has not read of yet.
             unread = len(self.commits[p]) - agent.uplink.settled_to[p]
             if len(agent.uplink.attempts[p]) > agent.pace.staleness + 3 + unread:
                 self.violate(f"{who}: {len(agent.uplink.attempts[p])} open updates of fragment {p}")
@@ -454,12 +454,12 @@ class Checker:
         ):
             self.violate(f"{who}: queues over their limits")
         if self.run.pace.lead is None and boundary.step - agent.history.step >= STEPS_KNOWN:
-            # Pauses and evaluations are no steps.
+            # Pauses and evaluations do not count as steps.
             most = STEP_MOST * nominal_s + STEP_MORE_S
             if boundary.step_s > most:
                 self.violate(f"{who}: says a step takes {boundary.step_s:.2f} s, and it takes {nominal_s:.2f} s")
         if boundary.outbox or boundary.inbox:
-            return  # words on their way between its two halves
+            return  # messages between its training thread and its agent are under way
         processed = boundary.tokens_seen + agent.uplink.tokens_lost
         for p, account in enumerate(agent.uplink.accounts):
             account.local = boundary.local_tokens(p)
@@ -475,8 +475,8 @@ class Checker:
                 self.violate(f"{who}: the ledger of fragment {p}, {account}, is not {processed}")
 
     def look_at_memory(self, who: str, record: "Life") -> None:
-        """However long a training loop takes no step, few versions wait for it."""
-        looked_at = {id(what) for what, _ in self.digests.values()}  # kept here, as what it trained on once
+        """Check that few versions wait for a training loop, however long it takes no step."""
+        looked_at = {id(what) for what, _ in self.digests.values()}  # alive only because this checker keeps them
         alive = [values for offered in record.offered if (values := offered()) is not None]
         record.offered = [weakref.ref(values) for values in alive]
         waiting = sum(id(values) not in looked_at for values in alive)
@@ -484,14 +484,14 @@ class Checker:
             self.violate(f"{who}: holds {waiting} versions of {len(record.arrays.values)} fragments")
 
     def digest(self, what: object, of: Callable[[], bytes]) -> bytes:
-        """Return a digest, computed once per object."""
+        """Return the digest of an object; compute it only once."""
         known = self.digests.get(id(what))
         if known is None or known[0] is not what:
             known = self.digests[id(what)] = what, of()
         return known[1]
 
     def ill(self, seats: "Iterable[Seat]", since: dict[int, int]) -> list[str]:
-        """Say what is not yet as it should be."""
+        """Return what has not recovered yet."""
         found = []
         heads = self.heads()
         for p, head in heads.items():
@@ -515,13 +515,13 @@ class Checker:
     # --- at the end ---------------------------------------------------------------------------------------------------
 
     async def judge(self) -> None:
-        """Read the log once more, through the library's own replay."""
+        """Read the log again, through the library's own replay."""
         ports = self.world.ports(self.world.process("judge"))
         log = Log(self.run, ports.store, ports.process.runtime)
         healed = {h.healed.key for commits in self.commits for h, _ in commits if h.healed is not None}
         for key, data in self.originals.items():
-            if key not in healed:  # of what a heal says that it is damaged, replay sees that it is so
-                self.world.objects.blobs[key] = data, 0.0  # replay would rightly name what it spoiled
+            if key not in healed:  # replay must see that an object is damaged if a heal says so
+                self.world.objects.blobs[key] = data, 0.0  # replay would rightly report a spoiled object
         lied = {**self.misjudged, **self.lies}
         try:
             for result in await replay(log):
@@ -551,7 +551,7 @@ class Checker:
                     self.violate(f"commit {p}/{header.version} is another than it was, or gone")
 
     def named(self, p: int, version: int | None, wanted: int) -> None:
-        """Replay names the version of a lie, or it is a violation."""
+        """Check that replay names the version of a lie."""
         self.say("replay", f"names version {version} of fragment {p}")
         if version != wanted:
             self.violate(f"replay: version {wanted} of fragment {p} is a lie, and {version or 'none'} is named")

@@ -1,4 +1,4 @@
-"""One simulated run: starts the processes, lets the planned faults strike, waits for calm, and judges."""
+"""Simulate one run: start the processes, let the planned faults strike, wait until the run recovers, and judge it."""
 
 import asyncio
 import functools
@@ -48,23 +48,23 @@ from simulation.speakers import Choir
 from simulation.toy import Watched
 from simulation.vigil import Vigil
 
-# Every process decodes every message: remembered, since what bytes mean does not change.
+# Every process decodes every message, so decoded messages are cached.
 decode = functools.lru_cache(maxsize=4096)(messages.decode)
 for _module in (syncer_agent, learner_agent, checker, speakers):
     vars(_module)["decode"] = decode
 
 CALM_S = 60.0
-"""Once no fault strikes any more, everything must be well again within this many virtual seconds."""
+"""After the last fault, everything must be well again within this many virtual seconds."""
 
 CALM_AT_LEAST_S = 2.0
 
 SOON_S, PAUSE_S_MAX = 6.0, 10.0
-"""A process that ends this soon after its start is started again after a pause, which grows up to this."""
+"""A process that ends less than `SOON_S` after its start is restarted after a pause that grows to `PAUSE_S_MAX`."""
 
 
 @dataclass
 class Outcome:
-    """What became of one seed."""
+    """The result of one seed."""
 
     seed: int
     violations: list[str]
@@ -76,7 +76,7 @@ class Outcome:
 
 @dataclass
 class Seat:
-    """A name, and the processes that bear it one after another, or two at once."""
+    """A name, and the processes that have it, one after another or two at once."""
 
     name: str
     is_syncer: bool
@@ -84,31 +84,32 @@ class Seat:
     store: Conditions
     bus: Conditions
     evaluate_s: float = 0.0
-    """How long it evaluates before its next step."""
+    """Duration of the evaluation before its next step."""
     unfoldable: bool = False
-    """Whether its last life ended since it could fold nothing."""
+    """Whether its last process ended because it could fold no fragment."""
     refused_at: float = -1e9
-    """When it was last denied something that is its own."""
+    """When the store last denied it a request that was not for a learner's update."""
     ports: SimulatedPorts | None = None
-    """Of its newest life."""
+    """The ports of its newest process."""
     lives: int = 0
+    """The number of processes that were started."""
     processes: dict[int, tuple[Process, "Syncer | LearnerAgent | None"]] = field(default_factory=dict)
-    """Those alive, by life."""
+    """The processes alive, by number."""
     stops: dict[int, asyncio.Event] = field(default_factory=dict)
     ends: dict[int, asyncio.Future[None]] = field(default_factory=dict)
-    """Of those alive: done once it is gone."""
+    """By number of the processes alive, a future that is done once the process is gone."""
 
     @property
     def agents(self) -> list["Syncer | LearnerAgent"]:
         return [agent for _, agent in self.processes.values() if agent is not None]
 
     def evaluation_s(self) -> float:
-        """Return how long the evaluation takes that comes next, if any; it comes once."""
+        """Return the duration of the next evaluation, 0 if there is none, and cancel it: it happens once."""
         seconds, self.evaluate_s = self.evaluate_s, 0.0
         return seconds
 
     def stop(self, life: int) -> None:
-        """SIGTERM: a learner that waits for a version is let go."""
+        """Send SIGTERM: a learner that waits for a version stops waiting."""
         self.stops[life].set()
         agent = self.processes[life][1]
         if isinstance(agent, LearnerAgent) and agent.boundary is not None:
@@ -117,7 +118,7 @@ class Seat:
 
 
 class Cluster:
-    """The world of one seed."""
+    """The processes and the world of one seed."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -130,7 +131,7 @@ class Cluster:
         self.run: Run
         self.checker: Checker
         self.folder = ""
-        """Where mounts are, in seeds that have some."""
+        """The folder of the mounts, in seeds that have mounts."""
         s = scenario
         self.seats = [self._seat(f"s{i}", True, 0.0, s.bytes_s[i]) for i in range(s.syncers)]
         self.seats += [self._seat(f"l{i}", False, s.step_s[i], s.bytes_s[s.syncers + i]) for i in range(s.learners)]
@@ -141,7 +142,7 @@ class Cluster:
         def told(port: str) -> Callable[[Fault, str], None]:
             def tell(fault: Fault, request: str) -> None:
                 self.faults[fault.value] += 1
-                # A request that gets no answer holds its sender up until its timeout.
+                # A request without an answer holds its sender up until the timeout.
                 waits = fault in (
                     Fault.LOST_REQUEST,
                     Fault.LOST_REPLY,
@@ -172,12 +173,12 @@ class Cluster:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     async def keep(self, seat: Seat) -> None:
-        """Keep a process of this name running, whatever ends it."""
+        """Keep a process of this name running: start another one whenever it ends."""
         pause_s = 0.0
         while not self.over:
             began = self.world.clock.time()
             await self.live(seat)
-            # Whoever ends again and again is started ever later, as Kubernetes does.
+            # A process that ends again and again is restarted after longer and longer pauses, as Kubernetes does.
             soon = self.world.clock.time() - began < SOON_S and not self.calm
             pause_s = min(2.0 * pause_s + 1.0, PAUSE_S_MAX) if soon else 0.0
             await asyncio.sleep(pause_s + self.draw.uniform(0.2, 2.0))
@@ -185,7 +186,7 @@ class Cluster:
                 await asyncio.wait(twins, timeout=1.0)
 
     async def live(self, seat: Seat) -> None:
-        """Be one process of a name, until it ends or is killed."""
+        """Run one process of a name until it ends or is killed."""
         life = seat.lives
         seat.lives += 1
         s = self.scenario
@@ -237,9 +238,9 @@ class Cluster:
         error = first_cause(failure) if failure else None
         self.say(seat.name, f"life {life} ended: {error!r}" if error else f"life {life} ended")
         seat.unfoldable = isinstance(error, LogCorrupt)
-        # A syncer may end where every fragment is damaged: it can serve none until an operator heals the log.
+        # A syncer may end if every fragment is damaged: it can serve none until an operator heals the log.
         damaged = self.scenario.store.get(Fault.CORRUPTED) or self.scenario.hostile is Hostility.OVERWRITES
-        damaged = damaged or bool(self.checker.lies)  # nobody can join where a lie has taken a commit's key
+        damaged = damaged or bool(self.checker.lies)  # no process can join a run in which a lie has a commit's key
         lost = any(planned.fault is Fault.UNMOUNTED for planned in self.scenario.planned)
         if error is not None and not isinstance(error, IsthmusError):
             self.checker.violate(f"{seat.name} ended by {error!r}", error)
@@ -251,7 +252,7 @@ class Cluster:
             self.checker.violate(f"{seat.name} was ended by one fragment that it could not fold: {error}")
 
     async def stalls(self, process: Process, gone: asyncio.Future[None]) -> None:
-        """Let a process's loop stand every few seconds while it lives."""
+        """Stall a process's event loop every few seconds while the process lives."""
         while not self.calm and not gone.done():
             await asyncio.wait([gone], timeout=self.draw.uniform(1.0, 3.0))
             if not gone.done():
@@ -259,7 +260,7 @@ class Cluster:
                 self.faults[Fault.STALLED.value] += 1
 
     def kill(self, seat: Seat, life: int) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         process, _ = seat.processes[life]
         process.kill()
         if not seat.ends[life].done():
@@ -300,7 +301,7 @@ class Cluster:
                     self.world.streams.wipe()
                     syncers = [s for s in self.seats if s.is_syncer and s.processes]
                     if planned.draw < 0.5 and syncers:
-                        # Both were on one machine.
+                        # The bus and the syncers were on one machine.
                         for dead in syncers:
                             self.kill(dead, max(dead.processes))
                 case Fault.SKEWED:
@@ -323,7 +324,7 @@ class Cluster:
                     for s in self.seats if everybody else [seat]:
                         self.mislead(s, planned)
                         if restarts and s.processes:
-                            self.kill(s, max(s.processes))  # what it reads at its start is true in part
+                            self.kill(s, max(s.processes))  # its next process starts with answers that are partly false
                 case Fault.DEMOTED:
                     self.world.streams.fail_over()
                 case Fault.FALSE_WORD:
@@ -335,7 +336,7 @@ class Cluster:
                 self.say(seat.name, f"fault: {planned.fault.value}")
 
     def block(self, planned: Planned, seat: Seat) -> None:
-        """Let some requests fail each time they are made, for a while."""
+        """Make some requests fail for a while, each time they are sent."""
         one = int(planned.draw * 100) % 2
         until = planned.lasts_s
         match planned.fault:
@@ -369,7 +370,7 @@ class Cluster:
                     self.later(until, functools.partial(eases, s.store))
 
     def mislead(self, seat: Seat, planned: Planned) -> None:
-        """Let one process be told for a while what is well formed and not true, or nothing at all."""
+        """Give one process answers for a while that are well formed and false, or no answers at all."""
         conditions = seat.bus if planned.fault is Fault.DEAF else seat.store
         which = planned.fault.name.lower()
         if planned.fault is Fault.GATEWAY and planned.draw * 1000 % 1.0 < 0.5:
@@ -379,7 +380,7 @@ class Cluster:
         self.later(planned.lasts_s, functools.partial(self.checker.disturb, seat.name))
 
     async def false_words(self, planned: Planned) -> None:
-        """Say for a while, on the syncers' stream, that versions are in the log which are not."""
+        """Announce versions on the syncers' stream for a while that are not in the log."""
         until = self.world.clock.time() + planned.lasts_s
         while self.world.clock.time() < until and not self.calm:
             p = self.draw.randrange(len(self.run.layout.fragments))
@@ -391,22 +392,22 @@ class Cluster:
             await asyncio.sleep(self.draw.uniform(0.1, 1.0))
 
     def later(self, seconds: float, fn: Callable[[], object]) -> None:
-        """Undo a fault after a while, but before the calm."""
+        """Undo a fault after this many seconds."""
         self.world.clock.call_later(seconds, fn, context=self.world.clock.world.context)
 
     def spawn(self, body: Coroutine[Any, Any, None]) -> None:
-        """Run something beside."""
+        """Run a coroutine in the background."""
         self.beside.append(asyncio.ensure_future(body))
 
     async def gather(self) -> None:
-        """Collect garbage, in conditions of its own, at once and keeping next to nothing."""
+        """Collect garbage with new conditions, at once, and keep only a few versions."""
         process = self.world.process("gc", len(self.beside))
         ports = self.world.ports(process, replace(self.seats[0].store, cut_off=False))
         keep = self.draw.choice((1, 2, 4))
 
         async def body() -> None:
             log = Log(self.run, ports.store, process.runtime)
-            # Clocks differ: what is young on one is old on another.
+            # Clocks differ, so an object that is young by one clock is old by another.
             plan = await collection.plan(log, keep=keep, min_age_s=self.draw.choice((-1e5, 0.5, 5.0)))
             if self.draw.random() < 0.3:
                 await asyncio.sleep(self.draw.uniform(0.0, 10.0))
@@ -420,7 +421,7 @@ class Cluster:
             self.checker.violate(f"gc ended by {error!r}", error)
 
     def stray(self) -> bool:
-        """Leave a snapshot of a history that lost: sound in itself, of no commit that is in the log."""
+        """Store a snapshot of a history that lost: it is sound in itself, but belongs to no commit in the log."""
         heads = self.checker.heads()
         p = int(self.draw.random() * len(heads))
         version = heads[p] - int(self.draw.random() * 2)
@@ -437,7 +438,7 @@ class Cluster:
     # --- the run ------------------------------------------------------------------------------------------------------
 
     async def whole(self) -> None:
-        """The storm, the calm, the end."""
+        """Run the storm, the vigil, the calm and the end."""
         s, clock = self.scenario, self.world.clock
         values = [np.linspace(-1.0, 1.0, spec.size, dtype=np.float32) for spec in s.specs]
         self.run = await self.world.create(Seed(list(s.specs), values, {}, s.rules, s.pace))
@@ -464,7 +465,7 @@ class Cluster:
         if s.hostile is Hostility.OVERWRITES:
             await self.operator.run()
         await self.recovered()
-        # Everybody stops in order; what is under way is finished.
+        # All processes stop in order and finish what is under way.
         self.over = True
         self.choir.leave()
         for seat in self.seats:
@@ -475,18 +476,18 @@ class Cluster:
             for life in seat.processes:
                 self.checker.violate(f"{seat.name}, life {life}, does not end")
         for key in self.checker.strays:
-            self.world.objects.blobs.pop(key, None)  # replay would rightly name them
+            self.world.objects.blobs.pop(key, None)  # replay would rightly report them
         await self.checker.judge()
 
     def end_of_faults(self) -> None:
-        """No fault strikes from here on; paused processes go on."""
+        """Begin the calm: no fault strikes from here on, and paused processes go on."""
         self.calm = True
         self.calm_since = self.world.clock.time()
         self.say("world", "calm")
         self.conditions_clears()
 
     def conditions_clears(self) -> None:
-        """Nothing is in the way of a request any more; paused processes go on."""
+        """Let every request through, and paused processes go on."""
         for seat in self.seats:
             held_up = any(process.life.frozen for process, _ in seat.processes.values())
             for conditions in (seat.store, seat.bus):
@@ -498,7 +499,7 @@ class Cluster:
                 self.checker.disturb(seat.name)
 
     async def recovered(self) -> None:
-        """Wait until the run is well again. Who waits longer than the bound waits for ever."""
+        """Wait until the run is well again. If that takes longer than `CALM_S`, it counts as never: a violation."""
         since = dict(self.checker.heads())
         while True:
             await asyncio.sleep(0.5)
@@ -514,10 +515,10 @@ class Cluster:
 
 
 def simulate(seed: int, kind: str | None = None) -> Outcome:
-    """Run one seed, with what is special about a kind of scenarios if one is named."""
+    """Run one seed, as a scenario of the named kind if a kind is given."""
     cluster = Cluster(draw(seed, Kind(kind) if kind else None))
     clock = cluster.world.clock
-    # Cycles are freed at moments that no seed decides; freed generators would schedule callbacks.
+    # The collector frees cycles at times that no seed decides, and a freed generator would schedule callbacks.
     gc.disable()
     cluster.say("world", cluster.scenario.describe())
     violations: list[str] = []

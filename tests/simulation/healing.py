@@ -1,4 +1,4 @@
-"""Where somebody spoiled what a recovery needs and no syncer is left that knew it: the syncers are gone, an operator heals."""
+"""An operator heals fragments that no syncer can fold, after a learner has spoiled merged updates."""
 
 import asyncio
 import random
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 GONE = "every syncer at once"
 
 LOOKS, LOOK_S = 3, 8.0
-"""How often an operator looks after each syncer, and how long one that was stopped needs to be back."""
+"""How often an operator looks at each syncer, and how long a syncer that was stopped needs to come back."""
 
 
 class Operator:
-    """Who runs `isthmus heal --apply` until every fragment can be folded again, whoever serves meanwhile."""
+    """Runs `isthmus heal --apply` until every fragment can be folded again, whether syncers serve meanwhile or not."""
 
     def __init__(self, cluster: "Cluster") -> None:
         self._cluster = cluster
         self._draw = random.Random(f"operator/{cluster.scenario.seed}")
         self.due = False
-        """Whether a fragment may be beyond folding, and nobody has healed it yet."""
+        """Whether a fragment may be impossible to fold, and was not healed yet."""
 
     def strike(self) -> None:
-        """Kill every syncer while the spoiler is still at it: what they knew is what the store has, or lost."""
+        """Kill every syncer while the learner still spoils objects: state that is not in the store is lost."""
         cluster = self._cluster
         for seat in cluster.seats:
             for life in list(seat.processes) if seat.is_syncer else ():
@@ -37,7 +37,7 @@ class Operator:
         cluster.say("world", f"fault: {GONE}")
 
     async def run(self) -> None:
-        """Where all syncers are gone, heal until nothing is left to do; else let who still knows a state store it."""
+        """Heal until nothing is left to do. If syncers are alive, first let them store the states that they know."""
         await asyncio.sleep(self._draw.uniform(0.0, 8.0))
         if not self.due:
             await self._relieve()
@@ -62,7 +62,7 @@ class Operator:
             cluster.checker.violate(f"heal ended by {error!r}", None if isinstance(error, IsthmusError) else error)
 
     async def _relieve(self) -> None:
-        """Stop in order each syncer that serves what another cannot fold: it leaves a snapshot, as `heal` says."""
+        """Stop each syncer that serves a fragment that another cannot fold: it leaves a snapshot, as `heal` advises."""
         seats = [seat for seat in self._cluster.seats if seat.is_syncer]
         for _ in range(LOOKS):
             for other in seats:
@@ -74,7 +74,7 @@ class Operator:
             await asyncio.sleep(1.0)
 
     def _lost(self) -> set[int]:
-        """Return the fragments that no syncer can fold: the one that kept them is gone, and the others did not know."""
+        """Return the fragments that no syncer can fold: the syncer that had their state is gone."""
         seats = [seat for seat in self._cluster.seats if seat.is_syncer]
         return set.intersection(*(self._broken(seat) for seat in seats))
 
@@ -91,7 +91,7 @@ class Operator:
         }
 
     async def _mend(self, log: Log, found: heal.Diagnosis) -> bool:
-        """Heal one fragment if it needs it; return whether it is to be looked at again."""
+        """Heal a fragment if needed; return whether to look at it again."""
         if found.hopeless:
             self._cluster.checker.violate(f"fragment {found.fragment} cannot be healed: {found.hopeless}")
         elif found.wound is not None and await heal.heal(log, found) is not None:

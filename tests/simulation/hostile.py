@@ -1,6 +1,6 @@
-"""A learner that does what it likes below its own prefix and on its own stream, and no more: what permissions allow.
+"""A hostile learner, which misuses its own prefix and its own stream as far as permissions allow.
 
-It takes part like a speaker, so that it is known, and what it stored was merged. During the vigil it does its worst.
+At first it takes part like a speaker, so it is known, and its updates are merged. It turns hostile during the vigil.
 """
 
 import random
@@ -28,12 +28,12 @@ SHOUTS_A_SECOND = 20
 
 
 def is_its_own(key: str) -> bool:
-    """Return whether a key is one that only it may write."""
+    """Return whether only the hostile learner may write this key."""
     return key.startswith("updates/") and key.split("/")[2] == NAME
 
 
 class Hostile:
-    """What it does in one world; `speaker` is its place in the choir."""
+    """The hostile learner of one world. `speaker`: its place in the choir."""
 
     def __init__(self, cluster: "Cluster", speaker: "Speaker") -> None:
         self._cluster = cluster
@@ -42,7 +42,7 @@ class Hostile:
         self._acting = False
 
     def begin(self) -> None:
-        """Do it from here on."""
+        """Be hostile from here on."""
         self._acting = True
         match self._cluster.scenario.hostile:
             case Hostility.OVERWRITES:
@@ -50,7 +50,7 @@ class Hostile:
             case Hostility.FLOODS:
                 self._flood()
             case Hostility.FORGES:
-                # Half of the time it is expected and never answers, else it opens and closes every round it can.
+                # In half of the seeds it is expected and never answers. Else it opens and closes every round it can.
                 self._speaker.answers = self._draw.random() < 0.5
                 self._speaker.claims_s = self._draw.choice((SECONDS_MAX, 1e-9))
                 self._forge()
@@ -58,11 +58,11 @@ class Hostile:
                 self._shout()
 
     def end(self) -> None:
-        """Be quiet."""
+        """Stop being hostile."""
         self._acting = False
 
     def _overwrite(self) -> None:
-        """Spoil a third of what it ever stored, merged or not, every half second."""
+        """Spoil a third of its stored updates, merged or not, every half second."""
         if not self._acting:
             return
         objects = self._cluster.world.objects
@@ -75,7 +75,7 @@ class Hostile:
         self._later(0.5, self._overwrite)
 
     def _flood(self) -> None:
-        """Announce what is not there: mostly on bases far or just ahead of the log, some on the newest."""
+        """Announce updates that do not exist, mostly on bases far or just ahead of the log, some on the newest."""
         if not self._acting:
             return
         run, world = self._cluster.run, self._cluster.world
@@ -93,7 +93,8 @@ class Hostile:
         self._later(FLOOD_EVERY_S, self._flood)
 
     def _forge(self) -> None:
-        """Announce a due update on every newest version at once, as heavy and as old as can be said."""
+        """Announce a due update on each newest version at once, with the greatest weight and ages that a message can
+        hold."""
         if not self._acting:
             return
         choir = self._cluster.choir
@@ -113,7 +114,7 @@ class Hostile:
         self._later(0.1, self._forge)
 
     def _shout(self) -> None:
-        """Append what no message can be, again and again."""
+        """Append bytes that cannot be a message, again and again."""
         if not self._acting:
             return
         garbage = bytes(SHOUT_BYTES)

@@ -1,8 +1,8 @@
-"""Members that lie: a learner whose updates explode, a syncer that commits what no round came to.
+"""Members that lie: a learner whose updates explode, or a syncer that commits what is not the result of a round.
 
-The learner may have every round it is in, and no more of it than the run's bounds leave: judged here from outside, by
-what the others sent and by the clock. A lie that shows stops the fragment it is in, at that version, and nothing else.
-A lie about what an update counts for is taken, and replay names its version.
+The learner may be in every round, but its updates may count only as far as the run's bounds allow. This module judges
+that from outside, by what other learners sent and by the clock. A lie that processes can detect stops its fragment at
+that version, and nothing else. A lie about what an update counts for is accepted, and replay names its version.
 """
 
 import random
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from simulation.speakers import Speaker
 
 GROWS, LONGEST = 6.0, 1e8
-"""How much longer each update of a learner that explodes is than the one before, and how long the values get."""
+"""The factor by which each update of a learner that explodes is longer than the one before, and its final value."""
 
 CLAIMS = (1, 40, 1 << 20, 1 << 40)
-"""Steps that it says it has taken."""
+"""The numbers of steps that this learner claims."""
 
 STEADY = 1.5
-"""What the learners say a step takes is at least the shortest there is by this."""
+"""The step times that learners state are at least the shortest true step time divided by this."""
 
 EXACT = 1.0 + 1e-5
 
 LIGHT = 1e-3
-"""What an input weighs of which a syncer lies."""
+"""The factor on weight or length that a lying syncer gives an input."""
 
 
 class Liar:
-    """Who lies in one world, from the beginning of the vigil to its end; `speaker` is the learner's place in the choir."""
+    """The liar of one world, during the vigil. `speaker`: its place in the choir, if it is a learner."""
 
     def __init__(self, cluster: "Cluster", speaker: "Speaker") -> None:
         self._cluster = cluster
@@ -73,14 +73,14 @@ class Liar:
                 self._misjudge()
 
     def end(self) -> None:
-        """Be honest again."""
+        """Stop lying."""
         self._acting = False
         if self._honest is not None:
             usually, judge = self._honest
             usually.judge = judge
 
     def _explode(self) -> None:
-        """Send an update on each newest version, longer than the one before, of many steps."""
+        """Send an update on each newest version: each is longer than the last, and most claim many steps."""
         if not self._acting:
             return
         choir, world, run = self._cluster.choir, self._cluster.world, self._cluster.run
@@ -103,7 +103,7 @@ class Liar:
         world.clock.call_later(0.1, self._explode, context=world.clock.world.context)
 
     def _commit(self) -> None:
-        """Take the next key of one fragment with something that is no commit of this run, as soon as one can be made."""
+        """Take a fragment's next commit key with a lie, as soon as there is a commit to derive it from."""
         cluster = self._cluster
         fit = [p for p, c in enumerate(cluster.checker.commits) if c and c[-1][0].healed is None]
         if fit:
@@ -122,7 +122,7 @@ class Liar:
             cluster.world.clock.call_later(0.5, self._commit, context=cluster.world.clock.world.context)
 
     def _misjudge(self) -> None:
-        """Let one coordinator say that updates were clipped which were not."""
+        """Make one coordinator claim that updates were clipped that were not."""
         cluster = self._cluster
         coordinators = [
             (seat.name, coordinator)
@@ -151,7 +151,7 @@ class Liar:
 
 
 def is_a_lie(given: Input) -> bool:
-    """Return whether a syncer that misjudges made this of an input; an honest one may have come to it too."""
+    """Return whether an input is as a lying syncer records it. An honest syncer may have recorded the same."""
     return given.scale == LIGHT or given.clipped == (Clip.WEIGHT,)
 
 
@@ -161,30 +161,30 @@ def _norm(update: Update) -> float:
 
 @dataclass
 class Most:
-    """How far the updates of a learner that explodes may reach, by what was merged of others and by the clock."""
+    """How far the updates of a learner that explodes may reach, by the merged updates of others and by the clock."""
 
     step_s: float
-    """The shortest step that anybody takes."""
+    """The shortest step time of any learner."""
     exploding: bool = False
     longest: dict[int, float] = field(default_factory=dict)
-    """By fragment, of honest updates: norm per root of a step."""
+    """By fragment, the most of honest updates: norm per root of a step."""
     heaviest: dict[int, float] = field(default_factory=dict)
-    """By fragment, of honest updates: tokens² per step."""
+    """By fragment, the most of honest updates: tokens² per step."""
     fastest: dict[int, float] = field(default_factory=dict)
-    """By fragment, of honest updates: tokens per step."""
+    """By fragment, the most of honest updates: tokens per step."""
     lately: dict[tuple[int, str], int] = field(default_factory=dict)
-    """By fragment and learner, the newest version that it is in."""
+    """By fragment and learner, the newest version that merged an update of the learner."""
     at: dict[tuple[int, int], float] = field(default_factory=dict)
-    """When each version came."""
+    """By fragment and version, the time of the commit."""
 
     def judge(self, header: CommitHeader, updates: Sequence[tuple[Input, Update]], now: float) -> list[str]:
-        """Take a commit; return what in it reaches too far."""
+        """Note a commit; return which of its inputs reach too far."""
         p, wrong = header.fragment, list[str]()
         for given, update in updates:
             norm = _norm(update)
             if given.learner != NAME or not self.exploding:
                 steps, tokens = update.header.steps, update.header.tokens
-                # Of an honest one too fewer steps may be believed than it took, and so it is longer.
+                # Fewer steps may be believed of an honest update, too. Its length per root of a step is then greater.
                 self.longest[p] = max(norm / (given.believed or steps) ** 0.5, self.longest.get(p, 0.0))
                 self.heaviest[p] = max(tokens * (tokens / steps), self.heaviest.get(p, 0.0))
                 self.fastest[p] = max(tokens / steps, self.fastest.get(p, 0.0))
@@ -198,10 +198,10 @@ class Most:
                 wrong.append(f"{steps} steps of {NAME} are believed, and {elapsed_s:.1f} s have passed")
             others = self._others(p, header.version)
             if not others:
-                continue  # one alone is held to its own history only
+                continue  # a learner alone is bounded only by its own history
             if given.scale * norm > EXACT * BOUNDS.norm * self.longest.get(p, 0.0) * steps**0.5:
                 wrong.append(f"an update of {NAME} of length {norm:g} counts for {given.scale:g} of it")
-            # Of two nobody is the majority: then it is the other's tokens per step that are the measure.
+            # Two learners have no majority, so the measure is the other learner's tokens per step.
             most = steps * (BOUNDS.rate * self.fastest.get(p, 0.0)) ** 2
             if len(others) >= MAJORITY - 1:
                 most = min(most, BOUNDS.weight * self.heaviest.get(p, 0.0))
@@ -213,5 +213,5 @@ class Most:
         return wrong
 
     def _others(self, p: int, version: int) -> set[str]:
-        """Return whose updates say what is usual when a version is merged, besides its own."""
+        """Return the other learners whose updates determine the usual values when a version is merged."""
         return {who for (q, who), v in self.lately.items() if q == p and who != NAME and version - v < REMEMBERED}

@@ -1,4 +1,4 @@
-"""A process that has its objects in a folder, whose mount can be lost: the library's own look at it, on real inodes."""
+"""Stand for a folder whose mount can be lost: the library's own check of the folder runs on real inodes."""
 
 import itertools
 from pathlib import Path
@@ -12,7 +12,7 @@ _numbers = itertools.count()
 
 
 class Mounted:
-    """One process's view: the run's objects, or those of the empty folder that lies below the mount."""
+    """One process's view of the store: the run's objects, or none if the mount is lost."""
 
     def __init__(self, objects: Objects, runtime: Runtime, folder: str) -> None:
         place = Path(folder) / str(next(_numbers))

@@ -1,11 +1,11 @@
-"""The values of a run computed once more, by nothing of the library's: plain NumPy, float64, from the equations alone.
+"""Compute the values of a run again, without code of the library: plain NumPy in float64, from the equations alone.
 
     w = tokens² / steps      Avg: Δ = Σ w v / Σ w      RDA: Δ = (Σ w‖v‖ / Σ w) · φ(Σ w φ(v) / Σ w) per tensor
     Iso: Δ = (Σ w‖v‖ / Σ w) · φ(U q(S) Vᵀ), U S Vᵀ = Σ w v / Σ w, q five odd quintics nearest to 1 on [0.003, 1]
     b ← μ b + Δ;  Θ ← Θ − η (Δ + μ b);  published ← published + code(Θ − published)
 
-Beside each number goes a bound of how far float32 may be from it; what a codec drops is bounded by its step. A commit's
-published value is followed bit for bit, since what was published is what was decoded.
+Each number has a bound of how far float32 may be from it. What a codec drops is bounded by its step. A commit's
+published value is followed bit for bit, since learners add exactly the decoded difference.
 """
 
 from dataclasses import dataclass, field
@@ -14,25 +14,25 @@ import numpy as np
 from blake3 import blake3
 
 EPS = 2.0**-24
-"""Half a unit in the last place of a float32, relative."""
+"""Half a unit in the last place of a float32, as a relative error."""
 
 BLOCK = 128
 
 TABLED = 4096
-"""Parameters from which a tensor has a table of its own, where codecs have a rate."""
+"""With a codec that has a rate, a tensor of at least this many parameters has its own table."""
 
 CANCELLED_BELOW = 1e-3
-"""Mean directions shorter than this are not made longer."""
+"""A mean direction shorter than this is not lengthened."""
 
 VERSIONS_KEPT = 64
-"""Published values of a fragment that are remembered."""
+"""The number of newest points of a fragment that are kept."""
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
 def decode(name: str, sizes: list[int], payload: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Return what a payload says [n] float32, tensor by tensor, and the most its codec may have dropped [n]."""
+    """Return the decoded payload [n] float32, tensor by tensor, and the most that its codec may have dropped [n]."""
     values, dropped, at = [], [], 0
     for n in sizes:
         if name.startswith("q") and n >= TABLED:
@@ -71,12 +71,12 @@ def _piece(name: str, n: int, blocks: int, data: bytes) -> tuple[np.ndarray, np.
             np.float32
         )
         most = 7
-    # Half a step, and at the ends what the rounding of the scale to eight bits costs.
+    # The error is half a step, and at the ends also that of rounding the scale to eight bits.
     return signed * scales, scales.astype(np.float64) * (0.5 + most * 2.0**-8) + 2.0**-119
 
 
 def _coded(n: int, data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Undo an entropy stage with one table: four states in turns, words of 16 bits, one piece of at most 65,536."""
+    """Decode an entropy stage with one table: four states in turn, words of 16 bits, one piece of at most 65,536."""
     levels = int.from_bytes(data[4:6], "little")
     if levels == 0:
         return np.zeros(n, np.float32), np.full(n, np.inf)
@@ -85,7 +85,7 @@ def _coded(n: int, data: bytes) -> tuple[np.ndarray, np.ndarray]:
     symbols = np.repeat(np.arange(2 * levels + 1), frequencies)
     starts = np.concatenate([[0], np.cumsum(frequencies)])
     at = 8 + 4 * levels + -(-2 * frequencies.size // 4) * 4
-    assert n <= 1 << 16, "of one piece"
+    assert n <= 1 << 16, "one piece only"
     words = np.frombuffer(data[at + 4 : at + 4 + int.from_bytes(data[at : at + 4], "little")], "<u2").astype(int)
     states, rest = [int(words[2 * i]) | int(words[2 * i + 1]) << 16 for i in range(4)], iter(words[8:].tolist())
     found = np.empty(n, int)
@@ -98,7 +98,7 @@ def _coded(n: int, data: bytes) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError("a stream that does not end where it began")
     level = (found + 1) // 2
     magnitudes = np.concatenate([np.zeros(1, np.float32), centroids])[level]
-    # A centroid of level k is at least (k − 0.45) steps; one that was lengthened is longer than what it stands for.
+    # A centroid of level k is at least (k − 0.45) steps. A lengthened centroid is longer than the values it stands for.
     used = np.flatnonzero(np.bincount(level, minlength=levels + 1)[1:]) + 1
     step = min(float(centroids[k - 1]) / (k - 0.45) for k in used)
     return np.where(found % 2 == 1, magnitudes, -magnitudes), np.where(
@@ -114,7 +114,7 @@ def _widened(data: bytes) -> np.ndarray:
 
 
 def quintics(least: float, count: int) -> list[tuple[float, float, float]]:
-    """Return odd quintics a x + b x³ + c x⁵, each nearest to 1 on where the one before has left [least, 1] (Remez)."""
+    """Return odd quintics a x + b x³ + c x⁵. Each is nearest to 1 on the range of the one before (Remez)."""
     found, low, high = [], least, 1.0
     for _ in range(count):
         points = np.array([low, (2 * low + high) / 3, (low + 2 * high) / 3, high])
@@ -131,7 +131,7 @@ def quintics(least: float, count: int) -> list[tuple[float, float, float]]:
 QUINTICS = quintics(0.003, 5)
 
 AMPLIFIED = 2e-3
-"""What rounding comes to beside the length of an isotropic Δ: small directions grow 560-fold, and their errors too."""
+"""Rounding error of an isotropic Δ, relative to its length: small directions grow 560-fold, and so do their errors."""
 
 
 def _isotropic(pieces: np.ndarray, shares: np.ndarray, t: "Tensor") -> tuple[np.ndarray, np.ndarray, bool]:
@@ -170,28 +170,28 @@ def _polar(d: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Given:
-    """One update: its outer gradient [n], and what it weighs."""
+    """One update: its outer gradient [n], and its weight."""
 
     gradient: np.ndarray
     weight: float
-    """As the commit says; the checker compares it with what the update says."""
+    """The weight that the commit records; the checker compares it with the update."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a tensor lies in its fragment, and how it is merged."""
+    """A tensor's place in its fragment, and how it is merged."""
 
     start: int
     stop: int
     merge: str
     shape: tuple[int, ...]
     block: int
-    """Longest side of what is one matrix; 0: any."""
+    """The longest side of a block that is merged as one matrix; 0: no limit."""
 
 
 @dataclass
 class Point:
-    """A fragment at one version; `*_off`: how far the library's float32 may be from this."""
+    """A fragment at one version. `*_off`: how far the library's float32 values may be from these."""
 
     published: np.ndarray
     master: np.ndarray
@@ -202,7 +202,7 @@ class Point:
 
 @dataclass
 class Fragment:
-    """One fragment, commit by commit."""
+    """One fragment, followed commit by commit."""
 
     tensors: list[Tensor]
     rate: float
@@ -211,9 +211,9 @@ class Fragment:
     feedback: bool = True
     """Whether what the codec drops stays in the master."""
     points: dict[int, Point] = field(default_factory=dict)
-    """By version, the newest ones."""
+    """The newest points, by version."""
     lost: bool = False
-    """Whether an input could not be read: nothing is known from there on."""
+    """Whether an input could not be read: no value is known from that commit on."""
 
     def begin(self, values: np.ndarray, version: int = 0) -> None:
         """Start at a version, without momentum."""
@@ -223,7 +223,7 @@ class Fragment:
     def commit(
         self, version: int, inputs: list[Given], payload: bytes, published_digest: bytes, cancelled: int
     ) -> list[str]:
-        """Take a commit; return what is wrong with its values."""
+        """Follow a commit; return what is wrong with its values."""
         before = self.points[version - 1]
         delta, delta_off, found = self._merged(inputs)
         momentum = self.momentum * before.momentum + delta
@@ -262,7 +262,7 @@ class Fragment:
         return wrong
 
     def heal(self, version: int, source: int, payload: bytes, published_digest: bytes) -> list[str]:
-        """Start again from what was published at a version; return what is wrong with that."""
+        """Start again from the published value of a version; return what is wrong with that."""
         before = self.points.get(source)
         published = np.frombuffer(payload, "<f4")
         wrong = []
@@ -282,7 +282,7 @@ class Fragment:
         arrays = np.frombuffer(payload, "<f4").reshape(-1, point.published.size)
         if len(arrays) == 2 and self.feedback and version > 0 and not np.array_equal(point.master, point.published):
             return ["its master is not kept, and it is not what was published"]
-        published, master, momentum = arrays[0], arrays[-2], arrays[-1]  # of two the first is both
+        published, master, momentum = arrays[0], arrays[-2], arrays[-1]  # with two arrays the first is also the master
         wrong = []
         if not np.array_equal(published, point.published):
             wrong.append("its published value is not what was published")

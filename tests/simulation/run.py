@@ -1,4 +1,4 @@
-"""`make sim`: many seeds, or one again. Prints every violating seed with its events, and what was seen; writes JSON."""
+"""Simulate many seeds, or replay one. Prints violating seeds with their events, and counts faults; writes JSON."""
 
 import argparse
 import asyncio
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from simulation.cluster import Outcome
 
 COLLECT_EVERY = 8
-"""Seeds between two collections of what they leave: thousands of them would fill the memory."""
+"""Number of seeds between two garbage collections: without any, thousands of seeds would fill the memory."""
 
 SHOWN = 3
-"""Violating seeds of which the event log is printed; the others are named."""
+"""Number of violating seeds whose event log is printed; the others are only named."""
 
 
 def main() -> int:
-    """Run what the arguments ask for; 1 where a seed violates an invariant."""
+    """Run what the arguments ask for; return 1 if a seed violates an invariant."""
     parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
     parser.add_argument("--seed", type=int, help="replay this one, with its event log")
     parser.add_argument("--seeds", type=int, default=10_000, help="how many (10000)")
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # Sets of names must have one order, or a seed is not a run.
+        # Sets of names need a fixed order, or a seed would not determine its run.
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "simulation.run", *sys.argv[1:]])
     logging.disable(logging.CRITICAL)
@@ -76,7 +76,7 @@ def _replay(seed: int, bug: str | None, kind: str | None) -> int:
 
 
 def _scan(workers: int) -> int:
-    """Print the first seed that catches each planted bug; 1 where another is noted, which makes the tests slower."""
+    """Print the first seed that catches each planted bug. Return 1 if a bug notes another: its test is then slower."""
     from simulation.bugs import BUGS
 
     off = 0
@@ -97,11 +97,11 @@ def _first_to_catch(bug: str) -> int | None:
 
 
 def _work(bug: str | None, kind: str | None) -> int:
-    """Serve seeds from stdin."""
+    """Run each seed that comes on stdin."""
     for number, line in enumerate(sys.stdin):
         o = _simulate(int(line), bug, kind)
         if number % COLLECT_EVERY == 0:
-            gc.collect()  # a seed is one large cycle, and is made with the collector off
+            gc.collect()  # a seed is one large cycle, and runs with the collector off
         said = {
             "seed": o.seed,
             "violations": o.violations,

@@ -1,4 +1,4 @@
-"""What one seed means: how many processes, which rules, what conditions, and which faults strike whom and when."""
+"""The scenario of a seed: its number of processes, its rules and conditions, and which faults strike where and when."""
 
 import math
 import random
@@ -31,47 +31,48 @@ WEIGHTS = (4, 5, 5, 2, 3, 1, 3, 3, 1)
 
 
 SHARE = 0.25
-"""Of a syncer's loop, and of its threads, that the updates of the pace asked for may take."""
+"""The most that updates at the scenario's pace may take of a syncer's loop, and of its threads."""
 
 MATRICES = 0.2
 """Share of seeds whose tensors are matrices, merged isotropically."""
 
 FED_BACK = 0.7
-"""Share of seeds in which what the codec of versions drops stays with the syncer."""
+"""Share of seeds with error feedback for versions: what the codec down drops stays with the syncer."""
 
 RESTS = 0.15
-"""Share of plain seeds in which a training loop rests for long."""
+"""Share of plain seeds in which a training loop takes no step for long."""
 
 UPDATE_BYTES = 600
-"""About what a small update has, header included."""
+"""Approximate size of a small update, header included."""
 
 BYTES_SCALE = 1e4
-"""Bytes that offloaded work stands for, per byte of the simulated objects: a fragment of a quarter of a million."""
+"""Bytes that offloaded work stands for, per byte of the simulated objects. The largest of the small fragments then
+stands for a quarter of a million parameters."""
 
 STORE_TIMEOUT_S, BUS_TIMEOUT_S = 3.0, 2.0
 
 MARGIN_S = 4.0
 
 LEAST_BYTES = 10_000
-"""Per round that every link can carry: about twice what a learner reads of a round, in commits, values and messages."""
+"""Bytes per round that every link can carry: about twice the commits, values and messages that a learner reads."""
 
 
 BLOCKED = (Fault.DENIED, Fault.HALF_CUT, Fault.ENDLESS, Fault.THROTTLED)
-"""Faults, among those planned, that make the same requests fail each time."""
+"""Planned faults that make the same requests fail each time."""
 
 
 STRANGE = (Fault.GATEWAY, Fault.DEMOTED, Fault.UNMOUNTED, Fault.SILENT, Fault.DEAF, Fault.FALSE_WORD)
-"""Faults, among those planned, of answers that are well formed and not true."""
+"""Planned faults whose answers are well formed but false, or do not come at all."""
 
 STRANGE_SHARE = 0.4
-"""Of seeds that meet some of them."""
+"""Share of seeds with such faults."""
 
 SILENCES = 0.3
-"""Of sieges, in which somebody's store or bus falls silent without an error."""
+"""Share of sieges in which the store or bus of a process falls silent without an error."""
 
 
 class Kind(StrEnum):
-    """What is special about a scenario, and dear: most have nothing of the kind."""
+    """The kind of a scenario. All but plain ones are expensive to simulate, so most scenarios are plain."""
 
     PLAIN = "plain"
     CHOIR = "choir"
@@ -86,17 +87,17 @@ SHARES = {Kind.PLAIN: 0.89, Kind.CHOIR: 0.02, Kind.SIEGE: 0.06, Kind.THIN: 0.01,
 
 
 OVERLOADS = 0.01
-"""Share of plain seeds in which syncers are asked for more than their links carry. Drawn apart."""
+"""Share of plain seeds in which syncers are asked for more than their links carry. It is drawn separately."""
 
 LIES = 0.02
-"""Share of plain seeds in which a member lies. Drawn apart."""
+"""Share of plain seeds in which a member lies. It is drawn separately."""
 
 STRANGER = "stranger"
-"""Who says on the syncers' stream what is not so."""
+"""The name under which false messages are sent on the syncers' stream."""
 
 
 class Ailment(StrEnum):
-    """What can be wrong with one process for long."""
+    """A fault that one process can have for long."""
 
     STORE_LOST = "has lost the store"
     BUS_LOST = "has lost the bus"
@@ -106,7 +107,7 @@ class Ailment(StrEnum):
     WRITES_DENIED = "is denied its writes by the store"
     STORE_SILENT = "hears nothing of the store, and no timeout"
     DEAF = "is told that nothing is said on the bus"
-    # Of a learner only.
+    # Only learners can have these.
     UNREADABLE = "has stored what nobody may read"
     UNREADABLE_TO_ONE = "has stored what one syncer may not read"
     ENDLESS = "has stored what never ends"
@@ -115,7 +116,7 @@ class Ailment(StrEnum):
 
 
 SILENT = (Ailment.STORE_SILENT, Ailment.DEAF)
-"""Without an error: drawn apart."""
+"""Ailments without an error. They are drawn separately."""
 
 LEARNERS_ONLY = frozenset(
     {Ailment.UNREADABLE, Ailment.UNREADABLE_TO_ONE, Ailment.ENDLESS, Ailment.ENDLESS_TO_ONE, Ailment.EVALUATES}
@@ -123,7 +124,7 @@ LEARNERS_ONLY = frozenset(
 
 
 class Hostility(StrEnum):
-    """What a learner may do with its own stream and its own prefix, and what a member may lie about."""
+    """What a hostile learner does with its own stream and prefix, or what a member lies about."""
 
     OVERWRITES = "overwrites and deletes what it has stored"
     FLOODS = "floods with announcements on bases that do not exist"
@@ -135,15 +136,15 @@ class Hostility(StrEnum):
 
 
 LIARS = (Hostility.EXPLODES, Hostility.COMMITS, Hostility.MISJUDGES)
-"""Members that lie; only the first of them is a learner."""
+"""Members that lie. Only the first is a learner."""
 
 PESTS = tuple(hostility for hostility in Hostility if hostility not in LIARS)
-"""Learners that do what permissions allow."""
+"""Hostile learners that do only what permissions allow."""
 
 
 @dataclass(frozen=True)
 class Ailing:
-    """One ailment; whose it is, is drawn among those it can have."""
+    """One ailment. `draw` chooses its process among those that can have it."""
 
     ailment: Ailment
     of_syncer: bool
@@ -152,7 +153,7 @@ class Ailing:
 
 @dataclass(frozen=True)
 class Planned:
-    """One fault that strikes at a time; `who` is drawn among those it can strike."""
+    """One fault, and the time at which it strikes. `draw` chooses the process that it strikes."""
 
     at: float
     fault: Fault
@@ -162,7 +163,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything about one simulated run that is decided beforehand."""
+    """All decisions about a simulated run that are made before it starts."""
 
     seed: int
     syncers: int
@@ -175,31 +176,31 @@ class Scenario:
     checkpoint_s: float
     latency_s: float
     bytes_s: tuple[float, ...]
-    """Bandwidth of each process, up and down: syncers first."""
+    """Bandwidth of each process, the same up and down; syncers come first."""
     store: dict[Fault, float]
     bus: dict[Fault, float]
     storm_s: float
     handling: float = 0.0
-    """Times what was measured of handling that it takes here; 0: no time at all."""
+    """Factor on the measured costs of handling; 0: handling takes no time."""
     stall_s: float = 0.0
-    """How long loops stand every few seconds, as a snapshot or a collection of garbage lets them."""
+    """How long event loops stall every few seconds, as they do for a snapshot or a garbage collection."""
     kind: Kind = Kind.PLAIN
     speakers: int = 0
-    """Learners without an agent besides."""
+    """Additional learners without an agent."""
     vigil_s: float = 0.0
-    """How long, between storm and calm, what ails some lasts while those who are well are watched."""
+    """Length of the vigil, between storm and calm: ailments last so long, and the other processes are watched."""
     ailments: tuple[Ailing, ...] = ()
     hostile: Hostility | None = None
     bereft: bool = False
-    """Whether every syncer is killed at the end of the vigil, and an operator heals what cannot be folded then."""
+    """Whether every syncer is killed at the end of the vigil, and an operator heals fragments that cannot be folded."""
     thin: tuple[str, float] | None = None
-    """Direction of the one thin link, and what it carries as a share of what is needed."""
+    """Direction of the one thin link, and the share of the needed bandwidth that it has."""
     overload: float = 0.0
-    """Times what their links carry that the syncers are asked for."""
+    """Traffic that syncers are asked for, as a multiple of what their links carry."""
     planned: tuple[Planned, ...] = ()
 
     def describe(self) -> str:
-        """Return it in a line."""
+        """Return a description of the scenario in one line."""
         return (
             f"seed {self.seed}: {self.kind}, {self.syncers} syncers, {self.learners} learners, {self.speakers} speakers, "
             f"P {self.rules.fragments}, H {self.rules.sync_every}, K {self.pace.quorum}, "
@@ -209,17 +210,17 @@ class Scenario:
 
     @property
     def needs_a_forger(self) -> bool:
-        """Whether no round has its quorum without a learner that forges. Then it is up to that learner how fast each
-        fragment goes on, within what is believed of it."""
+        """Whether no round reaches its quorum without the learner that forges. That learner then decides how fast
+        fragments get commits, within the bounds of what is believed."""
         return self.hostile is Hostility.FORGES and self.pace.quorum > self.learners
 
     @property
     def goes_on_s(self) -> float:
-        """Within this, of any moment, each fragment gets a commit where a syncer and a learner are well.
+        """The seconds within which each fragment gets a commit, from any moment, if a syncer and a learner are well.
 
-        A syncer that has lost the store notices at its first timeout, and is left out by its peers after one more
-        silence; silent learners are given up after L; then two rounds pass, and what was begun is fetched again.
-        Where a round needs somebody who forges, it waits for as long as that is believed.
+        A syncer that has lost the store notices it at its first timeout. Its peers leave it out after one more silence.
+        Silent learners are given up after `silence_s`. Then two rounds pass, and fetches that had begun are repeated.
+        A round that needs a learner that forges waits as long as its claims are believed.
         """
         silence_s = SILENT_BEATS / BEATS_PER_INTERVAL * self.pace.heartbeat_s
         round_s = max((self.rules.sync_every + 2) * max(self.step_s), self.pace.silence_s)
@@ -230,7 +231,8 @@ class Scenario:
 
     @property
     def costs(self) -> Costs:
-        """What handling takes; requests and offloaded work take a quarter of a syncer at most, or it were never done."""
+        """The costs of handling. Requests and offloaded work take at most `SHARE` of a syncer, or it would never keep
+        up."""
         costs = MEASURED.scaled(self.handling)
         updates = (self.learners + self.speakers) * self.rules.fragments * self.syncers
         most = SHARE * self.rules.sync_every * min(self.step_s) / updates
@@ -242,7 +244,7 @@ class Scenario:
 
 
 def draw(seed: int, kind: Kind | None = None) -> Scenario:
-    """Return the scenario of a seed; of a kind, if one is asked for, else of a drawn one."""
+    """Return the scenario of a seed, of the given kind or else of a drawn one."""
     d = random.Random(f"kind/{seed}")
     drawn = d.choices(list(SHARES), list(SHARES.values()))[0]
     scenario = _given_up(_strange(_harder(_plain(seed))))
@@ -268,7 +270,7 @@ def draw(seed: int, kind: Kind | None = None) -> Scenario:
 
 
 def _harder(s: Scenario) -> Scenario:
-    """Let handling take time, loops stand, and now and then something be refused, in a share of the seeds."""
+    """In a share of the seeds, let handling take time, stall event loops, and block some requests."""
     d = random.Random(f"harder/{s.seed}")
     handling = d.choices((0.0, 1.0, 10.0), (6, 3, 1))[0]
     stall_s = d.uniform(0.2, 0.4) if d.random() < 0.15 else 0.0
@@ -282,7 +284,7 @@ def _harder(s: Scenario) -> Scenario:
 
 
 def _strange(s: Scenario) -> Scenario:
-    """Let answers come that are well formed and not true, in a share of the seeds."""
+    """In a share of the seeds, plan faults whose answers are well formed but false."""
     d = random.Random(f"strange/{s.seed}")
     if d.random() >= STRANGE_SHARE:
         return s
@@ -294,7 +296,7 @@ def _strange(s: Scenario) -> Scenario:
 
 
 def _rests(s: Scenario) -> Scenario:
-    """Let a training loop take no step for most of the storm, in a share of the seeds."""
+    """In a share of the seeds, let a training loop take no step for most of the storm."""
     d = random.Random(f"rests/{s.seed}")
     if d.random() >= RESTS:
         return s
@@ -304,7 +306,7 @@ def _rests(s: Scenario) -> Scenario:
 
 
 def _choir(s: Scenario) -> Scenario:
-    """Many speak, and rounds are long enough for grace: what is heard meanwhile must not hold them up."""
+    """Add many speakers, and make rounds long enough for grace: messages must not hold rounds up."""
     d = random.Random(f"choir/{s.seed}")
     fragments = d.choice((2, 3, 4, 6))
     return replace(
@@ -324,7 +326,7 @@ def _choir(s: Scenario) -> Scenario:
 
 
 def _quick(s: Scenario, d: random.Random) -> Scenario:
-    """Make its rounds short, so that what lasts long compared to them need not last long."""
+    """Make rounds short, so that a fault that outlasts many rounds need not last long."""
     step_s = d.choice((0.15, 0.2, 0.3))
     learners = max(2, s.learners)
     return replace(
@@ -343,7 +345,7 @@ def _quick(s: Scenario, d: random.Random) -> Scenario:
 
 
 def _siege(s: Scenario) -> Scenario:
-    """Something is wrong with some for long, and those who are well must go on."""
+    """Let some processes fail for long; the others must go on."""
     d = random.Random(f"siege/{s.seed}")
     usual = [ailment for ailment in Ailment if ailment not in SILENT]
     ailments = tuple(Ailing(d.choice(usual), d.random() < 0.5, d.random()) for _ in range(d.choice((1, 1, 2))))
@@ -355,23 +357,23 @@ def _siege(s: Scenario) -> Scenario:
 
 
 def _hostile(s: Scenario) -> Scenario:
-    """Somebody does what it likes below its own prefix and on its own stream."""
+    """Add a learner that misuses its own prefix and its own stream."""
     d = random.Random(f"hostile/{s.seed}")
     quick = replace(_quick(s, d), kind=Kind.HOSTILE, hostile=d.choice(PESTS), planned=())
     if quick.hostile is Hostility.OVERWRITES:
-        # Snapshots far apart leave something to spoil.
+        # Between snapshots that are far apart, there are updates to spoil.
         pace = msgspec.structs.replace(quick.pace, snapshot_every=d.choice((2, 5, 4096)))
         quick = replace(quick, bereft=d.random() < 0.6, pace=pace)
     if quick.hostile is Hostility.FLOODS:
         quick = replace(quick, handling=min(quick.handling, 1.0))  # a machine ten times as slow is flooded by less
     if quick.hostile is Hostility.FORGES and d.random() < 0.5:
-        # Everybody is needed, and one of them says whatever it likes.
+        # The quorum needs every learner, and one of them forges its messages.
         quick = replace(quick, pace=msgspec.structs.replace(quick.pace, quorum=quick.learners + 1))
     return replace(quick, vigil_s=quick.goes_on_s + 5.0)
 
 
 def _liars(s: Scenario) -> Scenario:
-    """A member lies: a learner of its updates, or a syncer of what a round came to."""
+    """Let a member lie: a learner in its updates, or a syncer about the result of a round."""
     d = random.Random(f"liars/{s.seed}/drawn")
     quick, fragments = _quick(s, d), d.choice((2, 3))
     return replace(
@@ -381,7 +383,7 @@ def _liars(s: Scenario) -> Scenario:
         planned=(),
         rules=msgspec.structs.replace(quick.rules, fragments=fragments),
         specs=_small(d, fragments),
-        # Who is waited for is merged: what is usual is what three say.
+        # With grace and late work, honest learners are merged, so three learners determine the usual values.
         pace=msgspec.structs.replace(
             quick.pace, grace=0.8, staleness=max(1, quick.pace.staleness), quorum=min(quick.pace.quorum, quick.learners)
         ),
@@ -390,7 +392,7 @@ def _liars(s: Scenario) -> Scenario:
 
 
 def _thin(s: Scenario) -> Scenario:
-    """One learner has less of a link, up or down, than it needs; some fragments are ahead of others."""
+    """Give one learner a link that carries less than it needs, up or down. Some fragments are ahead of others."""
     d = random.Random(f"thin/{s.seed}")
     quick = _quick(s, d)
     code = random.Random(f"rate/{s.seed}").choice(("int4", "q1.5"))
@@ -410,7 +412,7 @@ def _thin(s: Scenario) -> Scenario:
         store={},
         bus={},
         planned=(),
-        # Checkpoints are not what a round needs, and would fill the link.
+        # No round needs checkpoints, and they would fill the link.
         checkpoint_s=1e9,
         thin=(d.choice(("up", "down")), d.uniform(0.6, 0.95)),
         storm_s=20.0,
@@ -419,7 +421,7 @@ def _thin(s: Scenario) -> Scenario:
 
 
 def _overload(s: Scenario) -> Scenario:
-    """Many learners, and syncers whose way down carries a part of what they are asked to read."""
+    """Add many learners, and give syncers downlinks that carry only a part of what they are asked to read."""
     d = random.Random(f"overload/{s.seed}")
     learners, fragments = d.choice((4, 8, 12)), d.choice((3, 4, 6))
     quick = _quick(s, d)
@@ -476,7 +478,7 @@ def _plain(seed: int) -> Scenario:
     )
     learners = d.choice((1, 2, 2, 3, 4))
     storm_s = d.uniform(8.0, 22.0)
-    # Swarm testing: each seed has a choice of faults, and those more often, instead of all of them a little.
+    # Swarm testing: each seed has only some faults, but has them more often.
     store = {f: d.uniform(0.0, 0.06) for f in STORE_FAULTS if d.random() < 0.4} if d.random() < 0.7 else {}
     bus = {f: d.uniform(0.0, 0.08) for f in BUS_FAULTS if d.random() < 0.4} if d.random() < 0.5 else {}
     kinds = [(f, w) for f, w in zip(PLANNED, WEIGHTS, strict=True) if d.random() < 0.6]
@@ -488,7 +490,7 @@ def _plain(seed: int) -> Scenario:
     adopt = d.choices(tuple(Adoption), (3, 1, 1))[0]
     step_s = tuple(d.choice((0.15, 0.3, 0.6, 1.0)) * d.uniform(0.8, 1.2) for _ in range(learners))
     checkpoint_s, latency_s = d.choice((2.0, 5.0, 1e9)), d.choice((0.002, 0.01, 0.05))
-    # A link that cannot carry the log is no fault: whoever is behind it stays behind.
+    # A link that cannot carry the log is not a fault to recover from: its process would stay behind forever.
     least = LEAST_BYTES * fragments / (rules.sync_every * min(step_s))
     bytes_s = tuple(max(least, d.choice((math.inf, 2e4, 5e4, 2e5))) for _ in range(syncers + learners))
     return _matrices(
@@ -513,7 +515,7 @@ def _plain(seed: int) -> Scenario:
 
 
 def _matrices(s: Scenario) -> Scenario:
-    """Return the scenario, one in so many with matrices that are merged isotropically."""
+    """Return the scenario; in a share of the seeds its tensors are matrices that are merged isotropically."""
     d = random.Random(f"matrices/{s.seed}")
     if d.random() > MATRICES:
         return s
@@ -523,6 +525,6 @@ def _matrices(s: Scenario) -> Scenario:
 
 
 def _given_up(s: Scenario) -> Scenario:
-    """Return the scenario, some of them with syncers that give up what their codec drops."""
+    """Return the scenario; in a share of the seeds syncers do not keep what their codec drops."""
     kept = random.Random(f"feedback/{s.seed}").random() < FED_BACK
     return replace(s, rules=msgspec.structs.replace(s.rules, feedback_down=kept))

@@ -1,6 +1,7 @@
-"""Learners without an agent: they answer calls and repeat what is not settled with real stored updates, and cost little.
+"""Learners without an agent: they answer calls with real stored updates, repeat unsettled ones, and cost little.
 
-A syncer cannot tell them from others. One of each choir is silent about rounds: it beats, as in a long evaluation.
+A syncer cannot tell them from other learners. One speaker of each choir answers no round: it only sends heartbeats, as
+in a long evaluation.
 """
 
 import random
@@ -37,7 +38,7 @@ NOTHING = Tally(processed=0.0, merged=0.0, overwritten=0.0, late=0.0, pending=0.
 
 
 class Common(TypedDict):
-    """What every message says."""
+    """The fields of every message."""
 
     run: bytes
     id: str
@@ -45,21 +46,21 @@ class Common(TypedDict):
 
 @dataclass
 class Speaker:
-    """One of them."""
+    """One learner without an agent."""
 
     name: str
     step_s: float
     answers: bool
     claims_s: float | None = None
-    """What it says a step takes, where that is not the truth."""
+    """The step time that it states, if that is not the true one."""
     unsettled: dict[int, tuple[int, bytes]] = field(default_factory=dict)
-    """By fragment: base and announcement of what no commit has settled."""
+    """By fragment: base and announcement of an update that no commit has settled."""
     answered: dict[int, int] = field(default_factory=dict)
-    """By fragment: the newest base an update was made on."""
+    """By fragment: the newest base of an update."""
 
 
 class Choir:
-    """All of one world."""
+    """All speakers of one world."""
 
     def __init__(self, cluster: "Cluster", count: int) -> None:
         self._cluster = cluster
@@ -86,7 +87,7 @@ class Choir:
             self._schedule(speaker)
 
     def leave(self) -> None:
-        """Say goodbye."""
+        """Announce that all speakers leave."""
         self._over = True
         for s in self.speakers:
             self._say(s, Leave(**self._common(s), learner=s.name, incarnation=1, step=1, done=False))
@@ -147,7 +148,7 @@ class Choir:
                     del s.unsettled[p]
 
     def _schedule(self, s: Speaker) -> None:
-        """Send every fragment that nobody has asked for within H steps."""
+        """Send every fragment that no syncer has asked for within H steps."""
         if self._over:
             return
         if s.answers:
@@ -172,7 +173,7 @@ class Choir:
     # --- what they say ------------------------------------------------------------------------------------------------
 
     def update(self, s: Speaker, p: int, base: int, tokens: int, steps: int, payload: bytes = b"") -> bytes:
-        """Return an update object of a speaker, with its usual payload where none is given."""
+        """Return an update object of a speaker, with its usual payload if none is given."""
         payload = payload or self._payloads[s.name][p]
         header = UpdateHeader(
             schema=SCHEMA, run=self._run.digest, fragment=p, learner=s.name, incarnation=1, base=base,

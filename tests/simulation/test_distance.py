@@ -1,4 +1,4 @@
-"""Far from store and bus: what a learner says and fetches must not queue up behind round trips."""
+"""Far from the store and the bus, a learner's messages and fetches do not queue up behind round trips."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ LEARNERS, H, STEPS = 4, 12, 180
 
 
 def test_rounds_keep_their_pace_half_a_step_away() -> None:
-    """A request takes a whole step there and back, and every step has a fragment to send, to announce and to fetch."""
+    """A round trip takes a whole step, and each step has a fragment to send, to announce and to fetch."""
     world = World("distance")
 
     async def body() -> list[int]:
@@ -47,5 +47,5 @@ def test_rounds_keep_their_pace_half_a_step_away() -> None:
 
     heads = world.clock.run_until_complete(body())
     world.clock.close()
-    # Joining takes a few steps, the first round a period.
+    # Joining takes a few steps, and the first round takes a period.
     assert min(heads) >= STEPS // H - 4, heads

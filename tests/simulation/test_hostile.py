@@ -1,4 +1,4 @@
-"""One learner's objects, words or links are bad, or one syncer is half dead: nobody else stands. In virtual time."""
+"""If one learner's objects, messages or links are bad, or one syncer cannot serve, others go on. In virtual time."""
 
 import asyncio
 import random
@@ -27,11 +27,11 @@ from simulation.toy import Toy
 FRAGMENTS = 4
 
 Before = Callable[[str, str], Awaitable[object] | None]
-"""Told the kind of a request and its key; what it returns is awaited first."""
+"""Called with the kind of a request and its key. Its result is awaited before the request is sent."""
 
 
 class Wrapped:
-    """A store of which requests can be made to wait, or be refused, before they are sent."""
+    """A store whose requests can be delayed or denied before they are sent."""
 
     def __init__(self, inner: Store, before: Before) -> None:
         self._inner, self._before, self.url = inner, before, inner.url
@@ -67,7 +67,7 @@ class Wrapped:
 
 
 class Story:
-    """Syncers and learners in one world; the syncers' requests pass `before`."""
+    """Syncers and learners in one world. `before` is called for each request of a syncer."""
 
     def __init__(self, name: str, *, latency_s: float = 0.01) -> None:
         self.world = World(name)
@@ -111,7 +111,7 @@ class Story:
         return [now - then for now, then in zip(self.heads(), before, strict=True)]
 
     async def merged_since(self, heads: list[int]) -> list[str]:
-        """Whose updates the commits after these versions merged."""
+        """Return the learners whose updates were merged after these versions, once for each update."""
         ports = self.world.ports(self.world.process("judge"))
         log = Log(self.run, ports.store, ports.process.runtime)
         return [
@@ -139,7 +139,7 @@ def test_what_one_learner_stored_and_nobody_may_read_turns_its_updates_away_and_
     async def body() -> None:
         await story.begin(syncers=2, learners=3)
         story.before = lambda what, key: refuse(key) if what == "get" and "/l0/" in key else None
-        await asyncio.sleep(5.0)  # what was fetched before is through
+        await asyncio.sleep(5.0)  # until updates that were fetched before are merged
         heads = story.heads()
         assert min(await story.commits_meanwhile(60.0)) > 20
         assert all(not task.done() for task in story.serving)
@@ -147,7 +147,7 @@ def test_what_one_learner_stored_and_nobody_may_read_turns_its_updates_away_and_
         assert "l0" not in merged
         assert {"l1", "l2"} <= set(merged)
         assert sum(k.rounds.rejected_total.get("unreadable", 0) for k in story.syncers[0].coordinators) > 0
-        # It was not rejected for good: once it may be read, it is merged again.
+        # The learner is not rejected for good: once its updates may be read, they are merged again.
         story.before = lambda _, __: None
         await asyncio.sleep(5.0)
         heads = story.heads()
@@ -182,7 +182,7 @@ def test_what_a_syncer_itself_is_refused_ends_it_only_after_the_stated_time() ->
         await asyncio.sleep(200.0)
         assert not story.serving[0].done()
         story.before = lambda _, __: None
-        assert min(await story.commits_meanwhile(30.0)) > 8  # as after any outage
+        assert min(await story.commits_meanwhile(30.0)) > 8  # the syncer goes on, as after any outage
         story.before = lambda what, key: refuse(key) if key.startswith("commits/") else None
         await asyncio.wait(story.serving, timeout=400.0)
         assert story.serving[0].done()
@@ -206,7 +206,7 @@ def test_a_syncer_that_cannot_serve_says_so_is_left_out_while_it_lasts_and_comes
         assert all(s.held for s in story.syncers)
         conditions = (story.stores if port == "store" else story.buses)[0]
         conditions.cut_off = True
-        await asyncio.sleep(15.0)  # its timeouts, and its silence
+        await asyncio.sleep(15.0)  # for the syncer's timeouts, and until its peer takes it for silent
         assert story.syncers[1].held == set(range(FRAGMENTS))
         counts = await story.commits_meanwhile(60.0)
         assert min(counts) > 20, counts
@@ -224,7 +224,7 @@ def test_a_syncer_that_cannot_serve_says_so_is_left_out_while_it_lasts_and_comes
     ]
     assert re.match(rf"s0: the {port} does not answer \(for 1\d s\): it leaves its fragments .*; see whether", said[0])
     assert said[-1] == f"s0: the {port} does not answer: over"
-    assert len(said) <= 3  # at once, a reminder, and that it is over
+    assert len(said) <= 3  # the outage, a reminder, and its end
 
 
 def test_a_flood_from_one_learner_stops_nobody_and_is_counted_under_its_name() -> None:

@@ -1,4 +1,4 @@
-"""A syncer that is asked for more than it can serve levels off: the aims of `isthmus bench overload`, in virtual time."""
+"""A syncer under overload reaches a steady state: the aims of `isthmus bench overload`, in virtual time."""
 
 import pytest
 
@@ -24,5 +24,5 @@ def test_what_is_read_is_merged_and_no_fragment_is_left_behind(limited: str, loa
     assert seen.served >= SERVED, seen
     assert seen.oldest <= OLDEST, seen
     assert seen.present >= 0.95, seen
-    # Of M = 40 and more a round takes most of a step to read; a store that is far away has longer periods instead.
+    # With M ≥ 40, reading a round takes most of a step. A distant store leads to longer periods instead.
     assert seen.kept >= (KEPT - 0.02 if limited == "link" else 0.6), seen

@@ -1,4 +1,4 @@
-"""A bucket near each of two learners, in virtual time: one of them fails for long, the other is far and slow."""
+"""Two learners have buckets near them, in virtual time: if one bucket fails for long, only its learner is affected."""
 
 import asyncio
 import random
@@ -28,7 +28,7 @@ OWNER, SYNC, EU, US = (new_signer() for _ in range(4))
 
 
 async def merged(world: World, log: Log) -> dict[str, int]:
-    """Return how many updates of each learner the log has."""
+    """Return the number of each learner's updates in the log."""
     found: dict[str, int] = {}
     for p in range(FRAGMENTS):
         async for commit in log.commits(p, 0):
@@ -38,8 +38,8 @@ async def merged(world: World, log: Log) -> dict[str, int]:
 
 
 def simulated(fails: str, fault: dict[str, Any]) -> tuple[dict[str, int], dict[str, int], World, int]:
-    """Train 60 s, 60 s with one bucket failing so, and 60 s more; return what was merged before and after that, the
-    world, and how many commits differ in replay."""
+    """Train for 60 s, for 60 s with a fault of one bucket, and for 60 s more. Return how many updates were merged
+    before and during the fault, the world, and how many fragments differ in replay."""
     world = World("regions")
 
     async def body() -> tuple[dict[str, int], dict[str, int], int]:
@@ -114,6 +114,6 @@ def test_a_bucket_that_fails_costs_its_learner_little_and_others_nothing(fault: 
         mine = {key for key in world.buckets[url].blobs if key.startswith("updates/")}
         assert {key.split("/")[2] for key in mine} == {name}
         assert any(key.startswith("values/") for key in world.buckets[url].blobs)
-    # What the bucket did not take is with the run; nobody else's is.
+    # Updates that the failing bucket did not take are in the run's bucket; those of the other learner are not.
     home = {key.split("/")[2] for key in world.objects.blobs if key.startswith("updates/")}
     assert home <= {"us"}

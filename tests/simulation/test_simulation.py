@@ -1,4 +1,4 @@
-"""Some seeds, the simulator against itself, and the planted bugs."""
+"""No seed violates an invariant, a seed always gives the same run, and every planted bug is caught."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def test_no_seed_violates_an_invariant(tmp_path: Path) -> None:
     assert report["seeds"] == SEEDS
     assert report["violations"] == 0
     assert report["commits"] > 5 * SEEDS
-    # Every kind of fault was met, or nothing was tested.
+    # The seeds must meet every kind of fault, or the test shows little.
     from isthmus_lab.simulate.conditions import Fault
 
     assert {fault for fault, count in report["faults"].items() if count} >= {fault.value for fault in Fault}
@@ -52,7 +52,7 @@ def test_no_seed_violates_an_invariant(tmp_path: Path) -> None:
     ],
 )
 def test_a_seed_is_one_run(seed: int, kind: str) -> None:
-    """Whatever a violating seed shows can be looked at again."""
+    """A violation can be reproduced from its seed."""
     first = sim("--seed", str(seed), "--kind", kind)
     assert first == sim("--seed", str(seed), "--kind", kind)
     assert len(first.splitlines()) > 20
@@ -62,9 +62,9 @@ def test_a_seed_is_one_run(seed: int, kind: str) -> None:
     "seed",
     [
         400163,  # a learner waited for the merge of an update that was not due
-        405466,  # without grace, who came last by name was in no round
-        407415,  # after a lost race a syncer read an update without end
-        408318,  # what an earlier life had sent was due, and the life that repeated it did not know
+        405466,  # without grace, the last learner by name was in no round
+        407415,  # after a lost race a syncer read an endless update
+        408318,  # an incarnation that repeated an update of an earlier one did not know that it was due
     ],
 )
 def test_what_a_seed_found_stays_mended(seed: int) -> None:

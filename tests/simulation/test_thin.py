@@ -1,4 +1,4 @@
-"""A learner whose uplink carries less than it needs: it gives its share, and every fragment the same."""
+"""A learner whose uplink is too thin contributes its share, and to every fragment alike."""
 
 import asyncio
 import random
@@ -24,14 +24,14 @@ SETTLING_S, MEASURED_S = 30.0, 600.0
 
 
 def shares(uplink: float, fragments: int = 6, longest: int = 0) -> tuple[float, list[float]]:
-    """Return the share of a thin learner's tokens that are merged, and of each fragment's commits that it is in."""
+    """Return the share of a learner's tokens that is merged, and the share of each fragment's commits that it is in."""
     world = World(f"thin/{uplink}")
 
     async def body() -> tuple[float, list[float]]:
         rules = Rules(fragments=fragments, sync_every=fragments, sync_every_max=longest)
         specs = [Spec(f"t{i}", (SIZE,), "float32", TensorClass.DENSE) for i in range(fragments)]
         run = await world.create(Seed(specs, [np.ones(SIZE, np.float32) for _ in specs], {}, rules, Pace()))
-        # One body a step is what a learner needs.
+        # A learner needs to send one update per step.
         need = packed_size(codec(rules.codec_up), run.layout.fragments[0]) / STEP_S
         syncers: list[Syncer] = []
         agents: list[LearnerAgent] = []
@@ -85,7 +85,7 @@ def shares(uplink: float, fragments: int = 6, longest: int = 0) -> tuple[float, 
             (0.6, 6, 0, 0.65),
             (0.4, 6, 0, 0.70),
             (0.4, 12, 0, 0.85),
-            # Where the period may not grow.
+            # Here the period may not grow.
             (4.0, 6, 6, 0.60),
             (0.85, 6, 6, 0.55),
             (0.6, 6, 6, 0.40),
@@ -104,7 +104,7 @@ def test_a_thin_uplink_gives_its_share_and_no_fragment_falls_behind_for_its_numb
 @pytest.mark.tier("all")
 @pytest.mark.timeout(300)
 def test_four_bodies_at_once_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the window is for: captures are taken early, and each waits for the others on the wire."""
+    """Without the window, updates are captured early, and each waits for the others on the wire."""
     monkeypatch.setattr(Window, "room", lambda self, in_hand, now, step_s: in_hand < LIMIT_MAX)
     monkeypatch.setattr(Window, "full", property(lambda self: False))
     monkeypatch.setattr(Boundary, "_too_late", lambda self, slot, now: False)

@@ -1,4 +1,4 @@
-"""What simulated learners train: plain arrays, and the same with every look at them written down."""
+"""The model that simulated learners train: plain arrays, and a variant whose every read and write is recorded."""
 
 import random
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from simulation.checker import Checker
 
 
 class Toy:
-    """A model of plain arrays that shrinks, with noise; no torch."""
+    """A model of plain arrays that shrink with noise, without torch."""
 
     def __init__(self, draw_: random.Random, step_s: float, evaluation_s: Callable[[], float] = lambda: 0.0) -> None:
         self._draw = draw_
@@ -41,7 +41,7 @@ class Toy:
 
 
 class Watched(Toy):
-    """One whose parameters are looked at whenever they are copied out or set."""
+    """A model whose parameters are checked whenever they are copied out or set."""
 
     def __init__(self, checker: Checker, name: str, life: int, adopt: str, *more: Any) -> None:
         super().__init__(*more)

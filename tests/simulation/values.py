@@ -1,8 +1,8 @@
-"""What the checker knows of values: the log's by `reference`, and each learner's by a record of its own.
+"""Check the values of the log against `reference`, and those of each learner against a record of its incarnations.
 
-Error feedback: what the log has merged of a learner's work, plus what is still to be sent, is the work that was done.
-Adoption: the parameters are what the rule makes of the published value, the local ones, and those at the last upload.
-Checkpoints: a life goes on with the parameters of the step it says it goes on from.
+Error feedback: the learner's work in the log, plus what is still to be sent, is the work that was done.
+Adoption: the parameters follow by the rule from the published value, the local ones, and those at the last upload.
+Checkpoints: an incarnation continues with the parameters of the step from which it says that it continues.
 """
 
 import weakref
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from simulation.checker import Checker
 
 AMPLIFICATION = 560.0
-"""What the smallest directions of a matrix grow by beside its length, where it is made isotropic."""
+"""Factor by which the smallest directions of a matrix grow, relative to its length, when it is made isotropic."""
 
 ROUNDINGS = 8.0
-"""Roundings of float32 that an adoption or an upload may be off by, relative to what goes into it."""
+"""Rounding errors of float32 by which an adoption or an upload may differ, relative to its operands."""
 
 
 @dataclass
 class Packed:
-    """An update as it was packed: the local work in it, and what its bytes say."""
+    """A packed update: the local work in it, and the decoded gradient."""
 
     base: int
     work: np.ndarray
@@ -45,29 +45,29 @@ class Packed:
 
 @dataclass
 class Life:
-    """One life of a learner."""
+    """The record of one incarnation of a learner."""
 
     who: str
     agent: LearnerAgent
     arrays: Arrays
     reads: dict[tuple[int, int], list[np.ndarray]] = field(default_factory=dict)
-    """Parameters by fragment and own step, as they were first read there: at its upload, if there was one."""
+    """By fragment and step, the parameters as often as they were copied out; an upload's copy is the first."""
     frozen: dict[int, list[np.ndarray]] = field(default_factory=dict)
-    """All parameters, by the step of a checkpoint."""
+    """All parameters, by the step of their checkpoint."""
     packed: dict[bytes, Packed] = field(default_factory=dict)
     order: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
-    """Digests by fragment and base, oldest first."""
+    """By fragment and base, the digests of packed updates, oldest first."""
     left: list[np.ndarray | None] = field(default_factory=list)
-    """Per fragment: what it began with of error feedback; None where that is not known any more."""
+    """By fragment, the error feedback that should be there; None if it is no longer known."""
     since: list[int] = field(default_factory=list)
-    """Per fragment: up to where `left` counts the log."""
+    """By fragment, the version of the log up to which `left` counts."""
     off: list[float] = field(default_factory=list)
     offered: list[weakref.ref[Any]] = field(default_factory=list)
-    """Values of versions that the training side was offered."""
+    """Values of versions that were offered to the training thread."""
 
 
 class Values:
-    """The values of one world."""
+    """Checks the values of one world."""
 
     def __init__(self, checker: "Checker") -> None:
         self._checker = checker
@@ -117,7 +117,7 @@ class Values:
         )
 
     def healed(self, header: CommitHeader) -> list[str]:
-        """Return what is wrong with the values of a commit that starts its fragment again."""
+        """Return what is wrong with the values of a commit that heals its fragment."""
         value = self._checker.stored(header.value_key)
         if value is None or header.healed is None:
             return []
@@ -148,10 +148,10 @@ class Values:
         point = self.fragments[p].points.get(version)
         return None if point is None or self.fragments[p].lost else point.published
 
-    # --- a learner's life ---------------------------------------------------------------------------------------------
+    # --- a learner's incarnation --------------------------------------------------------------------------------------
 
     def lives(self, who: str, name: str, agent: LearnerAgent, arrays: Arrays) -> Life:
-        """Begin the record of a life, once its agent has joined."""
+        """Begin the record of an incarnation after its agent has joined."""
         life = self._lives[name, agent.incarnation] = Life(who, agent, arrays)
         for p, fragment in enumerate(self._run.layout.fragments):
             life.left.append(_account(agent.uplink, p, fragment.size))
@@ -164,7 +164,7 @@ class Values:
         return life
 
     def attached(self, life: Life, boundary: Boundary) -> None:
-        """The life has its parameters: those of its checkpoint where the log has not gone on, else the published."""
+        """Check an incarnation's first parameters: its checkpoint's, or the published ones if the log is ahead."""
         post = boundary.post
 
         def noted(message: ToTraining) -> None:
@@ -182,7 +182,7 @@ class Values:
             kept = before.frozen.get(c.header.step) if c is not None and before is not None else None
             goes_on = c is not None and slot.base == c.points[p].base
             if goes_on and slot.merged and kept is not None and np.array_equal(now, kept[p]):
-                continue  # merged as it was at the checkpoint; what a later update holds begins anew
+                continue  # this state was merged as of the checkpoint; the next update starts from it
             if goes_on and not slot.merged:
                 if kept is not None and not np.array_equal(now, kept[p]):
                     self._violate(life, f"fragment {p} does not go on as it was at step {step}")
@@ -190,13 +190,13 @@ class Values:
                 self._violate(life, f"fragment {p} does not begin with version {slot.base} as it was published")
 
     def read(self, life: Life, p: int, values: np.ndarray) -> None:
-        """Its parameters were copied out."""
+        """Note that parameters were copied out."""
         if life.agent.boundary is not None:
-            # Several at one step: copied out to be sent, replaced by a version, copied again for a checkpoint.
+            # A step can have several copies: one for an upload, and one for a checkpoint after a version was adopted.
             life.reads.setdefault((p, life.agent.boundary.step), []).append(values.copy())
 
     def freeze(self, life: Life) -> None:
-        """Everything was copied for a checkpoint."""
+        """Note that all parameters were copied for a checkpoint."""
         boundary = life.agent.boundary
         assert boundary is not None
         life.frozen[boundary.step] = [values.copy() for values in life.arrays.values]
@@ -204,10 +204,10 @@ class Values:
             life.frozen.pop(next(iter(life.frozen)))
 
     def write(self, life: Life, p: int, local: np.ndarray, now: np.ndarray, adopt: str) -> None:
-        """Its parameters were set: a version is being adopted."""
+        """Check the parameters that an adoption has set."""
         boundary = life.agent.boundary
         if boundary is None:
-            return  # it is being attached
+            return  # the learner still joins: `attached` checks these parameters
         slot = boundary.slots[p]
         if slot.ready is None:
             self._violate(life, f"fragment {p} was written, and no version was there to adopt")
@@ -228,7 +228,7 @@ class Values:
     def _off(
         self, local: np.ndarray, now: np.ndarray, published: np.ndarray, adopt: str, since: np.ndarray | None
     ) -> str:
-        """Return in what way parameters are not what adopting a version makes of them, or nothing."""
+        """Return how parameters differ from what the adoption of a version gives; empty if they do not."""
         if adopt == "overwrite":
             wanted, size = published.astype(np.float64), 0.0
         elif adopt == "blend":
@@ -254,7 +254,7 @@ class Values:
         blob: frame.Blob,
         after: F32,
     ) -> None:
-        """An update was packed: `residual` came on top of the local work, `after` is what the codec dropped."""
+        """Check a packed update. `residual` was added to the local work; `after` is what the codec dropped."""
         p, lossy = header.fragment, life.agent.own_backend.lossy
         read = life.reads.get((p, header.step))
         if read is not None and not any(np.array_equal(values, had) for had in read):
@@ -271,7 +271,7 @@ class Values:
         rounding = ROUNDINGS * EPS * size
         if self._run.rules.isotropic_up:
             work, rounding = self._leveled(p, work, rounding)
-        # (The bounds of a codec are relative to what it says; what it was given is that and a step.)
+        # A codec's bounds are relative to the decoded values, which differ from its input by at most a step.
         if (np.abs(work + taken - sent) > dropped + rounding).any():
             self._violate(life, f"fragment {p}: what is sent is more than a codec step off")
         if lossy and (np.abs(work + taken - sent - after) > rounding).any():
@@ -284,13 +284,13 @@ class Values:
         life.off[p] += float(rounding.max())
 
     def _leveled(self, p: int, work: np.ndarray, rounding: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return local work as it is sent where matrices are sent isotropically, and how far float32 may be from it."""
+        """Return local work with its matrices made isotropic, as it is sent, and how far float32 may be from it."""
         work, rounding = work.copy(), rounding.copy()
         for t, own in zip(self.fragments[p].tensors, self._run.layout.fragments[p].tensors, strict=True):
             at = slice(t.start, t.stop)
             length = float(np.linalg.norm(work[at]))
             if own.is_matrix and own.spec.role == TensorClass.DENSE and length > 0.0:
-                # Errors of the work itself grow as small directions do.
+                # Errors of the work grow like its small directions.
                 off = AMPLIFIED * length + AMPLIFICATION * float(np.linalg.norm(rounding[at]))
                 work[at] = leveled(work[at], t, length)
                 rounding[at] += off
@@ -303,13 +303,13 @@ class Values:
                     yield given
 
     def _balance(self, life: Life, p: int) -> None:
-        """What is in the account, and what open updates carry, must be all that the codec dropped of what was merged."""
+        """Check that residuals, stored and in open updates, are all that the codec dropped from merged updates."""
         left, known = life.left[p], life.agent.uplink.settled_to[p]
         for given in self._own(life, p, life.since[p], known):
             packed = life.packed.get(given.digest)
             remembered = given.digest in life.order.get((p, given.base), [])[-PACKED_MAX:]
             if left is None or packed is None or not remembered or given.incarnation != life.agent.incarnation:
-                left = None  # of another life, or forgotten: feedback starts anew
+                left = None  # of another incarnation, or forgotten: error feedback starts anew
                 break
             left = left + packed.work - packed.sent
         life.left[p], life.since[p] = left, known
@@ -329,7 +329,7 @@ class Values:
 
 
 def _account(uplink: Uplink, p: int, size: int) -> np.ndarray:
-    """Return what an uplink says that codecs dropped and that is to be sent: in the account, or carried by what is open."""
+    """Return an uplink's total error feedback that is still to be sent, stored or in open updates."""
     total = np.zeros(size)
     for residual in (uplink.residuals[p], *uplink.taken[p].values()):
         if residual is not None:

@@ -1,7 +1,7 @@
-"""Between storm and calm: some are ill for long, and it is judged while that lasts.
+"""The vigil between storm and calm: some processes fail for long, and the run is judged meanwhile.
 
-Wherever a syncer and a learner are well, every fragment gets commits within `Scenario.goes_on_s` of any moment; no
-fragment gets many times what another gets; and whoever is well takes part.
+If a syncer and a learner are well, every fragment gets a commit within `Scenario.goes_on_s` of any moment. No fragment
+gets many times the commits of another. Each process that is well takes part.
 """
 
 import asyncio
@@ -19,48 +19,47 @@ if TYPE_CHECKING:
     from simulation.cluster import Cluster, Seat
 
 EVALUATION_S = 15.0
-"""A hundred steps: to those who wait for its end it is minutes."""
+"""Duration of an evaluation: about a hundred steps, as if a real one took minutes."""
 
 APART = 3
 APART_MORE = 5
-"""Commits of one fragment during a vigil are at most so many times those of another, and so many more."""
+"""During a vigil, a fragment gets at most `APART` times the commits of another, plus `APART_MORE`."""
 
 MEASURED_S = 8.0
-"""How long a learner's traffic is looked at before its link gets thin."""
+"""How long a process's traffic is measured before its link is limited."""
 
 DRIFT_S = 12.0
-"""How long some fragments stand still before that, so that their versions are behind those of others."""
+"""How long some fragments get no commits before that, so that their versions are behind those of others."""
 
 FAIR = 2.0
 FAIR_MORE = 3.0
-"""Versions that a learner behind a thin link is behind: of one fragment at most so many times those of another, and so
-many more."""
+"""A learner with a thin link is behind in one fragment by at most `FAIR` times the versions of another fragment, plus
+`FAIR_MORE`."""
 
 USED = 0.9
-"""Of the updates that an overloaded syncer reads at least so many are merged."""
+"""Overloaded syncers merge at least this share of the updates that they read."""
 
 KEPT = 0.4
-"""Of the tokens that learners of an overloaded syncer train so many are merged, if the period may be as long as it
-takes."""
+"""At least this share of the learners' tokens is merged under overload, if the period may grow without a limit."""
 
 SLOW_S = 10.0
-"""So long after an overload its last fetches may take."""
+"""The last fetches of an overload may take this long after its end."""
 
 ALIKE = 2.0
 ALIKE_MORE = 2
-"""Where syncers are overloaded, commits of one fragment, and rounds that one learner is in, are at most so many times
-those of another, and so many more."""
+"""Under overload, a fragment gets at most `ALIKE` times the commits of another, plus `ALIKE_MORE`. The same holds for
+the rounds that a learner is in."""
 
 THIN_SHARE = 0.05
-"""A learner behind a thin uplink is in at least this share of the rounds."""
+"""A learner with a thin uplink is in at least this share of the rounds."""
 
 THIN_BEHIND = 3.0
-"""And, since its way down is as wide as ever, no more versions behind than this, on average."""
+"""A learner with a thin uplink is on average at most this many versions behind, since its downlink is not limited."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """An ailment and whose it is; `of`: the one syncer it is for, where it is for one."""
+    """An ailment and the process that has it. `of`: the only syncer that it affects, if there is one."""
 
     ailment: Ailment
     seat: "Seat"
@@ -81,7 +80,7 @@ class Vigil:
         alone = {Ailment.UNREADABLE_TO_ONE, Ailment.ENDLESS_TO_ONE}
         for ailing in cluster.scenario.ailments:
             if ailing.ailment in alone and self.cases:
-                continue  # who else could merge it may not be ill
+                continue  # another syncer must be well to merge that learner's updates
             self._draw(ailing, syncers, learners)
             if ailing.ailment in alone:
                 break
@@ -91,16 +90,16 @@ class Vigil:
         of_learner = ailing.ailment in LEARNERS_ONLY or not ailing.of_syncer
         among = [seat for seat in (learners if of_learner else syncers) if all(c.seat is not seat for c in self.cases)]
         if len(among) < 2:
-            return  # one of each stays well
+            return  # one syncer and one learner stay well
         to_one = ailing.ailment in (Ailment.UNREADABLE_TO_ONE, Ailment.ENDLESS_TO_ONE)
         at = int(ailing.draw * len(among))
         of = syncers[int(ailing.draw * 1000) % len(syncers)] if to_one else None
         self.cases.append(Case(ailing.ailment, among[at], of))
 
-    # --- what ails them -----------------------------------------------------------------------------------------------
+    # --- ailments -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Let that begin which is so from the first on: what was merged once must stay readable."""
+        """Begin the ailments of objects at the start of the run: an update that was merged must stay readable."""
         for case in self.cases:
             self._afflict_objects(case)
 
@@ -146,7 +145,7 @@ class Vigil:
     # --- the watch ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Afflict, and watch."""
+        """Begin the ailments, and watch the run."""
         cluster = self._cluster
         if cluster.scenario.kind is Kind.THIN:
             await self._thin()
@@ -167,11 +166,11 @@ class Vigil:
             cluster.checker.look(cluster.seats)
             for p, head in cluster.checker.heads().items():
                 if p in cluster.checker.lies:
-                    continue  # nobody goes on from there
+                    continue  # no commit may follow a lie
                 if head > heads[p]:
                     heads[p], moved[p] = head, clock.time()
                 elif clock.time() - moved[p] > cluster.scenario.goes_on_s:
-                    moved[p] = float("inf")  # said once
+                    moved[p] = float("inf")  # report it only once
                     cluster.checker.violate(
                         f"fragment {p} stands at {head} for {cluster.scenario.goes_on_s:.1f} s while {self}"
                     )
@@ -192,9 +191,9 @@ class Vigil:
         return f"{' and '.join(ill) or 'nobody is ill'}; well are {', '.join(seat.name for seat in self.well)}"
 
     def _takes_part(self, first: dict[int, int]) -> None:
-        """Whoever was well all the time is in some round of each fragment that had several.
+        """Check that each learner that was always well is in some round of each fragment that had several.
 
-        But where nobody is waited for and nothing late is taken: there the quickest are all there is, as configured.
+        Without grace and late work, a configuration may merge only the quickest learners, so this is not checked.
         """
         pace = self._cluster.run.pace
         if pace.grace == 0.0 and pace.staleness == 0:
@@ -212,7 +211,7 @@ class Vigil:
     # --- thin links ---------------------------------------------------------------------------------------------------
 
     async def drift(self) -> None:
-        """Let the store throttle the logs of some fragments, so that they fall behind."""
+        """Throttle the logs of some fragments in the store, so that these fragments fall behind."""
         await asyncio.sleep(4.0)
         slow = frozenset(f"commits/{p:05d}/" for p in range(len(self._cluster.run.layout.fragments)) if p % 3 == 1)
         for seat in self._cluster.seats:
@@ -261,7 +260,7 @@ class Vigil:
         await asyncio.sleep(MEASURED_S)
         for seat, wire, (read, of_updates) in zip(seats, wires, before, strict=True):
             needs = (wire.read_bytes["updates"] - of_updates) / MEASURED_S
-            # Here, and in no run of any size, what others commit is as long as the updates that it names.
+            # In these small runs commits are as large as updates, so their traffic is counted apart.
             besides = (wire.bytes_down - read) / MEASURED_S - needs
             seat.store.down_bytes_s = besides + needs / cluster.scenario.overload
         said = f"syncers that are asked for {cluster.scenario.overload:g} times what their links carry"
@@ -281,7 +280,7 @@ class Vigil:
         tokens = sum(given.tokens for header in rounds for given in header.inputs)
         kept = tokens / max(1, (self._trained() - trained_before) * len(start))
         learners = [seat.name for seat in cluster.seats if not seat.is_syncer]
-        for held in self._held():  # one syncer's link may carry more than another's: each is fair among its own
+        for held in self._held():  # links differ between syncers, so each syncer is judged by its own fragments
             self._alike(f"{said} made commits", {p: made[p] for p in held})
         self._alike(f"{said} merged updates", {name: given[name] for name in learners})
         if merged + FETCHES_MAX < USED * read:
@@ -293,7 +292,7 @@ class Vigil:
         )
         for seat in seats:
             seat.store.down_bytes_s = float("inf")
-            # What is on the wire stays on it, and so long they go on taking a fetch for slow.
+            # Fetches under way stay slow to their end, and until then rounds wait for slow fetches.
             cluster.checker.disturb(seat.name, "store", SLOW_S)
 
     def _held(self) -> list[set[int]]:
@@ -302,7 +301,7 @@ class Vigil:
         return [set(agent.held) for agent in agents]
 
     def _trained(self) -> int:
-        """Return the tokens that the learners that are there have trained."""
+        """Return the tokens that all learners alive have trained."""
         agents = [agent for seat in self._cluster.seats for agent in seat.agents if isinstance(agent, LearnerAgent)]
         return sum(agent.boundary.tokens_seen for agent in agents if agent.boundary is not None)
 
@@ -324,6 +323,6 @@ class Vigil:
             checker.violate(f"{said} is in {merged} of {rounds} rounds")
 
     def _merged(self, name: str, start: dict[int, int]) -> tuple[int, int]:
-        """Return in how many rounds since then a learner is, and how many there were."""
+        """Return in how many rounds since `start` a learner is, and the number of these rounds."""
         rounds = [header for p, c in enumerate(self._cluster.checker.commits) for header, _ in c[start[p] :]]
         return sum(any(given.learner == name for given in header.inputs) for header in rounds), len(rounds)

@@ -1,4 +1,4 @@
-"""Whether rounds wait as they say: why each was closed, recomputed from the times it recorded, and how late it was."""
+"""Check that rounds wait as they say: recompute from the recorded times why a round closed, and how late."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from simulation.checker import Checker
 
 LATE_S = 0.25
-"""A round is closed no later than this after it has nothing left to wait for, but for what held its syncer's loop up."""
+"""A round closes within this time after it has nothing left to wait for, unless its syncer's event loop stood still."""
 
 TRIPS = 12
-"""Round trips to the store that handling what came before may take."""
+"""Round trips to the store that handling earlier events may take."""
 
 EXACT_S = 0.01
-"""A date is made of two looks at two clocks, and time passes between them."""
+"""Error of a date: it is made of reads of two clocks, and time passes between them."""
 
 
 class Waiting:
@@ -28,10 +28,10 @@ class Waiting:
         self._checker = checker
 
     def judge(self, header: CommitHeader, period: float) -> Iterator[str]:
-        """Yield what is wrong with the wait of a commit's round. `period`: the one in force, in steps."""
+        """Yield what is wrong with the wait of a commit's round. `period`: the period in force, in steps."""
         w = header.waited
         exact = EXACT_S + self._checker.stall_s
-        # By durations, in seconds after opening: a stall between two looks makes dates of the same moment differ.
+        # Compare durations, in seconds after opening: a stall between two clock reads makes dates differ.
         ends = w.quorum_s - w.boundary_s + w.grace_s
         if len({given.learner for given in header.inputs if given.base == header.version - 1}) <= 1:
             ends = max(ends, w.hold_s)
@@ -45,11 +45,11 @@ class Waiting:
         granted = w.closed_by == "grace" or not w.quorum_missed
         gives_up = period * max(self._checker.step_s, STEP_UNKNOWN_S)
         gives_up = min(gives_up, w.gives_up_s or gives_up)
-        # With nothing there it waits for L; what comes then closes it at once.
+        # Without an update the round waits for `silence_s`. The first update that comes then closes it at once.
         first = next((seen.at for seen in w.seen if seen.what == "in"), 0.0)
         gives_up = max(gives_up, min(first, self._checker.run.pace.silence_s))
         last = max(w.hold_s, min(ends, gives_up) if granted else gives_up)
-        # It may be kept open for what is still to be read, or read only then: twice as long as that takes. It may fail.
+        # The round may be kept open for announced updates, for twice the time that their fetch takes. A fetch may fail.
         came = max((seen.at for seen in w.seen if seen.what == "in"), default=0.0)
         took = max((given.fetched_at - given.heard_at for given in header.inputs), default=0.0)
         last = max(last, min(w.own_s, max(came, last) + PATIENCE * took))
@@ -59,7 +59,7 @@ class Waiting:
         process = self._undisturbed(header.writer, w)
         if process is None:
             return
-        # The dates are its own: back to the time of the world.
+        # The dates are of the syncer's clock: convert them to the world's time.
         skew = EPOCH_S + process.wall_skew_s
         stood = process.life.stood_s(w.opened_at + last - skew, w.closed_at - skew)
         trips = TRIPS * self._checker.latency_s
@@ -70,11 +70,11 @@ class Waiting:
             )
 
     def when(self, writer: str, date: float) -> float:
-        """Return when it was, in the time of the world, that a syncer's wall clock showed a date."""
+        """Return the world's time at which a syncer's wall clock showed a date."""
         return date - EPOCH_S - self._checker.processes[writer].wall_skew_s
 
     def _undisturbed(self, writer: str, w: Waited) -> Process | None:
-        """Return the process that closed a round; None where it is gone, or something else explains its being late."""
+        """Return the process that closed a round; None if it is gone, or if a disturbance explains that it was late."""
         checker = self._checker
         process = checker.processes.get(writer)
         if process is None or process.life.ended:
@@ -82,5 +82,5 @@ class Waiting:
         opened = self.when(writer, w.opened_at)
         if checker.disturbed.get((writer, "wall"), -1e9) > opened - 1.0 or checker.began[writer] > opened:
             return None
-        # A coordinator that waits for the store hears nothing meanwhile.
+        # A coordinator that waits for the store handles no events meanwhile.
         return None if checker.disturbed.get((writer, "store"), -1e9) > opened - 1.0 else process

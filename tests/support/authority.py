@@ -1,4 +1,4 @@
-"""A private authority, and certificates of servers on this machine signed by it: for tests of TLS."""
+"""A private certificate authority and certificates of servers on this machine, for tests of TLS."""
 
 import datetime
 import ipaddress
@@ -11,7 +11,7 @@ from cryptography.x509.oid import NameOID
 
 
 class Authority:
-    """An authority of its own; `file` (PEM) is what clients trust."""
+    """A certificate authority; clients trust `file` (PEM)."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""What tests of the board share: a run, its board over HTTP, and a question."""
+"""Shared by tests of the board: a run, its board over HTTP, and a function to query it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ def costs() -> Costs:
 async def a_board(
     log: Log, w: World | None = None, cache: Path | None = None, token: str | None = None, follow: bool = True
 ) -> AsyncIterator[tuple[str, Feed]]:
-    """Serve the board of a run; with a world, listen to its bus."""
+    """Serve the board of a run; with a world, also listen to its bus."""
     feed = Feed(log, log.store, w.bus if w else None, cache)  # type: ignore[arg-type]
     await feed.begin()
     async with served(feed, Api(feed, costs()), ONE, token) as url:
@@ -47,7 +47,7 @@ async def a_board(
 async def a_run(
     place: Path | str, learners: tuple[str, ...] = ("a", "b"), steps: int = 30, bus: str | None = None
 ) -> AsyncIterator[World]:
-    """A run whose learners are done."""
+    """Create a run whose learners are done."""
     async with world(place, seed_of(Rules(fragments=3, sync_every=3)), bus) as w:
         async with serving(w.syncer("s1")) as syncer:
             await asyncio.gather(

@@ -1,7 +1,7 @@
 """`make check`, `make test` and `make test-all`: run every part, then print what ran and how long each took.
 
-Style and types are checked beside the tests, which wait for other processes more than they compute. What they print is
-shown when the tests are through. `--only PART` leaves the other parts out. All other arguments go to pytest.
+Style and types are checked at the same time as the tests, which wait for other processes more than they compute. The
+output of both is shown after the tests. `--only PART` leaves the other parts out. All other arguments go to pytest.
 """
 
 import argparse
@@ -27,14 +27,14 @@ class Part:
     seconds: float = 0.0
 
     def run(self, out: IO[bytes] | None = None) -> None:
-        """Run all of its commands, also after one that failed."""
+        """Run all of its commands, even after one that failed."""
         began = time.monotonic()
         codes = [subprocess.run(c, stdout=out, stderr=out, check=False).returncode for c in self.commands]
         self.passed, self.seconds = not any(codes), time.monotonic() - began
 
 
 def parts(tier: str, arguments: Sequence[str]) -> tuple[list[Part], list[Part]]:
-    """Return the parts that run one after the other, and those that run beside them."""
+    """Return the parts that run one after the other, and the parts that run at the same time as them."""
     beside = [
         Part("style", ([PYTHON, "-m", "ruff", "check", "."], [PYTHON, "-m", "ruff", "format", "--check", "."])),
         Part("types", ([PYTHON, "-m", "mypy"],)),

@@ -1,4 +1,4 @@
-"""Commits as a test wants them: every field has a plausible value, and a test names those it is about."""
+"""Commits for tests: every field has a plausible value, and a test sets only the fields that matter to it."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from isthmus.store import Entry
 RUN = bytes(range(32))
 CREATED_AT = 1.8e9
 ROUND_S = 10.0
-"""A version every so often, the first one this long after the run was created."""
+"""Seconds between two versions, and from the run's creation to the first round."""
 
 OUTER = Outer(merge=MergeRule.RDA, learning_rate=0.4, momentum=0.8)
 
@@ -32,7 +32,7 @@ def opened_at(version: int) -> float:
 
 
 def given(learner: str, base: int, version: int, name: str = "", p: int = 0, **changed: Any) -> Input:
-    """Return an input of this version: trained for 5 s, taken 1 s before the round opened, accumulated 3 s after."""
+    """Return an input of a version: trained for 5 s, captured 1 s before the round opened, accumulated 3 s after."""
     digest, at = digest_of(name or f"{learner}/{base}"), opened_at(version)
     plausible = Input(
         key=update_key(p, learner, base, digest),
@@ -56,7 +56,7 @@ def given(learner: str, base: int, version: int, name: str = "", p: int = 0, **c
 
 
 def late(learner: str, base: int, version: int, name: str = "") -> Late:
-    """Return an update that was heard of 1 s after the round of this version closed."""
+    """Return an update that was announced 1 s after the round of this version closed."""
     return Late(
         learner=learner, base=base, digest=digest_of(name or f"{learner}/{base}"), heard_at=opened_at(version) + 5
     )
@@ -68,7 +68,7 @@ def rejected(learner: str, base: int, reason: str, version: int, name: str = "")
 
 
 def committed(version: int, *inputs: Input, p: int = 0, **changed: Any) -> CommitHeader:
-    """Return a commit whose round was open for 4 s, then merged for 0.5 s and in the log after 1 s."""
+    """Return a commit whose round was open for 4 s and merged for 0.5 s; it is in the log 1 s after the close."""
     at = opened_at(version)
     waited = Waited(
         called_by="l0",
@@ -122,7 +122,7 @@ def committed(version: int, *inputs: Input, p: int = 0, **changed: Any) -> Commi
 
 @dataclass
 class RecordedLog:
-    """A log of these commits of one fragment, and a store of these updates."""
+    """A log of these commits, and a store of these updates."""
 
     headers: list[CommitHeader]
     updates: dict[str, bytes] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class RecordedLog:
         return await self.get(key)
 
     async def open(self, blob: Body, key: str, record: type[UpdateHeader]) -> SimpleNamespace:
-        """Return what it says of itself: these are as short as can be, and named as the test likes."""
+        """Return an update's header. These updates have no payload, and the test chooses their keys."""
         return SimpleNamespace(key=key, header=frame.parse_head(blob, frame.Kind.UPDATE, record))
 
     def upload(self, learner: str, base: int, name: str = "", tokens: int = 1200, p: int = 0) -> str:

@@ -1,12 +1,12 @@
-"""The code blocks of a page, what is said above each about running it, and a shell that runs a page as a reader would.
+"""The code blocks of a page, the comments above them that say how they are run, and a shell that runs a page.
 
-What a comment directly above a block says, invisible where the page is read:
+A comment directly above a block, which readers do not see, says how the block is run:
 
-    <!-- not run: REASON -->            nobody runs it in the tests; its lines are parsed all the same
-    <!-- run by tests/…/test_x.py -->   that file, or several, runs the same commands, its arguments may differ
-    <!-- in a terminal of its own -->   it goes on while the rest of the page is run (executed pages)
+    <!-- not run: REASON -->            no test runs the block; its lines are parsed all the same
+    <!-- run by tests/…/test_x.py -->   that file, or several, runs the same commands; arguments may differ
+    <!-- in a terminal of its own -->   the block goes on while the rest of the page runs (executed pages)
 
-and `<!-- not run on this page: REASON -->` anywhere in a page is said of all its blocks.
+`<!-- not run on this page: REASON -->` anywhere in a page applies to all its blocks.
 """
 
 import os
@@ -29,7 +29,7 @@ PROGRAMS = {
     *("export", "install", "kill", "mkdir", "sed"),
     *("isthmus", "make", "pip", "python", "torchrun"),
 }
-"""What a block of commands begins with; other blocks without a language are drawings, trees and files."""
+"""First words of a block of commands. Other blocks without a language are drawings, trees and files."""
 
 ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
 ENDS = {"&&", "||", "|", "&", ";"}
@@ -46,23 +46,23 @@ class Block:
     language: str
     title: str
     mark: str
-    """What the comment above it says, or nothing."""
+    """The text of the comment above it; empty if there is none."""
     text: str
 
     @property
     def where(self) -> str:
-        """Where it is, for people."""
+        """The page and line of the block, for messages."""
         return f"{self.page}:{self.line}"
 
     @property
     def lines(self) -> list[str]:
-        """Its lines, continued ones in one, without prompts."""
+        """The lines of the block, without prompts; continued lines are joined."""
         whole = re.sub(r"\\\n\s*", " ", self.text)
         return [line.strip().removeprefix("$ ") for line in whole.splitlines() if line.strip()]
 
     @property
     def commands(self) -> list[list[str]]:
-        """The words of each command in it, without variables set for it; none where it is no block of commands."""
+        """The words of each command, without variables set for it; empty if this is no block of commands."""
         if self.language not in SHELL:
             return []
         found = [words for line in self.lines for words in commands(line)]
@@ -70,12 +70,12 @@ class Block:
 
 
 def commands(line: str) -> Iterator[list[str]]:
-    """Yield the words of each command of a line of shell."""
+    """Yield the words of each command in a line of shell."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.wordchars += "…$@:{}%,'«»<"
     try:
         words = list(lexer)
-    except ValueError:  # a quotation that goes on in the next line
+    except ValueError:  # a quotation continues in the next line
         words = line.split()
     one: list[str] = []
     for word in [*words, ";"]:
@@ -88,7 +88,7 @@ def commands(line: str) -> Iterator[list[str]]:
 
 
 def blocks(path: str) -> list[Block]:
-    """Return the blocks of a page of the repository."""
+    """Return the code blocks of a page of the repository."""
     text = (ROOT / path).read_text()
     whole = re.search(r"<!-- (not run on this page: .+) -->", text)
     found, mark, end = [], "", -1
@@ -114,12 +114,12 @@ def blocks(path: str) -> list[Block]:
 
 
 class Shell:
-    """A folder in which the blocks of a page are run one after the other, as in a terminal that stays open."""
+    """A folder in which the blocks of a page run one after the other, as in a terminal that stays open."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self.environment = folder, environment
         self.said: dict[str, str] = {}
-        """What each block wrote, by its text."""
+        """The output of each block, by the text of the block."""
         self._state = folder / ".state"
         self._state.touch()
         self._beside: list[subprocess.Popen[bytes]] = []
@@ -135,7 +135,7 @@ class Shell:
             process.wait(HANGS_S)
 
     def page(self, path: str) -> None:
-        """Run a page. Raises `AssertionError` with what was said where a block does not end with 0."""
+        """Run a page. Raises `AssertionError` with the output if a block does not end with 0."""
         for block in blocks(path):
             if block.title:
                 (self.folder / block.title).write_text(block.text)
@@ -159,7 +159,7 @@ class Shell:
         )
 
     def _start(self, block: Block) -> None:
-        """Start a block that stays, and wait until it says something."""
+        """Start a block that goes on, and wait for its first output."""
         said = self.folder / f".beside-{len(self._beside)}"
         with said.open("wb") as out:
             process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A small signed run with one object of every kind, and what is needed to forge each of them."""
+"""A small signed run with one object of every kind, and the means to forge each object."""
 
 import asyncio
 import tempfile
@@ -50,14 +50,14 @@ BY: Mapping[Kind, Signer] = {
     Kind.PACKED: COLLECTOR,
     Kind.EVALUATION: FOLLOWER,
 }
-"""Who signs a kind here."""
+"""The key that signs each kind here."""
 
 SCHEMA_OF = {kind: record for record, kind in KINDS.items()}
 RULES = Rules(fragments=2, sync_every=4)
 
 
 def sealed(blob: frame.Blob, signer: Signer | None) -> tuple[str, Body]:
-    """Return an object signed by this key, or by nobody, and the key under which it belongs by what it says."""
+    """Return an object's key in the store, by its content, and the object signed by `signer`, or unsigned."""
     out = frame.unsealed(blob)
     frame.seal(out, signer)
     kind = Kind(frame.kind_of(out))
@@ -66,7 +66,7 @@ def sealed(blob: frame.Blob, signer: Signer | None) -> tuple[str, Body]:
 
 
 def entries() -> list[MemberSpec]:
-    """Return who takes part from the second version of the membership on."""
+    """Return the members from the second version of the membership on."""
     return [
         MemberSpec("col", MemberRole.COLLECTOR, COLLECTOR.author),
         MemberSpec("eu", MemberRole.LEARNER, EU.author),
@@ -78,13 +78,13 @@ def entries() -> list[MemberSpec]:
 
 
 def earlier() -> list[MemberSpec]:
-    """Return who took part under the first version: one more, and one with another key."""
+    """Return the members of the first version: there is one more, and one has another key."""
     members = changed(entries(), added=MemberSpec("eu", MemberRole.LEARNER, ROTATED.author))
     return changed(members, added=MemberSpec("gone", MemberRole.LEARNER, EXPELLED.author))
 
 
 class Stage:
-    """The run, its membership of two versions, and an object of every kind that fits with the others."""
+    """The run, its membership of two versions, and one object of every kind. The objects fit together."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryDirectory(prefix="isthmus-stage-") as folder:
@@ -111,21 +111,21 @@ class Stage:
         return keys.snapshot_key(p, 0, self.run.header.snapshots[p]), self._first[p]
 
     def one(self, kind: Kind) -> tuple[str, Body]:
-        """Return an object of a kind as it should be, and its key."""
+        """Return the valid object of a kind, and its key."""
         key, blob = self._made[kind]
         return key, bytearray(blob)
 
     def header(self, kind: Kind) -> Record:
-        """Return what that says."""
+        """Return the header of the object of a kind."""
         return frame.parse(self._made[kind][1], kind, SCHEMA_OF[kind])[0]
 
     def changed(self, kind: Kind, **fields: Any) -> Body:
-        """Return the same object, signed by nobody, with other fields."""
+        """Return the object of a kind with other fields, unsigned."""
         header, payload = frame.parse(self._made[kind][1], kind, SCHEMA_OF[kind])
         return frame.written(kind, msgspec.structs.replace(header, **fields), np.frombuffer(payload, np.uint8))
 
     def inputs(self) -> tuple[Input, ...]:
-        """Return what the commit merges."""
+        """Return the inputs of the commit."""
         header = self.header(Kind.COMMIT)
         assert isinstance(header, CommitHeader)
         return header.inputs
@@ -177,7 +177,7 @@ class Stage:
         self._keep(Kind.EVALUATION, frame.draft(Kind.EVALUATION, series).blob)
 
     def checkpoint(self, learner: str = "eu", incarnation: int = 1, step: int = 12, value: float = 0.5) -> Body:
-        """Return a checkpoint, signed by nobody, whose parameters are all this value."""
+        """Return an unsigned checkpoint whose parameters all have this value."""
         point = FragmentPoint(
             base=0, settled_to=0, origin_step=0, origin_tokens=0, sent_step=None, sent_tokens=0, merged=False,
             ledger=(0, 0, 0, 0, 0), open_bases=(), settled_bases=(), given_up=(), attempts=(), residual_of="",

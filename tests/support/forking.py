@@ -1,8 +1,9 @@
-"""Processes of the `isthmus` command, forked from one that has imported everything: real ones, without their start.
+"""Real processes of the `isthmus` command, forked from a process that has imported everything, so they start at once.
 
-A learner spends three seconds of a core on imports before its first step, a command one. Where a test is about what a
-process does, and not about how it starts, it is forked from a nursery: `python -m support.forking` reads one JSON object a line,
-{"arguments", "environment", "folder", "out", "err"}, answers {"pid"}, and later {"pid", "code"}.
+A learner spends three seconds of a core on imports before its first step, and a command one second. If a test is about
+what a process does and not about how it starts, the process is forked from a nursery. `python -m support.forking` reads
+one JSON object a line, {"arguments", "environment", "folder", "out", "err"}. It answers {"pid"}, and later {"pid",
+"code"}.
 """
 
 import atexit
@@ -25,7 +26,7 @@ from typing import IO, NoReturn
 
 
 class Forked:
-    """One of them; what `subprocess.Popen` has that tests use."""
+    """A forked process, with those members of `subprocess.Popen` that tests use."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -33,28 +34,28 @@ class Forked:
         self._ended = threading.Event()
 
     def poll(self) -> int | None:
-        """Return its exit status, as `Popen` does, or None while it runs."""
+        """Return the exit status as `Popen` does, or None while the process runs."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end. Raises `subprocess.TimeoutExpired`."""
+        """Wait for the process to end. Raises `subprocess.TimeoutExpired`."""
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired(f"forked process {self.pid}", timeout or 0.0)
         assert self.returncode is not None, "it has ended"
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal to the process, unless it has ended."""
         if self.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def _end(self, code: int) -> None:
@@ -63,7 +64,7 @@ class Forked:
 
 
 class Nursery:
-    """The process that forks, and those it has forked; all end with the process that uses it."""
+    """The process that forks, and its children. All end with the process that uses the nursery."""
 
     def __init__(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -76,9 +77,9 @@ class Nursery:
         self._reader.start()
 
     def start(self, arguments: list[str], environment: Mapping[str, str], out: Path, err: Path) -> Forked:
-        """Start `isthmus` with these arguments in this folder; what it prints is appended to these files."""
+        """Start `isthmus` with these arguments in the current folder; its output is appended to these files."""
         for file in (out, err):
-            file.touch()  # there from the start, as with a file that is handed over open
+            file.touch()  # the file exists from the start, like an open file that is handed over
         order = {"arguments": arguments, "environment": dict(environment), "folder": os.getcwd()}
         with self._lock:
             pipe = self._process.stdin
@@ -88,7 +89,7 @@ class Nursery:
             return self._born.get(timeout=120.0)
 
     def close(self) -> None:
-        """End it, and whatever it forked."""
+        """End the process that forks, and its children."""
         assert self._process.stdin is not None, "opened as a pipe"
         self._process.stdin.close()
         self._process.wait()
@@ -110,7 +111,7 @@ class Nursery:
 
 @functools.cache
 def nursery() -> Nursery:
-    """Return this process's own."""
+    """Return the nursery of this process."""
     made = Nursery()
     atexit.register(made.close)
     return made
@@ -147,7 +148,7 @@ def _import() -> None:
 
     kernels.warm()
     gc.collect()
-    gc.freeze()  # what is shared stays shared: a collection would write to every page
+    gc.freeze()  # keep pages shared between processes: a collection would write to every page
 
 
 def _become(order: dict[str, object]) -> int:
@@ -165,7 +166,7 @@ def _become(order: dict[str, object]) -> int:
     assert isinstance(arguments, list), "an array"
     os.environ.clear()
     os.environ.update(environment)
-    # As an interpreter would have it that is started there.
+    # Set the path as an interpreter does that starts there.
     sys.path[:0] = [os.getcwd(), *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.argv = ["isthmus", *arguments]
     from isthmus_services.main import main
@@ -174,7 +175,7 @@ def _become(order: dict[str, object]) -> int:
 
 
 def _live(order: dict[str, object]) -> NoReturn:
-    """Be the child; its end is not an interpreter's, which takes half a second for all that was imported."""
+    """Run as the child, and end at once: an interpreter's normal end takes half a second after all the imports."""
     code: object = 1
     try:
         code = _become(order)
@@ -191,7 +192,7 @@ def _live(order: dict[str, object]) -> NoReturn:
 
 
 def _serve() -> int:
-    """Fork whatever is asked for until nobody asks any more."""
+    """Fork a child for each order on stdin, until stdin ends."""
     _import()
     read, write = os.pipe()
     os.set_blocking(write, False)

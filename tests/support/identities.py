@@ -1,6 +1,6 @@
-"""Imitations of the services that hand out credentials for AWS, and a gate before a store that knows what they issued.
+"""Imitations of the services that issue AWS credentials, and a gate before a store that checks them.
 
-Credentials live for seconds here; the gate refuses every request that is signed with others, as S3 does.
+Credentials are valid for seconds here. Like S3, the gate rejects every request that is signed with other credentials.
 """
 
 import asyncio
@@ -22,24 +22,24 @@ import pytest
 from botocore.credentials import SSOProvider
 
 GRACE_S = 3.0
-"""So long after they have expired credentials are still taken: a request may be on its way, on a busy machine."""
+"""Credentials are still accepted for this long after they expired: on a busy machine a request may be under way."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a client has asked."""
+    """A request of a client."""
 
     method: str
     path: str
     headers: Mapping[str, str]
     body: bytes
     raw: bytes
-    """Its head, as it came."""
+    """The head of the request, as it came."""
 
 
 Answer = tuple[int, bytes]
 Handler = Callable[[Request], Awaitable[Answer | None]]
-"""Returns a status and a body; None where it has answered by itself."""
+"""Returns a status and a body; None if it has answered by itself."""
 
 
 @asynccontextmanager
@@ -90,17 +90,17 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
 
 @dataclass
 class Issuer:
-    """Hands out credentials that live for so many seconds."""
+    """Issues credentials that are valid for `life_s` seconds."""
 
     life_s: float = 3.0
     refuses: bool = False
-    """Whether it is away: it answers 500."""
+    """Whether it fails: it then answers 500."""
     issued: dict[str, float] = field(default_factory=dict)
-    """By access key: when it expires."""
+    """By access key: when the key expires."""
     _numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
     def issue(self, life_s: float | None = None) -> dict[str, str]:
-        """Return new credentials in the words of a metadata service."""
+        """Return new credentials in the format of a metadata service."""
         key = f"ASIA{next(self._numbers):012d}"
         self.issued[key] = ends = time.time() + (self.life_s if life_s is None else life_s)
         return {
@@ -118,7 +118,7 @@ class Issuer:
         return headers.get("x-amz-security-token", "") == f"token of {found[1]}"
 
     async def answer(self, request: Request, _: object = None) -> Answer:
-        """Be a container's endpoint, EC2's metadata service, STS and SSO at once."""
+        """Answer as a container's endpoint, EC2's metadata service, STS and SSO at once."""
         if self.refuses:
             return 500, b""
         path = request.path.partition("?")[0]
@@ -164,17 +164,17 @@ class Issuer:
 
 @dataclass
 class Gate:
-    """Passes requests on to a store where the issuer knows their credentials."""
+    """Passes requests on to a store if the issuer knows their credentials."""
 
     issuer: Issuer
     port: int
-    """Of the store."""
+    """The port of the store."""
     refused: int = 0
     used: set[str] = field(default_factory=set)
-    """Access keys that signed what was passed on."""
+    """Access keys that signed the requests passed on."""
 
     async def answer(self, request: Request, writer: asyncio.StreamWriter) -> Answer | None:
-        """Pass a request on, or refuse it."""
+        """Pass a request on, or reject it."""
         if not self.issuer.knows(request.headers):
             self.refused += 1
             return 400, b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
@@ -196,7 +196,7 @@ class Gate:
         return None
 
 
-# --- what a machine is set up with ------------------------------------------------------------------------------------
+# --- machines with credentials ----------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -205,16 +205,16 @@ class Machine:
 
     home: Path
     url: str
-    """Of the issuer."""
+    """The URL of the issuer."""
     issuer: Issuer
     environment: dict[str, str] = field(default_factory=dict)
     task: "asyncio.Task[None] | None" = None
 
     def set(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Have this process be on that machine."""
+        """Give this process the environment of that machine."""
         for name, value in self.environment.items():
             monkeypatch.setenv(name, value)
-        # It takes the home folder as it was when it was imported.
+        # botocore read the home folder when it was imported.
         monkeypatch.setattr(SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(self.home / ".aws/sso/cache"))
 
     def write(self, name: str, text: str) -> Path:

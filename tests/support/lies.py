@@ -1,4 +1,4 @@
-"""What a syncer that lies may commit: a header that follows the newest commit but for one thing, by the name of the lie."""
+"""Commits of a syncer that lies: each could follow the newest commit, except for one lie."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ Lie = Callable[[Commit], CommitHeader]
 
 
 def following(newest: Commit, **changed: Any) -> CommitHeader:
-    """Return the newest commit as if it came once more, but for what is changed."""
+    """Return a copy of the newest commit as the next version, with changes."""
     h, version = newest.header, newest.version + 1
     inputs = tuple(
         msgspec.structs.replace(i, base=h.version, key=update_key(h.fragment, i.learner, h.version, i.digest))
@@ -71,4 +71,4 @@ REFUSED: dict[str, tuple[Lie, str]] = {
     "a value elsewhere": (lambda c: following(c, value_key="values/00001/x"), "cannot be"),
     "nothing": (lambda c: following(c, inputs=()), "merges nothing"),
 }
-"""ShardRef that show, and what everybody who reads them says."""
+"""By name, the lies that every reader detects, and a part of the reader's error."""

@@ -1,4 +1,4 @@
-"""Objects of tests that go through the gate under the key that they say is theirs."""
+"""Pass objects of tests through the gate, under the key that follows from their content."""
 
 from isthmus.errors import RecordInvalid
 from isthmus.format.layout import Fragment
@@ -13,7 +13,7 @@ from isthmus.log.updates import Update, verify_update
 
 
 def key_of_update(blob: Blob) -> str:
-    """Return where an update belongs, from what it says; any place where it says nothing."""
+    """Return an update's key, from its content; any key if its content is invalid."""
     try:
         h, _ = frame.parse(blob, Kind.UPDATE, UpdateHeader)
     except RecordInvalid:

@@ -1,6 +1,6 @@
-"""A small model, and a learner whose steps take as long as on a device: it waits for them instead of wanting a core.
+"""A small model, and a learner whose steps take as long as on a device: it waits instead of using a core.
 
-Processes that tests start share two cores; a learner that trains as fast as it can takes one from whoever is watched.
+The processes of tests share two cores. A learner that trains as fast as it can takes a core from the tested process.
 """
 
 import os
@@ -13,11 +13,11 @@ from isthmus.demo import trainer
 from isthmus.demo.gpt import ByteGPT
 
 STEP_S = float(os.environ.get("PACED_STEP_S", "0.01"))
-"""What a step takes beside its computation."""
+"""The time that a step takes in addition to its computation."""
 
 
 def small() -> nn.Module:
-    """Return a byte GPT of 0.06 million parameters: its step is short next to what happens to a learner."""
+    """Return a byte GPT of 0.06 million parameters: its steps are short compared to what tests do to a learner."""
     return ByteGPT(width=48, layers=1, heads=2)
 
 

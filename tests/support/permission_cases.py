@@ -1,6 +1,6 @@
-"""Who may do what, written down by hand a second time: keys of every kind, and who may read, create, replace, delete them.
+"""Permissions written by hand a second time: keys of every kind, and the users that may read or change them.
 
-`isthmus.format.permissions` is held to it, and so are the servers that understand what is made of that table.
+`isthmus.format.permissions` must agree with this table, and so must servers with the policies made from it.
 """
 
 from collections.abc import Collection, Mapping
@@ -111,4 +111,4 @@ SPEAKS: Mapping[str, Collection[str]] = {
     EU: {learner_stream("eu-1")},
     US: {learner_stream("us-1")},
 }
-"""Whoever is in neither has no user of the bus."""
+"""A participant that is in neither table has no user on the bus."""

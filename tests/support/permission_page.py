@@ -1,4 +1,4 @@
-"""docs/permissions.md, printed from the table: `PYTHONPATH=tests:pkg:services python -m support.permission_page`."""
+"""Print docs/permissions.md from the table: `PYTHONPATH=tests:pkg:services python -m support.permission_page`."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,7 @@
-"""Training loops that are cut short and go on, against the same loop that never stops and knows nothing of Isthmus.
+"""Training loops that are cut short and resume are compared with the same loop that never stops, without Isthmus.
 
-What must be equal at the end, bit for bit: all of `model.state_dict()`, the optimizer's state, the schedule, the random
-numbers, the order of the data, the tokens. Cases are models × optimizers × ways to end × lives.
+At the end these must be equal bit for bit: `model.state_dict()`, the optimizer's state, the schedule, the random
+numbers, the order of the data, and the tokens. Cases are models × optimizers × ways to end × numbers of incarnations.
 """
 
 import copy
@@ -36,7 +36,7 @@ RULES, PACE = Rules(fragments=2, sync_every=1000), Pace(heartbeat_s=0.2, silence
 
 
 class Plain(nn.Module):
-    """Two layers, with dropout, which draws random numbers."""
+    """Two layers with dropout, which draws random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,11 +47,11 @@ class Plain(nn.Module):
         return out
 
     def after(self) -> None:
-        """What a loop does between the optimizer's step and `link.step`."""
+        """Do what a loop does between the optimizer's step and `link.step`."""
 
 
 class Normed(Plain):
-    """With running statistics."""
+    """A model with running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,10 @@ class Normed(Plain):
 
 
 class Teacher(Plain):
-    """With a copy of itself that follows, as in MoCo, BYOL and DINO; by `tensor.data`, which torch does not count."""
+    """A model with a copy of itself that follows it, as in MoCo, BYOL and DINO.
+
+    The copy is changed through `tensor.data`, which does not increase torch's version counters.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +74,7 @@ class Teacher(Plain):
 
 
 class Experts(Plain):
-    """With experts that a bias balances, which no gradient moves; and a queue of what was seen last."""
+    """A model with experts, a bias without gradient that balances them, and a queue as a buffer."""
 
     queue: torch.Tensor
     at: torch.Tensor
@@ -102,7 +105,7 @@ class Experts(Plain):
 
 
 class Convolutions(Plain):
-    """In channels_last."""
+    """A model in channels_last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +118,7 @@ class Convolutions(Plain):
 
 
 class Tied(Plain):
-    """With one tensor at two places."""
+    """A model with one tensor at two places."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +141,7 @@ class Adapted(Plain):
 
 
 class Quantised(Adapted):
-    """The same with the base in eight bits."""
+    """An adapted model with its base in eight bits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +151,7 @@ class Quantised(Adapted):
 
 
 class Remembers(Plain):
-    """With state of a module that is no tensor."""
+    """A model with a module whose state is not a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +162,7 @@ class Remembers(Plain):
 
 
 class Counts(nn.Module):
-    """A list that its module keeps."""
+    """A module that keeps a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +257,7 @@ IMPOSSIBLE = {
 
 
 class Data:
-    """Numbered batches in a shuffled order, read one ahead of the loop."""
+    """Numbered batches in a shuffled order. At its end a loop has read one batch more than it trained on."""
 
     def __init__(self) -> None:
         self.order = np.random.default_rng(5).permutation(1000).tolist()
@@ -274,20 +277,20 @@ class Data:
 
 
 class Cut(Exception):
-    """What ends a life."""
+    """Ends an incarnation."""
 
 
 ENDS = ("return", "forward", "backward", "in the step", "after the step", "interrupted", "in link.step", "slow store")
 WELL = ("return", "slow store")
-"""Lives that end so go to their last step and leave."""
+"""With these ends an incarnation takes its last step and leaves in order."""
 
 SLOW_S = 0.2
-"""What each write takes while a learner leaves a slow store."""
+"""The time that each write takes while a learner leaves a slow store."""
 
 
 @dataclass
 class Life:
-    """One life of a loop."""
+    """One incarnation of a training loop."""
 
     model: Plain
     optimizer: torch.optim.Optimizer
@@ -300,12 +303,12 @@ class Life:
     """The state of the generators when it ended."""
 
     def state(self) -> dict[str, Any]:
-        """Return what it hands to `join` besides model, optimizer and data."""
+        """Return the state for `join`, besides model, optimizer and data."""
         more = {} if self.schedule is None else {"schedule": self.schedule}
         return {"random": isthmus.RandomState(), **more}
 
     def step(self, x: torch.Tensor, cut: str | None) -> None:
-        """Take an optimizer step, or end in the middle of it."""
+        """Take an optimizer step, or end in the middle of the step."""
         x = x.to(next(self.model.parameters()).dtype)
 
         def closure() -> torch.Tensor:
@@ -349,7 +352,7 @@ def _raises(*_: object) -> None:
 
 
 def _half_of_it(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    """Change some of the parameters and raise, as an optimizer does that runs out of memory."""
+    """Change some of the parameters and raise, like an optimizer that runs out of memory."""
     with torch.no_grad():
         for p in optimizer.param_groups[0]["params"][:1]:
             p.add_(1.0)
@@ -357,7 +360,7 @@ def _half_of_it(optimizer: torch.optim.Optimizer, *_: object) -> None:
 
 
 def build(model: str, optimizer: str) -> Life:
-    """Make everything anew, as a process does that starts."""
+    """Create model, optimizer, schedule and data anew, like a process that starts."""
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(11)
     net = MODELS[model]()
@@ -383,13 +386,13 @@ def uninterrupted(model: str, optimizer: str) -> Life:
 def live(
     folder: Path, model: str, optimizer: str, until: int, end: str, trace: "Trace | None" = None, **joining: Any
 ) -> Life:
-    """Be one life of a learner, up to so many steps over all lives, and end so. Two steps in, a checkpoint is stored.
+    """Run one incarnation of a learner, and end it as `end` says. After two steps a checkpoint is stored.
 
-    `trace`: raise at a line of the last step.
+    `until`: the last step, counted over all incarnations. `trace`: raise at a line of the last step.
     """
     life = build(model, optimizer)
     try:
-        # What these loops come to must be no matter of how busy a machine is.
+        # With a large NOTE_S each boundary is noted, however busy the machine is, so the result does not depend on it.
         with ExitStack() as leaving, patch.object(loop, "NOTE_S", 60.0), patch.object(
             checkpoint, "APART_BYTES", 64
         ), isthmus.join(
@@ -401,7 +404,7 @@ def live(
                 leaving.enter_context(patch.object(files.FileStore, "_write", _slowly))
     except (Cut, KeyboardInterrupt):
         assert end not in WELL
-        torch.set_grad_enabled(True)  # a line at which a `with torch.no_grad()` ends may be what raised
+        torch.set_grad_enabled(True)  # the line that raised may be the end of a `with torch.no_grad()`
     life.random = isthmus.RandomState().state_dict()
     return life
 
@@ -414,7 +417,7 @@ def _train(life: Life, link: isthmus.Link, until: int, end: str, trace: "Trace |
         with trace if trace is not None and last else nullcontext():
             number, x = next(batches)
             if link.steps_done >= until:
-                break  # a batch further than what was trained
+                break  # this batch is read, but not trained on
             life.step(x, end if last and end in ENDS else None)
             if last and end == "in link.step":
                 boundary_of(link)._move = _raises  # type: ignore[method-assign,assignment]
@@ -426,13 +429,13 @@ def _train(life: Life, link: isthmus.Link, until: int, end: str, trace: "Trace |
 
 
 class Trace:
-    """Counts the lines that the block runs in the loop and in the library, and raises at one of them."""
+    """Counts the lines of the loop and of the library that a block runs, and raises at line number `at`."""
 
     def __init__(self, at: int) -> None:
         self.at, self.lines = at, 0
 
     def __enter__(self) -> None:
-        self._before = sys.gettrace()  # that of coverage.py, where it records
+        self._before = sys.gettrace()  # the trace function of coverage.py, if it records
         sys.settrace(self._call)
 
     def __exit__(self, *_: object) -> None:
@@ -452,24 +455,24 @@ class Trace:
 
 
 TRACED = ("isthmus/link/link.py", "isthmus/learner/boundary.py", "isthmus/torch/loop.py", "isthmus/torch/model.py")
-"""What a step of a learner runs in the training thread."""
+"""The files of the library that a learner's step runs in the training thread."""
 
 
 def boundary_of(link: isthmus.Link) -> Boundary:
-    """Return the boundary of the rank that leads."""
+    """Return the step boundary of the leading rank."""
     boundary = link._side.agent("boundary").boundary
     assert boundary is not None, "joined"
     return boundary
 
 
 def store(link: isthmus.Link) -> None:
-    """Have a checkpoint taken at this boundary, and wait until it is stored."""
+    """Take a checkpoint at this step boundary, and wait until it is stored."""
     boundary_of(link).freeze()
     wait_until_stored(link)
 
 
 def wait_until_stored(link: isthmus.Link) -> None:
-    """Wait until the checkpoint of this boundary is in the store."""
+    """Wait until the checkpoint of this step boundary is in the store."""
     end = time.monotonic() + 60
     while link._side.agent("stored_step").stored_step != link.steps_done:
         assert time.monotonic() < end, "no checkpoint was stored"
@@ -477,7 +480,7 @@ def wait_until_stored(link: isthmus.Link) -> None:
 
 
 def restarted(folder: Path, model: str, optimizer: str, end: str, lives: int) -> Life:
-    """Train over so many lives; return the last, with the batches that are in the weights then."""
+    """Train over this many incarnations; return the last, with all batches that are in its weights."""
     batches: list[int] = []
     for n in range(1, lives + 1):
         life = live(folder, model, optimizer, STEPS * n // lives, "return" if n == lives else end)
@@ -490,7 +493,7 @@ def restarted(folder: Path, model: str, optimizer: str, end: str, lives: int) ->
 
 
 def differences(found: Life, wanted: Life) -> list[str]:
-    """Return where a life ended with something else than the loop that was never cut short."""
+    """Return where the end of an incarnation differs from the loop that was never cut short."""
     pairs: list[tuple[str, Any, Any]] = [
         ("model", found.model.state_dict(), wanted.model.state_dict()),
         ("optimizer", found.optimizer.state_dict(), wanted.optimizer.state_dict()),
@@ -523,13 +526,13 @@ def _differ(a: Any, b: Any, path: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    # FOLDER MODEL OPTIMIZER UNTIL, for what only a process of its own can go through
+    # Arguments: FOLDER MODEL OPTIMIZER UNTIL. This is for tests that need a separate process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     where, what, how, stop = sys.argv[1:]
     quickly = store
 
     def store(link: isthmus.Link) -> None:
-        """Say that a checkpoint is stored, and go on slowly."""
+        """Print that a checkpoint is stored, and go on slowly."""
         quickly(link)
         print("stored", link.steps_done, flush=True)
         own = link.step

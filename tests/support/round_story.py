@@ -1,4 +1,4 @@
-"""The rounds of one fragment told as a story: who is there, what happens when, and what came of it."""
+"""Drive the rounds of one fragment event by event, with chosen learners and a clock that the test sets."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,11 +14,11 @@ from support.commits import committed, digest_of, given
 PACE = Pace(quorum=1, heartbeat_s=1.0, silence_s=3.0)
 STEP_S = 0.1
 AT_ONCE = Bounds(opening=0.0)
-"""A learner may open one round after the other: stories are short of time."""
+"""Bounds under which a learner may open one round right after another, so that stories are short."""
 
 
 class Story:
-    """Rounds of one fragment at a syncer that knows these learners, with a clock that is told what time it is."""
+    """Rounds of one fragment at a syncer that knows these learners. The test sets the clock."""
 
     def __init__(
         self, *learners: str, pace: Pace = PACE, sync_every: int = 12, step_s: float = STEP_S, bounds: Bounds = AT_ONCE,
@@ -29,7 +29,7 @@ class Story:
         self.members = LiveLearners(pace, 0.0)
         self.admission = admission or Admission()
         self.turns = 0
-        """How often the admission said that it is this fragment's turn."""
+        """How often the admission gave this fragment its turn."""
         self.rounds = Rounds(
             pace, (sync_every, 8 * sync_every), self.members, bounds, self.admission, fragment, self._turn
         )
@@ -62,11 +62,11 @@ class Story:
         )
 
     def announce(self, learner: str, base: int = 0, **options: Any) -> list[Action]:
-        """Announce an update; return what is to be done."""
+        """Announce an update; return the actions that follow."""
         return self.rounds.on(Announced(self.pointer(learner, base, **options)), self.now)
 
     def arrive(self, actions: Iterable[Action]) -> list[Action]:
-        """Let every fetch asked for succeed; return what came of it."""
+        """Let every requested fetch succeed; return the actions that follow."""
         following: list[Action] = []
         for action in actions:
             if isinstance(action, Fetch) and self.rounds.accepts(action.pointer):
@@ -74,26 +74,26 @@ class Story:
         return following
 
     def begin(self, actions: Iterable[Action]) -> list[Pointer]:
-        """Let every fetch asked for have its slot; return what is read."""
+        """Let every requested fetch begin; return the updates that are read."""
         read = [self.rounds.newest(action.pointer) for action in actions if isinstance(action, Fetch)]
         for pointer in read:
             assert self.rounds.on(Begun(pointer), self.now) == []
         return read
 
     def spoil(self, *digests: bytes) -> list[Action]:
-        """Find that the round's sum is not finite, by these of its updates: all of them by default."""
+        """Report that these updates, by default all of the round, make its sum not finite."""
         assert self.rounds.round is not None, "no round to spoil"
         by = digests or [p.digest for p in self.rounds.round.arrived.values()]
         return self.rounds.on(Spoiled(frozenset(by)), self.now)
 
     def commit(self, *learners: str, base: int | None = None, **changed: Any) -> list[Action]:
-        """Take the next commit of the log, which merges what these have sent on a base, the head by default."""
+        """Append the next commit, which merges these learners' updates on a base (by default the head)."""
         version = self.rounds.head + 1
         self.rounds.on(Appended(merged(version, *learners, base=base, **changed)), self.now)
         return self.rounds.on(CaughtUp(), self.now)
 
 
 def merged(version: int, *learners: str, base: int | None = None, **changed: Any) -> CommitHeader:
-    """Return a commit that merges what these learners have sent on a base, the version before by default."""
+    """Return a commit that merges these learners' updates on a base (by default the version before)."""
     on = version - 1 if base is None else base
     return committed(version, *(given(who, on, version) for who in learners), **changed)

@@ -1,4 +1,4 @@
-"""A signed run of four participants: its keys and members, and what tests write and say in it."""
+"""A signed run of four participants: its keys and members, and the objects and messages of its tests."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ def seed(rules: Rules = RULES, **pace: Any) -> Seed:
 
 
 async def admit(w: World, *members: tuple[str, MemberRole, Signer]) -> None:
-    """Make the membership this, from the versions on that the log has now."""
+    """Write a membership of these members, in force from the log's current versions on."""
     known = Members(w.run)
     heads = [len(commits) for commits in (await all_commits(w.log)).values()]
     await write(w.store, known, OWNER, [MemberSpec(n, r, k.author) for n, r, k in members], heads, w.runtime.wall())
@@ -42,7 +42,7 @@ EVERYBODY = (("eu", L, EU), ("us-*", L, US), ("s-*", S, SYNC), ("col", C, COLLEC
 
 
 async def differences(log: Log) -> list[str]:
-    """Replay all of it."""
+    """Replay the whole log; return the differences."""
     await log.members.refresh(log.store)
     found = await replay(log)
     assert sum(one.compared for one in found) > 0

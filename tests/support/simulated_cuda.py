@@ -1,10 +1,10 @@
-"""Runs the kernels of `isthmus.codecs.kernels.cuda` in numba's simulator and prints, as JSON, which bits they have.
+"""Run the kernels of `isthmus.codecs.kernels.cuda` in numba's simulator; print as JSON whether their bits are right.
 
     NUMBA_ENABLE_CUDASIM=1 python -m support.simulated_cuda
 
 The simulator runs every thread of a kernel as Python code. It does not show what a compiler makes of the kernels. Its
-`cuda.fma` computes a b + c with two roundings, so this one instruction is replaced by the exact `fma_alone`, which the
-processor's kernels use where there is no such instruction. The real instruction is compared in `tests/gpu`. Its
+`cuda.fma` computes a b + c with two roundings, so it is replaced by the exact `fma_alone`. The processor's kernels use
+that if the processor has no such instruction. Tests in `tests/gpu` compare the real instruction. The simulator's
 `cuda.shared.array` can give two threads of a block different arrays, if both ask at the same moment. So it is replaced,
 too.
 """
@@ -27,7 +27,7 @@ EDGES = ((1, 1, 1), (3, 1, 5), (1, 7, 9), (8, 4, 8), (9, 5, 7), (17, 3, 8), (7, 
 """Rows, depth and columns of products: multiples of a tile of 8 by 8 with depth 2, and others."""
 
 SHAPES = ((9, 1), (4, 19), (10, 9), (1, 1), (1, 9), (2, 2), (8, 8), (19, 3), (7, 13))
-"""Of matrices of which the polar factor is computed. The first three are computed with numbers of every kind."""
+"""Shapes of matrices whose polar factor is computed. The first three are computed with numbers of every kind."""
 
 
 def fused(_: object, a: Any, b: Any, c: Any) -> Any:
@@ -50,7 +50,8 @@ def products(kinds: Sequence[str] = KINDS) -> Iterator[tuple[str, F32, F32]]:
 
 
 def factors() -> Iterator[tuple[str, F32, F32]]:
-    """Yield the name of each polar factor, and what the processor and the simulator compute; its argument, too."""
+    """Yield the name of each polar factor, and what the processor and the simulator compute. Its argument follows: it
+    must not change."""
     for kind in KINDS:
         for m, n in SHAPES if kind == "normal" else SHAPES[:3]:
             d = values(kind, m, n)
@@ -69,8 +70,8 @@ def compared(cases: Iterator[tuple[str, F32, F32]]) -> dict[str, bool]:
 
 
 def main() -> None:
-    """Print which cases have the same bits: as they should be, and where something is wrong on purpose."""
-    assert os.environ.get("NUMBA_ENABLE_CUDASIM") == "1", "else these would be the kernels of a GPU"
+    """Print which cases have the same bits, with correct kernels and with kernels that are wrong on purpose."""
+    assert os.environ.get("NUMBA_ENABLE_CUDASIM") == "1", "otherwise a GPU would run the kernels"
     sys.setswitchinterval(1e-6)  # The simulator waits for its threads in a loop.
     kernels.warm()
     module: Any = kernelapi.FakeCUDAModule

@@ -1,4 +1,4 @@
-"""What anybody might store and say who has a prefix and a stream: plausible, but for what is changed."""
+"""Objects and messages of a participant with a prefix and a stream: plausible except for what a test changes."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ replace = msgspec.structs.replace
 
 
 def announcement(w: World, learner: str = "evil", **changes: Any) -> Announce:
-    """Return what an honest learner might say, but for the changes."""
+    """Return the announcement of an honest learner, with changes."""
     plausible = Announce(
         run=w.run.digest,
         id="x",

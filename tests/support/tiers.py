@@ -1,14 +1,14 @@
 """Which tests `make check`, `make test` and `make test-all` run: `pytest --tier check|test|all`.
 
-The rule: the directory of a test decides; a mark on the module, the test or one of its parameters overrides it; a test
-that needs a real server is never in the first tier. Each tier holds those before it. Without `--tier`, pytest runs what
-it is given.
+The directory of a test decides. A mark on the module, the test or one of its parameters overrides it. A test that needs
+a real server is never in the first tier. Each tier contains the tiers before it. Without `--tier`, pytest runs what it
+is given.
 
-    check   algorithm, unit, fuzz, conformance on a folder, SQLite and the simulator
+    check   algorithm, unit, fuzz, forgery, conformance on a folder, SQLite and the simulator
     test    conformance on real servers, integration, simulation, infra, docs, and what carries `tier("test")`
     all     e2e, chaos, release, scale, gpu, and what carries `tier("all")`
 
-Tests that carry the mark `gpu` run only where they are asked for, by `make gpu`.
+Tests with the mark `gpu` run only by `make gpu`.
 
 A test carries `tier("all")` if it takes more than a few seconds and another test of a lower tier covers its main case,
 or if it measures instead of checking. An e2e test carries `tier("test")` if it covers the main job of one area.
@@ -34,7 +34,7 @@ SERVERS = {"redis", "seaweedfs", "moto"}
 
 def tier_of(item: pytest.Item) -> str:
     """Return the tier that a test is in. Raises `KeyError` for a directory that is in no tier."""
-    own = [mark for mark in item.own_markers if mark.name == "tier"]  # those of parameters come last
+    own = [mark for mark in item.own_markers if mark.name == "tier"]  # marks of parameters come last
     mark = own[-1] if own else item.get_closest_marker("tier")
     tier: str = mark.args[0] if mark else DIRECTORIES[_directory(item)]
     if tier == "check" and _needs_server(item):
@@ -56,7 +56,7 @@ def _needs_server(item: pytest.Item) -> bool:
 
 
 def is_above(path: Path, highest: str) -> bool:
-    """Return whether a directory holds nothing up to this tier: no mark brings a test into the first one."""
+    """Return whether a directory has no test up to this tier. No mark brings a test into the first tier."""
     return highest == TIERS[0] and path.parent == TESTS and DIRECTORIES.get(path.name, highest) != highest
 
 

@@ -1,4 +1,4 @@
-"""What tests share: a model without torch, a run in a moment, and waiting for a condition instead of a time."""
+"""Shared by tests: a model without torch, a quickly created run, and waiting for a condition instead of a time."""
 
 import asyncio
 import functools
@@ -38,7 +38,7 @@ QUICK = Pace(heartbeat_s=0.2, silence_s=0.8)
 
 
 def seed_of(rules: Rules | None = None, pace: Pace = QUICK, specs: list[Spec] = SPECS, seed: int = 0) -> Seed:
-    """Return what a small run is created from."""
+    """Return the seed of a small run."""
     draw = np.random.default_rng(seed)
     values = [draw.normal(size=s.size).astype(np.float32) for s in specs]
     return Seed(specs, values, {}, rules or Rules(fragments=4, sync_every=4), pace, "", seed)
@@ -51,45 +51,45 @@ class NumpyReplica:
         self.values = [np.zeros(f.size, np.float32) for f in layout.fragments]
 
     def read(self, fragment: int, out: F32) -> None:
-        """Copy out."""
+        """Copy a fragment's values out."""
         out[:] = self.values[fragment]
 
     def write(self, fragment: int, values: F32) -> None:
-        """Copy in."""
+        """Copy a fragment's values in."""
         self.values[fragment][:] = values
 
 
 class _Deaf(Holders):
     def heard(self, *_: object, **__: object) -> None:
-        """Hear nobody."""
+        """Ignore a heartbeat of another syncer."""
 
 
 @dataclass
 class World:
-    """A run and the ways to it, on one event loop without a thread."""
+    """A run with its store, bus and runtime, on one event loop without a thread."""
 
     run: Run
     store: EdgeStore
     bus: Bus
     runtime: Runtime
     signer: Signer | None = None
-    """Who writes here, where the run is signed."""
+    """The key that signs what is written here, if the run is signed."""
 
     @property
     def log(self) -> Log:
-        """A log of its own for each caller, as processes have."""
+        """A new log for each caller, as each process has its own."""
         return Log(self.run, self.store, self.runtime, self.signer)
 
     def by(self, signer: Signer | None) -> "World":
-        """Return the same world in another's hands."""
+        """Return the same world with another signer."""
         return replace(self, signer=signer)
 
     def through(self, wrap: Callable[[EdgeStore], Store], patience: Patience = RUNNING) -> "World":
-        """Return the same world behind a store that is wrapped: slow, faulty, asleep."""
+        """Return the same world with a wrapped store, which may be slow, faulty or asleep."""
         return replace(self, store=EdgeStore(wrap(self.store), self.runtime, patience))
 
     def syncer(self, name: str = "s1", pace: Pace | None = None, *, deaf: bool = False) -> Syncer:
-        """Return a syncer that is not started. A deaf one hears of no other: it believes it holds everything."""
+        """Return a syncer that is not started. A deaf syncer hears no other syncer, so it takes all fragments."""
         fragments = len(self.run.layout.fragments)
         holders = _Deaf(name, pace or self.run.pace, fragments, self.runtime.now()) if deaf else None
         return Syncer(self.log, self.store, self.bus, self.runtime, name, pace, holders)
@@ -100,14 +100,14 @@ class World:
 
 
 class Sleepy(Layer):
-    """A store whose creates below a prefix fall asleep on the way, until they are woken."""
+    """A store whose creates below a prefix wait until `wake` is set."""
 
     def __init__(self, inner: Store, prefix: str, asleep: asyncio.Event, wake: asyncio.Event) -> None:
         super().__init__(inner)
         self.prefix, self.asleep, self.wake = prefix, asleep, wake
 
     async def create(self, key: str, data: Blob) -> bool:
-        """Create it once awake."""
+        """Create an object, after `wake` is set if it is below the prefix."""
         if key.startswith(self.prefix) and not self.wake.is_set():
             self.asleep.set()
             await self.wake.wait()
@@ -115,13 +115,13 @@ class Sleepy(Layer):
 
 
 _simulated: simulate.World | None = None
-"""Where `world` creates runs while a test in virtual time runs."""
+"""The simulated world in which `world` creates runs while a test in virtual time runs."""
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Run a coroutine on the simulator's clock: then nothing depends on how fast or how busy the machine is.
+    """Run a coroutine on the simulator's clock, so that nothing depends on how fast or how busy the machine is.
 
-    `world` creates its runs in a simulated store and bus meanwhile, whatever place it is given.
+    Meanwhile `world` creates its runs in a simulated store and bus, whatever place it is given.
     """
 
     @functools.wraps(test)
@@ -142,7 +142,7 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]
 async def world(
     url: Path | str, seed: Seed | None = None, bus: str | None = None, runtime: Runtime | None = None
 ) -> AsyncIterator[World]:
-    """Create a run in a folder, or in a bucket with a bus of its own, and open it."""
+    """Create a run in a folder, or in a bucket with the given bus, and open it."""
     seed = seed or seed_of()
     if _simulated is not None:
         way = Conditions(latency_s=0.001)
@@ -161,14 +161,14 @@ async def world(
 
 @asynccontextmanager
 async def serving(syncer: Syncer, *, killed: bool = False) -> AsyncIterator[Syncer]:
-    """Run a syncer beside the body; stop it at the end, in order (it writes snapshots then) or as if killed."""
+    """Run a syncer during the body; stop it at the end, in order (it then writes snapshots) or as if killed."""
     await syncer.recover()
     stopping = asyncio.Event()
     task = asyncio.ensure_future(syncer.run(stopping))
     try:
         yield syncer
     finally:
-        if killed:  # and not told to stop: a coordinator that wakes up in this moment would still write its snapshot
+        if killed:  # do not tell it to stop: a coordinator that wakes up now would still write its snapshot
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         else:
@@ -186,9 +186,9 @@ async def train(
     enough: Callable[[], bool] = lambda: True,
     toward: Sequence[F32] | None = None,
 ) -> NumpyReplica:
-    """Join, train so many steps of a toy problem and on until there is enough, finish the uploads, leave.
+    """Join, train a toy problem for this many steps and on until `enough` holds, finish the uploads, and leave.
 
-    `toward`: where each fragment's values are pulled; to zero by default.
+    `toward`: the values to which each fragment is pulled; zero by default.
     """
     await agent.join()
     replica = NumpyReplica(agent.layout)
@@ -197,7 +197,7 @@ async def train(
     draw = np.random.default_rng(seed)
     end = time.monotonic() + 120.0
     while (boundary.step < steps or not enough()) and not task.done():
-        assert time.monotonic() < end, "never enough"
+        assert time.monotonic() < end, "`enough` never held"
         for p, values in enumerate(replica.values):
             away = values if toward is None else values - toward[p]
             values -= np.float32(0.02) * away + draw.normal(scale=1e-3, size=values.size).astype(np.float32)
@@ -209,7 +209,7 @@ async def train(
 
 
 async def until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-    """Wait for a condition. Raises `AssertionError` that says what never came."""
+    """Wait for a condition. Raises `AssertionError` that says what never happened."""
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, f"never happened: {what}"
@@ -224,7 +224,7 @@ def balanced(agent: LearnerAgent) -> None:
         attempts = agent.uplink.attempts[p]
         assert account.sent.keys() == attempts.keys(), f"fragment {p}: {account} does not fit {attempts}"
         for base, attempt in attempts.items():
-            # What a life before this one sent after its checkpoint counts as lost until it is merged.
+            # An update that an earlier incarnation sent after its checkpoint counts as lost until it is merged.
             ours = attempt.header.incarnation == agent.incarnation
             assert account.sent[base] == attempt.header.tokens or not ours, f"fragment {p}, base {base}: {account}"
         processed = agent.boundary.tokens_seen + agent.uplink.tokens_lost
@@ -232,7 +232,7 @@ def balanced(agent: LearnerAgent) -> None:
 
 
 async def head(w: World, fragment: int) -> fold.At[merge.State]:
-    """Return the fragment at the end of its log."""
+    """Return a fragment folded to the end of its log."""
     return await fold.fold(w.log, fragment, fold.Merging(w.log))
 
 
@@ -244,7 +244,7 @@ async def newest_commit(w: World, fragment: int) -> Commit:
 
 
 async def commit_of(w: World, fragment: int, version: int) -> Commit:
-    """Return a commit that is there."""
+    """Return a commit that must exist."""
     commit = await w.log.commit(fragment, version)
     assert commit is not None
     return commit
@@ -255,9 +255,9 @@ async def all_commits(log: Log) -> dict[int, list[Commit]]:
 
 
 async def check_log(w: World) -> int:
-    """Assert what must hold for any log: contiguous, chained, every input there, every base once, every digest right.
+    """Check any log: it is contiguous and chained, every input exists, each base is merged once, all digests are right.
 
-    Of the log as it is now: syncers may go on.
+    This checks the log as it is now; syncers may go on. Return the number of commits.
     """
     count = 0
     for p, commits in (await all_commits(w.log)).items():
@@ -268,7 +268,7 @@ async def check_log(w: World) -> int:
             for given in commit.header.inputs:
                 assert given.base > bases.get(given.learner, -1), "a base was merged twice, or out of order"
                 bases[given.learner] = given.base
-            state = await fold.Merging(w.log).step(state, commit)  # raises unless every digest is as recorded
+            state = await fold.Merging(w.log).step(state, commit)  # raises if a digest is not as recorded
             count += 1
         published = await fold.fold(w.log, p, fold.Publishing(w.log), until=len(commits))
         assert published.version == len(commits)

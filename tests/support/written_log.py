@@ -1,6 +1,6 @@
-"""A run whose log is written by hand: real updates, merged and committed as a syncer does it, a version at a time.
+"""A run whose log is written by hand: real updates, merged and committed as by a syncer, one version at a time.
 
-Everything happens in virtual time, on one store that remembers what it was asked for.
+Everything happens in virtual time, on one store that records its requests.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,21 +30,21 @@ from support.world import QUICK, seed_of
 T = TypeVar("T")
 
 ONE_WAY_S = 0.01
-"""What a request takes to the store, and its answer back."""
+"""The time that a request takes to the store, and its answer back."""
 
 
 class Asked:
-    """A store that remembers what it was asked for, and can be told to answer otherwise."""
+    """A store that records its requests, and whose answers can be replaced by errors."""
 
     def __init__(self, inner: Store) -> None:
         self.inner, self.url = inner, inner.url
         self.requests: list[tuple[str, str]] = []
         """Operation and key, in order."""
         self.answers: Callable[[str, str], BaseException | None] = lambda operation, key: None
-        """What a request is answered with instead, or None."""
+        """Returns the error to raise instead of sending a request, or None."""
 
     def of(self, operation: str, prefix: str = "") -> list[str]:
-        """Return the keys below a prefix that an operation was asked for; to get a range is to get."""
+        """Return the keys below a prefix for which an operation was requested. Getting a range counts as getting."""
         asked_for = ("get", "get_range") if operation == "get" else (operation,)
         return [key for asked, key in self.requests if asked in asked_for and key.startswith(prefix)]
 
@@ -75,7 +75,7 @@ class Asked:
 
 @dataclass
 class Written:
-    """A run in the making. `states` and `digests` are what its commits came to, by fragment."""
+    """A run that a test writes. `states` and `commits` are its newest states and all its commits, by fragment."""
 
     rules: Rules = field(default_factory=lambda: Rules(fragments=2, sync_every=4))
     pace: Pace = QUICK
@@ -91,7 +91,7 @@ class Written:
         self.commits: list[list[Commit]] = []
 
     def drive(self, body: Callable[["Written"], Awaitable[T]]) -> T:
-        """Create the run, then do this, in virtual time."""
+        """Create the run, then run `body`, in virtual time."""
 
         async def go() -> T:
             self.run = await self.world.create(seed_of(self.rules, self.pace, **self.options))
@@ -110,7 +110,7 @@ class Written:
             self.clock.close()
 
     def update(self, learner: str, base: int, p: int = 0, values: F32 | None = None, **changed: Any) -> Body:
-        """Return the bytes of an update: `values` [n] are its outer gradient, by default drawn."""
+        """Return the bytes of an update. `values` [n] are its outer gradient; by default they are drawn."""
         fragment, code = self.run.layout.fragments[p], codec(self.run.rules.codec_up)
         if values is None:
             draw = np.random.default_rng([p, base, *learner.encode()])
@@ -140,19 +140,19 @@ class Written:
         return key
 
     def put(self, key: str, blob: Data) -> None:
-        """Let an object lie in the store."""
+        """Put an object into the store without a request."""
         self.world.objects.put(key, bytes(blob), self.runtime.wall())
 
     def blob(self, key: str) -> Body:
-        """Return what lies there."""
+        """Return an object of the store."""
         return bytearray(self.world.objects.get(key))
 
     def keys(self, prefix: str = "") -> list[str]:
-        """Return what lies below a prefix."""
+        """Return the keys below a prefix."""
         return [entry.key for entry in self.world.objects.list(prefix)]
 
     def merged(self, key: str, version: int, p: int = 0) -> tuple[Input, F32]:
-        """Return what a commit says of a stored update, and its outer gradient."""
+        """Return the input that a commit records for a stored update, and its outer gradient."""
         blob = self.blob(key)
         _, _, learner, name = key.split("/")
         base, digest = int(name.split("-")[0]), frame.digest(blob)
@@ -176,7 +176,7 @@ class Written:
         return about, found.gradient.decode()
 
     def draft(self, *keys: str, p: int = 0, **changed: Any) -> tuple[CommitHeader, merge.Advance]:
-        """Return the next commit of a fragment that merges these updates, and what it comes to; nothing is written."""
+        """Return a fragment's next commit, which merges these updates, and its result. Nothing is written."""
         state, run = self.states[p], self.run
         version = state.version + 1
         accumulator = Accumulator(run.layout.fragments[p], merge.outers(run.rules))
@@ -203,7 +203,7 @@ class Written:
         return committed(version, *inputs, p=p, **fields | changed), result
 
     async def commit(self, *keys: str, p: int = 0, **changed: Any) -> Commit:
-        """Merge these updates (by default one of each of two learners) into the next version, and commit it."""
+        """Merge updates (by default one update each of learners a and b) into the next version, and commit it."""
         base = self.states[p].version
         header, result = self.draft(*(keys or [self.upload(who, base, p) for who in ("a", "b")]), p=p, **changed)
         self.put(header.value_key, result.value)
@@ -214,20 +214,20 @@ class Written:
         return self.commits[p][-1]
 
     async def grow(self, versions: int, p: int = 0, snapshot_every: int = 0) -> None:
-        """Commit until there are so many versions, with a snapshot of every so-many-th."""
+        """Commit until there are this many versions, with a snapshot every `snapshot_every` versions."""
         while self.states[p].version < versions:
             await self.commit(p=p)
             if snapshot_every and self.states[p].version % snapshot_every == 0:
                 self.snapshot(p)
 
     def snapshot(self, p: int = 0) -> str:
-        """Store the state as it is now; return the key."""
+        """Store a snapshot of the current state; return its key."""
         blob = merge.snapshot(self.states[p], p, self.run.digest)
         key = snapshot_key(p, self.states[p].version, frame.digest(blob))
         self.put(key, blob)
         return key
 
     def replace_commit(self, version: int, /, p: int = 0, **changed: Any) -> None:
-        """Let something else stand under the key of a commit: it, with other fields."""
+        """Replace a stored commit by one with other fields."""
         header = replace(self.commits[p][version - 1].header, **changed)
         self.put(commit_key(p, version), frame.draft(Kind.COMMIT, header).blob)

@@ -1,4 +1,4 @@
-"""Passwords, the ACL and policies of an installation: made once, readable by their owner only, added to without change."""
+"""`isthmus access` creates passwords, the ACL and policies once, readable by their owner only; later runs only add."""
 
 import configparser
 import hashlib
@@ -39,7 +39,7 @@ def test_every_secret_is_its_own_and_nobody_elses_to_read(tmp_path: Path, capsys
     folder = tmp_path / "access"
     access(folder, *EVERYBODY, "--run", "s3://bucket/team/run")
     found = secrets_of(contents(folder))
-    # Of the store each one's and the administrator's, of the bus those who have one, and Grafana's.
+    # Store keys of all identities and of the administrator, bus passwords of those that use the bus, and Grafana's.
     assert len(found) == len(set(found)) == len(IDENTITIES) + len(HEARS) + 2
     assert all(len(secret) >= 32 for secret in found)
     assert {p.stat().st_mode & 0o777 for p in folder.rglob("*") if p.is_file()} == {0o600}
@@ -102,7 +102,7 @@ def test_doing_it_again_changes_nothing_and_a_new_learner_is_added(tmp_path: Pat
     assert after[command.ACL_FILE].startswith(before[command.ACL_FILE])
     assert "user learner-us-1 " in after[command.ACL_FILE]
     added = json.loads(after["policies/aws/isthmus-learner-us-1.json"])
-    assert "team/run/learners/*/checkpoints" not in str(added), "as strict as it was"
+    assert "team/run/learners/*/checkpoints" not in str(added), "the earlier --strict is kept"
 
 
 def test_who_is_taken_out_is_not_made_again(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rounds where a syncer is asked for more than it can do: which are open, for how long, and in which order."""
+"""A syncer that is asked for more than it can do opens only the rounds that it can serve, in a fair order."""
 
 import math
 import random
@@ -25,11 +25,11 @@ from isthmus.rounds.events import (
 from isthmus.rounds.rounds import Phase
 from support.round_story import PACE, Story
 
-# --- what this syncer has still to read -------------------------------------------------------------------------------
+# --- updates that the syncer has still to read ------------------------------------------------------------------------
 
 
 def ticks_until(story: Story, end: float) -> list[Action]:
-    """Let the clock go on to a moment, looking at it as often as is asked; return what came of it but calls."""
+    """Advance the clock to `end`, with a tick at each deadline until actions other than calls come; return these."""
     came: list[Action] = []
     for _ in range(1000):
         due = story.rounds.deadline(story.now)
@@ -49,7 +49,7 @@ def test_a_round_is_open_as_long_as_something_of_it_waits_to_be_read(first: str)
     if first == "some":
         assert story.arrive(own) == []
         queued = [a for a in queued if a not in own]
-    assert ticks_until(story, story.now + 60.0) == [], "far beyond grace, and H steps, and the silence"
+    assert ticks_until(story, story.now + 60.0) == [], "60 s is far beyond grace, H steps and the silence timeout"
     assert story.arrive(queued) == [Merge(1, ClosedBy.GRACE if first == "some" else ClosedBy.EVERYONE)]
     assert story.rounds.round is not None
     assert story.rounds.round.own_until == story.now
@@ -78,7 +78,7 @@ def test_a_fetch_under_way_is_waited_for_as_long_as_two_usual_ones() -> None:
 
 
 def test_that_a_round_was_kept_open_is_noted_though_nothing_else_happens_meanwhile() -> None:
-    """No call is repeated, nothing is heard: the clock alone says that it should have ended, and then that it does."""
+    """No call is repeated and no message comes, so only ticks show that the round is overdue, and close it later."""
     pace = msgspec.structs.replace(PACE, heartbeat_s=100.0, silence_s=300.0)
     story = Story("a", "b", admission=Admission(16, 2), pace=pace)
     for seconds in (3.0, 1.0, 500.0):
@@ -101,13 +101,13 @@ def test_whoever_wants_no_grace_does_not_wait_for_what_is_to_be_read() -> None:
 
 
 def read(admission: Admission, *seconds: float) -> None:
-    """Let updates be read one after the other, which takes so long."""
+    """Let one update after another be read, in these durations."""
     for each in seconds:
         admission.fetch_begins(0.0)
         admission.fetch_ends(0.0, each)
 
 
-# --- the admission ---------------------------------------------------------------------------------------------------------
+# --- admission --------------------------------------------------------------------------------------------------------
 
 
 def test_a_round_that_is_due_waits_for_the_gate_and_opens_when_it_is_its_turn() -> None:
@@ -116,7 +116,7 @@ def test_a_round_that_is_due_waits_for_the_gate_and_opens_when_it_is_its_turn() 
     read(admission, 5.0)
     theirs = first.announce("a", due=True)
     assert CallRound(1) in theirs
-    assert second.announce("a", due=True) == [], "two updates are owed, one can be read at once: 5 s for the other"
+    assert second.announce("a", due=True) == [], "two updates are owed, one can be read at once: the other takes 5 s"
     assert second.rounds.phase is Phase.CLOSED
     assert admission.waiting == 1
     first.arrive(theirs)
@@ -126,7 +126,11 @@ def test_a_round_that_is_due_waits_for_the_gate_and_opens_when_it_is_its_turn() 
 
 
 def test_what_waits_for_the_gate_is_not_overdue_for_another_whose_learner_has_to_wait() -> None:
-    """The one was in line and the other held back: the clock was looked at again and again, and never went on."""
+    """The next deadline must not lie in the past.
+
+    It once did if one learner's round waited for admission and another learner could not open a round yet. Ticks were
+    then due again and again, and the clock never advanced.
+    """
     admission = Admission(1, 1)
     story = Story("a", "b", admission=admission, bounds=Bounds(opening=1.0))
     for version, opener in enumerate(("b", "a")):
@@ -137,7 +141,7 @@ def test_what_waits_for_the_gate_is_not_overdue_for_another_whose_learner_has_to
     admission.owes(9, 5)
     assert story.announce("b", base=2, due=True) == []
     assert admission.waiting == 1
-    assert story.announce("a", base=2, due=True) == [], "its turn is in a moment"
+    assert story.announce("a", base=2, due=True) == [], "a may open a round only in a moment"
     at = story.rounds.deadline(story.now)
     assert at is None or at > story.now
     admission.owes(9, None)
@@ -159,7 +163,7 @@ def test_where_nobodys_turn_is_near_the_fragment_leaves_the_line() -> None:
     assert opens_at is not None
     story.now = opens_at
     assert story.rounds.on(Tick(), story.now) == []
-    assert admission.waiting == 1, "now it is its turn"
+    assert admission.waiting == 1, "now a may open a round"
 
 
 def test_due_once_is_due_when_the_gate_has_room() -> None:
@@ -168,7 +172,7 @@ def test_due_once_is_due_when_the_gate_has_room() -> None:
     read(admission, 5.0)
     admission.owes(9, 5)
     assert story.announce("a") == []
-    assert story.announce("a", due=True) == [], "said again, and due"
+    assert story.announce("a", due=True) == [], "the update is announced again, now as due"
     assert admission.waiting == 1
     assert story.announce("a", tokens=9000) == []
     admission.owes(9, None)
@@ -209,7 +213,7 @@ def test_the_fragment_whose_last_round_is_longest_ago_is_let_in_first() -> None:
 
 
 class Line:
-    """Fragments that wait at a admission, and who was told that it may come in."""
+    """Fragments that wait to be admitted; `told` lists those that were told that their rounds may open."""
 
     def __init__(self, fetches: int = 4, merges: int = 2) -> None:
         self.admission = Admission(fetches, merges)
@@ -225,7 +229,7 @@ def test_as_many_updates_as_can_be_read_at_once_are_let_in_and_as_many_more_as_a
     line.admission.owes(0, 4)
     assert line.asks(1)
     line.admission.owes(1, 3)
-    assert not line.asks(2), "three wait, 4 are read in 2 s: 1.5 s"
+    assert not line.asks(2), "three updates wait and 4 are read in 2 s, so the wait is 1.5 s"
     assert line.told == []
     line.admission.owes(1, 2)
     assert line.told == [2]
@@ -249,10 +253,10 @@ def test_one_round_gathers_while_all_threads_merge_and_more_where_merges_are_qui
         line.admission.merge_begins()
     line.admission.merge_ends(4.0)
     line.admission.merge_begins()
-    assert line.asks(0), "two merge, on two threads"
+    assert line.asks(0), "two rounds merge, on two threads: one more may gather its updates"
     line.admission.owes(0, 0)
     assert not line.asks(1, lead_s=1.9)
-    assert line.asks(1, lead_s=2.0), "4 s on two threads"
+    assert line.asks(1, lead_s=2.0), "one round too many waits for 4 s on two threads"
     line.admission.owes(1, 0)
     assert not line.asks(2, lead_s=2.0)
     line.admission.merge_ends(4.0)
@@ -277,13 +281,13 @@ def test_whoever_is_told_is_told_once_until_it_asks_again() -> None:
     assert not line.asks(2, since=1.0)
     line.admission.owes(0, None)
     line.admission.owes(3, None)
-    assert line.told == [2], "the one that waits longest"
+    assert line.told == [2], "fragment 2 has waited longest"
     line.admission.owes(0, 9)
     assert not line.asks(2, since=1.0)
     line.admission.owes(0, None)
     assert line.told == [2, 2]
     line.admission.leaves(2)
-    assert line.told == [2, 2, 1], "the next one"
+    assert line.told == [2, 2, 1], "fragment 1 comes next"
     line.admission.leaves(2)
     assert line.asks(1, since=2.0)
 
@@ -315,7 +319,7 @@ def test_what_a_fetch_takes_is_the_median_of_the_last_ones() -> None:
 
 
 class Link:
-    """A store whose every answer takes `alone_s`, behind a link that carries one update in `shared_s`."""
+    """A store that takes `alone_s` for each answer, behind a link that carries one update in `shared_s`."""
 
     def __init__(self, admission: Admission, alone_s: float, shared_s: float) -> None:
         self.admission = admission
@@ -323,7 +327,7 @@ class Link:
         self.now = 0.0
 
     def all_at_once(self, count: int, draw: Callable[[], float] = lambda: 1.0) -> None:
-        """Let a window of updates be read, so many at once, each of which gets its share of the link."""
+        """Let a window of updates be read, `count` at once, which share the link equally."""
         for _ in range(-(-WINDOW // count)):
             for _ in range(count):
                 self.admission.fetch_begins(self.now)
@@ -333,9 +337,11 @@ class Link:
                 self.admission.fetch_ends(self.now, seconds)
 
     def in_turn(self, count: int, slow_every: int = 0) -> None:
-        """Let some windows of updates be read, so many under way, of which the link carries one after the other.
+        """Let four windows of updates be read, `count` under way at a time, which the link carries one after the other.
 
-        Beside them, after every so many, one is through that took ten times as long and came another way."""
+        `slow_every`: after every so many updates, begin one more that takes ten times as long and uses another link; 0:
+        none.
+        """
         begun = deque[float]()
         slow = deque[float]()
         for number in range(4 * WINDOW):
@@ -358,7 +364,7 @@ class Link:
     ("alone_s", "shared_s", "useful"),
     [
         (2.0, 0.0, 16.0),  # a store that is far away: the more at once, the better
-        (0.0, 0.4, 1.0),  # a link that carries one at its full speed
+        (0.0, 0.4, 1.0),  # a link that one fetch fills
         (1.2, 0.4, 4.0),
         (60.0, 0.4, 16.0),
     ],
@@ -370,12 +376,12 @@ def test_a_link_that_they_share_is_told_from_a_store_that_is_far_away(
     link = Link(line.admission, alone_s, shared_s)
     for count in (4, 1, 2, 8, 16, 2):
         link.all_at_once(count)
-    # As many as are useful are owed: one more would wait. With a lead of nothing, nobody may.
+    # With a lead of 0, a round is admitted only if no owed update has to wait for another.
     line.admission.owes(0, int(useful))
     assert line.asks(1, lead_s=0.0)
     line.admission.owes(0, int(useful) + 1)
     assert not line.asks(2, lead_s=0.0)
-    # And it waits for what one more takes.
+    # One owed update too many waits for as long as one more fetch takes.
     each_s = max(shared_s, (alone_s + shared_s) / 16)
     assert not line.asks(2, lead_s=0.9 * each_s)
     assert line.asks(2, lead_s=1.1 * each_s)
@@ -412,7 +418,7 @@ def test_one_body_that_took_for_ever_says_nothing_of_the_link() -> None:
 
 
 def test_a_link_is_known_though_one_body_in_ten_takes_for_ever() -> None:
-    """A learner far away is behind a link of its own."""
+    """A learner that is far away has a link of its own."""
     line = Line(16, 2)
     link = Link(line.admission, 0.0, 0.4)
     for count in (4, 2, 8, 4):
@@ -433,7 +439,7 @@ def test_on_a_link_that_is_always_busy_what_was_known_holds() -> None:
 
 
 def test_where_nothing_tells_what_fewer_fetches_take_fewer_are_tried() -> None:
-    """All of them are under way all the time: a link that carries one, or a store that is far away?"""
+    """With all fetches always under way, a link that one fetch fills looks like a store that is far away."""
     line = Line(16, 2)
     link = Link(line.admission, 0.0, 0.4)
     for _ in range(WINDOWS_KNOWN):
@@ -443,7 +449,7 @@ def test_where_nothing_tells_what_fewer_fetches_take_fewer_are_tried() -> None:
     assert not line.asks(1, lead_s=0.0)
     line.admission.owes(0, tried)
     assert line.asks(1, lead_s=0.0)
-    link.all_at_once(tried)  # which tells: it is the link
+    link.all_at_once(tried)  # this window shows that the link is the limit
     line.admission.owes(0, 2)
     assert not line.asks(1, lead_s=0.0)
 
@@ -458,14 +464,14 @@ def test_where_fewer_fetches_are_slower_all_run_again() -> None:
 
 
 def test_what_a_link_was_long_ago_says_nothing_of_it_now() -> None:
-    """It carried one update at a time. Now it is wide, and the store is far away."""
+    """The link carried one update at a time. Now it is wide, and the store is far away."""
     line = Line(16, 2)
     Link(line.admission, 0.0, 0.4).all_at_once(1)
     far = Link(line.admission, 6.4, 0.0)
     for count in [16] * WINDOWS_EACH + [8] * WINDOWS_KNOWN:
         far.all_at_once(count)
     line.admission.owes(0, int(TRIED * 16) + 1)
-    assert not line.asks(1, lead_s=0.0), "and what fewer take is not known"
+    assert not line.asks(1, lead_s=0.0), "how long fewer fetches take is not known"
     far.all_at_once(2)
     line.admission.owes(0, 16)
     assert line.asks(1, lead_s=0.0)
@@ -478,7 +484,7 @@ def test_a_fetch_that_failed_is_over_and_says_nothing() -> None:
     line.admission.fetch_ends(7.0, None)
     line.admission.fetch_ends(7.0, None)
     assert line.admission.fetch_s == 0.0
-    # One is under way still: a window of fetches one after the other has two at once.
+    # One of the three is still under way, so fetches made one after the other count as two at once.
     for now in range(WINDOW):
         line.admission.fetch_begins(7.0 + now)
         line.admission.fetch_ends(8.0 + now, 1.0)

@@ -1,4 +1,4 @@
-"""Bandwidth for a utilisation: the played transfers against closed forms, published figures, and the command."""
+"""The bandwidth that a utilisation needs: the simulation agrees with closed forms and with published figures."""
 
 import itertools
 import json
@@ -54,7 +54,7 @@ def test_the_bandwidth_that_is_required_gives_the_utilisation(method: str, utili
 
 
 def test_the_published_figures_come_out_of_one_size() -> None:
-    """104 → 1.7 → 0.43 Gbit/s at 90 %: the first gives the size, the others follow."""
+    """The published 104, 1.7 and 0.43 Gbit/s at 90 %: the first fixes the model's size, the others follow from it."""
     link = Setup(params=2.87e9)
     assert required(DATA_PARALLEL, link, BF16, 0.9) == pytest.approx(104.0, rel=0.01)
     assert required(DECOUPLED, link, BF16, 0.9) == pytest.approx(1.7, rel=0.03)
@@ -84,7 +84,7 @@ def test_a_longer_overlap_hides_latency_and_a_blocking_method_does_not() -> None
 
 def test_what_passes_besides_the_payload_is_measured_on_the_real_agents() -> None:
     found = traffic.measure(Rules(fragments=4, sync_every=4), Pace(), 2)
-    # One update up and, per version, its commit and its value down.
+    # For each version a learner stores one update and fetches the commit and the value.
     assert found.learner.requests["create"] == pytest.approx(1.0, abs=0.3)
     assert found.learner.requests["get"] == pytest.approx(2.0, abs=0.5)
     assert found.syncer.requests["create"] == pytest.approx(1.0, abs=0.1)

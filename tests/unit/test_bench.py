@@ -1,4 +1,4 @@
-"""Benchmarks: figures beside limits, and that each of them can be taken. No figure itself is asserted."""
+"""Every benchmark runs, and its figures are reported beside their limits. No figure itself is asserted."""
 
 import asyncio
 import importlib.util

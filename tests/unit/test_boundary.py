@@ -1,4 +1,4 @@
-"""The training side: what is copied out and in between steps, and what the counters say afterwards."""
+"""The boundary copies fragments out and in between two steps, and counts the work on each."""
 
 import gc
 import weakref
@@ -48,7 +48,7 @@ class Model:
 
 
 class Loop:
-    """A training loop with its boundary; uploads are done at once unless told otherwise."""
+    """A training loop with its boundary; uploads end at once unless told otherwise."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ def test_what_was_sent_on_a_base_answers_the_call() -> None:
 def test_work_that_no_round_merges_is_sent_again_more_and_more_seldom() -> None:
     loop = Loop(sync_every=4)
     sent = [m.step for m in loop.step(2000) if isinstance(m, Captured) and m.fragment == 0]
-    assert sent[:5] == [1, 5, 9, 13, 17], "each period while there is little"
+    assert sent[:5] == [1, 5, 9, 13, 17], "each period while there is little work"
     apart = [b - a for a, b in pairwise(sent)]
     assert apart == [max(4, step // 8) for step in sent[:-1]]
     assert len(sent) < 45
@@ -150,7 +150,9 @@ def test_a_syncer_that_is_back_is_sent_what_has_grown_by_a_period() -> None:
     loop.tell(SyncerBack())
     assert {m.fragment for m in loop.step(2) if isinstance(m, Captured)} == {0, 1, 2, 3}
     loop.tell(SyncerBack())
-    assert not [m for m in loop.step(2) if isinstance(m, Captured)], "what was sent within a period is new enough"
+    assert not [m for m in loop.step(2) if isinstance(m, Captured)], (
+        "an update sent within the last period is new enough"
+    )
 
 
 def test_a_call_for_history_is_ignored() -> None:
@@ -261,7 +263,7 @@ def test_what_a_parameter_cannot_hold_is_no_local_progress(dtype: str, kept: flo
 
 
 def test_with_a_lead_a_learner_waits_for_what_is_under_way() -> None:
-    loop = Loop(sync_every=4, lead=1.0)  # beyond an overlap of two steps
+    loop = Loop(sync_every=4, lead=1.0)  # added to an overlap of two steps
     loop.step(1)
     sent_at = loop.boundary.slots[0].sent_step
     assert sent_at == 1
@@ -281,7 +283,10 @@ def test_with_a_lead_a_learner_waits_for_what_is_under_way() -> None:
 
 
 def test_a_learner_that_would_wait_adopts_all_that_is_here_first() -> None:
-    """It waits for news, and what is here already is none: it stood for ever behind the third of three versions."""
+    """While it waits, only news wakes the learner, and a version that is already here brings none.
+
+    Without this, the learner would wait for ever for the third of three versions, as one boundary moves two.
+    """
     loop = Loop(sync_every=4, lead=0.0)
     assert loop.boundary.moves == 2
     loop.step(4)
@@ -323,12 +328,12 @@ def test_without_a_lead_nobody_waits() -> None:
 
 
 def test_the_fragment_held_longest_is_replaced_first() -> None:
-    """With more versions at hand than one boundary takes, none may wait for ever behind the others."""
+    """If more versions are ready than one boundary moves, no fragment may wait for ever behind the others."""
     loop = Loop(sync_every=4)
     assert loop.boundary.moves == 2
     for version in range(1, 30):
         for fragment in range(3):
-            # The last one is always the newest, so by version alone it would always be last.
+            # Fragment 2 always has the newest version. In the order of versions it would always come last.
             loop.tell(Ready(fragment, version + (fragment == 2), np.zeros(10, np.float32)))
         loop.step(1)
     bases = [slot.base for slot in loop.boundary.slots[:3]]
@@ -370,7 +375,7 @@ def test_an_older_word_takes_the_place_of_no_newer_one() -> None:
     assert loop.boundary.slots[2].merged
     assert loop.boundary.slots[3].heard_call[0] == 7
     loop.tell(Ready(1, 7, np.zeros(10, np.float32)))
-    assert loop.boundary.slots[1].ready is None, "it is in the model already"
+    assert loop.boundary.slots[1].ready is None, "version 7 is in the model already"
 
 
 def test_a_version_that_comes_while_another_is_written_is_not_lost() -> None:
@@ -395,12 +400,12 @@ def test_what_a_learner_waits_for_is_due_since_nothing_after_it_will_be() -> Non
     loop = Loop(sync_every=100, lead=1.0)
     loop.boundary.post(Asked(0, 1))
     loop.step()
-    assert not loop.boundary.is_last(0, 0), "sent as an answer: it trains on, and may send more"
+    assert not loop.boundary.is_last(0, 0), "sent to answer a call: the learner trains on, and may send more"
     while not loop.boundary.overdue():
         loop.step()
     assert loop.boundary.is_last(0, 0)
-    assert not loop.boundary.is_last(1, 0), "of a fragment that was not sent"
-    assert not loop.boundary.is_last(0, 7), "on a base it does not stand on"
+    assert not loop.boundary.is_last(1, 0), "fragment 1 was not sent"
+    assert not loop.boundary.is_last(0, 7), "the learner is not on base 7"
 
 
 def test_beside_what_an_earlier_life_sent_nothing_more_comes_and_it_is_due_at_the_usual_step() -> None:
@@ -427,7 +432,7 @@ def test_a_commit_says_when_the_next_update_is_due() -> None:
     loop = Loop(sync_every=4)
     assert sent_at(loop, 2) == [1]
     loop.tell(version(1, 9.2))
-    assert sent_at(loop, 12) == [11], "ten steps after the last one, in whole steps"
+    assert sent_at(loop, 12) == [11], "9.2 steps after the last one, rounded up"
     loop.tell(version(2, 5.0))
     assert sent_at(loop, 6) == [16]
     assert loop.boundary.longest_period == 5
@@ -440,7 +445,7 @@ def test_the_rules_bound_what_a_commit_says(said: float, is_: int) -> None:
     loop.tell(version(1, said))
     loop.step(1)
     assert loop.boundary.slots[0].period == is_
-    assert loop.boundary.slots[1].period == 4, "each fragment has its own"
+    assert loop.boundary.slots[1].period == 4, "each fragment has its own period"
 
 
 def test_a_newcomer_has_the_period_of_the_newest_commit() -> None:
@@ -462,13 +467,13 @@ def test_whoever_has_sent_is_asked_afresh_and_answers_once() -> None:
     first = captured(loop.step(1), 0)
     loop.step(5)
     loop.tell(Asked(0, 1))
-    assert not captured(loop.step(1), 0), "what was sent is enough"
+    assert not captured(loop.step(1), 0), "the update that was sent is enough"
     loop.tell(Asked(0, 1, afresh=True))
     (again,) = captured(loop.step(1), 0)
     assert (again.base, again.step, again.tokens) == (0, 8, 800)
     assert again.tokens > first[0].tokens
     loop.tell(Asked(0, 1, afresh=True))
-    assert not captured(loop.step(3), 0), "a call is repeated"
+    assert not captured(loop.step(3), 0), "a repeated call is answered once"
 
 
 def test_an_answer_to_a_call_is_not_asked_for_again() -> None:

@@ -1,4 +1,4 @@
-"""The training side on a wire that is thin or fails: what is captured, in which order, and what a failure gives back."""
+"""On a thin or failing uplink, fragments are captured in a fair order, and a failed upload's work is local again."""
 
 from collections.abc import Iterable
 
@@ -31,7 +31,7 @@ def layout(dtype: str = "float32") -> Layout:
 
 
 class Training:
-    """A loop over a model of four fragments that grow by one at each step; uploads are under way until told otherwise."""
+    """A loop over four fragments that grow by `grow` at each step; uploads are under way until told otherwise."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Training:
         self.values[fragment][:] = rounded(values, self.layout.fragments[fragment].tensors)
 
     def step(self, count: int = 1, *, step_s: float = STEP_S) -> list[ToAgent]:
-        """Train; return what the boundary said."""
+        """Train `count` steps; return the boundary's messages to the agent."""
         said: list[ToAgent] = []
         for _ in range(count):
             self.now += step_s
@@ -92,7 +92,7 @@ def captured(said: Iterable[ToAgent], fragment: int | None = None) -> list[Captu
 
 
 def first_and_second(training: Training) -> tuple[Captured, Captured]:
-    """Send a fragment twice on one base: the first upload is through, the second under way."""
+    """Send a fragment twice on one base: the first upload is done, the second is under way."""
     [first] = captured(training.step(1), 0)
     training.tell(UploadDone(0))
     [second] = captured(training.step(3), 0)
@@ -115,7 +115,7 @@ def test_with_carry_a_first_upload_that_failed_is_local_work_again() -> None:
     assert captured(training.step(1), 0)
     training.tell(UploadFailed(0, 0, None, 0), Ready(0, 1, np.full(10, 40, np.float32)))
     assert Adopted(0, 1, overwritten=0, base=0, sent=0) in training.step(1)
-    assert (training.values[0] == 42).all(), "both steps"
+    assert (training.values[0] == 42).all(), "the work of both steps is kept"
 
 
 def test_what_failed_is_captured_again_with_what_came_on_top() -> None:
@@ -136,8 +136,8 @@ def test_a_failure_on_a_base_that_is_gone_changes_nothing_about_the_next_one() -
     training.tell(UploadDone(0), Asked(0, 2))
     [second] = captured(training.step(1), 0)
     assert second.base == 1
-    training.tell(UploadFailed(0, 0, None, 0))  # of the capture on version 0, heard of only now
-    assert captured(training.step(5), 0) == [], "what was sent on version 1 is sent"
+    training.tell(UploadFailed(0, 0, None, 0))  # the capture on version 0 failed, and the message comes only now
+    assert captured(training.step(5), 0) == [], "the capture on version 1 still counts as sent"
     assert training.boundary.local_tokens(0) == 500
 
 
@@ -167,11 +167,11 @@ def test_an_evaluation_between_two_steps_is_no_step() -> None:
     assert training.boundary.step_s == pytest.approx(STEP_S)
 
 
-# --- a thin wire ------------------------------------------------------------------------------------------------------
+# --- a thin uplink ----------------------------------------------------------------------------------------------------
 
 
 def narrow(upload_s: float = 0.0) -> Window:
-    """Return a window of one upload at a time, each of which is known to take so long."""
+    """Return a window for one upload at a time; an earlier upload took `upload_s`."""
     window = Window()
     if upload_s:
         number = window.began(1000, 0.0)
@@ -193,12 +193,12 @@ def test_where_there_is_no_room_whoever_was_sent_longest_ago_goes_first() -> Non
 
 @pytest.mark.parametrize(("upload_s", "waits"), [(0.5, True), (1.6, True), (2.0, False), (30.0, False)])
 def test_work_waits_to_be_sent_as_long_as_a_round_to_come_can_still_take_it(upload_s: float, waits: bool) -> None:
-    """Rounds come every 2 s; version 1 can be merged into versions 2, 3 and 4, and version 3 was called just now."""
+    """Rounds come every 2 s. Work on version 1 can be merged into versions 2 to 4; version 3 was called just now."""
     window = narrow(upload_s)
     window.free_at = 1e9
     training = Training(staleness=2, window=window, base=1)
     training.tell(Asked(3, 2))
-    assert captured(training.step(1), 3), "on the wire: nothing else fits"
+    assert captured(training.step(1), 3), "this upload fills the uplink"
     training.tell(Asked(0, 2))
     training.step(1)
     training.step(1, step_s=2.0)
@@ -210,7 +210,7 @@ def test_work_waits_to_be_sent_as_long_as_a_round_to_come_can_still_take_it(uplo
 
 
 def test_of_versions_at_hand_the_fragment_that_holds_the_oldest_is_replaced_first() -> None:
-    """With more of them than one boundary moves, none waits for ever behind the others."""
+    """If more versions are ready than one boundary moves, no fragment waits for ever behind the others."""
     training = Training(staleness=0)
     assert training.boundary.moves == 2
     for version in range(10, 300, 10):
@@ -224,7 +224,7 @@ def test_of_versions_at_hand_the_fragment_that_holds_the_oldest_is_replaced_firs
 
 @pytest.mark.parametrize(("dtype", "half_ulp"), [("bfloat16", 2**-7), ("float16", 2**-10)])
 def test_with_carry_what_a_parameter_cannot_hold_is_no_work_to_keep(dtype: str, half_ulp: float) -> None:
-    """A learner that trained nothing holds what the adopted version rounds to, also where that is a close thing."""
+    """A learner that trained nothing holds the rounded values of the adopted version, even close to a tie."""
     training = Training(adopt=Adoption.CARRY, dtype=dtype, start=1 + 2**-12, grow=0.0)
     version = np.full(10, 2 + half_ulp + 2**-14, np.float32)
     training.tell(Ready(0, 2, version))

@@ -1,4 +1,4 @@
-"""How much one learner can do, rule by rule: what is beyond what others do is cut, and what is honest is not."""
+"""Bounds limit the influence of one learner: claims far beyond those of the others are cut, honest ones are not."""
 
 import math
 import statistics
@@ -36,7 +36,7 @@ HONEST = [Claim(f"h{i}", 12, 12_000, 0.1 * (1 + i / 10)) for i in range(3)]
 
 
 def inputs_of(claims: Iterable[Claim], version: int, by: Sequence[Believed] = ()) -> list[Input]:
-    """Return what a commit says of these, that were merged for what they say or for what they were believed to be."""
+    """Return the inputs of a commit that merged these claims: each as believed in `by`, or for all that it claims."""
     found = []
     for number, c in enumerate(claims):
         asked = Believed(c.tokens * (c.tokens / c.steps))
@@ -51,7 +51,7 @@ def inputs_of(claims: Iterable[Claim], version: int, by: Sequence[Believed] = ()
 
 
 def seen(*claims: Claim, version: int = 5, bounds: Bounds = BOUNDS) -> Influence:
-    """Return what is usual where the log has merged these."""
+    """Return the `Influence` after the log has merged these claims."""
     influence = Influence(bounds)
     inputs = inputs_of(claims, version)
     influence.note(version, inputs, influence.after(inputs))
@@ -59,7 +59,7 @@ def seen(*claims: Claim, version: int = 5, bounds: Bounds = BOUNDS) -> Influence
 
 
 def missing(*learners: str) -> Waited:
-    """Return how a round waited in which these were missing."""
+    """Return a commit's record of a round that waited in vain for these learners."""
     return msgspec.structs.replace(committed(1).waited, expected=("a", "b", "idle"), missing=learners, waited_s=4.0)
 
 
@@ -88,7 +88,7 @@ def test_one_of_four_counts_for_a_few_at_most(claim: Claim, clips: set[Clip]) ->
     assert set(found.clipped) == clips
     usually = sorted(c.tokens * (c.tokens / c.steps) for c in HONEST)[1]
     assert 0 < found.weight <= BOUNDS.weight * usually * 1.0001
-    # A clipped update is as long as the longest that passes, of the steps that are believed: others are no work.
+    # For the steps that are believed, a clipped update is no longer than the longest one that is not clipped.
     longest = BOUNDS.norm * max(c.norm / math.sqrt(c.steps) for c in HONEST)
     assert found.scale * claim.norm / math.sqrt(found.steps or claim.steps) <= longest * 1.0001
 
@@ -122,7 +122,7 @@ def test_several_updates_in_a_round_weigh_no_more_than_one_may() -> None:
     usual = seen(*HONEST)
     claim = Claim("h1", 12, 12_000, 0.1)
     one = usual.judge(claim)
-    assert usual.judge(claim, already=one.weight).clipped == (), "two of what is usual"
+    assert usual.judge(claim, already=one.weight).clipped == (), "twice the usual weight is allowed"
     third = usual.judge(claim, already=BOUNDS.weight * one.weight)
     assert Clip.WEIGHT in third.clipped
     assert 0.0 < third.weight < 1e-3 * one.weight
@@ -130,7 +130,7 @@ def test_several_updates_in_a_round_weigh_no_more_than_one_may() -> None:
 
 def test_what_is_left_for_the_last_of_several_says_nothing_of_a_learner() -> None:
     usual = seen(*HONEST)
-    # Twice as fast as is usual, on two bases: little of the second is left to count.
+    # The learner is twice as fast as usual and sends on two bases, so little weight is left for the second update.
     weights = (12 * 2000.0**2, 1.0)
     twice = Claim("h1", 12, 24_000, 0.1)
     usual.note(6, inputs_of([twice, twice], 6, [Believed(w) for w in weights]), usual.length)
@@ -149,7 +149,7 @@ def test_with_no_history_what_is_usual_is_the_round_whoever_was_first() -> None:
 
 
 def test_what_is_not_clipped_weighs_to_the_last_bit_what_it_asks_for() -> None:
-    """The gate holds commits to that."""
+    """The gate rejects a commit in which the two differ."""
     for steps in (3, 7, 11):
         claim = Claim("h1", steps, 1000 * steps + 1, 0.1)
         found = seen(*HONEST).judge(claim)
@@ -159,7 +159,7 @@ def test_what_is_not_clipped_weighs_to_the_last_bit_what_it_asks_for() -> None:
 
 @pytest.mark.parametrize("claim", [*HONEST, Claim("h", 1, 1, 0.0)])
 def test_nobody_counts_for_more_than_was_asked(claim: Claim) -> None:
-    """Who says of itself that it is enormous moves the median, and must not lift others with it."""
+    """A learner that claims to be enormous moves the median. It must not raise the weights of others."""
     usual = seen(Claim("evil", 1, 1 << 53, 0.1), Claim("worse", 1, 1 << 53, 0.1))
     assert usual.judge(claim).weight <= claim.tokens * (claim.tokens / claim.steps)
 
@@ -174,7 +174,7 @@ def test_who_is_heard_and_never_comes_is_not_waited_for() -> None:
     story = Story("a", "b", "idle", bounds=BOUNDS)
 
     def another(*also: str) -> list[Action]:
-        """Ten seconds later a and b are in the next round, and between them these."""
+        """Ten seconds later, let updates of a, of the learners `also` and of b arrive; return the actions after b's."""
         story.now += 10.0
         for learner in ("a", "b", "idle"):
             story.beat(learner)
@@ -189,7 +189,7 @@ def test_who_is_heard_and_never_comes_is_not_waited_for() -> None:
             assert story.rounds.round is not None
             assert story.rounds.round.missing == {"idle"}, f"after {number} rounds"
             story.commit("a", "b", waited=missing("idle"))
-        assert [type(a) for a in another()] == [Merge], "everybody who comes is in"
+        assert [type(a) for a in another()] == [Merge], "every learner that sends updates is in"
         story.commit("a", "b", waited=missing())
 
     waits_for_it(BOUNDS.absent)
@@ -200,7 +200,7 @@ def test_who_is_heard_and_never_comes_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize(("reason", "answered"), [(Reason.TOO_LONG, True), (Reason.UNREADABLE, False)])
 def test_who_was_turned_away_for_good_has_answered(reason: Reason, answered: bool) -> None:
-    """Else one that explodes has everybody wait, round after round, for what none of its updates can be."""
+    """Otherwise the others would wait in every round for a learner that explodes and whose updates cannot be merged."""
     story = Story("a", "b", "evil", bounds=BOUNDS)
     story.commit("a", "b", "evil")
     story.now += 10.0
@@ -223,7 +223,7 @@ LEARNERS = [f"l{n}" for n in range(5)]
 
 
 def said(*durations: float) -> LiveLearners:
-    """Return members of which each says that everything takes it so long [s]."""
+    """Return learners each of which states one duration [s] for its step, its upload and its sync."""
     members = LiveLearners(Pace(), 0.0)
     for learner, seconds in zip(LEARNERS, durations, strict=True):
         members.heard(learner, 1, 0.0, step_s=seconds, upload_s=seconds, sync_s=seconds)
@@ -254,12 +254,12 @@ def test_a_step_takes_no_longer_than_those_of_what_came() -> None:
     assert members.believed_step_s("l4") == 4 * 1.5
     members.came("l4", 30.0)
     assert members.believed_step_s("l4") == 16.0
-    # Another process: its durations are its own.
+    # Nothing has come of the new incarnation yet.
     members.heard("l4", 2, 0.0, step_s=1e9)
     assert members.believed_step_s("l4") == 4.0
 
 
-# --- who opens rounds -------------------------------------------------------------------------------------------------
+# --- opening rounds ---------------------------------------------------------------------------------------------------
 
 
 def test_one_that_is_always_due_opens_no_more_rounds_than_its_steps_allow() -> None:
@@ -270,10 +270,10 @@ def test_one_that_is_always_due_opens_no_more_rounds_than_its_steps_allow() -> N
     story.now += 0.01
     assert not any(isinstance(a, CallRound) for a in story.announce("evil", base=1, due=True))
     assert story.rounds.phase is Phase.CLOSED
-    # Four fifths of what H = 12 steps take half of all learners.
+    # Four fifths of the time of H = 12 steps of median duration.
     at = story.rounds.deadline(story.now)
     assert at == pytest.approx(100.0 + 0.8 * 12 * 0.1)
-    # Others open when they are due.
+    # Other learners may open a round as soon as they are due.
     assert any(isinstance(a, CallRound) for a in story.announce("a", base=1, due=True))
 
 
@@ -313,26 +313,26 @@ def test_a_sum_that_is_not_finite_turns_away_only_who_made_it_so() -> None:
     evil = story.pointer("evil").digest
     actions = story.spoil(evil)
     assert story.rounds.rejected_total == {"overflow": 1}
-    assert any(isinstance(a, CallRound) for a in actions), "the others are merged anew, at once"
+    assert any(isinstance(a, CallRound) for a in actions), "a round for the other updates is called at once"
     story.arrive(actions)
     assert story.rounds.round is not None
     assert [who for who, _ in story.rounds.round.arrived] == ["a"]
     story.announce("evil")
-    assert story.rounds.rejected_total == {"overflow": 2}, "and it is not taken again"
+    assert story.rounds.rejected_total == {"overflow": 2}, "the update is rejected again"
 
 
-# --- one and two ------------------------------------------------------------------------------------------------------
+# --- one or two learners ----------------------------------------------------------------------------------------------
 
 
 class Merged:
-    """Rounds of one fragment after another, each merged for what it is believed to be."""
+    """Rounds of a fragment, one after another; each update is merged for what it is believed to be."""
 
     def __init__(self) -> None:
         self.usual = Influence(BOUNDS)
         self.version = 0
 
     def round(self, *claims: Claim, first: float = math.inf) -> list[Believed]:
-        """Merge a round; return what each counts for, norms included."""
+        """Merge a round; return what each update counts for, rejected updates included."""
         self.version += 1
         known, among, by = self.usual.known, list(claims), []
         for number, claim in enumerate(claims):
@@ -351,7 +351,7 @@ def test_one_of_two_that_explodes_is_as_long_as_four_of_the_other_for_ever() -> 
         fair, cut = story.round(honest, evil)
         assert (fair.clipped, fair.scale) == ((), 1.0)
         assert cut.scale * evil.norm <= BOUNDS.norm * honest.norm * 1.0001
-        assert not cut.refused, "the one or the other: nobody knows"
+        assert not cut.refused, "of two learners, either could be the honest one"
 
 
 def test_one_of_two_that_is_hardly_there_holds_the_other_back_only_slowly() -> None:
@@ -360,7 +360,7 @@ def test_one_of_two_that_is_hardly_there_holds_the_other_back_only_slowly() -> N
     counted = [story.round(honest, Claim("b", 12, 1200, 1e-9))[0].scale for _ in range(60)]
     assert counted[:27] == [1.0] * 27
     assert all(FALLS - 1e-9 <= b / a <= 1.0 for a, b in pairwise(counted))
-    # And is forgotten as quickly as the other grows once it is gone.
+    # Once that learner is gone, it is forgotten, and the other's updates are not cut any more.
     for _ in range(REMEMBERED):
         story.round(honest)
     assert [story.round(honest)[0].scale for _ in range(5)][-1] == 1.0
@@ -373,7 +373,7 @@ def test_one_alone_grows_no_faster_than_twice_a_version() -> None:
     for _ in range(6):
         [found] = story.round(Claim("a", 12, 1200, 1e6))
         lengths.append(found.scale * 1e6)
-        assert not found.refused, "a learner alone is not kept out for ever"
+        assert not found.refused, "a single learner must not be kept out for ever"
     assert lengths == pytest.approx([BOUNDS.norm * RISES**n for n in range(1, 7)])
 
 
@@ -387,7 +387,7 @@ def test_a_first_update_of_few_is_no_longer_than_the_fragment(many: int) -> None
     assert first_norm(0.0, 100) == pytest.approx(10 * FIRST_RMS)
 
 
-# --- whatever is claimed ----------------------------------------------------------------------------------------------
+# --- bounds for any claim ---------------------------------------------------------------------------------------------
 
 
 def any_claim(draw: np.random.Generator) -> Claim:
@@ -403,7 +403,7 @@ def any_claim(draw: np.random.Generator) -> Claim:
 
 
 def test_length_times_weight_is_bounded_whatever_is_claimed() -> None:
-    """Over steps, tokens, norms, ages and numbers of learners: what one counts for is a few times what is usual."""
+    """Whatever steps, tokens, norm and age it claims, a learner counts for at most a few times the usual."""
     draw = np.random.default_rng(0)
     worst = dict.fromkeys((3, 4, 7, 16), 0.0)
     for _ in range(4000):
@@ -423,7 +423,7 @@ def test_length_times_weight_is_bounded_whatever_is_claimed() -> None:
         weight = statistics.median(c.tokens * (c.tokens / c.steps) for c in honest)
         length = statistics.median(c.norm / math.sqrt(c.steps) for c in honest)
         assert by.weight <= BOUNDS.weight * weight * 1.0001
-        # Of as many steps as there was time for: of those an honest one would be as long, too.
+        # The length is that of the steps there was time for: an honest update of as many steps could be as long.
         assert by.scale * evil.norm / math.sqrt(steps) <= 2.0 * BOUNDS.norm * length
         assert by.weight <= evil.tokens * (evil.tokens / evil.steps)
         worst[count] = max(worst[count], by.weight * by.scale * evil.norm / math.sqrt(steps) / (weight * length))
@@ -431,23 +431,24 @@ def test_length_times_weight_is_bounded_whatever_is_claimed() -> None:
 
 
 def test_who_is_fast_is_no_longer_for_it_and_who_is_long_is_no_heavier() -> None:
-    """One of four that claims sixteen times the steps, which there may have been time for, and is far too long."""
+    """One of four learners claims sixteen times the usual steps, for which there was time, and is far too long."""
     usual = seen(*HONEST)
     evil = Claim("evil", 190, 190_000, 3.0, elapsed_s=100.0, step_s=0.02)
     by = usual.judge(evil)
-    assert by.steps == 0, "there was time for them"
-    # Of four the median is between two: what it says itself has one of four votes.
+    assert by.steps == 0, "there was time for all of its steps"
+    # The median of four is the mean of the middle two; the learner's own claim is one of the four.
     assert by.scale * evil.norm == pytest.approx(BOUNDS.norm * (HONEST[1].norm + HONEST[2].norm) / 2)
     assert by.weight == 12 * 1000.0**2
     assert set(by.clipped) == {Clip.WEIGHT, Clip.NORM}
-    # An honest one that is four times as fast, and goes straight on, is not cut; nor does it weigh less.
+    # An honest learner that is four times as fast, and moves straight ahead, is not cut in length. Its weight is at the
+    # bound.
     fast = usual.judge(Claim("fast", 48, 48_000, 4 * 0.11))
     assert (fast.scale, fast.clipped) == (1.0, (Clip.WEIGHT,))
     assert fast.weight == pytest.approx(BOUNDS.weight * 12 * 1000.0**2)
 
 
 def test_what_one_of_two_counts_for_is_bounded_by_the_other_whatever_is_claimed() -> None:
-    """Its length is cut; its weight is that of the steps it had time for, with eight times the other's tokens each."""
+    """Its length is cut. Its weight is that of the steps it had time for, at up to eight times the other's rate."""
     draw = np.random.default_rng(2)
     honest = Claim("h", 12, 12_000, 1.0, 3.0, 0.02)
     for _ in range(2000):
@@ -456,13 +457,13 @@ def test_what_one_of_two_counts_for_is_bounded_by_the_other_whatever_is_claimed(
         steps = by.steps or evil.steps
         assert by.weight <= steps * (BOUNDS.rate * 1000.0) ** 2 * 1.0001
         assert by.scale * evil.norm <= BOUNDS.norm * math.sqrt(steps / 12) * 1.0001
-        # And the other counts in full, or for 64 times as much with each step.
+        # The other learner counts in full, or for at least 64 times as much in each step.
         least = min(1000.0, BOUNDS.rate * evil.tokens / evil.steps)
         assert seen(honest, evil._replace(believed=1)).judge(honest).weight >= 12 * least**2 * 0.9999
 
 
 def test_what_is_judged_again_from_the_log_is_the_same() -> None:
-    """Replay knows what commits say, and no clock."""
+    """A replay knows only what commits say; it has no clock."""
     draw = np.random.default_rng(1)
     live, again = Influence(BOUNDS), Influence(BOUNDS)
     log: list[tuple[int, list[Input], float]] = []
@@ -483,7 +484,7 @@ def test_what_is_judged_again_from_the_log_is_the_same() -> None:
         by = [live.judge(c, claims[:n] if known else claims, first=3.0) for n, c in enumerate(claims)]
         merged = [(c, b) for c, b in zip(claims, by, strict=True) if not b.refused]
         if len(merged) < len(claims):
-            continue  # what was rejected is not in the log
+            continue  # rejected updates are not in the log
         inputs = inputs_of(claims, version, by)
         said = [claim_of(i) for i in inputs]
         assert again.known == known
@@ -493,7 +494,7 @@ def test_what_is_judged_again_from_the_log_is_the_same() -> None:
         log.append((version, inputs, length))
         live.note(*log[-1])
         again.note(*log[-1])
-        if version % 17 == 0:  # whoever takes over has read the newest commits alone
+        if version % 17 == 0:  # a syncer that takes over has read only the newest commits
             again = Influence(BOUNDS)
             for commit in log:
                 if version - commit[0] < REMEMBERED:

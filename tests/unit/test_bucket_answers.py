@@ -1,4 +1,4 @@
-"""What every answer of a bucket means, through obstore: from a server that answers as it is told."""
+"""Every answer of a bucket becomes the right result or error. A stub server gives the answers to the real client."""
 
 import asyncio
 import base64
@@ -37,7 +37,7 @@ class Request:
 
 @dataclass
 class Stub:
-    """Answers every request with what it is told, and keeps them."""
+    """A server that gives prepared answers, of which the last one repeats, and keeps all requests."""
 
     answers: list[bytes] = field(default_factory=list)
     asked: list[Request] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Stub:
                 self.asked.append(Request(method, path, headers, body))
                 answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
                 if answer == SILENCE:
-                    await reader.read()  # until the other side gives up
+                    await reader.read()  # until the client gives up
                     return
                 writer.write(answer)
                 if not answer or b"Connection: close" in answer:
@@ -214,10 +214,10 @@ async def test_a_read_that_nobody_answers_ends_and_the_next_uses_another_connect
             await reads[request_](store)
         with pytest.raises((ObjectMissing, Unavailable)):
             await reads[request_](store)
-        assert len(stub.asked) == 2, "the connection that was silent serves nothing more"
+        assert len(stub.asked) == 2, "the silent connection is not used again"
 
 
-# --- who one is -------------------------------------------------------------------------------------------------------
+# --- credentials ------------------------------------------------------------------------------------------------------
 
 
 def test_the_environment_alone_is_enough_and_its_parts_win_in_order(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ asyncio.run(main())
 
 
 async def test_a_process_ends_well_though_a_thread_of_the_client_is_late(opened: Callable[..., Any]) -> None:
-    """See `wait_for_foreign_threads`: without it the process is aborted (by Pythons before 3.14)."""
+    """Without `wait_for_foreign_threads`, Python before 3.14 aborts the process."""
     async with opened(part(b"bytes", 0, 5)) as (_, stub):
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-c", LINGERING, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -1,4 +1,4 @@
-"""Speaking and listening on a bus that comes and goes: what is kept, what is dropped, and where reading begins again."""
+"""Speakers and listeners survive outages of the bus: recent messages are kept, and reading resumes where it stopped."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ def step_of(body: bytes) -> int:
 
 
 def drive(body: Callable[[World], Awaitable[None]]) -> None:
-    """Do this with a world of its own, in virtual time."""
+    """Run `body` with a world of its own, in virtual time."""
     world = World("voice")
 
     async def go() -> None:
@@ -44,7 +44,7 @@ def down(end: Speaker | Listener) -> bool:
 
 
 class Deaf(Bus):
-    """A bus that can do nothing."""
+    """A bus that implements nothing."""
 
     url = "deaf://"
 
@@ -65,7 +65,7 @@ class Deaf(Bus):
 
 
 class Wire(Deaf):
-    """A bus that takes its time, is away when told so, and keeps what was said."""
+    """A bus that takes `takes_s` for each request, is unavailable if `away` is set, and keeps the messages sent."""
 
     url = "wire://"
 
@@ -149,7 +149,9 @@ def test_what_was_dropped_while_it_was_being_sent_takes_no_newer_word_along() ->
         for number in range(UNSAID_MAX, UNSAID_MAX + MESSAGES_AT_ONCE // 2):
             speaker.say(word(number))
         await flushing
-        assert wire.said == list(range(UNSAID_MAX + MESSAGES_AT_ONCE // 2)), "nothing is lost, nothing said twice"
+        assert wire.said == list(range(UNSAID_MAX + MESSAGES_AT_ONCE // 2)), (
+            "no message is lost, and none is sent twice"
+        )
 
     drive(body)
 
@@ -158,7 +160,7 @@ def test_what_was_dropped_while_it_was_being_sent_takes_no_newer_word_along() ->
 
 
 class Names(Deaf):
-    """A bus of these streams, each with one message; counts what it is asked for."""
+    """A bus of these streams, each with an empty message and two others; it counts the requests."""
 
     url = "names://"
 
@@ -201,17 +203,19 @@ def test_streams_come_and_go_and_those_named_from_the_start_stay() -> None:
         listener.positions["syncer"] = "5"
         await listener.find()
         assert listener.positions == {"syncer": "5", "learner/a": "7 s ago", "learner/b": "7 s ago"}
-        assert bus.asked == [RECENT_S], "who begins a little way back asks for nobody of the past"
+        assert bus.asked == [RECENT_S], "with `back_s`, old streams are not asked for"
         bus.streams = {"learner/b", "learner/c"}
         listener.positions["learner/a"] = "17"
         await listener.find()
-        assert set(listener.positions) == {"syncer", "learner/a", "learner/b", "learner/c"}, "it spoke a moment ago"
+        assert set(listener.positions) == {"syncer", "learner/a", "learner/b", "learner/c"}, (
+            "learner/a was in use a moment ago"
+        )
         await asyncio.sleep(RECENT_S)
         await listener.find()
         assert set(listener.positions) == {"syncer", "learner/b", "learner/c"}
         bus.streams |= {"learner/a"}
         await listener.find()
-        assert listener.positions["learner/a"] == "17", "it goes on where it was"
+        assert listener.positions["learner/a"] == "17", "reading resumes at the old position"
         bus.streams |= {"syncer"}
         listener = Listener(bus, world.process("q").runtime, None)
         listener.positions["syncer"] = "5"
@@ -230,7 +234,7 @@ def test_what_was_said_in_the_past_is_told_once_and_costs_nothing_afterwards() -
         bus.streams = {"learner/b"}
         assert [stream async for stream, _ in listener.backlog()] == []
         assert bus.asked == [None, RECENT_S]
-        # Told everything there was: only who has spoken lately is read on.
+        # All old messages have been read, so only streams that were used lately are still read.
         assert set(listener.positions) == {"learner/b"}
 
     drive(body)
@@ -266,7 +270,7 @@ def test_where_somebody_has_filled_the_list_those_who_are_known_are_heard_all_th
         bus.streams = {"learner/a"}
         other = Listener(bus, world.process("p").runtime, wanted, known=lambda: {"learner/eu"})
         await other.find()
-        assert set(other.positions) == {"learner/a"}, "there is room, so it would be in the list"
+        assert set(other.positions) == {"learner/a"}, "the list is not full, so learner/eu would be in it"
 
     drive(body)
 
@@ -340,7 +344,7 @@ async def test_a_reader_of_a_file_reads_each_message_once_and_begins_again_where
         assert await bus.tail("s") == "3"
         assert [said.body for said in (await bus.read({"s": "1"}, 0.0))["s"]] == [b"1", b"2"]
         assert await bus.read({"s": "3"}, 0.0) == {}
-        # Positions beyond the end: the file was deleted, and numbers are given again.
+        # A position beyond the end means that the file was deleted, so numbers begin again.
         assert [said.body for said in (await bus.read({"s": "4"}, 0.0))["s"]] == [b"0", b"1", b"2"]
         assert (await bus.read({"s": "4"}, 0.0))["s"][0].position == "1"
 
@@ -359,10 +363,10 @@ def redis_bus(reader: object, writer: object) -> RedisBus:
     ],
 )
 async def test_ids_of_messages_are_numbers(newest: str, position: str, again: bool) -> None:
-    """A server that lost its tail is noticed by a position behind its newest message: ten comes after nine."""
+    """If a server lost its newest messages, the reader's position lies beyond its end; as numbers, 10 comes after 9."""
 
     class Server:
-        """Holds one message; as a pipeline, too."""
+        """A server that holds one message, and its own pipeline."""
 
         def pipeline(self, transaction: bool) -> Self:
             return self
@@ -403,7 +407,7 @@ async def test_on_redis_what_was_said_before_is_before_the_end_however_far_back_
 
 
 async def test_a_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
-    """Whoever may write beside a run would choose which file of its participants gets tables."""
+    """Otherwise anyone who may write beside a run could have tables created in another file of a participant."""
     victim, link = tmp_path / "letters.sqlite", tmp_path / "run" / "bus.sqlite"
     link.parent.mkdir()
     for there in (False, True):

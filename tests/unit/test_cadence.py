@@ -1,4 +1,4 @@
-"""How often a learner's state is kept follows what keeping it costs."""
+"""The more a checkpoint costs, the longer a learner waits until the next one."""
 
 import asyncio
 from itertools import pairwise
@@ -16,7 +16,7 @@ CADENCE_S = 60.0
 
 
 class Uplink:
-    """Has nothing under way."""
+    """An uplink with nothing under way."""
 
     incarnation = 1
     tokens_lost = 0
@@ -27,7 +27,10 @@ class Uplink:
 
 
 def asked_at(held_s: float, stored_s: float, until_s: float = 3000.0) -> list[float]:
-    """Return when checkpoints are asked for, of which each holds the training thread and takes the store so long."""
+    """Return when checkpoints are requested.
+
+    Each holds the training thread for `held_s`, and storing it takes `stored_s`.
+    """
     clock = Clock()
     found: list[float] = []
     runtime: Any = type("Now", (), {"now": staticmethod(clock.time)})()
@@ -56,7 +59,7 @@ class Here:
 
 
 class Slow(Incarnation):
-    """Storing takes as long as it is told."""
+    """An incarnation that takes `stored_s` to store a checkpoint."""
 
     def __init__(self, tell: Any, runtime: Any, stored_s: float) -> None:
         nothing: Any = None

@@ -1,4 +1,4 @@
-"""What kind of tensor a module's parameters are to a merge: found from the module, or named by the run's creator."""
+"""The class of a tensor decides how it is merged; it is found from the module, or the run's creator names it."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ WORDS, WIDTH = 32, 8
 
 
 class Speaker(nn.Module):
-    """Words in, a gate of experts, words out."""
+    """A model with an embedding, a router, a square layer and an output layer."""
 
     def __init__(self, *, tied: bool = False, words: int = WORDS) -> None:
         super().__init__()
@@ -35,17 +35,21 @@ def test_an_output_layer_of_its_own_is_no_matrix_and_other_layers_are() -> None:
     assert found == {
         "table.weight": TensorClass.EMBEDDING,
         "router.weight": TensorClass.DENSE,
-        "square.weight": TensorClass.DENSE,  # as wide as there are words, but not the last
+        "square.weight": TensorClass.DENSE,  # one output for each word, but not the last layer
         "head.weight": TensorClass.VECTOR,
     }
-    assert classes(Speaker(words=WORDS + 1))["head.weight"] == TensorClass.DENSE, "those are no words"
-    assert "head.weight" not in classes(Speaker(tied=True)), "what is tied is the embedding"
-    assert classes(nn.Sequential(nn.Linear(4, WORDS)))["0.weight"] == TensorClass.DENSE, "nothing is embedded"
+    assert classes(Speaker(words=WORDS + 1))["head.weight"] == TensorClass.DENSE, (
+        "it has more outputs than there are words"
+    )
+    assert "head.weight" not in classes(Speaker(tied=True)), "a tied output layer is the embedding"
+    assert classes(nn.Sequential(nn.Linear(4, WORDS)))["0.weight"] == TensorClass.DENSE, "the model has no embedding"
 
 
 def test_what_is_named_is_no_matrix() -> None:
     assert classes(Speaker(), "*outer.weight")["router.weight"] == TensorClass.VECTOR
-    assert classes(Speaker(), "table.weight")["table.weight"] == TensorClass.EMBEDDING, "it is one all the same"
+    assert classes(Speaker(), "table.weight")["table.weight"] == TensorClass.EMBEDDING, (
+        "an embedding stays one even if it is named"
+    )
     with pytest.raises(InputError, match=r"no trainable parameter is named gate\.\*: there are table\.weight"):
         specs_of(Speaker(), ["gate.*"])
 

@@ -1,4 +1,4 @@
-"""Virtual time: order, pauses, kills, and the faults of the simulated ports."""
+"""In virtual time, processes can be reordered, paused and killed, and the simulated ports can fail."""
 
 import asyncio
 
@@ -96,7 +96,7 @@ def test_a_killed_life_runs_no_finally_and_what_it_sent_still_lands() -> None:
         assert ended == []
 
     world.clock.run_until_complete(body())
-    world.clock.close()  # only now is it unwound
+    world.clock.close()  # the killed process is unwound only now
 
 
 def test_what_can_never_come_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""Codecs: what goes in comes out, within the error the format has, in the bytes it states."""
+"""Each codec gives its input back within the error of its format, and takes the bytes that it states."""
 
 import numpy as np
 import pytest
@@ -82,7 +82,7 @@ def test_tensors_are_packed_apart() -> None:
     specs = [Spec(name, (size,), "float32", TensorClass.DENSE) for name, size in (("big", 200), ("small", 7))]
     fragment = partition(specs, 1).fragments[0]
     x = np.ones(207, np.float32)
-    x[200:] = 1e-6  # next to the large tensor it would vanish; with scales of its own it does not
+    x[200:] = 1e-6  # with the scale of the large tensor this would become 0
     out = pack(codec("int4"), fragment, x)
     back = np.empty_like(x)
     unpack(codec("int4"), fragment, out, back)

@@ -1,4 +1,4 @@
-"""What may go: by the log, version for version, and by age, which only delays."""
+"""The log decides which objects garbage collection deletes; an object's age only delays its deletion."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ def doomed(plan: gc.Garbage, kind: str) -> list[int]:
 
 
 async def foldable(w: Written, start: int) -> None:
-    """Assert that every version from one on can be folded, and what was packed read."""
+    """Assert that every version from `start` on can be folded, and that all commits can be read, packed or not."""
     for version in range(start, w.states[0].version + 1):
         at = await fold.fold(w.log, 0, fold.Merging(w.log), until=version)
         assert at.carried.digest == w.commits[0][version - 1].header.state_digest
@@ -92,7 +92,9 @@ def test_two_checkpoints_of_each_learner_stay() -> None:
         for key in keys:
             w.put(key, b"checkpoint")
         plan = await collected(w, 1)
-        assert [e.key for e in plan.doomed["checkpoints"]] == [keys[0], keys[3]], "those of the life before"
+        assert [e.key for e in plan.doomed["checkpoints"]] == [keys[0], keys[3]], (
+            "each learner's checkpoint of its earlier incarnation"
+        )
 
     Written().drive(body)
 
@@ -107,7 +109,9 @@ def test_parts_go_with_the_checkpoint_that_they_are_of() -> None:
             w.put(key, b"part")
         plan = await collected(w, 1)
         gone = {e.key for e in plan.doomed["checkpoints"]}
-        assert gone == {checkpoint_key("a", 1, 90, bytes(32)), *keys[:2], *keys[6:]}, "of which there is no checkpoint"
+        assert gone == {checkpoint_key("a", 1, 90, bytes(32)), *keys[:2], *keys[6:]}, (
+            "parts without a checkpoint go, too"
+        )
 
     Written().drive(body)
 
@@ -121,7 +125,7 @@ def test_what_a_commit_merged_whose_bytes_are_not_what_the_next_one_names_is_not
         with pytest.raises(LogCorrupt, match="is not the commit that") as caught:
             await gc.apply(w.log, plan)
         assert caught.value.key == commit_key(0, 3)
-        assert w.keys() == before, "nothing went, nothing came"
+        assert w.keys() == before, "nothing was deleted or stored"
 
     Written().drive(body)
 
@@ -130,7 +134,7 @@ def test_what_a_commit_merged_whose_bytes_are_not_what_the_next_one_names_is_not
 
 
 async def aged(w: Written, versions: int, later: int, snapshot_every: int = 2) -> None:
-    """Grow to so many versions, let them age, and go on to some later ones."""
+    """Grow the log to `versions`, let it age, then grow it to `later`."""
     await w.grow(versions, snapshot_every=snapshot_every)
     await asyncio.sleep(2 * AGE_S)
     await w.grow(later, snapshot_every=snapshot_every)
@@ -141,7 +145,7 @@ def test_a_snapshot_too_young_to_go_is_a_place_to_start_from_so_what_follows_it_
         await w.grow(12, snapshot_every=4)
         await asyncio.sleep(2 * AGE_S)
         [young] = [key for key in w.keys(snapshots_prefix(0)) if version_in(key) == 4]
-        w.put(young, w.blob(young))  # copied from elsewhere, say
+        w.put(young, w.blob(young))  # as if it had been copied from elsewhere
         plan = await collected(w, 1, AGE_S)
         assert plan.starts[0] == 4
         await foldable(w, 4)
@@ -155,7 +159,7 @@ def test_commits_are_packed_once_they_are_old_and_what_the_others_merged_stays()
         await aged(w, 6, 12)
         plan = await collected(w, 2, AGE_S)
         assert plan.pack == [[(0, version) for version in range(1, 7)]]
-        # Whoever folds from version 0 goes through 7 and on: what they merged is not to go.
+        # A fold from version 0 reads commits 7 and later, so the updates that these merged must stay.
         assert set(versions(w, "updates/00000/")) >= set(range(6, 12))
         assert set(versions(w, "updates/00000/")).isdisjoint(range(6))
         assert plan.starts[0] == 8, "the oldest snapshot that is too young to go"
@@ -172,8 +176,9 @@ def test_the_first_commit_that_is_too_young_is_not_packed() -> None:
         await asyncio.sleep(1.5 * AGE_S)
         await w.grow(12, snapshot_every=12)
         plan = await gc.plan(w.log, keep=1, min_age_s=AGE_S)
-        assert plan.pack == [[(0, version) for version in (1, 2, 3)]], "those after it wait for it"
-        # Replay can begin at version 0 and go through them: what they merged is old, and stays.
+        assert plan.pack == [[(0, version) for version in (1, 2, 3)]], "the commits after the young one must wait"
+        # Replay can begin at version 0 and read the commits that are not packed, so the updates that they merged stay
+        # although they are old.
         assert sorted({*doomed(plan, "updates")}) == [0, 1, 2]
         assert doomed(plan, "values") == [1, 2, 3]
 
@@ -185,7 +190,7 @@ def test_the_first_commit_that_is_too_young_is_not_packed() -> None:
 
 @pytest.mark.parametrize("after", [1, 2, 3, 5, 8, 13])
 def test_a_collection_cut_short_leaves_no_snapshot_that_leads_nowhere(after: int) -> None:
-    """Whichever deletions it got to: from every snapshot that is left the end of the log can be reached."""
+    """Whichever objects were deleted, the end of the log can be reached from every snapshot that is left."""
 
     async def body(w: Written) -> None:
         await w.grow(12, snapshot_every=2)
@@ -197,7 +202,7 @@ def test_a_collection_cut_short_leaves_no_snapshot_that_leads_nowhere(after: int
         with pytest.raises(BaseExceptionGroup):
             await gc.apply(w.log, plan)
         w.store.answers = lambda operation, key: None
-        await asyncio.sleep(60.0)  # what was sent still lands
+        await asyncio.sleep(60.0)  # requests that were sent still take effect
         for version in versions(w, snapshots_prefix(0)):
             if version == 0:
                 continue

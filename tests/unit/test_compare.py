@@ -1,8 +1,8 @@
-"""Decoupled training beside data parallel: by hand, against the lab's rows at equal wall time, and as a command.
+"""The comparison of decoupled training with data parallel agrees with sums by hand, and with the lab's measurements.
 
-The lab's `compare` ran three settings for as long as 600 steps of a second take, each in three ways. What a loss is worth
-is read from undisturbed data parallel with as many learners, of the same experiment; what the model says is computed from
-the settings alone and from rows of other experiments (`lab.toml`).
+The lab's experiment `compare` ran three settings, each in three ways, for the time of 600 steps of a second. The loss
+of a run is converted into steps by the curve of undisturbed data parallel with as many learners, from the same
+experiment. The model's predictions use only the settings and rows of other experiments (`lab.toml`).
 """
 
 import itertools
@@ -50,7 +50,8 @@ def test_without_failures_one_place_loses_nothing_and_everything_is_counted_by_h
     assert [w.name for w in found.ways] == [ONE_PLACE, ACROSS, DECOUPLED]
     assert one.processed == one.learnt == pytest.approx(4 * 1000 * DAY_S)
     assert one.usd == pytest.approx(24 * 2.0 * 8)
-    # A ring moves 1.5 times 16 bits of 1e8 parameters over 2 Gbit/s: 1.2 s, of which the forward third is not waited for.
+    # A ring moves 1.5 times 16 bits of 1e8 parameters over 2 Gbit/s: 1.2 s. It begins after the forward pass, a third
+    # of the step, with the first of 128 buckets of gradients.
     assert across.step_s == pytest.approx(1.2 + (1 / 3 + 2 / 3 / 128), rel=0.01)
     assert across.learnt == pytest.approx(one.learnt / across.step_s)
     assert ours.learnt == pytest.approx(ours.processed * ours.worth)
@@ -62,7 +63,7 @@ def test_any_failure_stops_a_job_and_its_own_alone_a_learner() -> None:
     fixed = Fixed(sync_every=12)
     calm, failing = (compared(1e8, Island(name="a", count=8, mtbf_hours=h), fixed=fixed) for h in (math.inf, 1.0))
     assert calm.way(ONE_PLACE).goodput == 1.0
-    # Eight times an hour all stand still for a minute: 1 / (1 + 480 / 3600), and a little for checkpoints.
+    # Eight times an hour all learners stand still for a minute: 1 / (1 + 480 / 3600). Checkpoints cost a little more.
     assert failing.way(ONE_PLACE).goodput == pytest.approx(1 / (1 + 480 / 3600), rel=0.06)
     assert failing.way(DECOUPLED).goodput == pytest.approx(calm.way(DECOUPLED).goodput / (1 + 66 / 3600), rel=1e-6)
     assert failing.way(ACROSS).goodput == failing.way(ONE_PLACE).goodput
@@ -90,7 +91,7 @@ def test_where_it_begins_to_pay_both_are_alike(count: int, params: float) -> Non
     assert at.way(DECOUPLED).learnt == pytest.approx(at.way(ONE_PLACE).learnt, rel=0.01)
     sooner = compared(params, replace(island, mtbf_hours=found.mtbf_hours / 2), fixed=fixed)
     assert sooner.way(DECOUPLED).learnt > sooner.way(ONE_PLACE).learnt
-    # With the links' other users as they are, data parallel across links of that speed learns as much.
+    # Data parallel across links of that speed learns as much as decoupled training on the present links.
     fast = replace(island, up_gbit_s=found.gbit_s, down_gbit_s=found.gbit_s)
     assert compared(params, fast, fixed=fixed).way(ACROSS).learnt == pytest.approx(
         found.way(DECOUPLED).learnt, rel=0.01
@@ -123,7 +124,7 @@ def rows() -> dict[str, dict[str, float]]:
 
 
 def learnt(rows: dict[str, dict[str, float]], learners: int, loss: float) -> float:
-    """Return the steps of undisturbed data parallel that end at a loss, by the curve of this very experiment."""
+    """Return how many steps of undisturbed data parallel end at this loss, by the curve of the same experiment."""
     curve = [
         (steps, rows[f"undisturbed data parallel: M = {learners}, {steps} steps"]["val_loss"])
         for steps in (75, 150, 300, 600)
@@ -140,18 +141,20 @@ def whole(number: object) -> int:
 
 
 def predicted(place: str) -> dict[str, float]:
-    """Return the steps' worth that each way learns in the lab's 600 s, by the model alone."""
+    """Return how many steps' worth each way learns in the lab's 600 s, as the model predicts."""
     what = COMPARED[place]
     wires, learners, failures = what["wires"], whole(what["learners"]), what.get("failures")
     assert isinstance(wires, Wires)
     assert isinstance(failures, Failures | None)
     assert wires.parameters is not None
     assert wires.gbit_s is not None
-    # A step waits for the slowest of its learners, whose steps vary by 5 %; a decoupled learner does not.
+    # A data-parallel step waits for the slowest learner, and the learners' steps vary by 5 %. Decoupled learners do not
+    # wait.
     quantile = statistics.NormalDist().inv_cdf((learners - 0.375) / (learners + 0.25))
     restart_s = mtbf_hours = math.inf
     if failures is not None:
-        # A machine again; then its checkpoint and the model come down the link, 20 and 4 bytes per parameter.
+        # First the machine is replaced. A decoupled learner then also fetches its checkpoint and the model over its
+        # link, 20 and 4 bytes per parameter (`joining`).
         restart_s, mtbf_hours = failures.repair_s, failures.every_s / 3600.0
     fetch_s = wires.parameters * 4.0 * 8.0 / (wires.gbit_s * 1e9)
     island = Island(
@@ -175,7 +178,7 @@ def predicted(place: str) -> dict[str, float]:
     return {
         ONE_PLACE: steps(theirs.way(ONE_PLACE), 1.0, WALL_S),
         ACROSS: steps(theirs.way(ACROSS), 1.0, WALL_S),
-        # The run begins with the model's way down, and its first period has nothing to merge with.
+        # Learners first fetch the model. The lab's run is short, so tokens have their worth in short runs.
         DECOUPLED: steps(ours.way(DECOUPLED), found.worth.short, WALL_S - fetch_s),
     }
 
@@ -243,7 +246,7 @@ def test_the_labs_rows_are_those_of_its_results() -> None:
 
 
 def test_isotropic_rows_stand_beside_data_parallel_at_its_best_rate() -> None:
-    """Of the seeds and the length of their own experiment."""
+    """The data-parallel runs have the seeds and the length of the isotropic runs."""
     beside = {("parity", 600): "parity", ("outer", 600): "parity-grid", ("outer", 1800): "longer"}
     for row in (*lab("iso").decoupled, *lab("iso").long):
         summary = json.loads((RESULTS / f"{beside[row.experiment, row.steps]}.json").read_text())["summary"]
@@ -277,7 +280,7 @@ def test_a_row_is_worth_what_it_was_measured_at() -> None:
 
 
 def test_what_is_overwritten_costs_less_in_longer_runs_too() -> None:
-    """One pair of runs, 0.25 s from the store, beside two near it."""
+    """Runs of two lengths, each 0.25 s away from the store, compared with runs near it."""
     rows = json.loads((RESULTS / "gap.json").read_text())["summary"]
 
     def paid(setting: str, steps: int) -> float:

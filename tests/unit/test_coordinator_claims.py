@@ -1,4 +1,4 @@
-"""A syncer and what is claimed on its bus: an update is what it says itself, a base is merged once, whoever restarts."""
+"""A syncer merges an update only as its own header describes it, and merges each base once, even after a restart."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,14 +24,14 @@ PACE = Pace(heartbeat_s=1.0, silence_s=3.0, staleness=3)
 
 
 class Serving(Syncer):
-    """A syncer whose way to the store can be told to answer otherwise."""
+    """A syncer whose connection to the store can be told to answer otherwise."""
 
     wire: Asked
 
 
 @asynccontextmanager
 async def syncer(w: Written) -> AsyncIterator[Serving]:
-    """A syncer of this run in virtual time, that has heard for a while that nobody is there; it is killed at the end."""
+    """Run a syncer in virtual time, for 10 s without learners before the block; cancel it at the end."""
     process = w.world.process("syncer", len(w.store.requests))
     ports = w.world.ports(process, Conditions(latency_s=ONE_WAY_S), Conditions(latency_s=ONE_WAY_S))
     wire = Asked(ports.wire)
@@ -49,7 +49,7 @@ async def syncer(w: Written) -> AsyncIterator[Serving]:
 
 
 async def announce(w: Written, key: str, **claimed: Any) -> None:
-    """Say that an update is there, and claim something of it."""
+    """Announce an update, with these claims in place of its own values; then wait 5 s."""
     _, fragment, learner, name = key.split("/")
     header, _ = frame.parse(w.blob(key), frame.Kind.UPDATE, UpdateHeader)
     fields: dict[str, Any] = {
@@ -109,7 +109,7 @@ def test_a_due_update_is_merged_as_it_was_announced() -> None:
     ],
 )
 def test_an_update_is_merged_for_what_it_says_itself_or_not_at_all(claimed: dict[str, int], reason: str) -> None:
-    """Its weight is computed from tokens and steps, and what the bus claims decides which of two updates is taken."""
+    """The weight follows from tokens and steps, and the announced values decide which of two updates is taken."""
 
     async def body(w: Written) -> None:
         async with syncer(w) as serving:
@@ -152,7 +152,7 @@ def test_where_the_syncer_itself_is_refused_no_update_is_to_blame() -> None:
 
 @pytest.mark.parametrize("versions", [1, 2, 3])
 def test_a_syncer_that_comes_back_knows_every_base_that_could_be_merged_again(versions: int) -> None:
-    """Also one merged as long ago as staleness allows: the commits that say so are read whatever snapshot there is."""
+    """This includes bases merged as long ago as staleness allows: their commits are read despite a newer snapshot."""
 
     async def body(w: Written) -> None:
         await w.commit(w.upload("a", 0), w.upload("b", 0))
@@ -169,7 +169,7 @@ def test_a_syncer_that_comes_back_knows_every_base_that_could_be_merged_again(ve
 
 
 def test_commits_as_far_back_as_staleness_reaches_must_be_there() -> None:
-    """Without one of them nobody knows which bases were merged; an older one may be missing."""
+    """Without one of these commits the syncer cannot know which bases were merged. An older commit may be missing."""
 
     async def body(w: Written) -> None:
         await w.grow(6)

@@ -1,6 +1,6 @@
-"""Merges on a GPU: the kernels in numba's simulator, what a machine without a GPU says, and the processor in its place.
+"""A GPU merges with the processor's bits, a missing GPU is reported, and the processor takes over if a GPU fails.
 
-`tests/gpu/test_merging.py` compares the bits of a real GPU.
+The kernels run in numba's simulator here. `tests/gpu/test_merging.py` compares the bits of a real GPU.
 """
 
 import json
@@ -43,7 +43,7 @@ def factor(d: F32, compute: ComputePool = ALONE) -> F32:
 
 @pytest.fixture(scope="module")
 def simulated() -> dict[str, dict[str, bool]]:
-    """Which cases have the same bits in the simulator as on the processor."""
+    """Whether the simulator gives the same bits as the processor, by part and case."""
     done = subprocess.run(
         [sys.executable, "-m", "support.simulated_cuda"],
         capture_output=True,
@@ -69,7 +69,7 @@ def test_the_comparison_finds_kernels_that_are_wrong(simulated: dict[str, dict[s
     assert not all(simulated[wrong].values())
 
 
-# --- what is missing --------------------------------------------------------------------------------------------------
+# --- a missing GPU ----------------------------------------------------------------------------------------------------
 
 
 class Target(SimpleNamespace):
@@ -144,7 +144,7 @@ def test_a_gpu_is_compared_before_it_is_used(monkeypatch: pytest.MonkeyPatch) ->
         polar.require_gpu()
 
 
-# --- the processor in its place ---------------------------------------------------------------------------------------
+# --- the processor in place of the GPU --------------------------------------------------------------------------------
 
 
 def on_processor(d: F32, scale: float, quintics: Sequence[tuple[float, float, float]]) -> F32:
@@ -174,7 +174,7 @@ def test_where_the_gpu_fails_the_processor_computes_the_same_and_one_warning_is_
     monkeypatch.setattr(cuda, "polar_factor", failing(calls))
     for m, n in ((5, 9), (9, 5), (40, 40)):
         assert factor(matrix(m, n), ON_GPU).tobytes() == factor(matrix(m, n)).tobytes()
-    assert calls == [(5, 9), (9, 5), (40, 40)], "each is tried: memory may be free again"
+    assert calls == [(5, 9), (9, 5), (40, 40)], "each matrix is tried on the GPU: memory may be free again"
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "could not compute a matrix of 5 × 9: out of memory; the processor computes it" in warnings[0]
@@ -182,7 +182,7 @@ def test_where_the_gpu_fails_the_processor_computes_the_same_and_one_warning_is_
 
 @pytest.mark.usefixtures("_unwarned")
 def test_here_a_merge_that_should_use_a_gpu_has_the_same_bytes(caplog: pytest.LogCaptureFixture) -> None:
-    """Whether or not there is a GPU."""
+    """This holds on machines with and without a GPU."""
     rules = Rules(merge="iso", iso_block=40)
     fragment = partition(
         [

@@ -1,4 +1,4 @@
-"""A round that was closed later than due, on a machine that was busy, is decided anew as it was; and so is the next."""
+"""If a busy machine closed a round late, `whatif` decides this round and the next one as the log records them."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -39,7 +39,7 @@ def round_of(version: int, closed_by: ClosedBy, waited_s: float, *seen: tuple[fl
 
 
 def told(*commits: Commit) -> list[list[str]]:
-    """Return who is in each round, decided anew under the pace they were recorded with."""
+    """Return the learners in each round, decided anew under the recorded pace."""
     log = cast(Log, SimpleNamespace(run=SimpleNamespace(pace=PACE, rules=RULES, digest=RUN)))
     return [[i.learner for i in inputs] for inputs in whatif.decide(log, commits, (), {})]
 

@@ -1,4 +1,4 @@
-"""What the demo makes of how its processes end."""
+"""The demo ends when its learners have done their steps, or when a process keeps failing."""
 
 import random
 import subprocess
@@ -14,7 +14,7 @@ from isthmus_services.demo.fleet import CRASHES_MAX, Fleet, Worker
 
 
 def fleet_of(code: int, tmp_path: Path) -> Fleet:
-    """A fleet whose one learner ends with this code, every time."""
+    """Return a fleet whose only learner ends with this exit code at each start."""
     learner = Worker("l", "learner", [sys.executable, "-c", f"raise SystemExit({code})"], tmp_path / "l.log", {})
     syncer = Worker("s", "syncer", [], tmp_path / "s.log", {})
     learner.start()

@@ -1,4 +1,4 @@
-"""`isthmus demo --out DIR` replaces what an earlier demo left there, by its mark, and nothing that anybody else made."""
+"""`isthmus demo --out DIR` replaces the files of an earlier demo, which left its mark there, and no other files."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ ALL = (mark.RUN, mark.LOGS, mark.SERVERS)
 
 
 def earlier(out: Path) -> None:
-    """What a demo leaves."""
+    """Create the files that a demo leaves."""
     mark.claim(out, ALL)
     for name in ("run/commits/00000/1", "run/bus.sqlite", "run/.scratch/x", "logs/learner-0.log", "servers/redis.log"):
         (out / name).parent.mkdir(parents=True, exist_ok=True)

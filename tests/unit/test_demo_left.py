@@ -1,4 +1,4 @@
-"""What the demo says of the time left: over all phases, and never of a loss that nobody has reported."""
+"""The demo reports the time left over all phases, and no loss before a learner has reported one."""
 
 import math
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ EXPECTED = {TRAINING: 100.0, LAST: 3.0, JUDGING: 30.0, ALONE: 60.0, DRAWING: 3.0
 
 
 class Clock:
-    """One that is set by hand."""
+    """A clock that is set by hand."""
 
     now = 0.0
 
@@ -42,7 +42,7 @@ def test_a_phase_under_way_is_judged_by_its_own_speed(clock: Clock) -> None:
     left = Left(EXPECTED, clock)
     left.enter(TRAINING)
     clock.now = 10.0
-    left.at(0.001)  # processes take a while to start: that is no speed
+    left.at(0.001)  # speed is measured from here on: processes take a while to start
     clock.now = 60.0
     left.at(0.251)
     assert left.seconds == pytest.approx(149.8 + 96.0)
@@ -54,11 +54,11 @@ def test_when_training_ends_what_comes_after_it_is_still_to_come(clock: Clock) -
     for now, share in ((5.0, 0.01), (50.0, 0.5), (95.0, 1.0)):
         clock.now = now
         left.at(share)
-    assert left.seconds == pytest.approx(96.0), "judging, the baseline and the picture"
+    assert left.seconds == pytest.approx(96.0), "the last rounds, judging, the baseline and the picture"
     left.enter(ALONE)
     assert left.seconds == pytest.approx(63.0)
     clock.now += 500.0
-    assert left.seconds == pytest.approx(3.0), "late, but never less than what follows"
+    assert left.seconds == pytest.approx(3.0), "the phase is late, but the later phases still count"
 
 
 def learner(name: str, step: int, loss: float) -> LearnerView:

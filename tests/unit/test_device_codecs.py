@@ -1,6 +1,7 @@
-"""Codecs on a device make the same bytes as those of the CPU, of any length and any finite numbers.
+"""Codecs on a device give the same bytes as the codecs on the CPU, for any length and any finite numbers.
 
-The device is the CPU, and a GPU where these tests are asked for with `-m gpu`."""
+The device is torch's CPU; with `-m gpu` it is a GPU.
+"""
 
 import numpy as np
 import pytest
@@ -13,14 +14,14 @@ DRAW = np.random.default_rng(0)
 
 
 def tricky() -> np.ndarray:
-    """Numbers whose quotients lie between two levels, denormal ones, zeros of both signs, the largest there are."""
+    """Return numbers half-way between two levels, denormal numbers, zeros of both signs, and the largest numbers."""
     ties = np.arange(-7.5, 8.0, 0.5, dtype=np.float32) * np.float32(0.125)
     odd = [0.0, -0.0, 1e-45, -1e-40, 2.0**-126, 3e38, -3.4028234e38, 1.0, -1.0, 2.0**-133 * 7]
     return np.concatenate([ties, np.array(odd, np.float32), DRAW.normal(size=87).astype(np.float32)])
 
 
 def anything(n: int) -> np.ndarray:
-    """Finite numbers of any size, in blocks of which each has numbers of about one size."""
+    """Return finite numbers of any size, of about one size within each block of 128."""
     bits = DRAW.integers(0, 1 << 32, n, dtype=np.uint32)
     exponents = np.repeat(DRAW.integers(0, 255, -(-n // 128), dtype=np.uint32), 128)[:n]
     near = np.clip(exponents.astype(np.int64) - DRAW.integers(0, 12, n), 0, 254).astype(np.uint32)

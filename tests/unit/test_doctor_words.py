@@ -1,4 +1,4 @@
-"""What the doctor says last: how much of what it found is well."""
+"""The last line of `isthmus doctor` counts its findings by outcome."""
 
 import pytest
 

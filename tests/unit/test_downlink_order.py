@@ -1,4 +1,4 @@
-"""The way down: what is fetched when, how far, and that words which are not true cost one look."""
+"""The downlink fetches the fragment that is furthest behind first, and a false message costs one look at the store."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ PACE = Pace(heartbeat_s=1.0, silence_s=3.0, snapshot_every=4)
 
 
 class Kept(Downlink):
-    """A way down that keeps what it settled and told."""
+    """A downlink that keeps the commits that it settled and the messages that it sent to training."""
 
     def __init__(self, w: Written) -> None:
         self.settled: list[Commit] = []
@@ -33,7 +33,7 @@ class Kept(Downlink):
 
     @property
     def ready(self) -> list[Ready]:
-        """What was handed to training, which is nothing else."""
+        """The versions that were handed to training; nothing else may have been."""
         ready = [message for message in self.told if isinstance(message, Ready)]
         assert len(ready) == len(self.told)
         return ready
@@ -41,7 +41,7 @@ class Kept(Downlink):
 
 @asynccontextmanager
 async def learner(w: Written, fetchers: int = 1) -> AsyncIterator[Kept]:
-    """A learner's way down that has read the log as it is, and fetches whatever it hears of."""
+    """Run a learner's downlink that has read the log and fetches every version that it hears of."""
     downlink = Kept(w)
     await downlink.begin()
     w.store.requests.clear()
@@ -68,7 +68,7 @@ async def all_grow(w: Written, *heads: int) -> None:
         await w.grow(head, p, snapshot_every=4)
 
 
-# --- what is said -----------------------------------------------------------------------------------------------------
+# --- announced versions -----------------------------------------------------------------------------------------------
 
 
 def test_a_version_that_was_said_is_fetched_and_handed_on() -> None:
@@ -91,12 +91,12 @@ def test_a_version_that_does_not_exist_costs_one_look(said: int) -> None:
         async with learner(w) as downlink:
             downlink.want(0, said)
             await asyncio.sleep(600.0)
-            assert len(w.store.requests) <= 4, "one look at the log, by way of a snapshot where much is missing"
-            assert versions(downlink) == [], "and training is told nothing: each telling is a copy of the fragment"
+            assert len(w.store.requests) <= 4, "one look at the log, from a snapshot if much is missing"
+            assert versions(downlink) == [], "training gets no message, as each one copies the fragment"
             await w.commit()
             downlink.want(0, 1)
             await asyncio.sleep(1.0)
-            assert versions(downlink) == [(0, 1)], "and the next true word is believed"
+            assert versions(downlink) == [(0, 1)], "the next true message is believed"
 
     Written(RULES, PACE).drive(body)
 
@@ -128,7 +128,7 @@ def test_a_commit_nobody_told_of_is_found_after_a_while_of_silence() -> None:
     Written(RULES, PACE).drive(body)
 
 
-# --- in which order ---------------------------------------------------------------------------------------------------
+# --- the order of fetches ---------------------------------------------------------------------------------------------
 
 
 def test_whoever_is_furthest_behind_is_fetched_first_whatever_its_number() -> None:
@@ -208,7 +208,7 @@ def test_far_behind_a_snapshot_is_read_and_every_commit_on_the_way_is_settled_al
 
 
 def test_what_is_brought_is_the_version_that_was_asked_for_also_where_the_log_runs_ahead() -> None:
-    """On a thin link the log may move as fast as it is read: a fragment that chases its end hands nothing on."""
+    """On a thin link the log may grow as fast as it is read. A downlink that chased its end would hand on nothing."""
 
     async def body(w: Written) -> None:
         async with learner(w) as downlink:
@@ -228,7 +228,9 @@ def test_how_long_a_version_takes_is_measured_where_only_one_was_missing() -> No
             downlink.want(0, 1)
             await asyncio.sleep(1.0)
             once = downlink.sync_s
-            assert 2 * 2 * ONE_WAY_S <= once < 0.5, "a commit and a value, there and back"
+            assert 2 * 2 * ONE_WAY_S <= once < 0.5, (
+                "a commit and a value are requested, and each request goes there and back"
+            )
             await w.grow(4)
             downlink.want(0, 4)
             await asyncio.sleep(1.0)

@@ -1,4 +1,4 @@
-"""No line on a log ends with nothing where its reason should stand."""
+"""Every error message states a reason; no message holds control characters or a password."""
 
 import contextlib
 import logging

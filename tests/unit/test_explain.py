@@ -1,4 +1,4 @@
-"""The stories `isthmus explain` tells: of a commit, of an update, and of all updates that go by one name."""
+"""`isthmus explain` tells the story of a commit, of an update, and of all updates of a learner on one base."""
 
 import re
 from typing import cast
@@ -27,7 +27,7 @@ async def story(log: RecordedLog, what: str) -> explain.Explanation:
 @pytest.mark.parametrize("longer", ["first", "second"])
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "collected"])
 async def test_a_name_that_stands_for_two_tells_both_the_merged_one_first(longer: str, stored: bool) -> None:
-    """A learner announced a second update on its base after the first was merged: one is rejected, one is not."""
+    """A learner announced a second update on its base after the first was merged, so the second was rejected."""
     log = RecordedLog(
         [
             committed(5, given("a", 4, 5, "first"), given("b", 4, 5)),
@@ -86,7 +86,8 @@ async def test_an_update_that_came_too_late_for_one_round_and_joined_the_next() 
     log = RecordedLog([committed(5, given("b", 4, 5), late=(late("a", 4, 5),)), committed(6, given("a", 4, 6))])
     found = await story(log, "0/a/4")
     assert (found.facts["fate"], found.facts["version"], found.facts["others"]) == ("merged", 6, [])
-    # Its round closed 4 s after it opened, the next one opened 10 s after it, and the update was in 3 s after that.
+    # The missed round closed 4 s after it opened. The next round opened 10 s after the missed one, and the update
+    # arrived 3 s later.
     assert found.facts["missed_s"] == pytest.approx(10.0 + 3.0 - 4.0)
 
 
@@ -111,7 +112,7 @@ async def test_an_update_of_which_no_commit_speaks_is_told_as_it_lies_there() ->
 async def test_an_input_is_as_late_as_versions_came_between_its_base_and_its_commit(
     base: int, behind: int | None
 ) -> None:
-    """Version 7 is made of work on version 6: what was trained from version 5 is one version late."""
+    """Version 7 merges work on version 6, so work on version 5 is one version late."""
     log = RecordedLog([committed(v, given("b", v - 1, v)) for v in range(1, 7)] + [committed(7, given("a", base, 7))])
     for lines in ((await story(log, "0/7")).lines, (await story(log, f"0/a/{base}")).lines):
         said = [int(n) for line in lines for n in re.findall(r"(\d+) version\(s\) late", line)]

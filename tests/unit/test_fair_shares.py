@@ -1,4 +1,4 @@
-"""Turns in detail: who goes behind whom, who is passed over, and that no slot is ever lost."""
+"""Authors and users are served in turn, a user that has its share is passed over, and no slot is ever lost."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ from isthmus.syncer.fairness import SLOW_MAX, FairQueue, FairSlots
 
 
 class Queue(FairQueue[object]):
-    """A queue that keeps whose events it dropped."""
+    """A queue that keeps the author of each event that it dropped."""
 
     def __init__(self, each: int = 4, total: int = 100) -> None:
         self.lost: list[str] = []
@@ -20,7 +20,7 @@ def drained(found: Queue) -> list[object]:
     return [found.get_nowait() for _ in range(len(found))]
 
 
-# --- attention --------------------------------------------------------------------------------------------------------
+# --- events -----------------------------------------------------------------------------------------------------------
 
 
 def test_who_comes_anew_waits_behind_those_who_wait() -> None:
@@ -85,13 +85,13 @@ class Users:
         return len(self.tasks) - 1
 
     async def settle(self) -> list[str]:
-        """Let everything happen that can; return who holds a slot."""
+        """Let all tasks run until they wait; return the users that hold a slot."""
         for _ in range(10):
             await asyncio.sleep(0)
         return sorted(self.holding)
 
     async def done(self) -> None:
-        """Give everything back."""
+        """Give all slots back."""
         for release in self.released:
             release.set()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -99,7 +99,7 @@ class Users:
 
 @asynccontextmanager
 async def users_of(total: int, each: int) -> AsyncIterator[Users]:
-    """Share so many slots; whatever happened, all of them are there again at the end."""
+    """Share `total` slots, and check at the end that all of them are free again."""
     users = Users(total, each)
     yield users
     await users.done()
@@ -115,7 +115,7 @@ async def test_a_slot_given_back_goes_to_whoever_may_have_it_in_order() -> None:
         for who in ("a", "b", "c"):
             users.want(who)
         assert await users.settle() == ["a", "a", "b"]
-        users.released[first[2]].set()  # b's: the next in order is a, which has its share
+        users.released[first[2]].set()  # the slot of b: the next in order is a, which has its share
         assert await users.settle() == ["a", "a", "b"]
         users.released[first[0]].set()
         assert await users.settle() == ["a", "a", "b"]
@@ -145,7 +145,7 @@ async def test_a_request_cancelled_in_the_moment_it_is_served_gives_its_slot_bac
         await users.settle()
         users.released[first].set()
         for _ in range(20):
-            # As soon as it has been given the slot, before it can know of it.
+            # Once the first task is done, the slot has been given to the second one, which has not run since.
             if users.tasks[first].done():
                 break
             await asyncio.sleep(0)
@@ -178,10 +178,10 @@ async def test_whoever_waits_hears_once_when_it_waits_for_its_own_others_alone()
 
         waiting = [asyncio.ensure_future(wait(name, n)) for n, name in enumerate(("a", "a", "c", "b"))]
         await asyncio.sleep(0)
-        assert said[2:] == [], "no slot is free: they wait for others"
+        assert said[2:] == [], "no slot is free: all wait for slots of others"
         await others[1].aclose()
         await asyncio.wait_for(asyncio.gather(*waiting[2:]), 5.0)
-        assert sorted(said[2:]) == ["a0", "a1", "b3", "c2"], "a has its share, and its others wait for that alone"
+        assert sorted(said[2:]) == ["a0", "a1", "b3", "c2"], "a has its share, and its requests wait for nothing else"
         await others[0].aclose()
         await asyncio.wait_for(asyncio.gather(*waiting), 5.0)
         assert len(said) == 6, "each was told once"

@@ -1,4 +1,4 @@
-"""Nobody takes more than a share of a syncer: of its attention, nor of its fetches."""
+"""No author takes more than its share of a syncer's message handling, and no user more than its share of fetches."""
 
 import asyncio
 from typing import Any
@@ -71,7 +71,7 @@ async def test_waiting_for_an_event_loses_none() -> None:
 
 
 class Users:
-    """Who holds a slot right now."""
+    """Users of a pool of slots; `holding` names those that hold one."""
 
     def __init__(self, total: int, each: int) -> None:
         self.slots = FairSlots(total, each)

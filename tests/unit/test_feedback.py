@@ -1,4 +1,4 @@
-"""What codecs drop: fed back, or given up with the length kept."""
+"""What a codec drops is fed back into the next update or version; without feedback it is lost, but not the length."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,9 @@ def test_without_feedback_the_master_is_what_was_published() -> None:
         assert state.is_published
         assert result.published_digest == state.published_digest
         twin = merge.State(state.version, state.published, state.published.copy(), state.momentum)
-        assert twin.digest == state.digest == result.state_digest, "a state has one name, wherever its arrays lie"
+        assert twin.digest == state.digest == result.state_digest, (
+            "equal states have one digest, whether or not they share an array"
+        )
 
 
 def test_a_version_moves_as_far_as_the_outer_step_where_nothing_is_fed_back() -> None:
@@ -87,7 +89,7 @@ def test_a_snapshot_without_a_master_is_two_thirds_as_large_and_comes_back() -> 
 
 @pytest.mark.parametrize("feedback", [True, False])
 def test_the_log_folds_to_what_was_merged(feedback: bool) -> None:
-    """Snapshots of both kinds, values of few bits: a syncer and a learner find what was recorded."""
+    """With snapshots of both kinds and values of few bits, a syncer and a learner fold to the recorded state."""
 
     async def body(w: Written) -> None:
         await w.grow(6, snapshot_every=4)
@@ -108,7 +110,7 @@ def test_the_log_folds_to_what_was_merged(feedback: bool) -> None:
 
 
 def test_a_value_whose_table_is_damaged_is_a_damaged_log() -> None:
-    """Its digest is right, as if it had been written so."""
+    """The digest of the value is right, as if it had been stored like this."""
 
     async def body(w: Written) -> None:
         commit = await w.commit()

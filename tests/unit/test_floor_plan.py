@@ -1,7 +1,7 @@
-"""Which room of the library may import which: from the ground up, a floor stands on those below it and on no other.
+"""Each room of the library imports only from the floors below its own.
 
-Rooms of one floor do not know each other. Whoever needs something from above, or from next door, moves what is shared
-down; a new room gets a place in this table.
+A room is a module or package at the top of a package. Rooms of one floor do not import each other. If a room needs code
+from its own floor or from above, move the shared code down. A new room gets a place in this table.
 """
 
 import ast
@@ -15,35 +15,35 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 LIBRARY = (
-    # room, and what it knows
-    "interrupts reasons version",  # signals, held back · why updates are rejected
+    # the rooms of a floor, and what they contain
+    "interrupts reasons version",  # holding signals back · why updates are rejected
     "errors",
-    "format runtime sinks",  # what is written, and who may · clocks, threads, metrics, URLs · where figures go
-    "bus codecs rounds store",  # the two ports · how arrays are packed · when to stop waiting, without I/O
+    "format runtime sinks",  # file formats, permissions · clocks, threads, metrics, URLs · where figures go
+    "bus codecs rounds store",  # bus and store are the two ports · packing of arrays · rounds, without I/O
     "log",  # state = fold(merge, snapshot, commits)
-    "agent inspect",  # what both kinds of agents share · who only reads the log
+    "agent inspect",  # what both kinds of agents share · reading the log only
     "doctor learner syncer",
     "torch",
-    "link",  # the front door
-    "demo integrations",  # · the training loops of other libraries
+    "link",  # what training loops import
+    "demo integrations",  # models and data to try · hooks into other training libraries
 )
-"""Of `isthmus`: modules and packages, the ground first."""
+"""Modules and packages of `isthmus`, the lowest floor first."""
 
 COMMANDS = (
-    "board output policies process processes",  # a page of a run · tables and reports · who may do what, in the words of servers · logs, health · child processes
+    "board output policies process processes",  # pages · tables · permissions at servers · logs, health · child processes
     "servers settings",
     "commands main",  # one module each
     "demo probe",
 )
-"""Of `isthmus_services`, which stands on all of `isthmus`."""
+"""Modules and packages of `isthmus_services`, which may import all of `isthmus`."""
 
 LABORATORY = (
     "simulate",  # worlds in virtual time
-    "forecast training",  # what a run would come to · experiments with real gradients
+    "forecast training",  # forecasts of a run · experiments with real gradients
     "bench worker",
     "commands",
 )
-"""Of `isthmus_lab`, which stands on both."""
+"""Modules and packages of `isthmus_lab`, which may import both."""
 
 PACKAGES = (("isthmus", "pkg", LIBRARY), ("isthmus_services", "services", COMMANDS), ("isthmus_lab", "pkg", LABORATORY))
 
@@ -63,7 +63,7 @@ AT_HOME = {
     "torch": {"demo", "doctor", "integrations", "link", "sinks", "torch"},
     "transformers": {"integrations"},
 }
-"""Libraries that only these modules of `isthmus` may import: a syncer runs without torch, and a port hides what is
+"""Libraries that only these modules of `isthmus` may import: a syncer runs without torch, and a port hides the library
 behind it."""
 
 
@@ -76,7 +76,8 @@ def imports(package: str, folder: str) -> Iterator[tuple[Path, str, str]]:
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
-                # `from isthmus import kernels` names a room, `from isthmus.log import fold` has named it already.
+                # In `from isthmus import log` the imported name is the room; in `from isthmus.log import fold` the room
+                # is in the module's name.
                 whole = [f"{node.module}.{alias.name}" for alias in node.names]
                 names = whole if node.module == package else [node.module]
             else:
@@ -124,7 +125,7 @@ def test_what_is_behind_a_port_is_imported_at_home_only() -> None:
 
 
 def test_every_room_of_the_table_is_there() -> None:
-    """A table that lists what is gone is no plan."""
+    """The table must not list rooms that are gone."""
     for package, folder, floors in PACKAGES:
         for room in " ".join(floors).split():
             place = ROOT / folder / package / room

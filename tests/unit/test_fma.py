@@ -1,4 +1,4 @@
-"""Multiplying and adding without an instruction for it gives the bits of the C library's `fmaf`."""
+"""Fused multiply-add without a hardware instruction gives the bits of the C library's `fmaf`."""
 
 import ctypes
 import itertools
@@ -27,7 +27,7 @@ def is_right(a: Any, b: Any, c: Any) -> bool:
 
 
 def half_way() -> list[tuple[float, float, float]]:
-    """Return factors whose product lies half-way between two float32, and an addend that decides, too small for float64."""
+    """Return factors whose product lies half-way between two float32, and a decisive addend too small for float64."""
     found = []
     for power, sign, lift in itertools.product(POWERS, (1.0, -1.0), (0, 30, 60, 90)):
         one = np.float32(1 + 2.0**-12)
@@ -43,7 +43,7 @@ def test_half_way_between_two_the_addend_decides(a: float, b: float, c: float) -
 
 
 def test_some_of_these_are_wrong_when_rounded_twice() -> None:
-    """Else nothing here would tell a right rounding from a wrong one."""
+    """Otherwise these cases could not tell a right rounding from a wrong one."""
     twice = [(np.float32(np.float64(a) * b + c), FMAF(a, b, c)) for a, b, c in half_way()]
     assert sum(x != np.float32(y) for x, y in twice) > 20
 
@@ -79,7 +79,7 @@ def test_a_row_is_what_its_elements_are(scale: float) -> None:
     assert into.tobytes() == np.array(expected, np.float32).tobytes()
 
 
-# 641 · 6700417 = 2³² + 1: half-way between two denormals, and a little more than float64 has room for beside 2⁻¹²⁷.
+# 641 · 6700417 = 2³² + 1: the product lies half-way between two denormals, plus a bit that float64 loses beside 2⁻¹²⁷.
 DENORMAL = (641 * 2.0**-91, 6700417 * 2.0**-91, 2.0**-127)
 NORMAL = (1 + 2.0**-12, 1 + 2.0**-12, 2.0**-60)
 
@@ -89,7 +89,7 @@ NORMAL = (1 + 2.0**-12, 1 + 2.0**-12, 2.0**-60)
 def test_one_element_that_is_doubtful_is_seen_wherever_it_is(at: int, doubtful: tuple[float, float, float]) -> None:
     factor, row_at, into_at = map(np.float32, doubtful)
     twice = np.float32(np.float64(factor) * np.float64(row_at) + np.float64(into_at))
-    assert twice != np.float32(FMAF(factor, row_at, into_at)), "else it does not matter"
+    assert twice != np.float32(FMAF(factor, row_at, into_at)), "the element must be one that two roundings get wrong"
     row, into = np.ones(256, np.float32), np.ones(256, np.float32)
     row[at], into[at] = row_at, into_at
     expected = [FMAF(factor, r, x) for r, x in zip(row, into, strict=True)]

@@ -1,4 +1,4 @@
-"""The fold: where it starts, what it believes, how far it goes, and how it passes a hole in the log."""
+"""A fold starts from a sound snapshot, checks what it reads, ends where it should, and goes on after healed damage."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ def test_every_version_can_be_folded_from_the_newest_snapshot_at_or_below_it(ver
         start = version // 4 * 4
         [key] = w.store.of("get", snapshots_prefix(0))
         assert f"/{start:012d}-" in key
-        assert len(w.store.of("get", "updates/")) == 2 * (version - start), "and no update beyond it"
+        assert len(w.store.of("get", "updates/")) == 2 * (version - start), "no update beyond the version is read"
 
     Written().drive(body)
 
@@ -67,7 +67,7 @@ def test_the_newest_commits_come_along_as_many_as_were_asked_for(keep: int) -> N
     Written().drive(body)
 
 
-# --- what it believes -------------------------------------------------------------------------------------------------
+# --- what it checks ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", [-1, -4 * 700, 700], ids=["momentum", "master", "published"])
@@ -107,7 +107,7 @@ def test_a_commit_whose_inputs_come_to_another_state_is_damaged() -> None:
         with pytest.raises(LogCorrupt, match="its inputs fold to state") as caught:
             await state_at(w)
         assert caught.value.readable == (0, 2)
-        assert (await value_at(w)).version == 3, "what was published is as it says"
+        assert (await value_at(w)).version == 3, "the published version is as recorded"
 
     Written().drive(body)
 
@@ -155,12 +155,12 @@ def test_an_input_that_is_not_to_be_had_is_named_and_is_no_outage(what: str) -> 
 
 
 async def wound(w: Written, version: int) -> None:
-    """Let an update be gone that this version merged."""
+    """Delete an update that this version merged."""
     w.world.objects.delete(w.commits[0][version - 1].header.inputs[0].key)
 
 
 async def healed(w: Written) -> heal.Diagnosis:
-    """Heal the fragment, and go on from there."""
+    """Heal the fragment, and let the writer go on from the healed version."""
     [found] = await heal.diagnose(w.log, [0])
     commit = await heal.heal(w.log, found)
     assert commit is not None
@@ -203,7 +203,7 @@ def test_a_healed_fragment_goes_on_from_what_was_published_without_momentum() ->
         assert np.array_equal(state.published, before)
         assert np.array_equal(state.master, before)
         assert not state.momentum.any()
-        assert [version for version, _ in await w.log.snapshots(0)] == [7, 0], "whoever starts next starts there"
+        assert [version for version, _ in await w.log.snapshots(0)] == [7, 0], "the next fold starts from version 7"
         await w.grow(9)
         assert (await state_at(w)).carried.digest == digest_at(w, 9)
 
@@ -248,7 +248,7 @@ def test_whoever_healed_first_is_not_written_over() -> None:
 
 
 def test_a_damaged_commit_among_the_last_before_the_start_is_named() -> None:
-    """What is usual, and what was merged, the commits before say: a start of which one cannot be read is none."""
+    """The commits before a start tell what is usual and what was merged; a start without one of them is not used."""
 
     async def body(w: Written) -> None:
         await w.grow(6, snapshot_every=4)
@@ -259,13 +259,15 @@ def test_a_damaged_commit_among_the_last_before_the_start_is_named() -> None:
         merging = fold.Merging(w.log)
         assert (await fold.begin(w.log, 0, merging, keep=4)).version == 0
         assert (await fold.begin(w.log, 0, merging, keep=1)).version == 4
-        assert len((await fold.begin(w.log, 0, merging, keep=4, need=1)).last) == 1, "where one is enough"
+        assert len((await fold.begin(w.log, 0, merging, keep=4, need=1)).last) == 1, (
+            "with `need=1`, one commit is enough"
+        )
 
     Written().drive(body)
 
 
 def test_a_commit_that_is_damaged_on_its_way_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a syncer would record another usual length than replay computes (seed 40,659)."""
+    """Otherwise a syncer would record another usual length than a replay computes (seed 40,659)."""
 
     async def body(w: Written) -> None:
         await w.grow(6)
@@ -284,6 +286,8 @@ def test_a_commit_that_is_damaged_on_its_way_is_read_again(monkeypatch: pytest.M
         assert [found.version for found in at.last] == [1, 2, 3, 4, 5, 6]
         damaged += [1, 1, 1]
         at = await fold.fold(w.log, 0, fold.ChainOnly(), keep=16, need=2)
-        assert [found.version for found in at.last] == [2, 3, 4, 5, 6], "damaged in the store: it is not needed"
+        assert [found.version for found in at.last] == [2, 3, 4, 5, 6], (
+            "commit 1 is damaged in the store, and is not needed"
+        )
 
     Written().drive(body)

@@ -1,4 +1,4 @@
-"""Frames at their limits: what is just allowed, what is not any more, and bits that only look harmless."""
+"""A frame at its limits is accepted; beyond them, or with other reserved, padding or header bytes, it is rejected."""
 
 import msgspec
 import pytest
@@ -74,7 +74,7 @@ def test_padding_is_zero() -> None:
 
 
 def test_a_header_in_which_one_letter_is_another_one_is_noticed() -> None:
-    """It would be a sound record of somebody else."""
+    """Without the CRC it would be a valid record with other contents."""
     blob = note(300)
     at = bytes(blob).index(b"xxxx")
     blob[at] = ord("y")
@@ -117,7 +117,7 @@ def test_only_keys_that_end_as_ours_do_have_versions() -> None:
 
 
 def test_a_commit_names_as_many_inputs_as_it_may_whatever_they_are_called() -> None:
-    """With the longest names and numbers there are, and all that a round can note of as many learners."""
+    """The names and numbers are the longest possible, and the round has noted all that it can of these learners."""
     at, digest = 4e9 + 0.123456789, bytes(range(32))
     names = [f"{number:06d}".ljust(63, "n") for number in range(INPUTS_MAX)]
     inputs = tuple(

@@ -1,4 +1,4 @@
-"""Parameters that do not travel: what says that two bases are the same."""
+"""Frozen parameters are never sent; their digests show whether two learners have the same ones."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ CHECKED = FrozenCheck.CHECKED
 
 
 def base(dtype: torch.dtype = torch.float32, scale: float = 1.0) -> nn.Sequential:
-    """A linear layer that is not trained."""
+    """Return a model whose first linear layer is frozen."""
     torch.manual_seed(5)
     layer = nn.Linear(64, 64, bias=False).requires_grad_(False)
     layer.weight.mul_(scale)
@@ -34,7 +34,7 @@ def test_a_digest_is_of_the_bytes_as_they_are_stored(dtype: torch.dtype) -> None
     assert digests_of(model, CHECKED) == {"0.weight": digest(stored)}
     turned = base(dtype)
     held = turned.get_parameter("0.weight")
-    held.data = held.data.t().contiguous().t()  # the same values, not lying in order
+    held.data = held.data.t().contiguous().t()  # the same values, in another order in memory
     assert digests_of(turned, CHECKED) == digests_of(model, CHECKED)
 
 
@@ -47,7 +47,7 @@ def four_bits(scale: float) -> nn.Module:
 
 
 def made_of_others(scale: float) -> nn.Module:
-    """Codes and scales in a tensor that is made of tensors, by the protocol that torchao's follow."""
+    """Return a model whose frozen weight is a tensor made of two tensors, codes and scales, as torchao makes them."""
     model = base()
     two: Any = TwoTensor
     codes = model.get_parameter("0.weight").detach()
@@ -57,7 +57,7 @@ def made_of_others(scale: float) -> nn.Module:
 
 @pytest.mark.parametrize("quantised", [four_bits, made_of_others])
 def test_quantised_weights_are_told_by_their_codes_and_scales(quantised: Callable[[float], nn.Module]) -> None:
-    """Twice as large, the codes are the same."""
+    """Weights that are twice as large have the same codes."""
     model, again, larger = quantised(1.0), quantised(1.0), quantised(2.0)
     assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["0.weight"]
     assert digests_of(model, CHECKED) == digests_of(again, CHECKED) != digests_of(larger, CHECKED)

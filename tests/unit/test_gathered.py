@@ -1,4 +1,4 @@
-"""An object that stays where it lies is, byte for byte, the one that would have been copied together."""
+"""An object gathered from several arrays without a copy has the same bytes as one that was copied together."""
 
 import numpy as np
 import pytest

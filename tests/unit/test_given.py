@@ -1,4 +1,4 @@
-"""What a training loop passes to `step`: any number that people have at hand, or a word on which argument is wrong."""
+"""`step` takes a count or a loss of any numeric type, and otherwise names the argument that is wrong."""
 
 import math
 

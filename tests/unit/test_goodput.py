@@ -1,4 +1,4 @@
-"""Goodput of chips that fail: two derivations of one model held against each other, and against published figures."""
+"""Two derivations of the goodput of failing chips agree with each other and with published figures."""
 
 import json
 import math
@@ -34,7 +34,7 @@ HARSH = Cluster(
     region_mtbi_years=0.02,
     region_hours=0.5,
 )
-"""Everything at once."""
+"""All kinds of failures at once."""
 
 
 @pytest.mark.parametrize("interrupted", ["absorb", "again"])
@@ -43,7 +43,7 @@ def test_the_simulation_agrees_with_the_renewal_argument(mode: str, learners: in
     cluster = Cluster(interrupted=interrupted)
     played = simulate(cluster, mode, 600_000, learners, failures=1500)
     expected = exact(cluster, mode, 600_000, learners)
-    # Twice the 95 % interval, and a floor for what the repairs' hours still owe a short stretch.
+    # The width of the 95 % interval, and an allowance since repairs take hours and the simulated time is short.
     slack = played.goodput_ci[1] - played.goodput_ci[0] + 0.002
     for share in ("goodput", "waiting", "reconfiguring", "lost"):
         assert getattr(played.shares, share) == pytest.approx(getattr(expected, share), abs=slack), share
@@ -52,7 +52,7 @@ def test_the_simulation_agrees_with_the_renewal_argument(mode: str, learners: in
 
 @pytest.mark.parametrize(("shape", "power"), [(0.5, 2.0), (1.5, 1.0)])
 def test_repairs_matter_by_their_mean_alone(shape: float, power: float) -> None:
-    """The exact form has no shape in it: what is played must not care either."""
+    """The exact form does not contain the shape, so the simulation must not depend on it either."""
     cluster = Cluster(repair_shape=shape, repair_power=power)
     played = simulate(cluster, ELASTIC, 600_000, 1, failures=3000)
     slack = played.goodput_ci[1] - played.goodput_ci[0] + 0.002
@@ -105,7 +105,7 @@ def test_every_rack_counts_however_large_a_slice_is() -> None:
         )
         for n in (1024, 4096)
     )  # fmt: skip
-    # As many strike, and each takes four times as much.
+    # As many racks fail, and each failure stops four times as many chips.
     assert large.repairing == pytest.approx(4 * small.repairing, rel=0.3)
 
 
@@ -121,7 +121,7 @@ def test_only_the_two_stalls_are_fitted_and_the_rest_is_predicted() -> None:
     cluster = Cluster()
     for mode, published in PUBLISHED.items():
         assert exact(cluster, mode, PUBLISHED_CHIPS, 1).goodput == pytest.approx(published, abs=1e-6)
-    # Published, and not fitted to: 88 %, 40 %, and an uptime of about 100 % from M = 4.
+    # Published, but not used to fit: 88 %, 40 %, and an uptime of about 100 % from M = 4 on.
     assert exact(cluster, DECOUPLED, 1_200_000, 8).goodput == pytest.approx(0.88, abs=0.02)
     assert exact(cluster, ELASTIC, 2_400_000, 1).goodput == pytest.approx(0.40, abs=0.02)
     assert exact(cluster, DECOUPLED, 1_200_000, 4).uptime > 0.999
@@ -149,7 +149,7 @@ def test_what_should_help_helps_and_what_should_hurt_hurts() -> None:
         replace(usual, interrupted="again"),
     ):
         assert goodput(cluster=worse) < goodput(), worse
-    # A quorum nobody waits for holds up the model and not the learners.
+    # Without a lead, learners do not wait for a quorum: if it is missed, only the model stands still.
     patient = replace(usual, quorum=8)
     assert exact(patient, DECOUPLED, 1_200_000, 8).uptime < 0.6
     assert exact(patient, DECOUPLED, 1_200_000, 8).goodput == pytest.approx(goodput())
@@ -171,7 +171,7 @@ SMALL = Cluster(slice_chips=8, reconfigure_s=8.3, restart_s=51.2)
 @pytest.mark.parametrize("rejoin", ["next", "once", "cheaper"])
 @pytest.mark.parametrize("slices", [1, 4, 64])
 def test_a_small_restarting_job_is_played_as_it_is_computed(slices: int, rejoin: str) -> None:
-    """What is back and waits for the next restart is one slice in the mean: 1.5 % of the time of 64, a quarter of 4."""
+    """On average one repaired slice waits for the next restart: 1.5 % of the time of 64 slices, a quarter of 4."""
     cluster = replace(SMALL, rejoin=rejoin)
     played, expected = simulate(cluster, RESTART, 8 * slices, 1, failures=400), exact(cluster, RESTART, 8 * slices, 1)
     assert played.shares.goodput == pytest.approx(expected.goodput, abs=0.0023)
@@ -218,7 +218,7 @@ def test_repairs_have_their_mean_fresh_and_under_way() -> None:
     fresh = [repairs.draw(draw) for _ in range(40_000)]
     mean = sum(fresh) / len(fresh)
     assert mean == pytest.approx(100.0, rel=0.03)
-    # What is left of a repair under way is, in the mean, E[X²] / 2 E[X].
+    # The mean time left of a repair under way is E[X²] / 2 E[X].
     left = [repairs.left(draw) for _ in range(40_000)]
     expected = sum(x * x for x in fresh) / len(fresh) / (2.0 * mean)
     assert sum(left) / len(left) == pytest.approx(expected, rel=0.08)

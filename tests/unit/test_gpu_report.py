@@ -1,4 +1,4 @@
-"""The report of `make gpu`: what a part has found is kept however it ends, and a page gets it as it is."""
+"""The report of `make gpu` keeps what each part has found, however the part ends, and goes into a page unchanged."""
 
 import sys
 import time
@@ -47,7 +47,7 @@ def test_a_part_that_ends_well_is_read(tmp_path: Path, monkeypatch: pytest.Monke
     assert result.curves == [Curve("one", [1, 2], [3.0, 2.0])]
     monkeypatch.setattr(parts, "HAS_GPU", True)
     assert run.run_apart(part, tmp_path, 60.0).state == DONE
-    assert not (tmp_path / "p").exists(), "its folder would fill the disk"
+    assert not (tmp_path / "p").exists(), "the part's folder is deleted, as it would fill the disk"
 
 
 def test_a_part_that_fails_keeps_its_rows_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_report_goes_into_a_page_as_it_is(tmp_path: Path, capsys: pytest.Captu
     assert "| `t.a` | 1 failure |" in said
     assert "E   why" in said
     assert "it went on" in said
-    assert "all of it" not in said, "what failed is said once"
+    assert "all of it" not in said, "if failed tests are listed, their output is left out"
     assert "figures mean nothing" not in said
     assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
     page = tmp_path / "page.md"

@@ -1,4 +1,4 @@
-"""Virtual time: what handling takes, stalls, half partitions, refusals and bodies without end."""
+"""The simulation models handling times, stalls, one-way partitions, denied access and bodies without end."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -19,7 +19,7 @@ def run(world: World, body: Coroutine[None, None, None]) -> None:
 
 
 def test_a_loop_that_handles_much_is_late() -> None:
-    """A hundred callbacks of 10 ms each are through after a second, and a timer meanwhile waits for them."""
+    """A hundred callbacks of 10 ms each take a second, and a timer has to wait for callbacks."""
     world = World("handling")
     process = world.process("p", costs=Costs(callback_s=0.01))
     woke: list[float] = []
@@ -76,7 +76,7 @@ def test_a_stall_holds_one_process_up_and_no_other() -> None:
 
 
 def test_threads_of_a_process_are_few() -> None:
-    """Eight pieces of work of a second each take two seconds on four threads."""
+    """Eight tasks of a second each take two seconds on four threads."""
     world = World("threads")
     process = world.process("p", costs=Costs(byte_s=0.01, threads=4))
 

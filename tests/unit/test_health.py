@@ -1,4 +1,4 @@
-"""The first line of `status`: who merges, who does not and why, and whether there is anything to see to."""
+"""The first line of `status` says which learners are merged, why others are not, and whether a person should act."""
 
 import time
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from isthmus.log import Commit
 RUN = bytes(range(32))
 NOW = time.mktime((2026, 11, 22, 12, 10, 0, 0, 0, -1))
 COMMITTED_AT = NOW - 336.0
-"""12:04:24 that day."""
+"""12:04:24 on the day of `NOW`."""
 
 LEDGER = Tally(processed=10.0, merged=10.0, overwritten=0.0, late=0.0, pending=0.0, rejected=0.0, lost=0.0)
 
@@ -55,7 +55,7 @@ def left(learner: str, done: bool) -> Leave:
 
 
 def commit(written_at: float, fragment: int = 0, **scales: float) -> Commit:
-    """Return a commit of then, which merged updates of these learners at so much of their length."""
+    """Return a commit written at this time. `scales`: learners merged, and the share of their updates' length."""
     inputs = [SimpleNamespace(learner=name, scale=scale) for name, scale in scales.items()]
     return cast(
         Commit, SimpleNamespace(header=SimpleNamespace(written_at=written_at, fragment=fragment, inputs=inputs))
@@ -168,7 +168,7 @@ def test_a_run_whose_learners_are_done_and_were_never_merged_is_not_well() -> No
     assert "isthmus syncer s3://b/run --bus redis://h" in found.said
 
 
-# --- what syncers say of fragments, and the log of itself ---------------------------------------------------------------
+# --- fragments that cannot be served, and damage in the log -----------------------------------------------------------
 
 
 def test_what_is_slow_to_read_is_not_said_to_be_damaged() -> None:
@@ -246,7 +246,7 @@ def test_a_learner_that_explodes_is_named() -> None:
         "2 of 2 learners merge; b explodes: its updates are cut to 0.001 of their length, in 2 of 3 fragments; see its "
         "loss (isthmus explain r 0 has the last round), and stop or expel it"
     )
-    # One that is cut once, as first and last updates are, is not worth a word.
+    # A learner that is cut a little, as first and last updates are, is not reported.
     assert of_commits(commit(COMMITTED_AT, 0, a=0.4), commit(COMMITTED_AT, 1, a=1.0)).ok
     assert of_commits(commit(COMMITTED_AT, 0, a=0.6, b=1.0)).ok
     assert of_commits(commit(COMMITTED_AT, 0, a=0.2, b=1.0)).ok

@@ -1,4 +1,4 @@
-"""What the bus says adds up: who is there, which rounds are open, and whom they wait for."""
+"""The messages on the bus show which learners are live, which rounds are open, and which learners these wait for."""
 
 import io
 
@@ -38,7 +38,7 @@ def heard(*messages: AnyMessage, at: float | None = 1.0) -> BusView:
 
 
 def take(hearing: BusView, message: AnyMessage, at: float | None) -> None:
-    """Let it be said on the stream of its author."""
+    """Take a message as if it came on its author's stream."""
     stream = SYNCER_STREAM if isinstance(message, FromSyncer) else learner_stream(message.learner)
     hearing.take(stream, BusItem("1-0", encode(message)), at)
 
@@ -76,7 +76,7 @@ def alive(*heads: int) -> Alive:
 def test_a_called_round_waits_for_who_is_here_and_has_not_answered() -> None:
     hearing = heard(here("a"), here("b"), here("c"), call(5), announced("a", 4), passed("b", 5))
     assert hearing.waited_for(0, hearing.live(0.0)) == {"c"}
-    assert hearing.waited_for(1, hearing.live(0.0)) == set(), "no round is open there"
+    assert hearing.waited_for(1, hearing.live(0.0)) == set(), "fragment 1 has no open round"
 
 
 def test_an_update_on_an_older_base_is_no_answer_to_this_round() -> None:
@@ -89,7 +89,7 @@ def test_a_commit_ends_the_round_and_an_old_call_opens_none() -> None:
     assert heard(call(5), alive(5)).rounds == {}
     assert heard(committed(5), call(5)).rounds == {}
     assert heard(call(5), committed(4)).rounds[0].version == 5
-    assert heard(call(5), announced("a", 4), call(5)).rounds[0].answered == {"a"}, "a call is said again"
+    assert heard(call(5), announced("a", 4), call(5)).rounds[0].answered == {"a"}, "a call may be repeated"
 
 
 def test_who_is_silent_or_has_left_is_not_waited_for() -> None:
@@ -99,7 +99,7 @@ def test_who_is_silent_or_has_left_is_not_waited_for() -> None:
     take(hearing, Leave(run=RUN, id="l", learner="b", incarnation=1, step=3, done=True), 9.5)
     assert hearing.live(5.0) == set()
     take(hearing, here("b", incarnation=2), 9.9)
-    assert hearing.live(5.0) == {"b"}, "back again"
+    assert hearing.live(5.0) == {"b"}, "b is back as a new incarnation"
 
 
 def test_what_was_said_before_one_listened_proves_no_life() -> None:

@@ -1,4 +1,4 @@
-"""Who holds what: everybody computes it alone, and agrees with the others once it has heard them."""
+"""Each syncer computes alone which fragments it holds, and agrees with the others once it has heard them."""
 
 import pytest
 
@@ -9,7 +9,7 @@ PACE = Pace(heartbeat_s=1.0)
 
 
 def syncers(*names: str, fragments: int = 24) -> dict[str, Holders]:
-    """Syncers that have just heard each other."""
+    """Return syncers that have just heard each other."""
     found = {name: Holders(name, PACE, fragments, 0.0) for name in names}
     for one in found.values():
         for other in names:
@@ -43,10 +43,12 @@ def test_it_is_known_when_the_next_one_will_have_been_silent_too_long() -> None:
     soon = one.silent_in_s(10.3)
     assert soon == pytest.approx(one.silent_s - 0.3)
     shared = one.held(10.3 + soon - 0.01)
-    assert shared < one.held(10.3 + soon + 0.01), "what c kept is shared by a and b"
+    assert shared < one.held(10.3 + soon + 0.01), "a and b share the fragments of c"
     one.heard("b", 10.3 + soon)
     assert one.silent_in_s(10.3 + soon) == pytest.approx(one.silent_s)
-    assert Holders("a", PACE, 4, 0.0).silent_in_s(5.0) == pytest.approx(one.silent_s), "alone: nothing changes sooner"
+    assert Holders("a", PACE, 4, 0.0).silent_in_s(5.0) == pytest.approx(one.silent_s), (
+        "without other syncers, nothing changes sooner"
+    )
 
 
 def test_one_that_stops_on_purpose_is_not_waited_for() -> None:

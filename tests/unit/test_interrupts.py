@@ -1,4 +1,4 @@
-"""Signals that are held back while something must be done whole."""
+"""Signals are held back until a block of code is done."""
 
 import signal
 import threading
@@ -10,7 +10,7 @@ from isthmus.interrupts import held_back
 
 
 class Stopped(Exception):
-    """What a handler of SIGTERM raises."""
+    """The exception that the SIGTERM handler raises."""
 
 
 def stop(*_: object) -> None:

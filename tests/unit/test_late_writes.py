@@ -1,4 +1,4 @@
-"""The simulated world's late writes: they land after their timeout, and no later than the conditions says."""
+"""A simulated late write takes effect after its timeout, and no later than its conditions allow."""
 
 import asyncio
 

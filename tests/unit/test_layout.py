@@ -1,4 +1,4 @@
-"""Fragments: balanced, the same everywhere, of whole tensors unless those are large; differences are named."""
+"""Fragments are balanced and the same everywhere, only large tensors are cut, and differences of models are named."""
 
 from itertools import pairwise
 
@@ -29,7 +29,7 @@ def test_every_tensor_is_whole_in_one_fragment_and_none_is_too_heavy(sizes: list
     assert sorted(t.spec.name for f in layout.fragments for t in f.tensors) == sorted(s.name for s in layout.specs)
     loads = [f.size for f in layout.fragments]
     assert all(f.tensors[0].start == 0 and f.size == sum(t.size for t in f.tensors) for f in layout.fragments)
-    # Graham's bound for longest-processing-time-first, against what no packing can beat.
+    # Graham's bound for longest-processing-time-first, relative to a load that no packing can beat.
     k = len(loads)
     ordered = sorted(sizes, reverse=True)
     best = max(sum(sizes) / k, ordered[0], (ordered[k - 1] + ordered[k]) if len(sizes) > k else 0)

@@ -1,4 +1,4 @@
-"""Which of the kernels in an image a processor runs."""
+"""A processor runs the kernels of the highest level of which it has all features."""
 
 import os
 import subprocess
@@ -19,10 +19,10 @@ V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
         (set(), "x86-64"),
         (V2 - {"popcnt"}, "x86-64"),
         (V2, "x86-64-v2"),
-        (V3 - {"fma"}, "x86-64-v2"),  # as virtual machines show a processor that has it
+        (V3 - {"fma"}, "x86-64-v2"),  # some virtual machines hide this feature of their processor
         (V3 | {"avx512f"}, "x86-64-v3"),
         (V4, "x86-64-v4"),
-        (V4 - {"sse3"}, "x86-64"),  # no level without the ones before
+        (V4 - {"sse3"}, "x86-64"),  # a level needs all lower ones
     ],
 )
 def test_the_highest_level_of_which_it_has_all(features: set[str], level: str) -> None:

@@ -1,4 +1,4 @@
-"""Settings that are lists: `--n 1 2`, `--n 1,2`, `--n 1 --n 2` and any mixture, in every command that has one."""
+"""Every setting that is a list takes `--n 1 2`, `--n 1,2`, `--n 1 --n 2` and any mixture, in every command."""
 
 import argparse
 from typing import Any

@@ -1,4 +1,4 @@
-"""The log as objects: which commits are believed, how it is walked, and whose a commit is."""
+"""The log accepts only commits that continue its chain, reads ahead, and knows a syncer's own commit from another's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,13 +33,13 @@ async def end_of(w: Written, hint: int = 0) -> int:
 
 
 async def packed(w: Written, keep: int = 1) -> str:
-    """Pack what lies below the oldest snapshot kept; return the key of the segment."""
+    """Pack the commits below the oldest snapshot kept; return the key of the segment."""
     await gc.apply(w.log, await gc.plan(w.log, keep=keep, min_age_s=-1.0))
     [key] = w.keys("segments/00000/")
     return key
 
 
-# --- what is believed -------------------------------------------------------------------------------------------------
+# --- accepted commits -------------------------------------------------------------------------------------------------
 
 
 def test_a_commit_that_follows_another_one_is_another_history() -> None:
@@ -86,10 +86,10 @@ def test_a_long_log_is_asked_for_ahead_and_not_for_ever() -> None:
         w.store.requests.clear()
         began = w.clock.time()
         assert await walked(w, 0, w.run.digest) == list(range(1, 61))
-        # One at a time it would take 61 times to the store and back.
+        # One request at a time would take 61 round trips to the store.
         assert w.clock.time() - began < 61 / 3 * 2 * ONE_WAY_S
         asked = [int(key.rsplit("/")[-1]) for key in w.store.of("get", "commits/")]
-        assert sorted(asked) == list(range(1, len(asked) + 1)), "each once"
+        assert sorted(asked) == list(range(1, len(asked) + 1)), "each commit is read once"
         assert len(asked) <= 60 + AHEAD_MAX
 
     Written().drive(body)
@@ -119,8 +119,8 @@ def test_a_segment_is_read_for_all_of_its_commits_at_once() -> None:
         first, second = w.keys("segments/00000/")
         w.store.requests.clear()
         assert await walked(w, 0, w.run.digest) == list(range(1, 42))
-        # For the last commit of each, for which nothing in it vouches, its own pointer does. The first commit that is
-        # met in each is read alone, before it is known that all of it is wanted.
+        # The first commit of each segment is read alone, before it is known that the whole segment is wanted. The last
+        # one is checked by its pointer, since no commit in the segment vouches for it.
         assert len(w.store.of("get", first)) == 2
         assert len(w.store.of("get", second)) == 2
 
@@ -128,7 +128,7 @@ def test_a_segment_is_read_for_all_of_its_commits_at_once() -> None:
 
 
 def changed_in(segment: Body, number: int, **changed: Any) -> Body:
-    """Return a segment in which one commit was replaced by another one that reads well."""
+    """Return a segment in which one commit was replaced by another valid one."""
     header, payload = frame.parse(segment, Kind.SEGMENT, SegmentHeader)
     start = sum(header.sizes[:number])
     was = bytes(payload[start : start + header.sizes[number]])
@@ -142,7 +142,7 @@ def changed_in(segment: Body, number: int, **changed: Any) -> Body:
 
 @pytest.mark.parametrize("number", [4, 10], ids=["in the middle", "the last"])
 def test_a_commit_replaced_in_a_segment_is_noticed_and_the_segment_named(number: int) -> None:
-    """A segment vouches for no commit of its own: the next one does, or the digest beside the commit's own place."""
+    """A segment vouches for none of its commits: the next commit does, or the digest in the commit's own pointer."""
 
     async def body(w: Written) -> None:
         await w.grow(14, snapshot_every=12)
@@ -153,7 +153,7 @@ def test_a_commit_replaced_in_a_segment_is_noticed_and_the_segment_named(number:
             async for commit in w.log.commits(0, 0, w.run.digest):
                 read.append(commit.version)
         assert caught.value.key == segment
-        assert read == list(range(1, number + 1)), "whatever is whole before it is read"
+        assert read == list(range(1, number + 1)), "the commits before it are read"
 
     Written().drive(body)
 
@@ -171,7 +171,7 @@ def test_a_pointer_into_a_damaged_segment_says_so() -> None:
     Written().drive(body)
 
 
-# --- finding places ---------------------------------------------------------------------------------------------------
+# --- finding versions -------------------------------------------------------------------------------------------------
 
 
 def test_the_end_is_looked_for_from_the_newest_snapshot_on() -> None:

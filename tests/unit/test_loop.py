@@ -1,4 +1,4 @@
-"""A training loop between two steps: what it holds besides merged parameters, and whether that is of one boundary."""
+"""A checkpoint saves what a training loop holds besides merged parameters, all as of one step boundary."""
 
 import math
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class Net(nn.Module):
 
 
 class Place:
-    """A place in data."""
+    """A position in the data."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -67,10 +67,10 @@ def step(model: Net, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-# --- what changes -----------------------------------------------------------------------------------------------------
+# --- state that changes -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch's compiler
 def test_local_tensors_are_those_of_the_state_dict_that_are_not_merged() -> None:
     model = Net()
     merged = {name for name, p in model.named_parameters() if p.requires_grad}
@@ -159,7 +159,7 @@ def test_a_step_that_has_begun_is_known(what: str, change: Callable[[Net, Any], 
 
 
 class Takes(torch.optim.SGD):
-    """Takes something in the closure's place, and looks at it or not."""
+    """An optimizer that keeps its argument `closure` in `given`, and calls it only if `calls` is set."""
 
     given: Any = None
 
@@ -187,14 +187,16 @@ def test_a_step_with_a_closure_begins_with_its_gradients() -> None:
     loop.mark(Clock())
     optimizer.calls = False
     optimizer.step(closure=lambda: 1.0)
-    assert loop.moved(orderly=False) == "an optimizer step has begun", "though it has not asked for the loss"
+    assert loop.moved(orderly=False) == "an optimizer step has begun", (
+        "even if the optimizer has not called the closure"
+    )
     loss = torch.ones(())
     optimizer.step(loss)
-    assert optimizer.given is loss, "what is no closure is handed on as it is"
+    assert optimizer.given is loss, "an argument that is no closure is passed on unchanged"
 
 
 def test_a_step_that_fails_after_its_gradients_has_begun() -> None:
-    """What it has changed by then is not known."""
+    """It is not known what the step has changed by then."""
 
     class Fails(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
@@ -220,7 +222,7 @@ def test_large_buffers_are_not_noted_at_each_step(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("takes_s", "noted"), [(1e-4, 100), (5e-3, 3), (5e-2, 2)])
 def test_noting_takes_a_small_share_of_the_time(takes_s: float, noted: int) -> None:
-    """A hundred steps of ten milliseconds, and of each look at the clock: 1.5 s and 6 s where noting is slow."""
+    """Each of a hundred steps takes 10 ms and a look at the clock: 1.5 s and 6 s in all if noting is slow."""
     place, clock = Place(), Clock()
     _, _, loop = made(data=place)
     found = 0
@@ -228,7 +230,7 @@ def test_noting_takes_a_small_share_of_the_time(takes_s: float, noted: int) -> N
         clock.takes_s = takes_s
         loop.mark(clock)
         found += loop.moved(orderly=False) is None
-        assert loop.moved(orderly=True) is None, "whoever stands between two steps is asked again"
+        assert loop.moved(orderly=True) is None, "between two steps the state can still be read"
         clock.takes_s = 0.01
         clock()
     assert found == noted
@@ -266,7 +268,7 @@ def test_the_optimizer_is_left_as_it_was() -> None:
     assert not optimizer._optimizer_step_pre_hooks
 
 
-# --- the model changes under it ---------------------------------------------------------------------------------------
+# --- a model that changes after join ----------------------------------------------------------------------------------
 
 
 def _unfreeze(model: Net, _: Any) -> None:

@@ -1,4 +1,4 @@
-"""Whom a round waits for, as time passes."""
+"""A round waits for a learner until the learner has been silent for too long or has left."""
 
 from isthmus.format.rules import Pace
 from isthmus.rounds.live_learners import LiveLearners

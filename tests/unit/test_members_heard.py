@@ -1,4 +1,4 @@
-"""Whom a round waits for, by what was heard of whom and when."""
+"""The messages heard from each learner decide whether a round waits for it, and for how long."""
 
 import pytest
 
@@ -10,7 +10,7 @@ PACE = Pace(heartbeat_s=1.0, silence_s=3.0)
 
 
 def members(*heard: str, at: float = 100.0) -> LiveLearners:
-    """Return members of a syncer that has listened for long, of whom these were heard just now."""
+    """Return the learners known to a syncer that has listened for long; these were last heard at time `at`."""
     found = LiveLearners(PACE, 0.0)
     for name in heard:
         found.heard(name, 1, at)
@@ -56,7 +56,7 @@ def test_who_left_is_not_waited_for_even_if_the_log_knows_it() -> None:
     found.heard("a", 1, 100.5)
     found.heard("b", 1, 100.5)
     found.left("b", 1)
-    assert found.expected({"a", "b", "c"}, 101.0) == {"a", "c"}, "c had no chance yet to say that it is there"
+    assert found.expected({"a", "b", "c"}, 101.0) == {"a", "c"}, "c could not have been heard yet"
 
 
 def test_a_word_from_before_it_left_brings_nobody_back_and_a_later_life_does() -> None:
@@ -86,7 +86,7 @@ def test_a_new_life_has_durations_of_its_own() -> None:
     found.heard("a", 2, 101.0, step_s=0.1, upload_s=0.2)
     known = found.terms({"a"}, {"a"})
     assert (known.slowest_step_s, known.sync_s) == (0.1, 0.0)
-    assert known.cap_s == pytest.approx(0.1 + 0.2), "what it says of itself, until it has answered"
+    assert known.cap_s == pytest.approx(0.1 + 0.2), "its stated durations count until it has answered"
 
 
 def test_durations_that_are_not_said_are_as_they_were() -> None:

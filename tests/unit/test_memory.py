@@ -1,4 +1,4 @@
-"""Memory that is kept for the next array of its size, and never while anything looks at it."""
+"""The pool keeps freed memory for the next array of its size, and never reuses memory that a view still shows."""
 
 import gc
 import threading
@@ -71,7 +71,7 @@ def test_what_is_of_other_sizes_makes_way() -> None:
     del large
     assert pool.kept == 4 * SIZE
     again = pool.take(3 * SIZE)
-    assert pool.kept == SIZE, "it was kept, beside one of the others"
+    assert pool.kept == SIZE, "the large array was kept, beside one of the others"
     del again
     pool.take(5 * SIZE)
     assert pool.kept <= 4 * SIZE

@@ -1,4 +1,4 @@
-"""The arithmetic of a round against a plain float64 reference, and its bits against everything that must not matter."""
+"""A merge agrees with a plain float64 reference, and its bits do not depend on how threads share the work."""
 
 import threading
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def accumulated(given: list[tuple[F32, float]], rules: Rules, compute: ComputePo
 
 
 def reference(given: list[tuple[F32, float]], rules: Rules) -> NDArray[np.float64]:
-    """Δ in float64, straight from the definitions."""
+    """Return Δ in float64, straight from the definitions."""
     out = np.zeros(FRAGMENT.size)
     weights = np.array([w for _, w in given])
     for t in FRAGMENT.tensors:
@@ -72,7 +72,7 @@ def reference(given: list[tuple[F32, float]], rules: Rules) -> NDArray[np.float6
 
 
 def gradient_of(accumulator: merge.Accumulator) -> NDArray[np.float64]:
-    """Δ as the outer step sees it."""
+    """Return Δ as the outer step uses it."""
     deltas, _ = accumulator.deltas()
     return np.concatenate([delta.astype(np.float64) * scale for delta, scale in deltas])
 
@@ -84,7 +84,7 @@ def test_a_round_matches_the_reference(rule: str, exact: float, learners: int) -
     expected, found = reference(given, rules), gradient_of(accumulated(given, rules))
     for t in FRAGMENT.tensors:
         at = slice(t.start, t.stop)
-        # Five steps leave singular values within half a percent of each other.
+        # Five iterations leave the singular values of a matrix within half a percent of each other.
         worst = exact if t.spec.is_matrix else 2e-6
         assert np.linalg.norm((found - expected)[at]) < worst * np.linalg.norm(expected[at])
 
@@ -97,7 +97,7 @@ def test_iso_takes_matrices_alone_and_keeps_the_mean_length() -> None:
     plain = merge.Accumulator(named, merge.outers(Rules(merge="iso")))
     for x, w in given:
         plain.add(x, w)
-    assert np.array_equal(gradient_of(plain), rda), "what the run's creator names is no matrix"
+    assert np.array_equal(gradient_of(plain), rda), "a tensor that the run's creator names is no matrix"
     for t in FRAGMENT.tensors:
         at = slice(t.start, t.stop)
         assert np.array_equal(iso[at], rda[at]) == (t.spec.name != "weight")
@@ -201,7 +201,7 @@ def test_the_published_value_follows_the_master_through_the_codec(down: str) -> 
         _, payload = frame.parse(result.value, frame.Kind.VALUE, ValueHeader)
         learner = merge.next_published(before.published, FRAGMENT, codec(down), as_bytes(payload))
         assert merge.array_digest(learner) == result.published_digest
-    # What the codec dropped is carried, not lost: the distance stays at one step's rounding.
+    # What the codec drops is carried on, not lost: the distance does not grow beyond one step.
     moved = np.abs(now.master - before.master).max()
     assert np.abs(now.master - now.published).max() <= moved
 
@@ -261,7 +261,7 @@ def test_a_snapshot_brings_the_state_back_bit_by_bit() -> None:
 
 
 def test_the_kernels_bits_are_recorded() -> None:
-    """A recorded fixture: whoever changes these bits raises `kernels.ARITHMETIC` and records new ones."""
+    """A change of these bits must raise `kernels.ARITHMETIC`, and record the new digest here."""
     rules = Rules(outer_lr=0.4, outer_momentum=0.5)
     result = merge.advance(state(), accumulated(updates(5), rules), codec("int8"), bytes(32))
     assert kernels.ARITHMETIC == 1

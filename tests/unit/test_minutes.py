@@ -1,4 +1,4 @@
-"""The line a minute that a service says of itself: what its metrics gained, in words and as fields."""
+"""A service logs a line each minute that says what its metrics gained, in words and as fields."""
 
 import logging
 import signal
@@ -14,7 +14,7 @@ from isthmus_services.process.minutes import Diary, LearnerMinute, SyncerMinute
 
 def test_a_syncers_minute_is_what_the_minute_brought() -> None:
     m = SyncerMetrics()
-    m.rounds_closed.labels("all").inc(7)  # while it started
+    m.rounds_closed.labels("all").inc(7)  # before the first minute
     minute = SyncerMinute("s1", m)
     assert minute.say()[0] == "s1: 0 commits, 0 learners here, rejected nothing, 0.0 MB up, 0.0 MB down"
     m.rounds_closed.labels("all").inc(9)
@@ -36,7 +36,7 @@ def test_a_syncers_minute_is_what_the_minute_brought() -> None:
 
 @pytest.fixture
 def link() -> SimpleNamespace:
-    """What a link shows."""
+    """Return the parts of a link that a minute's line reads."""
     return SimpleNamespace(metrics=LearnerMetrics(), steps_done=0, versions=[0, 0])
 
 
@@ -46,7 +46,7 @@ def test_a_learners_minute(link: SimpleNamespace) -> None:
     clock.now = 160.0
     assert minute.say()[0] == (
         "eu-1: step 0 of 1500 (0 since the last line), 0 tokens/s, versions 0 to 0, nothing merged yet"
-    ), "no loss yet is no NaN"
+    ), "a loss that is not known yet is left out"
     m = link.metrics
     m.steps.inc(600)
     m.tokens.inc(600 * 256)

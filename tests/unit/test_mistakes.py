@@ -1,4 +1,4 @@
-"""Random mistakes: which are made, where none are, and which tests are run for each."""
+"""Each kind of random mistake is made only where it fits, and the tests that run the changed line are found."""
 
 import ast
 import json
@@ -58,7 +58,7 @@ EXPECTED = {
     },
     19: {"except (OSError,):", "except (KeyError,):"},
 }  # fmt: skip
-"""What each line may become."""
+"""By line: what the line may become."""
 
 
 def line_of(mistake: Mistake) -> str:
@@ -81,7 +81,7 @@ def test_a_mistake_that_is_no_python_or_changes_nothing_is_not_made() -> None:
     assert changes(replaced(b"LIMIT = 3", b"LIMIT = 4"), SOURCE)
     assert not changes(replaced(b"LIMIT = 3", b"LIMIT ="), SOURCE)
     assert not changes(replaced(b"LIMIT = 3", b"LIMIT = (3)"), SOURCE)
-    assert not changes(replaced(b"pass\n", b"break\n"), SOURCE), "it parses, and does not compile"
+    assert not changes(replaced(b"pass\n", b"break\n"), SOURCE), "it parses but does not compile"
 
 
 def test_lines_can_be_chosen_and_a_seed_gives_the_same_sample_with_one_mistake_a_line() -> None:
@@ -95,7 +95,7 @@ def test_lines_can_be_chosen_and_a_seed_gives_the_same_sample_with_one_mistake_a
 
 
 def test_every_mistake_in_the_library_is_applied_where_it_was_found() -> None:
-    """The span of each lies in its line, also behind letters that take several bytes."""
+    """Spans count bytes, so they are right even after letters that take several bytes."""
     source = "x = 'ü', 1 < 2\n".encode()
     (lt,) = [m for m in places("g.py", source) if m.after == b"<="]
     assert lt.apply(source).decode() == "x = 'ü', 1 <= 2\n"
@@ -128,7 +128,7 @@ def limited(a):
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two modules, and a map of what two test files ran in them."""
+    """Two modules, and a recording of the lines that two test files ran in them."""
     monkeypatch.setattr(covered, "ROOT", tmp_path)
     monkeypatch.setattr(covered, "STORED", tmp_path / "stored")
     monkeypatch.setattr(covered, "_spans", covered._spans.__wrapped__)
@@ -142,7 +142,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def record(root: Path, number: int, files: dict[str, str], ran: dict[str, list[int]]) -> None:
-    """Store a layer in which these tests ran these lines of the caller."""
+    """Store a recording (a layer) in which these tests ran these lines of the caller."""
     folder = root / "stored" / f"layer-{number:04}"
     folder.mkdir(parents=True)
     data = CoverageData(str(folder / "data"))
@@ -177,14 +177,14 @@ def test_a_line_that_moved_is_found_and_a_new_one_has_the_tests_of_its_function(
 
 
 def test_kernels_and_constants_have_the_tests_of_the_lines_that_mention_them(tree: Path) -> None:
-    assert covering("pkg/kernels/k.py", 2) == ["a.py::caller"], "by way of the kernel that calls it"
+    assert covering("pkg/kernels/k.py", 2) == ["a.py::caller"], "through `outer`, the kernel that calls this one"
     assert covering("pkg/c.py", 1) == ["b.py::limited", "b.py::slow"]
 
 
 def test_the_newest_recording_of_a_test_file_counts(tree: Path) -> None:
     record(tree, 2, {"b.py": "2"}, {"b.py::renamed": [5]})
     assert covering("pkg/c.py", 5) == ["a.py::caller", "b.py::renamed"]
-    assert covering("pkg/c.py", 10) == [], "what b.py ran before does not count any more"
+    assert covering("pkg/c.py", 10) == [], "the older recording of b.py no longer counts"
 
 
 def test_a_recording_that_was_interrupted_does_not_count(tree: Path) -> None:

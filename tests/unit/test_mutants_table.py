@@ -1,4 +1,4 @@
-"""The table of mutants fits the library as it is: every change has exactly one place, and leaves a module that compiles."""
+"""Every mutant in the table applies to the library in exactly one place, and leaves a module that compiles."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""tools/offline.py: which packages are collected for a machine without network, and what it reports there."""
+"""tools/offline.py collects the packages that a machine without network needs, and reports which are missing there."""
 
 import sys
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def offline() -> Any:
-    """The tool as a module: tools/ is on nobody's path."""
+    """The tool as a module: tools/ is not on the import path."""
     spec = spec_from_file_location("isthmus_tools_offline", ROOT / "tools/offline.py")
     assert spec is not None
     assert spec.loader is not None
@@ -29,7 +29,7 @@ def requirements(*texts: str) -> list[Requirement]:
 
 
 def installed(folder: Path, name: str, version: str, *requires: str) -> None:
-    """Write what an installed package says of itself into a folder."""
+    """Write the metadata of an installed package into a folder."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     lines = [
@@ -61,7 +61,7 @@ def test_what_the_machine_has_is_left_out_with_what_only_it_requires(offline: An
 
 
 def test_markers_are_those_of_the_target(offline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip evaluates markers for the Python that runs it, so what it resolves is corrected."""
+    """pip evaluates markers for the Python that runs it, so the tool corrects pip's result."""
     known = {
         "client": offline.Release("1", ('old; python_version < "3.9"', 'new[fast]>=2; python_version >= "3.9"')),
         "old": offline.Release("1", ()),
@@ -140,7 +140,7 @@ def test_what_is_missing_or_too_old_is_named_with_the_fix(
     site, machine = tmp_path / "site", tmp_path / "machine"
     installed(site, "client", "1.5", "http>=3", "date<3", 'paint; extra == "colour"', 'old; python_version < "3"')
     installed(machine, "client", "0.1")  # the folder is searched first
-    installed(machine, "http", "2.9", "absent")  # what the machine had is taken as consistent
+    installed(machine, "http", "2.9", "absent")  # packages of the machine are assumed to fit together
     installed(machine, "date", "4.0")
     installed(machine, "torch", "1.0+cu130")
     monkeypatch.setattr(sys, "path", [str(machine)])

@@ -26,7 +26,7 @@ Keep = Callable[[torch.Tensor], dict[Any, Any]]
 
 
 class Keeps(torch.optim.Optimizer):
-    """Goes down by a tenth of the gradient's sign, and keeps of each parameter whatever it is told to."""
+    """Steps by `lr` times the gradient's sign, and keeps for each parameter the state that `keep` returns."""
 
     def __init__(self, params: Iterable[torch.Tensor], keep: Keep, lr: float = 0.1) -> None:
         self.keep = keep
@@ -46,7 +46,7 @@ CODEBOOK = torch.linspace(-1.0, 1.0, 256)
 
 
 class Scaled(torch.Tensor):
-    """Bytes and a scale that pass for a tensor, as low-bit optimizers keep their moments."""
+    """A tensor subclass that holds bytes and a scale, as low-bit optimizers keep their moments."""
 
     @staticmethod
     def __new__(cls: "type[Scaled]", codes: torch.Tensor, scale: torch.Tensor, bits: int) -> "Scaled":
@@ -113,7 +113,7 @@ def stepped(keep: Keep, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, 
 
 
 def written(saver: Loop) -> dict[str, Any]:
-    """What a checkpoint holds of an optimizer, read again."""
+    """Return the optimizer state of a checkpoint, written and read again."""
     leaves: list[tree.Leaf] = []
     plain = msgpack.packb(tree.flatten(saver.save().optimizer, "optimizer", saver.take, leaves))
     read = msgpack.unpackb(plain, use_list=False, strict_map_key=False)
@@ -123,7 +123,7 @@ def written(saver: Loop) -> dict[str, Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two trees are alike, tensors bit by bit."""
+    """Return whether two trees are equal; tensors are compared bit by bit."""
     assert type(a) is type(b)
     if isinstance(a, Scaled):
         return a.bits == b.bits and same([a.codes, a.scale], [b.codes, b.scale])
@@ -150,7 +150,7 @@ def test_what_an_optimizer_keeps_comes_back_bit_for_bit(what: str, dtype: torch.
     optimizers.load(again, saved, settings=True)
     for p, q in zip(model.parameters(), again_model.parameters(), strict=True):
         assert same(dict(optimizer.state[p]), dict(again.state[q]))
-    assert again.param_groups[0]["lr"] == 0.1, "its settings too"
+    assert again.param_groups[0]["lr"] == 0.1, "its settings are restored too"
 
 
 def test_a_tensor_that_all_parameters_share_is_one_again() -> None:
@@ -163,7 +163,7 @@ def test_a_tensor_that_all_parameters_share_is_one_again() -> None:
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adafactor, torch.optim.Rprop])
 def test_two_go_the_same_way_after_a_restart(kind: Callable[..., torch.optim.Optimizer]) -> None:
-    """Of real optimizers in bfloat16: as many steps before as after, once with and once without a restart between."""
+    """Real optimizers in bfloat16 take three steps and three more, with and without a restart in between."""
     straight, broken = net(torch.bfloat16), net(torch.bfloat16)
     one, two = kind(straight.parameters(), lr=0.01), kind(broken.parameters(), lr=0.01)
 
@@ -189,7 +189,7 @@ class Pair(tuple[int, int]):
     _fields = ("a", "b")
 
 
-@pytest.mark.filterwarnings("ignore:.*quant")  # torch on its own quantised tensors: they are on their way out
+@pytest.mark.filterwarnings("ignore:.*quant")  # torch warns that its quantised tensors are deprecated
 @pytest.mark.parametrize(
     ("odd", "what"),
     [
@@ -217,7 +217,7 @@ class NeedsClosure(Keeps):
 
 
 def test_so_is_a_subclass_that_no_restart_could_make_again() -> None:
-    """Only a copy that has stepped shows the class; this optimizer steps with a closure, so there is none."""
+    """Only a copy that has stepped shows the class. This optimizer needs a closure, so no copy of it can step."""
     model = net()
     optimizer = NeedsClosure(model.parameters(), KEPT["a subclass"])
     for p in model.parameters():
@@ -245,10 +245,10 @@ def test_the_copy_leaves_everything_as_it_was() -> None:
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     assert torch.equal(torch.get_rng_state(), rng)
     assert min(moved.rms for moved in stepped_once.moved) > 0.0, (
-        "a rate of 0, at the start of a schedule, shows nothing"
+        "the copy does not step with the rate of 0 at the start of a schedule"
     )
     optimizer.step()
-    schedule.step()  # and neither was patched
+    schedule.step()  # both still work: neither was patched
 
 
 def test_random_numbers_of_an_optimizer_are_not_those_of_the_training() -> None:

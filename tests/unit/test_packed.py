@@ -1,4 +1,4 @@
-"""A packed fragment measured and added up piece by piece has the bits of one that is unpacked whole."""
+"""Measuring and summing a packed fragment piece by piece gives the same bits as unpacking it whole."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,7 +23,7 @@ FRAGMENT = partition(
 
 
 def values(seed: int = 0) -> F32:
-    # From block to block of other sizes: sums in another order have other bits.
+    # Magnitudes differ from block to block, so that sums in another order have other bits.
     draw = np.random.default_rng(seed)
     spread = np.repeat(np.float32(10.0) ** draw.uniform(-6, 3, size=-(-FRAGMENT.size // 1000)), 1000)[: FRAGMENT.size]
     return (draw.normal(size=FRAGMENT.size) * spread).astype(np.float32)
@@ -50,7 +50,7 @@ def test_lengths_and_sums_are_those_of_the_whole(name: str, threads: int) -> Non
             before = total.copy()
             found.add(i, 0.37, total, compute)
             assert total.tobytes() == wanted.tobytes()
-            # And where the sum is to lie elsewhere, what lies there does not count.
+            # If the sum is written to another array, the earlier content of that array does not count.
             other = np.full_like(total, 7.0)
             add(found.code, cut(found.code, FRAGMENT, data)[i], 0.37, before, other, compute)
             assert other.tobytes() == wanted.tobytes()
@@ -74,7 +74,7 @@ def test_threads_change_no_byte_and_what_is_dropped_is_what_is_missing(name: str
 
 @pytest.mark.parametrize("coefficient", [1.0, -1.0])
 def test_adding_with_a_sign_is_float32s_own_sum(coefficient: float) -> None:
-    """Over all exponents, denormals and halves of last places: rounding through float64 changes no bit."""
+    """Rounding through float64 changes no bit, over all exponents, denormals and ties in the last place."""
     draw = np.random.default_rng(0)
     a, b = (draw.integers(0, 1 << 32, 1 << 20, np.uint32).view(np.float32) for _ in range(2))
     with np.errstate(all="ignore"):

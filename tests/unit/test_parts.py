@@ -1,4 +1,4 @@
-"""A checkpoint's arrays in pieces: any rectangle comes back as it was, and what is damaged is not believed."""
+"""Any rectangle of a checkpoint's arrays is read back from pieces unchanged, and damaged pieces are rejected."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,10 +20,10 @@ from isthmus.torch import model as torch_model
 from support.written_log import Written
 
 WHOLE = np.arange(7 * 5, dtype=np.uint16).reshape(7, 5)
-"""Of two bytes each, as bfloat16 has."""
+"""An array whose elements have two bytes, as in bfloat16."""
 
 BLOCKS = [((0, 0), (3, 5)), ((3, 0), (4, 2)), ((3, 2), (4, 3))]
-"""Offsets and shapes that tile it: what three ranks hold."""
+"""Offsets and shapes of the pieces that three ranks hold. The pieces tile `WHOLE`."""
 
 
 def block(of: np.ndarray, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
@@ -31,14 +31,14 @@ def block(of: np.ndarray, offset: Sequence[int], shape: Sequence[int]) -> np.nda
 
 
 def leaf(array: np.ndarray, blocks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Leaf:
-    """Return an array of which the first rank holds the first block, and so on."""
+    """Return a leaf for an array of which the first rank holds the first block, and so on."""
     spec = LeafSpec(maker="torch", dtype="bfloat16", shape=array.shape, size=array.nbytes)
     pieces = [ShardToWrite(rank, block(array, *where).copy(), *where) for rank, where in enumerate(blocks)]
     return Leaf(spec, NOWHERE, pieces)
 
 
 async def stored(w: Written, *leaves: Leaf) -> CheckpointHeader:
-    """Have each rank write its part; return a checkpoint that names them."""
+    """Have each rank write its part; return the header of a checkpoint that names the parts."""
     found = []
     for rank, held in checkpoint_shards.by_rank(leaves).items():
         header = PartHeader(
@@ -70,16 +70,16 @@ def test_any_rectangle_is_read_from_the_pieces_it_lies_in(where: Any) -> None:
     async def body(w: Written) -> None:
         other = np.arange(3, dtype=np.uint16)
         header = await stored(w, leaf(other, [((0,), (3,))]), leaf(WHOLE, BLOCKS))
-        assert len(header.parts) == 3, "one for each rank, whatever it holds"
+        assert len(header.parts) == 3, "one part for each rank, however many arrays the rank holds"
         lies = await checkpoint_shards.located(w.log, header, 1 << 20)
         w.store.requests.clear()
         found = await checkpoint_shards.read(w.log, lies[1], 2, *where)
         assert np.array_equal(found.view(np.uint16).reshape(where[1]), block(WHOLE, *where))
-        assert len(w.store.of("get_range")) == sum(meets(b, where) for b in BLOCKS), "and no others are fetched"
+        assert len(w.store.of("get_range")) == sum(meets(b, where) for b in BLOCKS), "no other pieces are fetched"
         whole = await checkpoint_shards.whole(w.log, Leaf(header.arrays[0], NOWHERE, lies[0]))
         assert np.array_equal(whole.data.view(np.uint16), other)
         made = torch_model.make_tensor(whole)
-        assert made.data_ptr() == whole.data.ctypes.data, "nobody else has these bytes: they are not copied"
+        assert made.data_ptr() == whole.data.ctypes.data, "nothing else uses these bytes, so they are not copied"
 
     Written().drive(body)
 
@@ -110,7 +110,7 @@ def test_what_is_damaged_or_gone_is_not_believed() -> None:
         with pytest.raises(RecordInvalid, match=r"the bytes from \d+ on are not what was written") as caught:
             await checkpoint_shards.read(w.log, lies[0], 2, (0, 0), (7, 5))
         assert caught.value.reason == Reason.DIGEST_MISMATCH
-        await checkpoint_shards.read(w.log, lies[0], 2, (0, 0), (3, 5))  # what does not need it
+        await checkpoint_shards.read(w.log, lies[0], 2, (0, 0), (3, 5))  # this does not need the damaged piece
         await w.log.store.put(part.key, good[: lies[0][1].at + 3])
         with pytest.raises(RecordInvalid, match="not what was written"):
             await checkpoint_shards.read(w.log, lies[0], 2, (0, 0), (7, 5))

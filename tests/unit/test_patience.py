@@ -1,4 +1,4 @@
-"""How long an operator waits to be told that store or bus are not there: in virtual time, on no machine's."""
+"""At start, an operator is told within ten seconds that store or bus cannot be reached (store: in virtual time)."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ TEN_S = 10.0
 
 
 class Silent:
-    """A store that accepts every request and answers none; `slow_s` is when its client gives up."""
+    """A store that accepts every request and answers none; its client gives up after `slow_s`."""
 
     url = "s3://silent/run"
 
@@ -33,7 +33,7 @@ class Silent:
 
 
 class Absent(Silent):
-    """A store that is not there."""
+    """A store that refuses every connection."""
 
     async def get_range(self, key: str, start: int, stop: int) -> Body:
         self.asked += 1
@@ -41,7 +41,7 @@ class Absent(Silent):
 
 
 def told_after(store: Silent, patience: Patience) -> float:
-    """Return the seconds until somebody who asks for the run is told that it cannot be read."""
+    """Return the seconds until a process that reads the run is told that it cannot be read."""
     clock = Clock()
     draw = random.Random(0)
     draw.random = lambda: 1.0  # type: ignore[method-assign]  # the longest pause there can be
@@ -61,7 +61,7 @@ def told_after(store: Silent, patience: Patience) -> float:
 @pytest.mark.parametrize("kind", [Silent, Absent])
 def test_at_start_it_is_said_well_within_ten_seconds(kind: type[Silent]) -> None:
     store = kind(s3.CONNECT_TIMEOUT_S + s3.READ_TIMEOUT_S)
-    assert told_after(store, AT_START) < TEN_S - 4.0, "the rest is for starting a process"
+    assert told_after(store, AT_START) < TEN_S - 4.0, "the other four seconds are for starting a process"
     assert store.asked == AT_START.attempts > 1, "one lost packet is no reason to give up"
 
 

@@ -1,4 +1,4 @@
-"""A fragment's period follows how long rounds take: how far it goes, and that it never swings."""
+"""A fragment's period follows the duration of its rounds, keeps to its bounds and never oscillates."""
 
 import math
 from dataclasses import replace
@@ -26,7 +26,7 @@ def test_where_rounds_are_quick_the_period_is_what_the_rules_say() -> None:
 
 
 def test_the_period_has_its_bounds_and_at_most_doubles() -> None:
-    assert after(12.0, 1e6) == 24.0, "one round that hung says little of the next"
+    assert after(12.0, 1e6) == 24.0, "one round that hung says little about the next"
     assert after(24.0, 1e6) == 48.0
     assert after(60.0, 1e6, most=96.0) == 96.0
     assert after(14.0, 0.0) == 12.0
@@ -34,7 +34,7 @@ def test_the_period_has_its_bounds_and_at_most_doubles() -> None:
 
 @pytest.mark.parametrize("every", [36.0, 48.0, 60.0])
 def test_where_a_syncer_serves_one_round_in_so_many_steps_the_period_is_right_at_once(every: float) -> None:
-    """A longer period waits less for the syncer: the lag is what is left of the time between two rounds."""
+    """With a longer period, learners wait less for the syncer: the lag is the time between rounds less the period."""
     period = after(24.0, every - 24.0)
     assert period == pytest.approx(min(48.0, every * LAGS / (1.0 + LAGS)))
     for _ in range(3):
@@ -46,7 +46,7 @@ def test_where_a_syncer_serves_one_round_in_so_many_steps_the_period_is_right_at
 @pytest.mark.parametrize("every", [0.0, 20.0, 36.0, 90.0])
 @pytest.mark.parametrize("start", [12.0, 30.0, 300.0])
 def test_the_period_comes_to_rest_and_never_swings(far: float, every: float, start: float) -> None:
-    """`far`: steps that a round takes whatever the period is; `every`: steps between two rounds that can be served."""
+    """`far`: steps that a round takes at any period; `every`: fewest steps from one round to the next at the syncer."""
     period, seen = start, []
     for _ in range(60):
         period = after(period, max(far, every - period))
@@ -60,7 +60,7 @@ def test_the_period_comes_to_rest_and_never_swings(far: float, every: float, sta
 
 def test_the_rules_say_how_long_a_period_may_be() -> None:
     assert Rules().periods == (12, 96)
-    assert Rules(sync_every=STEPS_MOST).check().periods == (STEPS_MOST, STEPS_MOST), "no commit can say more"
+    assert Rules(sync_every=STEPS_MOST).check().periods == (STEPS_MOST, STEPS_MOST), "a commit cannot record more"
     assert Rules(sync_every=24, fragments=24, sync_every_max=24).check().periods == (24, 24)
     with pytest.raises(InputError, match="sync_every_max 8 is less than sync_every 12"):
         Rules(sync_every_max=8).check()
@@ -70,7 +70,7 @@ def test_the_rules_say_how_long_a_period_may_be() -> None:
 
 
 def closed(story: Story, *, waits_s: float) -> None:
-    """Let a round of a and b be opened, and closed by the second update so much later."""
+    """Open a round with an update of a, and close it `waits_s` later with an update of b."""
     story.now += 10.0
     for who in ("a", "b"):
         story.beat(who)
@@ -78,7 +78,7 @@ def closed(story: Story, *, waits_s: float) -> None:
     story.arrive(actions)
     story.now += waits_s
     assert any(isinstance(a, Merge) for a in story.arrive(story.announce("b", base=story.rounds.head))), (
-        "everyone is in"
+        "both learners are in"
     )
 
 
@@ -86,7 +86,8 @@ def test_the_lag_is_from_due_to_adoptable_in_the_fastest_members_steps() -> None
     story = Story("a", "b")
     story.beat("b", step_s=4 * STEP_S)
     closed(story, waits_s=1.0)
-    # Due 0.02 s before it was announced, ready 0.01 s after its commit, which takes no time here.
+    # The update was due 0.02 s before its announcement. The version is ready 0.01 s after its commit, which takes no
+    # time here.
     lag = (0.02 + 1.0 + 0.01) / STEP_S
     assert story.rounds.next_period() == pytest.approx(next_period(12.0, lag, 12, 96))
     assert story.rounds.next_period() > 12.0
@@ -113,7 +114,7 @@ def test_one_round_that_hung_does_not_move_the_period_and_two_do() -> None:
         period = story.rounds.next_period()
         assert (period > quick) == (hung == 2)
         story.rounds.on(Appended(merged(1 + hung, "a", "b", period=period)), story.now)
-    # And what hung is no usual duration either.
+    # A single duration that hung does not become the usual one either.
     usual = Usual()
     for took, value in ((3.0, 3.0), (0.1, 0.1), (0.2, 0.2), (3.0, 0.2), (0.1, 0.2), (0.1, 0.1)):
         usual.note(took)
@@ -121,7 +122,7 @@ def test_one_round_that_hung_does_not_move_the_period_and_two_do() -> None:
 
 
 def test_what_a_round_waited_in_vain_does_not_lengthen_the_period() -> None:
-    """It gives up after a period: with that in the lag, one who never comes would make the period longest for all."""
+    """The round gives up after a period. With that wait in the lag, one absent learner would maximise the period."""
     story = Story("a", "b", pace=Pace(quorum=2, silence_s=1000.0, heartbeat_s=1.0))
     for _ in range(3):
         story.now += 1.0
@@ -148,11 +149,11 @@ def test_the_period_in_force_is_that_of_the_newest_commit() -> None:
     assert story.rounds.period == 12.0
     story.commit("a", "b", period=40.0)
     assert story.rounds.period == 40.0
-    # A round gives up a period of the slowest after its opening, …
+    # A round gives up one period of the slowest learner after it was opened.
     story.arrive(story.announce("a", base=1, due=True))
     assert getattr(story.rounds.round, "gives_up_at", 0.0) == pytest.approx(story.now + 40.0 * STEP_S)
     story.commit("a", "b", period=40.0)
-    # … and its learner opens the next one no sooner than most of a period later.
+    # The learner that opened a round may open the next one only after most of a period.
     assert story.announce("a", base=2, due=True) == []
     assert story.rounds.deadline(story.now) == pytest.approx(story.now + 0.8 * 40.0 * STEP_S)
 
@@ -164,11 +165,11 @@ def test_a_log_without_periods_has_that_of_the_rules() -> None:
     assert story.rounds.period == 12.0
 
 
-# --- what has waited for room is asked for afresh ---------------------------------------------------------------------
+# --- learners whose updates waited for admission are asked for newer ones ---------------------------------------------
 
 
 class Queued:
-    """A fragment whose updates of a and b waited at the admission until most of their steps were taken after them."""
+    """A round for which updates of a and b waited `waits_s` for admission; by default, newer ones are asked for."""
 
     def __init__(self, *learners: str, waits_s: float = 1.0, **options: Any) -> None:
         self.admission = Admission(1, 1)
@@ -183,7 +184,7 @@ class Queued:
         self.actions = self.story.rounds.on(Turn(), self.story.now)
 
     def fetches(self, actions: list[Action]) -> set[tuple[str, int]]:
-        """Whose updates are read, and of how many tokens."""
+        """Return the learners whose updates are fetched, each with the tokens of its update."""
         return {(a.pointer.learner, a.pointer.tokens) for a in actions if isinstance(a, Fetch)}
 
 
@@ -193,7 +194,7 @@ def test_what_waited_long_is_asked_for_afresh_and_not_read() -> None:
     assert q.fetches(q.story.announce("a", tokens=2000)) == {("a", 2000)}
     assert q.fetches(q.story.announce("b", tokens=2000)) == {("b", 2000)}
     assert q.story.rounds.round is not None
-    assert q.story.rounds.round.boundary_at == q.story.now, "grace is not spent by what waited"
+    assert q.story.rounds.round.boundary_at == q.story.now, "the wait for admission does not use up grace"
 
 
 def test_the_lag_begins_when_the_update_was_due() -> None:
@@ -204,7 +205,7 @@ def test_the_lag_begins_when_the_update_was_due() -> None:
 
 
 def test_what_waited_for_a_moment_is_read_as_it_is() -> None:
-    # A lead is a step of 0.1 s and an upload of 0.02 s.
+    # A lead is a step of 0.1 s and an upload of 0.02 s. An update may wait for two leads.
     q = Queued(waits_s=2 * 0.12 - 0.03)
     assert CallRound(1) in q.actions
     assert q.fetches(q.actions) == {("a", 1000), ("b", 1000)}
@@ -214,7 +215,7 @@ def test_whoever_has_nothing_newer_is_read_as_it_is() -> None:
     q = Queued()
     assert q.fetches(q.story.rounds.on(Passed("a", 1), q.story.now)) == {("a", 1000)}
     assert q.story.rounds.round is not None
-    assert q.story.rounds.round.missing == {"a", "b"}, "it is in the round once it is read"
+    assert q.story.rounds.round.missing == {"a", "b"}, "a is in the round only once its update is read"
 
 
 def test_whoever_repeats_what_waited_has_not_answered() -> None:
@@ -237,7 +238,7 @@ def test_whoever_has_not_answered_when_the_round_ends_is_read_as_it_was() -> Non
         assert at is not None
         q.story.now = at
         actions = q.story.rounds.on(Tick(), at)
-        assert not any(isinstance(a, Merge) for a in actions), "it is not closed without it"
+        assert not any(isinstance(a, Merge) for a in actions), "the round does not close without the update of b"
         read = q.fetches(actions)
     assert read == {("b", 1000)}
     assert any(isinstance(a, Merge) for a in q.story.arrive(actions))
@@ -250,7 +251,7 @@ def test_a_call_is_repeated_as_it_was() -> None:
     q.story.announce("a", tokens=2000)
     q.story.rounds.on(Passed("b", 1), q.story.now)
     q.story.now += 1.1
-    assert q.story.rounds.on(Tick(), q.story.now) == [CallRound(1)], "nobody is asked for anything afresh any more"
+    assert q.story.rounds.on(Tick(), q.story.now) == [CallRound(1)], "all learners have answered"
 
 
 def test_a_round_that_all_have_answered_afresh_was_not_kept_open() -> None:

@@ -1,4 +1,4 @@
-"""The table of who may do what: held to the one that is written down in the tests, and to the page that shows it."""
+"""The table of permissions agrees with the cases written down for these tests, and with the page that shows it."""
 
 from pathlib import Path
 
@@ -129,13 +129,13 @@ def test_rules_of_redis_name_commands_and_keys_one_by_one() -> None:
         assert rules.endswith(tidying) == (user == "syncer")
         rules = rules.removesuffix(tidying)
         assert rules.endswith(naming) == bool(SPEAKS[user])
-        assert "names" not in rules.removesuffix(naming), "nobody makes a stream of the list"
-        assert "+expire" not in rules, "nobody else shortens a life"
-        assert all(key.count(run) == 1 for key in rules.split() if "~" in key), "a run, and not two"
+        assert "names" not in rules.removesuffix(naming), "no participant can use the list of streams as a stream"
+        assert "+expire" not in rules, "only a syncer may set an expiry"
+        assert all(key.count(run) == 1 for key in rules.split() if "~" in key), "a key pattern names one run, not two"
 
 
 def test_the_page_says_what_the_table_says() -> None:
     assert PAGE.read_text() == page(), (
-        "python -m support.permission_page > docs/permissions.md, with tests on PYTHONPATH"
+        "rebuild the page: python -m support.permission_page > docs/permissions.md, with tests on PYTHONPATH"
     )
     assert len(ALL) == 7

@@ -1,4 +1,4 @@
-"""How alike successive merged differences are, as the log tells it."""
+"""A fold of the log measures how similar successive merged differences are."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Pictures can be read in grey: within one, no two lines share marker and dash."""
+"""Plots can be read without colour: no two lines of a plot share both marker and dash."""
 
 from pathlib import Path
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""Objects whose pieces have digests: read a piece at a time, each checked as it arrives, and asked for again alone."""
+"""Large objects are read in pieces: each is checked as it arrives, and only a damaged piece is read again."""
 
 import asyncio
 from collections import Counter
@@ -40,7 +40,7 @@ def value(size: int) -> bytes:
 
 
 class Way(Layer):
-    """A store that says what was asked of it, and spoils what comes back."""
+    """A store that records its requests and can damage its answers."""
 
     def __init__(self, folder: Path, blob: bytes, spoil: Callable[[int, int, Body], Body] = lambda n, at, body: body):
         super().__init__(FileStore(folder, single_threaded(0)))
@@ -147,7 +147,7 @@ def test_no_more_is_read_than_is_allowed_or_wanted(tmp_path: Path) -> None:
 
 
 def test_what_an_object_says_of_itself_makes_nobody_read_or_hold_more(tmp_path: Path) -> None:
-    """Bytes from strangers: pieces without end, of any size, or of a payload that cannot be."""
+    """A hostile header may state endless pieces, pieces of any size, or a payload of an impossible size."""
     for size, piece in ((2**50, PIECE), (1900 * (2**30), 2**30), (2**63, 2**30), (5 * PIECE, 2**32 - 1)):
         head = frame.PREFIX.pack(
             frame.MAGIC, frame.FRAME_VERSION, Kind.UPDATE, 10, size, 0, piece, bytes(32), bytes(64)
@@ -191,7 +191,7 @@ def test_no_beginning_of_anything_is_dangerous(tail: bytes, piece: int, size: in
 
 
 class Rough(Layer):
-    """A store whose every range of a large object arrives damaged at first."""
+    """A store that damages every range of a large object when it is first read."""
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)

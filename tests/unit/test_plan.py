@@ -1,4 +1,4 @@
-"""The planner: settings with reasons, forecasts, cost and warnings, from a file or from flags."""
+"""The planner gives settings with reasons, forecasts, costs and warnings, from a file or from flags."""
 
 import itertools
 import json
@@ -167,7 +167,7 @@ def test_failures_cost_goodput_and_distance_costs_merged_work() -> None:
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("latency_s", [0.02, 0.5])
 def test_the_work_merged_is_about_what_real_learners_merge(latency_s: float) -> None:
-    """In virtual time, where everything else is as planned, the period too."""
+    """The learners train in virtual time. Everything else is as planned, including the period."""
     found = planned(1e5, Island(name="a", count=4, latency_s=latency_s), fixed=Fixed(sync_every=12, fragments=12))
     shape = Shape(width=32, layers=2, heads=2)
     row = train(
@@ -193,7 +193,7 @@ GRID = list(
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.tier("test")) for part in range(1, 8))])
 def test_a_plan_never_warns_of_what_it_chose(part: int) -> None:
-    """Over sizes, links, distances and steps: what is warned of is what was given."""
+    """Over many sizes, links, distances and step times, warnings are only about what was given to the plan."""
     about_what_was_given = ("nobody to merge with", "for this model whatever is chosen")
     for params, count, gbit, latency_s, step_s, gpu_hour in GRID[part::8]:
         island = Island(name="a", count=count, up_gbit_s=gbit, down_gbit_s=gbit, latency_s=latency_s, step_s=step_s)
@@ -219,7 +219,7 @@ def test_a_link_that_can_carry_nothing_is_said_to_be_too_thin_and_not_badly_set(
 
 
 def test_a_chosen_period_is_no_worse_than_any_other() -> None:
-    """Fixing any other period never learns more, or more per dollar where dollars count."""
+    """No other fixed period learns more, or learns more per dollar if GPU hours have a price."""
     island = Island(name="a", count=8, latency_s=0.05)
     for gpu_hour in (0.0, 2.5):
         prices = replace(PRICES, gpu_hour=gpu_hour)
@@ -285,7 +285,7 @@ def test_what_is_sent_isotropically_takes_a_learner_longer_to_pack_and_less_room
     assert plain.forecasts[0].memory_gib - sent.forecasts[0].memory_gib == pytest.approx(8e6 / 2**30)
     hurried = planned(1e6, Island(name="a", count=4, step_s=1e-3), fixed=Fixed(fragments=12, sync_every=24))
     assert hurried.rules.merge == "iso"
-    assert not hurried.rules.isotropic_up, "its steps leave a core no time for that"
+    assert not hurried.rules.isotropic_up, "in steps this short, packing would take too many cores"
     said = {choice.name: choice.reason for choice in sent.choices}
     assert "of its cores" in said["isotropic_up"]
     assert "given up" in said["codec"]
@@ -314,7 +314,7 @@ def test_whole_numbers_are_printed_whole_and_what_was_assumed_is_said(capsys: py
     assert "$2.5 for an hour of a GPU (--gpu-hour)" in shown
     assert "1 Gbit/s up (--up)" in shown
     assert "no learner ever fails (--mtbf-hours)" in shown
-    assert "0.05 s to the store" not in shown, "that was said"
+    assert "0.05 s to the store" not in shown, "the latency was given, not assumed"
     assert "several GPUs of a learner are counted as if they shared its step without loss" in shown
     words = ["--params", "2.9e9", "--step-seconds", "1", "--gpus", "64", "--gpu-hour", "3"]
     words += ["--up", "1", "--down", "1", "--latency", "0.05", "--mtbf-hours", "1000"]
@@ -333,7 +333,7 @@ def test_no_cell_is_cut_at_80_columns(
             assert main(["plan", *words, *more]) == 0
             lines = capsys.readouterr().out.splitlines()
             assert not any("…" in line for line in lines)
-            assert all(len(line) <= 80 for line in lines[:-1]), "but for the line to copy"
+            assert all(len(line) <= 80 for line in lines[:-1]), "only the line to copy may be longer"
     shown = "\n".join(lines)
     assert "requests" in shown or "learnt per dollar" in shown
 
@@ -377,7 +377,7 @@ def test_isotropic_merges_are_counted_by_the_matrices_there_are_and_named_where_
     assert rda.syncer["merge_s"] < cut.syncer["merge_s"] < iso.syncer["merge_s"]
     assert any("isotropic merges hold a round up" in warning for warning in iso.warnings)
     assert not any("isotropic" in warning for warning in rda.warnings)
-    # Twenty layers of width 2,048: a matrix of shorter side d takes 5 (3 d² l + d³) operations.
+    # Twenty layers of width 2,048. A matrix with sides d ≤ l takes 5 (3 d² l + d³) operations.
     shapes = [(2048, 3 * 2048), (2048, 2048), (2048, 4 * 2048), (4 * 2048, 2048)] * 20 + [(50_000 * 2048,)]
     specs = [Spec(f"t{i}", shape, "bfloat16", TensorClass.DENSE) for i, shape in enumerate(shapes)]
     known = planned(1e9, here, fixed=replace(few, merge="iso"), specs=specs)

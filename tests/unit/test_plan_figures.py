@@ -1,7 +1,8 @@
-"""What a plan comes to, against figures computed by hand: rates from rounds, gigabytes from rates, dollars from gigabytes.
+"""A plan's rates, gigabytes and dollars agree with figures computed by hand.
 
-The model: 1.2 billion parameters in 12 fragments, each merged once in 12 steps of a second: a fragment a second, all day.
-With 32 bits both ways a fragment is 0.4 GB; headers and messages, some kilobytes of it, are within the tolerance.
+The model has 1.2 billion parameters in 12 fragments. Each fragment is merged once in 12 steps of one second: one
+fragment a second, all day. With 32 bits both ways, a fragment is 0.4 GB. Headers and messages add some kilobytes, which
+are within the tolerance.
 """
 
 import pytest
@@ -15,13 +16,13 @@ PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.03, 
 DAY_S = 86_400
 FRAGMENT_GB = 0.4
 CHECKPOINTS_GB_S = 24.0 / 1280.0
-"""24 GB each; at 15 % of a gigabit a second that takes 1,280 s."""
+"""A checkpoint has 24 GB. At 15 % of a gigabit a second, sending it takes 1,280 s."""
 CLOSE = 1e-3
 
 
 @pytest.fixture(scope="module")
 def found() -> Plan:
-    """One learner beside the store, two of another kind in another region."""
+    """A plan for one learner in the store's region and two slower learners in another region."""
     return plan(
         1.2e9,
         [Island(name="near", region="eu"), Island(name="far", count=2, region="us", step_s=2.0)],
@@ -39,14 +40,15 @@ def test_rounds_go_by_the_fastest_learner(found: Plan) -> None:
 def test_the_syncers_rates_are_bits_per_second(found: Plan) -> None:
     # A fragment from each of three learners, every second.
     assert found.syncer["down_gbit_s"] == pytest.approx(3 * FRAGMENT_GB * 8, rel=CLOSE)
-    # The new version, and half of the full state of 12 bytes per parameter: three updates weigh as much as that, and
-    # what weighs twice as much has been merged after two rounds.
+    # The new version, and half of a snapshot of 12 bytes per parameter. A snapshot is due once updates of twice its
+    # size are merged. Three updates are as large as a snapshot, so it is due every two rounds.
     assert found.syncer["up_gbit_s"] == pytest.approx((FRAGMENT_GB + 1e8 * 12 / 2 / 1e9) * 8, rel=CLOSE)
 
 
 def test_who_takes_over_reads_states_and_two_rounds_on_top(found: Plan) -> None:
     assert found.syncer["takeover_gb"] == pytest.approx(12 * (1.2 + 2 * 3 * FRAGMENT_GB), rel=CLOSE)
-    # At 10 Gbit/s; two rounds of each fragment merged again on four cores: 1e8 parameters, three updates at 0.1 ns, 1 ns.
+    # Reading at 10 Gbit/s, then merging two rounds of each fragment again on four cores. A round takes, for each of 1e8
+    # parameters, 0.1 ns for each of three updates, and 1 ns.
     assert found.syncer["takeover_s"] == pytest.approx(12 * 3.6 * 8 / 10 + 12 * 2 * 1e8 * 1.3e-9 / 4, rel=CLOSE)
 
 
@@ -70,9 +72,9 @@ def test_what_leaves_the_region_is_paid_by_the_gigabyte(found: Plan) -> None:
 
 
 def test_what_is_kept_is_paid_by_the_gigabyte_and_month(found: Plan) -> None:
-    kept = 12 * 64 * (3 + 1) * FRAGMENT_GB  # 64 versions of every fragment: three updates and what came of them
+    kept = 12 * 64 * (3 + 1) * FRAGMENT_GB  # 64 versions of every fragment: three updates and a value each
     snapshots = 1.2 * 12 * 64 / 2
-    checkpoints = 3 * 2 * 1.2 * 20  # two of each learner
+    checkpoints = 3 * 2 * 1.2 * 20  # two checkpoints of each learner
     assert found.day["stored_gb"] == pytest.approx(kept + snapshots + checkpoints, rel=CLOSE)
     assert found.day["storage_usd"] == pytest.approx((1228.8 + 460.8 + 144.0) * 0.03 / 30, rel=CLOSE)
 
@@ -80,10 +82,10 @@ def test_what_is_kept_is_paid_by_the_gigabyte_and_month(found: Plan) -> None:
 def test_requests_are_paid_by_the_thousand(found: Plan) -> None:
     day = found.day
     # 0.4 GB is read in 24 ranges of 16 MiB, and written in 6 parts of 64 MiB, with one request to begin and one to end.
-    # Of each round every learner reads its commit and its value, the syncer three updates.
+    # For each round, every learner reads the commit and the value, and the syncer reads three updates.
     assert day["reads"] == pytest.approx((3 * (1 + 24) + 3 * 24) * DAY_S, rel=0.01)
-    # Every learner writes an update, the syncer a value and a commit, and a snapshot of 1.2 GB whenever twice as much was
-    # merged, which is after two rounds; each learner's checkpoint of 24 GB takes 360.
+    # For each round, every learner writes an update, and the syncer a value and a commit. Every two rounds it writes a
+    # snapshot of 1.2 GB, when twice as much was merged. Each learner's checkpoint of 24 GB takes 360 requests.
     assert day["writes"] == pytest.approx((3 * 8 + 8 + 1 + 20 / 2 + 3 * 360 / 1280) * DAY_S, rel=0.02)
     assert day["requests_usd"] == pytest.approx(day["reads"] * 0.0000004 + day["writes"] * 0.000005)
     assert day["usd"] == pytest.approx(day["requests_usd"] + day["egress_usd"] + day["storage_usd"])

@@ -1,4 +1,4 @@
-"""The polar factor against a decomposition in float64, and its bits against threads, blocks and processors."""
+"""The polar factor agrees with an SVD in float64, and its bits depend on neither threads nor processors."""
 
 import ctypes
 import hashlib
@@ -19,11 +19,11 @@ from isthmus.runtime.clock import ComputePool
 SHAPES = [(2, 2), (3, 5), (64, 33), (33, 64), (257, 130), (300, 301)]
 
 BITS = "f97261ca"
-"""Of the digest below; another one is another arithmetic."""
+"""The start of the digest below. Any other value means that the arithmetic has changed."""
 
 
 def matrix(m: int, n: int, rank: int | None = None, seed: int = 0) -> F32:
-    bits = np.random.PCG64(seed)  # raw: what a distribution makes of them may change with NumPy
+    bits = np.random.PCG64(seed)  # raw bits: the distributions may change with NumPy
 
     def draw(rows: int, columns: int) -> F32:
         raw = (bits.random_raw(rows * columns) >> np.uint64(40)).astype(np.float32)
@@ -81,7 +81,7 @@ def test_of_blocks_each_is_isotropic_by_itself() -> None:
 
 
 def test_cutting_makes_it_cheaper() -> None:
-    assert len(QUINTICS) == STEPS, "what is counted is what is done"
+    assert len(QUINTICS) == STEPS, "`flop` counts the steps that are done"
     assert flop(1024, 1024) == 5 * 4 * 1024**3
     assert flop(1024, 4096, 512) == pytest.approx(flop(1024, 4096) * 20 / 32.5, rel=0.2)
     assert flop(100, 100, 100) == flop(100, 100)
@@ -135,7 +135,7 @@ def test_a_compute_does_all_of_it_in_parts_that_are_worth_it() -> None:
 
 def test_the_bits_are_those_of_every_processor() -> None:
     assert digest() == BITS
-    # Without a vector wider than four and without an instruction that multiplies and adds.
+    # A generic processor: no vectors of more than four elements, and no instruction that multiplies and adds.
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     told = "from unit.test_polar import digest; print(digest())"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Codecs by rate: the bits that were asked for, the error that goes with them, and nothing taken from strangers."""
+"""Codecs with a rate keep to the bits asked for, with a bounded error, and reject bytes that no encoder wrote."""
 
 import math
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def energy(x: F32) -> float:
 @pytest.mark.parametrize("n", [8192, LARGE])
 def test_no_more_bits_than_were_asked_for_and_few_less(shape: str, bits: float, n: int) -> None:
     data = encoded(f"q{bits:g}", drawn(shape, n))
-    # The step is chosen on a sample; a table of 4096 has no finer frequencies.
+    # The rate is not exact: the step is chosen on a sample, and frequencies are multiples of 1/4096.
     assert 8.0 * data.size / n <= bits * 1.01 + 0.01
     if shape in {"normal", "laplace"}:
         assert 8.0 * data.size / n >= 0.9 * bits
@@ -72,7 +72,7 @@ def test_what_is_lost_of_a_normal_difference(bits: float, most: float) -> None:
     x = drawn("normal", LARGE)
     back = decoded(f"q{bits:g}", encoded(f"q{bits:g}", x), LARGE)
     lost = energy(back - x) / energy(x)
-    assert 2.0 ** (-2.0 * bits) < lost < most, "no code of single numbers beats Shannon's bound"
+    assert 2.0 ** (-2.0 * bits) < lost < most, "no code beats Shannon's bound"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -84,7 +84,7 @@ def test_a_level_stands_for_the_mean_of_what_became_it(shape: str, name: str) ->
     assert levels.size <= rate.LEVELS + 1
     for level in levels[levels > 0]:
         assert np.abs(x[np.abs(back) == level]).mean(dtype=np.float64) == pytest.approx(level, rel=1e-6)
-    assert not (back * x < 0).any(), "a sign is kept, or the value is zero"
+    assert not (back * x < 0).any(), "a value keeps its sign or becomes zero"
 
 
 @pytest.mark.parametrize("n", [1, 127, SMALL - 1, SMALL, SMALL + 1, PIECE - 1, PIECE, PIECE + 1])
@@ -185,7 +185,7 @@ def test_what_is_dropped_and_fed_back_adds_up_to_the_truth(name: str) -> None:
         sent += out
         lengths.append(math.sqrt(energy(residual)))
     assert np.abs(wanted - sent - residual).max() < 1e-4
-    assert max(lengths[50:]) < 1.1 * max(lengths[20:50]), "what is owed does not grow"
+    assert max(lengths[50:]) < 1.1 * max(lengths[20:50]), "the residual does not grow"
 
 
 def packed_fragment() -> tuple[U8, F32]:
@@ -253,7 +253,7 @@ def test_a_stream_of_another_length_is_refused(piece: int, by: int) -> None:
 
 
 def padded() -> tuple[U8, int]:
-    """Return a packed tensor whose only stream ends before it does, and where its length is."""
+    """Return an encoded tensor with padding after its only stream, and the place of the stream's length."""
     found = (encoded("q1.5", drawn("normal", 5000, seed)) for seed in range(50))
     at = rate.header_size(3, 1) - 4
     return next((d, at) for d in found if int.from_bytes(d[at : at + 4].tobytes(), "little") % 4 == 2 and d[4] == 3)
@@ -320,7 +320,7 @@ def test_a_damaged_word_of_a_stream_is_noticed() -> None:
             decoded("q2", damage(at, int(data[at]) ^ 0x10)(data), 5000)
         except BadCode:
             refused += 1
-    assert refused > 190, "states that do not come back to where they began say so"
+    assert refused > 190, "decoding notices that the states do not return to their initial values"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How long joining waits: a run that cannot be reached is given up, one that is being written is not."""
+"""Joining gives up soon if the store does not answer, but takes as long as needed to write a new run."""
 
 import pytest
 
@@ -18,7 +18,7 @@ async def seeded(create: Create) -> Seed:
 
 
 def entering(world: World, conditions: Conditions, create: Rules | None = None) -> tuple[Run, float]:
-    """Enter a run from a process with this way to the store; return the run and how long it took."""
+    """Reach or create a run under these network conditions; return the run and the seconds that it took."""
 
     async def body() -> tuple[Run, float]:
         ports = world.ports(world.process("l0"), conditions)
@@ -34,8 +34,8 @@ def test_writing_version_0_takes_as_long_as_it_takes() -> None:
     world = World("slow uplink")
     run, took = entering(world, Conditions(up_bytes_s=130.0), Rules(fragments=4))
     version_0 = 8 * run.layout.size
-    assert took >= version_0 / 130.0 > START_S, "the limit would have struck long before"
-    # Whoever comes after finds it whole, and fast.
+    assert took >= version_0 / 130.0 > START_S, "with the time limit, writing would have failed long before"
+    # A later process finds the run complete, and finds it fast.
     again, took = entering(world, Conditions(up_bytes_s=130.0), Rules(fragments=4))
     assert again.digest == run.digest
     assert took < START_S

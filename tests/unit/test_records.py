@@ -1,4 +1,4 @@
-"""Frames: round trips, and every kind of damage rejected under a name, never with another exception."""
+"""Frames survive a round trip, and every kind of damage is rejected with a named reason, never another exception."""
 
 import struct
 import zlib
@@ -39,7 +39,7 @@ def update(payload: bytes = b"x" * 100) -> Body:
 
 
 def with_header(raw: bytes, payload: bytes = b"") -> bytes:
-    """Return a frame with any bytes as its header, its checksum right."""
+    """Return a frame with these bytes as its header, and the right checksum."""
     start = frame.payload_offset(len(raw))
     prefix = frame.PREFIX.pack(
         frame.MAGIC,

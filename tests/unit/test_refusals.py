@@ -1,4 +1,4 @@
-"""Which refusals are ridden out for which others' sake: by kind of request, on the store and on the bus."""
+"""A denied request counts as an outage for a while only if the same kind of request to store or bus worked before."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from isthmus_lab.simulate.world import World
 
 
 class Gate:
-    """A store and a bus that say yes, or refuse some operations."""
+    """A store and a bus in one, which denies the operations in `refuses`."""
 
     url = "admission://"
 
@@ -30,7 +30,7 @@ class Gate:
 
 
 def drive(body: Callable[[Gate, TolerantStore, TolerantBus, Tolerance], Awaitable[None]]) -> None:
-    """Do this with a admission, the tolerant ways to it and their tolerance, in virtual time."""
+    """Run `body` in virtual time with a gate, a tolerant store and a tolerant bus around it, and their tolerance."""
     world = World("refusals")
 
     async def go() -> None:

@@ -1,4 +1,4 @@
-"""What an optimizer does after a restart and after an adoption, tried before training begins."""
+"""A rehearsal shows, before training begins, what an optimizer does after a restart and after an adoption."""
 
 import logging
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def test_optimizers_pass_and_their_copies_are_found(name: str, dtype: torch.dtyp
 
 
 class Lookahead(torch.optim.SGD):
-    """Looks at its slow weights each fifth step only."""
+    """Uses its slow weights only at every fifth step."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -59,7 +59,7 @@ def test_a_copy_that_is_seldom_looked_at_is_found() -> None:
 
 
 class Hidden(torch.optim.SGD):
-    """Has weights of its own where nobody looks; they begin at the model's, after a restart too."""
+    """Keeps its own copy of the weights outside its state. The copy starts from the model's, also after a restart."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -72,7 +72,7 @@ class Hidden(torch.optim.SGD):
 
 
 class Counts(torch.optim.SGD):
-    """Steps ever further, by a count that is in no state."""
+    """Takes ever longer steps, by a count that is not in its state."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -83,14 +83,14 @@ class Counts(torch.optim.SGD):
 
 
 class Elsewhere(torch.optim.SGD):
-    """As ZeroRedundancyOptimizer: its state is not here."""
+    """Like ZeroRedundancyOptimizer, it does not have its state on this rank."""
 
     def state_dict(self) -> Any:
         raise RuntimeError("Optimizer state has not been consolidated on this rank")
 
 
 class Odd(torch.optim.SGD):
-    """Holds what no checkpoint keeps."""
+    """Has a complex number in its state, which no checkpoint can keep."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step()
@@ -114,7 +114,7 @@ def test_what_cannot_be_gone_on_from_is_refused_by_name(kind: type[torch.optim.S
 
 
 class Unwilling(torch.optim.SGD):
-    """Steps only where it is told something."""
+    """Cannot step as it is called, as if it needed another argument."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         raise RuntimeError("tell me more")
@@ -170,12 +170,12 @@ def test_copies_of_another_learner_become_this_ones_weights() -> None:
 
 
 def test_rehearsals_at_once_leave_the_log_as_it_was() -> None:
-    """In threads of their own, and the first one ends first."""
+    """Two rehearsals in different threads overlap, and the one that began first ends first."""
     before = logging.root.manager.disable
     first, second = rehearsal._quiet(), rehearsal._quiet()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert logging.root.manager.disable == logging.WARNING, "the second goes on"
+    assert logging.root.manager.disable == logging.WARNING, "the second rehearsal is still under way"
     second.__exit__(None, None, None)
     assert logging.root.manager.disable == before

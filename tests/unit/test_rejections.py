@@ -1,4 +1,4 @@
-"""What is rejected in every healthy run is told apart from what is wrong."""
+"""Rejections that occur in every healthy run are shown apart from those that show a problem."""
 
 from isthmus.reasons import Reason
 from isthmus_services.output.view import rejections

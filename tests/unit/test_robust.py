@@ -1,4 +1,4 @@
-"""Merges that a minority cannot choose: against a float64 reference, in bits, and against vectors that mean no good."""
+"""Robust merges agree with a float64 reference, give the same bits with any threads, and resist a hostile minority."""
 
 import threading
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def rules(merge_: str, **more: Any) -> Rules:
 
 
 def honest(count: int, seed: int = 0, alike: float = 1.0) -> list[F32]:
-    """Return updates that have a direction in common, and noise of their own."""
+    """Return updates with a common direction and independent noise."""
     draw = np.random.default_rng(seed)
     common = draw.standard_normal(FRAGMENT.size)
     return [(0.01 * (alike * common + draw.standard_normal(FRAGMENT.size))).astype(np.float32) for _ in range(count)]
@@ -55,7 +55,7 @@ def cosine(a: F32, b: F32) -> float:
 
 
 def reference(given: list[F32], weights: list[float], trim: float | None) -> np.ndarray:
-    """Straight from the definitions, in float64, by tensor."""
+    """Compute a robust merge from its definition, in float64, tensor by tensor."""
     out = np.zeros(FRAGMENT.size)
     weights = robust.votes(weights)
     w = np.array(weights)
@@ -140,7 +140,7 @@ def test_three_of_eight_do_not_choose_the_direction_nor_the_length(rule: str, ho
 
 @pytest.mark.parametrize("rule", BOTH)
 def test_a_learner_with_several_updates_has_one_vote(rule: str) -> None:
-    """Three of eight with two updates each are six of eleven."""
+    """Three hostile learners of eight, with two updates each, send six of the eleven updates."""
     good = honest(5)
     of = rules(rule, trim=0.4)
     accumulator = merge.Accumulator(FRAGMENT, merge.outers(of))
@@ -151,7 +151,8 @@ def test_a_learner_with_several_updates_has_one_vote(rule: str) -> None:
         accumulator.add(x, 1.0, learner=f"l{number}")
     found = np.concatenate([total * np.float64(scale) for total, scale in accumulator.deltas()[0]])
     assert cosine(found, merged(good, of)) > 0.6
-    # Theirs are the same direction, so it is as if each had one, half as long again, and weighing no more than others.
+    # The hostile updates have one direction. So the result is as if each hostile learner had sent one update, 1.5 times
+    # as long, that weighs no more than the others.
     one = merged([np.float32(-1.5) * good[0]] * 3 + good, of)
     np.testing.assert_allclose(found, one, rtol=1e-3, atol=1e-7)
 
@@ -172,7 +173,7 @@ def test_several_updates_of_a_learner_are_their_weighted_mean(rule: str) -> None
 @pytest.mark.parametrize("boast", [1.0, Bounds().weight, 1e6])
 @pytest.mark.parametrize("rule", BOTH)
 def test_a_minority_is_no_majority_by_what_it_says_it_weighs(rule: str, boast: float) -> None:
-    """Three of eight at the most that bounds let pass weigh six, and the five honest ones weigh five."""
+    """At the largest weight that bounds allow, three of eight learners weigh six, and the five honest ones five."""
     good = honest(5)
     against = [np.float32(-9.0) * good[0]] * 3
     found = merged([*against, *good], rules(rule, trim=0.4), [boast] * 3 + [1.0] * 5)
@@ -189,7 +190,7 @@ def test_what_weighs_little_counts_for_little_and_what_weighs_much_for_no_more_t
 
 @pytest.mark.parametrize("name", ["the other way, a thousand times", "one way, together"])
 def test_a_plain_mean_is_theirs(name: str) -> None:
-    """What the robust ones are for: the same three of eight choose where it goes."""
+    """This is why robust merges exist: with a plain mean, the same three of eight learners choose the direction."""
     draw = np.random.default_rng(7)
     good = honest(5)
     bad = [ATTACKS[name](x, draw) for x in honest(3, seed=3)]

@@ -1,4 +1,4 @@
-"""What rounding may and may not do: sums in a fixed order, what a codec drops, and the places of packed tensors."""
+"""Sums are rounded in a fixed order, what a codec drops is not lost, and packed tensors keep their places."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from isthmus.format.rules import Rules
 from isthmus.log import merge
 
 ODD = partition([Spec(f"t{n}", (n,), "float32", TensorClass.DENSE) for n in (7, 129, 128, 1, 65, 256)], 1).fragments[0]
-"""Tensors of which most take a number of bytes that is no multiple of four."""
+"""Tensors most of which are packed into a number of bytes that is not a multiple of four."""
 
 
 def draw(fragment: Fragment, seed: int, scale: float = 0.01) -> F32:
@@ -30,7 +30,7 @@ def round_of(given: list[tuple[F32, float]], rules: Rules, fragment: Fragment = 
 
 @pytest.mark.parametrize("down", list(CODECS))
 def test_the_published_value_stays_one_steps_rounding_from_the_master(down: str) -> None:
-    """What the codec drops from a version is part of the next difference; dropped for good it would add up."""
+    """What the codec drops from a version is part of the next difference. If it were lost, the error would add up."""
     now, distances = merge.initial(draw(ODD, 1, 1.0)), []
     for version in range(40):
         given = [(draw(ODD, 10 * version + i), 1.0) for i in range(4)]
@@ -42,12 +42,12 @@ def test_the_published_value_stays_one_steps_rounding_from_the_master(down: str)
 @pytest.mark.parametrize("pairs", [1, 8, 50])
 @pytest.mark.parametrize("weight", [1.0, 1e9])
 def test_directions_cancel_by_what_is_left_of_all_their_weight(pairs: int, weight: float) -> None:
-    """Sixteen that nearly cancel leave more than two do, and cancel all the same."""
+    """A hundred updates that nearly cancel leave a longer sum than two do, but still count as cancelled."""
     x = draw(ODD, 0)
     other = -x + np.float32(5e-4) * np.roll(x, 1)
     given = [(x, weight), (other, weight)] * pairs
     _, cancelled = round_of(given, Rules()).deltas()
-    # Of the tensor of one element what is left is a quarter of a thousandth, or rounding.
+    # A quarter of a thousandth of the weight is left; of the tensor of one element, only rounding.
     assert cancelled == len(ODD.tensors)
 
 
@@ -62,7 +62,7 @@ def test_a_mean_direction_is_used_down_to_a_thousandth_of_its_weight() -> None:
 
 
 def test_a_heavy_update_weighs_no_more_than_its_share_however_heavy() -> None:
-    """Weights are relative: squares of token counts leave float32's range, their sums must not."""
+    """Weights are squares of token counts, which can exceed float32's range. The sums of relative weights must not."""
     given = [(draw(ODD, i), 10.0**e) for i, e in enumerate((300, 299, 298))]
     plain = [(x, w / 1e300) for x, w in given]
     for rule in ("rda", "avg"):
@@ -97,7 +97,7 @@ def test_starting_again_forgets_the_momentum_and_publishes_the_value_itself() ->
 
 
 def test_a_value_whose_published_part_overflows_is_not_finite() -> None:
-    """The master may be within range and what learners would hold not: a scale is rounded, too."""
+    """The master may be in range while the value that learners would hold is not: a codec rounds its scales, too."""
     largest = np.finfo(np.float32).max
     state = merge.State(0, *(np.full(ODD.size, v, np.float32) for v in (largest, -largest, 0.0)))
     x = np.zeros(ODD.size, np.float32)
@@ -106,7 +106,7 @@ def test_a_value_whose_published_part_overflows_is_not_finite() -> None:
 
 @pytest.mark.parametrize("name", ["f32", "bf16", "int8", "int4", "q4", "q1.5"])
 def test_a_master_that_is_not_finite_is_seen_whatever_its_codec_makes_of_it(name: str) -> None:
-    """A codec of any rate codes what is no number as one that is, and learners would see nothing of it."""
+    """A codec with a rate encodes a number that is not finite as a finite one, so learners would not notice."""
     large = partition([Spec("large", (9 * PIECE,), "float32", TensorClass.DENSE)], 1).fragments[0]
     x = draw(large, 1)
     start = merge.initial(draw(large, 9))
@@ -117,7 +117,7 @@ def test_a_master_that_is_not_finite_is_seen_whatever_its_codec_makes_of_it(name
     assert np.isinf(found.state.master[5])
     assert not found.finite
     if name.startswith("q"):
-        assert np.isfinite(found.state.published).all(), "it does not show there"
+        assert np.isfinite(found.state.published).all(), "the published value does not show it"
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The state machine of a round, told as stories: events with a time in, actions out."""
+"""The state machine of a round turns timed events into actions. Each test tells the story of one round."""
 
 from collections.abc import Sequence
 
@@ -90,7 +90,7 @@ def test_grace_ends_the_wait_for_a_slow_learner() -> None:
     story = Story("a", "b")
     story.members.heard("b", 1, story.now)
     story.arrive(story.announce("a", due=True))
-    story.arrive(story.announce("c"))  # a third, so that more than one is in
+    story.arrive(story.announce("c"))  # a third learner: two updates are in
     assert story.rounds.phase is Phase.GRACE
     ends = deadline(story)
     assert story.now < ends <= story.now + STEP_S + 0.05
@@ -99,7 +99,7 @@ def test_grace_ends_the_wait_for_a_slow_learner() -> None:
 
 
 def test_grace_is_measured_by_answers_also_by_those_that_came_too_late() -> None:
-    """Or whoever takes longer to answer than it says it takes to upload would be late for ever."""
+    """Otherwise a learner that answers more slowly than its stated upload time would always be late."""
     story = Story("a", "b")
     story.members.heard("b", 1, story.now, upload_s=0.1)
     opened = story.now
@@ -146,7 +146,7 @@ def test_nobody_waits_for_ever() -> None:
 
 
 def test_where_steps_are_quicker_than_the_store_a_round_waits_for_its_first_update() -> None:
-    """H steps of a millisecond were over before any update was here: no round of such a run ever came to anything."""
+    """H steps of a millisecond end before any update arrives. Giving up then would end every round without a merge."""
     story = Story("a", step_s=0.001)
     actions = story.announce("a", due=True)
     story.now += 0.5
@@ -173,7 +173,7 @@ def test_calls_are_repeated_while_a_round_is_open() -> None:
 
 def test_one_learner_heard_does_not_mean_there_is_only_one() -> None:
     story = Story()
-    story.members.gap(story.now)  # just started: whoever is there had no chance to say so
+    story.members.gap(story.now)  # the syncer has just started: it had no time to hear the learners
     story.beat("a")
     assert story.arrive(story.announce("a", due=True)) == []
     assert story.rounds.on(Tick(), story.now + 0.5) == []
@@ -336,7 +336,7 @@ def test_what_a_lost_commit_left_over_is_taken_up_again() -> None:
     story.arrive(story.announce("a", due=True))
     story.arrive(story.announce("b"))
     story.rounds.on(Lost(), story.now)
-    story.commit("a")  # the winner had only a
+    story.commit("a")  # the commit that won merged only a
     fetched = [a.pointer for a in story.announce("a", base=1, due=True) if isinstance(a, Fetch)]
     assert ("b", 0) in {(p.learner, p.base) for p in fetched}
 
@@ -375,7 +375,7 @@ def test_rejections_are_listed_in_the_commit_and_totals_survive_it() -> None:
 
 def test_grace_is_a_share_of_the_slack() -> None:
     granted = adaptive_grace(Pace(grace=0.5, overlap=4.0), 12, Terms(1.0, 1.0, 0.5, 10.0), quorum_s=0.5)
-    # τ is raised until the cap would fit, at most to a period of 12: slack 12 − 1, half of it.
+    # τ is raised until the cap fits, but at most to the period of 12. Grace is half of the slack of 12 − 1.
     assert granted.overlap_steps == 12.0
     assert granted.seconds == pytest.approx(5.5)
 
@@ -401,7 +401,7 @@ def test_grace_can_be_turned_off() -> None:
 
 
 def test_after_several_commits_at_once_a_learner_is_still_fetched() -> None:
-    """A due update on a version in between must not open a round that nobody asks for any more."""
+    """A due update on an intermediate version must not open a round for a version that exists already."""
     story = Story("a", "b")
     story.announce("a", base=1, due=True)
     for learners in (("b",), ("b",)):
@@ -417,7 +417,7 @@ def test_a_fragment_taken_over_opens_what_waited_and_one_left_opens_nothing() ->
     story.rounds.on(Hold(False), story.now)
     assert not any(isinstance(a, CallRound | Fetch) for a in story.announce("a", due=True))
     assert CallRound(1) in story.rounds.on(Hold(True), story.now)
-    # Left in mid-round: that round goes on, the next is another's.
+    # If the syncer leaves the fragment in mid-round, that round goes on, and another syncer opens the next.
     story.rounds.on(Hold(False), story.now)
     assert story.rounds.round is not None
     story.commit("a")
@@ -431,7 +431,7 @@ def test_what_one_that_has_left_announced_is_waited_for_while_it_is_fetched() ->
     story.members.left("b", 1)
     both = theirs + story.announce("a")
     own = [action for action in both if isinstance(action, Fetch) and action.pointer.learner == "a"]
-    assert story.arrive(own) == [], "b's is on its way"
+    assert story.arrive(own) == [], "b's update is still being fetched"
     assert story.arrive([a for a in theirs if isinstance(a, Fetch)]) == [Merge(1, ClosedBy.EVERYONE)]
 
 
@@ -455,7 +455,7 @@ def test_what_one_that_has_left_announced_is_waited_for_no_longer_than_grace() -
 
 
 def test_what_is_due_is_done_whatever_sums_round_to() -> None:
-    """8191.833… + 1 − 8191.833… is less than 1: the call was due, not made, and due again without end."""
+    """8191.833… + 1 − 8191.833… is less than 1. So a call was due, was not made, and was due again without end."""
     story = Story("a", "b", pace=Pace(quorum=2, heartbeat_s=1.0, silence_s=1000.0), sync_every=1000)
     story.now = 8191.833214953706
     story.beat("a")
@@ -475,17 +475,17 @@ def test_a_round_closes_when_its_commit_can_name_no_more_and_the_others_are_in_t
     for learner in ("b", "c", "d"):
         actions += story.announce(learner, due=True)
     fetched = [a.pointer.learner for a in actions if isinstance(a, Fetch)]
-    assert fetched == ["a", "b"], "no more than fit"
-    # One that cannot be had makes room for another.
+    assert fetched == ["a", "b"], "no more updates are fetched than fit"
+    # An update that cannot be read makes room for another.
     (first, second) = [a.pointer for a in actions if isinstance(a, Fetch)]
     third = story.rounds.on(Refused(first, Reason.MISSING), story.now)
     assert [a.pointer.learner for a in third if isinstance(a, Fetch)] == ["c"]
     assert story.arrive([Fetch(second), *third]) == [Merge(1, ClosedBy.FULL)]
     actions = story.commit("b", "c")
     assert [a.pointer.learner for a in actions if isinstance(a, Fetch)] == [], (
-        "d answers version 0: the next round is not due"
+        "d's update is on version 0: it opens no round"
     )
     actions = story.announce("a", 1, due=True)
     assert [a.pointer.learner for a in actions if isinstance(a, Fetch)] == ["d", "a"]
     assert story.arrive(actions) == [Merge(2, ClosedBy.FULL)]
-    assert sum(story.rounds.rejected_total.values()) == 1, "nothing is rejected for it"
+    assert sum(story.rounds.rejected_total.values()) == 1, "only the missing update is rejected"

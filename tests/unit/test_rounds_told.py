@@ -1,4 +1,4 @@
-"""More stories of a round: what it is told late, twice, or by one who says too much."""
+"""A round handles messages that come late, that come twice, or of which a learner sends too many."""
 
 from collections.abc import Sequence
 
@@ -60,7 +60,7 @@ def test_pointers_that_wait_are_bounded() -> None:
     story.announce("one-more")
     assert story.rounds.rejected_total == {"oversized": 1}
     story.announce("l0", tokens=2000, name="longer")
-    assert story.rounds.rejected_total == {"oversized": 1, "superseded": 1}, "whoever waits may still say more"
+    assert story.rounds.rejected_total == {"oversized": 1, "superseded": 1}, "a waiting update may be replaced"
 
 
 def test_what_the_log_turned_away_for_good_is_not_fetched_again() -> None:
@@ -108,7 +108,7 @@ def test_a_round_whose_last_update_came_after_grace_was_ended_by_grace() -> None
     assert story.rounds.phase is Phase.GRACE
     actions = story.announce("b")
     assert fetched(actions) == {("b", 0)}
-    story.now = deadline(story) + 0.05  # nobody looked at the clock meanwhile
+    story.now = deadline(story) + 0.05  # no tick came meanwhile
     assert story.arrive(actions) == [Merge(1, ClosedBy.GRACE)]
 
 
@@ -158,7 +158,7 @@ def test_what_a_round_had_taken_when_anothers_commit_came_is_taken_up_again() ->
     story = Story("a", "b", "c")
     story.arrive(story.announce("a", due=True))
     story.arrive(story.announce("b"))
-    story.commit("a")  # of another syncer; b is not in it
+    story.commit("a")  # by another syncer, without b's update
     assert fetched(story.announce("a", 1, due=True)) == {("a", 1), ("b", 0)}
 
 
@@ -211,11 +211,11 @@ def test_what_a_commit_has_listed_is_not_listed_again() -> None:
     assert story.rounds.rejected_total["malformed"] == 1
 
 
-# --- what simulated seeds found ---------------------------------------------------------------------------------------
+# --- bugs that simulated seeds found ----------------------------------------------------------------------------------
 
 
 def test_the_oldest_bases_are_fetched_first_whatever_their_learners_are_called() -> None:
-    """Without grace a round closes with the first: who came last by name was in none, its work stale in the end."""
+    """Without grace a round closes with its first update. Sorted by name, the last learner's work became stale."""
     story = Story("a", "z", pace=Pace(quorum=1, grace=0.0, staleness=2, heartbeat_s=1.0, silence_s=3.0))
     story.announce("z")
     story.commit("a")
@@ -225,7 +225,7 @@ def test_the_oldest_bases_are_fetched_first_whatever_their_learners_are_called()
 
 @pytest.mark.parametrize("tokens", [1000, 900], ids=["the same", "one that it replaced"])
 def test_what_was_due_once_opens_a_round_whoever_repeats_it_without_knowing(tokens: int) -> None:
-    """A learner that came back says again what its earlier life sent, and does not know that it was due."""
+    """A later incarnation repeats an update of an earlier one, and does not know that the update was due."""
     story = Story("a")
     (call, fetch) = story.announce("a", due=True)
     assert call == CallRound(1)
@@ -233,6 +233,6 @@ def test_what_was_due_once_opens_a_round_whoever_repeats_it_without_knowing(toke
     story.rounds.on(Unreachable(fetch.pointer), story.now)
     story.now += 1000.0
     story.rounds.on(Tick(), story.now)
-    assert story.rounds.phase is Phase.CLOSED, "given up: nothing came"
+    assert story.rounds.phase is Phase.CLOSED, "the round is given up: no update came"
     story.beat("a")
     assert CallRound(1) in story.announce("a", tokens=tokens)

@@ -1,4 +1,4 @@
-"""The arithmetic of a run: what suits its period, and what is warned of."""
+"""`Rules.suited` chooses rules that suit the period and the model, and rates that overdrive a run give a warning."""
 
 import pytest
 
@@ -83,7 +83,7 @@ def test_a_machine_too_slow_for_isotropic_merges_does_without() -> None:
         (7e8, ("rda", "rda")),
     ):
         assert tuple(Rules.suited(specs, flop_s=flop_s).merge for specs in (narrow, width)) == merges, flop_s
-    assert Rules.suited(width, flop_s=1e6, merge="iso").merge == "iso", "who asks for it has it"
+    assert Rules.suited(width, flop_s=1e6, merge="iso").merge == "iso", "a rule that is asked for is kept"
 
 
 def test_what_is_cheap_is_a_matter_of_operations_a_parameter() -> None:
@@ -91,7 +91,7 @@ def test_what_is_cheap_is_a_matter_of_operations_a_parameter() -> None:
     assert isotropic.is_cheap([(side, side)])
     assert not isotropic.is_cheap([(side + 1, side + 1)])
     assert isotropic.is_cheap([(side + 1, side + 1)], block=side)
-    assert isotropic.is_cheap([(64, 64)] * 10 + [(2 * side, 2 * side)]) is False, "the large one weighs most"
+    assert isotropic.is_cheap([(64, 64)] * 10 + [(2 * side, 2 * side)]) is False, "the large matrix dominates the cost"
     assert not isotropic.is_cheap([])
 
 

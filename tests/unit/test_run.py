@@ -1,4 +1,4 @@
-"""Creating a run: whatever may be wrong with it is said before anything is written."""
+"""If a run cannot be created, the error is raised before anything is written."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from support.world import seed_of
 
 
 class Memory:
-    """A store of nothing but a dictionary."""
+    """A store in a dictionary."""
 
     def __init__(self) -> None:
         self.url = "memory://run"
@@ -87,7 +87,7 @@ async def test_a_header_names_as_many_snapshots_as_there_may_be_fragments() -> N
     [("layer\x1b[2J", "cannot be described"), ("x" * 300, "cannot be described")],
 )
 async def test_a_tensor_that_no_run_can_name_is_refused_before_anything_is_written(name: str, message: str) -> None:
-    """Written all the same, nobody could have read the run object again."""
+    """If it were written, no process could read the run object again."""
     specs = [Spec("fine", (4,), "float32", TensorClass.DENSE), Spec(name, (4,), "float32", TensorClass.DENSE)]
     assert message in await refused(seed_of(specs=specs))
 
@@ -114,7 +114,7 @@ async def test_a_model_that_is_brought_piece_by_piece_makes_the_same_run(rules: 
     _, wanted = await created(whole)
     store, found = await created(replace(whole, values=take))
     assert found.header.snapshots == wanted.header.snapshots
-    assert set(asked.values()) == {2}, "looked at before anything is written, and then written"
+    assert set(asked.values()) == {2}, "each piece is checked before anything is written, and then written"
     assert len(asked) == sum(len(f.tensors) for f in found.layout.fragments)
     named["wide"][-1] = np.nan
     with pytest.raises(InputError, match="'wide'"):

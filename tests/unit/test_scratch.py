@@ -1,4 +1,4 @@
-"""Files under construction in a folder: what a SIGKILL cut off goes, what somebody still writes stays."""
+"""A folder store deletes scratch files that a SIGKILL left behind, and keeps those that are still being written."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ from isthmus.store.files import ABANDONED_S, FileStore
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:
-    """The folder of files under construction, with one that is old, one that is recent and one of this moment."""
+    """The folder of scratch files, with an old one, a recent one and one of this moment."""
     folder = tmp_path / ".scratch"
     folder.mkdir()
     for name, age_s in (("old", ABANDONED_S + 60), ("recent", ABANDONED_S - 60), ("fresh", 0)):
@@ -40,11 +40,11 @@ async def test_the_first_write_sweeps_what_was_cut_off_and_nothing_else(
 
 
 async def test_reading_sweeps_nothing(scratch: Path, tmp_path: Path) -> None:
-    """A copied folder is for looking at: `isthmus replay` leaves it as it is."""
+    """Commands that only read, such as `isthmus replay` on a copied folder, change nothing in it."""
     (tmp_path / "a").write_bytes(b"x")
     store = FileStore(tmp_path, single_threaded(0))
     await store.get("a")
-    assert [entry.key for entry in await store.list("")] == ["a"], "files under construction are not listed"
+    assert [entry.key for entry in await store.list("")] == ["a"], "scratch files are not listed"
     assert names(scratch) == {"old", "recent", "fresh"}
 
 
@@ -54,7 +54,7 @@ async def test_a_store_sweeps_once(scratch: Path, tmp_path: Path) -> None:
     (scratch / "old").write_bytes(b"")
     os.utime(scratch / "old", (0, 0))
     await store.put("b", b"y")
-    assert "old" in names(scratch), "listing a folder at each write is for nothing"
+    assert "old" in names(scratch), "listing the folder at each write would be wasted work"
 
 
 async def test_sweeping_leaves_the_event_loop(scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ async def test_sweeping_leaves_the_event_loop(scratch: Path, tmp_path: Path, mon
 async def test_a_writer_whose_file_was_swept_is_to_try_again(
     write: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was stopped for an hour in the middle of it (SIGSTOP, a laptop's lid)."""
+    """The writer was stopped for an hour in the middle of a write (SIGSTOP, a laptop's lid)."""
     made = files._make_folder
 
     def stopped(path: Path) -> None:

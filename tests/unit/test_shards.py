@@ -1,4 +1,4 @@
-"""How a model may lie on the ranks of its learner, and what is refused by its name."""
+"""A model may be sharded over its learner's ranks in some ways; all others are rejected by name."""
 
 import re
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def net() -> nn.Sequential:
 
 @pytest.fixture
 def job(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A job of four ranks, of which this process is the first and the others are not there."""
+    """A job of four ranks: this process is the first, and the others do not exist."""
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     yield
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Keys and signatures against OpenSSH itself, and against what must not be accepted whatever a library says."""
+"""Keys and signatures agree with OpenSSH, and invalid ones are rejected even if the library accepts them."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ def test_openssh_checks_what_we_sign(tmp_path: Path) -> None:
 
     assert checked(SPACE, message) == 0
     assert checked(SPACE, message + b"!") != 0
-    assert checked("isthmus-other", message) != 0, "what was signed as one kind is never another"
+    assert checked("isthmus-other", message) != 0, "a signature is valid in one namespace only"
 
 
 def test_we_sign_with_keys_of_openssh_as_it_does(openssh_key: Path, tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_we_sign_with_keys_of_openssh_as_it_does(openssh_key: Path, tmp_path: Pa
     message.write_bytes(b"hello")
     assert ssh_keygen("-Y", "sign", "-f", str(openssh_key), "-n", SPACE, str(message)).returncode == 0
     signer = read_signer(openssh_key)
-    # Ed25519 has no randomness: the same key signs the same bytes alike.
+    # Ed25519 uses no randomness: the same key and bytes give the same signature.
     theirs = Path(f"{message}.sig").read_text().split()
     assert armored(signer.author, SPACE, signer.sign(SPACE, b"hello")).split() == theirs
     line = openssh_key.with_suffix(".pub").read_text()
@@ -124,7 +124,7 @@ def test_a_key_shows_nothing_of_itself() -> None:
 
 
 def test_every_spelling_of_a_point_of_small_order_is_known() -> None:
-    """Computed anew from the curve: all y of eight times a point, reduced or not, with either sign."""
+    """By the curve's own arithmetic, the order of each listed point divides 8. Each y is also listed reduced."""
     d = -121665 * pow(121666, P - 2, P) % P
 
     def has_order_below_nine(y: int) -> bool:
@@ -142,7 +142,7 @@ def test_every_spelling_of_a_point_of_small_order_is_known() -> None:
 
 
 def test_under_a_key_of_small_order_the_library_accepts_what_nobody_signed_and_we_do_not() -> None:
-    # R = the identity and S = 0: under the identity as the key this fits every message there is.
+    # R = the identity and S = 0: with the identity as the key, this is valid for every message.
     forged = IDENTITY + bytes(32)
     accepted = 0
     for number in range(32):
@@ -154,7 +154,7 @@ def test_under_a_key_of_small_order_the_library_accepts_what_nobody_signed_and_w
             pass
         with pytest.raises(Forged):
             verify(IDENTITY, SPACE, message, forged)
-    assert accepted == 32, "why the points are refused; where this library refuses them, too, so much the better"
+    assert accepted == 32, "this is why such points are rejected; a library that rejects them, too, is even better"
 
 
 @pytest.mark.parametrize("point", sorted(SMALL_ORDER), ids=lambda p: p.hex()[:8] + p.hex()[-4:])
@@ -180,7 +180,7 @@ def test_no_flipped_bit_of_a_signature_a_key_or_a_message_is_accepted() -> None:
         other[bit // 8] ^= 1 << bit % 8
         with pytest.raises(Forged):
             verify(bytes(other[:32]), SPACE, bytes(other[96:]), bytes(other[32:96]))
-    # The same signature with S + L is another spelling, which would make one object two.
+    # The same signature with S + L is another encoding: with it, one object could become two.
     order = 2**252 + 27742317777372353535851937790883648493
     s = int.from_bytes(signature[32:], "little") + order
     with pytest.raises(Forged):

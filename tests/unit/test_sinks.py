@@ -1,4 +1,4 @@
-"""Training metrics to a sink: in order, off the training thread, and never in a training's way."""
+"""Training metrics reach a sink in order, off the training thread, and never disturb the training."""
 
 import math
 import subprocess
@@ -56,7 +56,7 @@ def test_a_sink_that_fails_is_left_out_and_said_to_be(caplog: pytest.LogCaptureF
     assert [step for step, _ in sink.taken] == [0]
     assert "RuntimeError: disk full" in caplog.text
     feeder.note(4, {})
-    assert len(feeder._waiting) == 0, "nothing piles up"
+    assert len(feeder._waiting) == 0, "no metrics pile up for a sink that failed"
 
 
 def test_a_slow_sink_keeps_the_newest_and_is_called_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_slow_sink_keeps_the_newest_and_is_called_by_one_thread(monkeypatch: p
 
 
 def test_a_sink_that_hangs_keeps_nobody_from_ending(tmp_path: Path) -> None:
-    """Neither the end of a link nor of the process."""
+    """Neither the end of a link nor the end of the process waits for it."""
     (tmp_path / "hangs.py").write_text(
         "import threading, isthmus.sinks as sinks\n"
         "sinks.CLOSE_S = 0.2\n"

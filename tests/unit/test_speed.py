@@ -1,4 +1,4 @@
-"""Whether a machine merges as fast as learners train: timed, reckoned, and said."""
+"""A machine that merges too slowly for its learners is found by measurement, and the operator is warned."""
 
 import asyncio
 import gc
@@ -40,7 +40,7 @@ def test_what_a_round_of_every_fragment_takes() -> None:
 
 def test_more_than_half_of_a_period_is_too_slow() -> None:
     takes = FAST.merge_s(layout(), ISO, 8)
-    limit = takes / (2 * 10 * PART_MAX)  # with two cores, of ten steps
+    limit = takes / (2 * 10 * PART_MAX)  # two cores, periods of ten steps
 
     def said(**changes: Any) -> str | None:
         given = {"learners": 8, "step_s": limit, "cores": 2.0} | changes
@@ -50,7 +50,7 @@ def test_more_than_half_of_a_period_is_too_slow() -> None:
     assert said(step_s=0.999 * limit) is not None
     assert said(step_s=0.999 * limit, cores=2.1) is None
     assert said(step_s=1.001 * limit, learners=9) is not None
-    assert said(step_s=0.0) is None, "nobody has said how long a step takes"
+    assert said(step_s=0.0) is None, "the duration of a step is not known"
     assert said(learners=0, step_s=1e-12) is not None
 
 
@@ -102,12 +102,10 @@ def test_a_run_created_on_a_slow_machine_merges_by_rda(
     assert main(["init", str(tmp_path / "run")]) == 0
     assert f", {merged}, int4 up" in capsys.readouterr().out
     assert ("this machine makes 0.2 GFLOP/s" in caplog.text) == (merged == "rda")
-    assert main(["init", str(tmp_path / "run")]) == 0, "the run that is there keeps its rule"
+    assert main(["init", str(tmp_path / "run")]) == 0, "a run that exists keeps its rule"
     assert f", {merged}, int4 up" in capsys.readouterr().out
     monkeypatch.setattr(speed, "products", None)
-    assert main(["init", str(tmp_path / "asked"), "--merge", "iso"]) == 0, (
-        "nothing is measured where it decides nothing"
-    )
+    assert main(["init", str(tmp_path / "asked"), "--merge", "iso"]) == 0, "nothing is measured if the rule is given"
 
 
 @in_virtual_time

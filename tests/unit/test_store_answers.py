@@ -1,4 +1,4 @@
-"""What a store's answers mean: S3's codes, bodies that end early, how often and how long is tried again."""
+"""Each answer of a store has one meaning, and a request without an answer is tried again a limited number of times."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ class Body:
 
 
 class Client:
-    """An S3 client that answers as it is told, and keeps what it was asked."""
+    """An S3 client that gives one fixed answer and records its requests."""
 
     class meta:
         endpoint_url = "http://here"
@@ -132,7 +132,7 @@ async def test_a_body_of_another_length_than_announced_did_not_come(length: int)
 
 
 class Away:
-    """A store that is away for so many requests."""
+    """A store that does not answer the first `failures` requests."""
 
     url = "away://"
 
@@ -151,7 +151,7 @@ class Away:
 
 
 def drive(away: Away, patience: Patience, body: Callable[[EdgeStore], Awaitable[object]]) -> tuple[object, float]:
-    """Do this with an edge before a store, in virtual time; return what it returns and how long it took."""
+    """Run `body` in virtual time with an edge store in front of `away`; return its result and the seconds it took."""
     world = World("edge")
     edge = EdgeStore(cast(Store, away), world.process("p").runtime, patience)
 
@@ -238,11 +238,11 @@ def test_a_request_nobody_answers_hangs_since_it_was_sent_or_since_the_last_answ
         assert edge.outage.hung_s == pytest.approx(30.0)
         later = asyncio.ensure_future(edge.get("k"))
         await asyncio.sleep(10.0)
-        assert edge.outage.hung_s == pytest.approx(40.0), "since the first of them"
+        assert edge.outage.hung_s == pytest.approx(40.0), "since the first of the two was sent"
         away.takes_s = 0.0
         await edge.get("k")
         await asyncio.sleep(5.0)
-        assert edge.outage.hung_s == pytest.approx(5.0), "another one was answered meanwhile"
+        assert edge.outage.hung_s == pytest.approx(5.0), "since the last answer"
         for task in (hung, later):
             task.cancel()
         await asyncio.gather(hung, later, return_exceptions=True)
@@ -256,7 +256,7 @@ def test_a_request_nobody_answers_hangs_since_it_was_sent_or_since_the_last_answ
 
 
 class Memory:
-    """A store in which a create looks first and writes later; `between` is called in between."""
+    """A store whose create looks first and writes later; `between` is called in between."""
 
     url = "memory://"
 
@@ -310,11 +310,11 @@ async def test_files_are_created_once_replaced_whole_and_listed_in_order(tmp_pat
     assert bytes(await store.get_range("a/1", 9, 12)) == b""
     assert [e.key for e in await store.list("")] == ["a/1", "b/10", "b/2", "bb/1"]
     assert [e.key for e in await store.list("b/")] == ["b/10", "b/2"]
-    assert not any((tmp_path / ".scratch").iterdir()), "nothing is left under construction"
+    assert not any((tmp_path / ".scratch").iterdir()), "no scratch file is left"
 
 
 async def test_a_file_is_on_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a power cut would leave a commit of zeros: under its key for good."""
+    """Otherwise a power cut could leave a commit of zeros under its key for good."""
     done: list[str] = []
 
     def told(name: str) -> Callable[..., object]:
@@ -340,7 +340,7 @@ async def test_a_file_is_on_disk_before_its_name_is(tmp_path: Path, monkeypatch:
 
 
 async def test_another_folder_in_its_place_is_an_outage(tmp_path: Path) -> None:
-    """A mount that is lost leaves its empty mount point; what is back is the same, whatever its inode."""
+    """A lost mount leaves its empty mount point. A folder with the same run object is the same, whatever its inode."""
     root, away = tmp_path / "run", tmp_path / "away"
     store = FileStore(root, single_threaded())
     await store.put("run", b"this run")
@@ -380,7 +380,7 @@ async def test_a_folder_that_is_lost_in_the_middle_of_a_write_is_an_outage(
 
 
 async def test_a_folder_is_waited_for(tmp_path: Path) -> None:
-    """Before there is a run in it, any folder will do: it may be mounted later."""
+    """As long as the folder holds no run, another folder may take its place: it may be mounted later."""
     root = tmp_path / "run"
     store = FileStore(root, single_threaded())
     root.mkdir()
@@ -395,7 +395,7 @@ async def test_a_folder_is_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("link", [".scratch", "updates", "updates/00000/evil"])
 async def test_no_link_is_followed(tmp_path: Path, link: str) -> None:
-    """It would lead to another's files: objects would be written there, and deleted."""
+    """A link could lead to foreign files: objects would be written and deleted there."""
     root, other = tmp_path / "run", tmp_path / "other"
     store = FileStore(root, single_threaded())
     await store.put("run", b"this run")

@@ -1,4 +1,4 @@
-"""A learner's last line: steps, versions, where the work went, where the model is; and what cannot be missed."""
+"""A learner's last line gives steps, versions, what became of its work and where the model is; failures stand out."""
 
 import math
 from dataclasses import replace

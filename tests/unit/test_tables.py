@@ -1,4 +1,4 @@
-"""Tables that fit: columns leave in their order and are named, cells are folded, nothing is cut without a word."""
+"""Tables fit the terminal: columns are hidden in their order and named, cells are folded, nothing is cut silently."""
 
 from collections.abc import Sequence
 

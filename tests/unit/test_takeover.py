@@ -1,4 +1,4 @@
-"""A fragment is taken over when its state can be folded here, and left to others where it cannot; in virtual time."""
+"""A syncer takes over a fragment once it has folded its state, and leaves it to others if it cannot (virtual time)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,14 +22,14 @@ ONCE = Patience(attempts=1)
 
 
 class Serving(Syncer):
-    """A syncer whose way to the store can be told to answer otherwise."""
+    """A syncer for which the answers of the store can be replaced."""
 
     wire: Asked
 
 
 @asynccontextmanager
 async def syncer(w: Written, latency_s: float = ONE_WAY_S) -> AsyncIterator[Serving]:
-    """A syncer of this run, just started; it is killed at the end."""
+    """Start a syncer of this run, and kill it at the end."""
     process = w.world.process("syncer", len(w.store.requests))
     ports = w.world.ports(process, Conditions(latency_s=latency_s), Conditions(latency_s=ONE_WAY_S))
     wire = Asked(ports.wire)
@@ -71,7 +71,7 @@ def test_at_start_commits_are_read_and_states_when_fragments_are_taken() -> None
 
 
 def test_what_waits_for_its_turn_to_be_folded_is_not_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One at a time and far away: the last is folded long after a dead syncer would have been taken for dead."""
+    """One fold at a time from a distant store: the last one ends long after a silent syncer would count as dead."""
     monkeypatch.setattr(agent, "FOLDS_MAX", 1)
 
     async def body(w: Written) -> None:
@@ -126,7 +126,7 @@ def test_an_update_that_never_ends_leaves_the_fragment_to_others(monkeypatch: py
 
             monkeypatch.setattr(serving.wire, "get_range", get_range)
             await asyncio.sleep(8.0)
-            assert 1 in serving.held, "it may come yet"
+            assert 1 in serving.held, "the update may still arrive"
             await asyncio.sleep(8.0)
             assert list(serving._broken) == [1]
             assert serving.held == {0, 2, 3}
@@ -138,7 +138,7 @@ def test_an_update_that_never_ends_leaves_the_fragment_to_others(monkeypatch: py
 
 
 def test_a_large_share_is_folded_after_as_long_as_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that was only late is back by then."""
+    """Another syncer that was only late is back by then."""
 
     async def body(w: Written) -> None:
         await grown(w)
@@ -155,7 +155,7 @@ def test_a_large_share_is_folded_after_as_long_as_that_takes(monkeypatch: pytest
 
 
 def test_snapshots_follow_what_is_merged() -> None:
-    """Where rounds weigh much, sooner than their number says."""
+    """If rounds merge many bytes, a snapshot is due sooner than the pace's number of versions."""
 
     async def body(w: Written) -> None:
         async with syncer(w) as serving:
@@ -169,7 +169,7 @@ def test_snapshots_follow_what_is_merged() -> None:
             assert written.is_due(1)
             await written.write()
             assert written.merged == 0
-            assert written.is_due(4096), "or after as many versions as the pace says"
+            assert written.is_due(4096), "also due after as many versions as the pace says"
 
     Written(RULES, PACE).drive(body)
 

@@ -1,4 +1,4 @@
-"""Commands that end with the thread that started them."""
+"""A tied command ends with the thread that started it."""
 
 import signal
 import subprocess

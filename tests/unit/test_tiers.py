@@ -1,4 +1,4 @@
-"""What `make check`, `make test` and `make test-all` run, and that a part that fails makes them fail."""
+"""`make check`, `make test` and `make test-all` each run the tests of their tier, and fail if any part fails."""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from support import checks, tiers
 def item(
     nodeid: str, *, own: Sequence[str] = (), module: str = "", fixtures: Sequence[str] = (), **params: str
 ) -> pytest.Item:
-    """Return a test with these marks of its own (those of parameters last), of its module, fixtures and parameters."""
+    """Return a test with its own marks (those of parameters last), its module's mark, its fixtures and parameters."""
     marks = [pytest.mark.tier(name).mark for name in own]
     inherited = pytest.mark.tier(module).mark if module else None
     made = SimpleNamespace(
@@ -56,7 +56,7 @@ def test_every_directory_of_tests_has_a_tier_and_the_first_looks_at_its_own_alon
     assert folders == set(tiers.DIRECTORIES)
     above = {folder for folder in folders if tiers.is_above(tiers.TESTS / folder, "check")}
     assert above == {folder for folder, tier in tiers.DIRECTORIES.items() if tier != "check"}
-    assert not any(tiers.is_above(tiers.TESTS / folder, "test") for folder in folders), "a mark may bring a test in"
+    assert not any(tiers.is_above(tiers.TESTS / folder, "test") for folder in folders), "a mark may add a test"
 
 
 def outcome(monkeypatch: pytest.MonkeyPatch, *codes: int, beside: int = 0, words: Sequence[str] = ("test",)) -> int:

@@ -1,4 +1,4 @@
-"""A refusal of what worked before counts as an outage for a while; what never worked is refused at once."""
+"""A denial of requests that should work counts as an outage for a while; any other denial is raised at once."""
 
 import logging
 import random
@@ -14,7 +14,7 @@ from isthmus.store import Store
 
 
 class Clock:
-    """Time as it is told."""
+    """A clock that tests set."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -22,7 +22,7 @@ class Clock:
 
 
 class Told:
-    """Answers as it is told."""
+    """A store that denies the requests in `refused`, by operation and folder."""
 
     url = "s3://bucket/run"
 
@@ -116,7 +116,7 @@ async def test_reading_does_not_vouch_for_writing_nor_one_folder_for_another(
     with pytest.raises(Unavailable):
         await ways.put("values/0", b"")
     clock.now += REFUSED_S
-    await ways.get("values/0")  # that reads go through does not hide that writes do not
+    await ways.get("values/0")  # successful reads do not hide that writes are denied
     with pytest.raises(Denied):
         await ways.put("values/0", b"")
     store.refused = {("get", "learners")}

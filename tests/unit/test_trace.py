@@ -1,4 +1,4 @@
-"""The timeline's arrows: from an update to the commit that merged it, from a version to the trainings that began on it."""
+"""The timeline has arrows from each update to the commit that merged it, and from each version to training on it."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from support.commits import committed, given
 LOG = [
     committed(1, given("a", 0, 1), given("b", 0, 1)),
     committed(2, given("a", 1, 2)),
-    # b comes a version late: it trained from version 1 while version 2 was made.
+    # The update of b is one version late: b trained from version 1 while version 2 was made.
     committed(3, given("b", 1, 3), given("a", 2, 3)),
     committed(4),
     committed(1, given("a", 0, 1), p=1),
@@ -27,7 +27,7 @@ def events_of(log: Iterable[CommitHeader]) -> list[Event]:
 
 
 def arrows(kind: str) -> list[tuple[str, Event, Event]]:
-    """Return name, first and last span of each arrow of a kind."""
+    """Return the name, the first span and the last span of each arrow of a kind."""
     events = events_of(LOG)
     spans = {(e["pid"], e["tid"], e["ts"]): e for e in events if e["ph"] == "X"}
     ends: dict[int, dict[str, Event]] = {}

@@ -1,4 +1,4 @@
-"""Trees of plain data and arrays: what goes in comes out, and nothing else ever comes out."""
+"""Trees of plain data and arrays are restored as they were, and anything else is rejected."""
 
 import random
 from typing import Any
@@ -55,7 +55,7 @@ def test_plain_data_comes_back_as_it_was(value: Any) -> None:
     assert found == value
     assert type(found) is type(value)
     if isinstance(value, list | tuple):
-        assert [type(item) for item in found] == [type(item) for item in value], "True is no 1"
+        assert [type(item) for item in found] == [type(item) for item in value], "True does not become 1"
 
 
 @pytest.mark.parametrize("wrap", [lambda x: [x, "a"], lambda x: (x,), lambda x: {"a": x}, lambda x: frozenset({x})])

@@ -1,4 +1,4 @@
-"""Trees from strangers: whatever their bytes make NumPy or torch raise, it is a record rejected and nothing else."""
+"""A hostile tree raises only `RecordInvalid`, whatever error its bytes cause in NumPy or torch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ def rebuilt(
     return tree.rebuild(plain, [tree.Leaf(spec, np.zeros(size, np.uint8))], torch_model.make_tensor)
 
 
-# What `numpy.dtype` makes of each of these differs: a SyntaxError, a ValueError, a TypeError, a dtype of structures.
+# For these, `numpy.dtype` raises a SyntaxError, a ValueError or a TypeError, or returns a dtype that is not of numbers.
 HOSTILE = ["(", "f4,(", "()f4", "(1,)(", "{", "[('a'", "i4,(1,f4", "U999999999999", "S-1", ",", "(2,3", "f4\x00", "f4:",
            " ", "", "lambda", "datetime64[", "(99999999999,)f4", "(4294967296,4294967296)f4", "O", "O8", "V8", "M8[s]",
            "<f3", "<u99", "<f4 ", "<f٤"]  # fmt: skip
@@ -65,7 +65,7 @@ def test_every_dtype_of_torch_comes_back_or_is_refused_on_both_ways(dtype: str) 
     assert np.array_equal(leaf.data, bits)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch on its own quantised tensors: they are on their way out
+@pytest.mark.filterwarnings("ignore")  # torch warns that its quantised tensors are deprecated
 @pytest.mark.parametrize(
     ("tensor", "what"),
     [

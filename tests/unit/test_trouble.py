@@ -1,4 +1,4 @@
-"""What keeps a learner from being merged is said soon, then ever more seldom, and once when it is over."""
+"""Trouble that keeps a learner's updates from being merged is logged soon, then less and less often, and at its end."""
 
 import logging
 from collections.abc import Callable

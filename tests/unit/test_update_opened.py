@@ -1,4 +1,4 @@
-"""An update is opened by what was announced of it: whatever does not fit is rejected under its own name."""
+"""An update must match its announcement; each kind of mismatch is rejected with its own reason."""
 
 from typing import Any
 

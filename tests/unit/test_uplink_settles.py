@@ -1,4 +1,4 @@
-"""The way up: what an update holds, what becomes of it, and what its codec dropped is never lost or sent twice."""
+"""The uplink sends and settles updates, and what a codec dropped is never lost or sent twice."""
 
 import asyncio
 from typing import Any
@@ -27,7 +27,7 @@ LOSSY = Rules(fragments=4, sync_every=4)
 
 
 class Learner:
-    """One learner's uplink, and what it says: to the bus, and to the training side."""
+    """One learner's uplink, with the updates it announced (`said`) and its messages to the training thread (`told`)."""
 
     def __init__(self, w: Written) -> None:
         self.w = w
@@ -38,13 +38,13 @@ class Learner:
         self.uplink.incarnation = 1
 
     def capture(self, base: int, change: F32, p: int = 0, tokens: int = 100, step: int = 1) -> Captured:
-        """Return a capture of which `change` [n] is what training has taken off the base."""
+        """Return a capture in which training has subtracted `change` [n] from the base."""
         return Captured(
             p, base, np.zeros_like(change), -change, 1, tokens, step, tokens, True, self.w.runtime.now(), 1.0
         )
 
     async def send(self, *captured: Captured) -> None:
-        """Upload, to the end."""
+        """Upload the captures, and wait until all uploads have ended."""
         async with asyncio.TaskGroup() as tasks:
             for one in captured:
                 self.uplink.take(one, tasks, lambda: None)
@@ -54,18 +54,18 @@ class Learner:
         return self.w.merged(self.uplink.attempts[p][base].key, base + 1, p)[1]
 
     def residual(self, p: int = 0) -> F32:
-        """Return what is to be fed back."""
+        """Return the error feedback for the next update."""
         found = self.uplink.residuals[p]
         assert found is not None
         return local_array(found)
 
     def input(self, base: int, version: int, p: int = 0) -> Input:
-        """Return how a commit names the update on a base."""
+        """Return the input with which a commit names the update on a base."""
         attempt = self.uplink.attempts[p][base]
         return given("a", base, version, p=p, digest=attempt.digest, tokens=attempt.header.tokens)
 
     def settle(self, version: int, *inputs: Input, p: int = 0, **changed: Any) -> None:
-        """Read the next commit, of others too."""
+        """Settle the next commit. Without inputs, it merges an update of another learner."""
         header = committed(version, *(inputs or [given("b", version - 1, version, p=p)]), p=p, **changed)
         self.uplink.settle(Commit(header, bytes(32)))
 
@@ -118,7 +118,7 @@ def test_what_the_codec_dropped_of_a_merged_update_is_in_the_next_one() -> None:
         assert left.any()
         await learner.send(learner.capture(1, second))
         sent = learner.sent(1)
-        assert learner.uplink.residuals[0] is None, "it is on its way, and in no other update"
+        assert learner.uplink.residuals[0] is None, "the residual is in this update, and in no other"
         learner.settle(2, learner.input(1, 2))
         assert close(learner.residual(), second + left - sent)
 
@@ -131,7 +131,7 @@ def test_two_updates_of_a_learner_in_one_round_carry_each_residual_once() -> Non
         await learner.send(learner.capture(0, changes[0]))
         total = learner.sent(0)
         learner.settle(1, learner.input(0, 1))
-        # The next one comes late: it and the one after it are merged together.
+        # The next update comes late, and is merged together with the one after it.
         await learner.send(learner.capture(1, changes[1]))
         await learner.send(learner.capture(2, changes[2]))
         total = total + learner.sent(1) + learner.sent(2)
@@ -162,7 +162,7 @@ def test_what_an_update_carried_comes_back_once_it_can_be_merged_no_more() -> No
         left = learner.residual().copy()
         await learner.send(learner.capture(1, draw(w, 2)))
         learner.settle(2)
-        assert learner.uplink.residuals[0] is None, "it may yet be merged, one version late"
+        assert learner.uplink.residuals[0] is None, "the update may still be merged, one version late"
         learner.settle(3)
         assert np.array_equal(learner.residual(), left)
 
@@ -171,7 +171,7 @@ def test_what_an_update_carried_comes_back_once_it_can_be_merged_no_more() -> No
 
 @pytest.mark.parametrize(("life", "kept"), [(1, True), (2, False)])
 def test_what_another_life_of_ours_left_over_is_not_known_so_feedback_starts_anew(life: int, kept: bool) -> None:
-    """A twin's update was merged: what it held was to be fed back until now, and what it dropped only it knows."""
+    """The merged update of another incarnation had sent this feedback, and only it knows what its codec dropped."""
 
     async def body(w: Written) -> None:
         learner = Learner(w)
@@ -236,7 +236,7 @@ def test_a_rejection_of_a_shorter_update_leaves_the_longer_one_on_its_base_open(
     Written(PLAIN, Pace(heartbeat_s=1.0, silence_s=3.0, staleness=2)).drive(body)
 
 
-# --- saying it again --------------------------------------------------------------------------------------------------
+# --- repeated announcements -------------------------------------------------------------------------------------------
 
 
 def test_a_call_is_answered_with_what_was_sent_for_it_unless_it_was_said_just_now() -> None:
@@ -246,7 +246,7 @@ def test_a_call_is_answered_with_what_was_sent_for_it_unless_it_was_said_just_no
             await learner.send(learner.capture(base, draw(w, base)))
         learner.said.clear()
         learner.uplink.called(0, 1)
-        assert learner.said == [], "they crossed"
+        assert learner.said == [], "the call and the announcement crossed"
         await asyncio.sleep(0.3)
         learner.uplink.called(0, 1)
         learner.uplink.called(0, 3)
@@ -265,7 +265,7 @@ def test_of_each_fragment_the_newest_unsettled_update_is_said_again() -> None:
         learner.uplink.repeat()
         assert [(a.header.fragment, a.header.base) for a in learner.said] == [(0, 1), (1, 0)]
         learner.uplink.repeat()
-        assert len(learner.said) == 2, "not before another heartbeat"
+        assert len(learner.said) == 2, "not again before the next heartbeat"
 
     Written(PLAIN, PACE).drive(body)
 

@@ -1,4 +1,4 @@
-"""How many uploads share a link: as many as make it faster, learned from what they took."""
+"""A link carries as many uploads at once as make it faster. The window learns their number from their durations."""
 
 import itertools
 
@@ -10,7 +10,7 @@ SIZE = 1000
 
 
 class Link:
-    """A link with so much bandwidth that all bodies on it share, and a round trip that each takes besides."""
+    """A link with a bandwidth that all bodies on it share, and a round trip that each body takes besides."""
 
     def __init__(self, bytes_s: float, round_trip_s: float = 0.0) -> None:
         self.bytes_s, self.round_trip_s = bytes_s, round_trip_s
@@ -19,13 +19,13 @@ class Link:
         self.limits: list[int] = []
 
     def alone(self) -> None:
-        """Send one by itself, as the first one is."""
+        """Send one body by itself, as the first one is sent."""
         number = self.window.began(SIZE, self.now)
         self.now += self.round_trip_s + SIZE / self.bytes_s
         self.window.ended(number, self.now, stored=True)
 
     def batch(self) -> None:
-        """Send as many at once as the window allows; all take as long as all of them together."""
+        """Send as many bodies at once as the window allows; each takes as long as all of them together."""
         numbers = [self.window.began(SIZE, self.now) for _ in range(self.window.limit)]
         self.now += self.round_trip_s + len(numbers) * SIZE / self.bytes_s
         for number in numbers:
@@ -39,7 +39,7 @@ def test_on_a_thin_link_bodies_go_one_after_another() -> None:
     for _ in range(30):
         link.batch()
     assert link.limits[-1] == 1
-    assert set(link.limits[-10:]) <= {1, 2}, "now and then a second one is tried"
+    assert set(link.limits[-10:]) <= {1, 2}, "a second upload is tried now and then"
 
 
 def test_where_round_trips_take_the_time_more_go_at_once() -> None:
@@ -73,7 +73,7 @@ def test_an_upload_that_came_to_nothing_says_nothing_of_the_link() -> None:
 
 
 def test_bodies_that_came_in_beside_one_count_as_much_as_those_that_were_there() -> None:
-    """The first of four was alone when it began; that it took four times as long is no queue of its own making."""
+    """The first of four uploads was alone when it began. It took four times as long because of the others."""
     window = Window()
     number = window.began(SIZE, 0.0)
     window.ended(number, 1.0, stored=True)
@@ -89,7 +89,7 @@ def test_the_wire_is_free_when_the_first_of_those_on_it_is_through() -> None:
     window.ended(number, 2.0, stored=True)
     window.limit = 2
     window.began(SIZE, 10.0)
-    assert window.free_at == 0.0, "there is room"
+    assert window.free_at == 0.0, "the window has room"
     window.began(SIZE, 11.0)
     assert window.free_at == 12.0
 

@@ -1,4 +1,4 @@
-"""Arithmetic that only the lab tries: each is what it says, and gone when its setting is through."""
+"""Each variant of the arithmetic that only the lab tries does what its name says, and ends with its setting."""
 
 import itertools
 from unittest.mock import patch
@@ -83,7 +83,7 @@ def test_momentum_follows_how_alike_merges_are() -> None:
         turning = at(0, np.zeros_like(X))
         for i in range(10):
             turning = step(turning, X if i % 2 else -X)
-        assert close(turning.momentum, X), "what turns at every version is not remembered"
+        assert close(turning.momentum, X), "differences that turn at every version get no momentum"
 
 
 def test_schedule_free_averages_all_steps_evenly() -> None:
@@ -147,7 +147,7 @@ def test_a_learner_that_sends_sparsely_keeps_what_it_dropped() -> None:
 
 
 class Model:
-    """One fragment that grows by one at each step."""
+    """A model of one fragment. The tests add one to its values at each step."""
 
     def __init__(self) -> None:
         self.values = np.zeros(FRAGMENT.size, np.float32)
@@ -193,7 +193,7 @@ def test_what_a_version_replaced_is_in_the_updates_after_it() -> None:
         assert (first.step, local_array(first.values)[0]) == (1, 1)
         boundary.post(Ready(0, 1, np.full(FRAGMENT.size, 10, np.float32)))
         (again,) = steps(boundary, model, 4)[:1]
-    # Two steps and the one of the boundary that adopts were replaced; the model itself goes on without them.
+    # Adopting at the boundary of step 4 overwrote steps 2 to 4. The next update has them, the model itself does not.
     assert local_array(again.values)[0] - local_array(again.base_values)[0] == (again.step - 4) + 3
     assert model.values[0] == 10 + 3
     steps(boundary, model, 1)
@@ -204,13 +204,13 @@ def test_tensors_are_cut_where_a_fragment_is_smaller() -> None:
     with variant("tensors cut"):
         cut = partition(specs, 6)
     assert len(cut.fragments) == 6
-    assert max(f.size for f in cut.fragments) < 96 * 96 / 2, "no fragment holds half of what a whole tensor is"
+    assert max(f.size for f in cut.fragments) < 96 * 96 / 2, "each fragment is smaller than half of the larger tensor"
     assert len(partition(specs, 6).fragments) == 2
 
 
 def test_rounds_grow_with_a_learners_steps() -> None:
     model = Model()
-    # Nothing is merged here, and what is not merged is sent more and more seldom.
+    # No update is merged here. Without the patch, updates would therefore be sent less and less often.
     with variant("H 6, 12, 24"), patch.object(boundary_module, "GROWTH", 1 << 30):
         boundary = learner(model, 4)
         at = [m.step for m in steps(boundary, model, 400)]

@@ -1,4 +1,4 @@
-"""What others wrote of the board's page: the files that were published, each with its licence, and all of it shipped."""
+"""The board's third-party files are as they were published, each has its licence, and the page loads no others."""
 
 import hashlib
 import re
@@ -15,7 +15,7 @@ PUBLISHED = {
     "preact.LICENSE": "1fe6958409c8c257a70c587a18b6f7f412b179b456630790d30b2ec9a8e4b7d4",
     "uPlot.LICENSE": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
 }
-"""SHA-256 of each file as npm has it."""
+"""SHA-256 of each file as published on npm."""
 
 
 def test_vendored_files_are_those_that_were_published() -> None:
@@ -40,7 +40,7 @@ def test_the_page_asks_for_files_that_are_there_and_for_nothing_else() -> None:
     asked = re.findall(r'(?:src|href)="([^"]+)"', index())
     assert asked == ["/static/icon.svg", *(f"/static/{name}" for name in (*STYLES, *SCRIPTS))]
     ours = {p.name for p in STATIC.glob("*.js")} | {p.name for p in STATIC.glob("*.css")}
-    assert ours == {name for name in (*SCRIPTS, *STYLES) if "/" not in name}, "a script that no page reads"
+    assert ours == {name for name in (*SCRIPTS, *STYLES) if "/" not in name}, "each of our files is used"
     for name in (*SCRIPTS, *STYLES):
         text = (STATIC / name).read_text(encoding="utf-8")
         assert "</script" not in text.lower(), f"{name} would end the element it is put into by --export"

@@ -1,4 +1,4 @@
-"""The gate: every kind of object, forged in every way that a header, a key or a signature can be."""
+"""The gate rejects every kind of object that is forged in its header, its key or its signature."""
 
 import ast
 from pathlib import Path
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 STAGE = Stage()
 GATE = STAGE.gate
 ALONE = sorted(kind for kind in KINDS.values() if kind is not Kind.PART)
-"""Kinds of which an object is judged by itself."""
+"""Kinds whose objects are checked by themselves. Parts are checked with their checkpoint."""
 
 
 def opened(key: str, blob: Body, kind: Kind, under: int | None = None) -> Verified[Any]:
@@ -69,7 +69,7 @@ def test_nobody_writes_who_may_not(kind: Kind, forger: Signer | str | None, why:
 @pytest.mark.parametrize("kind", [Kind.UPDATE, Kind.CLAIM, Kind.CHECKPOINT])
 @pytest.mark.parametrize("forger", [EXPELLED, ROTATED], ids=["expelled", "rotated"])
 def test_who_was_a_member_is_none_now(kind: Kind, forger: Signer) -> None:
-    """By what is vouched for by something else it still may have been written."""
+    """An object that a verified object vouches for may still be by a former member."""
     name = "gone" if forger is EXPELLED else "eu"
     key, blob = sealed(STAGE.changed(kind, learner=name), forger)
     opened(key, blob, kind)
@@ -143,7 +143,7 @@ def test_only_the_gate_makes_a_verified_object() -> None:
 
 
 def test_the_author_is_judged_before_the_header_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A header of 64 MiB takes gigabytes to decode: nobody makes us do that who is no member."""
+    """A header of 64 MiB takes gigabytes to decode. Only a member's header may cost that."""
     key, blob = sealed(STAGE.one(Kind.CHECKPOINT)[1], STRANGER)
 
     def never(*_: object) -> None:
@@ -304,12 +304,12 @@ def test_a_snapshot_is_the_state_that_its_commit_recorded() -> None:
         GATE.snapshot(second[1], second[0], 0, committed())
 
 
-# --- nothing goes around it -------------------------------------------------------------------------------------------
+# --- nothing bypasses the gate ----------------------------------------------------------------------------------------
 
 READS = {"parse", "parse_head"}
 GATES = {
     "format/records/frame.py": "the frame itself",
-    "format/records/messages.py": "words on the bus, which `log.speech` judges",
+    "format/records/messages.py": "words on the bus, which `log.authenticate` judges",
     "log/run.py": "the run object, which vouches for everything",
     "log/membership.py": "the membership, which says who may write what",
     "log/gate.py": "the gate",
@@ -317,7 +317,7 @@ GATES = {
 
 
 def test_no_other_module_parses_an_object() -> None:
-    """Nor makes what only the gate makes."""
+    """No other module makes the gate's types, either."""
     wrong = []
     for folder in ("pkg/isthmus", "services/isthmus_services"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -342,12 +342,11 @@ WHOLE = {
     "doctor/store.py": "what it has just written itself",
     "store": "stores",
     "agent/tolerance.py": "a store",
-    "simulate": "a store",
 }
 
 
 def test_nobody_reads_an_object_to_its_end() -> None:
-    """Whoever may write there may put a terabyte there: `checked` reads no further than one of a kind can go."""
+    """An attacker who may write could store a terabyte. `checked` reads no more than an object of its kind can have."""
     wrong = []
     for path in sorted((ROOT / "pkg/isthmus").rglob("*.py")):
         inside = path.relative_to(ROOT / "pkg/isthmus").as_posix()
@@ -368,7 +367,7 @@ def test_of_what_is_unverified_only_what_it_says_is_known() -> None:
     _, blob = STAGE.one(Kind.CHECKPOINT)
     found = glance(blob[: frame.payload_start(blob)], CheckpointHeader)
     assert found.said.learner == "eu"
-    assert not hasattr(found, "header"), "what takes a verified object does not take this"
+    assert not hasattr(found, "header"), "code for verified objects cannot use this one"
 
 
 def test_every_kind_has_its_place_in_the_gate() -> None:

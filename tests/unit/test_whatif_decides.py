@@ -1,4 +1,4 @@
-"""Who would have been in: rounds told anew from what their commits recorded, under their own pace and under another."""
+"""Rounds are decided anew from the events that their commits recorded, under the recorded pace and another one."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from support.commits import committed, given
 
 
 def log_of(pace: Pace, rules: Rules) -> Log:
-    """What of a log is looked at: its run's settings."""
+    """Return all that `decide` needs of a log: the pace and the rules of its run."""
     return cast(Log, SimpleNamespace(run=SimpleNamespace(pace=pace, rules=rules)))
 
 
@@ -25,7 +25,7 @@ LOG = log_of(Pace(quorum=1, grace=0.8), Rules(sync_every=12))
 def round_of(
     version: int, *seen: tuple[float, What, str], bases: dict[str, int] | None = None, **changed: Any
 ) -> Commit:
-    """Return a commit of a round that saw this, in order: after how long, what, and who."""
+    """Return a commit of a round with these events in order: seconds since opening, what happened, and the learner."""
     ins = [who for _, what, who in seen if what == "in"]
     header = committed(version, *(given(who, (bases or {}).get(who, version - 1), version) for who in ins))
     waited = {
@@ -79,7 +79,7 @@ def test_a_larger_quorum_waits_for_as_many() -> None:
 
 
 def test_what_came_in_before_anybody_noticed_that_grace_was_over_was_in() -> None:
-    """The loop was busy: grace ended after 2.1 s, and was looked at after 2.5 s."""
+    """The event loop was busy: grace ended after 2.1 s, and the syncer noticed that after 2.5 s."""
     late = round_of(1, (0.1, "in", "a"), (2.3, "in", "b"), closed_by="grace", waited_s=2.5)
     assert decided(late) == [[("a", 0), ("b", 0)]]
 
@@ -90,12 +90,12 @@ def test_whoever_fell_silent_on_the_way_was_waited_for_until_then() -> None:
 
 
 def test_quorum_is_counted_from_the_step_boundary_that_opened_the_round() -> None:
-    """What passed before it was opened comes out of the slack that grace is a share of."""
+    """The time from that boundary to the opening shortens the slack, of which grace is a share."""
     pace = Pace(quorum=1, grace=0.5, overlap=4.0)
     opened: dict[str, Any] = {"boundary_s": 1.0, "quorum_s": 1.1, "grace_s": 1.2, "cap_s": 10.0, "waited_s": 1.3}
     one = round_of(1, (0.1, "in", "a"), (0.8, "in", "b"), closed_by="grace", **opened)
     assert decided(one, pace=pace) == [[("a", 0), ("b", 0)]]
-    # 4 steps of 1 s − 1.1 s − 0.5 s leave 2.4 s, a quarter of which is over after 0.7 s.
+    # The slack is 4 steps of 1 s − 1.1 s − 0.5 s = 2.4 s. A quarter of that is over 0.7 s after the opening.
     assert decided(one, pace=pace, grace=0.25) == [[("a", 0)]]
 
 
@@ -120,10 +120,10 @@ def test_every_round_of_a_log_is_decided(changed: Mapping[str, Any]) -> None:
 
 
 def test_a_round_that_was_kept_open_closes_when_it_did_though_nobody_was_waited_for_meanwhile() -> None:
-    """Its last learner went and came back, while the syncer read what it had sent."""
+    """Its last learner left and came back while the syncer was reading that learner's update."""
     story: list[tuple[float, What, str]] = [
         (0.2, "in", "a"), (0.2, "gone", "a"), (0.2, "gone", "b"), (0.3, "here", "b"), (0.4, "in", "b"), (0.4, "gone", "b")
     ]  # fmt: skip
     kept: dict[str, Any] = {"expected": (), "quorum_s": 0.4, "grace_s": 0.0, "own_s": 0.4}
     assert decided(round_of(1, *story, **kept)) == [[("a", 0), ("b", 0)]]
-    assert decided(round_of(1, *story, **kept | {"own_s": 0.0})) == [[("a", 0)]], "else it would have closed"
+    assert decided(round_of(1, *story, **kept | {"own_s": 0.0})) == [[("a", 0)]], "otherwise it would have closed"

@@ -1,4 +1,4 @@
-"""One word for one concept: no name of before is left, and every name that the pages give exists."""
+"""Each concept has one word: no old name is left, and every name in the table of words exists."""
 
 import ast
 import re
@@ -39,7 +39,7 @@ CLASSES = {
     "Voice": "Reporter",
     "Weather": "Conditions",
 }
-"""Names of classes that were private language, and what is said instead."""
+"""Old names of classes, which were private language, and their present names."""
 
 MODULES = {
     "asked": "client",
@@ -65,7 +65,7 @@ MODULES = {
     "voice": "reporter",
     "weather": "conditions",
 }
-"""The same of modules and packages. `torch/served.py` is named after vLLM's word."""
+"""The same for modules and packages."""
 
 
 @cache
@@ -94,7 +94,7 @@ def test_no_module_has_a_name_of_before() -> None:
 
 
 def names() -> Iterator[str]:
-    """Yield the names of the table of words."""
+    """Yield the names in the table of words."""
     table = OVERVIEW.read_text().split("## Words, and where they live")[1].split("\n## ")[0]
     for row in re.findall(r"^\| (?!word|---).*$", table, re.MULTILINE):
         yield from re.findall(r"`([\w.]+)`", row)

@@ -1,4 +1,4 @@
-"""Modules that something has wrapped: the run gets the names that every learner has, or the caller a line to write."""
+"""A wrapped module has the same parameter names as the module itself, and a partial optimizer gives a warning."""
 
 import logging
 import socket
@@ -54,7 +54,7 @@ def test_what_is_written_is_seen_through_the_wrapper() -> None:
 
 @pytest.fixture
 def process_group() -> Iterator[None]:
-    """One process that is a group."""
+    """A process group of one process."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]

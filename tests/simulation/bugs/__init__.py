@@ -1,4 +1,4 @@
-"""Planted bugs: each breaks one promise of the library, as a plausible mistake would. The checker must notice every one.
+"""Planted bugs: each breaks one promise of the library, as a plausible mistake would. The checker must find every bug.
 
 A bug is a context manager that patches the library while it is entered.
 """

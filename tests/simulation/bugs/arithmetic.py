@@ -18,7 +18,7 @@ from simulation.bugs.planted import planted
 
 
 def _advance(change: Any) -> Any:
-    """Patch the outer step: `change(state, master, momentum)` gives what it makes of its result."""
+    """Patch the outer step: `change(state, master, momentum)` replaces its result."""
 
     def step(self: Any, state: Any) -> Any:
         master, momentum, cancelled = original(self, state)
@@ -30,7 +30,7 @@ def _advance(change: Any) -> Any:
 
 @planted(20)
 def publish_the_way_of_the_master() -> Iterator[None]:
-    """What is published is how far the master went, without what the codec dropped before."""
+    """The published difference is how far the master moved, without what the codec dropped before."""
 
     def advance(state: Any, round_: Any, codec_down: Any, *more: Any) -> Any:
         return original(replace(state, published=state.master), round_, codec_down, *more)
@@ -51,7 +51,7 @@ def publish_the_way_of_the_master() -> Iterator[None]:
 
 @planted(20)
 def the_momentum_pushes_back() -> Iterator[None]:
-    """A sign in Nesterov's step."""
+    """Nesterov's step has the wrong sign."""
 
     def change(state: Any, master: Any, momentum: Any) -> Any:
         return state.master + (state.master - master), momentum
@@ -73,14 +73,14 @@ def the_momentum_is_not_kept() -> Iterator[None]:
 
 @planted(40, caught_by=2)
 def directions_are_not_made_longer() -> Iterator[None]:
-    """RDA without the norm: the mean direction is taken as it is."""
+    """RDA does not restore the length: the mean direction is used as it is."""
     with patch.object(merge, "CANCELLED_BELOW", 1e9):
         yield
 
 
 @planted(40, caught_by=22)
 def matrices_are_merged_like_vectors() -> Iterator[None]:
-    """Iso is taken for RDA."""
+    """Matrices are merged by RDA instead of Iso."""
     with patch.object(merge, "_merge_of", lambda _, rule: MergeRule.RDA if rule == MergeRule.ISO else rule):
         yield
 
@@ -94,7 +94,7 @@ def a_quintic_is_left_out() -> Iterator[None]:
 
 @planted(40, caught_by=1)
 def embeddings_are_merged_like_the_rest() -> Iterator[None]:
-    """The rule for embeddings is overlooked."""
+    """The merge rule for embeddings is ignored."""
 
     def outers(rules: Any) -> Any:
         found = original(rules)
@@ -107,7 +107,7 @@ def embeddings_are_merged_like_the_rest() -> Iterator[None]:
 
 @planted(20)
 def weigh_by_tokens_alone() -> Iterator[None]:
-    """Quantity without quality."""
+    """The weight ignores tokens per step."""
     with patch.object(merge, "weight", lambda tokens, steps: float(tokens)):
         yield
 
@@ -126,14 +126,14 @@ def codes_are_cut_off() -> Iterator[None]:
 
 @planted(60, caught_by=10)
 def blend_with_another_share() -> Iterator[None]:
-    """More of the local model stays than the rule says."""
+    """More of the local model remains than the rule says."""
     with patch.object(backend, "BLEND", np.float32(0.6)):
         yield
 
 
 @planted(60, caught_by=6)
 def carry_what_was_uploaded_too() -> Iterator[None]:
-    """Local progress since the base is kept whole, also what an update already holds."""
+    """All local work since the base is carried, even what an update already contains."""
 
     def adopt(self: Any, fragment: Any) -> None:
         self.slots[fragment].sent_values = None
@@ -146,7 +146,7 @@ def carry_what_was_uploaded_too() -> Iterator[None]:
 
 @planted(40, "choir", caught_by=19)
 def a_life_begins_with_what_is_published() -> Iterator[None]:
-    """The local work of a checkpoint is counted, and its parameters are not loaded."""
+    """The local work of a checkpoint is counted, but its parameters are not loaded."""
 
     def point(self: Any, history: Any, p: Any, version: Any, values: Any) -> Any:
         found = original(self, history, p, version, values)

@@ -16,7 +16,7 @@ from simulation.bugs.planted import planted
 
 @planted(20, "liars", caught_by=3)
 def a_length_is_as_it_is_found() -> Iterator[None]:
-    """Nothing is cut, however long it is."""
+    """No update is shortened or rejected, however long it is."""
 
     def judge(self: Any, *a: Any, **k: Any) -> Any:
         found = original(self, *a, **k)
@@ -29,28 +29,28 @@ def a_length_is_as_it_is_found() -> Iterator[None]:
 
 @planted(20, "liars", caught_by=3)
 def steps_are_as_they_are_said() -> Iterator[None]:
-    """T1: who says that it took 2^40 steps may be as long as these are."""
+    """A learner that claims 2^40 steps may send an update as long as these steps allow."""
     with patch.object(Influence, "timed", lambda self, claim, among=(): claim._replace(believed=claim.steps)):
         yield
 
 
 @planted(20, "liars")
 def a_lie_is_merged_onto() -> Iterator[None]:
-    """What a commit says is not compared with the run's rules and the round."""
+    """A commit is not compared with the run's rules and the round."""
     with patch.object(Gate, "why_not", lambda *_: ""):
         yield
 
 
 @planted(20, "liars", caught_by=2)
 def replay_believes_what_updates_count_for() -> Iterator[None]:
-    """A log that folds is taken for a log that was made by the rules."""
+    """Replay takes a log that folds for a log that was made by the rules."""
     with patch.object(replay._Judge, "odd", lambda *_: []):
         yield
 
 
 @planted(40, "liars", caught_by=1)
 def what_is_sound_before_a_lie_is_not_told() -> Iterator[None]:
-    """A learner that is behind stays there where a fragment's log ends in a lie."""
+    """If a fragment's log ends in a lie, a learner that is behind does not get the sound versions before it."""
 
     async def tell_of(self: Any, p: Any) -> None:
         if p not in self.__dict__.setdefault("torn", set()):

@@ -1,4 +1,4 @@
-"""Planted bugs: what happens while something is away."""
+"""Planted bugs: handling of parts that are away or unreadable."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from simulation.bugs.planted import planted
 
 @planted(40, "siege", caught_by=6)
 def a_silent_syncer_keeps_its_fragments() -> Iterator[None]:
-    """Peers that were heard once are there for ever, unless they say goodbye."""
+    """A peer that was heard once counts as present forever, unless it says that it leaves."""
 
     def held(self: Any, now: Any, broken: Any = (), *, able: bool = True) -> Any:
         for peer in self._peers.values():
@@ -29,7 +29,7 @@ def a_silent_syncer_keeps_its_fragments() -> Iterator[None]:
 
 @planted(20, "siege", caught_by=1)
 def what_may_not_be_read_ends_the_syncer() -> Iterator[None]:
-    """A 403 for an update of one learner is taken for one of our own."""
+    """A 403 for a learner's update is treated like a 403 for the syncer's own requests."""
 
     async def fetch(self: Any, pointer: Any) -> None:
         with contextlib.suppress(Unavailable, ObjectMissing):
@@ -50,7 +50,7 @@ def a_body_that_never_ends_holds_all_up() -> Iterator[None]:
 
 @planted(20, "hostile", caught_by=7)
 def a_message_nobody_can_read_ends_the_syncer() -> Iterator[None]:
-    """What cannot be decoded is not expected on the bus."""
+    """The syncer expects that it can decode every message on the bus."""
 
     def hear(self: Any, stream: Any, said: Any, old: Any) -> None:
         decode(said.body)
@@ -63,7 +63,7 @@ def a_message_nobody_can_read_ends_the_syncer() -> Iterator[None]:
 
 @planted(60, "hostile", caught_by=11)
 def an_overwritten_input_ends_the_syncer() -> Iterator[None]:
-    """A log that cannot be folded further is a reason to stop, for fragments held elsewhere too."""
+    """A fragment that cannot be folded ends the syncer, even if another syncer holds the fragment."""
 
     def break_(self: Any, error: Any) -> None:
         raise error

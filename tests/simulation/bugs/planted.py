@@ -1,4 +1,4 @@
-"""What a planted bug is, and the table of all of them."""
+"""The type of a planted bug, and the table of all planted bugs."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -8,19 +8,19 @@ Bug = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 class Planted(NamedTuple):
-    """A bug, and what catches it."""
+    """A bug, and the seeds that must catch it."""
 
     bug: Bug
     within: int
-    """Of so many seeds from 0 on, one must catch it."""
+    """One of this many seeds, from 0 on, must catch the bug."""
     kind: str | None
-    """Of which kind they are; None: as they are drawn."""
+    """The kind of these seeds; None: each seed draws its kind."""
     caught_by: int
-    """The first that did when this was written: tried first, to keep tests short."""
+    """The first seed that caught the bug when this was written. It is tried first, to keep tests short."""
 
     @property
     def seeds(self) -> Iterator[int]:
-        """Those to try, in order."""
+        """The seeds to try, in order."""
         yield self.caught_by
         yield from (seed for seed in range(self.within) if seed != self.caught_by)
 
@@ -31,7 +31,7 @@ BUGS: dict[str, Planted] = {}
 def planted(
     within: int, kind: str | None = None, *, caught_by: int = 0
 ) -> Callable[[Callable[[], Iterator[None]]], Bug]:
-    """Register a bug that is caught within so many seeds of a kind."""
+    """Register a bug that is caught within this many seeds of a kind."""
 
     def register(fn: Callable[[], Iterator[None]]) -> Bug:
         bug = contextlib.contextmanager(fn)

@@ -28,7 +28,7 @@ from simulation.bugs.planted import planted
 
 @planted(20)
 def settle_a_commit_that_lost() -> Iterator[None]:
-    """A create that found the key taken is taken for won."""
+    """A create that found the key taken counts as a success."""
 
     async def append(self: Any, fragment: Any, version: Any, body: Any) -> Any:
         await original(self, fragment, version, body)
@@ -41,7 +41,7 @@ def settle_a_commit_that_lost() -> Iterator[None]:
 
 @planted(20)
 def announce_before_commit() -> Iterator[None]:
-    """The new version is said as soon as its value is stored."""
+    """The new version is announced as soon as its value is stored."""
 
     async def put(self: Any, key: Any, data: Any) -> None:
         await original(self, key, data)
@@ -63,7 +63,7 @@ def announce_before_commit() -> Iterator[None]:
 
 @planted(20)
 def count_announced_as_arrived() -> Iterator[None]:
-    """A learner counts towards quorum and everybody once it has announced."""
+    """A learner counts towards the quorum and as present as soon as it has announced an update."""
 
     def announced(self: Any, pointer: Any, now: Any) -> Any:
         actions = original(self, pointer, now)
@@ -78,7 +78,7 @@ def count_announced_as_arrived() -> Iterator[None]:
 
 @planted(50)
 def accept_a_second_update_on_a_merged_base() -> Iterator[None]:
-    """The memory of merged bases is not consulted."""
+    """The record of merged bases is ignored."""
 
     def judge(self: Any, pointer: Any) -> Any:
         merged, self._merged = self._merged, {}
@@ -94,7 +94,7 @@ def accept_a_second_update_on_a_merged_base() -> Iterator[None]:
 
 @planted(50)
 def a_late_update_opens_a_round() -> Iterator[None]:
-    """Whatever is due opens, on whatever base."""
+    """Every due update opens a round, whatever its base."""
 
     def announced(self: Any, pointer: Any, now: Any) -> Any:
         actions = original(self, pointer, now)
@@ -110,7 +110,7 @@ def a_late_update_opens_a_round() -> Iterator[None]:
 
 @planted(50, caught_by=12)
 def close_early_on_the_only_learner_heard() -> Iterator[None]:
-    """After a start or a gap, whom the log knows is not waited for, and neither is a heartbeat interval."""
+    """After a start or a gap, a round waits neither for the learners in the log nor for a heartbeat interval."""
 
     def expected(self: Any, recent: Any, now: Any) -> Any:
         self.hold_until = -1e18
@@ -123,7 +123,7 @@ def close_early_on_the_only_learner_heard() -> Iterator[None]:
 
 @planted(50, caught_by=18)
 def change_the_body_between_two_tries() -> Iterator[None]:
-    """A commit that is tried again is written anew."""
+    """A retried commit is written with other bytes."""
 
     async def create(self: Any, key: Any, data: Any) -> Any:
         tried = self.__dict__.setdefault("tried", set())
@@ -142,7 +142,7 @@ def change_the_body_between_two_tries() -> Iterator[None]:
 
 @planted(50, caught_by=3)
 def collect_above_the_head() -> Iterator[None]:
-    """Values nobody names are garbage, also those of a commit that is on its way."""
+    """Values that no commit names are garbage, even the value of a commit that is under way."""
 
     async def plan(log: Any, **options: Any) -> Any:
         found = await original(log, **options)
@@ -160,7 +160,7 @@ def collect_above_the_head() -> Iterator[None]:
 
 @planted(20, caught_by=4)
 def drop_the_residual_on_rejection() -> Iterator[None]:
-    """An update that is rejected takes the residual of the one merged before it along."""
+    """A rejected or late update deletes the residual of the update that was merged before it."""
 
     def close(self: Any, p: Any, base: Any, part: Any, tokens: Any = None) -> None:
         if part in ("rejected", "late"):
@@ -174,7 +174,7 @@ def drop_the_residual_on_rejection() -> Iterator[None]:
 
 @planted(20)
 def take_the_residual_of_what_was_sent_last() -> Iterator[None]:
-    """Error feedback goes on from the last update that was sent, merged or not."""
+    """Error feedback continues from the last update that was sent, merged or not."""
 
     async def upload(self: Any, captured: Any) -> None:
         await original(self, captured)
@@ -189,7 +189,7 @@ def take_the_residual_of_what_was_sent_last() -> Iterator[None]:
 
 @planted(20)
 def forget_what_a_longer_update_replaced() -> Iterator[None]:
-    """The residual of an update that a round had taken before a longer one replaced it is gone."""
+    """The residual of an update is forgotten if a round took the update before a longer one replaced it."""
 
     def settle(self: Any, commit: Any) -> None:
         self._packed = [{base: kept[-1:] for base, kept in of.items()} for of in self._packed]
@@ -202,7 +202,7 @@ def forget_what_a_longer_update_replaced() -> Iterator[None]:
 
 @planted(100, caught_by=49)
 def trust_an_unmatched_snapshot() -> Iterator[None]:
-    """The newest snapshot is the state, whatever its commit says."""
+    """The newest snapshot is used as the state, whatever its commit says."""
 
     async def start(self: Any, fragment: Any, version: Any, key: Any, commit: Any) -> Any:
         blob = await self.log.store.get(key)
@@ -215,7 +215,7 @@ def trust_an_unmatched_snapshot() -> Iterator[None]:
 
 @planted(50)
 def adopt_a_value_nobody_committed() -> Iterator[None]:
-    """A learner takes a value object for the next version, before any commit has named it."""
+    """A learner takes a value for the next version before a commit has named it."""
 
     async def probe(self: Any) -> None:
         while True:
@@ -236,7 +236,7 @@ def adopt_a_value_nobody_committed() -> Iterator[None]:
 
 @planted(20)
 def write_the_snapshot_before_the_commit() -> Iterator[None]:
-    """The state is stored as soon as it is merged."""
+    """The state is stored as a snapshot as soon as it is merged."""
 
     async def put(self: Any, key: Any, data: Any) -> None:
         await original(self, key, data)
@@ -253,7 +253,7 @@ def write_the_snapshot_before_the_commit() -> Iterator[None]:
 
 @planted(100, caught_by=1)
 def a_twin_goes_on() -> Iterator[None]:
-    """Nobody looks whether the name was claimed again."""
+    """A learner never looks whether its name was claimed again."""
 
     async def watch(self: Any) -> None:
         await asyncio.sleep(1e9)
@@ -264,7 +264,7 @@ def a_twin_goes_on() -> Iterator[None]:
 
 @planted(20)
 def overwritten_work_is_not_counted() -> Iterator[None]:
-    """Adoption forgets the steps since the upload."""
+    """Tokens of the steps since the upload are not counted when an adoption overwrites them."""
 
     def adopted(self: Any, adopted: Any) -> None:
         original(self, replace(adopted, overwritten=0))
@@ -276,7 +276,7 @@ def overwritten_work_is_not_counted() -> Iterator[None]:
 
 @planted(50)
 def a_commit_forgets_an_input() -> Iterator[None]:
-    """What was accumulated first is not in the list."""
+    """The first update that was accumulated is missing from the commit's list."""
 
     async def merging(self: Any, version: Any, closed_by: Any) -> Any:
         self._sum.inputs = self._sum.inputs[1:] or self._sum.inputs
@@ -289,7 +289,7 @@ def a_commit_forgets_an_input() -> Iterator[None]:
 
 @planted(450, caught_by=375)
 def a_lost_round_is_lost() -> Iterator[None]:
-    """What a round had taken when another syncer's commit came is not taken up again, and nobody repeats it."""
+    """Updates of a round that lost to another syncer's commit are not taken again, and no learner repeats them."""
 
     def lost(self: Any) -> None:
         self.phase, self.round = type(self.phase).MERGING, self.round
@@ -300,7 +300,7 @@ def a_lost_round_is_lost() -> Iterator[None]:
 
 @planted(50, caught_by=8)
 def a_learner_never_probes_and_hears_only_once() -> Iterator[None]:
-    """A commit whose announcement is lost is never looked for, and heads in a syncer's sign of life are ignored."""
+    """A commit whose announcement is lost is never looked for, and the heads in a syncer's `Alive` are ignored."""
 
     async def probe(self: Any) -> None:
         await asyncio.sleep(1e9)
@@ -319,7 +319,7 @@ def a_learner_never_probes_and_hears_only_once() -> Iterator[None]:
 
 @planted(20)
 def blend_into_the_base() -> Iterator[None]:
-    """What the model holds after adoption is taken for the published value."""
+    """After an adoption the base is what the model holds, not the published value."""
 
     def adopt(self: Any, fragment: Any) -> None:
         original(self, fragment)

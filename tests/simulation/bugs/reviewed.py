@@ -1,4 +1,4 @@
-"""Planted bugs: faults that a review found, put back."""
+"""Planted bugs: faults that reviews found, put back."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from simulation.bugs.planted import planted
 
 @planted(20, "choir", caught_by=3)
 def look_at_the_clock_only_when_nobody_speaks() -> Iterator[None]:
-    """A3: where a message waits it is handled, and the timer starts anew."""
+    """If a message waits, it is handled, and the timer starts anew."""
 
     async def run(self: Any, stopping: Any) -> None:
         async with asyncio.TaskGroup() as self._tasks:
@@ -50,7 +50,7 @@ def look_at_the_clock_only_when_nobody_speaks() -> Iterator[None]:
 
 @planted(60, "siege", caught_by=3)
 def a_syncer_without_its_store_keeps_its_fragments() -> Iterator[None]:
-    """A4: whoever speaks is there, whatever it can do."""
+    """A syncer that sends messages counts as present, even if it cannot serve."""
     with (
         patch.object(syncer_agent.Syncer, "_able", lambda self: True),
         patch.object(FragmentCoordinator, "overdue", lambda self, silent_s: False),
@@ -60,7 +60,7 @@ def a_syncer_without_its_store_keeps_its_fragments() -> Iterator[None]:
 
 @planted(60, "hostile", caught_by=42)
 def a_flood_is_looked_into_message_by_message() -> Iterator[None]:
-    """A7: one queue for all, and a look at the log for each word of a version that does not exist."""
+    """All messages share one queue, and each message about a version that does not exist causes a read of the log."""
 
     def __init__(self: Any, each: Any, total: Any, dropped: Any) -> None:
         original_init(self, total, total, dropped)
@@ -85,7 +85,7 @@ def a_flood_is_looked_into_message_by_message() -> Iterator[None]:
 
 @planted(40)
 def two_updates_carry_the_same_feedback() -> Iterator[None]:
-    """A18: what was dropped from the last merged update goes out with every one that is open."""
+    """What the codec dropped from the last merged update is sent with every open update."""
 
     def take_over(self: Any, p: Any, base: Any) -> Any:
         self.taken[p].setdefault(base, None)
@@ -97,7 +97,7 @@ def two_updates_carry_the_same_feedback() -> Iterator[None]:
 
 @planted(200, caught_by=150)
 def rounds_are_reopened_in_the_middle_of_a_look() -> Iterator[None]:
-    """What a round opened on the way asks for is lost: its updates are taken for being fetched, for ever."""
+    """A round that opens while the log is being read loses its actions: its updates count as being fetched forever."""
 
     def go_to(self: Any, at: Any) -> None:
         original(self, at)
@@ -110,7 +110,7 @@ def rounds_are_reopened_in_the_middle_of_a_look() -> Iterator[None]:
 
 @planted(60, "hostile", caught_by=8)
 def a_fragment_starts_again_from_its_newest_snapshot() -> Iterator[None]:
-    """What was merged since then was published, and would be lost."""
+    """What was merged since the snapshot was published, and is lost."""
 
     async def newest(log: Any, p: Any) -> Any:
         return max(version for version, _ in await log.snapshots(p))
@@ -121,14 +121,14 @@ def a_fragment_starts_again_from_its_newest_snapshot() -> Iterator[None]:
 
 @planted(20, "thin", caught_by=19)
 def version_numbers_decide_who_is_fetched() -> Iterator[None]:
-    """The lowest goes first: on a thin way down the others are never fetched."""
+    """The fragment with the lowest version is fetched first: a thin downlink never fetches the others."""
     with patch.object(downlink.Downlink, "_need", lambda self, p: -self.known[p].version):
         yield
 
 
 @planted(200, caught_by=28)
 def a_gateways_404_is_a_missing_object() -> Iterator[None]:
-    """S1: whatever comes with that status says that there is nothing."""
+    """Every answer with status 404 is taken to say that the object does not exist."""
 
     def refused_read(*about: Any, key: str, **where: Any) -> Any:
         return ObjectMissing(key)
@@ -139,21 +139,21 @@ def a_gateways_404_is_a_missing_object() -> Iterator[None]:
 
 @planted(200, caught_by=14)
 def an_empty_listing_is_believed() -> Iterator[None]:
-    """A page with status 200 passes for a listing without objects."""
+    """A gateway's page with status 200 is taken for a listing without objects."""
     with patch.object(EdgeStore, "list", EdgeStore._listed):
         yield
 
 
 @planted(200, caught_by=2)
 def a_lost_mount_is_an_empty_store() -> Iterator[None]:
-    """S4: the folder below it is read and written as if it were the run's."""
+    """The folder below the lost mount is read and written as if it were the run's."""
     with patch.object(FileStore, "_require_same", lambda self: None):
         yield
 
 
 @planted(200, caught_by=21)
 def a_demoted_primary_is_waited_for() -> Iterator[None]:
-    """S2: it says READONLY for ever, and nothing is merged any more."""
+    """A demoted Redis answers READONLY forever, and nothing is merged any more."""
     waits = replies.Meaning(replies.Action.WAIT, "it will pass")
     with patch.dict(replies.MEANINGS, {"READONLY": waits}):
         yield
@@ -161,21 +161,21 @@ def a_demoted_primary_is_waited_for() -> Iterator[None]:
 
 @planted(200, caught_by=17)
 def hearsay_is_knowledge() -> Iterator[None]:
-    """S3: a fragment is behind as long as somebody has named a version beyond it."""
+    """A fragment counts as behind as long as any message has named a version beyond it."""
     with patch.object(FragmentReader, "looked", lambda self, said: None):
         yield
 
 
 @planted(60, "siege", caught_by=8)
 def a_store_that_says_nothing_is_waited_for() -> Iterator[None]:
-    """Without a timeout nothing is down, and its fragments stand."""
+    """Without a timeout the store never counts as down, and the syncer's fragments get no commits."""
     with patch.object(syncer_agent, "HUNG_S", math.inf):
         yield
 
 
 @planted(60, "siege")
 def a_deaf_syncer_takes_itself_for_able() -> Iterator[None]:
-    """S11: the bus answers, so it must be well."""
+    """A syncer whose bus answers takes itself for able, even if it reads no messages."""
 
     def able(self: Any) -> bool:
         away_s = max(self._reach.store_down_s, self._reach.refused_s, self._reach.bus_down_s)

@@ -1,4 +1,4 @@
-"""Planted bugs: who waits for whom, and for how long."""
+"""Planted bugs: rounds that wait too long or not long enough, and what collects meanwhile."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from simulation.bugs.planted import planted
 
 @planted(20, "choir")
 def wait_on_when_grace_is_over() -> Iterator[None]:
-    """Grace ends, and the round waits for a repeated call or so before anybody looks."""
+    """The round stays open for 0.8 s after grace has ended."""
 
     def tick(self: Any, now: Any) -> Any:
         if self.phase is Phase.GRACE and now < original_ends(self, self.round) + 0.8:
@@ -30,7 +30,7 @@ def wait_on_when_grace_is_over() -> Iterator[None]:
 
 @planted(20, "choir")
 def close_when_half_of_grace_is_over() -> Iterator[None]:
-    """The wait is not what was granted and recorded."""
+    """The round waits for half of the grace that was granted and recorded."""
 
     def ends(self: Any, r: Any) -> Any:
         return r.quorum_at + 0.5 * r.grace_s
@@ -41,7 +41,7 @@ def close_when_half_of_grace_is_over() -> Iterator[None]:
 
 @contextlib.contextmanager
 def durations_as_said() -> Iterator[None]:
-    """Durations are taken to be what anybody says."""
+    """Believe every duration that a learner states."""
     with (
         patch.object(LiveLearners, "_believed", lambda self, member, said_s, usual_s: said_s),
         patch.object(LiveLearners, "_step_s", lambda self, member, usual_s: member.step_s),
@@ -51,7 +51,7 @@ def durations_as_said() -> Iterator[None]:
 
 @planted(40, "hostile", caught_by=6)
 def wait_as_long_as_anybody_says() -> Iterator[None]:
-    """Grace is what the slowest says it takes, and nothing bounds it."""
+    """Grace is as long as the slowest learner says it needs, without a bound."""
 
     def grace(pace: Any, sync_every: Any, terms: Any, quorum_s: Any) -> Any:
         return Grace(terms.cap_s, pace.overlap)
@@ -62,14 +62,14 @@ def wait_as_long_as_anybody_says() -> Iterator[None]:
 
 @planted(60, "hostile", caught_by=6)
 def steps_take_as_long_as_anybody_says() -> Iterator[None]:
-    """A round that misses its quorum waits for H steps of 30 years, while who says that never answers."""
+    """A round that misses its quorum waits for H steps of 30 years, because a learner that never answers says so."""
     with durations_as_said():
         yield
 
 
 @planted(20)
 def a_pause_collects_versions() -> Iterator[None]:
-    """Every version that others make waits, whole, for a training thread that takes no step."""
+    """While the training thread takes no step, every new version waits for it whole in memory."""
 
     def post(self: Any, message: Any) -> None:
         self.__dict__.setdefault("hoard", []).append(message)
@@ -82,7 +82,7 @@ def a_pause_collects_versions() -> Iterator[None]:
 
 @planted(20, "siege")
 def a_pause_is_a_step() -> Iterator[None]:
-    """What comes between two steps counts as a step's duration: an evaluation of minutes, a stopped process."""
+    """All time between two steps counts as a step's duration, even an evaluation of minutes or a stopped process."""
 
     def after_step(self: Any, tokens: Any, loss: Any = None) -> None:
         now, before = self._now(), self.__dict__.setdefault("before", self._now())
