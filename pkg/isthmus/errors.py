@@ -50,8 +50,7 @@ class RunMissing(InputError):
         super().__init__(
             f"{url}: no run here; did you mean {near}?"
             if near
-            else f"no run at {url}: look whether that is the place; `isthmus init {url}` makes one there, and so does "
-            "join(..., create=Rules())"
+            else f"no run at {url}: check the URL; `isthmus init {url}` or join(..., create=Rules()) creates one there"
         )
         self.url = url
         self.near = near
@@ -99,7 +98,7 @@ class StoreFull(Unavailable):
     def __init__(self, where: str, url: str, why: str) -> None:
         super().__init__(
             f"{where} is full ({why}): give it more space, or free what the run does not need any more: isthmus gc "
-            f"{url} says what may go, and --apply deletes it"
+            f"{url} lists what can be deleted, and --apply deletes it"
         )
 
 
@@ -149,7 +148,7 @@ class RankLost(IsthmusError):
     def __init__(self, why: str) -> None:
         super().__init__(
             f"a rank of this learner is gone ({why}): end the job and start it again, as torchrun --max-restarts does; "
-            "the learner goes on at its newest checkpoint"
+            "the learner continues from its newest checkpoint"
         )
 
 

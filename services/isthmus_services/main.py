@@ -95,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
         prog="isthmus", description="Train one model on many islands of compute (Decoupled DiLoCo over object storage)."
     )
     # Suppress `dest`: commands have a setting named version, too.
-    said = "print the versions of what runs here, and stop"
+    said = "print the versions of Isthmus, Python and torch, then exit"
     parser.add_argument("--version", action=_Version, nargs=0, dest=argparse.SUPPRESS, help=said)
     subparsers = parser.add_subparsers(dest=COMMAND, required=True, metavar="COMMAND")
     families = {}

@@ -17,7 +17,7 @@ def main() -> int:
     """Ask the service, print its answer, and return the exit code."""
     host, _, port = os.environ.get("ISTHMUS_HTTP", "").rpartition(":")
     if not port:
-        print("ISTHMUS_HTTP is not set: this service shows nothing over HTTP", file=sys.stderr)
+        print("ISTHMUS_HTTP is not set: this service has no health endpoint", file=sys.stderr)
         return 2
     path = sys.argv[1] if len(sys.argv) > 1 else "healthz"
     try:

@@ -22,7 +22,7 @@ ERRORS: dict[str, tuple[bytes, type[Exception], str]] = {
     "READONLY": (b"READONLY You can't write against a read only replica.", Unavailable, "looked up again"),
     "MASTERDOWN": (b"MASTERDOWN Link with MASTER is down", Unavailable, "looked up again"),
     "UNBLOCKED": (b"UNBLOCKED force unblock, instance state changed (master -> replica?)", Unavailable, "its role"),
-    "LOADING": (b"LOADING Redis is loading the dataset in memory", Unavailable, "after a start"),
+    "LOADING": (b"LOADING Redis is loading the dataset in memory", Unavailable, "has just started"),
     "CLUSTERDOWN": (b"CLUSTERDOWN Hash slot not served", Unavailable, "slots"),
     "TRYAGAIN": (b"TRYAGAIN Multiple keys request during rehashing of slot", Unavailable, "moves slots"),
     "MOVED": (b"MOVED 3999 127.0.0.1:6381", Denied, "not in a cluster"),

@@ -534,7 +534,7 @@ def test_the_file_opens_offline_and_travels_in_time(browser: Browser, recorded: 
     done = subprocess.run(
         isthmus_command("board", recorded, "--export", str(out)), capture_output=True, text=True, check=True
     )
-    assert "it opens in any browser, offline" in done.stdout
+    assert "open it in any browser, even offline" in done.stdout
     versions = asked(recorded, versions_at)
     with looking(browser, out.as_uri(), offline=True) as seen:
         page = seen.open("", "#totals")

@@ -69,7 +69,7 @@ def test_a_language_model_goes_out_to_from_pretrained_and_comes_back(
     assert main(["export", "run", "--hf", "whole", "--model", "hf_models:base"]) == 0
     assert same(AutoModelForCausalLM.from_pretrained("whole"), made)
     assert main(["export", "run", "--hf", "weights", "--largest", "1e-5"]) == 0
-    assert "put the model's config.json beside them, or say --model" in capsys.readouterr().out
+    assert "add the model's config.json, or use --model" in capsys.readouterr().out
     shutil.copy("whole/config.json", "weights")
     assert len(list(Path("weights").glob("model-*.safetensors"))) > 1
     assert same(AutoModelForCausalLM.from_pretrained("weights"), made)
@@ -83,7 +83,7 @@ def test_a_language_model_goes_out_to_from_pretrained_and_comes_back(
     assert main(["export", "run", "--hf", "whole"]) == 2
     assert "--hf whole is not empty" in capsys.readouterr().err
     assert main(["export", "run"]) == 2
-    assert "say where to" in capsys.readouterr().err
+    assert "choose an output" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft warns about transformers

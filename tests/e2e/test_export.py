@@ -46,7 +46,7 @@ def test_a_file_that_is_there_is_replaced_only_with_force(
     out.write_text("ten years")
     capsys.readouterr()
     code, said = said_by(capsys, "export", str(folder), "-o", str(out))
-    assert (code, said) == (2, f"isthmus export: -o {out} is there already: --force replaces it")
+    assert (code, said) == (2, f"isthmus export: -o {out} exists already: use --force to replace it")
     assert out.read_text() == "ten years"
     assert main(["export", str(folder), "-o", str(out), "--force"]) == 0
     assert out.stat().st_size > 1000
@@ -73,7 +73,7 @@ def test_a_time_before_the_run_is_refused(folder: Path, tmp_path: Path, capsys: 
     assert not (tmp_path / "m").exists()
     code, said = said_by(capsys, "export", str(folder), "-o", str(tmp_path / "m"), "--at", "9e9")
     assert code == 0
-    assert said.endswith("at version 0, as the run began")
+    assert said.endswith("at version 0, the initial model")
 
 
 def test_a_version_that_was_collected_is_told_from_a_damaged_one(
@@ -134,7 +134,7 @@ def test_explain_and_replay_know_what_was_collected(
     said = capsys.readouterr().out
     assert f"missing, though version {newest} merged it and `isthmus gc` has not passed it: damage" in said
     assert main(["replay", url, "--fragment", "1", "--json", str(tmp_path / "r.json")]) == 0
-    assert f"from version {plan.starts[1]} on; what came before was collected" in capsys.readouterr().out
+    assert f"from version {plan.starts[1]} on; earlier versions were collected" in capsys.readouterr().out
     assert json.loads((tmp_path / "r.json").read_text())["differ"] == 0
 
 
@@ -144,6 +144,6 @@ def test_gc_says_what_to_do_about_what_is_too_young(
     url, _ = run
     assert main(["gc", url, "--keep", "1", "--apply"]) == 0
     said = capsys.readouterr().out
-    assert "too young is what was written less than 3600 s ago: later it goes; --min-age 0 takes it too" in said
+    assert "objects younger than 3600 s are kept for now; use --min-age 0 to delete them" in said
     assert main(["gc", url, "--keep", "1", "--min-age", "0", "--apply"]) == 0
     assert "min-age" not in capsys.readouterr().out

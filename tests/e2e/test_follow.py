@@ -223,7 +223,7 @@ def test_a_folder_holds_whole_cuts_in_files_as_large_as_asked(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [((), "--into DIR, --exec CMD, or both"), (("--exec", ""), "--exec names no command")],
+    [((), "--into DIR, --exec CMD, or both"), (("--exec", ""), "--exec is empty: give a command")],
 )
 def test_what_cannot_be_done_is_said(
     tmp_path: Path, arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
@@ -354,7 +354,7 @@ def test_a_module_of_another_model_is_refused_before_anything_is_written(tmp_pat
     for wrong, words in (
         (specs[1:], "of the run is not in the module"),
         ([(specs[0][0], (1, 1)), *specs[1:]], "has shape"),
-        ([*specs, ("more", (2,))], "parameter 'more' of the module is not the run's"),
+        ([*specs, ("more", (2,))], "parameter 'more' of the module is not in the run"),
     ):
         module = Two(wrong, torch.float32)
         following = isthmus.follow(str(tmp_path / "run"), module)
@@ -404,7 +404,7 @@ def test_what_a_command_prints_last_is_a_point_that_status_shows_and_draws(
     measure = f"{sys.executable} -c 'print(\"so good\"); print(1.25)'"
     assert main(["follow", run, "--exec", measure, "--series", "held-out", "--cuts", "1"]) == 0
     assert main(["follow", run, "--exec", "true", "--series", "held-out", "--cuts", "1"]) == 0
-    assert "true gave no number of cut 0 to --series held-out" in capsys.readouterr().out
+    assert "no measurement of cut 0 for --series held-out: the last word that true printed" in capsys.readouterr().out
     monkeypatch.setenv("ISTHMUS_HEARTBEAT", "0.1")
     picture, report = tmp_path / "loss.png", tmp_path / "status.json"
     assert main(["status", run, "--plot", str(picture), "--json", str(report)]) == 0
@@ -412,7 +412,7 @@ def test_what_a_command_prints_last_is_a_point_that_status_shows_and_draws(
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert [point[:2] for point in json.loads(report.read_text())["measured"]["held-out"]] == [[0, 1.25]]
     assert main(["follow", run, "--into", str(tmp_path / "c"), "--series", "x"]) == 2
-    assert "name one with --exec" in capsys.readouterr().err
+    assert "add --exec CMD" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(300)

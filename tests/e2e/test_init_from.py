@@ -43,8 +43,8 @@ def test_code_that_a_file_names_is_neither_imported_nor_called(here: Path) -> No
     done = isthmus("init", "run", "--from", file_naming("theirs:make"))
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.splitlines() == [
-        "isthmus init: m.safetensors says its model was made by theirs:make, and code that a file names is not run "
-        "unasked: add --model theirs:make to run it"
+        "isthmus init: m.safetensors names theirs:make as its model function; code that a file names is not run by "
+        "default: add --model theirs:make to run it"
     ]
     assert not (here / "imported").exists()
     assert not (here / "run").exists(), "no run is created either"
@@ -98,5 +98,5 @@ def test_a_name_that_is_none_is_shown_harmlessly(named: str, here: Path, capsys:
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1
     assert "\x1b" not in said
-    assert ("give --model" in said) == (shared.CALLABLE.fullmatch(named) is None)
+    assert ("use --model" in said) == (shared.CALLABLE.fullmatch(named) is None)
     assert "--model x" not in said

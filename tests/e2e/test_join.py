@@ -213,7 +213,7 @@ def test_bad_settings_are_named(folder: Path, options: dict[str, Any], message: 
 
 
 def test_a_run_in_a_bucket_needs_a_bus() -> None:
-    with pytest.raises(InputError, match="say which bus"):
+    with pytest.raises(InputError, match="pass the URL of its bus"):
         join("s3://bucket/run", net())
 
 

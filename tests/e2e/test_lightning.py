@@ -135,7 +135,7 @@ def test_what_fails_leaves_as_not_done_and_two_optimizers_are_refused(tmp_path: 
         assert (link.steps_done, link.incarnation) == (3, 2), "the last checkpoint is of the step that failed"
     stored = tmp_path / "stored.ckpt"
     fit(Module(), stored)
-    with pytest.raises(InputError, match=r"ckpt_path brings the Trainer to a checkpoint of its own, and a has one"):
+    with pytest.raises(InputError, match=r"ckpt_path makes the Trainer load a checkpoint of its own, but a has one"):
         fit(Module(), ckpt_path=str(stored))
-    with pytest.raises(InputError, match="data= is the Trainer's to say"):
+    with pytest.raises(InputError, match="the Trainer sets data= itself"):
         IsthmusCallback("run", learner="a", data=None)

@@ -26,7 +26,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.chdir(tmp_path)
     for name in ("owner", "next", "eu", "us", "syncer"):
         told(capsys, "keys", "new", name, "--folder", "k")
-    assert "signed; its owner is SHA256:" in told(capsys, "init", "run", "--fragments", "2", "--key", "k/owner")
+    assert "signed by its owner SHA256:" in told(capsys, "init", "run", "--fragments", "2", "--key", "k/owner")
     return "run"
 
 
@@ -73,13 +73,13 @@ def test_a_run_changes_hands_and_only_its_owner_says_who_takes_part(
     ("words", "why"),
     [
         (("add", "RUN", "eu-1", "--public-key", "k/us.pub"), "members rotate --member eu-1"),
-        (("add", "RUN", "eu-1", "--public-key", "k/eu.pub"), "is a member already"),
+        (("add", "RUN", "eu-1", "--public-key", "k/eu.pub"), "is already a member"),
         (("add", "RUN", "../x", "--public-key", "k/us.pub"), "name of a member"),
-        (("add", "RUN", "x", "--public-key", "k/us"), "private key, which stays where it is"),
-        (("remove", "RUN", "nobody"), "nobody is no member; members are eu-1"),
-        (("rotate", "RUN", "--member", "nobody", "--public-key", "k/us.pub"), "nobody is no member"),
-        (("rotate", "RUN"), "say whose key is to change"),
-        (("rotate", "RUN", "--member", "eu-1"), "say which key it has now"),
+        (("add", "RUN", "x", "--public-key", "k/us"), "private key, which must stay secret"),
+        (("remove", "RUN", "nobody"), "nobody is not a member; members are eu-1"),
+        (("rotate", "RUN", "--member", "nobody", "--public-key", "k/us.pub"), "nobody is not a member"),
+        (("rotate", "RUN"), "use either --member NAME"),
+        (("rotate", "RUN", "--member", "eu-1"), "--member needs the member's new key"),
     ],
 )
 def test_what_cannot_be_is_said_and_changes_nothing(
@@ -94,7 +94,7 @@ def test_what_cannot_be_is_said_and_changes_nothing(
 def test_an_object_is_proved_to_ssh_keygen(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = told(capsys, "keys", "verify", run, "run", "--into", "proof")
     assert "signed by SHA256:" in said
-    assert "its author may write this" in said
+    assert "the signer may write this object" in said
     command = next(line for line in said.splitlines() if line.startswith("ssh-keygen"))
     assert subprocess.run(command, shell=True, capture_output=True, check=False).returncode == 0
     Path("proof/message").write_bytes(Path("proof/message").read_bytes() + b"!")
@@ -104,7 +104,7 @@ def test_an_object_is_proved_to_ssh_keygen(run: str, capsys: pytest.CaptureFixtu
     blob[70] ^= 1
     Path("run/evaluations").mkdir()
     Path("run/evaluations/x").write_bytes(blob)
-    assert "not to be trusted: it is another run's" in told(capsys, "keys", "verify", run, "evaluations/x", code=1)
+    assert "not trusted: it belongs to another run" in told(capsys, "keys", "verify", run, "evaluations/x", code=1)
 
 
 def test_a_run_without_a_key_has_no_members(

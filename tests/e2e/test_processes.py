@@ -192,7 +192,7 @@ def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place: tuple[str, s
     assert max(i.step for c in commits for i in c.header.inputs) > 400
     status = isthmus("status", run, "--bus", bus, "--check", "--json", str(tmp_path / "status.json"))
     assert status.returncode == 0, status.stdout + status.stderr
-    assert status.stdout.startswith("nobody trains: 2 of 2 learners are done")
+    assert status.stdout.startswith("no learner trains: 2 of 2 learners are done")
     found = json.loads((tmp_path / "status.json").read_text())
     assert {row["learner"]: row["state"] for row in found["learners"]} == {"l0": "done", "l1": "done"}
     for row in found["learners"]:

@@ -152,7 +152,7 @@ def test_a_job_goes_on_after_kill_9_of_a_rank_and_with_other_numbers_of_ranks(tm
         # Three ranks, then one that is not sharded. The stored data positions are of two ranks, and the log says so.
         p.ends(p.start("three", *torchrun(3), LEARNER, run, "a", "fsdp2", "220"))
         assert sorted(goes_on(p, "three")) == [(rank, 200, "own", 0) for rank in range(3)]
-        assert "has the places in the data of 2 ranks, here are 3" in p.said("three")
+        assert "has the data positions of 2 ranks, but this learner has 3 ranks" in p.said("three")
         p.ends(p.start("plain", sys.executable, LEARNER, run, "a", "plain", "240"))
         assert goes_on(p, "plain") == [(0, 220, "own", 0)]
         p.ends(p.start("sharded", *torchrun(2), LEARNER, run, "a", "fsdp2", "260"))

@@ -217,7 +217,7 @@ def test_bad_choices_are_one_line_and_exit_2(run: Path, tmp_path: Path) -> None:
         (("--set", "outer.lr=-1"), "outer.lr=-1"),
         (("--set", "quorum=none"), "quorum=none"),
         (("--set", "colour=red"), "names are merge"),
-        (("--export", tmp_path / "x"), "belong to --set"),
+        (("--export", tmp_path / "x"), "need --set"),
     ]:
         done = cli("replay", run, *arguments)
         assert done.returncode == 2, (arguments, done.stdout, done.stderr)
@@ -230,7 +230,7 @@ def test_after_a_collection_it_says_from_where_it_can_start(run: Path) -> None:
     assert cli("gc", run, "--keep", 4, "--min-age", 0, "--apply").returncode == 0
     done = cli("replay", run)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "what came before was collected" in done.stdout
+    assert "earlier versions were collected" in done.stdout
     assert ", 0 differ" in done.stdout
 
 
@@ -241,7 +241,7 @@ def test_the_same_rules_give_the_same_trajectory(run: Path, tmp_path: Path) -> N
     header = commits(run)[0][0].header
     done = cli("replay", run, "--set", f"outer.lr={header.dense.learning_rate}", "--json", tmp_path / "r.json")
     assert done.returncode == 0, done.stderr
-    assert "learners would have trained otherwise" in " ".join(done.stdout.split())
+    assert "learners would have trained differently" in " ".join(done.stdout.split())
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert [row["version"] for row in rows] == list(range(1, len(rows) + 1))
     assert all(row["difference"] == 0.0 for row in rows)

@@ -92,7 +92,7 @@ def test_what_would_be_sent_by_mistake_is_refused(monkeypatch: pytest.MonkeyPatc
     alone = TrainingArguments("out", report_to="none", use_cpu=True)
     with pytest.raises(InputError, match="one of 2 processes of a job, and the Trainer sees 1"):
         IsthmusCallback("run", learner="a").on_train_begin(alone, TrainerState(), TrainerControl())
-    with pytest.raises(InputError, match="steps= is the Trainer's to say"):
+    with pytest.raises(InputError, match="the Trainer sets steps= itself"):
         IsthmusCallback("run", learner="a", steps=3)
 
 

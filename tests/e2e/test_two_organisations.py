@@ -80,7 +80,7 @@ def test_two_organisations_train_under_the_permissions_with_tls(island: Island, 
     for name in ("acme", "acme-syncer", "acme-eu", "globex-us", "acme-gc", "mallory"):
         owner.run("keys", "new", name, "--folder", "keys")
     said = owner.run("init", "--fragments", "4", "--sync-every", "8")
-    assert re.search(r"signed; its owner is SHA256:\S+", said)
+    assert re.search(r"signed by its owner SHA256:\S+", said)
     for name, role, key in (
         ("eu-1", "learner", "acme-eu"), ("us-1", "learner", "globex-us"), ("syncer-*", "syncer", "acme-syncer"),
         ("gc", "collector", "acme-gc"),

@@ -35,7 +35,7 @@ def test_the_command_ends_with_a_code_of_its_own_and_says_why(folder: Path) -> N
     assert done.returncode == 3, done.stdout + done.stderr
     last = (done.stdout + done.stderr).strip().splitlines()[-1]
     assert "l0: 12 steps in" in last
-    assert "NOTHING OF IT WAS MERGED" in last
+    assert "NONE OF ITS WORK WAS MERGED" in last
     assert str(folder) in last
 
 
@@ -103,6 +103,6 @@ def test_learners_of_one_run_need_not_be_wrapped_alike(folder: Path) -> None:
 def test_rules_are_what_create_takes(folder: Path) -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(InputError, match=r"create=True: say what rules .* create=isthmus\.Rules\.suited"):
+    with pytest.raises(InputError, match=r"create=True: pass the rules .* create=isthmus\.Rules\.suited"):
         isthmus.join(str(folder), model, optimizer, learner="a", create=True)  # type: ignore[arg-type]
     assert not folder.exists()

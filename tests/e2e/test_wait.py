@@ -37,9 +37,7 @@ def test_a_syncer_that_was_started_first_serves_the_run_once_it_is_created(tmp_p
         p.ends(syncer)
         waiting = [m for m in messages(p.said("s")) if "waits for the run" in m]
         assert len(waiting) == 1
-        assert waiting[0].startswith(
-            f"s1 waits for the run: no run at {run}: look whether that is the place; `isthmus init {run}`"
-        )
+        assert waiting[0].startswith(f"s1 waits for the run: no run at {run}: check the URL; `isthmus init {run}`")
 
 
 def test_sigterm_ends_the_waiting(tmp_path: Path) -> None:
@@ -48,7 +46,7 @@ def test_sigterm_ends_the_waiting(tmp_path: Path) -> None:
         wait_for(lambda: "waits for the run" in p.said("s"), "the syncer says that it waits")
         syncer.send_signal(signal.SIGTERM)
         p.ends(syncer)
-        assert messages(p.said("s"))[-1] == "s1 stops: there was no run"
+        assert messages(p.said("s"))[-1] == "s1 stops: it found no run"
 
 
 def test_a_syncer_that_was_started_before_the_bus_serves_once_it_is_there(tmp_path: Path) -> None:

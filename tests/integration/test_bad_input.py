@@ -68,7 +68,7 @@ def refused_by_process(*arguments: str, environment: Mapping[str, str] | None = 
         (["demo", "--kill-every", "-1"], "--kill-every -1: must be more than 0"),
         (["demo", "--data", "/nonexistent/text"], "--data /nonexistent/text: there is no such file"),
         (["demo", "--learners", "100000"], "too little text for 100000 shards"),
-        (["demo", "--store", "s3://bucket/run"], "say which bus"),
+        (["demo", "--store", "s3://bucket/run"], "give its bus"),
         (["demo", "--outer-momentum", "1.0"], "--outer-momentum 1.0: must be less than 1"),
         (["demo", "--outer-lr", "nan"], "--outer-lr nan: must be "),
         (["init", "x", "--quorum", "0"], "isthmus init: --quorum 0: must be at least 1"),
@@ -78,7 +78,7 @@ def refused_by_process(*arguments: str, environment: Mapping[str, str] | None = 
         (["syncer", "nowhere", "--grace", "1.5"], "--grace 1.5: must be at most 1"),
         (["syncer", "nowhere", "--heartbeat", "0"], "--heartbeat 0: must be more than 0"),
         (["init", "x", "--heartbeat", "5", "--silence", "2"], "not longer than the heartbeat"),
-        (["demo", "--servers", "--store", "x"], "leave --store and --bus out"),
+        (["demo", "--servers", "--store", "x"], "remove --store and --bus"),
         (["frobnicate"], "isthmus: there is no command frobnicate (see isthmus --help)"),
         (["statsu"], "isthmus: there is no command statsu: did you mean status?"),
         (["goodput"], "there is no command goodput: did you mean simulate goodput?"),
@@ -155,7 +155,7 @@ def test_why_a_process_does_not_start_is_text_in_a_pipe(command: list[str], tmp_
     name, *rest = command
     logged = [] if name == "status" else ["--log-format", "json"]
     line = refused_by_process(name, str(tmp_path / "nowhere"), *rest, *logged)
-    assert line.startswith(f"isthmus {name}: no run at {tmp_path}/nowhere: look whether that is the place")
+    assert line.startswith(f"isthmus {name}: no run at {tmp_path}/nowhere: check the URL")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_no_run_is_created_around_another(folder: Path, capsys: pytest.CaptureFi
     assert main(["init", str(folder)]) == 0
     before = sorted(folder.parent.iterdir())
     assert main(["init", str(folder.parent)]) == 2
-    assert f"there is a run in it already, {folder}" in capsys.readouterr().err
+    assert f"this location already contains a run, {folder}" in capsys.readouterr().err
     assert sorted(folder.parent.iterdir()) == before
 
 
@@ -261,7 +261,7 @@ def test_another_pace_for_a_run_that_is_there_is_no_silent_wish(
     assert main(["init", str(folder)]) == 0
     assert main(["init", str(folder), "--overlap", "2"]) == 0, "the run already has this pace"
     assert main(["init", str(folder), "--overlap", "10"]) == 2
-    assert "the run was there already, and keeps the pace it was created with" in capsys.readouterr().err
+    assert "the run exists already and keeps its pace" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"]])

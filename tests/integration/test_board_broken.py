@@ -116,7 +116,7 @@ async def test_credentials_that_end_are_said_and_what_fails_for_good_ends_it(
         with monkeypatch.context() as patch:
             patch.setattr(feed.live._log, "commit", denied)
             await until(lambda: "expired" in feed.live.trouble, "it is noticed")
-            assert "may not be read" in (await ask(url, "state"))["trouble"]
+            assert "reading the log is denied" in (await ask(url, "state"))["trouble"]
         await until(lambda: feed.live.trouble == "", "they are renewed")
         other = Feed(w.log, w.store, w.bus, None)
         await other.begin()

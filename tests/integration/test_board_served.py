@@ -132,7 +132,7 @@ async def test_every_answer_carries_its_policy(folder: Path) -> None:
         ("commit/99/1", 400, "no fragment 99"), ("commit/x/1", 400, "'x' is no whole number"),
         ("learner/nobody", 404, "no learner 'nobody'"), ("state?at=yesterday", 400, "seconds since 1970"),
         ("series?from=20&to=10", 400, "is after"), ("commits?only=good", 400, "there are missed"),
-        ("update/0/a%2Fb/1", 404, "no /api"), ("update/0/a/77", 400, "knows nothing"), ("state?at=nan", 400, "seconds"),
+        ("update/0/a%2Fb/1", 404, "no /api"), ("update/0/a/77", 400, "has no record"), ("state?at=nan", 400, "seconds"),
         ("fragment/" + "9" * 30, 400, "no whole number"), ("whatif/0/1?set=x", 400, "NAME=VALUE"),
     ],
 )  # fmt: skip

@@ -172,7 +172,7 @@ async def test_on_a_disk_without_space_the_commands_say_so_and_gc_frees_it(folde
     assert read("doctor.code").strip() == "1"
     assert "store: may write" in read("doctor")
     assert "is full (No space left on device)" in read("doctor")
-    assert f"isthmus gc {disk}/run says what may go, and --apply deletes it" in read("doctor")
+    assert f"isthmus gc {disk}/run lists what can be deleted, and --apply deletes it" in read("doctor")
     assert read("gc.code").strip() == "0", read("gc")
     assert json.loads(read("gc.json"))["bytes"] > 0
     assert int(read("free")) > 0

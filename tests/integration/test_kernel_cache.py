@@ -63,7 +63,7 @@ def test_a_damaged_file_is_compiled_anew_and_replaced(
         file.write_bytes(damage(file.read_bytes()))
     said = start(tmp_path)
     assert said.count("cannot use the compiled kernels on disk") == 1
-    assert "are not what was written; NUMBA_CACHE_DIR names another folder" in said
+    assert "are not what was written; set NUMBA_CACHE_DIR to another folder" in said
     assert start(tmp_path) == "", "the next start must find valid files"
 
 

@@ -111,7 +111,7 @@ async def test_what_is_read_is_merged_however_slow_the_store(
         kept_open = [c.header for c in merged if c.header.waited.own_s]
         assert kept_open, "no round was kept open for updates that were still to be read"
         told = await explain(w.log, commit_key(kept_open[0].fragment, kept_open[0].version))
-        assert "kept open beyond grace for updates that s1 had heard of and had still to read" in "\n".join(told.lines)
+        assert "kept open beyond grace for updates that s1 had heard of but not read yet" in "\n".join(told.lines)
         for commits in by_fragment.values():
             decided = whatif.decide(w.log, commits, (), {})
             assert [[i.key for i in inputs] for inputs in decided] == [

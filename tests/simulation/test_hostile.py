@@ -222,7 +222,7 @@ def test_a_syncer_that_cannot_serve_says_so_is_left_out_while_it_lasts_and_comes
     said = [
         r.getMessage() for r in caplog.records if r.name == "isthmus.agent.trouble" and r.getMessage().startswith("s0")
     ]
-    assert re.match(rf"s0: the {port} does not answer \(for 1\d s\): it leaves its fragments .*; see whether", said[0])
+    assert re.match(rf"s0: the {port} does not answer \(for 1\d s\): it leaves its fragments .*; check that", said[0])
     assert said[-1] == f"s0: the {port} does not answer: over"
     assert len(said) <= 3  # the outage, a reminder, and its end
 

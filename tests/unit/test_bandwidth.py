@@ -130,7 +130,7 @@ def test_the_command_reports_and_draws(tmp_path: Path, capsys: pytest.CaptureFix
         (["--params", "1e9", "--gbit-s", "-1"], "--gbit-s -1: must be more than 0"),
         (["--params", "1e9", "--fragments", "48"], "48 fragments within 24 steps"),
         (["--params", "1e9", "--step-seconds", "-1"], "--step-seconds -1: must be more than 0"),
-        (["--params", "1e9", "--learners", "1"], "--learners 1: one learner has nobody to exchange with"),
+        (["--params", "1e9", "--learners", "1"], "--learners 1: a single learner exchanges no updates"),
         (["--params", "1e30"], "1e+30 parameters cannot be"),
         (["--params", "1e9", "--latency", "50"], "latency_s 50 cannot be (at most 10): it is in seconds, one way"),
         ([], "missing: --params"),

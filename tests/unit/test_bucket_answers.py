@@ -147,7 +147,7 @@ async def test_a_create_of_unknown_outcome_is_sent_once_and_said_to_be_unknown(
     ("reply", "raised", "said"),
     [
         (answer(404, "NoSuchKey"), ObjectMissing, "k"),
-        (answer(404), Unavailable, "not in a store's words"),
+        (answer(404), Unavailable, "not as a store answers"),
         (answer(404, "NoSuchBucket"), Denied, "there is no such bucket"),
         (answer(403, "AccessDenied"), Denied, r"access denied \(AccessDenied\)"),
         (answer(403, "SomethingNew"), Denied, r"refused \(SomethingNew\)"),

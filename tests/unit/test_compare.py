@@ -209,7 +209,7 @@ def test_the_command_says_what_it_rests_on_and_where_it_pays(
         "a day of 64 GPUs in 8 learners, 2.9e+09 parameters",
         "rests on: a lab model of 0.26 million parameters",
         "parity (1) is what was published at large scale",
-        "it pays where a learner fails more often than every",
+        "it pays if a learner fails more often than every",
         "it pays below",
         "1e+06 tokens in a learner's step (--step-tokens)",
         "isthmus init s3://BUCKET/RUN",

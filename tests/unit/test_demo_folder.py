@@ -47,7 +47,7 @@ def test_in_a_marked_folder_what_a_demo_does_not_write_keeps_all_of_it(theirs: s
     out = tmp_path / "d"
     earlier(out)
     (out / theirs).write_text("ten years")
-    with pytest.raises(InputError, match="was not written by a demo: nothing is deleted"):
+    with pytest.raises(InputError, match="was not written by a demo: nothing was deleted"):
         mark.claim(out, ALL)
     assert (out / theirs).read_text() == "ten years"
     assert (out / "run" / "run").exists()
@@ -60,7 +60,7 @@ def test_a_folder_that_points_elsewhere_is_not_followed(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     (out / "run").rename(elsewhere)
     (out / "run").symlink_to(elsewhere)
-    with pytest.raises(InputError, match="is no folder that a demo made"):
+    with pytest.raises(InputError, match="was not created by a demo"):
         mark.claim(out, ALL)
     assert (elsewhere / "run").exists()
 

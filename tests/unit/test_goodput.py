@@ -197,7 +197,7 @@ def test_a_small_cluster_has_defaults_that_fit(chips: int, tmp_path: Path, capsy
     learners = [r["learners"] for r in rows if r["mode"] == DECOUPLED]
     assert learners == [m for m in (1, 2, 4, 8, 16) if m * rows[0]["slice_chips"] <= chips]
     shown = capsys.readouterr().out
-    assert f"assumed for {chips} chips; --slice-chips says otherwise" in shown
+    assert f"assumed for {chips} chips; use --slice-chips to change it" in shown
     for row in rows:
         assert row["goodput"] == pytest.approx(row["goodput_exact"], abs=0.004)
 

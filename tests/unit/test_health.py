@@ -104,7 +104,7 @@ def test_who_is_not_merged_is_named_with_the_reason_it_gives() -> None:
 def test_of_many_only_a_few_are_named() -> None:
     found = of(*(beat(f"l{i}", "bus") for i in range(9)), alive())
     assert found.said.startswith("0 of 9 learners merge; l0: waits for bus; l1")
-    assert found.said.endswith("l2: waits for bus; so do 6 more")
+    assert found.said.endswith("l2: waits for bus; 6 more learners have such trouble")
 
 
 def test_fewer_than_expected_are_something_to_see_to_unless_all_are_done() -> None:
@@ -116,14 +116,16 @@ def test_fewer_than_expected_are_something_to_see_to_unless_all_are_done() -> No
 
 def test_who_fell_silent_is_named_and_ends_no_check_as_long_as_others_merge() -> None:
     found = of(beat("a"), alive(), silent=[beat("spot-1")])
-    assert (found.ok, found.said) == (True, "1 of 2 learners merge; nothing is heard of spot-1")
+    assert (found.ok, found.said) == (True, "1 of 2 learners merge; no messages come from spot-1")
     assert not of(alive(), silent=[beat("spot-1")]).ok
 
 
 def test_a_bus_that_is_away_is_all_that_can_be_said() -> None:
     found = of(bus_error="the bus cannot be reached: refused")
     assert not found.ok
-    assert found.said.startswith("the bus cannot be reached: refused: who is there is not known; the last commit is of")
+    assert found.said.startswith(
+        "the bus cannot be reached: refused: it is unknown which processes are live; the last commit is of"
+    )
     assert "redis://h" in found.said
 
 
@@ -143,7 +145,7 @@ def test_a_syncer_that_is_there_and_does_not_serve_is_told(syncer: Alive, said: 
 @pytest.mark.parametrize(
     ("learners", "ok", "said"),
     [
-        ([left("a", True), left("b", True)], True, "nobody trains: 2 of 2 learners are done; the last commit"),
+        ([left("a", True), left("b", True)], True, "no learner trains: 2 of 2 learners are done; the last commit"),
         ([left("a", True), left("b", False)], False, "1 of 2 learners are done, 1 stopped before"),
         ([], False, "no learner trains, and none was ever heard"),
     ],
@@ -219,7 +221,7 @@ def test_a_finished_run_that_is_damaged_or_stands_is_not_well() -> None:
     assert looked(left("a", done=True)).ok
     damaged = looked(left("a", done=True), wrong={p: f"of {p}" for p in range(5)})
     assert not damaged.ok
-    assert "so are those of 2 more fragments" in damaged.said
+    assert "the logs of 2 more fragments are damaged, too" in damaged.said
     stands = looked(left("a", done=True), standing=(3,))
     assert not stands.ok
     assert "fragment 3 stands still: most others were merged 8 times since it was" in stands.said

@@ -353,7 +353,7 @@ def test_whose_settings_count_can_be_chosen(settings: Hyperparameters, caplog: p
     choose(now, saved, settings)
     rate = saved["state"]["param_groups"][0]["lr"]
     assert rate == (1e-2 if settings is Hyperparameters.RESTORED else 1e-4)
-    said = "lr 0.01 and not 0.0001 in group 0; where those"
+    said = "lr 0.01 and not 0.0001 in group 0; to use those"
     assert (said in caplog.text) == (settings is Hyperparameters.RESTORED)
     assert "weight_decay" not in caplog.text
 

@@ -74,5 +74,5 @@ def test_a_diary_says_minutes_and_signals_and_ends(link: SimpleNamespace, caplog
     assert not diary._thread.is_alive()
     (asked,) = [r for r in caplog.records if getattr(r, "signal", "") == "SIGTERM"]
     assert asked.message == (
-        "eu-1 was asked to stop by SIGTERM: it finishes the step, stores what is under way and leaves"
+        "eu-1 was asked to stop by SIGTERM: it finishes its step, completes its uploads and leaves"
     )

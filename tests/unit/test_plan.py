@@ -315,7 +315,7 @@ def test_whole_numbers_are_printed_whole_and_what_was_assumed_is_said(capsys: py
     assert "1 Gbit/s up (--up)" in shown
     assert "no learner ever fails (--mtbf-hours)" in shown
     assert "0.05 s to the store" not in shown, "the latency was given, not assumed"
-    assert "several GPUs of a learner are counted as if they shared its step without loss" in shown
+    assert "the forecast lets the GPUs of a learner share its step without loss" in shown
     words = ["--params", "2.9e9", "--step-seconds", "1", "--gpus", "64", "--gpu-hour", "3"]
     words += ["--up", "1", "--down", "1", "--latency", "0.05", "--mtbf-hours", "1000"]
     assert main(["plan", *words]) == 0
@@ -435,8 +435,8 @@ def test_the_command_counts_a_module(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("words", "file", "said"),
     [
-        ([], None, "say how large the model is, once"),
-        (["--params", "1e9", "--model", "x:y"], None, "say how large the model is, once"),
+        ([], None, "give the size of the model in exactly one way"),
+        (["--params", "1e9", "--model", "x:y"], None, "give the size of the model in exactly one way"),
         (["--params", "-1"], None, "--params -1: must be more than 0"),
         (["--params", "1e9", "--up", "inf"], None, "up_gbit_s must be finite"),
         (["--params", "1e9", "--up", "0"], None, "--up 0: must be more than 0"),
@@ -458,10 +458,10 @@ def test_the_command_counts_a_module(capsys: pytest.CaptureFixture[str]) -> None
         (["--params", "1e9", "--step-seconds", "1e6"], None, "step_s 1e+06 cannot be (at most 86400)"),
         (["--params", "1e9", "--up", "1e9"], None, "up_gbit_s 1e+09 cannot be (at most 100000): it is in Gbit/s"),
         (["--params", "1e9", "--mtbf-hours", "1e-6"], None, "mtbf_hours 1e-06 cannot be (at least 0.001)"),
-        (["--params", "1e9", "--gpus", "9"], None, "--gpus 9: not so many alike for each of 8 learners"),
+        (["--params", "1e9", "--gpus", "9"], None, "--gpus 9: cannot be divided equally among 8 learners"),
         (["--params", "1e9", "--cpu", "abacus"], None, "--cpu abacus: choose one of xeon-2023, epyc-2023, slow"),
         (["--params", "1e9", "--speeds", "FILE"], "cpu = 'x'", "isthmus plan --measure FILE writes such a file"),
-        (["--params", "1e9", "--speeds", "FILE", "--cpu", "slow"], "", "leave one out"),
+        (["--params", "1e9", "--speeds", "FILE", "--cpu", "slow"], "", "use only one"),
         (["--params", "1e9", "--compare", "--step-tokens", "0.5"], None, "a step has at least one token"),
         (
             ["--params", "1e9", "--islands", "FILE"],

@@ -113,8 +113,8 @@ def test_it_is_said_now_and_then_and_when_it_has_passed(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         drive(body)
     said = [record.getMessage() for record in caplog.records]
-    assert len([text for text in said if "ends this process in" in text]) == 3
-    assert [text for text in said if "no longer" in text] == ["no longer refused (read commits/)"]
+    assert len([text for text in said if "this process ends in" in text]) == 3
+    assert [text for text in said if "no longer" in text] == ["requests are no longer refused (read commits/)"]
 
 
 def test_on_a_bus_saying_hearing_and_finding_streams_are_three_things() -> None:

@@ -102,7 +102,7 @@ class Odd(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (Hidden, "Hidden keeps a second copy of the weights where it is not seen"),
+        (Hidden, "Hidden keeps a hidden second copy of the weights"),
         (Counts, "Counts takes another step after a restart than without one"),
         (Elsewhere, "Elsewhere cannot be read on each process .*not been consolidated"),
         (Odd, r"Odd cannot be brought back after a restart: .*\['odd'\] is a builtins.complex"),
@@ -122,7 +122,7 @@ class Unwilling(torch.optim.SGD):
 
 def test_an_optimizer_that_takes_no_trial_step_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert not rehearse(Unwilling(net().parameters(), lr=0.1)).paths
-    assert "no copy of tests.unit.test_rehearsal.Unwilling takes a step" in caplog.text
+    assert "no copy of tests.unit.test_rehearsal.Unwilling can take a step" in caplog.text
 
 
 # --- copies follow ----------------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ def test_embeddings_are_merged_alike_where_the_rest_is_robust() -> None:
     assert Rules.suited((), merge="trimmed").merge_embeddings == "trimmed"
     assert Rules.suited((), merge="median").merge_embeddings == "median"
     assert Rules.suited((), merge="rda").merge_embeddings == "avg"
-    with pytest.raises(InputError, match="merge_embeddings avg: with merge median, trimmed or median"):
+    with pytest.raises(InputError, match="merge_embeddings avg: with merge median, choose trimmed or median"):
         Rules.suited((), merge="median", merge_embeddings="avg").check()
 
 

@@ -299,7 +299,7 @@ def test_a_loop_of_ones_own_takes_user_and_password_of_the_bus_from_the_same_var
 @pytest.mark.parametrize(
     ("bus", "more", "message"),
     [
-        (None, {}, "say which bus"),
+        (None, {}, "give its bus"),
         ("redis://u:p@h", {"bus_password": "x"}, "leave one out"),
         ("redis://h", {"bus_password": "x", "bus_password_file": "y"}, "leave one out"),
         ("redis://h", {"bus_password_file": "/nonexistent/p"}, "--bus-password-file /nonexistent/p: No such file"),

@@ -73,7 +73,7 @@ def test_an_encrypted_key_is_opened_by_what_the_environment_says(tmp_path: Path)
     assert ssh_keygen("-q", "-t", "ed25519", "-N", "open sesame", "-f", str(path)).returncode == 0
     with pytest.raises(InputError, match=PASSPHRASE):
         read_signer(path, {})
-    with pytest.raises(InputError, match="no OpenSSH private key that this passphrase opens"):
+    with pytest.raises(InputError, match="this is no OpenSSH private key, or the passphrase is wrong"):
         read_signer(path, {PASSPHRASE: "wrong"})
     (tmp_path / "secret").write_text("open sesame\n")
     by_word, by_file = (
@@ -90,7 +90,7 @@ def test_what_is_no_key_of_ours_is_refused_with_a_remedy(openssh_key: Path, tmp_
     assert ssh_keygen("-q", "-t", "rsa", "-b", "2048", "-N", "", "-f", str(tmp_path / "rsa")).returncode == 0
     (tmp_path / "junk").write_bytes(os.urandom(64))
     (tmp_path / "junk").chmod(0o600)
-    with pytest.raises(InputError, match="an Ed25519 key is wanted"):
+    with pytest.raises(InputError, match="only Ed25519 keys can sign"):
         read_signer(tmp_path / "rsa")
     with pytest.raises(InputError, match="no OpenSSH private key"):
         read_signer(tmp_path / "junk")
@@ -106,7 +106,7 @@ def test_what_is_no_key_of_ours_is_refused_with_a_remedy(openssh_key: Path, tmp_
         ("ssh-ed25519 AAAA", "no Ed25519 public key"),
         ("ssh-ed25519 !!!", "no Ed25519 public key"),
         (public_line(IDENTITY), "small order"),
-        (str(openssh_key), "private key, which stays where it is"),
+        (str(openssh_key), "private key, which must stay secret"),
         (str(tmp_path / "nowhere.pub"), "name a .pub file"),
     ]:
         with pytest.raises(InputError, match=why):

@@ -72,7 +72,7 @@ async def findings(kind: RoleKind) -> list[Finding]:
         made = sum(map(len, (await all_commits(w.log)).values()))
         assert {f.said for f in found if f.check == "log: commits"} <= {
             f"none of {made:,} is missing; isthmus replay verifies what they merged",
-            f"none since the newest snapshots is missing; of {made:,} in all, this role may not list the rest",
+            f"none since the newest snapshots is missing; this role may not list all {made:,}",
         }
         return [f for f in found if f.check == "machine: merging"]
 
@@ -101,7 +101,7 @@ def test_a_run_created_on_a_slow_machine_merges_by_rda(
     monkeypatch.setattr(speed, "products", lambda now, **_: flop_s)
     assert main(["init", str(tmp_path / "run")]) == 0
     assert f", {merged}, int4 up" in capsys.readouterr().out
-    assert ("this machine makes 0.2 GFLOP/s" in caplog.text) == (merged == "rda")
+    assert ("this machine computes 0.2 GFLOP/s" in caplog.text) == (merged == "rda")
     assert main(["init", str(tmp_path / "run")]) == 0, "a run that exists keeps its rule"
     assert f", {merged}, int4 up" in capsys.readouterr().out
     monkeypatch.setattr(speed, "products", None)

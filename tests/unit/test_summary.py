@@ -27,7 +27,8 @@ FOUND = Summary(
 def test_it_is_one_line_of_what_came_of_the_stay() -> None:
     assert str(FOUND) == (
         "eu-1: 600 steps in 90 s; its model is at versions 12 to 14; of its 1,000 tokens 80% merged, 15% overwritten, "
-        "5% trained since it was last sent: that goes on when this learner comes back; the model: isthmus export s3://b/run"
+        "5% trained since it was last sent: that goes on when this learner comes back; the model: isthmus export "
+        "s3://b/run"
     )
     assert not FOUND.never_merged
     assert "back" not in str(replace(FOUND, ledger=replaced(LEDGER, merged=850.0, pending=0.0)))
@@ -49,7 +50,9 @@ def test_earlier_lives_and_longer_stays_are_told_too() -> None:
 def test_work_of_which_nothing_was_merged_cannot_be_missed() -> None:
     found = replace(FOUND, ledger=NOTHING, trouble="no syncer is heard")
     assert found.never_merged
-    assert "NOTHING OF IT WAS MERGED before it left: no syncer is heard. What it learnt is not in the run" in str(found)
+    assert "NONE OF ITS WORK WAS MERGED before it left: no syncer is heard. What it learnt is not in the run" in str(
+        found
+    )
     assert "isthmus status s3://b/run" in str(found)
 
 

@@ -50,7 +50,7 @@ def test_a_cell_is_no_markup() -> None:
     assert any("[/bold]" in line for line in shown(80, [("[/bold]", "[red]", "", "")]))
 
 
-@pytest.mark.parametrize(("height", "last"), [(6, "└"), (5, "2 more lines: a taller terminal has room for them")])
+@pytest.mark.parametrize(("height", "last"), [(6, "└"), (5, "2 more lines: enlarge the terminal to see them")])
 def test_lines_that_a_terminal_has_no_room_for_are_counted(height: int, last: str) -> None:
     console = Console(width=80, height=height, record=True, color_system=None)
     table = fitted("", (Column("a"),), [("1",), ("2",)], 80)

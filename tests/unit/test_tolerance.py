@@ -76,7 +76,7 @@ async def test_what_worked_is_ridden_out_loudly_and_ends_after_the_stated_time(
             clock.now += 1.0
     assert tolerance.refused_s == REFUSED_S
     said = [r.getMessage() for r in caplog.records]
-    assert "ends this process in 300 s" in said[0]
+    assert "this process ends in 300 s" in said[0]
     assert 5 <= len(said) <= 12  # now and then, not at each request
     with pytest.raises(Denied):
         await ways.get("commits/0")

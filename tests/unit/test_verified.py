@@ -160,7 +160,7 @@ def test_a_stranger_makes_nobody_decode_a_long_header(monkeypatch: pytest.Monkey
     end = frame.head_end(blob, Kind.CHECKPOINT) - frame.PREFIX.size
     assert GATE.open(blob, key, CheckpointHeader, header_most=end).key == key
     monkeypatch.setattr(frame, "parse", None)
-    with pytest.raises(RecordInvalid, match=f"of which {end - 1} are decoded here"):
+    with pytest.raises(RecordInvalid, match=f"but at most {end - 1} are decoded here"):
         GATE.open(blob, key, CheckpointHeader, header_most=end - 1)
 
 

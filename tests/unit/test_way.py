@@ -43,7 +43,8 @@ def test_a_way_is_told_in_a_line() -> None:
         "store: way": Finding(
             "store: way",
             OK,
-            "store.test is 10.0.9.2, found in 12 ms, connected in 31 ms from 10.0.0.5 by eth0 (MTU 1500, 10000 Mbit/s), "
+            "store.test is 10.0.9.2, found in 12 ms, connected in 31 ms from 10.0.0.5 by eth0 (MTU 1500, 10000 "
+            "Mbit/s), "
             "gateway 10.0.0.1, path MTU 1500",
         )
     }
@@ -64,7 +65,7 @@ def test_what_a_system_does_not_tell_is_said() -> None:
     )
     (finding,) = judge(at)
     assert finding.outcome == OK
-    assert finding.said.endswith("from 10.0.0.5; by which interface, this system does not tell")
+    assert finding.said.endswith("from 10.0.0.5; this system does not report the interface")
 
 
 def test_an_address_that_does_not_answer_beside_one_that_does() -> None:
@@ -81,7 +82,7 @@ def test_nothing_answers() -> None:
         "store: way": "store.test:9000 cannot be reached: 10.0.9.2: connection refused"
     }
     unknown = replace(GOOD, what="bus", attempts=[ConnectionAttempt("", 0.2, "Name or service not known")])
-    assert warned(unknown) == {"bus: way": "the name store.test leads nowhere: Name or service not known"}
+    assert warned(unknown) == {"bus: way": "the name store.test cannot be resolved: Name or service not known"}
     assert found(unknown)["bus: way"].advice.startswith("check --bus and")
 
 
@@ -94,22 +95,22 @@ def test_a_path_that_is_narrower_than_the_interface() -> None:
     assert warned(narrow) == {
         "store: MTU": "the path to 10.0.9.2 takes packets of 1300 bytes, eth0 sends up to 1500",
     }
-    assert found(narrow)["store: MTU"].advice.startswith("ip link set dev eth0 mtu 1300")
+    assert found(narrow)["store: MTU"].advice.startswith("run ip link set dev eth0 mtu 1300")
 
 
 @pytest.mark.parametrize("kind", ["a VPN", "a bridge of containers"])
 def test_a_way_by_an_odd_interface_where_there_is_another(kind: str) -> None:
     odd = Interface("wg0", mtu=1500, kind=kind)
     by_it = replace(GOOD, interfaces={**GOOD.interfaces, "wg0": odd}, used="wg0")
-    assert warned(by_it) == {"store: interface": f"the way goes by wg0, {kind}; there is eth0"}
+    assert warned(by_it) == {"store: interface": f"traffic goes through wg0, {kind}; there is eth0"}
     down = {**by_it.interfaces, "eth0": replace(GOOD.interfaces["eth0"], up=False)}
     assert warned(replace(by_it, interfaces=down)) == {}, "there is no other interface"
-    assert warned(replace(by_it, used="eth0")) == {}, "the way goes by another interface"
+    assert warned(replace(by_it, used="eth0")) == {}, "traffic goes through another interface"
 
 
 def test_a_way_by_the_slower_interface() -> None:
     at = replace(GOOD, interfaces={**GOOD.interfaces, "eth1": Interface("eth1", mtu=1500, speed=100000)})
-    assert warned(at) == {"store: speed": "the way goes by eth0 with 10000 Mbit/s; eth1 has 100000"}
+    assert warned(at) == {"store: speed": "traffic goes through eth0 with 10000 Mbit/s; eth1 has 100000"}
     assert warned(replace(at, used="eth1")) == {}
 
 
@@ -260,7 +261,7 @@ async def test_a_store_behind_a_proxy_is_looked_for_at_the_proxy(monkeypatch: py
         told = {f.check: f async for f in examine_way("store", "s3://b/run", single_threaded())}
     assert told["store: proxy"].outcome == NOTE
     assert told["store: proxy"].said == (
-        f"requests to http://store.test:9000 go by way of the proxy 127.0.0.1:{port} (HTTP_PROXY)"
+        f"requests to http://store.test:9000 go through the proxy 127.0.0.1:{port} (HTTP_PROXY)"
     )
     assert told["store: way"].said.startswith("127.0.0.1, found in ")
 

@@ -76,7 +76,9 @@ class Tolerance:
             left = self._limit_s - (now - since)
             if now - self._said_at >= REMIND_S:
                 self._said_at = now
-                logger.warning("refused (%s), which should work: ends this process in %.0f s: %s", kind, left, error)
+                logger.warning(
+                    "a request that worked before is refused (%s): this process ends in %.0f s: %s", kind, left, error
+                )
             raise Unavailable(f"refused for {now - since:.0f} s: {error}") from None
         self._good(kind)
         return result
@@ -84,7 +86,7 @@ class Tolerance:
     def _good(self, kind: str) -> None:
         self._worked.add(kind)
         if self._since.pop(kind, None) is not None:
-            logger.warning("no longer refused (%s)", kind)
+            logger.warning("requests are no longer refused (%s)", kind)
 
 
 class TolerantStore(Layer):

@@ -82,9 +82,9 @@ class Connectivity:
         One that lasts 0 s is not present.
         """
         return [
-            (self.store_down_s, "the store does not answer", f"see whether {self._store.url} is there"),
-            (self.refused_s, "what was allowed before is refused", "see to credentials and policies"),
-            (self.bus_down_s, "the bus does not answer", f"see whether {self._bus_url} is there"),
+            (self.store_down_s, "the store does not answer", f"check that {self._store.url} is reachable"),
+            (self.refused_s, "requests that worked before are refused", "check credentials and policies"),
+            (self.bus_down_s, "the bus does not answer", f"check that {self._bus_url} is reachable"),
         ]
 
 

@@ -41,7 +41,7 @@ MEANINGS: dict[str, Meaning] = {
     "READONLY": Meaning(Action.RECONNECT, "this server is a replica now: its name is looked up again"),
     "MASTERDOWN": Meaning(Action.RECONNECT, "this server is a replica without a primary: its name is looked up again"),
     "UNBLOCKED": Meaning(Action.RECONNECT, "this server has changed its role: its name is looked up again"),
-    "LOADING": Meaning(Action.WAIT, "the server reads its data after a start"),
+    "LOADING": Meaning(Action.WAIT, "the server has just started and still loads its data"),
     "CLUSTERDOWN": Meaning(Action.WAIT, "the cluster does not serve: some of its slots have no server"),
     "TRYAGAIN": Meaning(Action.WAIT, "the cluster moves slots"),
     "MOVED": _CLUSTER,
@@ -50,14 +50,14 @@ MEANINGS: dict[str, Meaning] = {
     "NOAUTH": _PASSWORD,
     "WRONGPASS": _PASSWORD,
     "NOPERM": Meaning(Action.END, "the user of the bus lacks a right: `isthmus access` writes users that have it"),
-    "OOM": Meaning(Action.WAIT, "the server's memory is full: raise maxmemory, or delete what else is stored there"),
+    "OOM": Meaning(Action.WAIT, "the server's memory is full: raise maxmemory, or delete other data stored there"),
     "MISCONF": Meaning(
         Action.WAIT, "the server cannot write to its disk, which may be full, and takes no writes until it can"
     ),
     "NOREPLICAS": Meaning(Action.WAIT, "fewer replicas are connected than the server wants (min-replicas-to-write)"),
-    "WRONGTYPE": Meaning(Action.END, "a key of this run holds something else than a stream: another program uses it"),
+    "WRONGTYPE": Meaning(Action.END, "a key of this run is not a stream: another program has written to it"),
     "DENIED": Meaning(Action.END, "the server is in protected mode: give it a password, or bind it to loopback"),
-    "max number of clients": Meaning(Action.WAIT, "the server has as many clients as it takes: raise maxclients"),
+    "max number of clients": Meaning(Action.WAIT, "the server has reached its limit of clients: raise maxclients"),
     "HELLO": Meaning(Action.END, "this server does not know HELLO: put ?protocol=2 at the end of the bus's URL"),
 }
 """Meanings by the first word of the error, or by another word in it."""

@@ -86,7 +86,7 @@ def cut(code: Codec, fragment: Fragment, data: U8) -> tuple[U8, ...]:
         found.append(data[at : at + size])
         at += aligned(size)
     if at != data.size:
-        raise BadCode(f"{data.size} bytes where {code.name} packs what they say into {at}")
+        raise BadCode(f"{data.size} bytes, but by their own headers {code.name} needs {at}")
     return tuple(found)
 
 

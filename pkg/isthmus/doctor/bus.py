@@ -30,12 +30,12 @@ FULL_SHARE = 0.8
 async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
     """Yield findings about the bus of a run; `run` is the run's digest."""
     if not role.on_bus:
-        yield Finding("bus: access", OK, f"not tried: a {role.kind} has no business there")
+        yield Finding("bus: access", OK, f"not tried: a {role.kind} does not use the bus")
         return
     try:
         if (folder := _missing(url)) is not None:
-            said = f"not tried: {folder}, where its file belongs, is not there yet"
-            yield Finding("bus: access", WARNING, said, "ask again once the run is created")
+            said = f"not tried: {folder}, the folder of its file, does not exist yet"
+            yield Finding("bus: access", WARNING, said, "run the doctor again once the run is created")
             return
         async with open_bus(url, run) as bus:
             async for finding in _examine(bus, role, runtime):
@@ -86,7 +86,7 @@ async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Find
             before = runtime.wall()
             facts = await bus.facts()
         except IsthmusError as error:
-            yield Finding("bus: server", WARNING, f"cannot look into it: {error}", "grant +info and +time")
+            yield Finding("bus: server", WARNING, f"cannot query the server: {error}", "grant +info and +time")
         else:
             for finding in judge(facts):
                 yield finding
@@ -106,14 +106,14 @@ def _tls(bus: RedisBus) -> Finding:
     check = "bus: TLS"
     if said := in_the_clear(bus.url):
         return Finding(
-            check, WARNING, said, "rediss://, with ssl_ca_certs=FILE in the URL for an authority of your own"
+            check, WARNING, said, "use rediss://, with ssl_ca_certs=FILE in the URL for your own certificate authority"
         )
     if not bus.url.startswith("rediss:"):
-        return Finding(check, OK, "none, and none is needed: it does not leave this machine")
+        return Finding(check, OK, "none, and none is needed: the traffic stays on this machine")
     if not bus.verifies:
         said = "certificates are not verified (ssl_cert_reqs), so any server that answers is believed"
         return Finding(
-            check, WARNING, said, "ssl_cert_reqs=required, and ssl_ca_certs=FILE for an authority of your own"
+            check, WARNING, said, "set ssl_cert_reqs=required, and ssl_ca_certs=FILE for your own certificate authority"
         )
     return Finding(check, OK, "the server's certificate is verified")
 
@@ -154,8 +154,10 @@ async def _values(bus: RedisBus) -> Finding:
     except IsthmusError as error:
         return Finding(check, WARNING, f"cannot try it: {error}", "see the server's log")
     if unbounded:
-        said = f"values over {VALUE_MAX >> 20} MiB are taken: one message can fill the memory of everybody's bus"
-        return Finding(check, WARNING, said, f"proto-max-bulk-len {VALUE_MAX >> 20}mb (where the server has it to set)")
+        said = f"values over {VALUE_MAX >> 20} MiB are accepted: one message can fill the server's memory"
+        return Finding(
+            check, WARNING, said, f"set proto-max-bulk-len to {VALUE_MAX >> 20}mb (if the server allows this)"
+        )
     return Finding(check, OK, f"values over {VALUE_MAX >> 20} MiB are refused")
 
 
@@ -169,7 +171,12 @@ async def _stream(bus: Bus, role: Role, position: str) -> Finding:
     except IsthmusError as error:
         return Finding("bus: streams", FAILURE, str(error), _on_disk(bus) or "see the server's log")
     if not said.get(role.stream):
-        return Finding("bus: streams", FAILURE, "what was appended could not be read", "is this a replica that lags?")
+        return Finding(
+            "bus: streams",
+            FAILURE,
+            "the appended message could not be read back",
+            "check whether this is a replica that lags",
+        )
     return Finding("bus: streams", OK, f"append, blocking read and look-up work on {role.stream}")
 
 
@@ -177,7 +184,9 @@ async def _must_not(bus: Bus, role: Role) -> Finding:
     check = "bus: must not write for others"
     if _on_disk(bus):
         said = "anyone who can write this file can act as any participant"
-        return Finding(check, NOTE, said, "where they do not trust each other: a Redis with an ACL (`isthmus access`)")
+        return Finding(
+            check, NOTE, said, "if participants do not trust each other, use Redis with an ACL (`isthmus access`)"
+        )
     advice = f"give the {role.kind} a user of its own (`isthmus access` writes the ACL)"
     for other in role.others_streams:
         try:
@@ -211,8 +220,8 @@ def judge(facts: ServerFacts) -> list[Finding]:
     if facts.append_only:
         found.append(Finding("bus: persistence", OK, "append-only file"))
     else:
-        said = "no append-only file: after a restart everything is said again, within a heartbeat or two"
-        found.append(Finding("bus: persistence", WARNING, said, "appendonly yes, appendfsync everysec"))
+        said = "no append-only file: after a restart, agents repeat their messages within a heartbeat or two"
+        found.append(Finding("bus: persistence", WARNING, said, "set appendonly yes and appendfsync everysec"))
     return [*found, *_memory(facts)]
 
 
@@ -221,25 +230,25 @@ def _memory(facts: ServerFacts) -> list[Finding]:
     if policy == "noeviction":
         found = [Finding(check, OK, "noeviction")]
     else:
-        advice = "maxmemory-policy noeviction: an evicted stream is a round that no learner hears of"
+        advice = "set maxmemory-policy noeviction: if a stream is evicted, learners miss a round"
         limited = facts.memory_max > 0
         said = f"{policy} at {facts.memory_max / 1e6:.0f} MB" if limited else f"{policy}, without a limit for now"
         found = [Finding(check, FAILURE if limited else WARNING, said, advice)]
     if not facts.memory_max:
-        said = "no maxmemory: what is written to it can fill the machine's memory"
-        found.append(Finding("bus: memory", WARNING, said, "maxmemory 128mb, or what a managed one has"))
+        said = "no maxmemory: messages can fill the machine's memory"
+        found.append(Finding("bus: memory", WARNING, said, "set maxmemory 128mb (a managed server has its own limit)"))
     if facts.memory_max and facts.memory_used > FULL_SHARE * facts.memory_max:
         said = f"{facts.memory_used / facts.memory_max:.0%} of {facts.memory_max / 1e6:.0f} MB in use"
-        found.append(Finding("bus: memory", WARNING, said, "raise maxmemory, or see who else uses this server"))
+        found.append(Finding("bus: memory", WARNING, said, "raise maxmemory, or find out what else uses this server"))
     return found
 
 
 def _bypass(version: tuple[int, ...]) -> str:
     if version[:2] < KEY_ACL:
-        return "no ACL can tell reading a stream from writing it"
+        return "ACLs of this version cannot allow reading a stream without writing"
     fixed = next((v for line, v in sorted(BYPASS_FIXED.items()) if version[:2] <= line), None)
     return (
-        "XREAD gets around key ACLs (fixed later); it matters where learners do not trust each other"
+        "XREAD bypasses key ACLs (fixed in later versions); this matters if learners do not trust each other"
         if (fixed is not None and version < fixed)
         else ""
     )

@@ -129,7 +129,7 @@ def in_the_clear(url: str) -> str:
     place = Place.of(url)
     if place.scheme in ("https", "rediss") or not place.host or place.is_loopback:
         return ""
-    return f"{place.scheme}://{place.host}: passwords and what is sent can be read and changed on the way"
+    return f"{place.scheme}://{place.host}: passwords and data can be read and changed in transit"
 
 
 SKEW_WARNING_S = 2.0

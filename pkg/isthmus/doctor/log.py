@@ -29,7 +29,7 @@ async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) 
     for p, why in list(found.wrong.items())[:NAMED_MAX]:
         yield Finding("log: commits", FAILURE, f"fragment {p}: {why}", heal)
     if len(found.wrong) > NAMED_MAX:
-        yield Finding("log: commits", FAILURE, f"so it is with {len(found.wrong) - NAMED_MAX} more fragments", heal)
+        yield Finding("log: commits", FAILURE, f"{len(found.wrong) - NAMED_MAX} more fragments are damaged", heal)
     if found.standing:
         named = ", ".join(map(str, found.standing))
         said = f"fragment {named} stands still: most others were merged {STANDS} times since it was"
@@ -45,8 +45,10 @@ async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) 
     if found.whole_log:
         yield Finding("log: commits", OK, f"none of {commits:,} is missing; isthmus replay verifies what they merged")
     else:
-        said = f"none since the newest snapshots is missing; of {commits:,} in all, this role may not list the rest"
-        yield Finding("log: commits", NOTE, said, "ask as a reader, a syncer or the operator to have all looked for")
+        said = f"none since the newest snapshots is missing; this role may not list all {commits:,}"
+        yield Finding(
+            "log: commits", NOTE, said, "run the doctor as a reader, a syncer or the operator to check all of them"
+        )
 
 
 def _speed(run: Run, heads: Sequence[Commit], runtime: Runtime) -> Finding:
@@ -61,4 +63,4 @@ def _speed(run: Run, heads: Sequence[Commit], runtime: Runtime) -> Finding:
         said, _, advice = slow.partition(". ")
         return Finding(check, WARNING, said, advice)
     takes_s = speeds.merge_s(run.layout, run.rules, learners)
-    return Finding(check, OK, f"every fragment once takes {takes_s:.2g} s of a core here ({speeds})")
+    return Finding(check, OK, f"merging every fragment once takes {takes_s:.2g} s of a core here ({speeds})")

@@ -56,11 +56,13 @@ def _kernels(runtime: Runtime) -> Finding:
     cpu = os.environ.get("NUMBA_CPU_NAME") or platform.machine()
     if found != BITS.get(ARITHMETIC):
         advice = "do not merge here: report processor, numba and llvmlite versions"
-        return Finding(check, FAILURE, f"they do not give the bits of arithmetic {ARITHMETIC} on {cpu}", advice)
+        return Finding(
+            check, FAILURE, f"the kernels do not compute the bits of arithmetic {ARITHMETIC} on {cpu}", advice
+        )
     cores = counted(os.cpu_count() or 1, "core")
-    said = f"give the bits of arithmetic {ARITHMETIC}; ready after {took:.1f} s on {cpu}, {cores}"
+    said = f"the kernels compute the bits of arithmetic {ARITHMETIC}; ready after {took:.1f} s on {cpu}, {cores}"
     if took > 5.0:
-        return Finding(check, WARNING, said, "give them a cache that lasts: NUMBA_CACHE_DIR")
+        return Finding(check, WARNING, said, "set NUMBA_CACHE_DIR to a folder that is kept")
     return Finding(check, OK, said)
 
 

@@ -68,7 +68,7 @@ async def examine_rights(store: Store, role: Role, runtime: Runtime) -> AsyncIte
         async with open_probe(store.url, f"{role.place}{mark}", runtime) if role.place else nullcontext() as probe:
             if probe is None:
                 said = (
-                    "not tried: this role has no place to try it in"
+                    "not tried: this role may not write anywhere"
                     if not role.place
                     else "skipped: this store does not verify checksums"
                 )
@@ -87,10 +87,10 @@ async def _writes(role: Role, probe: Probe, free: Sequence[str], once: Sequence[
     found, _ = await _tried(once, lambda key: probe(key, False))
     check = "store: must not write over"
     if not found:
-        yield Finding(check, OK, f"what is created stays: {_shown(once)} only with If-None-Match")
+        yield Finding(check, OK, f"created objects cannot be overwritten: {_shown(once)} only with If-None-Match")
         return
-    said = f"these credentials may write over what they create once: {_shown(found)}"
-    more = "a policy with s3:if-none-match (AWS; others have none); elsewhere versioning keeps what was there"
+    said = f"these credentials may overwrite objects that are created only once: {_shown(found)}"
+    more = "use a policy with s3:if-none-match (AWS only); on other stores, versioning keeps the old objects"
     yield Finding(check, WARNING, said, more)
 
 

@@ -58,17 +58,17 @@ IN_BUCKET = Advice(
     "grant s3:DeleteObject below {place}",
     "use a store that honours it: AWS S3, MinIO, SeaweedFS, R2; a syncer refuses this one",
     "choose a closer region, a smaller codec (int4) or a larger H (--sync-every)",
-    "the store answers but does not take writes: see whether it is full (disks, volumes, quota) or ill; {gc}",
+    "the store answers but refuses writes: check whether it is full (disks, volumes, quota) or unhealthy; {gc}",
 )
 IN_FOLDER = Advice(
     "let this user read and enter {url} and what is in it: see owner and mode (ls -ld), chown or chmod",
-    "see whether the disk or network share that {url} is on is mounted and well",
+    "check that the disk or network share of {url} is mounted and healthy",
     "let this user read {url}/{place}: chown or chmod",
     "let this user write in {url}/{place}: chown or chmod, and a mount that is not read-only",
     "let this user write in {url}/{place}: chown or chmod",
     "use a file system with atomic hard links (ext4, xfs; not FAT, and few network shares); a syncer refuses this one",
     "use a faster disk, a smaller codec (int4) or a larger H (--sync-every)",
-    "see whether the file system is full or ill (df, its quota, the kernel's log); {gc}",
+    "check whether the file system is full or damaged (df, its quota, the kernel's log); {gc}",
 )
 
 
@@ -87,9 +87,9 @@ def _not_there(folder: Path) -> Iterator[Finding]:
     above = next(parent for parent in folder.parents if parent.exists())
     check, said = "store: access", f"there is no folder {folder} yet"
     if not os.access(above, os.W_OK | os.X_OK):
-        yield Finding(check, FAILURE, f"{said}, and {above} may not be written", "choose another place, or chown it")
+        yield Finding(check, FAILURE, f"{said}, and {above} is not writable", "choose another place, or chown it")
         return
-    yield Finding(check, OK, f"{said}; {above} may be written, the rest is tried once it is there")
+    yield Finding(check, OK, f"{said}; {above} is writable; the other checks need the folder")
     yield Finding("store: run", WARNING, f"no run at {folder}", "create it: isthmus init")
 
 
@@ -107,7 +107,7 @@ async def examine_store(url: str, role: Role, runtime: Runtime, size: int) -> As
             endpoint = endpoint_of(url)
             if endpoint and (said := in_the_clear(endpoint)):
                 yield Finding(
-                    "store: TLS", WARNING, said, "an endpoint with https:// (AWS_ENDPOINT_URL, AWS_CA_BUNDLE)"
+                    "store: TLS", WARNING, said, "use an endpoint with https:// (AWS_ENDPOINT_URL, AWS_CA_BUNDLE)"
                 )
             async for finding in examine_open_store(store, role, runtime, size):
                 yield finding
@@ -171,7 +171,7 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
         said = (
             f"anyone who can write in this folder can write all of it; nothing keeps a {role.kind} to its own objects"
         )
-        more = "where they do not trust each other: a bucket, with a policy for each (`isthmus access`)"
+        more = "if participants do not trust each other, use a bucket with a policy for each (`isthmus access`)"
         yield Finding("store: must not write for others", NOTE, said, more)
     elif run is not None and atomic:
         async for finding in _must_not(store, role):
@@ -221,7 +221,9 @@ async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> A
     if why:
         yield Finding("store: conditional PUT", FAILURE, why, words.creating)
         return
-    yield Finding("store: conditional PUT", OK, f"If-None-Match: * is honoured; of {RACERS} at once, one got through")
+    yield Finding(
+        "store: conditional PUT", OK, f"If-None-Match: * is honoured; of {RACERS} concurrent creates, one succeeded"
+    )
     if (sums := await _sums(store, f"{role.place}doctor-{runtime.new_id()}", runtime)) is not None:
         yield sums
     yield await _bandwidth(store, f"{role.place}doctor-{runtime.new_id()}", runtime, size)
@@ -241,8 +243,8 @@ async def _sums(store: EdgeStore, key: str, runtime: Runtime) -> Finding | None:
     if compared is None:
         return None
     if compared:
-        return Finding(check, OK, f"a PUT whose bytes do not fit its {what} is refused")
-    said = f"a PUT whose bytes do not fit its {what} is taken: one that is cut on its way may leave an empty object"
+        return Finding(check, OK, f"a PUT whose bytes do not match its {what} is refused")
+    said = f"a PUT whose bytes do not match its {what} is accepted: an interrupted PUT may leave an empty object"
     more = "use s3+aiobotocore://…, whose MD5 most stores compare" if sha else "use a store that compares Content-MD5"
     return Finding(check, WARNING, said, f"{more}; damage is found when objects are read, by their digests")
 
@@ -256,7 +258,12 @@ async def _bandwidth(store: EdgeStore, key: str, runtime: Runtime, size: int) ->
             await store.get(key)
             down = runtime.now()
     except IsthmusError as error:
-        return Finding("store: bandwidth", FAILURE, str(error), f"objects of {size:,} bytes must get through")
+        return Finding(
+            "store: bandwidth",
+            FAILURE,
+            str(error),
+            f"the store must accept objects of {size:,} bytes: check its limits",
+        )
     said = (
         f"{size / (up - started) / 1e6:.1f} MB/s up, {size / (down - up) / 1e6:.1f} MB/s down, "
         f"by one object of {size / 1e6:.1f} MB"
@@ -297,7 +304,9 @@ async def _refuses(store: EdgeStore, role: Role, what: str, key: str) -> Finding
     except IsthmusError as error:
         return Finding(check, WARNING, str(error), "try again")
     if there is None:
-        return Finding(check, WARNING, "not tried: there is none yet", "ask again once the run is under way")
+        return Finding(
+            check, WARNING, "not tried: no such object exists yet", "run the doctor again once the run is under way"
+        )
     try:
         # The store was found to honour create-only PUT, so even a permitted write changes nothing.
         await store.create(key, there)

@@ -21,7 +21,7 @@ def examine_trust(url: str, bus: str, run: Run | None) -> Iterator[Finding]:
         elif is_near(of):
             yield Finding(check, OK, f"{place}: this machine's own")
         else:
-            advice = f"use {scheme}://: passwords, announcements and gradients can be read and changed on the way"
+            advice = f"use {scheme}://: passwords, announcements and gradients can be read and changed in transit"
             yield Finding(check, WARNING, f"{place}: no TLS", advice)
     if run is None:
         return

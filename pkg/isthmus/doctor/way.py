@@ -79,8 +79,8 @@ async def examine_way(what: str, url: str, runtime: Runtime) -> AsyncIterator[Fi
         yield Finding(f"{what}: way", WARNING, f"{proxy}: {error}", f"correct {proxy}")
         return
     if proxy:
-        said = f"requests to {target} go by way of the proxy {host}:{port} ({proxy})"
-        yield Finding(f"{what}: proxy", NOTE, said, "NO_PROXY names hosts that are reached without it")
+        said = f"requests to {target} go through the proxy {host}:{port} ({proxy})"
+        yield Finding(f"{what}: proxy", NOTE, said, "list hosts that need no proxy in NO_PROXY")
     for finding in judge(await _look(what, host, port, proxy, runtime)):
         yield finding
 
@@ -137,11 +137,11 @@ def judge(way: Way) -> Iterator[Finding]:
     check, where = f"{way.what}: way", f"[{way.host}]:{way.port}" if ":" in way.host else f"{way.host}:{way.port}"
     if not any(attempt.address for attempt in way.attempts):
         advice = f"check {way.proxy or USED_BY[way.what]} and the resolver (/etc/resolv.conf; a container has its own)"
-        yield Finding(check, WARNING, f"the name {way.host} leads nowhere: {way.attempts[0].error}", advice)
+        yield Finding(check, WARNING, f"the name {way.host} cannot be resolved: {way.attempts[0].error}", advice)
         return
     if not good:
         said = "; ".join(f"{attempt.address}: {attempt.error}" for attempt in bad)
-        advice = "see whether it runs, and routes, firewalls and security groups on the way"
+        advice = "check that it runs, and check routes, firewalls and security groups"
         yield Finding(check, WARNING, f"{where} cannot be reached: {said}", advice)
         return
     yield Finding(check, OK, _told(way, good[0]))
@@ -160,7 +160,7 @@ def _told(way: Way, attempt: ConnectionAttempt) -> str:
     said = f"{name}{attempt.address}{also}, found in {way.resolved_s * 1e3:.0f} ms, "
     said += f"connected in {attempt.took_s * 1e3:.0f} ms from {attempt.source}"
     if way.route is None:
-        return f"{said}; by which interface, this system does not tell"
+        return f"{said}; this system does not report the interface"
     used = way.interfaces.get(way.used, Interface(way.used))
     facts = [f"MTU {used.mtu}"] if used.mtu else []
     facts += [f"{used.speed} Mbit/s"] if used.speed else []
@@ -174,7 +174,7 @@ def _dead(way: Way, good: ConnectionAttempt, bad: Sequence[ConnectionAttempt]) -
     said = "; ".join(f"{attempt.address}: {attempt.error}" for attempt in bad)
     lost = sum(attempt.took_s for attempt in bad)
     said += f"; {good.address} answers: a client that tries it last loses {lost:.1f} s each time"
-    advice = f"take what does not answer out of the records of {way.host}, or give this machine a route to it"
+    advice = f"remove addresses that do not answer from the records of {way.host}, or give this machine a route to them"
     return Finding(f"{way.what}: addresses", WARNING, said, advice)
 
 
@@ -185,23 +185,23 @@ def _odd(way: Way, attempt: ConnectionAttempt) -> Iterator[Finding]:
     if attempt.mtu and used.mtu and attempt.mtu < used.mtu:
         said = f"the path to {attempt.address} takes packets of {attempt.mtu} bytes, {used.name} sends up to {used.mtu}"
         advice = (
-            f"ip link set dev {used.name} mtu {attempt.mtu}: where a firewall on the way drops ICMP, transfers hang"
+            f"run ip link set dev {used.name} mtu {attempt.mtu}: transfers hang if a firewall on the path drops ICMP"
         )
         yield Finding(f"{way.what}: MTU", WARNING, said, advice)
     others = [i for i in way.interfaces.values() if i.up and not i.loopback and not i.kind and i.name != used.name]
     if used.kind and others:
-        said = f"the way goes by {used.name}, {used.kind}; there {'is' if len(others) == 1 else 'are'} "
+        said = f"traffic goes through {used.name}, {used.kind}; there {'is' if len(others) == 1 else 'are'} "
         said += ", ".join(i.name for i in others)
         yield Finding(f"{way.what}: interface", WARNING, said, _elsewhere(attempt, others[0]))
     faster = [i for i in others if i.speed and used.speed and i.speed > used.speed]
     if faster:
         best = max(faster, key=lambda i: i.speed or 0)
-        said = f"the way goes by {used.name} with {used.speed} Mbit/s; {best.name} has {best.speed}"
+        said = f"traffic goes through {used.name} with {used.speed} Mbit/s; {best.name} has {best.speed}"
         yield Finding(f"{way.what}: speed", WARNING, said, _elsewhere(attempt, best))
 
 
 def _elsewhere(attempt: ConnectionAttempt, other: Interface) -> str:
-    return f"if that is not meant: a route to {attempt.address} by {other.name} (ip route)"
+    return f"if this is not intended, add a route to {attempt.address} through {other.name} (ip route)"
 
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
@@ -230,13 +230,13 @@ def judge_ranks(
         if missing := _missing(variable, given, names):
             said = f"{variable}={given}: there is no {', '.join(missing)} here, but {', '.join(names)}"
             yield Finding(
-                f"machine: {variable}", outcome, said, "name one that is there: ranks would not find each other"
+                f"machine: {variable}", outcome, said, "name an existing interface, or ranks will not find each other"
             )
     local = all(address.startswith("127.") or address == "::1" for address in addresses)
     if role.kind == RoleKind.LEARNER and not environment.get(GLOO) and local:
         leads = ", ".join(addresses) or "nowhere"
-        said = f"this machine's own name, {own}, leads to {leads}: ranks on other machines would be told that"
-        advice = f"where ranks of a learner are on several machines: {GLOO}=INTERFACE, or the name in /etc/hosts"
+        said = f"this machine's own name, {own}, resolves to {leads}: ranks on other machines would get that address"
+        advice = f"if a learner's ranks are on several machines, set {GLOO}=INTERFACE, or put the name into /etc/hosts"
         yield Finding("machine: own name", NOTE, said, advice)
 
 

@@ -144,27 +144,28 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     The defaults of outer rate and momentum suit the other defaults, RDA at H = 12. `suited` chooses them for others.
     """
 
-    fragments: Annotated[int, _flag("most fragments that the model is cut into", "P", ge=1, le=FRAGMENTS_MAX)] = 12
+    fragments: Annotated[int, _flag("maximum number of fragments of the model", "P", ge=1, le=FRAGMENTS_MAX)] = 12
     """There are fewer if there are fewer pieces of tensors."""
-    sync_every: Annotated[Count, _flag("steps between two uploads of one fragment", "H")] = 12
+    sync_every: Annotated[Count, _flag("steps between two uploads of the same fragment", "H")] = 12
     """There are more steps if rounds take long (docs/design/rounds.md)."""
     sync_every_max: Annotated[
-        int, _flag("most steps between two uploads if rounds take long; 0: eight times H", "STEPS", ge=0, le=STEPS_MOST)
+        int,
+        _flag("maximum steps between two uploads if rounds are slow; 0: eight times H", "STEPS", ge=0, le=STEPS_MOST),
     ] = 0
-    merge: Annotated[str, _flag("merge rule; embeddings are averaged, except by trimmed and median")] = (
+    merge: Annotated[str, _flag("merge rule; embeddings are averaged unless the rule is trimmed or median")] = (
         MergeRule.RDA.value
     )
     """A `MergeRule`, or its name."""
     merge_embeddings: str = MergeRule.AVG.value
     """How embeddings are merged. The paper merges them by plain averaging."""
     iso_block: Annotated[
-        int, _flag("longest side of a matrix that iso does not cut; 0: any", "N", ge=0, le=BLOCK_MAX)
+        int, _flag("longest side of a matrix that iso does not cut into blocks; 0: no limit", "N", ge=0, le=BLOCK_MAX)
     ] = 0
     """Matrices with a longer side are cut into even blocks, each isotropic by itself, because the cost per parameter
     grows with the shorter side."""
-    trim: Annotated[float, _flag("share of a round that trimmed leaves out at either end", "SHARE", gt=0.0, lt=0.5)] = (
-        0.25
-    )
+    trim: Annotated[
+        float, _flag("share of a round's updates that trimmed drops at each end", "SHARE", gt=0.0, lt=0.5)
+    ] = 0.25
     """Each coordinate leaves out its own updates: their number is rounded down, but at least one of three or more."""
     outer_lr: Annotated[float, _flag("outer learning rate", gt=0.0, le=10.0)] = 0.4
     outer_momentum: Annotated[float, _flag("outer Nesterov momentum", ge=0.0, lt=1.0)] = 0.8
@@ -176,7 +177,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Whether the syncer keeps what `codec_down` drops and sends it with the next version. If not, it is given up: a
     state then consists of the published value and the momentum."""
     isotropic_up: Annotated[
-        bool, _flag("learners send matrices with equal singular values, which few bits do not drown; this takes longer")
+        bool, _flag("send matrices with equal singular values, which suits coarse codecs but takes longer to compute")
     ] = False
     """Learners send the polar factor of a matrix's difference, at the norm of the difference. This applies to the
     matrices that `merge` = iso would take."""
@@ -232,16 +233,18 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             require_codec(name)
         if self.merge in ROBUST and self.merge_embeddings not in ROBUST:
             raise InputError(
-                f"merge_embeddings {self.merge_embeddings}: with merge {self.merge}, trimmed or median; what a "
-                "minority says of a table of embeddings would be merged all the same (Rules.suited chooses it)"
+                f"merge_embeddings {self.merge_embeddings}: with merge {self.merge}, choose trimmed or median here "
+                "too; otherwise a minority could steer the merged embeddings (Rules.suited chooses it)"
             )
         if 0 < self.sync_every_max < self.sync_every:
             raise InputError(
-                f"sync_every_max {self.sync_every_max} is less than sync_every {self.sync_every}: let it be as many or "
-                "more, or 0 for eight times as many"
+                f"sync_every_max {self.sync_every_max} is less than sync_every {self.sync_every}: choose at least as "
+                "many, or 0 for eight times as many"
             )
         if self.isotropic_up and self.merge == MergeRule.AVG:
-            raise InputError("isotropic_up: merge by iso or rda; the plain mean of equal lengths is what neither means")
+            raise InputError(
+                "isotropic_up does not go with merge avg, which would average equal lengths: choose iso or rda"
+            )
         return self
 
 
@@ -282,27 +285,32 @@ MOMENTUM_MAX = 0.9
 class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """When and how long processes wait. The run stores a default; a process may be started with another pace."""
 
-    quorum: Annotated[Count, _flag("learners a round waits for before grace starts", "K")] = 1
+    quorum: Annotated[Count, _flag("learners whose updates a round needs before its grace period starts", "K")] = 1
     """Only learners whose fresh update has arrived count."""
-    overlap: Annotated[float, _flag("steps a fragment may be under way", "TAU", ge=0.0, le=1024.0)] = 2.0
+    overlap: Annotated[
+        float,
+        _flag(
+            "steps allowed from the upload of a fragment to the arrival of its new version", "TAU", ge=0.0, le=1024.0
+        ),
+    ] = 2.0
     """τ: learners miss a fragment that is under way for longer."""
-    grace: Annotated[Fraction, _flag("share of the slack spent waiting for more learners", "GAMMA")] = 0.8
+    grace: Annotated[Fraction, _flag("share of the slack that a round spends waiting for more learners", "GAMMA")] = 0.8
     """γ: with 0, a round merges at quorum."""
-    staleness: Annotated[int, _flag("versions old a base may be", "N", ge=0, le=STALENESS_MAX)] = 1
+    staleness: Annotated[int, _flag("maximum age of an update's base, in versions", "N", ge=0, le=STALENESS_MAX)] = 1
     """Updates on older bases are not merged. With 0, all late work is dropped, as in the paper."""
     lead: Annotated[
         float,
-        _flag("steps past the overlap after which a learner waits for a version (it never does)", "STEPS",
-              ge=0.0, le=1048576.0),
+        _flag("steps beyond the overlap after which a learner stops and waits for a version (never)",
+              "STEPS", ge=0.0, le=1048576.0),
     ] | None = None  # fmt: skip
     """With K = M and a lead of 0 learners train in step, as in synchronous DiLoCo. That is a baseline only: a slow or
     missing learner then holds up the others."""
-    snapshot_every: Annotated[int, _flag("versions between two snapshots of one fragment", "S", ge=1, le=4096)] = 8
+    snapshot_every: Annotated[int, _flag("versions between two snapshots of the same fragment", "S", ge=1, le=4096)] = 8
     """Snapshots are staggered over fragments."""
     heartbeat_s: Annotated[float, _flag("seconds between two heartbeats of a process", "S", gt=0.0, le=3600.0)] = 1.0
     """Announcements of an unsettled update are this far apart, too."""
     silence_s: Annotated[
-        float, _flag("seconds without a message after which rounds do not wait for a learner", "S", gt=0.0, le=86400.0)
+        float, _flag("seconds without a message after which rounds stop waiting for a learner", "S", gt=0.0, le=86400.0)
     ] = 3.0
     """The documentation calls it L."""
 
@@ -385,9 +393,8 @@ def overdrive(rules: Rules) -> str | None:
         return None
     rate, momentum = outer_for(rules.merge, rules.sync_every)
     return (
-        f"outer rate {rules.outer_lr:g} with momentum {rules.outer_momentum:g} overdrives rounds of H = "
-        f"{rules.sync_every}: their effective rate is {effective:.1f}, and what suits them is "
-        f"{rate:g} with {momentum:g}"
+        f"outer rate {rules.outer_lr:g} with momentum {rules.outer_momentum:g} is too high for rounds of H = "
+        f"{rules.sync_every}: their effective rate is {effective:.1f}; use {rate:g} with {momentum:g} instead"
     )
 
 

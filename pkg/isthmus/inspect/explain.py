@@ -25,7 +25,7 @@ _WHY = {
     Reason.BASE_MERGED: "an update of this learner on this or a newer base was merged already",
     Reason.SUPERSEDED: "the same learner sent an update with more tokens on the same base",
     Reason.OVERTAKEN: "a newer base of the same learner was already in the round",
-    Reason.DUPLICATE: "it was said again while the first word of it was being dealt with",
+    Reason.DUPLICATE: "it was announced again while its first announcement was being handled",
     Reason.UNKNOWN_BASE: "its base did not exist yet",
     Reason.MISSING: "nothing was stored under its key when it was fetched",
     Reason.NON_FINITE: "it holds a NaN or an infinity",
@@ -118,7 +118,7 @@ async def _commit(log: Log, p: int, version: int) -> Explanation:
     told.say(f"grace granted {_s(w.grace_s)} (cap {_s(w.cap_s)}, effective overlap {w.overlap_steps:.1f} steps)")
     told.say(f"closed by {w.closed_by} after {_s(w.waited_s)}")
     if w.own_s:
-        told.say(f"  kept open beyond grace for updates that {h.writer} had heard of and had still to read")
+        told.say(f"  kept open beyond grace for updates that {h.writer} had heard of but not read yet")
     if not h.inputs:
         told.say("  it merged no update")
     total = sum(i.weight for i in h.inputs)
@@ -149,7 +149,7 @@ async def _commit(log: Log, p: int, version: int) -> Explanation:
         + ("" if period <= rules.sync_every else f" (the rules ask for {rules.sync_every}; rounds take long)")
     )
     if commit.packed:
-        told.say("old: its bytes are in a segment, what it merged may be collected")
+        told.say("old: its bytes are in a segment, and the updates it merged may have been collected")
     told.facts = {
         "commit": told.subject,
         "inputs": [i.key for i in h.inputs],
@@ -207,7 +207,7 @@ async def _update(log: Log, p: int, learner: str, base: int, digest: str) -> Exp
     else:
         keys = sorted(stored.keys() | named)
     if not keys:
-        raise InputError(f"{log.run.url} knows nothing of an update of {learner} on version {base} of fragment {p}")
+        raise InputError(f"{log.run.url} has no record of an update of {learner} on version {base} of fragment {p}")
     stories = [_story(commits, p, learner, base, key, stored.get(key)) for key in keys]
     stories.sort(key=lambda told: (told.facts["fate"] != "merged", -_tokens(stored.get(told.subject)), told.subject))
     first, *others = stories

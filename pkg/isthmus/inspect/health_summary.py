@@ -38,7 +38,9 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     last = f"the last commit is of {_clock(written, status.at)}" if written else "nothing was ever committed"
     syncer = f"isthmus syncer {run} --bus {bus}"
     if status.bus_error:
-        return Health(False, f"{status.bus_error}: who is there is not known; {last}; see whether {bus} is there")
+        return Health(
+            False, f"{status.bus_error}: it is unknown which processes are live; {last}; check that {bus} is reachable"
+        )
     here = sorted((v for v in status.hearing.learners.values() if v.name in status.live), key=lambda v: v.name)
     troubled = {v.name: trouble for v in here if (trouble := _trouble(status, v))}
     known = [v for v in status.hearing.learners.values() if v.left is None]
@@ -54,10 +56,10 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         parts.append(f"none of {len(status.syncers_live)} syncers can serve for now: see their logs; {last}")
     parts += [f"{name}: {trouble}" for name, trouble in list(troubled.items())[:NAMED_MAX]]
     if len(troubled) > NAMED_MAX:
-        parts.append(f"so do {len(troubled) - NAMED_MAX} more")
+        parts.append(f"{len(troubled) - NAMED_MAX} more learners have such trouble")
     if silent:
         more = f" and {len(silent) - NAMED_MAX} more" if len(silent) > NAMED_MAX else ""
-        parts.append(f"nothing is heard of {', '.join(silent[:NAMED_MAX])}{more}")
+        parts.append(f"no messages come from {', '.join(silent[:NAMED_MAX])}{more}")
     if len(here) < expected:
         parts.append(f"{expected} learners are expected, {len(here)} are heard")
     ailing = [*_of_syncers(status, run), *_of_log(status, run), *_of_learners(status, run)]
@@ -122,7 +124,7 @@ def _of_log(status: Status, run: str) -> list[str]:
         )
     found += [f"the log of fragment {p} is damaged: {why}" for p, why in list(status.wrong.items())[:NAMED_MAX]]
     if len(status.wrong) > NAMED_MAX:
-        found.append(f"so are those of {len(status.wrong) - NAMED_MAX} more fragments")
+        found.append(f"the logs of {len(status.wrong) - NAMED_MAX} more fragments are damaged, too")
     if status.wrong:
         found.append(f"isthmus heal {run} says what can be done")
     if still := [p for p in status.standing if p not in status.wrong]:
@@ -144,9 +146,9 @@ def _nobody(status: Status, last: str, syncer: str) -> Health:
     if not left:
         return Health(False, f"no learner trains, and none was ever heard; {last}")
     rest = f", {len(left) - done} stopped before" if done < len(left) else ""
-    said = f"nobody trains: {done} of {len(left)} learners are done{rest}; {last}"
+    said = f"no learner trains: {done} of {len(left)} learners are done{rest}; {last}"
     if not any(status.heads):
-        return Health(False, f"{said}: what they learnt is not in the run; next time start one first: {syncer}")
+        return Health(False, f"{said}: what they learnt is not in the run; next time start a syncer first: {syncer}")
     return Health(done == len(left), said)
 
 

@@ -225,7 +225,7 @@ class Live:
         """Whether store or bus do not answer, and for how long, or deny reading the log; else empty."""
         down = []
         if self.refused:
-            down.append(f"the log may not be read: {self.refused}")
+            down.append(f"reading the log is denied: {self.refused}")
         if self._store.outage.down_s:
             down.append(f"the store has not answered for {self._store.outage.down_s:.0f} s")
         if self._listener.down_since is not None:
@@ -271,7 +271,7 @@ class Live:
                 logger.warning("the log cannot be read for now: %s", error)
             except Denied as error:
                 if not self.refused:
-                    logger.warning("the log may not be read: %s", error)
+                    logger.warning("reading the log is denied: %s", error)
                 self.refused = str(error)
 
     async def _newest(self) -> None:

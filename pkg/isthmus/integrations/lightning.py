@@ -75,7 +75,7 @@ class IsthmusCallback(Callback):  # type: ignore[misc]
         model. `count` returns how many tokens a forward reads; without it, the tokens of the main input are counted.
         """
         if "data" in joining:
-            raise InputError("data= is the Trainer's to say: leave it out")
+            raise InputError("the Trainer sets data= itself: leave it out")
         self._run, self._learner, self._joining = run, learner, joining
         self._module, self._count = module, count
         self._hook: StepHook | None = None
@@ -114,8 +114,8 @@ class IsthmusCallback(Callback):  # type: ignore[misc]
         if link.steps_done and trainer.ckpt_path is not None:
             link.close(done=False)
             raise InputError(
-                f"ckpt_path brings the Trainer to a checkpoint of its own, and {self._learner} has one of step "
-                f"{link.steps_done} in {self._run}: go on without ckpt_path"
+                f"ckpt_path makes the Trainer load a checkpoint of its own, but {self._learner} has one of step "
+                f"{link.steps_done} in {self._run}: resume without ckpt_path"
             )
         if link.steps_done and not kept.came_back:
             # Another number of ranks wrote the checkpoint, so no counters were restored: derive them from the steps.

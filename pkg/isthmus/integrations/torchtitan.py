@@ -63,7 +63,8 @@ def join(trainer: Any, run: str, *, learner: str, count: Count | None = None, **
     configuration = getattr(trainer, "config", None) or trainer.job_config
     if configuration.checkpoint.enable:
         raise InputError(
-            "torchtitan's checkpoints are on, and one that it loads would be sent as work: switch them off "
+            "torchtitan's checkpoints are on, and a loaded checkpoint would be sent as this learner's work: switch "
+            "them off "
             "(checkpoint.enable); the run keeps this learner's own, and isthmus export --dcp writes the global model"
         )
     if len(trainer.model_parts) != 1 or len(trainer.optimizers.optimizers) != 1:

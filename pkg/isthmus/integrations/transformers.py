@@ -74,7 +74,7 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
         """
         for taken in ("steps", "data"):
             if taken in joining:
-                raise InputError(f"{taken}= is the Trainer's to say: leave it out")
+                raise InputError(f"the Trainer sets {taken}= itself: leave it out")
         self._run, self._learner, self._count, self._joining = run, learner, count, joining
         self._save = save
         self._trainer: Any = None
@@ -153,7 +153,7 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
             link.close(done=False)
             raise InputError(
                 f"resume_from_checkpoint brought the Trainer to step {resumed}, and {self._learner} has its own "
-                f"checkpoint of step {state.global_step or done} in {self._run}: go on without resume_from_checkpoint"
+                f"checkpoint of step {state.global_step or done} in {self._run}: resume without resume_from_checkpoint"
             )
         if done and not kept.came_back:
             state.global_step = done  # another number of ranks wrote the checkpoint, so the state was not restored
@@ -220,7 +220,7 @@ class _Ahead:
         self._loader = loader
         self._own = getattr(loader, "set_epoch", None)
         if self._own is None or not hasattr(loader, "skip_batches"):
-            logger.warning("a %s cannot be told where to begin: the data starts anew", type(loader).__name__)
+            logger.warning("cannot set the start position of a %s: the data starts anew", type(loader).__name__)
             self._own = None
         else:
             # The Trainer calls `set_epoch` with its own epoch number, and the loader with the last number that was set.

@@ -194,7 +194,7 @@ class LearnerAgent:
         if away is not None:
             if not any(known.version for known in self.downlink.known):
                 raise away  # Nothing was merged in this run yet, so the person who starts it should see the error.
-            logger.warning("%s starts without the bus, which will be back: %s", self.name, away)
+            logger.warning("%s starts although the bus does not answer yet: %s", self.name, away)
         read = [known.version for known in self.downlink.known]
         since = [version - self.pace.staleness for version in read]
         self.history = await read_history(self._log, self._bus, self.name, since, self._bring)
@@ -217,8 +217,8 @@ class LearnerAgent:
                 raise LogCorrupt(
                     commit_key(p, known.version + 1),
                     f"is missing: an earlier incarnation of {self.name} has seen version {traffic.settled_to}, so the "
-                    "store was set back, or shows less than it did. Bring the commits back; or, to go on without them, "
-                    f"delete {own.key}, and the checkpoint before it where that has seen them, too",
+                    "store was set back, or shows less than it did. Restore the commits; or, to go on without them, "
+                    f"delete {own.key}, and the checkpoint before it if that has seen them, too",
                 )
 
     async def _bring(self, found: Checkpoint) -> Checkpoint:

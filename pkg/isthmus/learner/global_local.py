@@ -74,7 +74,7 @@ class Buffers:
                 self._denied = True
                 logger.warning(_WITHOUT, error)
             except Unavailable as error:
-                logger.warning("buffers of the global model are not read anew: %s", told(error))
+                logger.warning("could not refresh the buffers of the global model: %s", told(error))
         return {name: (tensor.dtype, tensor.values) for name, tensor in self._found.items()}
 
 

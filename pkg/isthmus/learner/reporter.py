@@ -33,7 +33,7 @@ PROGRESS_BEATS = 0.1
 MISSED_BEATS = 1.5
 """The summary names a trouble that has lasted longer than this many heartbeats."""
 
-MEANWHILE = "training goes on, but nothing of it is merged meanwhile"
+MEANWHILE = "training goes on, but its updates are not merged meanwhile"
 """What any trouble means for a learner, as its warnings say it."""
 
 LAST_WORDS_S = 2.0

@@ -52,8 +52,8 @@ class Summary:
         if self.never_merged:
             why = f": {self.trouble}" if self.trouble else ""
             return (
-                f"{line}; NOTHING OF IT WAS MERGED before it left{why}. What it learnt is not in the run "
-                f"(`isthmus status {self.run}` shows who is)"
+                f"{line}; NONE OF ITS WORK WAS MERGED before it left{why}. What it learnt is not in the run "
+                f"(`isthmus status {self.run}` shows which processes are live)"
             )
         whole = max(self.ledger.processed, 1.0)
         parts = [(part, getattr(self.ledger, part) / whole) for part in PARTS if part != "pending"]

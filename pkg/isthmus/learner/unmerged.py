@@ -9,10 +9,12 @@ DRY_PERIODS = 4
 """Periods without a merge after which the learner reports it. The first round and a late answer take two periods."""
 
 _ITS_BYTES = "the syncer cannot use what it finds in the store: see its log, and the store's policies"
-_STRANGE = "this program is not what the run was made for: see the syncer's log"
-_TOO_SLOW = "it answers too late: see upload_s in `isthmus status`, or raise sync_every or staleness"
-_NOT_A_NUMBER = "lower the learning rate or clip gradients, and start again from a checkpoint of before"
-_NO_MEMBER = "the run's members no longer have this learner with this key: ask its owner (`isthmus members list`)"
+_STRANGE = "this program does not match the run: see the syncer's log"
+_TOO_SLOW = "its updates arrive too late: see upload_s in `isthmus status`, or raise sync_every or staleness"
+_NOT_A_NUMBER = "lower the learning rate or clip gradients, and start again from an earlier checkpoint"
+_NO_MEMBER = (
+    "the run's members no longer include this learner with this key: ask the run's owner (`isthmus members list`)"
+)
 
 REMEDIES: dict[str, str] = {
     Reason.MALFORMED: _STRANGE,
@@ -31,8 +33,8 @@ REMEDIES: dict[str, str] = {
     Reason.UNSIGNED: _NO_MEMBER,
     Reason.BAD_SIGNATURE: _NO_MEMBER,
     Reason.NOT_A_MEMBER: _NO_MEMBER,
-    Reason.OTHER_HISTORY: "the store shows it another log than it shows the syncers: see the logs of both, and stop",
-    Reason.UNKNOWN_BASE: "it is ahead of the log: see whether store and bus are of the same run",
+    Reason.OTHER_HISTORY: "the store shows this learner another log than syncers: stop, and compare the logs of both",
+    Reason.UNKNOWN_BASE: "this learner is ahead of the log: check that store and bus belong to the same run",
 }
 """By reason: what a learner's owner can do if every update is rejected for it. Reasons that only say that another of
 the learner's updates took the place of this one show no problem and are not listed."""
@@ -62,9 +64,9 @@ class Unmerged:
                 REMEDIES[self.rejected_for],
             )
         if not self.announced:
-            return now - self.at, "no update was sent", "no upload ends: see the uplink, and raise sync_every"
+            return now - self.at, "no update was sent", "no upload finishes: check the uplink, and raise sync_every"
         return (
             now - self.at,
             "no update is merged",
-            "`isthmus status` says whom rounds wait for, and who comes too late",
+            "`isthmus status` shows which learners rounds wait for, and which are late",
         )

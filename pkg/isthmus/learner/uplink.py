@@ -372,8 +372,8 @@ class Uplink:
         unheard = self.accounts[p].settle(base, part, tokens)
         if unheard > (room := UNHEARD_MAX - self.tokens_lost):
             logger.error(
-                "fragment %d: the log says that %d tokens of %s on version %d were merged, which nobody can have "
-                "trained: they are not counted",
+                "fragment %d: the log says that %d tokens of %s on version %d were merged, which is impossibly many: "
+                "they are not counted",
                 p, unheard, self._name, base, extra={"fragment": p, "version": base},
             )  # fmt: skip
             unheard = max(0, room)
@@ -406,7 +406,7 @@ class Uplink:
             if self.unmerged.rejected_for != Reason.NON_FINITE:  # warn once; the reporter repeats it
                 logger.warning(
                     "fragment %d: the difference to version %d is not finite: it is not sent, and its tokens count as "
-                    "rejected; so will be whatever else is not, until a merge",
+                    "rejected; later ones are treated alike until a merge",
                     p, captured.base, extra=about,
                 )  # fmt: skip
             self.unmerged.rejected_for = Reason.NON_FINITE

@@ -60,7 +60,9 @@ class Follower(Side):
 
     @override
     def agent(self, what: str) -> LearnerAgent:
-        raise InputError(f"link.{what} is with the rank that speaks for the learner: ask where link.speaks is true")
+        raise InputError(
+            f"link.{what} exists only on the rank that speaks for the learner: use it where link.speaks is true"
+        )
 
     @override
     def step(self, tokens: int, loss: float | None) -> None:

@@ -79,7 +79,7 @@ class Following:
         or `LayoutMismatch` if the module does not fit the run.
         """
         if self._module is None:
-            raise InputError("update() writes into a module, and this follows with a function")
+            raise InputError("update() writes into a module, but this follower was given a function")
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._brought is not self._given, wait_s)
             self._check()
@@ -100,7 +100,7 @@ class Following:
         It needs permission to write below `evaluations/` in the store. Raises `InputError`, `Unavailable`, `Denied`.
         """
         if self._given is None or self._log is None:
-            raise InputError(f"no cut has been given yet: there is nothing that {series} was measured of")
+            raise InputError(f"no cut has been received yet, so {series} cannot be a measurement of one")
         self._loop_thread.ask(evaluations.note(self._log, series, self._given.number, value))
 
     def wait(self, seconds: float | None = None) -> None:

@@ -141,14 +141,14 @@ def join(
 
     if create is not None and not (isinstance(create, Rules) or callable(create)):
         raise InputError(
-            f"create={create!r}: say what rules a missing run is created with, create=isthmus.Rules.suited"
+            f"create={create!r}: pass the rules of a run to be created, such as create=isthmus.Rules.suited"
         )
     if not checkpoint_s > 0 or warmup_steps < 0:
         raise InputError(f"checkpoint_s {checkpoint_s:g} must be more than 0, warmup_steps {warmup_steps} at least 0")
     frozen_check = named(FrozenCheck, frozen, "value of frozen=")
     bus = bus or default_bus(run)
     if bus is None:
-        raise InputError(f"{run} is in a bucket: say which bus it uses, bus='redis://host:port'")
+        raise InputError(f"{run} is in a bucket: pass the URL of its bus, bus='redis://host:port'")
     bus = as_environment_says(bus, os.environ)
     trust = trust_of(key, owner, insecure, run_digest)
     settings = named(Hyperparameters, hyperparameters, "value of hyperparameters=")

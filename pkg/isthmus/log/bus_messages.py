@@ -97,8 +97,8 @@ async def keep_members(log: Log, asked: asyncio.Event, every_s: float) -> None:
             told = log.members.withheld
             assert told is not None, "there is one"
             logger.error(
-                "%s says that it knows membership %d, and the store has %d as the newest one: the store withholds it, "
-                "so that whoever was expelled by it still takes part here, or %s does not say the truth",
+                "%s says that it knows membership %d, but the newest one in the store is %d: the store withholds it, "
+                "so that members expelled by it still take part here, or %s reports a false version",
                 told[1],
                 told[0],
                 now.version,

@@ -66,8 +66,8 @@ class ForkDetection:
         self._told = {version, *sorted(self._told)[-KEPT:]}
         self._found()
         logger.error(
-            "%s is commit %s here, and %s says that it read %s there: the store shows two histories, or %s does not "
-            "say the truth; compare the object with theirs before anything is merged on",
+            "%s is commit %s here, and %s says that it read %s there: the store shows two histories, or %s reports a "
+            "false digest; stop merging and compare the two objects",
             commit_key(self._fragment, version),
             self._here[version].hex()[:16],
             by,

@@ -202,7 +202,7 @@ class Gate:
         end = frame.head_end(blob, kind)
         author = self.members.require_author(blob, kind, under)
         if header_most is not None and end > frame.PREFIX.size + header_most:
-            raise RecordInvalid(Reason.OVERSIZED, f"{end} bytes of header, of which {header_most} are decoded here")
+            raise RecordInvalid(Reason.OVERSIZED, f"{end} bytes of header, but at most {header_most} are decoded here")
         header, payload = frame.parse(blob, kind, record)
         if kind in WITHOUT_PAYLOAD and len(payload):
             raise RecordInvalid(Reason.MALFORMED, f"a {kind.name.lower()} with a payload")

@@ -47,7 +47,7 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
     # There is no hole if a syncer has committed this version meanwhile.
     if known and not await is_there(log.store, key):
         raise LogCorrupt(
-            key, f"is missing, and version {max(known)} is there: bring it back from a backup, or go on in a new run "
+            key, f"is missing, and version {max(known)} is there: restore it from a backup, or go on in a new run "
             "from the newest version that can be exported (`isthmus export`, then `isthmus init --from`)",
             (fragment, head),
         )  # fmt: skip
@@ -108,7 +108,7 @@ async def _require_all(log: Log, fragment: int, versions: Iterable[int], newest:
         for version, there in zip(asked, found, strict=True):
             if not there:
                 raise LogCorrupt(
-                    commit_key(fragment, version), f"is missing, and version {newest} is there: bring it back from a "
+                    commit_key(fragment, version), f"is missing, and version {newest} is there: restore it from a "
                     "backup. A run with a snapshot after it goes on, and `isthmus replay` ends before it",
                     (fragment, version - 1),
                 )  # fmt: skip

@@ -72,8 +72,8 @@ async def uncollected(log: Log, head: int) -> int:
 def collects(url: str, versions: int) -> str:
     """Return the warning for a run with this many versions whose garbage was never collected."""
     return (
-        f"nothing was collected in {versions:,} versions: the run grows until its store is full. isthmus gc {url} says "
-        "what may go, --apply deletes it, and --apply --every 3600 goes on so"
+        f"nothing was collected in {versions:,} versions: the run grows until its store is full. isthmus gc {url} "
+        "lists what can be deleted, --apply deletes it, and --apply --every 3600 repeats this hourly"
     )
 
 

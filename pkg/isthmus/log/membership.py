@@ -274,8 +274,8 @@ async def write(
     before = await members.refresh(store)
     if signer.author != before.owner:
         raise InputError(
-            f"the key {fingerprint(signer.author)} is not the owner's, {fingerprint(before.owner)}: only that one "
-            "changes who takes part"
+            f"the key {fingerprint(signer.author)} is not the owner's, {fingerprint(before.owner)}: only the owner's "
+            "key can change the membership"
         )
     until = [head + GRACE_VERSIONS for head in heads]
     if before.until:
@@ -297,7 +297,7 @@ async def write(
         frame.seal(blob, signer)
         opened(blob, before, members.run)
     except (RecordInvalid, ValueError) as error:
-        raise InputError(f"the membership cannot be this: {error}") from None
+        raise InputError(f"the new membership is invalid: {error}") from None
     created = await store.create(members_key(header.version), blob)
     found = await members.reach(header.version, store)
     if not created and found.digest != frame.digest(blob):
@@ -316,7 +316,7 @@ def require_may(members: Members, signer: Signer | None, role: Role, name: str |
         return
     if signer is None:
         raise InputError(
-            f"{members.run.url}: everything in this run is signed: say with which key (--key FILE, ISTHMUS_KEY or "
+            f"{members.run.url}: everything in this run is signed: pass your key (--key FILE, ISTHMUS_KEY or "
             "join(key=…)); `isthmus keys new NAME` makes one, and the run's owner adds it to the members"
         )
     if not members.current.permits(signer.author, (role,), name):

@@ -52,7 +52,7 @@ class Trust:
                 frame.head_end(blob, frame.Kind.RUN)
                 frame.require_signature(blob, frame.Kind.RUN)
             except RecordInvalid as error:
-                raise InputError(f"{url}: what lies there as the run is not signed by {self.owner}: {error}") from None
+                raise InputError(f"{url}: the run object there is not signed by {self.owner}: {error}") from None
 
     def judge(self, run: Run) -> None:
         """Raise `InputError` unless the run has the required digest and owner."""
@@ -86,9 +86,9 @@ class Trust:
             return
         if not self.insecure:
             raise InputError(
-                f"{' and '.join(away)}: not on this machine, and nothing in the run is signed, so whoever can write "
-                "there can be anybody: create the run with a key (isthmus init --key FILE; `isthmus keys new NAME` "
-                f"makes one), or say --insecure ({INSECURE}=1, join(insecure=True)) in every process"
+                f"{' and '.join(away)}: not on this machine, and nothing in the run is signed, so anyone who can "
+                "write there can act as any participant: create the run with a key (isthmus init --key FILE; `isthmus "
+                f"keys new NAME` makes one), or pass --insecure ({INSECURE}=1, join(insecure=True)) in every process"
             )
         logger.warning(
             "INSECURE: nothing in the run at %s is signed: anyone who can write there can act as any participant",

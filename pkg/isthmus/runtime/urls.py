@@ -133,9 +133,9 @@ def trusting(bus: str, authorities: str | None) -> str:
         return bus
     place = Place.of(bus)
     if place.scheme != "rediss":
-        raise InputError(f"bus_ca: {place.scheme}:// shows no certificate: use rediss://, or leave bus_ca out")
+        raise InputError(f"bus_ca: {place.scheme}:// uses no certificate: use rediss://, or leave bus_ca out")
     if "ssl_ca_certs" in place.options:
-        raise InputError("the bus's URL and bus_ca both name authorities: leave one out")
+        raise InputError("the bus's URL and bus_ca both name certificate authorities: leave one out")
     if not Path(authorities).is_file():
         raise InputError(f"--bus-ca {authorities}: there is no such file")
     return f"{bus}{'&' if place.query else '?'}ssl_ca_certs={quote(authorities, safe='/')}"

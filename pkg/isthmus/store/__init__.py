@@ -52,7 +52,7 @@ async def open_store(url: str, runtime: Runtime, *, make: bool = False) -> Async
     async def beside(other: str) -> AsyncIterator[Store]:
         near = Place.of(other)
         if place.in_bucket and not near.in_bucket:
-            raise InputError(f"{near}: the owner of a run in a bucket names no folders of other machines")
+            raise InputError(f"{near}: for a run in a bucket, a member's store cannot be a folder")
         async with _open(near, runtime) as store:
             yield EdgeStore(store, runtime, BESIDE, traffic=traffic)
 
@@ -70,7 +70,7 @@ async def _open(place: Place, runtime: Runtime) -> AsyncIterator[Store]:
         if not place.authority:
             raise InputError(f"{place}: a URL of a bucket names it: {place.scheme}://bucket/run")
         if place.options.keys() - ({"region", "endpoint"} if place.scheme in ("s3", "s3+obstore") else set()):
-            raise InputError(f"{place}: after ? there may be region=NAME and endpoint=URL, of s3:// alone")
+            raise InputError(f"{place}: only s3:// takes options after ?, region=NAME and endpoint=URL")
         async with _opener(place.scheme)(place, runtime) as store:
             yield store
     elif (folder := place.folder) is not None:

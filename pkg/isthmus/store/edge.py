@@ -114,7 +114,7 @@ class EdgeStore(RetryingStore):
             return found
         if not await self._listed(self.landmark):
             raise Unavailable(
-                f"{self.url}: it lists nothing, not even what is there ({self.landmark}): a gateway in between has "
+                f"{self.url}: its listing is empty, although {self.landmark} exists: a gateway in between has "
                 "answered, or another process has deleted it"
             )
         return await self._listed(prefix)

@@ -73,7 +73,7 @@ def refusal(code: str, status: int | None, message: str, *, url: str, where: str
         return Denied(f"{where}: {DENIED.get(code, 'refused')} ({code or status})")
     said = f"{code or status}: {message}".strip()
     if status == 404:
-        said += " (404, but not in a store's words: a gateway in between, or a wrong endpoint)"
+        said += " (404, but not as a store answers: a gateway in between, or a wrong endpoint)"
     return Unavailable(f"{where}: {said}" + (" (conflict)" if code in _CONFLICT else ""))
 
 

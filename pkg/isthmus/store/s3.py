@@ -155,7 +155,9 @@ class S3Store(Store):
             )
             async for page in pages:
                 if "Name" not in page:
-                    raise Unavailable(f"{self.url}: the answer to a listing is none: a gateway in between?")
+                    raise Unavailable(
+                        f"{self.url}: the answer to a listing is not valid: check for a gateway in between"
+                    )
                 entries.extend(
                     Entry(item["Key"].removeprefix(self._prefix), item["Size"], item["LastModified"].timestamp())
                     for item in page.get("Contents", ())
@@ -232,7 +234,9 @@ class S3Store(Store):
         if begun is None or begun.size != len(whole):
             answer = await self._client.create_multipart_upload(**place)
             if "UploadId" not in answer:
-                raise Unavailable(f"{self.url}: the answer to the begin of an upload is none: a gateway in between?")
+                raise Unavailable(
+                    f"{self.url}: the answer to starting an upload is not valid: check for a gateway in between"
+                )
             begun = _Begun(answer["UploadId"], len(whole))
         gate = asyncio.Semaphore(PARTS_AT_ONCE)
 
@@ -316,7 +320,7 @@ class S3Store(Store):
             with contextlib.suppress(Exception):
                 response["Body"].close()
             raise Unavailable(
-                f"{self.url}: asked for a range of {key}, the answer is something whole: this server serves no ranges, "
+                f"{self.url}: asked for a range of {key}, but got a whole answer: this server serves no ranges, "
                 "or a gateway in between has answered"
             )
         return int(response["ContentLength"])

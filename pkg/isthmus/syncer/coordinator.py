@@ -415,7 +415,9 @@ class FragmentCoordinator:
         if self._members.signed:
             await asyncio.gather(self._put(key, result.value), self._look_at_members())
             if self._under < self._members.in_force(self.fragment.index, version):
-                self._warn("membership %d is in force: merged anew under it", self._members.current.version)
+                self._warn(
+                    "membership %d came into force: the round is merged again under it", self._members.current.version
+                )
                 self._release()
                 self.rounds.on(Lost(), self._runtime.now())
                 return self.rounds.on(CaughtUp(), self._runtime.now())
@@ -457,7 +459,9 @@ class FragmentCoordinator:
             # Check the commit as its readers will: an invalid commit must never take the key.
             commit = await self._runtime.offload(self._log.gate.commit, body, self.fragment.index, version)
         except (LogCorrupt, ValueError) as error:
-            self._warn("no commit can say this: %s", error, level=logging.ERROR, version=version)
+            self._warn(
+                "the commit would be invalid and is not written: %s", error, level=logging.ERROR, version=version
+            )
             spoiled = Spoiled(frozenset(given.digest for given in self._sum.inputs))
             self._release()
             return self.rounds.on(spoiled, self._runtime.now())
@@ -585,7 +589,7 @@ class FragmentCoordinator:
         """Stop serving a fragment whose log is damaged. A later snapshot of another syncer may make it readable
         again."""
         if self.broken != str(error):
-            self._warn("is not served here: %s", error, level=logging.ERROR)
+            self._warn("is not served by this syncer: %s", error, level=logging.ERROR)
         self._follower.broken, self._follower.refused = str(error), error.refused
         self._release()
         self.rounds.on(Lost(), self._runtime.now())

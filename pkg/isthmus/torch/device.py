@@ -305,7 +305,7 @@ class DeviceBackend(ArrayBackend):
         try:
             return Staged(host, await self._own.runtime.offload(self._there, self._fragments[fragment], host))
         except torch.OutOfMemoryError as error:
-            logger.warning("fragment %d is adopted through host memory, for which training waits: %s", fragment, error)
+            logger.warning("fragment %d is adopted through host memory, which delays training: %s", fragment, error)
             return Staged(host, None)
 
     @override

@@ -36,8 +36,8 @@ def digest_of_stored(name: str, parameter: torch.Tensor) -> bytes:
     except (NotImplementedError, RuntimeError, TypeError) as error:
         why = str(error).splitlines()[0][:200]
         raise InputError(
-            f"what the frozen parameter {name!r} ({type(parameter).__qualname__}, {parameter.device}) is stored in "
-            f"cannot be read ({why}): join(frozen='trusted') takes it for the run's"
+            f"the storage of the frozen parameter {name!r} ({type(parameter).__qualname__}, {parameter.device}) "
+            f"cannot be read ({why}): join(frozen='trusted') assumes that it equals the run's"
         ) from None
 
 

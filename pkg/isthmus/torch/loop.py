@@ -68,8 +68,8 @@ class Loop(Saver):
         for name, one in self._objects.items():
             if not all(callable(getattr(one, method, None)) for method in ("state_dict", "load_state_dict")):
                 raise InputError(
-                    f"{name} is a {type(one).__qualname__}, without state_dict and load_state_dict: hand over what "
-                    "has both, such as a scheduler, a GradScaler, a StatefulDataLoader or isthmus.RandomState()"
+                    f"{name} is a {type(one).__qualname__}, without state_dict and load_state_dict: pass an object "
+                    "that has both, such as a scheduler, a GradScaler, a StatefulDataLoader or isthmus.RandomState()"
                 )
         self.local = LocalState(model)
         self.copies = rehearse(optimizer)
@@ -133,7 +133,7 @@ class Loop(Saver):
             try:
                 self._noted = self._note()
             except Exception as error:
-                self._failed = f"what goes on with the learner could not be noted: {error!r}"
+                self._failed = f"the loop's state for a restart could not be noted: {error!r}"
                 if self._failed != failed:  # the same failure is not logged at each step
                     logger.warning("%s", self._failed)
             took = now() - began
@@ -145,8 +145,8 @@ class Loop(Saver):
         self._idle = self._idle + 1 if known and all(rate == 0 for rate in known) else 0
         if self._idle == IDLE_STEPS:
             logger.warning(
-                "the learning rate has been 0 for %d steps: nothing is learnt, and rounds go on; see whether its "
-                "schedule is at its end, and whether it went on where the optimizer did (join's state=)",
+                "the learning rate has been 0 for %d steps: nothing is learnt, and rounds go on; check whether its "
+                "schedule has ended, and whether it was restored with the optimizer (join's state=)",
                 self._idle,
             )
 

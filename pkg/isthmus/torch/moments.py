@@ -65,8 +65,8 @@ def alone_of(own: Checkpoint, ranks: int) -> list[Any] | None:
     alone = own.ranks(torch_model.make_tensor)
     if len(alone) != ranks and any(one is not None for one in alone):
         logger.warning(
-            "%s has the places in the data of %d ranks, here are %d: the data starts anew; skip what the first "
-            "link.steps_done steps have read",
+            "%s has the data positions of %d ranks, but this learner has %d ranks: the data starts anew; skip what "
+            "the first link.steps_done steps have read",
             own.key, len(alone), ranks,
         )  # fmt: skip
         return None
@@ -130,8 +130,8 @@ def choose(optimizer: torch.optim.Optimizer, saved: dict[str, Any], settings: Hy
     if found and settings is Hyperparameters.RESTORED:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         logger.warning(
-            "the learner goes on with the settings of its checkpoint: %s%s; where those that the optimizer was made "
-            "with are to count, join with hyperparameters='passed'",
+            "the learner goes on with the settings of its checkpoint: %s%s; to use those that the optimizer was made "
+            "with, join with hyperparameters='passed'",
             ", ".join(found[:3]), more,
         )  # fmt: skip
 
@@ -145,9 +145,9 @@ def _why_another(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Any)
     """Return why a saved state does not belong to this optimizer over these parameters, or None if it does."""
     try:
         if saved["class"] != optimizers.class_of(optimizer):
-            return f"it is of a {saved['class']}, here is a {optimizers.class_of(optimizer)}"
+            return f"it is of a {saved['class']}, but the optimizer here is a {optimizers.class_of(optimizer)}"
         if saved["names"] != optimizers.names_of(model, optimizer):
-            return "its parameters or their groups are others"
+            return "its parameters or their groups differ"
         if len(saved["state"]["param_groups"]) != len(optimizer.param_groups):
             return "it has another number of parameter groups"
         saved["state"]["state"].items()
@@ -212,7 +212,7 @@ class DonorCheck:
         for name, far, first, length in zip(names, moved, fresh, lengths, strict=True):
             limit = max(MOVES_MAX * length.rms, MOVES_OF_FRESH_MAX * first.rms)
             if not (math.isfinite(far.rms) and far.rms <= limit):
-                return f"its moments alone move {name} by {far.rms:.3g} (rms) in a step; {limit:.3g} would be much"
+                return f"its moments alone move {name} by {far.rms:.3g} (rms) in a step; the limit is {limit:.3g}"
         return None
 
     def _why_unlike(self, saved: Any) -> str | None:

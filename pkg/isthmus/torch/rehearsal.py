@@ -66,7 +66,7 @@ def rehearse(optimizer: torch.optim.Optimizer) -> Copies:
                     twin.step(number)
     except Exception as error:
         logger.warning(
-            "no copy of %s takes a step (%r): whether a restart brings its state back has not been tried",
+            "no copy of %s can take a step (%r): it was not tested whether a restart restores its state",
             optimizers.class_of(optimizer), error,
         )  # fmt: skip
         return Copies(optimizer)
@@ -246,7 +246,7 @@ def _adopt(optimizer: torch.optim.Optimizer, first: Twin, second: Twin, copies: 
         left = float(((q.detach().float() - p.detach().float()) * by).sum() / (by * by).sum())
         if not ANSWERED[0] < left < ANSWERED[1]:
             raise InputError(
-                f"{optimizers.class_of(optimizer)} keeps a second copy of the weights where it is not seen: of a "
-                f"version that is adopted {left:.0%} are left in a tensor of shape {tuple(p.shape)} after {AFTER} "
+                f"{optimizers.class_of(optimizer)} keeps a hidden second copy of the weights: of an adopted version "
+                f"only {left:.0%} are left in a tensor of shape {tuple(p.shape)} after {AFTER} "
                 "steps; use an optimizer that steps the model's parameters, or one whose copy is in its state"
             )

@@ -29,7 +29,9 @@ def load_cut(module: nn.Module, cut: Cut) -> None:
     known = {spec.name for spec in cut.run.layout.specs} | cut.run.frozen.keys()
     for name in parameters:
         if name not in known:
-            raise LayoutMismatch(f"parameter {name!r} of the module is not the run's: it would keep what it holds")
+            raise LayoutMismatch(
+                f"parameter {name!r} of the module is not in the run: its values would never be updated"
+            )
     with torch.no_grad():
         for name, values in tensors.items():
             p = parameters[name]

@@ -30,7 +30,10 @@ def run(settings: declared.Bench) -> int:
     if settings.plot:
         shared.need("matplotlib", "demo")
     if settings.repeats < MIN_REPEATS:
-        print(f"warning: {settings.repeats} repeats tell little: {MIN_REPEATS} or more", file=sys.stderr)
+        print(
+            f"warning: {settings.repeats} repeats are too few for reliable figures: use {MIN_REPEATS} or more",
+            file=sys.stderr,
+        )
     console = stdout()
     console.print(machine(), highlight=False)
     rows: list[Row] = []
@@ -72,7 +75,7 @@ def _tables(paths: Sequence[str], into: Path) -> int:
             rows += msgspec.convert(found["rows"], list[Row])
             machines.add(found["machine"])
         except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
-            raise InputError(f"--tables {path}: not what --json wrote ({error})") from None
+            raise InputError(f"--tables {path}: not a file that --json wrote ({error})") from None
     report.write_tables(rows, sorted(machines), into)
     print(f"tables: {into}")
     return 0

@@ -81,11 +81,11 @@ def run(arguments: declared.Plan) -> int:
         console.print(f"assumed, because not given: {'; '.join(assumed)}", highlight=False)
     if any(island.gpus > 1 for island in islands):
         console.print(
-            "note: several GPUs of a learner are counted as if they shared its step without loss; what is said of a "
-            "learner's memory is that of its first rank's host (docs/your-loop.md)",
+            "note: the forecast lets the GPUs of a learner share its step "
+            "without loss; the memory of a learner is that of its first rank's host (docs/your-loop.md)",
             highlight=False,
         )
-    console.print("to create it:", highlight=False)
+    console.print("to create this run:", highlight=False)
     console.print(line, highlight=False, soft_wrap=True)
     write_json(_finite(report | {"assumed": assumed}), arguments.json)
     return 0
@@ -133,7 +133,7 @@ def _speeds(arguments: declared.Plan) -> tuple[speeds.Table, str]:
     """Return the syncer's speeds to plan with, and a name for them: the file, or the class of CPU."""
     if arguments.speeds:
         if arguments.cpu:
-            raise InputError("--speeds and --cpu both say how fast the syncer is: leave one out")
+            raise InputError("--speeds and --cpu both set the syncer's speed: use only one")
         return speeds.table(read_table(arguments.speeds), arguments.speeds), f"{arguments.speeds}"
     default, classes = speeds.classes()
     name = arguments.cpu or default
@@ -165,7 +165,8 @@ def _params(arguments: declared.Plan, file: dict[str, Any]) -> tuple[float, list
     given = [arguments.params is not None, arguments.model is not None, "params" in file]
     if sum(given) != 1:
         raise InputError(
-            "say how large the model is, once: --params 2.9e9, --model PACKAGE.MODULE:FUNCTION, or params = in the file"
+            "give the size of the model in exactly one way: --params 2.9e9, "
+            "--model PACKAGE.MODULE:FUNCTION, or params = in the file"
         )
     if arguments.model is not None:
         shared.need("torch", "torch")
@@ -197,8 +198,8 @@ def _islands(arguments: declared.Plan, file: dict[str, Any], assumed: list[str])
             assumed.append(f"{GPUS} GPUs a learner (--gpus)")
         elif arguments.gpus % arguments.learners:
             raise InputError(
-                f"--gpus {arguments.gpus}: not so many alike for each of {arguments.learners} learners; "
-                "learners that differ go into a file, --islands"
+                f"--gpus {arguments.gpus}: cannot be divided equally among "
+                f"{arguments.learners} learners; describe unequal learners in a file (--islands)"
             )
         else:
             gpus = arguments.gpus // arguments.learners
@@ -249,18 +250,18 @@ def _show(found: Plan) -> None:
         console.print(table)
     s, day = found.syncer, found.day
     console.print(
-        f"in the model: utilisation × goodput × merged, the share of the time whose work a commit holds; "
-        f"a token of it is worth {_worth(found)} of data parallel's",
+        "in the model: utilisation × goodput × merged, the share of "
+        f"time whose work is in a commit; one such token is worth {_worth(found)} of data parallel's",
         highlight=False,
     )
     console.print(
         f"syncer: {s['memory_gib']:.1f} GiB, {s['cores']:.2f} cores ({s['merge_s']:.2f} s per round), "
-        f"{s['down_gbit_s']:.2f} Gbit/s in, {s['up_gbit_s']:.2f} Gbit/s out; several share all of this",
+        f"{s['down_gbit_s']:.2f} Gbit/s in, {s['up_gbit_s']:.2f} Gbit/s out; several syncers share this load",
         highlight=False,
     )
     console.print(
-        f"one that takes over everything reads at most {s['takeover_gb']:,.1f} GB first: {s['takeover_s']:,.0f} s at "
-        f"{SYNCER_GBIT_S:g} Gbit/s with {SYNCER_CORES:g} cores",
+        f"a syncer that takes over all fragments first reads at most {s['takeover_gb']:,.1f} GB: "
+        f"{s['takeover_s']:,.0f} s at {SYNCER_GBIT_S:g} Gbit/s with {SYNCER_CORES:g} cores",
         highlight=False,
     )
     console.print(
@@ -315,11 +316,11 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island]) -
     one = beside.way(ONE_PLACE)
     ways = beside.ways
     table.add_row("a step", *(f"{w.step_s:.3g} s" for w in ways))
-    table.add_row("time that counts", *(f"{w.goodput:.1%}" for w in ways))
-    table.add_row("tokens in it", *(f"{w.processed:.3g}" for w in ways))
-    table.add_row("one is worth", *(f"{w.worth:.2f}" for w in ways))
+    table.add_row("goodput", *(f"{w.goodput:.1%}" for w in ways))
+    table.add_row("tokens processed", *(f"{w.processed:.3g}" for w in ways))
+    table.add_row("worth of a token", *(f"{w.worth:.2f}" for w in ways))
     table.add_row("tokens learnt", *(f"{w.learnt:.3g}" for w in ways))
-    table.add_row("beside one place", *(f"{w.learnt / one.learnt:.0%}" for w in ways))
+    table.add_row("relative to one place", *(f"{w.learnt / one.learnt:.0%}" for w in ways))
     table.add_row("dollars", *(f"{w.usd:,.0f}" for w in ways))
     table.add_row("learnt per dollar", *(f"{w.per_usd:.3g}" for w in ways))
     console.print(table)
@@ -339,8 +340,8 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island]) -
         f"rests on: {worth.rests_on}; {worth.short:.2f} in its runs of 600 steps, {worth.long:.2f} in those of 3,000; "
         "parity (1) is what was published at large scale"
     )
-    say(f"beside one place, which needs one with {gpus:,} GPUs: {_pays_place(beside)}")
-    say(f"beside data parallel across the links ({ours.learnt / beside.way(ACROSS).learnt:.3g} times it): "
+    say(f"compared with one place, which must have {gpus:,} GPUs: {_pays_place(beside)}")
+    say(f"compared with data parallel across the links ({ours.learnt / beside.way(ACROSS).learnt:.3g} times it): "
         f"{_pays_links(beside)}")  # fmt: skip
 
 
@@ -349,8 +350,8 @@ def _pays_place(beside: Comparison) -> str:
         if hours is None:
             return "never"
         if math.isinf(hours):
-            return "whatever fails"
-        return f"where a learner fails more often than every {hours:.3g} hours"
+            return "at any failure rate"
+        return f"if a learner fails more often than every {hours:.3g} hours"
 
     return f"it pays {when(beside.mtbf_hours)}; at parity {when(beside.mtbf_hours_at_parity)}"
 
@@ -359,6 +360,6 @@ def _pays_links(beside: Comparison) -> str:
     def until(gbit_s: float | None) -> str:
         if gbit_s is None:
             return "never"
-        return "whatever they carry" if math.isinf(gbit_s) else f"below {gbit_s:.3g} Gbit/s each"
+        return "at any bandwidth" if math.isinf(gbit_s) else f"below {gbit_s:.3g} Gbit/s each"
 
     return f"it pays {until(beside.gbit_s)}; at parity {until(beside.gbit_s_at_parity)}"

@@ -53,28 +53,29 @@ proto-max-bulk-len {VALUE_MAX >> 20}mb
 """
 
 README = """\
-Made by `isthmus access`. Everything here but `policies/` is secret. A folder for each participant has what its process
-is told (ISTHMUS_BUS_USER, ISTHMUS_BUS_PASSWORD_FILE, AWS_SHARED_CREDENTIALS_FILE); give it to that process alone.
-To take a participant out: delete its folder, do it again, and bring the files below to the servers again.
+Created by `isthmus access`. Everything here except `policies/` is secret. Each participant has a folder with the
+settings of its process (ISTHMUS_BUS_USER, ISTHMUS_BUS_PASSWORD_FILE, AWS_SHARED_CREDENTIALS_FILE): give it to that
+process alone.
+To remove a participant: delete its folder, run the command again, and install the files below on the servers again.
 
 redis/                  users.acl, redis.conf: for redis-server (digests of passwords, no passwords)
-store/root-*            of a store of your own: the administrator
-store/users             name and secret of each user of a store of your own, one on a line
+store/root-*            the administrator, for a store that you run yourself
+store/users             name and secret of each user, one per line, for a store that you run yourself
 store/seaweedfs.json    for `weed s3 -config`: identities with their policies
 policies/aws/           an identity policy for each participant's role or user
 policies/minio/         for `mc admin policy create`
 policies/ceph.json      one bucket policy; users of Ceph are named as in store/users (radosgw-admin user create --uid)
 
-What a policy cannot say, and what makes up for it:
+Limits of policies, and how to make up for them:
 
-AWS       Says all of it: a PUT where only creating is granted needs If-None-Match (s3:if-none-match), and so do a copy
-          and the end of an upload in parts.
-MinIO     No condition on If-None-Match: whoever may create a key may write over it. Keys named after their content are
-Ceph      found damaged by their digests, and a commit's by the next one's; but what was there is gone. Versioning of
-SeaweedFS the bucket keeps it (no policy here grants s3:DeleteObjectVersion), object lock for as long as it says: both
-          keep what `isthmus gc` deletes as well.
-A listing that names no prefix is refused by MinIO and SeaweedFS. AWS and Ceph ask for the right to list before they say
-404 and not 403 of a missing key, and may ask without a prefix: there it shows the names in the whole bucket.
+AWS       No limits: if only creation is granted, a PUT needs If-None-Match (s3:if-none-match), and so do a copy and the
+          completion of a multipart upload.
+MinIO     No condition on If-None-Match: a user that may create a key may also overwrite it. An overwritten object is
+Ceph      detected by the digest in its key, and an overwritten commit by the digest in the next commit. But the old
+SeaweedFS object is lost. Versioning of the bucket keeps it (no policy here grants s3:DeleteObjectVersion), and so does
+          object lock for its retention period. Both also keep the objects that `isthmus gc` deletes.
+MinIO and SeaweedFS refuse a listing without a prefix. AWS and Ceph answer 404 instead of 403 for a missing key only to
+users that may list, possibly without a prefix: on these stores, a participant can list all names in the bucket.
 """
 
 

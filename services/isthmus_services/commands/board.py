@@ -61,9 +61,9 @@ async def _serve(settings: declared.Board, token: str | None) -> None:
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     async with _feed(settings) as feed, served(feed, Api(feed, _costs(settings)), settings.http, token) as url:
-        print(f"board of {feed.log.run.url}: {url}   (Ctrl-C ends it; it only reads)", flush=True)
+        print(f"board of {feed.log.run.url}: {url}   (read-only; Ctrl-C stops it)", flush=True)
         if not feed.has_bus:
-            print("no bus is read: the page shows the log alone (--bus URL)", flush=True)
+            print("no bus: the page shows only the log (add --bus URL)", flush=True)
         async with following(feed) as running:
             ended = asyncio.ensure_future(stopping.wait())
             waited: list[asyncio.Future[Any]] = [ended, running]
@@ -90,9 +90,11 @@ async def _export(settings: declared.Board) -> None:
                 await asyncio.sleep(LISTEN_S)
         else:
             await feed.save()
-        with progress("asking") as say:
+        with progress("writing the page") as say:
             size = await write(Path(settings.export), Api(feed, _costs(settings)), say)
-    print(f"{settings.export}: the board of {feed.log.run.url}, {size / 1e6:.1f} MB; it opens in any browser, offline")
+    print(
+        f"{settings.export}: the board of {feed.log.run.url}, {size / 1e6:.1f} MB; open it in any browser, even offline"
+    )
 
 
 @asynccontextmanager

@@ -22,9 +22,9 @@ def run(settings: declared.Export) -> int:
     """Fold the log, and write the model in each format that was asked for. Raises `InputError`."""
     at = _time(settings.at) if settings.at is not None else None
     if settings.out is None and settings.hf is None and settings.dcp is None:
-        raise InputError("say where to: -o FILE, --hf DIR or --dcp DIR")
+        raise InputError("choose an output: -o FILE, --hf DIR or --dcp DIR")
     if settings.model is not None and settings.hf is None:
-        raise InputError("--model is what writes an --hf folder: name one")
+        raise InputError("--model needs --hf DIR")
     if settings.out is not None:
         require_free(settings.out, "-o", force=settings.force)
     for folder, flag in ((settings.hf, "--hf"), (settings.dcp, "--dcp")):
@@ -54,13 +54,13 @@ def run(settings: declared.Export) -> int:
                 dcp.write(Path(settings.dcp), log.run, dict(enumerate(values)), settings.dtype, local)
             if local:
                 which = f"{len(local)} tensors that are not merged ({min(local)}, …)"
-                print(f"with {which}: the mean over the newest checkpoints of {', '.join(learners)}")
+                print(f"including {which}: the mean over the newest checkpoints of {', '.join(learners)}")
             return versions
 
     versions = asyncio.run(go())
     low, high = min(versions), max(versions)
     which = f"version {low}" if low == high else f"versions {low} to {high}, by fragment"
-    which += ", as the run began" if high == 0 else ""
+    which += ", the initial model" if high == 0 else ""
     written = [out for out in (settings.out, settings.hf, settings.dcp) if out is not None]
     print(f"{', '.join(written)}: the global model of {settings.run} at {which}")
     write_json({"out": settings.out, "hf": settings.hf, "dcp": settings.dcp, "versions": versions}, settings.json)
@@ -93,7 +93,7 @@ def _write_hf(
             )  # fmt: skip
             missing = "adapter_config.json" if adapters else "config.json"
             if not (folder / missing).exists():
-                print(f"{folder} holds weights alone: put the model's {missing} beside them, or say --model")
+                print(f"{folder} contains only weights: add the model's {missing}, or use --model")
             return
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error}") from None

@@ -25,14 +25,14 @@ LAST_LINE = 4096
 def run(settings: declared.Follow) -> int:
     """Follow the run, for ever or for `cuts` cuts. Raises `InputError`."""
     if settings.into is None and settings.exec is None:
-        raise InputError("say what is to be done with each cut: --into DIR, --exec CMD, or both")
+        raise InputError("choose an output for the cuts: --into DIR, --exec CMD, or both")
     command = shlex.split(settings.exec) if settings.exec is not None else None
     if command == []:
-        raise InputError("--exec names no command")
+        raise InputError("--exec is empty: give a command")
     if settings.series is not None:
         require_name("--series", settings.series)
         if command is None:
-            raise InputError("--series keeps the number that a command prints last: name one with --exec")
+            raise InputError("--series stores the last number that a command prints: add --exec CMD")
     kernels.warm()
     if settings.into is not None:
         asyncio.run(_follow(settings, Path(settings.into).absolute(), command))
@@ -90,7 +90,7 @@ async def _told(command: list[str], version: int, path: str, heard: bool) -> str
         sys.stdout.flush()
         tail = (tail + words)[-LAST_LINE:]
     if code := await process.wait():
-        print(f"{command[0]} ended with {code} for cut {version}", flush=True)
+        print(f"{command[0]} exited with status {code} for cut {version}", flush=True)
         return None
     return next(reversed(tail.decode(errors="replace").split()), "")
 
@@ -100,5 +100,6 @@ async def _noted(log: Log, series: str, cut: int, command: str, said: str) -> No
     try:
         await evaluations.note(log, series, cut, float(said))
     except (ValueError, InputError, Unavailable) as error:
-        print(f"{command} gave no number of cut {cut} to --series {series}: its last word was {said[:80]!r} ({error})",
+        print(f"no measurement of cut {cut} for --series {series}: the last word that "
+              f"{command} printed is {said[:80]!r} ({error})",
               flush=True)  # fmt: skip

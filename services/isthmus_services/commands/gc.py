@@ -22,7 +22,7 @@ def run(settings: declared.Gc) -> int:
     """Plan the collection, apply it if that was asked for, and print it. With --every, repeat this and never return."""
     if settings.every is not None:
         if not settings.apply:
-            raise InputError("--every repeats what --apply does: give both, or neither")
+            raise InputError("--every needs --apply")
         asyncio.run(_again_and_again(settings, settings.every))
     plan = asyncio.run(_collect(settings))
     rows = [
@@ -37,14 +37,18 @@ def run(settings: declared.Gc) -> int:
     console.print(fitted("", columns, rows, console.width))
     packed = sum(map(len, plan.pack))
     first, last = min(plan.starts), max(plan.starts)
-    print(f"commits to pack: {packed} into {len(plan.pack)} segments; too young for now: {plan.young} objects")
+    print(
+        f"commits to pack: {packed} into {len(plan.pack)} segments; "
+        f"kept for now because they are young: {plan.young} objects"
+    )
     if plan.young:
         print(
-            f"too young is what was written less than {settings.min_age:g} s ago: later it goes; --min-age 0 takes it "
-            "too, once no learner and no syncer of the run is left"
+            f"objects younger than {settings.min_age:g} s are kept for "
+            "now; use --min-age 0 to delete them, but only if no learner and no syncer of the run is "
+            "running"
         )
     print(f"foldable afterwards: from version {first if first == last else f'{first} to {last} (by fragment)'}")
-    print("done" if settings.apply else "dry run: nothing was deleted; --apply does it")
+    print("done" if settings.apply else "dry run: nothing was deleted; use --apply to delete")
     report.write_json(
         {
             "applied": settings.apply,
@@ -92,5 +96,5 @@ async def line_of(collecting: Awaitable[gc.Garbage]) -> str:
     try:
         plan = await collecting
     except (Unavailable, Denied, LogCorrupt) as error:
-        return f"nothing more is collected for now: {told(error)}"
+        return f"collection failed, the next one will continue: {told(error)}"
     return f"{plan.objects:,} objects deleted, {plan.bytes:,} bytes; {sum(map(len, plan.pack))} commits packed"

@@ -30,7 +30,7 @@ def run(settings: declared.Heal) -> int:
     sound = sum(diagnosis.sound for diagnosis in found)
     print(f"{len(found)} fragments: {sound} sound, {len(healed)} healed, {left} that cannot be folded")
     if left and not settings.apply and any(d.wound for d in found):
-        print("dry run: nothing was written; --apply starts them again as said above")
+        print("dry run: nothing was written; use --apply to restart the fragments as described above")
     report.write_json(
         {
             "applied": settings.apply,
@@ -76,15 +76,15 @@ def _lines(found: Diagnosis, commit: Commit | None, applied: bool, now: float) -
     w = found.wound
     lines = [f"{name}, at version {found.head}, cannot be folded beyond version {w.broken_at - 1}: {w.key}: {w.why}"]
     if commit is not None:
-        lines.append(f"  healed: version {commit.version} starts again from version {w.source} as published")
+        lines.append(f"  healed: version {commit.version} restarts from version {w.source} as published")
         return lines
     if applied:
-        return [*lines, "  not healed: a syncer has committed meanwhile; look again"]
-    lost = "" if w.source == found.head else f"; what came after version {w.source} is lost"
-    lines.append(f"  --apply starts it again from version {w.source} as published, without its momentum{lost}")
+        return [*lines, "  not healed: a syncer committed in the meantime; run isthmus heal again"]
+    lost = "" if w.source == found.head else f"; versions after {w.source} are lost"
+    lines.append(f"  --apply restarts it from version {w.source} as published, without its momentum{lost}")
     if now - found.head_at < FRESH_S:
         lines.append(
-            f"  its newest commit is {max(0.0, now - found.head_at):.0f} s old: a syncer that still serves it knows "
-            "its state; stop that one in order (SIGTERM) and it leaves a snapshot: then nothing is lost at all"
+            f"  its newest commit is {max(0.0, now - found.head_at):.0f} s old, so a running syncer may still "
+            "hold its state: stop that syncer with SIGTERM, and it writes a snapshot; then nothing is lost"
         )
     return lines

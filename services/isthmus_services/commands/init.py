@@ -37,8 +37,8 @@ def run(settings: declared.Init) -> int:
     )
     if shared.pace_of(settings, made.pace) != made.pace:
         raise InputError(
-            f"{made.url}: the run was there already, and keeps the pace it was created with: give another one to its "
-            "syncers and learners, as flags or in ISTHMUS_… variables"
+            f"{made.url}: the run exists already and keeps its pace: set another pace "
+            "on its syncers and learners, with flags or ISTHMUS_… variables"
         )
     layout = made.layout
     print(
@@ -46,8 +46,8 @@ def run(settings: declared.Init) -> int:
         f"H {made.rules.sync_every}, {made.rules.merge}, {made.rules.codec_up} up, {made.rules.codec_down} down"
     )
     if (owner := made.header.owner) is not None:
-        print(f"signed; its owner is {fingerprint(owner)}: `isthmus members add` says who else may take part")
-        print(f"who takes part is sure that it is this run with --run-digest {made.digest.hex()}")
+        print(f"signed by its owner {fingerprint(owner)}; add other members with `isthmus members add`")
+        print(f"to make sure that a process uses this run, start it with --run-digest {made.digest.hex()}")
     if warning := overdrive(made.rules):
         print(f"warning: {warning}")
     return 0
@@ -90,7 +90,7 @@ def create(
     async def go() -> Run:
         async with open_place(url, make=create_bucket) as store:
             if below := await run_below(store.at_start):
-                raise InputError(f"{url}: there is a run in it already, {below}: choose another place")
+                raise InputError(f"{url}: this location already contains a run, {below}: choose another location")
             await require_create_only(store.at_start, store.runtime)
             try:
                 there = (await read_run(store.at_start, trust.require)).rules
@@ -101,7 +101,7 @@ def create(
             found = await create_run(store, store.runtime, seed)
             if there is not None:
                 then = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.header.created_at))
-                logger.warning("%s exists already, created %s: it is left as it is", url, then)
+                logger.warning("%s exists already, created %s: it was not changed", url, then)
             return found
 
     return asyncio.run(go())
@@ -116,8 +116,9 @@ def _flop_s(settings: declared.Init | declared.Demo, specs: Sequence[Spec], ther
     measured = products(time.perf_counter, side=SIDE)
     if not isotropic.suits(specs, settings.iso_block, measured):
         logger.warning(
-            "this machine makes %.2g GFLOP/s, too few for merges that isotropic steps make worth it: the run merges by "
-            "rda. Where its syncers run on faster machines, ask for --merge iso",
+            "this machine computes %.2g GFLOP/s, too slow for isotropic "
+            "merges: the run uses merge rule rda. If its syncers run on faster machines, use --merge "
+            "iso",
             measured / 1e9,
         )
     return measured
@@ -141,10 +142,12 @@ def _made_by(source: str, named: str) -> Callable[[], Any]:
     if (ours := shared.built_in(named)) is not None:
         return ours
     if not named:
-        raise InputError(f"{source} does not say how its model is made: give --model PACKAGE.MODULE:FUNCTION")
+        raise InputError(f"{source} names no model function: use --model PACKAGE.MODULE:FUNCTION")
     if not shared.CALLABLE.fullmatch(named):
-        raise InputError(f"{source} says {named[:80]!a} made its model, which names no function: give --model")
+        raise InputError(
+            f"{source} names {named[:80]!a} as its model function, which is not PACKAGE.MODULE:FUNCTION: use --model"
+        )
     raise InputError(
-        f"{source} says its model was made by {named}, and code that a file names is not run unasked: "
-        f"add --model {named} to run it"
+        f"{source} names {named} as its model function; code that a "
+        f"file names is not run by default: add --model {named} to run it"
     )

@@ -124,16 +124,21 @@ def _makes(settings: declared.Learner, made: Run) -> Callable[[], object]:
     if settings.model:
         return shared.callable_of(settings.model, "--model")
     if not named:
-        raise InputError(f"{made.url} was created from a module in a script: train it from there with isthmus.join")
+        raise InputError(
+            f"{made.url} was created from a module in a script: train it in that script, with isthmus.join"
+        )
     if (ours := shared.built_in(named)) is not None:
         return ours
     if settings.model_of_run:
         return shared.callable_of(named, "model of the run")
     if not shared.CALLABLE.fullmatch(named):
-        raise InputError(f"{made.url} says {named[:80]!a} makes its model, which names no function: give --model")
+        raise InputError(
+            f"{made.url} names {named[:80]!a} as its model function, which is not PACKAGE.MODULE:FUNCTION: use --model"
+        )
     raise InputError(
-        f"{made.url} says its model is made by {named}, and code that a run names is not run unasked: add "
-        f"--model {named}, or --model-of-run where you trust whoever created it"
+        f"{made.url} names {named} as its model function; code that a "
+        f"run names is not run by default: add --model {named}, or --model-of-run if you trust "
+        "the creator of the run"
     )
 
 
@@ -145,7 +150,7 @@ def _model(settings: declared.Learner, made: Run) -> "torch.nn.Module":
     torch.manual_seed(made.header.seed)
     model = makes()
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"what makes the model returned {type(model).__name__}, not a torch.nn.Module")
+        raise InputError(f"the model function returned a {type(model).__name__}, not a torch.nn.Module")
     return model
 
 

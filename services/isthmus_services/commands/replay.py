@@ -29,7 +29,7 @@ def run(arguments: declared.Replay) -> int:
     """Replay the log in the way that the flags say. Return 1 if a commit differs, else 0. Raises `InputError`."""
     settings = whatif.parse(arguments.set) if arguments.set else None
     if settings is None and (arguments.export or arguments.plot):
-        raise InputError("--export and --plot belong to --set; the log as it is: isthmus export")
+        raise InputError("--export and --plot need --set; to export the recorded model, use isthmus export")
     if settings is not None and (arguments.first != 1 or arguments.trace):
         raise InputError("--set folds from the beginning: leave --from and --trace out")
     if settings is not None and arguments.export and (arguments.fragment is not None or arguments.last is not None):
@@ -64,23 +64,23 @@ async def _compare(log: Log, a: declared.Replay) -> int:
     compared, different = sum(r.compared for r in found), [r.difference for r in found if r.difference is not None]
     for r in found:
         if r.earliest > 0 and a.first <= r.earliest:
-            print(f"fragment {r.fragment}: from version {r.earliest} on; what came before was collected")
+            print(f"fragment {r.fragment}: from version {r.earliest} on; earlier versions were collected")
     for difference in different:
         print("\n".join(difference.lines()))
     for replayed in found:
         for gap in replayed.gaps:
             print(gap.line(replayed.fragment))
         for line in replayed.nobodys:
-            print(f"{line}: it counts as not there")
+            print(f"{line}: this snapshot is ignored")
     untimely = [line for r in found for line in r.untimely]
     for line in untimely[:UNTIMELY_SHOWN]:
-        print(f"{line}: by the times in the log there was no time for them")
+        print(f"{line}: more than the times in the log allow")
     if len(untimely) > UNTIMELY_SHOWN:
         print(f"and {len(untimely) - UNTIMELY_SHOWN} more such updates")
     if unproven := sum(r.unproven for r in found):
         print(
-            f"{unproven} commits come after updates that were rejected as too long and had a say in what is usual: "
-            "how much their inputs count for is not verified"
+            f"{unproven} commits depend on updates that were rejected as "
+            "too long and are not in the log: the weights of their inputs are not verified"
         )
     unverifiable = sum(gap.last - gap.first + 1 for replayed in found for gap in replayed.gaps)
     healed = f", {unverifiable} cannot be verified (healed)" if unverifiable else ""
@@ -154,14 +154,14 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
         )
         for row in _some(outcome.rows)
     ]
-    names = ("version", "updates in", "as recorded", "difference", "of the way", "cosine")
+    names = ("version", "updates in", "as recorded", "difference", "relative", "cosine")
     console = stdout()
     console.print(fitted(f"{a.run} with {said}", [Column(n, i) for i, n in enumerate(names)], rows, console.width))
     if any(outcome.starts):
-        print(f"from versions {outcome.starts} on; what came before was collected")
+        print(f"from versions {outcome.starts} on; earlier versions were collected")
     print(
-        "updates are taken as recorded, from their original bases: under these rules learners would have trained "
-        "otherwise"
+        "updates are taken as recorded, from their original bases: under these rules, learners would have "
+        "trained differently"
     )
     if a.plot:
         _plot(Path(a.plot), outcome.rows, said)
@@ -215,13 +215,13 @@ def _plot(path: Path, rows: list[whatif.Departure], said: str) -> None:
         [row.way for row in rows],
         color="tab:gray",
         linestyle="--",
-        label="way of the recorded run from its start",
+        label="distance of the recorded run from its start",
     )
     upper.set_ylabel("norm of the published values")
     upper.legend()
     upper.set_title(f"what if {said}")
     lower.plot(versions, [row.cosine for row in rows], color="tab:blue")
-    lower.set_ylabel("cosine of the two ways")
+    lower.set_ylabel("cosine between the two")
     lower.set_xlabel("version")
     for axes in (upper, lower):
         axes.grid(alpha=0.3)

@@ -41,7 +41,7 @@ def run(settings: declared.Status) -> int:
     if settings.plot is not None:
         shared.need("matplotlib", "demo")
         if settings.watch:
-            raise InputError("--plot draws what is there now: leave out --watch")
+            raise InputError("--plot cannot be combined with --watch")
     if settings.watch:
         asyncio.run(_watch(settings, console))
         return 0

@@ -168,11 +168,12 @@ async def _watch_space(syncer: Syncer, log: Log) -> None:
             free = await log.runtime.offload(_share_free, log.run.url)
             versions = await uncollected(log, syncer.coordinators[0].head)
         except (IsthmusError, OSError) as error:
-            logger.debug("the space is not known for now: %s", error)
+            logger.debug("cannot determine the free space: %s", error)
             continue
         if free < SPACE_LEAST:
             logger.warning(
-                "%.0f %% of the disk of %s are free: isthmus gc %s says what may go, and --apply deletes it",
+                "only %.0f %% of the disk of %s is free: isthmus gc %s lists what can be deleted, and "
+                "--apply deletes it",
                 100 * free, log.run.url, log.run.url,
             )  # fmt: skip
         elif versions and log.runtime.now() - said >= DAY_S:
@@ -219,7 +220,7 @@ async def _there(url: str, bus_url: str, name: str, board: HealthServer, trust: 
         board.phase = f"waiting for the {what}"
         if await patiently(ask, runtime, stopping, say):
             return True
-        logger.info("%s stops: there was no %s", name, what)
+        logger.info("%s stops: it found no %s", name, what)
         return False
 
     try:

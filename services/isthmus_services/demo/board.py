@@ -49,4 +49,4 @@ def stay(url: str) -> None:
     """Keep the page open until the user presses Enter; return at once unless stdin and stdout are terminals."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         with contextlib.suppress(EOFError, KeyboardInterrupt):
-            input(f"the board stays open at {url}: press Enter to end it\n")
+            input(f"the board stays open at {url}: press Enter to close it\n")

@@ -112,7 +112,7 @@ class Fleet:
             if worker.process.returncode == 2 or worker.crashes >= CRASHES_MAX:
                 last = worker.log.read_text(errors="replace").strip().splitlines()[-1:]
                 raise InputError(
-                    f"{worker.name} ended with {worker.process.returncode}: {' '.join(last)} ({worker.log})"
+                    f"{worker.name} ended with status {worker.process.returncode}: {' '.join(last)} ({worker.log})"
                 )
             worker.start()
         now = time.monotonic()

@@ -52,18 +52,19 @@ def _look(out: Path, folders: tuple[str, ...]) -> None:
     there = [name for name in (*folders, *FILES) if (out / name).exists() or (out / name).is_symlink()]
     if there and not _marked(out):
         raise InputError(
-            f"--out {out}: {out / there[0]} is there, and no mark of a demo ({MARK}): nothing is deleted; choose "
-            "another folder, or delete it yourself (demos of earlier releases left no mark)"
+            f"--out {out}: {out / there[0]} exists, but no mark of a demo ({MARK}): "
+            "nothing was deleted; choose another folder, or delete it yourself (demos of earlier "
+            "releases left no mark)"
         )
     for name in folders:
         folder = out / name
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-            raise InputError(f"--out {out}: {folder} is no folder that a demo made: move it, or choose another --out")
+            raise InputError(f"--out {out}: {folder} was not created by a demo: move it, or choose another --out")
         for inside in sorted(folder.iterdir()) if folder.is_dir() else ():
             if inside.is_symlink() or not _OURS[name].fullmatch(inside.name):
                 raise InputError(
-                    f"--out {out}: {inside} was not written by a demo: nothing is deleted; move it, or choose another "
-                    "--out"
+                    f"--out {out}: {inside} was not written by a demo: nothing was deleted; move it, or "
+                    "choose another --out"
                 )
 
 

@@ -75,7 +75,7 @@ def show(report: dict[str, object], console: Console) -> None:
     assert isinstance(counts, dict)
     rejected, spare = rejections(counts)
     table.add_row("updates rejected", rejected or "none")
-    table.add_row("rejected, nothing lost by it", spare or "none")
+    table.add_row("rejected without loss", spare or "none")
     table.add_row("bytes up / down", f"{number('bytes_up') / 1e6:.1f} / {number('bytes_down') / 1e6:.1f} MB")
     kills, recovered = report["kills"], report["recoveries"]
     table.add_row("kills (recovered)", f"{kills} ({recovered})")

@@ -87,7 +87,7 @@ def run(settings: declared.Demo) -> int:
         status = asyncio.run(_demo(settings, out, store, bus, started))
         if url:
             board.stay(url)
-        print(f"see it again at any moment of its life: isthmus board {out / mark.RUN if settings.servers else store}")
+        print(f"to see the run at any past moment: isthmus board {out / mark.RUN if settings.servers else store}")
         return status
 
 
@@ -298,7 +298,7 @@ def _text(a: declared.Demo) -> "tuple[Corpus, torch.Tensor]":
 
 def _check(a: declared.Demo) -> None:
     if a.servers and (a.store or a.bus):
-        raise InputError("--servers starts its own store and bus: leave --store and --bus out")
+        raise InputError("--servers starts its own store and bus: remove --store and --bus")
     shared.rules_of(a, ())
     from isthmus.demo.text import corpus
 
@@ -331,7 +331,7 @@ async def _refuse_existing(store: str) -> None:
     async with open_place(store, threads=1) as opened:
         with contextlib.suppress(ObjectMissing):
             await opened.at_start.get_range(RUN_KEY, 0, 1)
-            raise InputError(f"{store} already holds a run: choose another --store (the demo starts from nothing)")
+            raise InputError(f"{store} already holds a run: choose another --store (a demo needs a new run)")
 
 
 def _fleet(a: declared.Demo, out: Path, store: str, bus: str) -> Fleet:

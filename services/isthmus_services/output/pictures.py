@@ -15,7 +15,7 @@ def measured(run: str, series: Mapping[str, Sequence[Point]], path: Path) -> Non
 
     if not any(series.values()):
         raise InputError(
-            f"nothing was measured of {run} yet: isthmus follow --exec CMD --series NAME keeps what CMD prints"
+            f"{run} has no measurements yet: isthmus follow --exec CMD --series NAME stores the number that CMD prints"
         )
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()

@@ -36,7 +36,7 @@ def require_free(path: str | Path, flag: str, *, force: bool) -> None:
     if path.is_dir():
         raise InputError(f"{flag} {path} is a folder: name a file")
     if path.exists() and not force:
-        raise InputError(f"{flag} {path} is there already: --force replaces it")
+        raise InputError(f"{flag} {path} exists already: use --force to replace it")
 
 
 def require_empty(path: str | Path, flag: str, *, force: bool) -> None:
@@ -45,7 +45,7 @@ def require_empty(path: str | Path, flag: str, *, force: bool) -> None:
     if path.exists() and not path.is_dir():
         raise InputError(f"{flag} {path} is a file: name a folder")
     if not force and path.is_dir() and any(path.iterdir()):
-        raise InputError(f"{flag} {path} is not empty: --force writes into it all the same")
+        raise InputError(f"{flag} {path} is not empty: use --force to write into it")
 
 
 def save(figure: "Figure", path: Path) -> None:

@@ -62,4 +62,4 @@ def in_view(shown: Group, console: Console) -> RenderableType:
         return shown
     room = console.height - 1
     kept = Segments([part for line in lines[:room] for part in (*line, Segment.line())])
-    return Group(kept, Text(f"{len(lines) - room} more lines: a taller terminal has room for them", style="dim"))
+    return Group(kept, Text(f"{len(lines) - room} more lines: enlarge the terminal to see them", style="dim"))

@@ -21,9 +21,9 @@ def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
         parts.append(Text(status.bus_error, style="red"))
     parts += [learners(status, width, hint), fragments(status, width, hint), *syncers(status)]
     rejected, spare = rejections(status.rejected)
-    parts.append(Text(f"rejected: {rejected or 'nothing'}" + (f"; nothing lost by: {spare}" if spare else "")))
+    parts.append(Text(f"rejected: {rejected or 'nothing'}" + (f"; rejected without loss: {spare}" if spare else "")))
     if cut := ", ".join(f"{reason} {count}" for reason, count in sorted(status.clipped.items())):
-        parts.append(Text(f"merged for less than they said: {cut}"))
+        parts.append(Text(f"merged with clipping: {cut}"))
     return Group(*parts)
 
 
@@ -56,7 +56,7 @@ def learners(status: Status, width: int, hint: str = OR_JSON) -> Group:
     views = sorted(status.hearing.learners.values(), key=lambda v: v.name)
     table = fitted("learners", _LEARNERS, [_learner(status, view) for view in views], width, hint)
     if kept := unsent(views):
-        said = f"done, and what is pending of it stays out of the model (steps after its last update): {kept}"
+        said = f"done; their pending tokens (steps after the last update) stay out of the model: {kept}"
         table.renderables.append(Text(said, style="dim"))
     return table
 
@@ -153,9 +153,13 @@ def syncers(status: Status) -> list[Text]:
         )
         if alive.dropped:
             loudest = ", ".join(f"{count:,} of {who}" for who, count in alive.dropped.items())
-            lines.append(Text(f"syncer {alive.syncer} dropped messages, too many waited: {loudest}", style="yellow"))
+            lines.append(
+                Text(f"syncer {alive.syncer} dropped messages because its queue was full: {loudest}", style="yellow")
+            )
         if not alive.able and not alive.stopping:
-            lines.append(Text(f"syncer {alive.syncer} cannot serve for now: others keep its fragments", style="red"))
+            lines.append(
+                Text(f"syncer {alive.syncer} cannot serve for now: other syncers take over its fragments", style="red")
+            )
         for p in alive.broken:
             why = "is slow to read" if p in alive.slow else "may not read" if p in alive.refused else "cannot fold"
             lines.append(Text(f"syncer {alive.syncer} {why} fragment {p}: see its log", style="red"))

@@ -150,7 +150,7 @@ class Diary:
                 if number is None:
                     return
                 self._logger.info(
-                    "%s was asked to stop by %s: it finishes the step, stores what is under way and leaves",
+                    "%s was asked to stop by %s: it finishes its step, completes its uploads and leaves",
                     self._name,
                     signal.Signals(number).name,
                     extra={"signal": signal.Signals(number).name},

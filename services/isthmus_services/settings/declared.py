@@ -21,7 +21,8 @@ from isthmus_services.settings.shared import (
 BUILT_IN_TRAINER = "isthmus.demo.trainer:train"
 
 Gpu = Annotated[
-    bool, Setting("compute the matrices of isotropic merges on a CUDA GPU, with the same bits (default: on the cores)")
+    bool,
+    Setting("compute the matrices of isotropic merges on a CUDA GPU, with bit-identical results (default: on the CPU)"),
 ]
 
 
@@ -29,7 +30,7 @@ Gpu = Annotated[
 class Demo(OnBus, ArithmeticOfRun, Seeded, Reported):
     """Settings of `isthmus demo`."""
 
-    store: Annotated[str | None, Setting("where the run lives (OUT/run)", metavar="URL")] = None
+    store: Annotated[str | None, Setting("location of the run (OUT/run)", metavar="URL")] = None
     steps: Annotated[int, Setting("optimizer steps per learner", ge=1)] = 1500
     learners: Annotated[int, Setting("learner processes", metavar="M", ge=1)] = 4
     data: Annotated[str | None, Setting("text file or folder (default: Python's standard library)", metavar="PATH")] = (
@@ -39,12 +40,14 @@ class Demo(OnBus, ArithmeticOfRun, Seeded, Reported):
     kill_syncer_every: Annotated[float | None, Setting("SIGKILL the syncer every S seconds", metavar="S", gt=0)] = None
     out: Annotated[
         str,
-        Setting(
-            "where everything is written; what an earlier demo left there is replaced, nothing else", metavar="DIR"
-        ),
+        Setting("output folder; replaces files of an earlier demo, and no others", metavar="DIR"),
     ] = "out/demo"
-    servers: Annotated[bool, Setting("start an S3 server and a Redis on loopback and use them", flag_only=True)] = False
-    board: Annotated[bool, Setting("open a page that shows it live, and go on showing it", flag_only=True)] = False
+    servers: Annotated[
+        bool, Setting("start an S3 server and a Redis server on loopback, and use them", flag_only=True)
+    ] = False
+    board: Annotated[bool, Setting("open a live web page of the demo, and keep it open at the end", flag_only=True)] = (
+        False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,31 +55,36 @@ class Init(InRun, TakingPart, ArithmeticOfRun, PaceOfRun, Seeded):
     """Settings of `isthmus init`."""
 
     model: Annotated[
-        str | None, Setting("returns a module (the built-in byte GPT)", metavar="PACKAGE.MODULE:FUNCTION")
+        str | None,
+        Setting(
+            "function that returns the model, a torch module (the built-in byte GPT)", metavar="PACKAGE.MODULE:FUNCTION"
+        ),
     ] = None
     source: Annotated[
         str | None,
         Setting("initial parameters: a safetensors file, or a folder", name="from", metavar="PATH"),
     ] = None
     vectors: Annotated[
-        list[str] | None, Setting("patterns of names of tensors that merge iso leaves to rda", metavar="NAME")
+        list[str] | None, Setting("name patterns of tensors that the merge rule iso leaves to rda", metavar="NAME")
     ] = None
-    create_bucket: Annotated[bool, Setting("create the bucket where it is missing")] = False
+    create_bucket: Annotated[bool, Setting("create the bucket if it does not exist")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Syncer(InRun, OnBus, TakingPart, PaceOfRun, Serving):
     """Settings of `isthmus syncer`."""
 
-    name: Annotated[str | None, Setting("name of this syncer; @hostname takes the host's (default: made up)")] = None
-    wait: Annotated[bool, Setting("wait for the run, or the bus, where there is none yet, instead of ending")] = False
+    name: Annotated[str | None, Setting("name of this syncer; @hostname: the host's name (default: a random name)")] = (
+        None
+    )
+    wait: Annotated[bool, Setting("wait until the run and the bus exist, instead of exiting with an error")] = False
     threads: Annotated[
-        int | None, Setting("threads that share a merge (default: as many as there are cores)", metavar="N", ge=1)
+        int | None, Setting("threads that compute a merge (default: one per core)", metavar="N", ge=1)
     ] = None
     gpu: Gpu = False
     collect: Annotated[
         float | None,
-        Setting("collect garbage here, every S seconds, as `isthmus gc --apply` does", metavar="S", gt=0),
+        Setting("collect garbage in this process every S seconds, as `isthmus gc --apply` does", metavar="S", gt=0),
     ] = None
 
 
@@ -85,35 +93,46 @@ class Learner(InRun, OnBus, TakingPart, Serving):
     """Settings of `isthmus learner`."""
 
     learner: Annotated[
-        str, Setting("unique in the run, goes on where it stopped; @hostname takes the host's", metavar="NAME")
+        str,
+        Setting(
+            "unique name in the run; a restart under the same name resumes; @hostname: the host's name", metavar="NAME"
+        ),
     ]
-    train: Annotated[str, Setting("called with an isthmus.demo.trainer.Task", metavar="PACKAGE.MODULE:FUNCTION")] = (
-        BUILT_IN_TRAINER
-    )
+    train: Annotated[
+        str, Setting("training function, called with an isthmus.demo.trainer.Task", metavar="PACKAGE.MODULE:FUNCTION")
+    ] = BUILT_IN_TRAINER
     model: Annotated[
         str | None,
         Setting(
-            "makes the run's model (default: the built-in one, if the run says so)", metavar="PACKAGE.MODULE:FUNCTION"
+            "function that returns the run's model (default: the built-in model, if the run names it)",
+            metavar="PACKAGE.MODULE:FUNCTION",
         ),
     ] = None
     model_of_run: Annotated[
         bool,
-        Setting("run whatever code the run names as what makes its model: trust whoever created it", flag_only=True),
+        Setting(
+            "run the model function that the run names; use it only if you trust the creator of the run", flag_only=True
+        ),
     ] = False
-    steps: Annotated[int, Setting("optimizer steps, over all restarts", ge=1)] = 1500
+    steps: Annotated[int, Setting("total optimizer steps, over all restarts", ge=1)] = 1500
     data: Annotated[str | None, Setting("text file or folder (default: Python's standard library)", metavar="PATH")] = (
         None
     )
     shard: Annotated[
         str | None,
-        Setting("this learner's part of the data (default: all of it, in an order of its own)", metavar="I/M"),
+        Setting(
+            "part I of M of the data, from 0 (default: all data, in an order drawn from the learner's name)",
+            metavar="I/M",
+        ),
     ] = None
     seed: Annotated[int | None, Setting("seed of the data order (default: the run's)", ge=0, le=(1 << 63) - 1)] = None
-    adopt: Annotated[str, Setting("what a new version does to local work", choices=tuple(Adoption))] = (
+    adopt: Annotated[str, Setting("how a new version is combined with local work", choices=tuple(Adoption))] = (
         Adoption.OVERWRITE.value
     )
     checkpoint: Annotated[float, Setting("seconds between checkpoints", metavar="S", gt=0)] = CHECKPOINT_S
-    tensorboard: Annotated[str | None, Setting("write training metrics there for TensorBoard", metavar="DIR")] = None
+    tensorboard: Annotated[
+        str | None, Setting("write training metrics for TensorBoard to this folder", metavar="DIR")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,17 +140,22 @@ class Status(InRun, OnBus, Reported):
     """Settings of `isthmus status`."""
 
     ledger: Annotated[
-        bool, Setting("every learner's ledger by fragment, as of its newest checkpoint", flag_only=True)
+        bool, Setting("also show each learner's ledger by fragment, from its newest checkpoint", flag_only=True)
     ] = False
-    watch: Annotated[bool, Setting("a live view, until interrupted", flag_only=True)] = False
+    watch: Annotated[bool, Setting("show a live view until interrupted", flag_only=True)] = False
     plot: Annotated[
-        str | None, Setting("draw what followers have measured of each version", metavar="FILE", flag_only=True)
+        str | None,
+        Setting("draw the measurements that followers stored for each version", metavar="FILE", flag_only=True),
     ] = None
     check: Annotated[
-        bool, Setting("exit with 1 unless every learner that is heard is merged, or all are done", flag_only=True)
+        bool,
+        Setting(
+            "exit with status 1 unless the updates of every live learner are merged, or all learners are done",
+            flag_only=True,
+        ),
     ] = False
     expect: Annotated[
-        int | None, Setting("learners that should be heard: with fewer there is something to see to", metavar="N", ge=1)
+        int | None, Setting("expected number of live learners; fewer count as a problem", metavar="N", ge=1)
     ] = None
 
 
@@ -141,29 +165,35 @@ class Board(InRun, OnBus):
 
     http: Annotated[
         str,
-        Setting("serve it there; where others reach it, it asks for a token", metavar="HOST:PORT"),
+        Setting(
+            "address to serve the page on; it requires a token if other machines can reach it", metavar="HOST:PORT"
+        ),
     ] = "127.0.0.1:8470"
     forwarded: Annotated[
         bool,
-        Setting("no token: others reach it only through a port forwarded to their own machine (Docker, kubectl, ssh)"),
+        Setting("require no token: users reach the page only through a forwarded port (Docker, kubectl, ssh)"),
     ] = False
-    board_token: Annotated[str | None, Setting("what a browser must know (made up, and printed)", secret=True)] = None
-    board_token_file: Annotated[str | None, Setting("file that holds it", metavar="FILE")] = None
+    board_token: Annotated[str | None, Setting("token that a browser must send (random, and printed)", secret=True)] = (
+        None
+    )
+    board_token_file: Annotated[str | None, Setting("file that holds the token", metavar="FILE")] = None
     export: Annotated[
         str | None,
-        Setting("write the page to one file, which opens offline, and end", metavar="FILE", flag_only=True),
+        Setting("write the page to one file that opens offline, then exit", metavar="FILE", flag_only=True),
     ] = None
-    force: Annotated[bool, Setting("replace what is there", flag_only=True)] = False
+    force: Annotated[bool, Setting("replace existing output", flag_only=True)] = False
     cache: Annotated[
         str | None,
-        Setting("what was read of the log is kept there (beside a run in a folder, else ~/.cache)", metavar="DIR"),
+        Setting("cache folder for data read from the log (beside a run in a folder, else ~/.cache)", metavar="DIR"),
     ] = None
     prices: Annotated[
-        str | None, Setting("TOML of prices that differ from ours (S3's, see docs/paper.md)", metavar="FILE")
+        str | None, Setting("TOML file of prices that replace the defaults (S3's, see docs/paper.md)", metavar="FILE")
     ] = None
-    gpu_hour: Annotated[float | None, Setting("dollars for an hour of one GPU (2.5)", metavar="USD", ge=0)] = None
+    gpu_hour: Annotated[float | None, Setting("price of one GPU, in dollars per hour (2.5)", metavar="USD", ge=0)] = (
+        None
+    )
     learner_gpus: Annotated[
-        int | None, Setting("GPUs of one learner, for the cost (none)", metavar="N", ge=1, flag_only=True)
+        int | None, Setting("GPUs per learner, to compute the cost (none)", metavar="N", ge=1, flag_only=True)
     ] = None
 
 
@@ -174,44 +204,49 @@ class Doctor(InRun, OnBus, Reported):
     role: Annotated[
         str,
         Setting(
-            "whose permissions to check: what it must be able to do, and what it must not",
+            "role whose permissions are checked: actions that must succeed, and actions that must be denied",
             choices=("operator", "owner", "syncer", "collector", "learner", "follower", "reader"),
         ),
     ] = "operator"
-    learner: Annotated[str, Setting("with --role learner: its name", metavar="NAME")] = "doctor"
-    series: Annotated[str, Setting("with --role follower: the series it writes", metavar="NAME", flag_only=True)] = (
-        "doctor"
-    )
-    size: Annotated[float, Setting("MiB to measure the bandwidth with", metavar="MIB", gt=0, le=1024)] = 8.0
+    learner: Annotated[str, Setting("with --role learner: the learner's name", metavar="NAME")] = "doctor"
+    series: Annotated[
+        str, Setting("with --role follower: the series that it writes", metavar="NAME", flag_only=True)
+    ] = "doctor"
+    size: Annotated[float, Setting("MiB to transfer when measuring the bandwidth", metavar="MIB", gt=0, le=1024)] = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(InRun, Reported):
     """Settings of `isthmus replay`."""
 
-    fragment: Annotated[list[int] | None, Setting("only these (all)", metavar="P", flag_only=True)] = None
+    fragment: Annotated[list[int] | None, Setting("only these fragments (all)", metavar="P", flag_only=True)] = None
     first: Annotated[int, Setting("first version to compare", name="from", metavar="V", flag_only=True)] = 1
-    last: Annotated[int | None, Setting("last version (the newest)", name="to", metavar="V", flag_only=True)] = None
-    threads: Annotated[int, Setting("threads, and fragments at once", metavar="N", ge=1)] = 2
+    last: Annotated[
+        int | None, Setting("last version to compare (the newest)", name="to", metavar="V", flag_only=True)
+    ] = None
+    threads: Annotated[int, Setting("number of threads, and of fragments processed at once", metavar="N", ge=1)] = 2
     gpu: Gpu = False
     set: Annotated[
         list[str] | None,
         Setting(
-            "what if: merge, merge.embeddings, trim, outer.lr, outer.momentum, quorum, grace, overlap, staleness",
+            "fold under another rule: merge, merge.embeddings, trim, outer.lr, outer.momentum, quorum, grace, "
+            "overlap, staleness",
             metavar="NAME=VALUE",
             flag_only=True,
         ),
     ] = None
     export: Annotated[
-        str | None, Setting("with --set: write the other model as safetensors", metavar="FILE", flag_only=True)
+        str | None,
+        Setting("with --set: write the resulting model to a safetensors file", metavar="FILE", flag_only=True),
     ] = None
-    force: Annotated[bool, Setting("let --export replace a file", flag_only=True)] = False
+    force: Annotated[bool, Setting("let --export replace an existing file", flag_only=True)] = False
     plot: Annotated[
-        str | None, Setting("with --set: draw how far the trajectory departs", metavar="FILE", flag_only=True)
+        str | None,
+        Setting("with --set: draw how far the result departs from the recorded run", metavar="FILE", flag_only=True),
     ] = None
-    trace: Annotated[str | None, Setting("write a timeline that opens in Perfetto", metavar="FILE", flag_only=True)] = (
-        None
-    )
+    trace: Annotated[
+        str | None, Setting("write a timeline of the commits for Perfetto", metavar="FILE", flag_only=True)
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,32 +268,39 @@ class Export(InRun, Reported):
     """Settings of `isthmus export`."""
 
     out: Annotated[
-        str | None, Setting("a safetensors file, e.g. model.safetensors", short="-o", metavar="FILE", flag_only=True)
+        str | None,
+        Setting("write a safetensors file, e.g. model.safetensors", short="-o", metavar="FILE", flag_only=True),
     ] = None
-    hf: Annotated[str | None, Setting("a folder that from_pretrained reads", metavar="DIR", flag_only=True)] = None
+    hf: Annotated[str | None, Setting("write a folder that from_pretrained reads", metavar="DIR", flag_only=True)] = (
+        None
+    )
     dcp: Annotated[
-        str | None, Setting("a folder that torch.distributed.checkpoint reads", metavar="DIR", flag_only=True)
+        str | None, Setting("write a folder that torch.distributed.checkpoint reads", metavar="DIR", flag_only=True)
     ] = None
     model: Annotated[
         str | None,
         Setting(
-            "with --hf: returns the run's module, whose save_pretrained writes it",
+            "with --hf: function that returns the run's module; its save_pretrained writes the folder",
             metavar="PACKAGE.MODULE:FUNCTION",
             flag_only=True,
         ),
     ] = None
-    dtype: Annotated[str | None, Setting("of all tensors (their own)", choices=("float32", "bfloat16", "float16"))] = (
-        None
-    )
-    largest: Annotated[float, Setting("with --hf: GB a file has at most", metavar="GB", gt=0)] = 5.0
+    dtype: Annotated[
+        str | None, Setting("data type of all tensors (their own)", choices=("float32", "bfloat16", "float16"))
+    ] = None
+    largest: Annotated[float, Setting("with --hf: maximum size of a file, in GB", metavar="GB", gt=0)] = 5.0
     version: Annotated[
-        int | None, Setting("this version of every fragment (the newest of each)", metavar="V", flag_only=True)
+        int | None, Setting("export this version of every fragment (the newest of each)", metavar="V", flag_only=True)
     ] = None
     at: Annotated[
         str | None,
-        Setting("as it was then: 2026-11-21T14:30:00, or seconds since 1970", metavar="TIME", flag_only=True),
+        Setting(
+            "export the model as of this time: 2026-11-21T14:30:00, or seconds since 1970",
+            metavar="TIME",
+            flag_only=True,
+        ),
     ] = None
-    force: Annotated[bool, Setting("replace what is there", flag_only=True)] = False
+    force: Annotated[bool, Setting("replace existing output", flag_only=True)] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,33 +310,47 @@ class Follow(InRun, Signed):
     into: Annotated[str | None, Setting("write each cut into this folder", metavar="DIR", flag_only=True)] = None
     exec: Annotated[
         str | None,
-        Setting("run this after each; ISTHMUS_CUT and ISTHMUS_CUT_DIR say which", metavar="CMD", flag_only=True),
+        Setting(
+            "command to run after each cut; ISTHMUS_CUT and ISTHMUS_CUT_DIR hold its version and folder",
+            metavar="CMD",
+            flag_only=True,
+        ),
     ] = None
-    every: Annotated[int, Setting("cuts whose version is a multiple of N", metavar="N", ge=1, flag_only=True)] = 1
+    every: Annotated[
+        int, Setting("follow only cuts whose version is a multiple of N", metavar="N", ge=1, flag_only=True)
+    ] = 1
     series: Annotated[
         str | None,
-        Setting("keep the number that --exec prints last: `isthmus status` shows it", metavar="NAME", flag_only=True),
+        Setting(
+            "store the last number that --exec prints as a series of this name, for `isthmus status`",
+            metavar="NAME",
+            flag_only=True,
+        ),
     ] = None
-    fragment: Annotated[list[int] | None, Setting("only these (all)", metavar="P", flag_only=True)] = None
-    mixed: Annotated[bool, Setting("each fragment at its newest version", flag_only=True)] = False
-    at_most_every: Annotated[float, Setting("seconds between two cuts, at least", metavar="S", ge=0)] = 0.0
-    dtype: Annotated[str | None, Setting("of all tensors (their own)", choices=("float32", "bfloat16", "float16"))] = (
-        None
-    )
-    largest: Annotated[float, Setting("GB a file has at most", metavar="GB", gt=0)] = 5.0
-    keep: Annotated[int, Setting("cuts that stay in DIR", metavar="N", ge=1, flag_only=True)] = 2
-    cuts: Annotated[int | None, Setting("end after so many (never)", metavar="N", ge=1, flag_only=True)] = None
+    fragment: Annotated[list[int] | None, Setting("only these fragments (all)", metavar="P", flag_only=True)] = None
+    mixed: Annotated[
+        bool, Setting("follow each fragment at its newest version, even if versions differ", flag_only=True)
+    ] = False
+    at_most_every: Annotated[float, Setting("minimum seconds between two cuts", metavar="S", ge=0)] = 0.0
+    dtype: Annotated[
+        str | None, Setting("data type of all tensors (their own)", choices=("float32", "bfloat16", "float16"))
+    ] = None
+    largest: Annotated[float, Setting("maximum size of a file, in GB", metavar="GB", gt=0)] = 5.0
+    keep: Annotated[int, Setting("number of newest cuts to keep in DIR", metavar="N", ge=1, flag_only=True)] = 2
+    cuts: Annotated[int | None, Setting("exit after this many cuts (never)", metavar="N", ge=1, flag_only=True)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gc(InRun, Signed, Reported):
     """Settings of `isthmus gc`."""
 
-    keep: Annotated[int, Setting("versions of each fragment that stay foldable", metavar="N", ge=1)] = KEPT_VERSIONS
-    min_age: Annotated[float, Setting("leave what was written less than S seconds ago", metavar="S", ge=0)] = MIN_AGE_S
-    apply: Annotated[bool, Setting("do it", flag_only=True)] = False
+    keep: Annotated[int, Setting("newest versions of each fragment that must remain foldable", metavar="N", ge=1)] = (
+        KEPT_VERSIONS
+    )
+    min_age: Annotated[float, Setting("keep objects that are younger than S seconds", metavar="S", ge=0)] = MIN_AGE_S
+    apply: Annotated[bool, Setting("delete and pack; without this flag, only report", flag_only=True)] = False
     every: Annotated[
-        float | None, Setting("with --apply: do it again every S seconds, for ever", metavar="S", gt=0)
+        float | None, Setting("with --apply: repeat every S seconds until interrupted", metavar="S", gt=0)
     ] = None
 
 
@@ -302,45 +358,43 @@ class Gc(InRun, Signed, Reported):
 class Heal(InRun, Signed, Reported):
     """Settings of `isthmus heal`."""
 
-    fragment: Annotated[list[int] | None, Setting("only these (all)", metavar="P", flag_only=True)] = None
-    apply: Annotated[bool, Setting("do it", flag_only=True)] = False
+    fragment: Annotated[list[int] | None, Setting("only these fragments (all)", metavar="P", flag_only=True)] = None
+    apply: Annotated[bool, Setting("restart the fragments; without this flag, only report", flag_only=True)] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
     """Settings of `isthmus access`."""
 
-    folder: Annotated[str, Setting("where the files go, e.g. a volume that services mount read-only", positional=True)]
+    folder: Annotated[str, Setting("output folder, e.g. a volume that services mount read-only", positional=True)]
     run: Annotated[
         str | None,
-        Setting("write the policies of its store too, for this run: s3://bucket/prefix", metavar="URL", flag_only=True),
+        Setting("also write the store's policies for this run: s3://bucket/prefix", metavar="URL", flag_only=True),
     ] = None
-    learner: Annotated[
-        list[str] | None, Setting("a learner; several times for several", metavar="NAME", flag_only=True)
-    ] = None
+    learner: Annotated[list[str] | None, Setting("names of learners", metavar="NAME", flag_only=True)] = None
     series: Annotated[
         list[str] | None,
-        Setting("a follower that writes this series (isthmus follow --series)", metavar="NAME", flag_only=True),
+        Setting("names of series that followers write (isthmus follow --series)", metavar="NAME", flag_only=True),
     ] = None
     strict: Annotated[
         bool,
         Setting(
-            "no learner reads another's checkpoints and no follower any: a newcomer warms up with fresh moments, a "
-            "followed model has no running statistics",
+            "learners read only their own checkpoints, and followers "
+            "none: new learners start with fresh moments, and followed models lack running statistics",
             flag_only=True,
         ),
     ] = False
-    json: Annotated[str | None, Setting("write which files there are as JSON too", metavar="PATH", flag_only=True)] = (
-        None
-    )
+    json: Annotated[
+        str | None, Setting("also write the list of files to this path, as JSON", metavar="PATH", flag_only=True)
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeysNew:
     """Settings of `isthmus keys new`."""
 
-    name: Annotated[str, Setting("what it is called, and what its files are", positional=True, flag_only=True)]
-    folder: Annotated[str, Setting("where its two files go", metavar="DIR", flag_only=True)] = "~/.isthmus"
+    name: Annotated[str, Setting("name of the key, and of its two files", positional=True, flag_only=True)]
+    folder: Annotated[str, Setting("folder for the two files", metavar="DIR", flag_only=True)] = "~/.isthmus"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,9 +408,10 @@ class KeysShow:
 class KeysVerify(InRun):
     """Settings of `isthmus keys verify`."""
 
-    object: Annotated[str, Setting("an object's key in the run", positional=True, flag_only=True)]
+    object: Annotated[str, Setting("path of the object in the run", positional=True, flag_only=True)]
     into: Annotated[
-        str | None, Setting("write there what ssh-keygen -Y verify checks", metavar="DIR", flag_only=True)
+        str | None,
+        Setting("write the files that ssh-keygen -Y verify reads to this folder", metavar="DIR", flag_only=True),
     ] = None
 
 
@@ -365,7 +420,7 @@ class MembersList(InRun, Reported):
     """Settings of `isthmus members list`."""
 
     allowed_signers: Annotated[
-        bool, Setting("print it as the file that ssh-keygen -Y verify -f reads", flag_only=True)
+        bool, Setting("print the members as an allowed-signers file for ssh-keygen -Y verify -f", flag_only=True)
     ] = False
 
 
@@ -375,16 +430,20 @@ class MembersAdd(InRun, Signed):
 
     name: Annotated[
         str,
-        Setting("of the member; acme-* stands for every name that begins so", positional=True, flag_only=True),
+        Setting(
+            "name of the member; acme-* stands for every name that starts with acme-", positional=True, flag_only=True
+        ),
     ]
-    public_key: Annotated[str, Setting("its public key: a .pub file, or the line in it", metavar="KEY", flag_only=True)]
+    public_key: Annotated[
+        str, Setting("the member's public key: a .pub file, or the line in it", metavar="KEY", flag_only=True)
+    ]
     member_role: Annotated[
-        str, Setting("what it may do", name="as", choices=tuple(MemberRole), metavar="ROLE", flag_only=True)
+        str, Setting("role of the member", name="as", choices=tuple(MemberRole), metavar="ROLE", flag_only=True)
     ] = MemberRole.LEARNER.value
     bucket: Annotated[
         str | None,
         Setting(
-            "near it, for its updates and a copy of what is published: s3://BUCKET/PREFIX?region=NAME",
+            "bucket near the member, for its updates and copies of published values: s3://BUCKET/PREFIX?region=NAME",
             metavar="URL",
             flag_only=True,
         ),
@@ -395,7 +454,7 @@ class MembersAdd(InRun, Signed):
 class MembersRemove(InRun, Signed):
     """Settings of `isthmus members remove`."""
 
-    name: Annotated[str, Setting("of the member", positional=True, flag_only=True)]
+    name: Annotated[str, Setting("name of the member", positional=True, flag_only=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -403,15 +462,16 @@ class MembersRotate(InRun, Signed):
     """Settings of `isthmus members rotate`."""
 
     name: Annotated[
-        str | None, Setting("of the member that has a new key or bucket", name="member", metavar="NAME", flag_only=True)
+        str | None,
+        Setting("name of the member whose key or bucket changes", name="member", metavar="NAME", flag_only=True),
     ] = None
-    public_key: Annotated[str | None, Setting("with --member: its new public key", metavar="KEY", flag_only=True)] = (
-        None
-    )
+    public_key: Annotated[
+        str | None, Setting("with --member: the member's new public key", metavar="KEY", flag_only=True)
+    ] = None
     bucket: Annotated[
         str | None,
         Setting(
-            "with --member: its bucket from now on; '' for the run's own (its updates are found in both)",
+            "with --member: the member's new bucket; '' for the run's own (updates are found in both)",
             metavar="URL",
             flag_only=True,
         ),
@@ -419,43 +479,43 @@ class MembersRotate(InRun, Signed):
     no_checkpoints: Annotated[
         bool,
         Setting(
-            "with --public-key: nothing that the old key signed is gone on from, as where somebody has stolen it",
+            "with --public-key: do not resume from checkpoints that the old key signed, e.g. if it was stolen",
             flag_only=True,
         ),
     ] = False
-    successor: Annotated[
-        str | None, Setting("private key that owns the run from now on", metavar="FILE", flag_only=True)
-    ] = None
+    successor: Annotated[str | None, Setting("private key of the run's new owner", metavar="FILE", flag_only=True)] = (
+        None
+    )
 
 
 FAMILIES = {
-    "keys": "keys that sign: make one, look at one, see who signed an object",
-    "members": "who may take part in a run: its owner says it, and all check it",
+    "keys": "create and show signing keys, and verify who signed an object",
+    "members": "list and change the members of a signed run",
 }
 
 COMMANDS = commands_of(
     "isthmus_services",
     (
-        ("", Demo, "train a small model with four learner processes, watch and report"),
-        ("", Init, "create a run: its object and version 0"),
-        ("", Syncer, "merge what learners announce; any number may run"),
+        ("", Demo, "train a small model with four learner processes, show progress and report the result"),
+        ("", Init, "create a run: write its run object and version 0 of the model"),
+        ("", Syncer, "merge the updates of learners; any number of syncers may serve a run"),
         ("", Learner, "train with the built-in trainer or your own"),
-        ("", Status, "versions, learners, who is behind and why, rejections, ledger; --watch: live"),
-        ("", Board, "a page of the run, live and at any moment of its past; or as one file"),
-        ("", Doctor, "check everything a run rests on, and say what to do"),
-        ("", Replay, "fold the log again and compare every digest; under other rules; as a timeline"),
-        ("", Explain, "the story of one update or one commit"),
-        ("", Export, "write the global model as a safetensors file"),
-        ("", Heal, "start a fragment again whose log cannot be folded any more (a dry run by default)"),
-        ("", Follow, "bring every new version of the global model into a folder, or to a command"),
-        ("", Gc, "delete objects that the run no longer needs, pack old commits; a dry run by default"),
-        ("keys", KeysNew, "make an Ed25519 key as OpenSSH keeps it"),
-        ("keys", KeysShow, "the public key and the fingerprint of a file"),
-        ("keys", KeysVerify, "who signed an object of a run, and whether it may; for ssh-keygen, too"),
-        ("members", MembersList, "who may take part, as what, and since when"),
-        ("members", MembersAdd, "let a key take part"),
-        ("members", MembersRemove, "let a member take part no longer, from a stated commit on"),
-        ("members", MembersRotate, "give a member, or the run, another key"),
-        ("", Access, "make the passwords, the ACL and the settings of Redis for a new installation"),
+        ("", Status, "show versions, learners and why they are behind, rejections and the ledger; --watch: live"),
+        ("", Board, "serve a web page of the run, live and at any past moment, or write it to one file"),
+        ("", Doctor, "check the machine, store, bus and permissions of a run, and give advice for each problem"),
+        ("", Replay, "fold the log again and compare every digest, or fold it under other rules (--set)"),
+        ("", Explain, "print the history of one update, commit or fragment"),
+        ("", Export, "write the global model to a safetensors file, a transformers folder or a checkpoint folder"),
+        ("", Heal, "restart a fragment whose log can no longer be folded (a dry run by default)"),
+        ("", Follow, "write every new version of the global model to a folder, or run a command on it"),
+        ("", Gc, "delete objects that the run no longer needs and pack old commits (a dry run by default)"),
+        ("keys", KeysNew, "create an Ed25519 key pair in OpenSSH format"),
+        ("keys", KeysShow, "print the public key and the fingerprint of a key file"),
+        ("keys", KeysVerify, "print who signed an object, and whether the signer may write it"),
+        ("members", MembersList, "list the members, their roles and their keys"),
+        ("members", MembersAdd, "add a member with its public key"),
+        ("members", MembersRemove, "remove a member, from a stated commit on"),
+        ("members", MembersRotate, "change the key or bucket of a member, or the key that owns the run"),
+        ("", Access, "create the passwords, Redis settings and store policies of a new installation"),
     ),
 )

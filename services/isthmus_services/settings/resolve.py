@@ -200,9 +200,11 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, environment: Mapping[s
             metavar = s.metavar or (f"{{{','.join(s.choices)}}}" if s.choices else None)
             several: dict[str, Any] = {"action": _several(s, only), "nargs": "+"} if s.is_list else {}
             groups[s.owner].add_argument(*names, dest=s.field, metavar=metavar, **several, **shared)
-    where = parser.add_argument_group("where settings come from: flags, ISTHMUS_… variables, a file, in that order")
-    where.add_argument("--config", metavar="FILE", help="TOML: settings of all commands, then a table per command")
-    where.add_argument("--show-settings", action="store_true", help="print every setting and its source, and stop")
+    where = parser.add_argument_group("sources of settings, in this order: flags, ISTHMUS_… variables, a file")
+    where.add_argument(
+        "--config", metavar="FILE", help="TOML file: settings for all commands, then one table per command"
+    )
+    where.add_argument("--show-settings", action="store_true", help="print every setting and its source, then exit")
 
 
 def resolve(

@@ -32,87 +32,96 @@ _OURS = re.compile(r"(isthmus\.demo(?:\.[a-z]\w*)*):([a-z]\w*)", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class InRun:
-    """Where the run is."""
+    """The run."""
 
-    run: Annotated[str, Setting("s3://bucket/prefix or a folder", positional=True)]
+    run: Annotated[str, Setting("location of the run: s3://bucket/prefix or a folder", positional=True)]
     owner: Annotated[
         str | None,
-        Setting("who must own the run: a fingerprint or a .pub file (default: anybody)", metavar="KEY"),
+        Setting("required owner of the run: a fingerprint or a .pub file (default: any)", metavar="KEY"),
     ] = None
     run_digest: Annotated[
         str | None,
-        Setting("which run it must be: its digest, or at least 32 digits of it (default: any)", metavar="HEX"),
+        Setting("required digest of the run, or at least its first 32 digits (default: any)", metavar="HEX"),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signed:
-    """Who writes."""
+    """Signing."""
 
     key: Annotated[
         str | None,
-        Setting("OpenSSH Ed25519 private key that signs all that is written (default: nothing is)", metavar="FILE"),
+        Setting(
+            "OpenSSH Ed25519 private key that signs everything this process writes (default: do not sign)",
+            metavar="FILE",
+        ),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakingPart(Signed):
-    """Who takes part."""
+    """Unsigned runs."""
 
-    insecure: Annotated[
-        bool, Setting("take part although nothing in the run is signed and its store or bus is on another machine")
-    ] = False
+    insecure: Annotated[bool, Setting("allow an unsigned run whose store or bus is on another machine")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnBus:
-    """Where the bus is."""
+    """The bus."""
 
     bus: Annotated[
-        str | None, Setting("redis://host:port (default: the embedded bus beside a run in a folder)", metavar="URL")
+        str | None,
+        Setting("URL of the bus, redis://host:port (default: the embedded bus of a run in a folder)", metavar="URL"),
     ] = None
-    bus_user: Annotated[str | None, Setting("user of the bus, where its URL names none", metavar="NAME")] = None
+    bus_user: Annotated[str | None, Setting("user name on the bus, if its URL has none", metavar="NAME")] = None
     bus_password: Annotated[str | None, Setting("password of the bus", secret=True)] = None
     bus_password_file: Annotated[str | None, Setting("file that holds the password of the bus", metavar="FILE")] = None
     bus_ca: Annotated[
         str | None,
-        Setting("file (PEM) of authorities that the bus's certificate may be signed by, for rediss://", metavar="FILE"),
+        Setting("PEM file of the authorities that may sign the bus's certificate, for rediss://", metavar="FILE"),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seeded:
-    """Initial parameters."""
+    """Random numbers."""
 
     seed: Annotated[
-        int, Setting("seed of the initial parameters, and of what a demo draws", ge=0, le=(1 << 63) - 1)
+        int,
+        Setting(
+            "seed of the initial parameters, and of random choices in a demo or simulation", ge=0, le=(1 << 63) - 1
+        ),
     ] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reported:
-    """What is written besides what is printed."""
+    """Reports."""
 
-    json: Annotated[str | None, Setting("write what is printed there as JSON too", metavar="PATH", flag_only=True)] = (
-        None
-    )
+    json: Annotated[
+        str | None, Setting("also write the results to this path, as JSON", metavar="PATH", flag_only=True)
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """How a service shows itself."""
+    """Monitoring and logs."""
 
     http: Annotated[
         str | None,
-        Setting("serve /metrics, /healthz and /livez there, e.g. 0.0.0.0:9464 (default: not)", metavar="HOST:PORT"),
+        Setting(
+            "serve /metrics, /healthz and /livez at this address, e.g. 0.0.0.0:9464 (default: do not)",
+            metavar="HOST:PORT",
+        ),
     ] = None
     log_format: Annotated[
         str,
         Setting(
-            "json: one object per line; text: for people; auto: text on a terminal", choices=("auto", "json", "text")
+            "json: one object per line; text: plain lines; auto: text on a terminal, else json",
+            choices=("auto", "json", "text"),
         ),
     ] = "auto"
-    log_level: Annotated[str, Setting("least level that is logged", choices=("debug", "info", "warning", "error"))] = (
+    log_level: Annotated[str, Setting("lowest level that is logged", choices=("debug", "info", "warning", "error"))] = (
         "info"
     )
 
@@ -122,13 +131,13 @@ def _by_period(which: int) -> str:
     rda, *others = (
         (merge, *(f"{outer_for(merge, h)[which]:g}" for h in (LONG_STEPS, LONG_STEPS + 1))) for merge in MergeRule
     )
-    differ = "".join(f"; for {name} {short} and {long}" for name, short, long in others if (short, long) != rda[1:])
-    return f"({rda[1]}, or {rda[2]} where H is above {LONG_STEPS}{differ})"
+    differ = "".join(f"; {name}: {short} and {long}" for name, short, long in others if (short, long) != rda[1:])
+    return f"({rda[1]}, or {rda[2]} if H is above {LONG_STEPS}{differ})"
 
 
 def _sent(name: str) -> str:
     """Return the help text for the default of a codec."""
-    return f"({getattr(Rules(), name)}; {SENT_ISOTROPIC[name]} where matrices are sent isotropically)"
+    return f"({getattr(Rules(), name)}; with --isotropic-up {SENT_ISOTROPIC[name]})"
 
 
 _RULES = Rules()
@@ -141,14 +150,14 @@ CODECS = f"{{{','.join(CodecName)},q1.5,…}}"
 
 @dataclass(frozen=True, kw_only=True)
 class ArithmeticOfRun:
-    """Arithmetic of the run (fixed once it is created)."""
+    """Rules of the run (fixed when it is created)."""
 
     fragments: Annotated[int, OF_RULES] = _RULES.fragments
     sync_every: Annotated[int, OF_RULES] = _RULES.sync_every
     sync_every_max: Annotated[int, OF_RULES] = _RULES.sync_every_max
     merge: Annotated[
         str | None,
-        Setting("(iso where narrow matrices make it cheap, else rda)", choices=tuple(MergeRule), within=Rules),
+        Setting("(iso if it is cheap for the model's matrices, else rda)", choices=tuple(MergeRule), within=Rules),
     ] = None
     iso_block: Annotated[int, OF_RULES] = _RULES.iso_block
     trim: Annotated[float, OF_RULES] = _RULES.trim
@@ -162,8 +171,8 @@ class ArithmeticOfRun:
     feedback: Annotated[
         bool | None,
         Setting(
-            "what codecs drop, up and down, is sent the next time; else it is given up, and lengths are kept (fed "
-            "back, unless matrices are sent isotropically)",
+            "add what a codec drops to the next update or version, else "
+            "discard it but keep the norm (on, unless --isotropic-up)",
             of="error_feedback",
         ),
     ] = None
@@ -173,7 +182,7 @@ class ArithmeticOfRun:
 
 @dataclass(frozen=True, kw_only=True)
 class PaceOfRun:
-    """Pace (may change on the way; default: the run's)."""
+    """Pace (each process may override it; default: the run's)."""
 
     quorum: Annotated[int | None, OF_PACE] = None
     overlap: Annotated[float | None, OF_PACE] = None
@@ -191,7 +200,7 @@ def bus_of(settings: OnBus, run: str) -> str:
 
     bus = settings.bus or default_bus(run)
     if bus is None:
-        raise InputError(f"{run} is in a bucket: say which bus it uses with --bus redis://host:port")
+        raise InputError(f"{run} is in a bucket: give its bus with --bus redis://host:port")
     bus = trusting(bus, settings.bus_ca)
     return as_user(bus, settings.bus_user, settings.bus_password, settings.bus_password_file)
 

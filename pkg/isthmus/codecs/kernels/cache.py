@@ -36,7 +36,7 @@ def _warn(what: str, error: Exception) -> None:
         _said.add(what)
         logger.warning(
             "%s the compiled kernels on disk, so they are compiled anew, which takes some ten seconds: %s; "
-            "NUMBA_CACHE_DIR names another folder", what, told(error),
+            "set NUMBA_CACHE_DIR to another folder", what, told(error),
         )  # fmt: skip
 
 

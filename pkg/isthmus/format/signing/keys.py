@@ -56,20 +56,20 @@ def read_signer(path: str | Path, environment: Mapping[str, str] = os.environ) -
     except OSError as error:
         raise InputError(f"key {path}: {error.strerror}: `isthmus keys new NAME` makes one") from None
     if data.startswith(b"ssh-"):
-        raise InputError(f"key {path}: this is a public key; what signs is the private one, without .pub")
+        raise InputError(f"key {path}: this is a public key; name the private key, the file without .pub")
     if mode & (stat.S_IRWXG | stat.S_IRWXO) and not _is_mounted(path):
         raise InputError(f"key {path}: others may read it (mode {mode & 0o777:o}): chmod 600 {path}")
     try:
         key = load_ssh_private_key(data, _passphrase(environment))
     except TypeError:
         raise InputError(
-            f"key {path}: it is encrypted, or is not and a passphrase is given: {PASSPHRASE} or {PASSPHRASE_FILE} says "
-            "what opens it"
+            f"key {path}: it is encrypted and no passphrase is given, or it is not and one is given: set or "
+            f"unset {PASSPHRASE} or {PASSPHRASE_FILE}"
         ) from None
     except (ValueError, UnsupportedAlgorithm):
-        raise InputError(f"key {path}: no OpenSSH private key that this passphrase opens") from None
+        raise InputError(f"key {path}: this is no OpenSSH private key, or the passphrase is wrong") from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise InputError(f"key {path}: an Ed25519 key is wanted: ssh-keygen -t ed25519, or isthmus keys new NAME")
+        raise InputError(f"key {path}: only Ed25519 keys can sign: ssh-keygen -t ed25519, or isthmus keys new NAME")
     return _signer(key)
 
 
@@ -153,7 +153,7 @@ def read_public(said: str) -> bytes:
     except OSError as error:
         raise InputError(f"{said}: {error.strerror}: name a .pub file, or give its line in quotes") from None
     if "PRIVATE KEY" in text:
-        raise InputError(f"{said}: this is a private key, which stays where it is: name the .pub file beside it")
+        raise InputError(f"{said}: this is a private key, which must stay secret: name the .pub file beside it")
     return public_key(text)
 
 

@@ -165,8 +165,8 @@ class Peers:
         except TimeoutError:
             missing = ", ".join(str(rank) for rank in self.of if rank not in self._there)
             raise Unavailable(
-                f"of the ranks of this learner {missing} did not reach the first one within {2 * CONNECT_S:g} s: what "
-                "they say themselves tells why; ranks talk over TCP, at ports of the system's choice"
+                f"ranks {missing} of this learner did not reach the first rank within {2 * CONNECT_S:g} s: see their "
+                "logs for the cause; ranks connect over TCP, at ports that the system chooses"
             ) from None
 
     async def until_one_is_lost(self) -> None:

@@ -44,7 +44,7 @@ def run(arguments: declared.Bandwidth) -> int:
         latency_s=arguments.latency,
     ).check()
     if link.learners == 1:
-        raise InputError("--learners 1: one learner has nobody to exchange with and needs no link; give 2 or more")
+        raise InputError("--learners 1: a single learner exchanges no updates and needs no link; use 2 or more")
     wanted = arguments.utilization or ([] if arguments.gbit_s else [0.9])
     for utilization in wanted:
         if not 0.0 < utilization < 1.0:

@@ -83,9 +83,9 @@ def run(arguments: declared.Goodput) -> int:
     _show(rows)
     for size in dict.fromkeys(of.slice_chips for of in clusters.values()):
         of_size = [n for n, of in clusters.items() if of.slice_chips == size]
-        source = "given" if arguments.slice_chips else f"assumed for {_span(of_size)}; --slice-chips says otherwise"
+        source = "given" if arguments.slice_chips else f"assumed for {_span(of_size)}; use --slice-chips to change it"
         console.print(
-            f"lost together: {f'slices of {size} chips' if size > 1 else 'nothing but a chip'}, {source}",
+            f"unit of failure: {f'a slice of {size} chips' if size > 1 else 'one chip'}, {source}",
             highlight=False,
         )
     fitted = {"reconfigure_s": arguments.reconfigure_s is None, "restart_s": arguments.restart_s is None}
@@ -252,7 +252,7 @@ def _show(rows: Sequence[Row]) -> None:
     played = ("goodput", "95 %", "exact", "uptime")
     spent = ("waiting", "repairing", "reconfiguring", "lost")
     first = _table("where allocated chips' time goes: simulated, 95 % interval, exact", played)
-    second = _table("the rest of it; repairing is a part of waiting", spent)
+    second = _table("the rest of the time; repairing is a part of waiting", spent)
     last = None
     for row in rows:
         if last not in (None, row["chips"]):
@@ -283,7 +283,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 
 def _predictions(rows: Sequence[Row]) -> Table:
-    table = Table(title="published, and not fitted to", title_justify="left")
+    table = Table(title="published figures that were not used for fitting", title_justify="left")
     for title in ("mode", "chips", "what", "published", "predicted", "error"):
         table.add_column(title, justify="left" if title in ("mode", "what") else "right")
     for row in rows:

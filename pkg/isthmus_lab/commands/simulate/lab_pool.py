@@ -118,4 +118,6 @@ async def _ask(
             return msgspec.convert(said["row"], Row)
         progress(said["progress"])
     await process.wait()
-    raise InputError(f"{setting.name}, seed {seed}: the worker ended with {process.returncode}; its words are above")
+    raise InputError(
+        f"{setting.name}, seed {seed}: the worker ended with status {process.returncode}; its output is above"
+    )

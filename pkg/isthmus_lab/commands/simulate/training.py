@@ -40,7 +40,9 @@ def run(arguments: declared.Training) -> int:
     if arguments.only:
         settings = [s for s in settings if any(fnmatchcase(s.name, pattern) for pattern in arguments.only)]
         if not settings:
-            raise InputError(f"--only {' '.join(arguments.only)}: {arguments.experiment} has no setting of such a name")
+            raise InputError(
+                f"--only {' '.join(arguments.only)}: {arguments.experiment} has no setting with such a name"
+            )
     experiment = EXPERIMENTS[arguments.experiment]
     seeds = range(arguments.seeds or SEEDS[arguments.scale])
     jobs = [(setting, seed) for setting in settings for seed in seeds]

@@ -14,7 +14,7 @@ def run(settings: declared.KeysNew) -> int:
     path = Path(settings.folder).expanduser() / settings.name
     signer = new_signer()
     write_signer(path, signer, settings.name)
-    print(f"{path} signs, and stays where it is; {path}.pub is for the run's owner:")
+    print(f"private key: {path} (keep it secret); public key: {path}.pub (send it to the run's owner):")
     print(public_line(signer.author, settings.name))
     print(fingerprint(signer.author))
     return 0

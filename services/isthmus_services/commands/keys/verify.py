@@ -28,7 +28,8 @@ async def _verify(settings: declared.KeysVerify) -> int:
     async with open_log(settings.run, shared.owner_in(settings)) as log:
         if not can_be_named(settings.object):
             raise InputError(
-                f"{settings.object} is no key of an object, such as updates/00000/NAME/000000000012-0123456789abcdef"
+                f"{settings.object} is not the path of an object, such as "
+                "updates/00000/NAME/000000000012-0123456789abcdef"
             )
         try:
             blob = await checked.read(log.store, log.runtime, settings.object, memory.machine_bytes())
@@ -37,17 +38,17 @@ async def _verify(settings: declared.KeysVerify) -> int:
         try:
             kind = Kind(frame.kind_of(blob))
         except ValueError:
-            raise InputError(f"{settings.object} is no object of a run") from None
+            raise InputError(f"{settings.object} is not an object of a run") from None
         if not log.members.signed:
             raise InputError(f"{log.run.url}: nothing in this run is signed")
         why = await log.runtime.offload(_why_not, log, blob, kind, settings.object)
         author = frame.author_of(blob)
         names = _names(log.members.versions, author)
         said = f"{settings.object}: {kind.name.lower()} signed by {fingerprint(author)}"
-        print(f"{said} ({', '.join(names) or 'nobody that the membership names'})")
+        print(f"{said} ({', '.join(names) or 'not a member'})")
         if settings.into is not None:
             print("\n".join(_write(Path(settings.into), log, blob, kind, names)))
-        print("the signature fits, and its author may write this" if why is None else f"not to be trusted: {why}")
+        print("the signature is valid, and the signer may write this object" if why is None else f"not trusted: {why}")
         return 0 if why is None else 1
 
 
@@ -55,14 +56,14 @@ def _why_not(log: Log, blob: frame.Body, kind: Kind, key: str) -> str | None:
     """Return why an object is not to be trusted, or None if it is. Every version of the membership has been read."""
     try:
         if kind == Kind.RUN:
-            return None if key == RUN_KEY and frame.digest(blob) == log.run.digest else "it is another run's"
+            return None if key == RUN_KEY and frame.digest(blob) == log.run.digest else "it belongs to another run"
         if kind == Kind.MEMBERS:
             known = any(frame.digest(blob) == membership.digest for membership in log.members.versions)
             return None if known else "it is in no membership of this run"
         record = next((record for record, of in KINDS.items() if of == kind), None)
         if record is None:
             log.members.require_author(blob, kind)
-            return f"a {kind.name.lower()} says nothing alone: what names it does"
+            return f"a {kind.name.lower()} cannot be verified alone: verify the object that names it"
         if kind == Kind.COMMIT:
             log.gate.commit(blob, *_fragment_and_version(key))
             return None
@@ -71,7 +72,7 @@ def _why_not(log: Log, blob: frame.Body, kind: Kind, key: str) -> str | None:
             by = log.members.current.version
             log.members.require_member(opened.author, WRITERS[kind], learner_in(key) or None, by)
         except RecordInvalid as error:
-            return f"it counts only where a commit or the owner vouches for it: {error.detail}"
+            return f"it is trusted only if a commit or the owner vouches for it: {error.detail}"
     except (RecordInvalid, LogCorrupt) as error:
         return str(error)
     return None

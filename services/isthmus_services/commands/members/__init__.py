@@ -38,7 +38,7 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
     async with open_log(settings.run, shared.trust_in(settings)) as log:
         require_signed(log)
         if log.signer is None:
-            raise InputError("say with which key: --key FILE of the run's owner")
+            raise InputError("use --key FILE with the private key of the run's owner")
         heads = []
         for fragment in log.run.layout.fragments:
             newest = await log.newest(fragment.index)
@@ -50,7 +50,8 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
         after = await write(log.store, log.members, log.signer, entries, heads, log.runtime.wall(), successor=successor)
         return [
             f"membership {after.version}: {len(after.members)} members, owner {fingerprint(after.owner)}",
-            "syncers make the next commit that they begin under it; after these versions no other is accepted: "
+            "syncers apply it to the commits that they begin from now "
+            "on; after these versions, no other membership is accepted: "
             + ", ".join(f"{p}/{version}" for p, version in enumerate(after.until[:8]))
             + (", …" if len(after.until) > 8 else ""),
         ]
@@ -92,7 +93,7 @@ async def _newest_of(log: Log, name: str, checkpoints: Sequence[Entry]) -> list[
         logger.info("%s may resume from step %d", name, opened.header.step)
         return [frame.signature_of(blob)]
     if checkpoints:
-        logger.warning("no checkpoint of %s can be used: its next incarnation starts without one", name)
+        logger.warning("no checkpoint of %s is valid: its next incarnation starts without a checkpoint", name)
     return []
 
 
@@ -102,7 +103,10 @@ def bucket_of(url: str | None) -> str:
         return ""
     place = Place.of(url)
     if not (place.in_bucket or place.scheme == "file") or "@" in place.authority:
-        raise InputError(f"--bucket {place}: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, or file:///PATH beside a folder")
+        raise InputError(
+            f"--bucket {place}: write it as s3://BUCKET/PREFIX, "
+            "gs://BUCKET/PREFIX, or file:///PATH if the run is in a folder"
+        )
     return url
 
 

@@ -21,11 +21,12 @@ def run(settings: declared.MembersAdd) -> int:
     def made(before: Membership) -> Sequence[MemberSpec]:
         there = next((m for m in before.members if m.name == entry.name), None)
         if there == entry:
-            raise InputError(f"{entry.name} is a member already, as this {entry.role}, with this key and bucket")
+            raise InputError(f"{entry.name} is already a member with this role ({entry.role}), key and bucket")
         if there is not None:
             raise InputError(
-                f"{entry.name} is a {there.role} already: `isthmus members rotate --member {entry.name}` gives it "
-                "another key or bucket, `members remove` makes room for another role"
+                f"{entry.name} is already a member, as a {there.role}: change "
+                f"its key or bucket with `isthmus members rotate --member {entry.name}`; to change its "
+                "role, use `members remove` first"
             )
         return changed(before.members, added=entry)
 

@@ -31,7 +31,7 @@ def run(settings: declared.MembersList) -> int:
         table.add_column(heading)
     for m in now.members:
         table.add_row(Text(m.name), m.role, fingerprint(m.key), Text(m.bucket))
-    console.print(table if now.members else "nobody but the owner")
+    console.print(table if now.members else "no members besides the owner")
     write_json(
         {
             "version": now.version,

@@ -15,7 +15,7 @@ def run(settings: declared.MembersRemove) -> int:
     def made(before: Membership) -> Sequence[MemberSpec]:
         if settings.name not in (m.name for m in before.members):
             known = ", ".join(m.name for m in before.members) or "nobody"
-            raise InputError(f"{settings.name} is no member; members are {known}")
+            raise InputError(f"{settings.name} is not a member; members are {known}")
         return changed(before.members, without=settings.name)
 
     return change(settings, made)

@@ -18,11 +18,11 @@ from isthmus_services.settings import declared
 def run(settings: declared.MembersRotate) -> int:
     """Write the change. Raises `InputError` if the flags do not say exactly what is to change."""
     if (settings.name is None) == (settings.successor is None):
-        raise InputError("say whose key is to change: --member NAME with --public-key, or --successor FILE for the run")
+        raise InputError("use either --member NAME (with --public-key or --bucket) or --successor FILE")
     if settings.successor is not None:
         return change(settings, lambda before: before.members, read_signer(settings.successor))
     if settings.public_key is None and settings.bucket is None:
-        raise InputError("--member: say which key it has now, with --public-key, or which bucket, with --bucket")
+        raise InputError("--member needs the member's new key (--public-key) or new bucket (--bucket)")
     given: dict[str, Any] = {"key": read_public(settings.public_key)} if settings.public_key else {}
     if settings.bucket is not None:
         given["bucket"] = bucket_of(settings.bucket)
@@ -37,5 +37,5 @@ class _Given:
     def __call__(self, before: Membership) -> Sequence[MemberSpec]:
         there = next((m for m in before.members if m.name == self.name), None)
         if there is None:
-            raise InputError(f"{self.name} is no member")
+            raise InputError(f"{self.name} is not a member")
         return changed(before.members, added=msgspec.structs.replace(there, **self.changes))
