@@ -412,7 +412,7 @@ async def test_status_says_that_a_run_grows_until_it_is_collected(
         for says in (True, False):
             assert await asyncio.to_thread(main, ["status", str(folder)]) in (0, 1)
             said = " ".join(capsys.readouterr().out.split())
-            assert (f"isthmus gc {w.run.url} says" in said) is says, said
+            assert (f"isthmus gc {w.run.url} lists" in said) is says, said
             await collected(w, keep=2)
 
 

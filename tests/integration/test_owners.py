@@ -325,7 +325,7 @@ def test_strangers_are_not_heard_and_who_never_comes_is_named(tmp_path: Path, mo
             writer.close()
             _, writer = await asyncio.open_connection("127.0.0.1", peers.port)
             protocol.write(writer, 0, protocol.Hello(1, SECRET))
-            with pytest.raises(Unavailable, match="of the ranks of this learner 3 did not reach the first one"):
+            with pytest.raises(Unavailable, match="ranks 3 of this learner did not reach the first rank"):
                 await peers.complete()
             writer.close()
 

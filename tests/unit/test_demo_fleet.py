@@ -39,7 +39,7 @@ def test_a_learner_that_has_done_its_steps_is_done_merged_or_not(code: int, tmp_
 
 def test_one_that_keeps_ending_ends_the_demo(tmp_path: Path) -> None:
     fleet = fleet_of(1, tmp_path)
-    with pytest.raises(InputError, match="l ended with 1"):
+    with pytest.raises(InputError, match="l ended with status 1"):
         for _ in range(CRASHES_MAX):
             ended(fleet)
             fleet.tend(BusView(bytes(32)))

@@ -36,7 +36,7 @@ def test_what_no_demo_marked_is_refused_and_kept(theirs: str, tmp_path: Path) ->
     path = tmp_path / "d" / theirs
     path.parent.mkdir(parents=True)
     path.write_text("ten years")
-    with pytest.raises(InputError, match=r"no mark of a demo .*: nothing is deleted; choose another folder"):
+    with pytest.raises(InputError, match=r"no mark of a demo .*: nothing was deleted; choose another folder"):
         mark.claim(tmp_path / "d", ALL)
     assert path.read_text() == "ten years"
     assert not (tmp_path / "d" / mark.MARK).exists()
@@ -93,5 +93,5 @@ def test_the_command_says_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "run" / "thesis.txt").touch()
     assert main(["demo", "--out", str(tmp_path), "--steps", "1"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"isthmus demo: --out {tmp_path}: {tmp_path}/run is there, and no mark of a demo")
+    assert line.startswith(f"isthmus demo: --out {tmp_path}: {tmp_path}/run exists, but no mark of a demo")
     assert (tmp_path / "run" / "thesis.txt").exists()
