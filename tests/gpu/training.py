@@ -77,7 +77,7 @@ class Runs:
     def __init__(self, folder: Path, seconds: float, passes: float) -> None:
         """`passes`: what all runs together take, in units of the steps of one learner alone."""
         began = time.monotonic()
-        self.folder, self.text = folder, folder.parent / "text"
+        self.folder, self.text = folder, folder.parent / f"text-{TEXT_MAX >> 20}"
         self.held_out = gather_text(self.text)
         self.started: list[subprocess.Popen[bytes]] = []
         self.steps = self._steps(began + seconds, passes)
