@@ -5,7 +5,7 @@ a real server is never in the first tier. Each tier contains the tiers before it
 is given.
 
     check   algorithm, unit, fuzz, forgery, conformance on a folder, SQLite and the simulator
-    test    conformance on real servers, integration, simulation, infra, docs, and what carries `tier("test")`
+    test    conformance on real servers, integration, advice, simulation, infra, docs, and what carries `tier("test")`
     all     e2e, chaos, release, scale, gpu, and what carries `tier("all")`
 
 Tests with the mark `gpu` run only by `make gpu`.
@@ -24,7 +24,7 @@ TIERS = ("check", "test", "all")
 
 DIRECTORIES = {
     "unit": "check", "fuzz": "check", "conformance": "check", "forgery": "check", "algorithm": "check",
-    "integration": "test", "simulation": "test", "infra": "test", "docs": "test",
+    "integration": "test", "advice": "test", "simulation": "test", "infra": "test", "docs": "test",
     "e2e": "all", "chaos": "all", "release": "all", "scale": "all", "gpu": "all",
 }  # fmt: skip
 
