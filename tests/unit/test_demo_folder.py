@@ -10,13 +10,14 @@ from isthmus.format.records import keys
 from isthmus_services.demo import mark
 from isthmus_services.main import main
 
-ALL = (mark.RUN, mark.LOGS, mark.SERVERS)
+ALL = (mark.RUN, mark.LOGS, mark.SERVERS, mark.KEYS)
 
 
 def earlier(out: Path) -> None:
     """Create the files that a demo leaves."""
     mark.claim(out, ALL)
-    for name in ("run/commits/00000/1", "run/bus.sqlite", "run/.scratch/x", "logs/learner-0.log", "servers/redis.log"):
+    files = "run/commits/00000/1 run/bus.sqlite run/.scratch/x logs/learner-0.log servers/redis.log keys/owner.pub"
+    for name in files.split():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).touch()
     (out / "run" / "run").touch()
@@ -42,7 +43,7 @@ def test_what_no_demo_marked_is_refused_and_kept(theirs: str, tmp_path: Path) ->
     assert not (tmp_path / "d" / mark.MARK).exists()
 
 
-@pytest.mark.parametrize("theirs", ["run/thesis.txt", "logs/app.log", "servers/data"])
+@pytest.mark.parametrize("theirs", ["run/thesis.txt", "logs/app.log", "servers/data", "keys/id_ed25519"])
 def test_in_a_marked_folder_what_a_demo_does_not_write_keeps_all_of_it(theirs: str, tmp_path: Path) -> None:
     out = tmp_path / "d"
     earlier(out)
@@ -51,6 +52,7 @@ def test_in_a_marked_folder_what_a_demo_does_not_write_keeps_all_of_it(theirs: s
         mark.claim(out, ALL)
     assert (out / theirs).read_text() == "ten years"
     assert (out / "run" / "run").exists()
+    assert (out / "keys" / "owner.pub").exists()
     assert (out / "logs" / "learner-0.log").exists()
 
 

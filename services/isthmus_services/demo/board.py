@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,11 +16,13 @@ STOP_S = 5.0
 
 
 @contextmanager
-def shown(store: str, bus: str, log: Path) -> Iterator[str]:
-    """Serve the board of a run while the body runs; yield its URL. Raises `InputError` if the board does not start."""
+def shown(place: Mapping[str, str], log: Path) -> Iterator[str]:
+    """Serve the board of a run while the body runs; yield its URL. Raises `InputError` if the board does not start.
+
+    `place`: the variables that name the run, its bus and its owner.
+    """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ISTHMUS_")}
-    # In the environment: on a command line, every user of the machine could read the bus's password.
-    environment |= {"ISTHMUS_RUN": store, "ISTHMUS_BUS": bus, "PYTHONUNBUFFERED": "1"}
+    environment |= {**place, "PYTHONUNBUFFERED": "1"}
     with open(log, "wb") as out:
         process = subprocess.Popen(
             isthmus_command("board", "--http", "127.0.0.1:0"),

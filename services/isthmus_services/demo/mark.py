@@ -16,7 +16,7 @@ from isthmus.version import __version__
 MARK = ".isthmus-demo"
 MADE_BY = "isthmus demo"
 
-RUN, LOGS, SERVERS = "run", "logs", "servers"
+RUN, LOGS, SERVERS, KEYS = "run", "logs", "servers", "keys"
 FILES = ("report.json", "loss.png")
 
 _OURS = {
@@ -26,6 +26,7 @@ _OURS = {
     ),
     LOGS: re.compile(r"(syncer|board|learner-\d+)\.log"),
     SERVERS: re.compile(r"seaweedfs|(seaweedfs|redis)\.log|dump\.rdb"),
+    KEYS: re.compile(r"(owner|syncer|learner-\d+)(\.pub)?"),
 }
 """Names of the files and folders that a demo writes in each of its folders."""
 

@@ -1,12 +1,12 @@
 """The demo from start to end: create the run, start the fleet, watch, kill, judge, report."""
 
 import asyncio
-import contextlib
 import os
 import random
+import shlex
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,19 +15,22 @@ import msgspec
 
 from isthmus import codecs
 from isthmus.agent.ports import bus_answers, open_place, open_ports
+from isthmus.bus import open_bus
 from isthmus.bus.base import BusItem
-from isthmus.errors import InputError, ObjectMissing, RecordInvalid
+from isthmus.errors import BucketMissing, InputError, ObjectMissing, RecordInvalid
 from isthmus.format.records.keys import RUN_KEY
 from isthmus.format.records.messages import Heartbeat, decode
 from isthmus.format.rules import Pace
 from isthmus.inspect.bus_view import BusView
 from isthmus.inspect.status import Live
 from isthmus.log import Log
-from isthmus.runtime.urls import Place
+from isthmus.log.trust import OWNER, Trust, is_near
+from isthmus.runtime.urls import redacted
 from isthmus.store import EdgeStore
 from isthmus_services.commands import init
-from isthmus_services.demo import board, judge, mark, report
+from isthmus_services.demo import board, identities, judge, mark, report
 from isthmus_services.demo.fleet import Fleet, Worker
+from isthmus_services.demo.identities import Identities
 from isthmus_services.demo.left import ALONE, DRAWING, JUDGING, LAST, TRAINING, Left
 from isthmus_services.demo.watch import Watch
 from isthmus_services.output.report import stdout, write_json
@@ -63,14 +66,20 @@ def run(settings: declared.Demo) -> int:
     shared.need("matplotlib", "demo")
     logs.quiet()
     out = Path(settings.out)
-    mark.claim(out, _folders(settings))
+    store = settings.store or str(out / mark.RUN)
+    bus = "" if settings.servers else shared.bus_of(settings, store)
+    signed = not settings.servers and not (is_near(store) and is_near(bus))
+    if not settings.servers:
+        asyncio.run(_require_usable(settings, bus))
+    mark.claim(out, _folders(settings, signed))
     started = time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(_terminated_as_interrupt())
-        store, bus = _place(settings, out, stack)
-        if not settings.servers:
-            asyncio.run(_refuse_existing(store))
-        made = init.create(settings, store, Pace(), create_bucket=settings.servers)
+        if settings.servers:
+            store, bus = _servers(out, stack)
+        keys = identities.new(out / mark.KEYS, settings.learners) if signed else None
+        trust = Trust(keys.owner, keys.fingerprint) if keys else Trust()
+        made = init.create(settings, store, Pace(), trust, create_bucket=settings.servers)
         codecs.warm(made.rules.codec_up, made.rules.codec_down)  # compiled once, for all processes
         print(
             f"{store}: {made.layout.size:,} parameters in {len(made.layout.fragments)} fragments, "
@@ -78,23 +87,34 @@ def run(settings: declared.Demo) -> int:
             f"{made.rules.codec_up} up, {made.rules.codec_down} down",
             flush=True,
         )
+        if keys:
+            print(f"other machines can reach this run: it is signed by its owner {keys.fingerprint}, key {keys.file}")
+        # In the environment: on a command line, every user of the machine could read the bus's password.
+        place = {"ISTHMUS_RUN": store, "ISTHMUS_BUS": bus} | ({OWNER: keys.fingerprint} if keys else {})
         url = ""
         if settings.board:
             (out / mark.LOGS).mkdir(parents=True, exist_ok=True)
-            url = stack.enter_context(board.shown(store, bus, out / mark.LOGS / "board.log"))
+            url = stack.enter_context(board.shown(place, out / mark.LOGS / "board.log"))
             print(f"board {url}", flush=True)
             board.open_in_browser(url)
-        status = asyncio.run(_demo(settings, out, store, bus, started))
+        status = asyncio.run(_demo(settings, out, place, trust, keys, started))
         if url:
             board.stay(url)
-        print(f"to see the run at any past moment: isthmus board {out / mark.RUN if settings.servers else store}")
+        kept = out / mark.RUN if settings.servers else store
+        where = ["--bus", redacted(bus)] if settings.bus else []
+        print(f"to see the run at any past moment: {shlex.join(['isthmus', 'board', str(kept), *where])}")
         return status
 
 
-async def _demo(a: declared.Demo, out: Path, store: str, bus: str, started: float) -> int:
-    async with open_ports(store, bus) as ports:
+async def _demo(
+    a: declared.Demo, out: Path, place: Mapping[str, str], trust: Trust, keys: Identities | None, started: float
+) -> int:
+    store = place["ISTHMUS_RUN"]
+    async with open_ports(store, place["ISTHMUS_BUS"], trust=trust) as ports:
         await bus_answers(ports.bus)
         log = ports.log
+        if keys:
+            await keys.admit(log)
         traffic = Totals()
         run = Live(log, ports.store, ports.bus, ports.runtime)
         text, held_out = _text(a)
@@ -102,7 +122,7 @@ async def _demo(a: declared.Demo, out: Path, store: str, bus: str, started: floa
         costs = judge.measure(text, (0, a.learners), held_out)
         watch = Watch(store, a.learners, a.steps, run, Left(costs.expected(a, windows)))
         run.on_said, run.on_commit = traffic.take, watch.committed
-        fleet = _fleet(a, out, store, bus)
+        fleet = _fleet(a, out, place, keys)
         following = asyncio.ensure_future(run.run())
         train_started = time.monotonic()
         with watch:
@@ -307,43 +327,48 @@ def _check(a: declared.Demo) -> None:
         text.shard(index, a.learners)
 
 
-def _folders(a: declared.Demo) -> tuple[str, ...]:
+def _folders(a: declared.Demo, signed: bool) -> tuple[str, ...]:
     """Return the names of the folders of `--out` that this demo writes: the run only if `--store` is not given."""
-    return (mark.LOGS, *((mark.SERVERS,) if a.servers else ()), *(() if a.store else (mark.RUN,)))
+    written = {mark.LOGS: True, mark.SERVERS: a.servers, mark.RUN: not a.store, mark.KEYS: signed}
+    return tuple(name for name, wanted in written.items() if wanted)
 
 
-def _place(a: declared.Demo, out: Path, stack: ExitStack) -> tuple[str, str]:
-    """Return the URLs of the run and of its bus. With `--servers`, start the servers first."""
-    if a.servers:
-        folder = out / mark.SERVERS
-        s3 = stack.enter_context(s3_server(folder))
-        redis = stack.enter_context(redis_server(folder))
-        os.environ.update(s3.environment)
-        print(f"S3 server {s3.url}, {redis.url}", flush=True)
-        return "s3://isthmus/demo", redis.url
-    store = a.store or str(out / mark.RUN)
-    return store, shared.bus_of(a, store)
+def _servers(out: Path, stack: ExitStack) -> tuple[str, str]:
+    """Start an S3 server and a Redis; return the URLs of the run and of its bus."""
+    folder = out / mark.SERVERS
+    s3 = stack.enter_context(s3_server(folder))
+    redis = stack.enter_context(redis_server(folder))
+    os.environ.update(s3.environment)
+    print(f"S3 server {s3.url}, {redis.url}", flush=True)
+    return "s3://isthmus/demo", redis.url
 
 
-async def _refuse_existing(store: str) -> None:
-    if Place.of(store).scheme not in ("", "file", "s3"):
-        return  # opening the store raises the error
-    async with open_place(store, threads=1) as opened:
-        with contextlib.suppress(ObjectMissing):
-            await opened.at_start.get_range(RUN_KEY, 0, 1)
-            raise InputError(f"{store} already holds a run: choose another --store (a demo needs a new run)")
+async def _require_usable(a: declared.Demo, bus: str) -> None:
+    """Raise, before files of an earlier demo are deleted, unless the bus answers and the store has room for a run."""
+    if a.bus:
+        async with open_bus(bus, bytes(32)) as opened:
+            await bus_answers(opened)
+    if not a.store:
+        return
+    try:
+        async with open_place(a.store, threads=1, make=a.create_bucket) as store:
+            await store.at_start.get_range(RUN_KEY, 0, 1)
+    except ObjectMissing:
+        return
+    except BucketMissing as error:
+        raise InputError(f"{error.url}: there is no such bucket: create it, or add --create-bucket") from None
+    raise InputError(f"{a.store} already holds a run: choose another --store (a demo needs a new run)")
 
 
-def _fleet(a: declared.Demo, out: Path, store: str, bus: str) -> Fleet:
+def _fleet(a: declared.Demo, out: Path, place: Mapping[str, str], keys: Identities | None) -> Fleet:
     folder = out / mark.LOGS
     folder.mkdir(parents=True, exist_ok=True)
     # The processes share the cores, so each library of a process may use one thread.
-    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    # In the environment: on a command line, every user of the machine could read the bus's password.
-    environment |= {"ISTHMUS_RUN": store, "ISTHMUS_BUS": bus}
+    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **place}
 
     def worker(name: str, kind: str, *command: str) -> Worker:
-        return Worker(name, kind, isthmus_command(*command), folder / f"{name}.log", environment)
+        own = environment | (keys.of(name) if keys else {})
+        return Worker(name, kind, isthmus_command(*command), folder / f"{name}.log", own)
 
     data = ["--data", a.data] if a.data else []
     learners = [

@@ -25,12 +25,22 @@ Gpu = Annotated[
     Setting("compute the matrices of isotropic merges on a CUDA GPU, with bit-identical results (default: on the CPU)"),
 ]
 
+CreateBucket = Annotated[bool, Setting("create the bucket if it does not exist")]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(OnBus, ArithmeticOfRun, Seeded, Reported):
     """Settings of `isthmus demo`."""
 
-    store: Annotated[str | None, Setting("location of the run (OUT/run)", metavar="URL")] = None
+    store: Annotated[
+        str | None,
+        Setting(
+            "location of the run; if other machines can reach it or the bus, the run is signed, with keys in OUT/keys "
+            "(OUT/run)",
+            metavar="URL",
+        ),
+    ] = None
+    create_bucket: CreateBucket = False
     steps: Annotated[int, Setting("optimizer steps per learner", ge=1)] = 1500
     learners: Annotated[int, Setting("learner processes", metavar="M", ge=1)] = 4
     data: Annotated[str | None, Setting("text file or folder (default: Python's standard library)", metavar="PATH")] = (
@@ -67,7 +77,7 @@ class Init(InRun, TakingPart, ArithmeticOfRun, PaceOfRun, Seeded):
     vectors: Annotated[
         list[str] | None, Setting("name patterns of tensors that the merge rule iso leaves to rda", metavar="NAME")
     ] = None
-    create_bucket: Annotated[bool, Setting("create the bucket if it does not exist")] = False
+    create_bucket: CreateBucket = False
 
 
 @dataclass(frozen=True, kw_only=True)
