@@ -22,6 +22,7 @@ from isthmus.link.link import Link
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run
 from isthmus.log.trust import Trust, trust_of
+from isthmus.runtime import log_lines
 from isthmus.runtime.urls import as_environment_says
 from isthmus.sinks import Sink
 from isthmus.store import EdgeStore, require_create_only
@@ -81,6 +82,8 @@ def join(
     restored and what is not. A new name in a run under way takes the moments of a healthy learner, or warms up
     (`Link.rate`).
 
+    If the program configures no logging, what Isthmus logs goes to stderr from level INFO on.
+
     This call waits for the store, and at first for the bus, for up to a minute. Training never waits, unless the run's
     pace has a `lead`. A round waits for this learner's updates for its grace, about a step. It does not wait for a
     learner that has been silent for `Pace.silence_s`.
@@ -92,8 +95,9 @@ def join(
             `DataParallel` are removed. If FSDP2 or tensor parallelism shard the model over the ranks of a job, or
             `DistributedDataParallel` replicates it, all these ranks are one learner: each makes the same call.
         optimizer: the inner optimizer; its state is kept when a fragment is adopted.
-        bus: `redis://host:port`; by default the embedded bus beside a run in a folder. If the URL names no user,
-            `ISTHMUS_BUS_USER` and `ISTHMUS_BUS_PASSWORD` (or `…_PASSWORD_FILE`) are used, as by the commands.
+        bus: `redis://host:port`; by default the value of `ISTHMUS_BUS`, else the embedded bus beside a run in a folder.
+            If the URL names no user, `ISTHMUS_BUS_USER` and `ISTHMUS_BUS_PASSWORD` (or `…_PASSWORD_FILE`) are used, as
+            by the commands.
         learner: this learner's name, unique in the run. A process that joins under the same name later goes on where
             the name stopped.
         create: rules, or a function that makes rules from the model's tensors: a missing run is created from this
@@ -146,9 +150,10 @@ def join(
     if not checkpoint_s > 0 or warmup_steps < 0:
         raise InputError(f"checkpoint_s {checkpoint_s:g} must be more than 0, warmup_steps {warmup_steps} at least 0")
     frozen_check = named(FrozenCheck, frozen, "value of frozen=")
-    bus = bus or default_bus(run)
+    log_lines.show()
+    bus = bus or os.environ.get("ISTHMUS_BUS") or default_bus(run)
     if bus is None:
-        raise InputError(f"{run} is in a bucket: pass the URL of its bus, bus='redis://host:port'")
+        raise InputError(f"{run} is in a bucket: pass the URL of its bus, bus='redis://host:port', or set ISTHMUS_BUS")
     bus = as_environment_says(bus, os.environ)
     trust = trust_of(key, owner, insecure, run_digest)
     settings = named(Hyperparameters, hyperparameters, "value of hyperparameters=")

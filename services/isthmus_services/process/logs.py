@@ -1,12 +1,10 @@
-"""The only module that configures logging: a JSON object per event, or lines of text."""
+"""Configures the logging of the commands: a JSON object per event, or lines of text."""
 
 import logging
 import sys
 
-from isthmus.errors import legible
-from isthmus.runtime.urls import without_passwords
+from isthmus.runtime.log_lines import TEXT, Lines
 
-TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _NOISY = ("botocore", "aiobotocore", "aiohttp", "asyncio", "numba", "matplotlib")
 
 _JSON = "isthmus-json"
@@ -39,26 +37,17 @@ def configure(format: str = "auto", level: str = "info", **context: str) -> None
             )
         )
     else:
-        handler.setFormatter(_Lines(TEXT))
+        handler.setFormatter(Lines(TEXT))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("isthmus").setLevel(level.upper())
 
 
-class _Lines(logging.Formatter):
-    """Writes a message as one line. Unprintable characters are escaped: other processes wrote parts of messages."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line of a record, legible and without passwords."""
-        record.message = legible(without_passwords(record.message))
-        return super().formatMessage(record)
-
-
 def quiet() -> None:
     """Log only warnings and errors, as text on stderr: for commands that have a display of their own."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Lines("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(Lines("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 

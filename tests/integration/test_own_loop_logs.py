@@ -1,0 +1,70 @@
+"""A training loop that configures no logging shows when its learner joins and leaves; ISTHMUS_BUS names its bus."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOOP = """
+import sys
+import torch
+import isthmus
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rules = isthmus.Rules(fragments=1, sync_every=2)
+with isthmus.join(sys.argv[1], model, optimizer, learner="a", create=rules) as link:
+    link.step(tokens=1)
+"""
+
+SHOWN = """
+import logging
+from isthmus.runtime import log_lines
+{before}
+log_lines.show()
+log_lines.show()
+logging.getLogger('isthmus.link').info('joined')
+{after}
+"""
+
+CONFIGURED = """
+logging.basicConfig(level=logging.INFO)
+logging.getLogger('isthmus.x').info('once')
+logging.getLogger().setLevel(logging.ERROR)
+logging.getLogger('isthmus.x').info('never')
+"""
+
+
+def lines_of(program: str, *arguments: str, **more: str) -> list[str]:
+    """Return what a program writes to stderr."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, *arguments],
+        env={**os.environ, **more}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stderr.splitlines()
+
+
+def test_a_loop_without_logging_shows_its_lines_and_takes_the_bus_of_the_environment(tmp_path: Path) -> None:
+    lines = lines_of(LOOP, str(tmp_path / "run"), ISTHMUS_BUS=f"sqlite://{tmp_path}/elsewhere.sqlite")
+    for words in ("a joined ", "a: 1 steps in "):
+        assert sum(words in line for line in lines) == 1, lines
+    assert (tmp_path / "elsewhere.sqlite").exists()
+    assert not (tmp_path / "run" / "bus.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        ("logging.basicConfig(level=logging.INFO, format='MINE %(message)s')", "", ["MINE joined"]),
+        ("logging.basicConfig(level=logging.ERROR)", "", []),
+        ("logging.getLogger('isthmus').setLevel(logging.ERROR)", "", []),
+        ("", CONFIGURED, ["joined", "INFO:isthmus.x:once"]),
+    ],
+    ids=["its own format", "errors only", "errors of isthmus only", "later"],
+)
+def test_a_program_that_configures_logging_decides(before: str, after: str, lines: list[str]) -> None:
+    found = lines_of(SHOWN.format(before=before, after=after))
+    assert len(found) == len(lines)
+    assert all(line.endswith(words) for line, words in zip(found, lines, strict=True)), found
