@@ -1,12 +1,15 @@
 """The `isthmus` command: one parser, one place where errors become exit codes.
 
 0 done · 1 a check failed, or the learner was fenced · 2 bad usage or input (one line on stderr says what and where) ·
-3 a learner completed its steps, but none of its work was merged · 130 interrupted · 143 a learner was told to stop
-(SIGTERM) before it had completed its steps
+3 a learner completed its steps, but none of its work was merged · 130 interrupted · 141 the reader of the output ended
+(`isthmus … | head`) · 143 a learner was told to stop (SIGTERM) before it had completed its steps
 """
 
 import argparse
 import importlib
+import os
+import select
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -72,6 +75,28 @@ def version() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
+    try:
+        try:
+            return _main(argv)
+        finally:
+            if sys.stdout is not None:  # it is None if the command was started without one
+                sys.stdout.flush()  # at exit, an error could not be caught any more
+    except BrokenPipeError:
+        if not _has_lost_its_reader(sys.stdout.fileno()):
+            raise
+        # What is still buffered goes nowhere, or Python would try to write it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _has_lost_its_reader(descriptor: int) -> bool:
+    """Return whether a file descriptor is a pipe or a socket that nothing reads any more."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return bool(poll.poll(0))
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = parsed(argv)
     try:
         return _run(arguments.command, arguments)

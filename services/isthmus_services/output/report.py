@@ -25,7 +25,11 @@ def stdout() -> "Console":
     """Return a console on stdout, as wide as the terminal or as COLUMNS says; else `PIPE_WIDTH` columns wide."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH)
+    class OnStdout(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # `main` handles it; rich would end with the exit code of a failed check
+
+    return OnStdout(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH)
 
 
 def require_free(path: str | Path, flag: str, *, force: bool) -> None:
