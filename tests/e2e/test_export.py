@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,22 @@ def test_a_file_that_is_there_is_replaced_only_with_force(
     assert main(["export", str(folder), "-o", str(out), "--force"]) == 0
     assert out.stat().st_size > 1000
     assert [p.name for p in tmp_path.iterdir() if "safetensors" in p.name] == [out.name], "no partial file is left"
+
+
+@pytest.mark.tier("test")
+def test_whoever_may_read_new_files_may_read_an_exported_model(folder: Path, tmp_path: Path) -> None:
+    net = ("--model", "integration.test_global_buffers:net")
+    assert main(["init", str(folder), *net]) == 0
+    before = os.umask(0o027)
+    try:
+        assert main(["export", str(folder), "-o", str(tmp_path / "m.safetensors")]) == 0
+        assert main(["export", str(folder), "--hf", str(tmp_path / "weights")]) == 0
+        assert main(["export", str(folder), "--hf", str(tmp_path / "module"), *net]) == 0
+    finally:
+        os.umask(before)
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents)
+    assert [path.name for path in files] == ["m.safetensors", "model.safetensors", "model.safetensors"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o640}
 
 
 def test_no_folder_is_made_up(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

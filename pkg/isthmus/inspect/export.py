@@ -222,6 +222,20 @@ def _serialize(
         _EMBEDDINGS: json.dumps([named(s.name) for s in specs if s.role == TensorClass.EMBEDDING]),
     }
     safetensors.serialize_file(tensors, str(path), metadata)
+    as_new(path)
+
+
+def as_new(path: Path) -> None:
+    """Give a file the permissions of a new file, by the umask. safetensors lets only its owner read it.
+
+    Raises `OSError`.
+    """
+    new = path.with_name(f".{path.name}.mode")
+    new.touch()
+    try:
+        path.chmod(new.stat().st_mode & 0o777)
+    finally:
+        new.unlink()
 
 
 @dataclass(frozen=True, slots=True)

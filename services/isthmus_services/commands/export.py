@@ -108,6 +108,8 @@ def _write_hf(
         module.to(getattr(torch, settings.dtype))
     try:
         module.save_pretrained(folder, max_shard_size=largest)
+        for file in folder.glob("*.safetensors"):
+            exports.as_new(file)
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error}") from None
 
