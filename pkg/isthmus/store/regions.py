@@ -186,9 +186,10 @@ class Regions:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _buckets_of(self, key: str) -> Sequence[str]:
-        if self._directory is None or not key.startswith(UPDATES):
+        parts = key.split("/")  # the doctor also asks for keys that no update has
+        if self._directory is None or not key.startswith(UPDATES) or len(parts) < 3:
             return ()
-        return self._directory.buckets_of(key.split("/")[2])
+        return self._directory.buckets_of(parts[2])
 
     def _read_at(self, key: str) -> Sequence[str]:
         if self._directory and self.near and key.startswith(PUBLISHED):
