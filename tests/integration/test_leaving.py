@@ -246,11 +246,33 @@ def test_a_short_run_hears_what_became_of_its_work(tmp_path: Path) -> None:
         syncer.wait(60)
 
 
+def test_a_learner_that_is_told_to_wait_waits_for_a_syncer_that_is_away(tmp_path: Path) -> None:
+    links = []
+    for name in ("a", "b"):
+        link, model, optimizer = join(tmp_path, name)
+        for _ in range(8):
+            step(link, model, optimizer)
+        links.append(link)
+    closing = [threading.Thread(target=link.close, kwargs={"wait": 240.0}) for link in links]
+    for thread in closing:
+        thread.start()
+    with open(tmp_path / "log", "wb") as log:
+        syncer = subprocess.Popen(isthmus_command("syncer", str(tmp_path / "run")), stdout=log, stderr=log)
+    try:
+        for thread in closing:
+            thread.join(240)
+    finally:
+        syncer.terminate()
+        syncer.wait(60)
+    for link in links:
+        assert link.summary.ledger.merged > 0, (tmp_path / "log").read_text()
+
+
 def test_where_no_syncer_is_heard_nobody_waits(tmp_path: Path) -> None:
     link, model, optimizer = join(tmp_path)
     for _ in range(8):
         step(link, model, optimizer)
-    link.close(wait=3600.0)
+    link.close()
     with pytest.raises(InputError, match="wait=-1"):
         link.close(wait=-1)
 

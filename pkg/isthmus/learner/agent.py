@@ -133,7 +133,7 @@ class LearnerAgent:
         )  # fmt: skip
         reporter.of(self.uplink, self.downlink, self._claimed)
         self._done = False
-        self._wait_s = 0.0
+        self._wait_s, self._wait_for_syncer = 0.0, False
         self._round_at = 0.0
 
     @property
@@ -311,7 +311,7 @@ class LearnerAgent:
         self.vitals.rest()
 
     async def _linger(self) -> None:
-        """Wait until every sent update is answered, as long as a syncer is heard.
+        """Wait until every sent update is answered, as long as a syncer is heard or the caller says how long to wait.
 
         These updates are much of a short incarnation's work, and only the learner announces them again. An update that
         came too late for its round waits for the next round, which only another learner opens. The wait for such
@@ -321,19 +321,20 @@ class LearnerAgent:
         period_s = max(2 * self.pace.heartbeat_s, self.boundary.longest_period * self.boundary.step_s)
         began = self._runtime.now()
         while (now := self._runtime.now()) < began + self._wait_s:
-            gone = now - self._reporter.syncer_heard_at > self.pace.silence_s
+            gone = not self._wait_for_syncer and now - self._reporter.syncer_heard_at > self.pace.silence_s
             quiet = now - max(began, self._round_at) > period_s
             waiting = [(p, base) for p, sent in enumerate(self.uplink.attempts) for base in sent]
             if gone or all(quiet and base < self.downlink.known[p].wanted for p, base in waiting):
                 return
             await asyncio.sleep(LOOK_S)
 
-    def drain(self, *, done: bool = False, wait_s: float = 0.0) -> None:
+    def drain(self, *, done: bool = False, wait_s: float | None = 0.0) -> None:
         """Stop once the uploads under way are announced, and then answered or `wait_s` seconds have passed.
 
-        `done`: the learner has trained all its steps.
+        `done`: the learner has trained all its steps. `wait_s` None: wait `WAIT_S`, and only while a syncer is heard.
         """
-        self._done, self._wait_s = done, wait_s
+        self._done, self._wait_for_syncer = done, wait_s is not None
+        self._wait_s = WAIT_S if wait_s is None else wait_s
         self.uplink.draining = True
         self._wake.set()
 

@@ -19,6 +19,7 @@ from isthmus.format.records.fields import require_name
 from isthmus.format.rules import MemberRole, Pace
 from isthmus.interrupts import held_back
 from isthmus.learner import LearnerAgent, Replica
+from isthmus.learner.agent import WAIT_S
 from isthmus.learner.backend import Arrays
 from isthmus.learner.checkpoint import Checkpoint, Saver
 from isthmus.learner.ranks.client import Assembled
@@ -171,11 +172,12 @@ class AgentThread:
         if self._failure is not None:
             raise self._failure
 
-    def close(self, *, done: bool, keep: bool, orderly: bool, wait_s: float) -> None:
+    def close(self, *, done: bool, keep: bool, orderly: bool, wait_s: float | None) -> None:
         """Let the agent finish what is under way, then end the thread.
 
         `keep`: store a last checkpoint, if the training loop holds the state of a step boundary. `orderly`: the caller
-        is between two steps, as far as it knows. `wait_s`: seconds to wait for answers to the last updates.
+        is between two steps, as far as it knows. `wait_s`: seconds to wait for answers to the last updates, whether or
+        not a syncer is heard; None: `WAIT_S`, while a syncer is heard.
 
         Raises `KeyboardInterrupt` if that ends the wait.
         """
@@ -191,7 +193,7 @@ class AgentThread:
         with suppress(RuntimeError):  # the loop may end at this moment
             loop.call_soon_threadsafe(lambda: self.agent.drain(done=done, wait_s=wait_s))
         try:
-            self._wait_for_the_end(thread, stores, wait_s)
+            self._wait_for_the_end(thread, stores, WAIT_S if wait_s is None else wait_s)
         finally:
             if thread.is_alive():
                 self._end()

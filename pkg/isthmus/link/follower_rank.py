@@ -84,7 +84,7 @@ class Follower(Side):
         """Do nothing: the leading rank lets go of the run."""
 
     @override
-    def leave(self, done: bool, well: bool, wait_s: float) -> None:
+    def leave(self, done: bool, well: bool, wait_s: float | None) -> None:
         self.loop.close()
         try:
             if well:

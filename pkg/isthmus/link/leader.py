@@ -125,7 +125,7 @@ class Leader(Side):
         self._thread.let_go()
 
     @override
-    def leave(self, done: bool, well: bool, wait_s: float) -> None:
+    def leave(self, done: bool, well: bool, wait_s: float | None) -> None:
         # If one rank fails, the ranks are not at the same step, so no checkpoint can be taken.
         keep = well or self._group.alone
         try:

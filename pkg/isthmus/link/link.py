@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol, SupportsFloat, SupportsInt
 from isthmus.agent.health import Vitals
 from isthmus.errors import InputError
 from isthmus.learner import LearnerAgent
-from isthmus.learner.agent import WAIT_S
 from isthmus.learner.step_arguments import loss_of, tokens_of
 from isthmus.learner.summary import Summary
 from isthmus.log.run import Run
@@ -72,7 +71,7 @@ class Side(Protocol):
         """Let go of the run, since nothing refers to the link any more."""
         ...
 
-    def leave(self, done: bool, well: bool, wait_s: float) -> None:
+    def leave(self, done: bool, well: bool, wait_s: float | None) -> None:
         """Leave the run. `well`: all ranks are between two steps, as far as they know."""
         ...
 
@@ -203,19 +202,20 @@ class Link:
         """
         self._side.let_go()
 
-    def close(self, *, done: bool = True, wait: float = WAIT_S) -> None:
+    def close(self, *, done: bool = True, wait: float | None = None) -> None:
         """Finish the uploads, store a last checkpoint, wait for answers to the last updates, leave, and log a summary.
 
         `done` says that this learner has trained all its steps. Like `step`, call `close` between two steps. Storing
         the checkpoint may take a minute, plus a second for each 4 MB of its size; a warning is logged if it was not
-        stored. `wait`: seconds to wait then for answers to the last updates, while a syncer is heard. Without the
-        answers, a short run would lose much of its work. Ctrl-C leaves at once.
+        stored. Then it waits for answers to the last updates, for 20 s while a syncer is heard. With `wait`, it waits
+        for so many seconds, also for a syncer that is away. Without the answers, a short run would lose much of its
+        work. Ctrl-C leaves at once.
         """
-        if not wait >= 0:
+        if wait is not None and not wait >= 0:
             raise InputError(f"wait={wait!r}: say for how many seconds, 0 or more")
         self._leave(done, well=True, wait_s=wait)
 
-    def _leave(self, done: bool, well: bool, wait_s: float) -> None:
+    def _leave(self, done: bool, well: bool, wait_s: float | None) -> None:
         if not self._closed:
             self._closed = True
             self._dropped.detach()
@@ -226,4 +226,4 @@ class Link:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         well = kind is None
-        self._leave(well, well, WAIT_S if well else 0.0)
+        self._leave(well, well, None if well else 0.0)
