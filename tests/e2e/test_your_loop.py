@@ -1,5 +1,6 @@
 """Every block of docs/your-loop.md runs, and its learner trains and leaves in order."""
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,15 @@ class Sampler:
 def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     loss: torch.Tensor = model(batch.float()).pow(2).mean()
     return loss
+
+
+@pytest.mark.tier("test")
+def test_the_page_lists_the_arguments_of_join_with_their_defaults() -> None:
+    table = PAGE.partition("## The arguments of `join`")[2]
+    listed = re.findall(r"^\| `(\w+)` \| (?:`(.*?)`)? ?\|", table, re.MULTILINE)
+    parameters = inspect.signature(isthmus.join).parameters.values()
+    shown = {p.name: "" if p.default is p.empty else repr(p.default).replace("'", '"') for p in parameters}
+    assert dict(listed) == shown
 
 
 def test_the_page_has_blocks() -> None:
