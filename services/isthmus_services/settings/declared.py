@@ -526,6 +526,6 @@ COMMANDS = commands_of(
         ("members", MembersAdd, "add a member with its public key"),
         ("members", MembersRemove, "remove a member, from a stated commit on"),
         ("members", MembersRotate, "change the key or bucket of a member, or the key that owns the run"),
-        ("", Access, "create the passwords, Redis settings and store policies of a new installation"),
+        ("", Access, "write users and policies for each participant: of Redis, AWS, MinIO, Ceph and SeaweedFS"),
     ),
 )

@@ -137,7 +137,7 @@ def _by_period(which: int) -> str:
 
 def _sent(name: str) -> str:
     """Return the help text for the default of a codec."""
-    return f"({getattr(Rules(), name)}; with --isotropic-up {SENT_ISOTROPIC[name]})"
+    return f"({getattr(Rules(), name)}, but {SENT_ISOTROPIC[name]} if --isotropic-up is given)"
 
 
 _RULES = Rules()
