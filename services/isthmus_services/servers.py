@@ -145,6 +145,8 @@ def s3_server(
     command += ["-webdav=false"] if "-webdav\n" in offered or "-webdav " in offered else []
     # Every bucket has its own volumes. SeaweedFS reserves a gigabyte of free space for each; none here comes near that.
     command += ["-volume.max=1000"] if "-volume.max " in offered else []
+    # Let an administrator create users (`isthmus create`).
+    command += ["-s3.iam.readOnly=false"] if "-s3.iam.readOnly" in offered else []
     command += [f"-s3.cert.file={certificate[0]}", f"-s3.key.file={certificate[1]}"] if certificate else []
     command += arguments
     keys = {"AWS_ACCESS_KEY_ID": credentials[0], "AWS_SECRET_ACCESS_KEY": credentials[1]}

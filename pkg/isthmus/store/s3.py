@@ -30,7 +30,7 @@ from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.urls import Place
 from isthmus.store.base import PART_BYTES, Entry, Store, is_there, part_of
-from isthmus.store.credentials import Identity, access
+from isthmus.store.credentials import Access, Identity, access
 from isthmus.store.refused import DENIED, EXISTS, EXPIRED, MISSING, NO_UPLOAD, RangeBeyondEnd, refusal, refused_read
 
 PARTS_MAX = 10_000
@@ -179,7 +179,14 @@ class S3Store(Store):
     async def create_bucket(self) -> None:
         """Create the bucket unless it exists."""
         try:
-            await self._client.create_bucket(Bucket=self._bucket)
+            try:
+                await self._client.create_bucket(Bucket=self._bucket)
+            except ClientError as error:
+                if _code(error) != "IllegalLocationConstraintException":
+                    raise
+                # AWS wants the region named, except for us-east-1; other stores know no regions.
+                region = {"LocationConstraint": self._client.meta.region_name}
+                await self._client.create_bucket(Bucket=self._bucket, CreateBucketConfiguration=region)
         except ClientError as error:
             if _code(error) not in {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}:
                 self._fail(error, "")
@@ -458,8 +465,11 @@ def _code(error: ClientError) -> str:
 
 
 @asynccontextmanager
-async def open_s3(place: Place, runtime: Runtime) -> AsyncIterator[S3Store]:
-    """Open a bucket; the client is closed with the context. Raises `InputError`."""
+async def open_client(place: Place, runtime: Runtime, service: str = "s3") -> AsyncIterator[tuple[Any, Access]]:
+    """Open a client of an AWS service for a bucket's URL, and yield it with the access that it uses.
+
+    At an endpoint of one's own, every service is at that endpoint. Raises `InputError`.
+    """
     config = AioConfig(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
@@ -476,8 +486,15 @@ async def open_s3(place: Place, runtime: Runtime) -> AsyncIterator[S3Store]:
         session = get_session()
         session.register_component("credential_provider", _Provider(found.identity))
         async with session.create_client(
-            "s3", region_name=found.region, endpoint_url=found.endpoint, config=config
+            service, region_name=found.region, endpoint_url=found.endpoint, config=config
         ) as client:
-            yield S3Store(client, place.authority, place.prefix, place.url, runtime, found.identity)
+            yield client, found
     except (ProfileNotFound, ValueError) as error:
         raise InputError(f"{place.url}: {error}") from None
+
+
+@asynccontextmanager
+async def open_s3(place: Place, runtime: Runtime) -> AsyncIterator[S3Store]:
+    """Open a bucket; the client is closed with the context. Raises `InputError`."""
+    async with open_client(place, runtime) as (client, found):
+        yield S3Store(client, place.authority, place.prefix, place.url, runtime, found.identity)

@@ -1,0 +1,67 @@
+"""Users that `isthmus create` makes at a store with AWS's API for them: SeaweedFS, and moto's imitation of AWS."""
+
+import boto3
+import pytest
+
+from isthmus.agent.ports import open_place
+from isthmus.format.permissions import Participant
+from isthmus.runtime.clock import threaded
+from isthmus.store.users import AccessKey, open_users
+from isthmus_services.policies import MINIO, Identity, policy
+from isthmus_services.servers import Server
+
+URL = "s3://bucket-of-users/run"
+WIDE, NARROW = (policy(Identity(Participant.LEARNER, "a", wide), "bucket-of-users", "run", MINIO) for wide in (True, False))
+
+
+@pytest.fixture(params=["seaweedfs", "moto"])
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Server:
+    server: Server = request.getfixturevalue(request.param)
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+async def ensure(name: str, document: dict[str, object], known: str = "") -> AccessKey | None:
+    with threaded(2) as runtime:
+        async with open_users(URL, runtime) as users:
+            return await users.ensure(name, document, known)
+
+
+async def test_a_user_is_made_once_and_a_lost_key_is_replaced(store: Server) -> None:
+    client = boto3.client("iam", endpoint_url=store.url, region_name="us-east-1")
+    made = await ensure("user-1", WIDE)
+    assert made is not None
+    assert await ensure("user-1", WIDE, made.id) is None, "it has the key"
+    again = await ensure("user-1", WIDE)
+    assert again is not None
+    listed = client.list_access_keys(UserName="user-1")["AccessKeyMetadata"]
+    assert [key["AccessKeyId"] for key in listed] == [again.id], "the key whose secret was lost is gone"
+
+
+async def test_a_policy_that_differs_is_replaced_and_another_stays(store: Server) -> None:
+    client = boto3.client("iam", endpoint_url=store.url, region_name="us-east-1")
+
+    def in_force() -> tuple[str, str]:
+        arn = client.list_attached_user_policies(UserName="user-2")["AttachedPolicies"][0]["PolicyArn"]
+        version = client.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
+        return version, str(client.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"])
+
+    key = await ensure("user-2", WIDE)
+    assert key is not None
+    first = in_force()
+    assert "learners/*/checkpoints" in first[1]
+    await ensure("user-2", WIDE, key.id)
+    assert in_force() == first
+    await ensure("user-2", NARROW, key.id)
+    assert "learners/*/checkpoints" not in in_force()[1]
+
+
+async def test_a_bucket_is_created_in_a_region_of_its_own(moto: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS refuses a bucket without the name of its region, in every region but the first."""
+    for name, value in {**moto.environment, "AWS_REGION": "eu-west-1"}.items():
+        monkeypatch.setenv(name, value)
+    async with open_place("s3://bucket-in-europe/run", make=True):
+        pass
+    client = boto3.client("s3", endpoint_url=moto.url, region_name="eu-west-1")
+    assert client.get_bucket_location(Bucket="bucket-in-europe")["LocationConstraint"] == "eu-west-1"
