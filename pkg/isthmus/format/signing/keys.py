@@ -106,14 +106,41 @@ def write_signer(path: Path, signer: Signer, comment: str) -> None:
         if file.exists():
             raise InputError(f"{file}: there is a key already; nothing was changed")
     raw = signer._key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    scratch = _scratch(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        scratch.unlink(missing_ok=True)
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb") as file_:
             file_.write(raw)
+        os.link(scratch, path)  # the whole file or none, and never in place of another
+        scratch.unlink()
         public.write_text(public_line(signer.author, comment) + "\n")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
+
+
+def kept_signer(path: Path, comment: str) -> Signer:
+    """Return the key in a file, after writing the file if it is missing, and likewise the public key beside it.
+
+    Raises `InputError` if a file cannot be read or written.
+    """
+    if not path.exists():
+        write_signer(path, new_signer(), comment)
+    signer, public = read_signer(path), path.with_name(path.name + ".pub")
+    line = public_line(signer.author, comment) + "\n"
+    try:
+        _scratch(path).unlink(missing_ok=True)
+        if not public.exists() or public.read_text() != line:
+            public.write_text(line)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    return signer
+
+
+def _scratch(path: Path) -> Path:
+    """Return the name under which a private key is written before it gets its own."""
+    return path.with_name(f".{path.name}.new")
 
 
 def _signer(key: "Ed25519PrivateKey") -> Signer:
