@@ -90,6 +90,7 @@ def test_a_merge_that_went_wrong_is_found_and_left_behind(tmp_path: Path, monkey
             return float(torch.nn.functional.mse_loss(model(x), x.sum(dim=1, keepdim=True).sin()))
 
     assert judged("before.safetensors") < judged("after.safetensors")
+    assert judged("without.safetensors") < judged("after.safetensors")
     assert main(["export", "NEW", "-o", "new.safetensors"]) == 0
     before, new = load_file(tmp_path / "before.safetensors"), load_file(tmp_path / "new.safetensors")
     assert before.keys() == new.keys()

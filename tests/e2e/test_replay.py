@@ -17,6 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from isthmus.codecs import codec
 from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError
 from isthmus.format.layout import Layout
@@ -27,6 +28,7 @@ from isthmus.format.records.objects import CommitHeader, Input
 from isthmus.format.rules import Pace, Rules
 from isthmus.inspect import export, whatif
 from isthmus.log import Commit, fold, merge
+from isthmus.log.merge import by_class
 from support import forking
 from support.world import World, all_commits, balanced, seed_of, serving, train, world
 
@@ -267,8 +269,6 @@ def test_other_rules_depart_and_the_other_weights_can_be_evaluated(run: Path, tm
         log, p = w.log, 0
         state = merge.initial(await fold.initial(log, p))
         settings = whatif.parse(["merge=avg", "outer.lr=0.7", "outer.momentum=0"])
-        from isthmus.codecs import codec
-
         for commit in (await all_commits(log))[p]:
             h = commit.header
             outers = settings.outers(h)
@@ -278,6 +278,34 @@ def test_other_rules_depart_and_the_other_weights_can_be_evaluated(run: Path, tm
 
     for name, flat in in_world(run, by_hand).items():
         assert np.array_equal(weights[name].numpy().reshape(-1), flat)
+
+
+def test_a_learner_can_be_left_out(run: Path, tmp_path: Path) -> None:
+    out, left_out = tmp_path / "other.safetensors", commits(run)[0][0].header.inputs[0].learner
+    done = cli("replay", run, "--set", f"without={left_out}", "--export", out, "--json", tmp_path / "r.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert rows[0]["inputs_other"] < rows[0]["inputs_recorded"]
+    weights = safetensors.torch.load_file(out)
+
+    async def by_hand(w: World) -> dict[str, F32]:
+        log, p = w.log, 0
+        state = merge.initial(await fold.initial(log, p))
+        for commit in (await all_commits(log))[p]:
+            h = commit.header
+            inputs = [i for i in h.inputs if i.learner != left_out]
+            if inputs:
+                outers = by_class(h.dense, h.embedding)
+                state = (await fold.combine(log, state, p, inputs, outers, codec(h.codec_down))).state
+            else:
+                state = merge.State(h.version, state.published, state.master, state.momentum)
+        return {t.spec.name: state.published[t.start : t.stop] for t in w.run.layout.fragments[p].tensors}
+
+    for name, flat in in_world(run, by_hand).items():
+        assert np.array_equal(weights[name].numpy().reshape(-1), flat)
+    wrong = cli("replay", run, "--set", "without=nobody")
+    assert wrong.returncode == 2
+    assert "--set without=nobody: no update of it is merged there; merged are updates of " in wrong.stderr
 
 
 def test_who_is_in_is_decided_anew_from_the_recorded_arrivals(run: Path) -> None:

@@ -11,6 +11,8 @@ from isthmus.format.rules import MergeRule, Rules
 from isthmus.inspect import whatif
 from isthmus_services.main import main
 
+NAME = "up to 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit"
+
 
 @pytest.mark.parametrize(
     ("pair", "takes"),
@@ -26,6 +28,7 @@ from isthmus_services.main import main
         ("quorum=0", "quorum takes a whole number of learners, at least 1, not '0'"),
         ("grace=2", "grace takes a number from 0 to 1, not '2'"),
         ("overlap=inf", "overlap takes a number of steps from 0 to 1024, not 'inf'"),
+        ("without=", f"learner name '': {NAME}"),
         ("staleness=65", "staleness takes a whole number of versions from 0 to 64, not '65'"),
     ],
 )

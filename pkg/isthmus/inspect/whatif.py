@@ -3,7 +3,8 @@
 Updates are taken as recorded, from their original bases, although learners would have trained otherwise. If a rule of
 waiting is changed, the syncer's own state machine decides anew from the recorded times which updates are in a round.
 Otherwise every round keeps its updates. Version v here corresponds to version v in the log: a round that would still
-wait when the next one was opened merges the updates that it has.
+wait when the next one was opened merges the updates that it has. A learner that is left out is waited for as recorded;
+a round of its updates alone merges nothing.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from typing_extensions import override
 from isthmus.codecs import codec
 from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError
+from isthmus.format.records.fields import require_name
 from isthmus.format.records.objects import CommitHeader, Input, Outer, Seen, Waited, work_of
 from isthmus.format.rules import ABSENT_MAX, STALENESS_MAX, Bounds, MergeRule, Pace, Rules
 from isthmus.log import Commit, Log, fold
@@ -42,6 +44,7 @@ _WITHIN: dict[str, Callable[[float], bool]] = {
     "outer.momentum": lambda share: 0.0 <= share < 1.0,
 }
 _PACE = ("quorum", "grace", "overlap", "staleness")
+_WITHOUT = "without"
 _TAKES = {
     "merge": f"one of {', '.join(MergeRule)}",
     "merge.embeddings": f"one of {', '.join(MergeRule)}",
@@ -76,6 +79,12 @@ class Settings:
     embeddings: str | None = None
     """Merge rule of embeddings alone; None: not set."""
     pace: dict[str, Any] = field(default_factory=dict)
+    without: frozenset[str] = frozenset()
+    """Learners whose updates are left out."""
+
+    def left(self, inputs: Sequence[Input]) -> tuple[Input, ...]:
+        """Return the updates of a round except those of learners that are left out."""
+        return tuple(i for i in inputs if i.learner not in self.without)
 
     def outers(self, header: CommitHeader) -> dict[str, Outer]:
         """Return the arithmetic of a commit under these rules, by class of tensors. Raises `InputError`."""
@@ -102,13 +111,18 @@ def _trimming(outer: Outer) -> Outer:
 def parse(pairs: Iterable[str]) -> Settings:
     """Return the settings in `name=value` texts. Raises `InputError` for names that cannot be set, and wrong values."""
     outer: dict[str, Any] = {}
-    embeddings, pace = None, {}
+    embeddings, pace, without = None, {}, set[str]()
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if name in _FIXED:
             raise InputError(f"--set {pair}: {name} cannot be changed afterwards: {_FIXED[name]}")
-        if not equals or (name not in _OUTER and name not in _PACE):
-            raise InputError(f"--set {pair}: write it as NAME=VALUE; names are {', '.join([*_OUTER, *_PACE])}")
+        if not equals or name not in (*_OUTER, *_PACE, _WITHOUT):
+            names = ", ".join([*_OUTER, *_PACE, _WITHOUT])
+            raise InputError(f"--set {pair}: write it as NAME=VALUE; names are {names}")
+        if name == _WITHOUT:
+            require_name(f"--set {pair}: learner name", text)
+            without.add(text)
+            continue
         try:
             value = _value(name, text)
         except (ValueError, InputError):
@@ -119,7 +133,7 @@ def parse(pairs: Iterable[str]) -> Settings:
             outer[_OUTER[name]] = value
         else:
             pace[name] = value
-    return Settings(outer, embeddings, pace)
+    return Settings(outer, embeddings, pace, frozenset(without))
 
 
 def _value(name: str, text: str) -> Any:
@@ -191,12 +205,16 @@ async def what_if(
     at_once: int = 2,
     progress: ShareDone = lambda _: None,
 ) -> Outcome:
-    """Fold the log under other rules. Raises `LogCorrupt` if it cannot be folded, `InputError` for a bad choice."""
+    """Fold the log under other rules. Raises `LogCorrupt` if it cannot be folded, `InputError` for a bad choice.
+
+    A bad choice is also a learner that is left out and of which no update was merged.
+    """
     chosen = all_or(log, fragments)
     newest = [await log.newest(p) for p in chosen]
     tops = [min(c.version if c else 0, 1 << 62 if last is None else last) for c in newest]
     outcome = Outcome([], [0] * len(chosen), tops, {})
     sums: dict[int, dict[int, _Sums]] = {p: {} for p in chosen}
+    merged: set[str] = set()
     total, done = max(1, sum(tops)), 0
     gate = asyncio.Semaphore(at_once)
 
@@ -207,9 +225,14 @@ async def what_if(
 
     async def one(number: int, p: int) -> None:
         async with gate:
-            outcome.starts[number], outcome.states[p] = await _fragment(log, p, tops[number], settings, sums[p], tick)
+            outcome.starts[number], outcome.states[p] = await _fragment(
+                log, p, tops[number], settings, sums[p], merged, tick
+            )
 
     await asyncio.gather(*(one(number, p) for number, p in enumerate(chosen)))
+    if unknown := sorted(settings.without - merged):
+        known = ", ".join(sorted(merged)) or "nobody"
+        raise InputError(f"--set without={unknown[0]}: no update of it is merged there; merged are updates of {known}")
     newest_sums: dict[int, _Sums] = {}
     for version in sorted({v for found in sums.values() for v in found}):
         here = {p: found[version] for p, found in sums.items() if version in found}
@@ -230,8 +253,12 @@ async def what_if(
 
 
 async def _fragment(
-    log: Log, p: int, top: int, settings: Settings, sums: dict[int, _Sums], tick: Callable[[], None]
+    log: Log, p: int, top: int, settings: Settings, sums: dict[int, _Sums], merged: set[str], tick: Callable[[], None]
 ) -> tuple[int, State]:
+    """Return where the fold of a fragment begins, and the state in which the other trajectory ends.
+
+    Fills `sums`, by version, and adds the learners whose updates were merged to `merged`.
+    """
     keep = max(2, log.run.pace.staleness + 1)
     at = await fold.begin(log, p, fold.Merging(log), at_most=await earliest(log, p), keep=keep)
     commits = []
@@ -241,8 +268,9 @@ async def _fragment(
         commits.append(commit)
     members = decide(log, commits, at.last, settings.pace) if settings.pace else [c.header.inputs for c in commits]
     publishing, start, recorded, other = fold.Publishing(log), at.carried.published, at.carried.published, at.carried
-    for commit, inputs in zip(commits, members, strict=True):
-        h = commit.header
+    for commit, taken in zip(commits, members, strict=True):
+        h, inputs = commit.header, settings.left(taken)
+        merged.update(i.learner for i in h.inputs)
         recorded = await publishing.step(recorded, commit)
         if h.healed is not None:
             # The other trajectory was not damaged. It loses its momentum, too, so that the two stay comparable.
@@ -313,6 +341,7 @@ async def one_round(log: Log, fragment: int, version: int, settings: Settings) -
     inputs, closed_at = h.inputs, h.waited.waited_s
     if settings.pace:
         ((inputs, closed_at),) = _decided(log, [commit], at.last, settings.pace)
+    inputs = settings.left(inputs)
     recorded = await fold.Publishing(log).step(at.carried.published, commit)
     other = at.carried.published
     if inputs:

@@ -240,7 +240,7 @@ class Replay(InRun, Reported):
         list[str] | None,
         Setting(
             "fold under another rule: merge, merge.embeddings, trim, outer.lr, outer.momentum, quorum, grace, "
-            "overlap, staleness",
+            "overlap, staleness; or without=LEARNER",
             metavar="NAME=VALUE",
             flag_only=True,
         ),
