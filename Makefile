@@ -16,7 +16,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up check test test-all mutants chaos sim fuzz scale ray torchtitan bench bench-env bench-peers bench-links bench-overload recovery scale-board gpu lint types site release wheels clean
+.PHONY: help demo demo-s3 up check test test-all mutants chaos sim fuzz scale ray torchtitan bench bench-env bench-peers bench-links bench-overload recovery scale-board gpu compose-test lint types site release wheels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ check: $(VENV)/dev ## what to run for each change, two minutes: style, types, un
 test: $(VENV)/dev ## what a change must pass, ten minutes: check, real servers, simulation, the main jobs with real processes
 	PYTHONPATH=tests $(BIN)/python -m support.checks test $(ARGS)
 
-test-all: $(VENV)/dev ## everything, hours: every end-to-end test, 10,000 simulated seeds, all planted mistakes, thirty rounds of chaos
+test-all: $(VENV)/dev ## everything, hours: every end-to-end test, 10,000 simulated seeds, all planted mistakes, thirty rounds of chaos, containers
 	PYTHONPATH=tests $(BIN)/python -m support.checks all $(ARGS)
 
 mutants: $(VENV)/dev ## planted mistakes that tests must notice; at random: ARGS="--since main~3 --sample 60 --seed 1" (--help)
@@ -101,6 +101,9 @@ site: $(VENV)/docs ## the documentation site, from docs/ and from what the code 
 
 release: $(VENV)/dev ## build, check and tag the version that is written down, publish nothing (docs/releasing.md)
 	$(BIN)/python tools/release.py
+
+compose-test: $(VENV)/dev ## compose.yaml under a real container engine, which is made of Debian's packages if there is none
+	PYTHONPATH=tests $(BIN)/python -m compose.run $(ARGS)
 
 gpu: $(VENV)/dev ## all that a GPU can show, nine minutes: tests, codecs, steps, training, a kill, into out/gpu (ARGS="--only training …")
 	PYTHONPATH=tests $(BIN)/python -m gpu.run $(ARGS)

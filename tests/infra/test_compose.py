@@ -182,6 +182,55 @@ def test_no_secret_is_in_it() -> None:
     assert not re.search(r"://[^/\s]*:[^/\s]*@", (ROOT / "compose.yaml").read_text()), "a password in a URL"
 
 
+def test_users_of_the_store_are_made_again_only_if_they_changed(tmp_path: Path) -> None:
+    access.prepare(tmp_path / "access", ["a"], [], ("isthmus", "demo"))
+    (tmp_path / "mc").write_text('#!/bin/sh\necho "$*" >> "$SAID"\n')
+    (tmp_path / "mc").chmod(0o755)
+    said = tmp_path / "said"
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SAID": str(said)}
+    environment["ISTHMUS_ACCESS"] = str(tmp_path / "access")
+    script = [str(INFRA / "compose" / "store-users.sh"), "http://object-store:9000", "isthmus", str(tmp_path / "done")]
+
+    def calls() -> int:
+        said.unlink(missing_ok=True)
+        subprocess.run(script, env=environment, check=True)
+        return len(said.read_text().splitlines()) if said.exists() else 0
+
+    users = len((tmp_path / "access" / access.USERS_FILE).read_text().splitlines())
+    assert [calls(), calls()] == [1 + 3 * users, 0]
+    access.prepare(tmp_path / "access", ["a", "b"], [], ("isthmus", "demo"))
+    assert [calls(), calls()] == [1 + 3 * (users + 1), 0]
+    script[2] = "other"
+    assert calls() == 1 + 3 * (users + 1)
+
+
+def test_a_service_that_ended_well_is_skipped_when_it_is_started_again(tmp_path: Path) -> None:
+    (tmp_path / "isthmus").write_text('#!/bin/sh\necho "ran $*"\nexit "${FAILS:-0}"\n')
+    (tmp_path / "isthmus").chmod(0o755)
+    (tmp_path / "kernels").mkdir()
+    packages = tmp_path / "packages"
+    packages.write_text("isthmus 1")
+    marks = [tmp_path / "secrets" / "done", tmp_path / "objects" / "done"]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "KERNELS": str(tmp_path / "kernels")}
+    environment |= {"NUMBA_CACHE_DIR": str(tmp_path / "copied"), "PACKAGES": str(packages)}
+    environment["DONE"] = " ".join(map(str, marks))
+
+    def runs(*words: str, **more: str) -> bool:
+        script = [str(INFRA / "images" / "entrypoint.sh"), *words]
+        done = subprocess.run(script, env=environment | more, capture_output=True, text=True, check=False)
+        assert done.returncode == int(more.get("FAILS", 0)), done.stderr
+        return f"ran {' '.join(words)}" in done.stdout
+
+    assert [runs("access", "a", FAILS="3"), runs("access", "a"), runs("access", "a")] == [True, True, False]
+    assert [runs("access", "a", "b"), runs("access", "a", "b")] == [True, False]
+    packages.write_text("isthmus 2")
+    assert [runs("access", "a", "b"), runs("access", "a", "b")] == [True, False]
+    for mark in marks:
+        mark.unlink()
+        assert [runs("access", "a", "b"), runs("access", "a", "b")] == [True, False], f"{mark} was lost"
+    assert [runs("access", "a", "b", DONE=""), runs("access", "a", "b", DONE="")] == [True, True]
+
+
 def test_its_commands_and_variables_exist() -> None:
     by_name = {c.name: c for c in installed()[0]}
     for name, spec in compose().items():

@@ -1,5 +1,6 @@
 """`make check`, `make test` and `make test-all` each run the tests of their tier, and fail if any part fails."""
 
+import re
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -84,6 +85,15 @@ def test_one_part_that_fails_is_enough_and_the_others_run(
     assert outcome(monkeypatch, 0, 0, beside=3) == 1
 
 
+def test_a_part_that_cannot_run_here_is_not_called_passed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert outcome(monkeypatch, 0, checks.NOT_RUN) == 0
+    said = capfd.readouterr().out
+    assert re.search(r"part1\s+not run", said)
+    assert re.search(r"part0\s+passed", said)
+
+
 def test_single_parts_can_be_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     assert outcome(monkeypatch, 1, 0, words=("all", "--only", "part1")) == 0
     assert "part0 ran" not in capfd.readouterr().out
@@ -97,4 +107,4 @@ def test_each_tier_runs_style_types_and_its_tests() -> None:
         assert [part.name for part in beside] == ["style", "types"]
         (command,) = alone[0].commands
         assert command[-3:] == ["--tier", tier, "-x"]
-        assert [part.name for part in alone[1:]] == (["simulation", "mutants", "chaos"] if tier == "all" else [])
+        assert [part.name for part in alone[1:]] == (["simulation", "mutants", "chaos", "compose"] if tier == "all" else [])

@@ -1,0 +1,1 @@
+"""compose.yaml under a real container engine: `make compose-test`."""
