@@ -2,7 +2,7 @@
 
 0 done · 1 a check failed, or the learner was fenced · 2 bad usage or input (one line on stderr says what and where) ·
 3 a learner completed its steps, but none of its work was merged · 130 interrupted · 141 the reader of the output ended
-(`isthmus … | head`) · 143 a learner was told to stop (SIGTERM) before it had completed its steps
+(`isthmus … | head`) · 143 told to stop (SIGTERM), a learner before it had completed its steps
 """
 
 import argparse
@@ -75,6 +75,10 @@ def version() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
+    if os.getpid() == 1:
+        # The kernel does not end a container's first process by a signal that it does not handle: the deletion of a pod
+        # would wait for its whole grace period. Commands that have something to finish replace this handler.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         try:
             return _main(argv)
