@@ -15,6 +15,9 @@ FAR = 0.5
 VERY_FAR = 0.1
 """If the newest commits have only one update of a learner, it must be clipped to less than this share instead."""
 
+PENDING_PERIODS = 3
+"""A learner that is done and has pending tokens of more periods than this has sent work that nobody answered."""
+
 NAMED_MAX = 3
 """The most learners, and the most damaged fragments, that are named with their trouble."""
 
@@ -149,7 +152,29 @@ def _nobody(status: Status, last: str, syncer: str) -> Health:
     said = f"no learner trains: {done} of {len(left)} learners are done{rest}; {last}"
     if not any(status.heads):
         return Health(False, f"{said}: what they learnt is not in the run; next time start a syncer first: {syncer}")
+    if unanswered := _unanswered(status):
+        return Health(
+            False, f"{said}; these learners left with tokens that no syncer answered, which are not in the model: "
+            f"{', '.join(unanswered)}; start them again with --wait-at-end 600 (a loop of your own: "
+            f"link.close(wait=600)) and, once they have joined, a syncer: {syncer} --quorum {len(unanswered)}"
+        )  # fmt: skip
     return Health(done == len(left), said)
+
+
+def _unanswered(status: Status) -> list[str]:
+    """Return the learners that are done and have sent work that no commit answered, each with its pending share.
+
+    Steps after the last update are pending, too, and work on rounds that were open at the end: it takes more to count.
+    """
+    found = []
+    for view in sorted(status.hearing.learners.values(), key=lambda view: view.name):
+        beat = view.heartbeat
+        if view.left is None or not view.left.done or beat is None or not beat.step:
+            continue
+        a_period = status.period * beat.tokens_seen / beat.step
+        if a_period and beat.ledger.pending > PENDING_PERIODS * a_period:
+            found.append(f"{view.name} ({beat.ledger.pending / beat.ledger.processed:.0%})")
+    return found
 
 
 def _trouble(status: Status, view: LearnerView) -> str:

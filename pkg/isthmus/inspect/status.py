@@ -51,6 +51,8 @@ class Status:
     """Fragments that stand still while others are merged."""
     uncollected: int = 0
     """Versions of the first fragment, if they are many and nothing was ever collected; else 0."""
+    period: float = 0.0
+    """The longest period of a fragment now [steps]; 0: not known."""
 
     @property
     def live(self) -> set[str]:
@@ -238,8 +240,9 @@ class Live:
         since = self._runtime.now() - self._log.run.pace.silence_s
         still = [p for p, then in self._others.items() if self._stands(p, then)]
         return Status(
-            self.hearing, heads, self.trouble, since, self._runtime.wall(), wrong=dict(self._damaged), standing=still
-        )
+            self.hearing, heads, self.trouble, since, self._runtime.wall(), wrong=dict(self._damaged), standing=still,
+            period=_period(self._log, heads),
+        )  # fmt: skip
 
     def _stands(self, p: int, then: dict[int, int]) -> bool:
         return is_most(self._version(q) - then.get(q, 0) >= STANDS for q in self._others if q != p)
@@ -352,6 +355,14 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
         wrong=state.wrong,
         standing=state.standing,
         uncollected=state.uncollected,
+        period=_period(log, state.heads),
+    )
+
+
+def _period(log: Log, heads: Sequence[Commit | None]) -> float:
+    """Return the longest period of a fragment after these newest commits [steps]."""
+    return max(
+        commit.header.period if commit and commit.header.period else log.run.rules.sync_every for commit in heads
     )
 
 

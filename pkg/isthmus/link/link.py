@@ -97,6 +97,9 @@ class Link:
         self._dropped.atexit = False
         self.moments = side.moments
         """Where the inner optimizer's state came from: `own` checkpoint, `peer` (another learner's), or `fresh`."""
+        self.wait: float | None = None
+        """Seconds for which `close`, and the end of a `with` block, wait for answers if `close` is not given any; None:
+        20 s, while a syncer is heard."""
 
     @property
     def speaks(self) -> bool:
@@ -213,7 +216,7 @@ class Link:
         """
         if wait is not None and not wait >= 0:
             raise InputError(f"wait={wait!r}: say for how many seconds, 0 or more")
-        self._leave(done, well=True, wait_s=wait)
+        self._leave(done, well=True, wait_s=self.wait if wait is None else wait)
 
     def _leave(self, done: bool, well: bool, wait_s: float | None) -> None:
         if not self._closed:
@@ -226,4 +229,4 @@ class Link:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         well = kind is None
-        self._leave(well, well, None if well else 0.0)
+        self._leave(well, well, self.wait if well else 0.0)

@@ -71,6 +71,7 @@ def _train(settings: declared.Learner, name: str, board: HealthServer) -> int:
 
     def joined(link: Link) -> None:
         links.append(link)
+        link.wait = settings.wait_at_end
         board.serves(link.vitals, link.metrics)
         logs.serving()
         diary.joined(settings.steps, link)

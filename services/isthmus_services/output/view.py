@@ -56,7 +56,7 @@ def learners(status: Status, width: int, hint: str = OR_JSON) -> Group:
     views = sorted(status.hearing.learners.values(), key=lambda v: v.name)
     table = fitted("learners", _LEARNERS, [_learner(status, view) for view in views], width, hint)
     if kept := unsent(views):
-        said = f"done; their pending tokens (steps after the last update) stay out of the model: {kept}"
+        said = f"done; their pending tokens are not in the model, but in their checkpoints: {kept}"
         table.renderables.append(Text(said, style="dim"))
     return table
 
