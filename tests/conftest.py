@@ -36,6 +36,7 @@ GROUPS = {
     "unit/test_plan.py": "plan",  # the cost of rules is measured once per process
     "e2e/test_processes.py": "processes",
     "e2e/test_board.py": "board",
+    "e2e/test_create.py": "create",
     "chaos/test_chaos.py": "chaos",
     "docs/test_site.py": "site",
     "gpu/test_ranks.py": "gpu ranks",  # the expected results are made once per process

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.bus.redis import NAMES
+from isthmus.bus.users import BusUser
 from isthmus.format.permissions import (
     ALL_STREAMS,
     CREATE,
@@ -125,8 +126,13 @@ def ceph_bucket_policy(identities: Sequence[Identity], bucket: str, prefix: str)
     }
 
 
-def seaweedfs_identities(secrets: Mapping[Identity, str], root: tuple[str, str], bucket: str, prefix: str) -> Document:
-    """Return the file for `weed s3 -config`: each identity with its key and policy, and an administrator."""
+def seaweedfs_identities(
+    keys: Mapping[Identity, tuple[str, str]], root: tuple[str, str], bucket: str, prefix: str
+) -> Document:
+    """Return the file for `weed s3 -config`: each identity with its key and policy, and an administrator.
+
+    `keys`: access keys and their secrets; `root`: the administrator's.
+    """
     administrator = {
         "name": "root",
         "credentials": [{"accessKey": root[0], "secretKey": root[1]}],
@@ -138,15 +144,15 @@ def seaweedfs_identities(secrets: Mapping[Identity, str], root: tuple[str, str],
             *(
                 {
                     "name": who.user,
-                    "credentials": [{"accessKey": who.access_key, "secretKey": secret}],
+                    "credentials": [{"accessKey": name, "secretKey": secret}],
                     "actions": [],
                     "policyNames": [who.access_key],
                 }
-                for who, secret in secrets.items()
+                for who, (name, secret) in keys.items()
             ),
         ],
         "policies": [
-            {"name": who.access_key, "content": json.dumps(policy(who, bucket, prefix, MINIO))} for who in secrets
+            {"name": who.access_key, "content": json.dumps(policy(who, bucket, prefix, MINIO))} for who in keys
         ],
     }
 
@@ -184,6 +190,11 @@ def acl_rules(who: Identity) -> str:
     return " ".join(["resetkeys", "resetchannels", "-@all", *commands, *keys, *more])
 
 
-def acl_line(who: Identity, password: str) -> str:
-    """Return a user's line in a Redis 7 ACL file, with the digest of its password."""
-    return f"user {who.user} on #{hashlib.sha256(password.encode()).hexdigest()} {acl_rules(who)}"
+def bus_user(who: Identity, password: str) -> BusUser:
+    """Return a participant's user of the bus."""
+    return BusUser(who.user, hashlib.sha256(password.encode()).hexdigest(), acl_rules(who))
+
+
+def acl_line(user: BusUser) -> str:
+    """Return a user's line in a Redis 7 ACL file."""
+    return f"user {user.name} on #{user.digest} {user.rules}"

@@ -23,9 +23,10 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     with Shell(tmp_path, environment | {"OMP_NUM_THREADS": "1", "AWS_EC2_METADATA_DISABLED": "true"}) as shell:
         shell.page("docs/tutorial.md")
     said = "".join(shell.said.values())
-    assert said.count(", 0 differ") == 2
+    assert said.count(", 0 differ") == 3
     assert "2 of 2 learners are done" in said
     assert "eu-1: 300 steps in" in said
+    assert "store: 6 users isthmus-" in said
     for name in ("model", "from-bucket"):
         with safe_open(tmp_path / "out" / f"{name}.safetensors", "np") as model:
             assert len(list(model.keys())) > 10

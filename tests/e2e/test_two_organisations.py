@@ -1,7 +1,7 @@
 """Two organisations share a run with the generated permissions, TLS and their own keys; one learner is killed.
 
-The test follows docs/deploy.md step by step on real servers. The first organisation owns the run and runs a syncer.
-Each organisation has a learner.
+Every key, member and file of secrets is made by a command of its own; `isthmus create`, which docs/deploy.md shows, does
+the same at once (test_create.py). The first organisation owns the run and runs a syncer. Each organisation has a learner.
 """
 
 import contextlib

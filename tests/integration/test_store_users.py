@@ -11,7 +11,9 @@ from isthmus_services.policies import MINIO, Identity, policy
 from isthmus_services.servers import Server
 
 URL = "s3://bucket-of-users/run"
-WIDE, NARROW = (policy(Identity(Participant.LEARNER, "a", wide), "bucket-of-users", "run", MINIO) for wide in (True, False))
+WIDE, NARROW = (
+    policy(Identity(Participant.LEARNER, "a", wide), "bucket-of-users", "run", MINIO) for wide in (True, False)
+)
 
 
 @pytest.fixture(params=["seaweedfs", "moto"])

@@ -17,7 +17,7 @@ from isthmus.format.records.frame import Kind, largest
 from isthmus.format.records.messages import learner_stream
 from isthmus.runtime.clock import single_threaded
 from isthmus_services.commands import access
-from isthmus_services.policies import Identity, acl_line
+from isthmus_services.policies import Identity, acl_line, bus_user
 from isthmus_services.servers import Server, redis_server
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +98,7 @@ async def test_the_doctor_says_what_to_set_where_there_is_no_bound(redis: Server
 async def test_the_doctor_needs_no_right_that_a_learner_does_not_have(tmp_path: Path) -> None:
     """The user has the rights that `isthmus access` gives. Redis 6 has one right for reads and writes, no selectors."""
     who = Identity(Participant.LEARNER, "eu-1")
-    line = re.sub("[()]", "", re.sub("%[RW]~", "~", acl_line(who, "sesame")))
+    line = re.sub("[()]", "", re.sub("%[RW]~", "~", acl_line(bus_user(who, "sesame"))))
     (tmp_path / "users.acl").write_text(f"user default off\n{line}\n")
     arguments = ("--aclfile", str(tmp_path / "users.acl"), "--proto-max-bulk-len", "1mb")
     with redis_server(tmp_path, arguments=arguments) as server:

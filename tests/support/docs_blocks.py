@@ -161,9 +161,10 @@ class Shell:
     def _start(self, block: Block) -> None:
         """Start a block that goes on, and wait for its first output."""
         said = self.folder / f".beside-{len(self._beside)}"
+        alone = len(block.commands) == 1  # then it replaces the shell, and ends as the shell is told to
         with said.open("wb") as out:
             process = subprocess.Popen(
-                self._bash(f"exec {block.text}"), cwd=self.folder, env=self.environment, stdout=out, stderr=out,
+                self._bash(f"{'exec ' * alone}{block.text}"), cwd=self.folder, env=self.environment, stdout=out, stderr=out,
                 start_new_session=True,
             )  # fmt: skip
         self._beside.append(process)

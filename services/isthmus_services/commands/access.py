@@ -4,6 +4,7 @@ Each participant has a folder with only what its process needs, so that the fold
 Running the command again changes no password, and adds learners that are named later. Only file names are printed.
 """
 
+import configparser
 import json
 import os
 import secrets
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from isthmus.bus.base import VALUE_MAX
+from isthmus.bus.users import BusUser
 from isthmus.errors import InputError
 from isthmus.format.permissions import Participant
 from isthmus.format.records.fields import require_name
@@ -22,12 +24,13 @@ from isthmus_services.policies import (
     Document,
     Identity,
     acl_line,
+    bus_user,
     ceph_bucket_policy,
     has_bus,
     policy,
     seaweedfs_identities,
 )
-from isthmus_services.settings import declared
+from isthmus_services.settings import declared, shared
 
 ACL_FILE = "redis/users.acl"
 SETTINGS_FILE = "redis/redis.conf"
@@ -53,18 +56,29 @@ proto-max-bulk-len {VALUE_MAX >> 20}mb
 """
 
 README = """\
-Created by `isthmus access`. Everything here except `policies/` is secret. Each participant has a folder with the
-settings of its process (ISTHMUS_BUS_USER, ISTHMUS_BUS_PASSWORD_FILE, AWS_SHARED_CREDENTIALS_FILE): give it to that
-process alone.
+Created by `isthmus access` or `isthmus create`. Everything here except `policies/` is secret. Each participant has a
+folder with the settings of its process (ISTHMUS_BUS_USER, ISTHMUS_BUS_PASSWORD_FILE, AWS_SHARED_CREDENTIALS_FILE): give
+it to that process alone.
 To remove a participant: delete its folder, run the command again, and install the files below on the servers again.
 
 redis/                  users.acl, redis.conf: for redis-server (digests of passwords, no passwords)
 store/root-*            the administrator, for a store that you run yourself
 store/users             name and secret of each user, one per line, for a store that you run yourself
-store/seaweedfs.json    for `weed s3 -config`: identities with their policies
+store/seaweedfs.json    identities with their policies
 policies/aws/           an identity policy for each participant's role or user
-policies/minio/         for `mc admin policy create`
-policies/ceph.json      one bucket policy; users of Ceph are named as in store/users (radosgw-admin user create --uid)
+policies/minio/         a policy for each user
+policies/ceph.json      one bucket policy
+
+How to install them (DIR is this folder; NAME is one of store/users):
+
+Redis 7    redis-server DIR/redis/redis.conf --aclfile DIR/redis/users.acl
+SeaweedFS  weed mini -s3.config=DIR/store/seaweedfs.json (`weed s3 -config`): store/root-user is then its administrator
+MinIO      for each NAME: mc admin policy create STORE NAME DIR/policies/minio/NAME.json; mc admin user add STORE, which
+           reads the name and its secret from standard input; mc admin policy attach STORE NAME --user NAME
+Ceph       for each NAME: radosgw-admin user create --uid NAME --display-name NAME --access-key NAME --secret SECRET;
+           then, as the bucket's owner: aws s3api put-bucket-policy --bucket BUCKET --policy file://DIR/policies/ceph.json
+AWS        for each NAME: aws iam create-policy --policy-name NAME --policy-document file://DIR/policies/aws/NAME.json;
+           attach it to the role of the participant's machine, and delete aws-credentials from the participant's folder
 
 Limits of policies, and how to make up for them:
 
@@ -81,15 +95,12 @@ users that may list, possibly without a prefix: on these stores, a participant c
 
 def run(settings: declared.Access) -> int:
     """Write the files and print their names. Passwords that exist are kept."""
-    learners, series = settings.learner or [], settings.series or []
-    for flag, names in (("--learner", learners), ("--series", series)):
-        for name in names:
-            require_name(flag, name)
-    place = _place(settings.run) if settings.run else None
+    require_names(settings)
+    place = place_of(settings.run) if settings.run else None
     folder = Path(settings.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        written = prepare(folder, learners, series, place, strict=settings.strict)
+        written = prepare(folder, settings.learner or (), settings.series or (), place, strict=settings.strict)
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}: {error.filename}") from None
     for name in written:
@@ -98,7 +109,14 @@ def run(settings: declared.Access) -> int:
     return 0
 
 
-def _place(url: str) -> tuple[str, str]:
+def require_names(settings: shared.Participants) -> None:
+    """Raise `InputError` unless the names of learners and series can be names."""
+    for flag, names in (("--learner", settings.learner), ("--series", settings.series)):
+        for name in names or ():
+            require_name(flag, name)
+
+
+def place_of(url: str) -> tuple[str, str]:
     """Return the bucket and prefix of a run. Raises `InputError` for a run that is not in a bucket."""
     place = Place.of(url)
     if not place.in_bucket or not place.authority:
@@ -119,34 +137,35 @@ def prepare(
     If `place` is None, the place and strictness of earlier policies are kept, so that adding a learner needs neither.
     Without earlier policies none are written. Raises `OSError`.
     """
-    place, strict = _as_before(folder / PLACE_FILE, place, strict)
-    identities = _identities(folder, learners, series, checkpoints=not strict)
-    lines, keys = ["user default off"], {}
-    for who in identities:
-        if has_bus(who.participant):
-            _write(folder / who.user / BUS_USER, who.user + "\n")
-            lines.append(acl_line(who, _password(folder / who.user / BUS_PASSWORD)))
-        keys[who] = _key(folder / who.user / CREDENTIALS, who)
-    _write(folder / ACL_FILE, "".join(line + "\n" for line in lines))
-    _write(folder / SETTINGS_FILE, REDIS_SETTINGS)
-    _write(folder / USERS_FILE, "".join(f"{who.access_key} {secret}\n" for who, secret in keys.items()))
-    _write(folder / ROOT_USER, ROOT + "\n")
+    place, strict = as_before(folder, place, strict)
+    identities = identities_in(folder, learners, series, checkpoints=not strict)
+    users = [found for who in identities if (found := _bus_user(folder, who))]
+    write_secret(folder / ACL_FILE, "".join(line + "\n" for line in ("user default off", *map(acl_line, users))))
+    write_secret(folder / SETTINGS_FILE, REDIS_SETTINGS)
+    keys = {who: _key(folder / who.user / CREDENTIALS, who) for who in identities}
+    write_secret(folder / USERS_FILE, "".join(f"{name} {secret}\n" for name, secret in keys.values()))
+    write_secret(folder / ROOT_USER, ROOT + "\n")
     root = _password(folder / ROOT_PASSWORD)
     _password(folder / GRAFANA_PASSWORD)
     if place is not None:
         bucket, prefix = place
-        for path in folder.glob("policies/*/isthmus-*.json"):  # some may be of participants that were removed
-            path.unlink()
+        earlier = {*folder.glob("policies/*/isthmus-*.json")}
         for name, dialect in (("aws", AWS), ("minio", MINIO)):
             for who in identities:
-                _json(folder / "policies" / name / f"{who.access_key}.json", policy(who, bucket, prefix, dialect))
+                path = folder / "policies" / name / f"{who.access_key}.json"
+                _json(path, policy(who, bucket, prefix, dialect))
+                earlier.discard(path)
+        for path in earlier:  # of participants that were removed
+            path.unlink()
         _json(folder / "policies" / "ceph.json", ceph_bucket_policy(identities, bucket, prefix))
         _json(folder / SEAWEEDFS_FILE, seaweedfs_identities(keys, (ROOT, root), bucket, prefix))
-    _write(folder / "README", README)
+    write_secret(folder / "README", README)
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 
-def _as_before(path: Path, place: tuple[str, str] | None, strict: bool) -> tuple[tuple[str, str] | None, bool]:
+def as_before(folder: Path, place: tuple[str, str] | None, strict: bool) -> tuple[tuple[str, str] | None, bool]:
+    """Return the place and strictness of the policies, those of an earlier call if `place` is None; keep them."""
+    path = folder / PLACE_FILE
     if place is None:
         if not path.exists():
             return None, strict
@@ -156,7 +175,7 @@ def _as_before(path: Path, place: tuple[str, str] | None, strict: bool) -> tuple
     return place, strict
 
 
-def _identities(folder: Path, learners: Sequence[str], series: Sequence[str], *, checkpoints: bool) -> list[Identity]:
+def identities_in(folder: Path, learners: Sequence[str], series: Sequence[str], *, checkpoints: bool) -> list[Identity]:
     """Return an identity for each role without a name, and for each learner and follower named now or earlier."""
     found = [Identity(p) for p in Participant if p not in (Participant.LEARNER, Participant.FOLLOWER)]
     for participant, names in ((Participant.LEARNER, learners), (Participant.FOLLOWER, series)):
@@ -165,17 +184,40 @@ def _identities(folder: Path, learners: Sequence[str], series: Sequence[str], *,
     return found
 
 
-def _key(path: Path, who: Identity) -> str:
-    """Return the secret of an identity's store key from the file that AWS's clients read; make a missing file."""
+def _bus_user(folder: Path, who: Identity) -> BusUser | None:
+    """Return a participant's user of the bus, after writing missing files; None if it does not use the bus."""
+    if not has_bus(who.participant):
+        return None
+    write_secret(folder / who.user / BUS_USER, who.user + "\n")
+    return bus_user(who, _password(folder / who.user / BUS_PASSWORD))
+
+
+def _key(path: Path, who: Identity) -> tuple[str, str]:
+    """Return the store key and its secret from the file that AWS's clients read; make a missing file."""
     if not path.exists():
-        lines = ("[default]", f"aws_access_key_id = {who.access_key}", f"aws_secret_access_key = {_secret()}")
-        _write(path, "\n".join(lines) + "\n")
-    return path.read_text().rpartition("=")[2].strip()
+        write_key(path, who.access_key, _secret())
+    return read_key(path)
+
+
+def write_key(path: Path, name: str, secret: str) -> None:
+    """Write the file from which AWS's clients read a store key and its secret."""
+    lines = ("[default]", f"aws_access_key_id = {name}", f"aws_secret_access_key = {secret}")
+    write_secret(path, "\n".join(lines) + "\n")
+
+
+def read_key(path: Path) -> tuple[str, str]:
+    """Return the store key and its secret from a file that AWS's clients read. Raises `InputError`, `OSError`."""
+    parsed = configparser.ConfigParser(interpolation=None)
+    try:
+        parsed.read_string(path.read_text())
+        return parsed["default"]["aws_access_key_id"], parsed["default"]["aws_secret_access_key"]
+    except (configparser.Error, KeyError):
+        raise InputError(f"{path}: it has no [default] with an access key: correct it, or delete it") from None
 
 
 def _password(path: Path) -> str:
     if not path.exists():
-        _write(path, _secret() + "\n")
+        write_secret(path, _secret() + "\n")
     return path.read_text().strip()
 
 
@@ -184,11 +226,13 @@ def _secret() -> str:
 
 
 def _json(path: Path, document: Document) -> None:
-    _write(path, json.dumps(document, indent=2) + "\n")
+    write_secret(path, json.dumps(document, indent=2) + "\n")
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, completely or not at all."""
+def write_secret(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, completely or not at all. A file with this text stays as it is."""
+    if path.exists() and path.read_text() == text:
+        return
     path.parent.mkdir(mode=0o700, exist_ok=True, parents=True)
     scratch = path.with_name(f".{path.name}.new")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -35,11 +35,7 @@ def run(settings: declared.Init) -> int:
         create_bucket=settings.create_bucket,
         vectors=settings.vectors or (),
     )
-    if shared.pace_of(settings, made.pace) != made.pace:
-        raise InputError(
-            f"{made.url}: the run exists already and keeps its pace: set another pace "
-            "on its syncers and learners, with flags or ISTHMUS_… variables"
-        )
+    require_pace(settings, made)
     layout = made.layout
     print(
         f"{made.url}: run {made.digest[:8].hex()}, {layout.size:,} parameters in {len(layout.fragments)} fragments, "
@@ -53,8 +49,17 @@ def run(settings: declared.Init) -> int:
     return 0
 
 
+def require_pace(settings: shared.PaceOfRun, run: Run) -> None:
+    """Raise `InputError` if the settings ask for another pace than the run has."""
+    if shared.pace_of(settings, run.pace) != run.pace:
+        raise InputError(
+            f"{run.url}: the run exists already and keeps its pace: set another pace "
+            "on its syncers and learners, with flags or ISTHMUS_… variables"
+        )
+
+
 def create(
-    settings: declared.Init | declared.Demo,
+    settings: declared.Init | declared.Demo | declared.Create,
     url: str,
     pace: Pace,
     trust: Trust = TRUSTING,
@@ -107,7 +112,7 @@ def create(
     return asyncio.run(go())
 
 
-def _flop_s(settings: declared.Init | declared.Demo, specs: Sequence[Spec], there: Rules | None) -> float:
+def _flop_s(settings: shared.ArithmeticOfRun, specs: Sequence[Spec], there: Rules | None) -> float:
     """Return how many operations a second this machine makes if that decides the merge rule, else `SOUND_FLOP_S`."""
     if settings.merge or there or not isotropic.suits(specs, settings.iso_block):
         return isotropic.SOUND_FLOP_S

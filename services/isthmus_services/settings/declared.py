@@ -9,8 +9,10 @@ from isthmus_services.settings.resolve import Setting
 from isthmus_services.settings.shared import (
     ArithmeticOfRun,
     InRun,
+    ModelOfRun,
     OnBus,
     PaceOfRun,
+    Participants,
     Reported,
     Seeded,
     Serving,
@@ -61,23 +63,46 @@ class Demo(OnBus, ArithmeticOfRun, Seeded, Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Init(InRun, TakingPart, ArithmeticOfRun, PaceOfRun, Seeded):
+class Init(InRun, TakingPart, ModelOfRun, ArithmeticOfRun, PaceOfRun, Seeded):
     """Settings of `isthmus init`."""
 
-    model: Annotated[
-        str | None,
+    create_bucket: CreateBucket = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Create(OnBus, Participants, ModelOfRun, ArithmeticOfRun, PaceOfRun, Seeded):
+    """Settings of `isthmus create`."""
+
+    run: Annotated[str, Setting("location of the run: s3://bucket/prefix", positional=True)]
+    folder: Annotated[
+        str, Setting("folder for the participants' folders, and for the servers' files", metavar="DIR", flag_only=True)
+    ] = "participants"
+    public_key: Annotated[
+        list[str] | None,
         Setting(
-            "function that returns the model, a torch module (the built-in byte GPT)", metavar="PACKAGE.MODULE:FUNCTION"
+            "the public key of a learner that has its own private key: a .pub file", metavar="NAME=FILE", flag_only=True
         ),
     ] = None
-    source: Annotated[
+    admin_profile: Annotated[
         str | None,
-        Setting("initial parameters: a safetensors file, or a folder", name="from", metavar="PATH"),
+        Setting("profile of the store's administrator (default: the environment's credentials)", metavar="NAME"),
     ] = None
-    vectors: Annotated[
-        list[str] | None, Setting("name patterns of tensors that the merge rule iso leaves to rda", metavar="NAME")
+    admin_credentials: Annotated[
+        str | None,
+        Setting(
+            "credentials file of the store's administrator, as AWS's clients read it (default: the environment's)",
+            metavar="FILE",
+        ),
     ] = None
-    create_bucket: CreateBucket = False
+    bus_users: Annotated[
+        str,
+        Setting(
+            "file: write the bus's users to DIR/redis/users.acl, for its administrator to install; server: set them on "
+            "the bus now, where --bus-user and its password are an administrator's; none: participants use the bus as "
+            "--bus-user, all alike",
+            choices=("file", "server", "none"),
+        ),
+    ] = "file"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,15 +165,6 @@ class Learner(InRun, OnBus, TakingPart, Serving):
         Adoption.OVERWRITE.value
     )
     checkpoint: Annotated[float, Setting("seconds between checkpoints", metavar="S", gt=0)] = CHECKPOINT_S
-    wait_at_end: Annotated[
-        float | None,
-        Setting(
-            "seconds to wait at the end for answers to the last updates, also for a syncer that is away (default: 20, "
-            "while a syncer is heard)",
-            metavar="S",
-            ge=0,
-        ),
-    ] = None
     tensorboard: Annotated[
         str | None, Setting("write training metrics for TensorBoard to this folder", metavar="DIR")
     ] = None
@@ -382,7 +398,7 @@ class Heal(InRun, Signed, Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Access:
+class Access(Participants):
     """Settings of `isthmus access`."""
 
     folder: Annotated[str, Setting("output folder, e.g. a volume that services mount read-only", positional=True)]
@@ -390,19 +406,6 @@ class Access:
         str | None,
         Setting("also write the store's policies for this run: s3://bucket/prefix", metavar="URL", flag_only=True),
     ] = None
-    learner: Annotated[list[str] | None, Setting("names of learners", metavar="NAME", flag_only=True)] = None
-    series: Annotated[
-        list[str] | None,
-        Setting("names of series that followers write (isthmus follow --series)", metavar="NAME", flag_only=True),
-    ] = None
-    strict: Annotated[
-        bool,
-        Setting(
-            "learners read only their own checkpoints, and followers "
-            "none: new learners start with fresh moments, and followed models lack running statistics",
-            flag_only=True,
-        ),
-    ] = False
     json: Annotated[
         str | None, Setting("also write the list of files to this path, as JSON", metavar="PATH", flag_only=True)
     ] = None
@@ -517,6 +520,7 @@ COMMANDS = commands_of(
     (
         ("", Demo, "train a small model with four learner processes, show progress and report the result"),
         ("", Init, "create a run: write its run object and version 0 of the model"),
+        ("", Create, "create a signed run with its bucket, keys, members and users, and a folder for each participant"),
         ("", Syncer, "merge the updates of learners; any number of syncers may serve a run"),
         ("", Learner, "train with the built-in trainer or your own"),
         ("", Status, "show versions, learners and why they are behind, rejections and the ledger; --watch: live"),

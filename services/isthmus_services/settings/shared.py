@@ -194,6 +194,44 @@ class PaceOfRun:
     silence_s: Annotated[float | None, Setting(name="silence", within=Pace)] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelOfRun:
+    """The model (fixed when the run is created)."""
+
+    model: Annotated[
+        str | None,
+        Setting(
+            "function that returns the model, a torch module (the built-in byte GPT)", metavar="PACKAGE.MODULE:FUNCTION"
+        ),
+    ] = None
+    source: Annotated[
+        str | None,
+        Setting("initial parameters: a safetensors file, or a folder", name="from", metavar="PATH"),
+    ] = None
+    vectors: Annotated[
+        list[str] | None, Setting("name patterns of tensors that the merge rule iso leaves to rda", metavar="NAME")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Participants:
+    """Participants."""
+
+    learner: Annotated[list[str] | None, Setting("names of learners", metavar="NAME", flag_only=True)] = None
+    series: Annotated[
+        list[str] | None,
+        Setting("names of series that followers write (isthmus follow --series)", metavar="NAME", flag_only=True),
+    ] = None
+    strict: Annotated[
+        bool,
+        Setting(
+            "learners read only their own checkpoints, and followers "
+            "none: new learners start with fresh moments, and followed models lack running statistics",
+            flag_only=True,
+        ),
+    ] = False
+
+
 def bus_of(settings: OnBus, run: str) -> str:
     """Return the URL of the bus, with user and password in it. Raises `InputError` if --bus is needed but missing."""
     from isthmus.bus import default_bus  # imports asyncio, which `isthmus --help` does not need

@@ -39,10 +39,7 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
         require_signed(log)
         if log.signer is None:
             raise InputError("use --key FILE with the private key of the run's owner")
-        heads = []
-        for fragment in log.run.layout.fragments:
-            newest = await log.newest(fragment.index)
-            heads.append(newest.version if newest else 0)
+        heads = await heads_of(log)
         before = await log.members.refresh(log.store)
         entries = made(before)
         if isinstance(settings, declared.MembersRotate) and settings.public_key and not settings.no_checkpoints:
@@ -55,6 +52,12 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
             + ", ".join(f"{p}/{version}" for p, version in enumerate(after.until[:8]))
             + (", …" if len(after.until) > 8 else ""),
         ]
+
+
+async def heads_of(log: Log) -> list[int]:
+    """Return the newest version of each fragment. Raises what the store raises."""
+    newest = [await log.newest(fragment.index) for fragment in log.run.layout.fragments]
+    return [found.version if found else 0 for found in newest]
 
 
 async def _vouched(log: Log, before: Membership, entries: Sequence[MemberSpec]) -> list[MemberSpec]:

@@ -1,0 +1,386 @@
+"""`isthmus create`: a signed run with its bucket, keys, members and users, and a folder for each participant.
+
+Every step looks at what is there and adds what is missing. So a command that was interrupted is finished by running it
+again, and running it again with another learner adds that learner.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from isthmus.agent.ports import open_log, open_place
+from isthmus.bus.users import set_users
+from isthmus.errors import BucketMissing, Denied, InputError, RunMissing
+from isthmus.format.permissions import Participant
+from isthmus.format.records.objects import MemberSpec
+from isthmus.format.rules import MemberRole, Pace, overdrive
+from isthmus.format.signing import Signer, fingerprint
+from isthmus.format.signing.keys import kept_signer, public_line, read_public
+from isthmus.log.membership import Membership, changed, write
+from isthmus.log.run import Run, read_run
+from isthmus.log.trust import Trust
+from isthmus.runtime.urls import Place, as_user
+from isthmus.store import credentials
+from isthmus_services.commands import access, init
+from isthmus_services.commands.members import heads_of
+from isthmus_services.policies import AWS, MINIO, Identity, bus_user, has_bus, policy
+from isthmus_services.settings import declared, shared
+from isthmus_services.settings.resolve import fields
+
+KEY, ENV, STORE_CA, BUS_CA = "key", "env", "store-ca.pem", "bus-ca.pem"
+"""Names of files in a participant's folder, beside those of `isthmus access`."""
+
+ROLES: Mapping[Participant, MemberRole] = {
+    Participant.SYNCER: MemberRole.SYNCER,
+    Participant.COLLECTOR: MemberRole.COLLECTOR,
+    Participant.LEARNER: MemberRole.LEARNER,
+    Participant.FOLLOWER: MemberRole.FOLLOWER,
+}
+"""The roles of participants that are members. The owner needs no entry, and a reader signs nothing."""
+
+COMMANDS: Mapping[Participant, str] = {
+    Participant.OWNER: "isthmus members list",
+    Participant.SYNCER: "isthmus syncer",
+    Participant.COLLECTOR: "isthmus gc --apply --every 600",
+    Participant.LEARNER: "isthmus learner",
+    Participant.FOLLOWER: "isthmus follow --exec COMMAND --series ",
+    Participant.READER: "isthmus status --watch",
+}
+
+VARIABLES = (
+    *("ISTHMUS_RUN", "ISTHMUS_RUN_DIGEST", "ISTHMUS_OWNER", "ISTHMUS_ROLE", "ISTHMUS_LEARNER", "ISTHMUS_MODEL"),
+    *("ISTHMUS_KEY", "ISTHMUS_BUS", "ISTHMUS_BUS_USER", "ISTHMUS_BUS_PASSWORD", "ISTHMUS_BUS_PASSWORD_FILE"),
+    *("ISTHMUS_BUS_CA", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"),
+    *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_CA_BUNDLE", "AWS_SHARED_CREDENTIALS_FILE"),
+)
+"""Variables that a participant's `env` sets, or unsets, so that none of another participant is left."""
+
+
+def run(settings: declared.Create) -> int:
+    """Make what is missing, and print what each participant gets. No secret is printed."""
+    access.require_names(settings)
+    place = access.place_of(settings.run)
+    if Place.of(settings.run).scheme == "gs":
+        raise InputError(f"{settings.run}: this command serves s3:// only: use isthmus init, isthmus keys and members")
+    bus, theirs, folder = _bus(settings), _public_keys(settings), Path(settings.folder)
+    try:
+        with _administrator(settings):
+            said = _create(settings, folder, place, bus, theirs)
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}: {error.filename}") from None
+    print("\n".join(said))
+    return 0
+
+
+def _create(
+    settings: declared.Create, folder: Path, place: tuple[str, str], bus: str, theirs: Mapping[str, bytes]
+) -> list[str]:
+    """Make what is missing; return the lines to print."""
+    before, known = _contents(folder), folder / access.PLACE_FILE
+    if known.exists() and (there := json.loads(known.read_text())) and (there["bucket"], there["prefix"]) != place:
+        raise InputError(f"{folder} belongs to the run s3://{there['bucket']}/{there['prefix']}: use another --folder")
+    complete = (folder / Participant.OWNER / ENV).exists()  # it is written after everything that others need
+    for who in access.identities_in(folder, (), (), checkpoints=True) if complete else ():
+        if not (folder / who.user).exists():
+            raise InputError(
+                f"{folder / who.user} is missing: put a copy of it back; otherwise new credentials would replace those "
+                "that its processes use"
+            )
+    made, owner = _run_of(settings, folder)
+    members = asyncio.run(_admit(settings, owner, folder, theirs))
+    _, strict = access.as_before(folder, None if known.exists() else place, settings.strict)
+    named = settings.learner or (), settings.series or ()
+    everybody = access.identities_in(folder, *named, checkpoints=not strict)
+    in_store = asyncio.run(_store_users(settings.run, place, folder, everybody))
+    access.prepare(folder, *named, strict=strict)
+    on_bus = _bus_users(settings, folder, everybody)
+    site = _Site(settings, made, bus, credentials.access())
+    for who in everybody:
+        site.write(folder / who.user, who)
+    after = _contents(folder)
+    lines = [
+        f"{made.url}: run {made.digest[:8].hex()}, signed by its owner {fingerprint(owner.author)}",
+        *([f"warning: {warning}"] if (warning := overdrive(made.rules)) else []),
+        f"members: {', '.join(m.name for m in members.members)} (membership {members.version})",
+        in_store,
+        on_bus,
+        "give each participant a copy of its folder, and of no other; commands, in bash or zsh:",
+    ]
+    for who in everybody:
+        earlier, now = (
+            {name: data for name, data in files.items() if name.startswith(f"{who.user}/")} for files in (before, after)
+        )
+        state = "as before" if earlier == now else "changed" if earlier else "new"
+        lines.append(f"  {state:9}  . {shlex.quote(str(folder / who.user / ENV))} && {_command(who, folder)}")
+    return lines
+
+
+def _command(who: Identity, folder: Path) -> str:
+    own = who.participant == Participant.LEARNER and not (folder / who.user / KEY).exists()
+    name = who.name if who.participant == Participant.FOLLOWER else ""
+    return COMMANDS[who.participant] + name + (" --key ITS_PRIVATE_KEY" if own else "")
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+# --- what was asked for -----------------------------------------------------------------------------------------------
+
+
+def _bus(settings: declared.Create) -> str:
+    """Return the URL of the bus as participants get it. Raises `InputError`."""
+    if settings.bus is None:
+        raise InputError("give the run's bus with --bus redis://host:port: the settings of each participant name it")
+    place = Place.of(settings.bus)
+    if place.scheme not in ("redis", "rediss"):
+        raise InputError(f"--bus {place}: a run in a bucket needs a bus that all reach: redis://host:port")
+    if settings.bus_users == "none":
+        return as_user(settings.bus, settings.bus_user, settings.bus_password, settings.bus_password_file)
+    return f"{place.scheme}://{settings.bus.partition('://')[2].rpartition('@')[2]}"
+
+
+def _public_keys(settings: declared.Create) -> dict[str, bytes]:
+    """Return the public keys [32 bytes] that learners have made themselves, by name. Raises `InputError`."""
+    found = {}
+    for item in settings.public_key or ():
+        name, equals, file = item.partition("=")
+        if not equals or name not in (settings.learner or ()):
+            raise InputError(f"--public-key {item}: write NAME=FILE, where --learner NAME is given too")
+        found[name] = read_public(file)
+    return found
+
+
+@contextlib.contextmanager
+def _administrator(settings: declared.Create) -> Iterator[None]:
+    """Let the clients of the store use the administrator's credentials. Raises `InputError`."""
+    named = {"AWS_PROFILE": settings.admin_profile, "AWS_SHARED_CREDENTIALS_FILE": settings.admin_credentials}
+    given = {name: value for name, value in named.items() if value}
+    if settings.admin_credentials and not Path(settings.admin_credentials).is_file():
+        raise InputError(f"--admin-credentials {settings.admin_credentials}: there is no such file")
+    hidden = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE") if given else ()
+    before = {name: os.environ.pop(name) for name in hidden if name in os.environ}
+    earlier = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in earlier.items():
+            os.environ.pop(name)
+            os.environ.update({name: value} if value is not None else {})
+        os.environ.update(before)
+
+
+# --- the run and its members ------------------------------------------------------------------------------------------
+
+
+def _run_of(settings: declared.Create, folder: Path) -> tuple[Run, Signer]:
+    """Return the run, after creating a missing one, and the owner's key. Raises `InputError` if the run differs."""
+    path = folder / Participant.OWNER / KEY
+    there = asyncio.run(_found(settings.run))
+    owner = kept_signer(path, "owner") if there is None or path.exists() else None
+    if there is not None and (owner is None or there.header.owner != owner.author):
+        whose = f"belongs to {fingerprint(there.header.owner)}" if there.header.owner else "is signed by nobody"
+        raise InputError(
+            f"{settings.run}: there is a run that {whose}, and {path} is not its owner's key: use the --folder with "
+            "which it was created, or another place"
+        )
+    assert owner is not None, "otherwise the run is another's"
+    if there is not None and not (settings.model or settings.source):
+        # A learner is added later without repeating the rules: those that have their default values are not compared.
+        rules = fields(shared.ArithmeticOfRun)
+        silent: dict[str, Any] = {s.field: None for s in rules if getattr(settings, s.field) == s.default}
+        there.require_rules(shared.rules_of(replace(settings, **silent), (), there.rules))
+        init.require_pace(settings, there)
+        return there, owner
+    made = init.create(
+        settings,
+        settings.run,
+        shared.pace_of(settings, Pace()),
+        Trust(owner),
+        model=settings.model,
+        source=settings.source,
+        create_bucket=True,
+        vectors=settings.vectors or (),
+    )
+    init.require_pace(settings, made)
+    return made, owner
+
+
+async def _found(url: str) -> Run | None:
+    async with open_place(url) as store:
+        try:
+            return await read_run(store.at_start)
+        except (RunMissing, BucketMissing):
+            return None
+
+
+async def _admit(settings: declared.Create, owner: Signer, folder: Path, theirs: Mapping[str, bytes]) -> Membership:
+    """Make missing keys, and add missing members in one version of the membership; return the newest version.
+
+    Syncer and collector are added only to a new run: later they were removed on purpose. Raises `InputError` if a
+    member has another key or role than is in its folder, or was removed.
+    """
+    named = [Identity(Participant.LEARNER, name) for name in settings.learner or ()]
+    named += [Identity(Participant.FOLLOWER, name) for name in settings.series or ()]
+    async with open_log(settings.run, Trust(owner)) as log:
+        now = log.members.current
+        wanted = {who.name if who.participant == Participant.LEARNER else who.user: who for who in named}
+        if not now.version:
+            # The names of syncers begin with syncer-, unless they are given one.
+            wanted |= {"syncer-*": Identity(Participant.SYNCER), "gc": Identity(Participant.COLLECTOR)}
+        entries = list(now.members)
+        for name, who in wanted.items():
+            path, role = folder / who.user / KEY, ROLES[who.participant]
+            there = next((m for m in now.members if m.name == name), None)
+            if there is None and any(m.name == name for version in log.members.versions for m in version.members):
+                raise InputError(
+                    f"{name} was removed from the members of {settings.run}: leave it out, or add it again with "
+                    f"`isthmus members add {settings.run} {name} --as {role} --public-key {path}.pub`"
+                )
+            if there is not None and not (path.exists() or _public(path).exists()):
+                raise InputError(f"{name} is a member of {settings.run}, and {path} is missing: put its folder back")
+            author = _author(path, name, theirs.get(who.name))
+            if there is None:
+                entries = changed(entries, added=MemberSpec(name, role, author))
+            elif (there.role, there.key) != (role, author):
+                raise InputError(
+                    f"{name} is a {there.role} of {settings.run} with the key {fingerprint(there.key)}, and {path} is "
+                    f"the key {fingerprint(author)} of a {role}: choose another name, or change the member with "
+                    "`isthmus members rotate`"
+                )
+        if entries == list(now.members):
+            return now
+        return await write(log.store, log.members, owner, entries, await heads_of(log), log.runtime.wall())
+
+
+def _author(path: Path, name: str, theirs: bytes | None) -> bytes:
+    """Return a member's public key [32 bytes], after making a missing key. `theirs`: that of a key made elsewhere."""
+    public = _public(path)
+    if theirs is not None and not public.exists():
+        access.write_secret(public, public_line(theirs, name) + "\n")
+    author = read_public(str(public)) if public.exists() and not path.exists() else kept_signer(path, name).author
+    if theirs not in (None, author):
+        raise InputError(f"--public-key {name}: {path.parent} has another key of {name}: delete that folder, or rotate")
+    return author
+
+
+def _public(path: Path) -> Path:
+    return path.with_name(f"{path.name}.pub")
+
+
+# --- users of the store and the bus -----------------------------------------------------------------------------------
+
+
+async def _store_users(url: str, place: tuple[str, str], folder: Path, everybody: Sequence[Identity]) -> str:
+    """Create missing users at the store, and write their credentials. Return a line that says what was done."""
+    from isthmus.store.users import open_users  # imports botocore, which a command that fails earlier does not need
+
+    run = hashlib.sha256("/".join(place).encode()).hexdigest()[:8]  # an account may have several runs
+    async with open_place(url) as store, open_users(url, store.runtime) as users:
+        for who in everybody:
+            path = folder / who.user / access.CREDENTIALS
+            known = access.read_key(path)[0] if path.exists() else ""
+            document = policy(who, *place, AWS if users.conditional else MINIO)
+            try:
+                key = await users.ensure(f"isthmus-{run}-{who.user}", document, known)
+            except Denied as error:
+                if who is not everybody[0]:
+                    raise
+                return (
+                    f"store: users could not be created ({error}): create them as {folder}/README says, with the names "
+                    f"and secrets of {folder}/{access.USERS_FILE} and the policies of {folder}/policies"
+                )
+            if key is not None:
+                access.write_key(path, key.id, key.secret)
+    return f"store: {len(everybody)} users isthmus-{run}-…, each with its own policy and access key"
+
+
+def _bus_users(settings: declared.Create, folder: Path, everybody: Sequence[Identity]) -> str:
+    """Set the users on the bus, if that is asked for. Return a line that says what was done or is to be done."""
+    if settings.bus_users == "none":
+        return "bus: all participants use it alike, without users of their own"
+    acl = shlex.quote(str(folder / access.ACL_FILE))
+    if settings.bus_users == "file":
+        return (
+            f"bus: install its users there: redis-server {shlex.quote(str(folder / access.SETTINGS_FILE))} --aclfile "
+            f"{acl}; or run this command again with --bus-users server, as an administrator of the bus"
+        )
+    users = [
+        bus_user(who, (folder / who.user / access.BUS_PASSWORD).read_text().strip())
+        for who in everybody
+        if has_bus(who.participant)
+    ]
+    done = asyncio.run(set_users(shared.bus_of(settings, settings.run), users))
+    return f"bus: {len(users)} users set" + (
+        ", and saved in the server's ACL file" if done.saved else
+        f"; they are lost when the server restarts, unless it is started with --aclfile {acl}"
+    ) + (
+        "; warning: its user `default` needs no password, so anyone may use it: ACL SETUSER default off"
+        if done.is_open else ""
+    )  # fmt: skip
+
+
+# --- what a participant gets ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Site:
+    """What the settings of all participants have in common."""
+
+    settings: declared.Create
+    run: Run
+    bus: str
+    store: credentials.Access
+
+    def write(self, own: Path, who: Identity) -> None:
+        """Write a participant's `env` and the certificates that it trusts. Raises `OSError`."""
+        values: dict[str, str | Path] = {
+            "ISTHMUS_RUN": self.settings.run,
+            "ISTHMUS_RUN_DIGEST": self.run.digest.hex(),
+            "ISTHMUS_OWNER": fingerprint(self.run.header.owner or b""),
+            "ISTHMUS_ROLE": str(who.participant),
+            "AWS_REGION": self.store.region,
+        }
+        if self.store.endpoint is not None:
+            values["AWS_ENDPOINT_URL"] = self.store.endpoint
+        if self.store.authorities is not None:
+            access.write_secret(own / STORE_CA, self.store.authorities.decode())
+            values["AWS_CA_BUNDLE"] = Path(STORE_CA)
+        if who.participant == Participant.LEARNER:
+            values["ISTHMUS_LEARNER"] = who.name
+            if self.run.header.model != shared.BUILT_IN_MODEL:
+                values["ISTHMUS_MODEL"] = self.run.header.model
+        if (own / KEY).exists():
+            values["ISTHMUS_KEY"] = Path(KEY)
+        if has_bus(who.participant):
+            values["ISTHMUS_BUS"] = self.bus
+            if self.settings.bus_users != "none":
+                values["ISTHMUS_BUS_USER"] = who.user
+                values["ISTHMUS_BUS_PASSWORD_FILE"] = Path(access.BUS_PASSWORD)
+            if self.settings.bus_ca is not None:
+                access.write_secret(own / BUS_CA, Path(self.settings.bus_ca).read_text())
+                values["ISTHMUS_BUS_CA"] = Path(BUS_CA)
+        keeps = {"ISTHMUS_KEY"} if _public(own / KEY).exists() else set()  # a key made elsewhere may be named already
+        lines = [
+            f"# Settings of {who.user}, for bash and zsh: . FOLDER/{ENV}. In another shell: cd FOLDER && . ./{ENV}",
+            'isthmus_here=$(cd "$(dirname "${BASH_SOURCE:-$0}")" && pwd)',
+            f"unset {' '.join(name for name in VARIABLES if name not in values.keys() | keeps)}",
+            *(
+                f'export {name}="$isthmus_here/{value}"' if isinstance(value, Path) else
+                f"export {name}={shlex.quote(value)}"
+                for name, value in values.items()
+            ),
+            "# Without this file, credentials come from the machine's own identity, such as a role on AWS.",
+            f'if [ -f "$isthmus_here/{access.CREDENTIALS}" ]; then',
+            f'    export AWS_SHARED_CREDENTIALS_FILE="$isthmus_here/{access.CREDENTIALS}"',
+            "fi",
+        ]  # fmt: skip
+        access.write_secret(own / ENV, "\n".join(lines) + "\n")
