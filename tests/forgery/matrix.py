@@ -38,12 +38,12 @@ from isthmus.inspect.status import read_ledgers, read_status
 from isthmus.learner.global_local import global_local
 from isthmus.log import Log, evaluations, fold, gc, heal, merge
 from isthmus.log.creation import create_run
-from isthmus.log.gate import _KEYS as KEY_OF
 from isthmus.log.listing import checkpoints_in
 from isthmus.log.log_health import look
 from isthmus.log.membership import Members, write
 from isthmus.log.run import read_run
 from isthmus.log.trust import Trust
+from isthmus.log.verify import _KEYS as KEY_OF
 from isthmus_lab.simulate import world as simulate
 from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.store import Objects

@@ -33,9 +33,9 @@ from isthmus.learner import checkpoint, checkpoint_shards
 from isthmus.learner.ranks import protocol
 from isthmus.log import merge, run
 from isthmus.log.bus_messages import verify_batch
-from isthmus.log.gate import KINDS, Gate
 from isthmus.log.membership import Members, opened
 from isthmus.log.run import Run
+from isthmus.log.verify import KINDS, Verifier
 from isthmus.runtime.urls import Place, redacted
 from support.opened import opened_update, verified_checkpoint
 
@@ -279,8 +279,8 @@ def _metadata(data: bytes) -> None:
         pass  # `dcp.read` turns these into an `InputError`
 
 
-def _gate(data: bytes) -> None:
-    """Check that the gate admits only objects that a member signed, and, in a run that is not signed, only objects of
+def _verify(data: bytes) -> None:
+    """Check that the verifier admits only objects that a member signed, and, in a run that is not signed, only objects of
     this run."""
     try:
         kind = Kind(frame.kind_of(data))
@@ -289,12 +289,12 @@ def _gate(data: bytes) -> None:
         return
     bare = bytes(frame.unsealed(data)) if len(data) >= frame.PREFIX.size else data
     for blob, members in ((data, the_members()), (bare, nobody())):
-        gate, key = Gate(the_run(), members), own_key(blob, kind) or "commits/00000/000000000001"
+        verifier, key = Verifier(the_run(), members), own_key(blob, kind) or "commits/00000/000000000001"
         try:
             if kind == Kind.COMMIT:
-                gate.commit(blob, 0, max(1, commit_in(key)))
+                verifier.commit(blob, 0, max(1, commit_in(key)))
             else:
-                found = gate.open(blob, key, record)
+                found = verifier.open(blob, key, record)
                 assert getattr(found.header, "run") in (the_run().digest, bytes(32)), "another run's"  # noqa: B009
         except (RecordInvalid, LogCorrupt):
             continue
@@ -350,7 +350,7 @@ TARGETS: dict[str, Target] = {
         Target("checkpoint", _checkpoint),
         Target("parts", _part),
         Target("tree", _tree, framed=False),
-        Target("gate", _gate),
+        Target("verify", _verify),
         Target("readers", _readers),
         Target("wire", _wire, framed=False),
         Target("dcp-metadata", _metadata, framed=False),
@@ -366,7 +366,7 @@ def seeds(target: Target) -> list[bytes]:
         return [*_of_readers(), b""]
     folders = {
         "signed": ["*"],
-        "gate": ["*"],
+        "verify": ["*"],
         "tree": ["tree"],
         "membership": ["members"],
         "parts": ["checkpoint"],

@@ -402,6 +402,6 @@ def test_who_heals_bears_no_syncers_name() -> None:
         _, blob = sealed(stage.changed(Kind.COMMIT, writer=writer, healed=wound, inputs=(), codec_down="f32"), SYNC)
         if why:
             with pytest.raises(LogCorrupt, match=why):
-                stage.gate.commit(blob, 0, 1)
+                stage.verifier.commit(blob, 0, 1)
         else:
-            assert stage.gate.commit(blob, 0, 1).header.writer == writer
+            assert stage.verifier.commit(blob, 0, 1).header.writer == writer

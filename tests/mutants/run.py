@@ -101,11 +101,11 @@ async def _all(chosen: list[Mutant], folder: Path, workers: int, timeout_s: floa
     if code != PASSED:
         print(output[-8000:], "these tests fail without any mutant", sep="\n", file=sys.stderr)
         return None
-    gate, done, outcomes = asyncio.Semaphore(workers), 0, []
+    slots, done, outcomes = asyncio.Semaphore(workers), 0, []
 
     async def one(mutant: Mutant, number: int) -> None:
         nonlocal done
-        async with gate:
+        async with slots:
             outcome = await _try(mutant, sound, folder / f"{number}", timeout_s)
         done += 1
         outcomes.append(outcome)

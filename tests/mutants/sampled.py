@@ -106,10 +106,10 @@ async def _all(chosen: list[Mistake], folder: Path, workers: int, timeout_s: flo
     sound = copy_packages(ROOT, folder / "sound")
     await require_copy(sound)
     runner = _Runner(sound, covered.Map(), timeout_s)
-    gate, outcomes = asyncio.Semaphore(workers), []
+    slots, outcomes = asyncio.Semaphore(workers), []
 
     async def one(mistake: Mistake, number: int) -> None:
-        async with gate:
+        async with slots:
             outcome = await runner.attempt(mistake, folder / f"{number}")
         outcomes.append(outcome)
         say(len(outcomes) / len(chosen))

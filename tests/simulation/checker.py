@@ -32,9 +32,9 @@ from isthmus.learner import LearnerAgent
 from isthmus.learner.backend import local_array
 from isthmus.learner.boundary import UPLOADS_MAX
 from isthmus.log import Commit, Log, merge
-from isthmus.log.gate import Gate
 from isthmus.log.run import Run
 from isthmus.log.updates import verify_update
+from isthmus.log.verify import Verifier
 from isthmus.rounds.rounds import FINAL_EACH, POINTERS_MAX
 from isthmus.syncer import Syncer
 from isthmus.syncer.agent import ACCUMULATORS_MAX
@@ -201,7 +201,7 @@ class Checker:
             fragment = self.run.layout.fragments[p]
             try:
                 update = verify_update(
-                    Gate(self.run), blob, given.key, given.digest, fragment, given.learner, given.base
+                    Verifier(self.run), blob, given.key, given.digest, fragment, given.learner, given.base
                 )
             except RecordInvalid as error:
                 self.violate(f"{key}: merges {given.key}: {error}")

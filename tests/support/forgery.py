@@ -32,8 +32,8 @@ from isthmus.format.rules import MemberRole, Rules
 from isthmus.format.signing import Signer
 from isthmus.format.signing.keys import new_signer
 from isthmus.log import merge
-from isthmus.log.gate import _KEYS, KINDS, Gate
 from isthmus.log.membership import Members, changed, write
+from isthmus.log.verify import _KEYS, KINDS, Verifier
 from support.commits import committed, given
 from support.world import seed_of, world
 
@@ -102,7 +102,7 @@ class Stage:
                 await w.store.get(keys.snapshot_key(f.index, 0, digest))
                 for f, digest in zip(w.run.layout.fragments, w.run.header.snapshots, strict=True)
             ]
-        self.gate = Gate(self.run, self.members)
+        self.verifier = Verifier(self.run, self.members)
         self._made: dict[Kind, tuple[str, Body]] = {}
         self._make()
 

@@ -1,4 +1,4 @@
-"""Pass objects of tests through the gate, under the key that follows from their content."""
+"""Verify objects of tests, under the key that follows from their content."""
 
 from isthmus.errors import RecordInvalid
 from isthmus.format.layout import Fragment
@@ -6,10 +6,10 @@ from isthmus.format.records import frame
 from isthmus.format.records.frame import Blob, Kind
 from isthmus.format.records.keys import checkpoint_key, update_key
 from isthmus.format.records.objects import CheckpointHeader, UpdateHeader
-from isthmus.log.gate import Gate, Verified
 from isthmus.log.membership import Members
 from isthmus.log.run import Run
 from isthmus.log.updates import Update, verify_update
+from isthmus.log.verify import Verified, Verifier
 
 
 def key_of_update(blob: Blob) -> str:
@@ -34,11 +34,13 @@ def opened_update(
 ) -> Update:
     """Return an update as a syncer opens it. Raises `RecordInvalid`."""
     digest = digest or frame.digest(blob)
-    return verify_update(Gate(run, members), blob, key_of_update(blob), digest, fragment, learner, base, under=under)
+    return verify_update(
+        Verifier(run, members), blob, key_of_update(blob), digest, fragment, learner, base, under=under
+    )
 
 
 def verified_checkpoint(run: Run, blob: Blob, members: Members | None = None) -> Verified[CheckpointHeader]:
-    """Return a checkpoint as it comes out of the gate. Raises `RecordInvalid`."""
+    """Return a verified checkpoint. Raises `RecordInvalid`."""
     h, _ = frame.parse(blob, Kind.CHECKPOINT, CheckpointHeader)
     key = checkpoint_key(h.learner, h.incarnation, h.step, frame.digest(blob))
-    return Gate(run, members).open(blob, key, CheckpointHeader)
+    return Verifier(run, members).open(blob, key, CheckpointHeader)

@@ -149,7 +149,7 @@ def test_with_no_history_what_is_usual_is_the_round_whoever_was_first() -> None:
 
 
 def test_what_is_not_clipped_weighs_to_the_last_bit_what_it_asks_for() -> None:
-    """The gate rejects a commit in which the two differ."""
+    """The verifier rejects a commit in which the two differ."""
     for steps in (3, 7, 11):
         claim = Claim("h1", steps, 1000 * steps + 1, 0.1)
         found = seen(*HONEST).judge(claim)

@@ -1,4 +1,4 @@
-"""The gate rejects every kind of object that is forged in its header, its key or its signature."""
+"""The verifier rejects every kind of object that is forged in its header, its key or its signature."""
 
 import ast
 from pathlib import Path
@@ -21,20 +21,20 @@ from isthmus.format.records.objects import (
 )
 from isthmus.format.signing import Signer
 from isthmus.log import merge
-from isthmus.log.gate import KINDS, Commit, Gate, Verified, glance, head_of
+from isthmus.log.verify import KINDS, Commit, Verified, Verifier, glance, head_of
 from support.forgery import BY, EXPELLED, OWNER, ROTATED, STRANGER, Stage, sealed
 
 ROOT = Path(__file__).parents[2]
 
 STAGE = Stage()
-GATE = STAGE.gate
+VERIFIER = STAGE.verifier
 ALONE = sorted(kind for kind in KINDS.values() if kind is not Kind.PART)
 """Kinds whose objects are checked by themselves. Parts are checked with their checkpoint."""
 
 
 def opened(key: str, blob: Body, kind: Kind, under: int | None = None) -> Verified[Any]:
     record = next(record for record, of in KINDS.items() if of is kind)
-    return GATE.open(blob, key, record, under=under)
+    return VERIFIER.open(blob, key, record, under=under)
 
 
 @pytest.mark.parametrize("kind", ALONE)
@@ -88,7 +88,7 @@ def test_a_syncer_commits_under_its_own_name_and_the_membership_it_names() -> No
     for changed, why in (({"writer": "s-2"}, "names s-2 signed by"), ({"members": 99}, "membership 99 is not known")):
         _, blob = sealed(STAGE.changed(Kind.COMMIT, **changed), BY[Kind.COMMIT])
         with pytest.raises(LogCorrupt, match=why):
-            GATE.commit(blob, 0, 1)
+            VERIFIER.commit(blob, 0, 1)
 
 
 @pytest.mark.parametrize("kind", ALONE)
@@ -131,15 +131,15 @@ def test_what_has_no_payload_has_none(kind: Kind) -> None:
 
 def test_what_is_named_by_its_digest_is_that_and_nothing_else() -> None:
     key, blob = STAGE.one(Kind.UPDATE)
-    GATE.open(blob, key, UpdateHeader, digest=frame.digest(blob))
+    VERIFIER.open(blob, key, UpdateHeader, digest=frame.digest(blob))
     with pytest.raises(RecordInvalid, match="was named"):
-        GATE.open(blob, key, UpdateHeader, digest=bytes(32))
+        VERIFIER.open(blob, key, UpdateHeader, digest=bytes(32))
 
 
-def test_only_the_gate_makes_a_verified_object() -> None:
+def test_only_a_verifier_makes_a_verified_object() -> None:
     header = STAGE.header(Kind.UPDATE)
-    with pytest.raises(TypeError, match="only the gate"):
-        Verified("k", header, memoryview(b""), bytes(32), bytes(32), through=object())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="only a Verifier"):
+        Verified("k", header, memoryview(b""), bytes(32), bytes(32), proof=object())  # type: ignore[arg-type]
 
 
 def test_the_author_is_judged_before_the_header_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,17 +151,17 @@ def test_the_author_is_judged_before_the_header_is_decoded(monkeypatch: pytest.M
 
     monkeypatch.setattr(frame, "parse", never)
     with pytest.raises(RecordInvalid, match="no version of the membership"):
-        GATE.open(blob, key, CheckpointHeader)
+        VERIFIER.open(blob, key, CheckpointHeader)
 
 
 def test_a_stranger_makes_nobody_decode_a_long_header(monkeypatch: pytest.MonkeyPatch) -> None:
     key, blob = STAGE.one(Kind.CHECKPOINT)
-    assert GATE.header_most == (1 << 20) + 4096 * len(STAGE.run.layout.specs)
+    assert VERIFIER.header_most == (1 << 20) + 4096 * len(STAGE.run.layout.specs)
     end = frame.head_end(blob, Kind.CHECKPOINT) - frame.PREFIX.size
-    assert GATE.open(blob, key, CheckpointHeader, header_most=end).key == key
+    assert VERIFIER.open(blob, key, CheckpointHeader, header_most=end).key == key
     monkeypatch.setattr(frame, "parse", None)
     with pytest.raises(RecordInvalid, match=f"but at most {end - 1} are decoded here"):
-        GATE.open(blob, key, CheckpointHeader, header_most=end - 1)
+        VERIFIER.open(blob, key, CheckpointHeader, header_most=end - 1)
 
 
 # --- commits ----------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_a_stranger_makes_nobody_decode_a_long_header(monkeypatch: pytest.Monkey
 
 def committed(**changed: Any) -> Commit:
     _, blob = sealed(STAGE.changed(Kind.COMMIT, **changed), BY[Kind.COMMIT])
-    return GATE.commit(blob, 0, 1)
+    return VERIFIER.commit(blob, 0, 1)
 
 
 def first_input(**changed: Any) -> dict[str, Any]:
@@ -248,10 +248,10 @@ def test_an_expelled_syncer_commits_no_more_beyond_what_the_membership_grants() 
         }
         _, blob = sealed(STAGE.changed(Kind.COMMIT, **changed), BY[Kind.COMMIT])
         if may:
-            assert GATE.commit(blob, 0, version).version == version
+            assert VERIFIER.commit(blob, 0, version).version == version
         else:
             with pytest.raises(LogCorrupt, match="made under membership 1, when 2 was in force"):
-                GATE.commit(blob, 0, version)
+                VERIFIER.commit(blob, 0, version)
 
 
 # --- what commits name ------------------------------------------------------------------------------------------------
@@ -260,15 +260,15 @@ def test_an_expelled_syncer_commits_no_more_beyond_what_the_membership_grants() 
 def test_a_value_is_what_its_commit_published() -> None:
     commit = committed()
     _, blob = STAGE.one(Kind.VALUE)
-    assert GATE.value(blob, commit.header).header.version == 1
+    assert VERIFIER.value(blob, commit.header).header.version == 1
     _, other = sealed(STAGE.changed(Kind.VALUE, codec="int8"), BY[Kind.VALUE])
     named = msgspec.structs.replace(
         commit.header, value_key=keys.value_key(0, 1, frame.digest(other)), value_digest=frame.digest(other)
     )
     with pytest.raises(RecordInvalid, match="packed in int8, and not in int4"):
-        GATE.value(other, named)
+        VERIFIER.value(other, named)
     with pytest.raises(RecordInvalid, match="was named"):
-        GATE.value(other, commit.header)
+        VERIFIER.value(other, commit.header)
 
 
 def test_version_0_is_what_the_run_object_names_whole_or_in_part() -> None:
@@ -276,8 +276,8 @@ def test_version_0_is_what_the_run_object_names_whole_or_in_part() -> None:
     size = STAGE.run.layout.fragments[0].size
     begin = frame.payload_start(blob) + 4 * size
     wanted = np.frombuffer(blob[begin - 4 * size : begin], np.float32)
-    assert np.array_equal(GATE.published(blob[:begin], key, 0, None), wanted)
-    assert np.array_equal(GATE.snapshot(blob, key, 0, None).published, wanted)
+    assert np.array_equal(VERIFIER.published(blob[:begin], key, 0, None), wanted)
+    assert np.array_equal(VERIFIER.snapshot(blob, key, 0, None).published, wanted)
     evil = bytearray(blob)
     evil[begin - 4 : begin] = np.float32(666.0).tobytes()
     forged: list[Body] = [evil, frame.unsealed(blob)]
@@ -285,26 +285,26 @@ def test_version_0_is_what_the_run_object_names_whole_or_in_part() -> None:
     forged.append(sealed(bytearray(bytes(merge.snapshot(state, 0, bytes(32)))), OWNER)[1])
     for other in forged:
         with pytest.raises(RecordInvalid, match="digest-mismatch"):
-            GATE.published(other[:begin], key, 0, None)
+            VERIFIER.published(other[:begin], key, 0, None)
         with pytest.raises(RecordInvalid, match="digest-mismatch"):
-            GATE.snapshot(other, key, 0, None)
+            VERIFIER.snapshot(other, key, 0, None)
     with pytest.raises(RecordInvalid, match="of published value, its fragment has"):
-        GATE.published(blob[: begin - 4], key, 0, None)
+        VERIFIER.published(blob[: begin - 4], key, 0, None)
 
 
 def test_a_snapshot_is_the_state_that_its_commit_recorded() -> None:
     key, blob = STAGE.one(Kind.SNAPSHOT)
-    assert GATE.snapshot(blob, key, 0, committed()).version == 1
+    assert VERIFIER.snapshot(blob, key, 0, committed()).version == 1
     with pytest.raises(RecordInvalid, match="it holds state"):
-        GATE.snapshot(blob, key, 0, committed(state_digest=bytes(32)))
+        VERIFIER.snapshot(blob, key, 0, committed(state_digest=bytes(32)))
     with pytest.raises(RecordInvalid, match="version 1 published"):
-        GATE.published(blob, key, 0, committed(published_digest=bytes(32)))
+        VERIFIER.published(blob, key, 0, committed(published_digest=bytes(32)))
     second = sealed(STAGE.changed(Kind.SNAPSHOT, version=2), BY[Kind.SNAPSHOT])
     with pytest.raises(RecordInvalid, match="it is of fragment 0, version 2"):
-        GATE.snapshot(second[1], second[0], 0, committed())
+        VERIFIER.snapshot(second[1], second[0], 0, committed())
 
 
-# --- nothing bypasses the gate ----------------------------------------------------------------------------------------
+# --- nothing bypasses the verifier ------------------------------------------------------------------------------------
 
 READS = {"parse", "parse_head"}
 GATES = {
@@ -312,12 +312,12 @@ GATES = {
     "format/records/messages.py": "words on the bus, which `log.authenticate` judges",
     "log/run.py": "the run object, which vouches for everything",
     "log/membership.py": "the membership, which says who may write what",
-    "log/gate.py": "the gate",
+    "log/verify.py": "the verifier",
 }
 
 
 def test_no_other_module_parses_an_object() -> None:
-    """No other module makes the gate's types, either."""
+    """No other module makes the verifier's types, either."""
     wrong = []
     for folder in ("pkg/isthmus", "services/isthmus_services"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -370,12 +370,12 @@ def test_of_what_is_unverified_only_what_it_says_is_known() -> None:
     assert not hasattr(found, "header"), "code for verified objects cannot use this one"
 
 
-def test_every_kind_has_its_place_in_the_gate() -> None:
+def test_the_verifier_knows_every_kind() -> None:
     missing = set(Kind) - set(KINDS.values()) - {Kind.RUN, Kind.MEMBERS, Kind.MESSAGE}
     assert not missing
     assert all(issubclass(record, Record) for record in KINDS)
     assert isinstance(STAGE.header(Kind.SNAPSHOT), SnapshotHeader)
-    assert isinstance(GATE, Gate)
+    assert isinstance(VERIFIER, Verifier)
 
 
 def test_a_head_that_is_named_by_its_digest_is_that_one() -> None:

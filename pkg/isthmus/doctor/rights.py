@@ -120,10 +120,10 @@ async def _tried(
     keys: Sequence[str], ask: Callable[[str], Awaitable[object]]
 ) -> tuple[list[str], dict[str, IsthmusError]]:
     """Return the keys whose request was not denied, and the error of each of the others."""
-    gate = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(key: str) -> Denied | None:
-        async with gate:
+        async with slots:
             try:
                 await ask(key)
             except ObjectMissing:

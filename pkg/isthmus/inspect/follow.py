@@ -92,10 +92,10 @@ class CutFollower:
         return min(self._seen.values())
 
     async def _look(self, fragments: Sequence[int]) -> None:
-        gate = asyncio.Semaphore(FRAGMENTS_AT_ONCE)
+        slots = asyncio.Semaphore(FRAGMENTS_AT_ONCE)
 
         async def look(p: int) -> None:
-            async with gate:
+            async with slots:
                 newest = await self._log.newest(p, self._seen[p])
                 self._seen[p] = newest.version if newest else 0
 
@@ -106,11 +106,11 @@ class CutFollower:
 
         Raises `Unavailable`, `Denied`, `LogCorrupt`.
         """
-        gate = asyncio.Semaphore(FRAGMENTS_AT_ONCE)
+        slots = asyncio.Semaphore(FRAGMENTS_AT_ONCE)
         versions = dict.fromkeys(self.fragments, number) if versions is None else versions
 
         async def bring(p: int) -> None:
-            async with gate:
+            async with slots:
                 self._at[p] = await self._brought(p, versions[p])
 
         await asyncio.gather(*map(bring, self.fragments))

@@ -251,7 +251,7 @@ async def replay(
     if first < 1 or (last is not None and (last < first or max(tops) < last)):
         raise InputError(f"versions {first} to {last}: the newest version is {max(tops)}, the first is 1")
     total, done = max(1, sum(max(0, top - first + 1) for top in tops)), 0
-    gate = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(at_once)
 
     def tick() -> None:
         nonlocal done
@@ -259,7 +259,7 @@ async def replay(
         progress(min(1.0, done / total))
 
     async def one(p: int, top: int) -> Replayed:
-        async with gate:
+        async with slots:
             found = await _fragment(log, p, first, top, tick)
             if found.difference is None and last is None:
                 try:

@@ -216,7 +216,7 @@ async def what_if(
     sums: dict[int, dict[int, _Sums]] = {p: {} for p in chosen}
     merged: set[str] = set()
     total, done = max(1, sum(tops)), 0
-    gate = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(at_once)
 
     def tick() -> None:
         nonlocal done
@@ -224,7 +224,7 @@ async def what_if(
         progress(min(1.0, done / total))
 
     async def one(number: int, p: int) -> None:
-        async with gate:
+        async with slots:
             outcome.starts[number], outcome.states[p] = await _fragment(
                 log, p, tops[number], settings, sums[p], merged, tick
             )

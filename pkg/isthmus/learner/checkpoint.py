@@ -18,8 +18,8 @@ from isthmus.learner.backend import ArrayBackend, ArrayRef, Remote, Stored, loca
 from isthmus.learner.checkpoint_shards import ShardRef, ShardToWrite
 from isthmus.learner.ledger import Account
 from isthmus.log import Log
-from isthmus.log.gate import Verified
 from isthmus.log.run import Run
+from isthmus.log.verify import Verified
 from isthmus.reasons import Reason
 from isthmus.runtime.clock import Runtime
 
@@ -145,10 +145,10 @@ class Checkpoint:
         `moved` moves the arrays of the fragments. Raises `Unavailable`, `ObjectMissing`, `RecordInvalid`.
         """
         first = sum(map(_arrays_of, self.header.fragments))
-        gate = asyncio.Semaphore(READS_AT_ONCE)
+        slots = asyncio.Semaphore(READS_AT_ONCE)
 
         async def whole(leaf: tree.Leaf) -> tree.Leaf:
-            async with gate:
+            async with slots:
                 return await checkpoint_shards.whole(log, leaf)
 
         state = await asyncio.gather(*map(whole, self.leaves[first:]))

@@ -22,7 +22,7 @@ from isthmus.format.records.keys import part_key
 from isthmus.format.records.objects import CheckpointHeader, Part, PartHeader, Piece
 from isthmus.format.records.tree import Leaf, laid, numpy_leaf
 from isthmus.log import Log
-from isthmus.log.gate import head_of
+from isthmus.log.verify import head_of
 from isthmus.reasons import Reason
 
 Extent = tuple[int, ...]

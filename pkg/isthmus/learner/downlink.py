@@ -75,18 +75,18 @@ class Downlink:
 
     async def begin(self) -> None:
         """Read the newest published value of every fragment."""
-        gate = asyncio.Semaphore(FRAGMENTS_AT_ONCE)
-        self.known = list(await asyncio.gather(*(self._newest(f.index, gate) for f in self._run.layout.fragments)))
+        slots = asyncio.Semaphore(FRAGMENTS_AT_ONCE)
+        self.known = list(await asyncio.gather(*(self._newest(f.index, slots) for f in self._run.layout.fragments)))
 
     async def reach(self, versions: Sequence[int]) -> None:
         """Read those fragments again whose known version is older than the given one. `versions`: by fragment."""
-        gate = asyncio.Semaphore(FRAGMENTS_AT_ONCE)
+        slots = asyncio.Semaphore(FRAGMENTS_AT_ONCE)
         behind = [p for p, version in enumerate(versions) if self.known[p].version < version]
-        for p, known in zip(behind, await asyncio.gather(*(self._newest(p, gate) for p in behind)), strict=True):
+        for p, known in zip(behind, await asyncio.gather(*(self._newest(p, slots) for p in behind)), strict=True):
             self.known[p] = known
 
-    async def _newest(self, fragment: int, gate: asyncio.Semaphore) -> Known:
-        async with gate:
+    async def _newest(self, fragment: int, slots: asyncio.Semaphore) -> Known:
+        async with slots:
             at = await fold.fold(self._log, fragment, self._carry)
             self.merged_lately |= {given.learner for commit in at.last for given in commit.header.inputs}
             for commit in at.last:

@@ -29,8 +29,8 @@ from isthmus.learner import checkpoint_shards
 from isthmus.learner.checkpoint import Checkpoint, open_checkpoint
 from isthmus.log import Log
 from isthmus.log.bus_messages import verify_batch
-from isthmus.log.gate import Unverified, glance
 from isthmus.log.listing import checkpoints_in
+from isthmus.log.verify import Unverified, glance
 from isthmus.reasons import Reason
 from isthmus.store import Entry, checked
 
@@ -217,7 +217,7 @@ async def read_head(log: Log, key: str) -> Unverified[CheckpointHeader]:
     """Return a checkpoint's header, not verified, without its arrays. Raises `RecordInvalid`, `ObjectMissing`."""
     blob = await log.store.get_range(key, 0, HEAD_BYTES)
     end = frame.head_end(blob, frame.Kind.CHECKPOINT)
-    if end > frame.PREFIX.size + log.gate.header_most:
+    if end > frame.PREFIX.size + log.verifier.header_most:
         raise RecordInvalid(Reason.OVERSIZED, f"{end} bytes of header")
     if end > HEAD_BYTES:
         blob = await log.store.get_range(key, 0, end)
@@ -242,7 +242,7 @@ async def read_checkpoint(log: Log, key: str, size: int, stranger: bool = False)
         held = found.header.parts
         if stranger and (in_all := size + sum(part.size for part in held)) > log.checkpoint_most:
             raise RecordInvalid(Reason.OVERSIZED, f"with its parts it has {in_all} bytes")
-        heads = log.gate.header_most if stranger else sum(part.head for part in held)
+        heads = log.verifier.header_most if stranger else sum(part.head for part in held)
         located = await checkpoint_shards.located(log, found.header, heads)
         return await log.runtime.offload(open_checkpoint, found, log.run, located)
     except (ObjectMissing, RecordInvalid) as error:
@@ -284,10 +284,10 @@ async def _first_claim(log: Log, learner: str, incarnations: Iterable[int]) -> C
 async def _stored(log: Log, learner: str, since: Sequence[int]) -> list[tuple[list[Sent], UpdateHeader | None, int]]:
     """Return, per fragment, the learner's longest update on each base from `since` on, the header of its newest update,
     and the newest base on which it ever sent one."""
-    gate = asyncio.Semaphore(_READS_AT_ONCE)
+    slots = asyncio.Semaphore(_READS_AT_ONCE)
 
     async def one(fragment: int) -> tuple[list[Sent], UpdateHeader | None, int]:
-        async with gate:
+        async with slots:
             listed = [e for e in await log.store.list(updates_prefix(fragment, learner)) if is_versioned(e.key)]
             # Updates on bases below `since` cannot be merged. Only those on the newest such base are read.
             top = max((base for e in listed if (base := version_in(e.key)) < since[fragment]), default=-1)
@@ -316,7 +316,7 @@ async def _own_update(log: Log, fragment: int, learner: str, entry: Entry, more_
         begin = await log.store.get_range(entry.key, 0, frame.largest(frame.Kind.UPDATE, 0))
         if glance(begin, UpdateHeader).said.tokens <= more_than:
             return None
-        most = frame.largest(frame.Kind.UPDATE, log.gate.payload_most(frame.Kind.UPDATE, fragment))
+        most = frame.largest(frame.Kind.UPDATE, log.verifier.payload_most(frame.Kind.UPDATE, fragment))
         blob = await checked.read(log.store, log.runtime, entry.key, min(entry.size, most))
         found = await log.open(blob, entry.key, UpdateHeader, in_force=True)
     except ObjectMissing:

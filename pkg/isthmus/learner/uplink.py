@@ -157,7 +157,7 @@ class Uplink:
         `read`: the versions that the log had when those updates were listed; later commits may have merged later
         updates. `known`: the versions that the log is known to have by now.
         """
-        gate = asyncio.Semaphore(PASTS_AT_ONCE)
+        slots = asyncio.Semaphore(PASTS_AT_ONCE)
 
         async def one(p: int, known: int) -> None:
             if not history.settled_to:
@@ -165,7 +165,7 @@ class Uplink:
                 return
             bases = [history.newest_bases[p], *self.attempts[p], *self.accounts[p].sent]
             last = known if known > read[p] else min(known, max(bases) + self._pace.staleness + 1)
-            async with gate:
+            async with slots:
                 # Updates merged below the oldest kept snapshot may be collected and not listed. Read up to there.
                 kept = [version for version, _ in await log.snapshots(p) if version > 0]
                 last = max(last, min([known, *kept]) if kept else 0)

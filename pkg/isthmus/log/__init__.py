@@ -4,7 +4,7 @@ run             the run object
 creation        creating a run
 membership      the log of members: who may take part
 trust           the key that a process brings, and what it demands of a run
-gate            checks of every stored object
+verify          checks of every stored object
 bus_messages    checks of messages on the bus
 updates         an update: checked and measured
 commits         reading the log, finding its end, appending to it
@@ -21,6 +21,6 @@ evaluations     measurements of a version of the model
 """
 
 from isthmus.log.commits import Log
-from isthmus.log.gate import Commit
+from isthmus.log.verify import Commit
 
 __all__ = ["Commit", "Log"]

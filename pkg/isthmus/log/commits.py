@@ -15,9 +15,9 @@ from isthmus.format.records.frame import Blob, Body, Gathered, Kind
 from isthmus.format.records.keys import commit_key, is_versioned, snapshots_prefix, version_in
 from isthmus.format.records.objects import CheckpointHeader, PackedHeader, SegmentHeader
 from isthmus.format.signing import Signer
-from isthmus.log.gate import Commit, Gate, H, Verified
 from isthmus.log.membership import Members
 from isthmus.log.run import Run
+from isthmus.log.verify import Commit, H, Verified, Verifier
 from isthmus.reasons import Reason
 from isthmus.runtime.clock import Runtime
 from isthmus.store import EdgeStore, Store, checked
@@ -46,7 +46,7 @@ class Log:
         self.runtime = runtime
         self.signer = signer
         self.members = members or Members(run)
-        self.gate = Gate(run, self.members)
+        self.verifier = Verifier(run, self.members)
         """Checks every object that is read through this log."""
         self._regions = store.regions if isinstance(store, EdgeStore) else None
         if self.members.signed and self._regions is not None:
@@ -86,7 +86,7 @@ class Log:
         in_force: bool = False,
         header_most: int | None = None,
     ) -> Verified[H]:
-        """Return the verified object in these bytes (see `Gate.open`).
+        """Return the verified object in these bytes (see `Verifier.open`).
 
         `in_force`: the author must be a member now; otherwise it is enough that the author was a member in any known
         version. If no known version allows the author, the membership is first read to its end. Raises `RecordInvalid`,
@@ -95,7 +95,7 @@ class Log:
 
         async def judged() -> Verified[H]:
             under = self.members.current.version if in_force else None
-            judge = partial(self.gate.open, blob, key, record, digest=digest, under=under, header_most=header_most)
+            judge = partial(self.verifier.open, blob, key, record, digest=digest, under=under, header_most=header_most)
             return await self.runtime.offload(judge) if len(blob) > INLINE_MAX else judge()
 
         known = self.members.current.version
@@ -118,7 +118,7 @@ class Log:
         the name's key. `own`: it is this learner's own checkpoint, whose header may be of any length.
         """
         in_force = not self.members.vouched(key, frame.signature_of(blob))
-        most = None if own else self.gate.header_most
+        most = None if own else self.verifier.header_most
         return await self.open(blob, key, CheckpointHeader, in_force=in_force, header_most=most)
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Log:
 
         Raises `RecordInvalid` for a longer object, and what the store raises.
         """
-        return await checked.whole(self.store, key, kind, self.gate.payload_most(kind, fragment))
+        return await checked.whole(self.store, key, kind, self.verifier.payload_most(kind, fragment))
 
     async def commit(self, fragment: int, version: int) -> Commit | None:
         """Return a commit, or None if there is none under its key. Raises `LogCorrupt`."""
@@ -300,12 +300,12 @@ class Log:
         """Return the verified commit in these bytes. Raises `LogCorrupt`, and what the store raises."""
         known = self.members.current.version
         try:
-            return self.gate.commit(blob, fragment, version, packed)
+            return self.verifier.commit(blob, fragment, version, packed)
         except LogCorrupt:
             # The commit may have been made under a newer membership than is known here.
             if (await self.members.refresh(self.store)).version == known:
                 raise
-        return self.gate.commit(blob, fragment, version, packed)
+        return self.verifier.commit(blob, fragment, version, packed)
 
     async def _unpacked(self, key: str, blob: Blob) -> tuple[Body, PackedHeader]:
         """Return the bytes of a packed commit from its segment, and the pointer to it. Raises `LogCorrupt`."""

@@ -56,10 +56,10 @@ async def series(log: Log, name: str, newest: int | None = None) -> list[Point]:
     keys = [entry.key for entry in await log.store.list(evaluations_prefix(name)) if is_versioned(entry.key)]
     cuts = sorted({version_in(key) for key in keys})
     wanted = set(cuts if newest is None else cuts[-newest:])
-    gate = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(key: str) -> Point | None:
-        async with gate:
+        async with slots:
             try:
                 blob = await log.fetch(key, frame.Kind.EVALUATION)
                 found = (await log.open(blob, key, EvaluationHeader, in_force=True)).header

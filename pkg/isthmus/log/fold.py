@@ -28,9 +28,9 @@ from isthmus.format.records.frame import Blob
 from isthmus.format.records.keys import commit_key, snapshot_key, snapshots_prefix
 from isthmus.format.records.objects import CommitHeader, Input, Outer
 from isthmus.log import Commit, Log, merge
-from isthmus.log.gate import Gate
 from isthmus.log.merge import Accumulator, Advance, State, by_class
 from isthmus.log.updates import Update, verify_update
+from isthmus.log.verify import Verifier
 from isthmus.store import checked
 
 INPUTS_AT_ONCE = 4
@@ -226,7 +226,7 @@ class Merging(Carry[State]):
             self._moved(0)
             if self.log.members.signed:
                 await self.log.members.refresh(self.log.store)
-            return await self.log.runtime.offload(self.log.gate.snapshot, blob, key, fragment, commit)
+            return await self.log.runtime.offload(self.log.verifier.snapshot, blob, key, fragment, commit)
         except RecordInvalid as error:
             raise LogCorrupt(key, f"no snapshot to begin with: {error.detail}") from None
 
@@ -348,10 +348,10 @@ async def combine(
 async def read_input(log: Log, fragment: Fragment, given: Input, under: int | None = None) -> Update:
     """Return an update that a commit merged. Raises `LogCorrupt` if it is missing, may not be read, or differs."""
     try:
-        most = frame.largest(frame.Kind.UPDATE, log.gate.payload_most(frame.Kind.UPDATE, fragment.index))
+        most = frame.largest(frame.Kind.UPDATE, log.verifier.payload_most(frame.Kind.UPDATE, fragment.index))
         blob = await checked.read(log.store, log.runtime, given.key, min(given.bytes, most))
         return await log.runtime.offload(
-            verify_update, log.gate, blob, given.key, given.digest, fragment, given.learner, given.base,
+            verify_update, log.verifier, blob, given.key, given.digest, fragment, given.learner, given.base,
             log.runtime.compute, under,
         )  # fmt: skip
     except ObjectMissing:
@@ -393,7 +393,7 @@ class Publishing(Carry[F32]):
         largest = frame.largest(frame.Kind.SNAPSHOT, 3 * size)
         try:
             begin = await checked.read(self.log.store, self.log.runtime, key, largest, first=largest - 2 * size)
-            return await self.log.runtime.offload(self.log.gate.published, begin, key, fragment, commit)
+            return await self.log.runtime.offload(self.log.verifier.published, begin, key, fragment, commit)
         except RecordInvalid as error:
             raise LogCorrupt(key, f"no snapshot to begin with: {error.detail}") from None
 
@@ -410,7 +410,7 @@ class Publishing(Carry[F32]):
         h = commit.header
         fragment = self.log.run.layout.fragments[h.fragment]
         try:
-            largest = frame.largest(frame.Kind.VALUE, self.log.gate.payload_most(frame.Kind.VALUE, h.fragment))
+            largest = frame.largest(frame.Kind.VALUE, self.log.verifier.payload_most(frame.Kind.VALUE, h.fragment))
             blob = await checked.read(self.log.store, self.log.runtime, h.value_key, largest)
         except ObjectMissing:
             raise LogCorrupt(h.value_key, f"is missing, and version {h.version} published it") from None
@@ -419,7 +419,7 @@ class Publishing(Carry[F32]):
         await self.log.members.reach(h.members, self.log.store)
         if h.healed is not None:
             await _require_source(self.log, h, h.healed.source)
-        return await self.log.runtime.offload(_apply, self.log.gate, blob, carried, fragment, h)
+        return await self.log.runtime.offload(_apply, self.log.verifier, blob, carried, fragment, h)
 
     @override
     async def restart(self, commit: Commit) -> F32:
@@ -445,14 +445,14 @@ async def initial(log: Log, fragment: int) -> F32:
     return await Publishing(log).start(fragment, 0, key, None)
 
 
-def _apply(gate: Gate, blob: Blob, values: F32, fragment: Fragment, header: CommitHeader) -> F32:
+def _apply(verifier: Verifier, blob: Blob, values: F32, fragment: Fragment, header: CommitHeader) -> F32:
     """Return the published value [n] from a commit's value object: a difference, or the whole value if it heals.
 
     Raises `LogCorrupt`.
     """
     key = header.value_key
     try:
-        payload = gate.value(blob, header).payload
+        payload = verifier.value(blob, header).payload
     except RecordInvalid as error:
         raise LogCorrupt(
             key, f"{len(blob)} bytes are not what version {header.version} published: {error.detail}"

@@ -115,12 +115,12 @@ async def apply(log: Log, doomed: Garbage, progress: Callable[[float], None] = l
     that the commits to be packed name. Raises `Unavailable` if there is still no space.
     """
     done, total = 0, max(1, len(doomed.pack) + doomed.objects)
-    gate = asyncio.Semaphore(_DELETES_AT_ONCE)
+    slots = asyncio.Semaphore(_DELETES_AT_ONCE)
 
     async def delete(entries: Iterable[Entry]) -> None:
         async def one(entry: Entry) -> None:
             nonlocal done
-            async with gate:
+            async with slots:
                 await log.store.delete(entry.key)
             done += 1
             progress(done / total)
@@ -251,7 +251,7 @@ async def _pack(log: Log, run: list[tuple[int, int]]) -> None:
         # A commit that was damaged in transit must not become the only copy.
         if following is None or frame.digest(blob) != following.header.previous:
             raise LogCorrupt(key, f"is not the commit that {commit_key(p, version + 1)} names as the one before it")
-        following = log.gate.commit(blob, p, version)
+        following = log.verifier.commit(blob, p, version)
         blobs.append(blob)
     blobs.reverse()
     header = SegmentHeader(

@@ -17,9 +17,9 @@ from isthmus.format.records import frame
 from isthmus.format.records.keys import snapshot_key, value_key
 from isthmus.format.records.objects import SCHEMA, CommitHeader, Healed, Waited
 from isthmus.log import Commit, Log, fold, merge
-from isthmus.log.gate import HEALER
 from isthmus.log.holes import require_chain, require_whole
 from isthmus.log.listing import all_or
+from isthmus.log.verify import HEALER
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ async def heal(log: Log, found: Diagnosis) -> Commit | None:
     )
     body = frame.draft(frame.Kind.COMMIT, header).blob
     log.seal(body)
-    written = log.gate.commit(body, p, version)  # a commit that others would not accept must never take the key
+    written = log.verifier.commit(body, p, version)  # a commit that others would not accept must never take the key
     if not await log.append(p, version, body):
         return None
     blob = merge.snapshot(result.state, p, log.run.digest)

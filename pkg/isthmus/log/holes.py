@@ -13,8 +13,8 @@ from isthmus.format.records.keys import commit_in, commit_key, commits_prefix, i
 from isthmus.format.records.objects import SnapshotHeader, ValueHeader
 from isthmus.format.rules import MemberRole
 from isthmus.log import Log
-from isthmus.log.gate import KINDS
 from isthmus.log.listing import earliest
+from isthmus.log.verify import KINDS
 from isthmus.store.base import is_there
 
 AHEAD = 8

@@ -39,13 +39,13 @@ async def look(log: Log, hints: Mapping[int, int] | None = None) -> LogState:
 
     `hints`: by fragment, a version that probably exists. Raises `Unavailable`, and `Denied` if commits may not be read.
     """
-    gate = asyncio.Semaphore(LOOKS_AT_ONCE)
+    slots = asyncio.Semaphore(LOOKS_AT_ONCE)
     wrong: dict[int, str] = {}
     from_first: list[bool] = []
 
     async def one(p: int) -> Commit | None:
         newest = None
-        async with gate:
+        async with slots:
             try:
                 newest = await log.newest(p, (hints or {}).get(p, 0))
                 head = newest.version if newest else 0

@@ -11,7 +11,7 @@ from isthmus.format.layout import Fragment
 from isthmus.format.records import frame
 from isthmus.format.records.frame import Blob
 from isthmus.format.records.objects import UpdateHeader
-from isthmus.log.gate import Gate
+from isthmus.log.verify import Verifier
 from isthmus.reasons import Reason
 from isthmus.runtime.clock import ALONE, ComputePool
 
@@ -30,7 +30,7 @@ class Update:
 
 
 def verify_update(
-    gate: Gate,
+    verifier: Verifier,
     blob: Blob,
     key: str,
     digest: bytes,
@@ -42,13 +42,13 @@ def verify_update(
 ) -> Update:
     """Verify and measure an update. Raises `RecordInvalid` with a named reason. Pure and slow: call it off the loop.
 
-    `under`: the membership version that its author is checked against (see `Gate.open`). The gate's checks of every
+    `under`: the membership version that its author is checked against (see `Verifier.open`). The checks of every
     object come first, then fragment and codec, learner, base, size, finiteness and length. Raises `DenormalsFlushed` in
     a thread that would decode other bits.
     """
     require_denormals()
-    run = gate.run
-    found = gate.open(blob, key, UpdateHeader, digest=digest, under=under)
+    run = verifier.run
+    found = verifier.open(blob, key, UpdateHeader, digest=digest, under=under)
     header = found.header
     if (header.fragment, header.codec) != (fragment.index, run.rules.codec_up):
         raise RecordInvalid(Reason.WRONG_LAYOUT, f"fragment {header.fragment} in {header.codec}")

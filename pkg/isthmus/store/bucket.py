@@ -202,12 +202,12 @@ class BucketStore(Store):
                 return data
             # All ranges must come from the same version of the object.
             same = {"if_match": first.meta["e_tag"]} if first.meta["e_tag"] else {}
-            gate = asyncio.Semaphore(RANGES_AT_ONCE)
+            slots = asyncio.Semaphore(RANGES_AT_ONCE)
 
             async def one(at: int, answer: Any = None) -> None:
                 """Read one range, and retry it by itself if it fails: the other ranges need not be read again."""
                 part = data[at : at + RANGE_BYTES] if at else data[:size]
-                async with gate:
+                async with slots:
                     for left in range(PART_TRIES, -1, -1):
                         try:
                             if answer is None:

@@ -63,10 +63,10 @@ async def read(
     end = wanted[-1][1] if wanted else table.start
     out = frame.blank(end)
     frame.fill(out[: table.start], np.frombuffer(head, np.uint8)[: table.start])
-    gate = asyncio.Semaphore(PIECES_AT_ONCE)
+    slots = asyncio.Semaphore(PIECES_AT_ONCE)
 
     async def one(begin: int, stop: int, digest: bytes) -> None:
-        async with gate:
+        async with slots:
             for _ in range(TRIES):
                 blob = await store.get_range(key, begin, stop)
                 if await runtime.offload(_placed, blob, digest, out[begin:stop]):

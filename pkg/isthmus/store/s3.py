@@ -245,10 +245,10 @@ class S3Store(Store):
                     f"{self.url}: the answer to starting an upload is not valid: check for a gateway in between"
                 )
             begun = _Begun(answer["UploadId"], len(whole))
-        gate = asyncio.Semaphore(PARTS_AT_ONCE)
+        slots = asyncio.Semaphore(PARTS_AT_ONCE)
 
         async def one(number: int) -> None:
-            async with gate:
+            async with slots:
                 part = await part_of(whole, (number - 1) * size, min(number * size, len(whole)), self._runtime)
                 sum_ = await self._md5(part)
                 if begun.parts.get(number, ("", ""))[0] != sum_:
@@ -345,7 +345,7 @@ class S3Store(Store):
         """Fetch a large body in ranges, several at once; `first` is the answer to a request for the whole body."""
         first["Body"].close()
         same = {"IfMatch": first["ETag"]} if "ETag" in first else {}  # all from one version
-        gate = asyncio.Semaphore(PARTS_AT_ONCE)
+        slots = asyncio.Semaphore(PARTS_AT_ONCE)
 
         async def one(at: int) -> None:
             part = data[at : at + PART_BYTES]
@@ -357,7 +357,7 @@ class S3Store(Store):
                     raise Unavailable(f"{self.url}: {key} sent {answer['ContentLength']} bytes for {len(part)}")
                 await self._drain(key, answer, part)
 
-            async with gate:
+            async with slots:
                 await self._patiently(fetch)
 
         async with asyncio.TaskGroup() as tasks:

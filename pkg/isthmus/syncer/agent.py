@@ -200,10 +200,10 @@ class Syncer:
 
         States are folded only when fragments are taken over.
         """
-        gate = asyncio.Semaphore(RECOVERIES_MAX)
+        slots = asyncio.Semaphore(RECOVERIES_MAX)
 
         async def one(coordinator: FragmentCoordinator) -> None:
-            async with gate:
+            async with slots:
                 await coordinator.recover()
 
         async with asyncio.TaskGroup() as tasks:

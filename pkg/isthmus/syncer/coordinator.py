@@ -457,7 +457,7 @@ class FragmentCoordinator:
             body = frame.draft(frame.Kind.COMMIT, header).blob
             self._log.seal(body)
             # Check the commit as its readers will: an invalid commit must never take the key.
-            commit = await self._runtime.offload(self._log.gate.commit, body, self.fragment.index, version)
+            commit = await self._runtime.offload(self._log.verifier.commit, body, self.fragment.index, version)
         except (LogCorrupt, ValueError) as error:
             self._warn(
                 "the commit would be invalid and is not written: %s", error, level=logging.ERROR, version=version

@@ -46,7 +46,7 @@ class Fetcher:
                 return None, Reason.OVERSIZED if len(blob) > pointer.size else Reason.TRUNCATED
             update = await self._runtime.offload(
                 verify_update,
-                self._log.gate,
+                self._log.verifier,
                 blob,
                 pointer.key,
                 pointer.digest,

@@ -14,9 +14,9 @@ from isthmus.format.rules import MemberRole, Pace, Rules
 from isthmus.format.signing.keys import new_signer
 from isthmus.log import updates
 from isthmus.log.bus_messages import verify_batch
-from isthmus.log.gate import Gate
 from isthmus.log.membership import Members, Membership
 from isthmus.log.run import Run
+from isthmus.log.verify import Verifier
 from isthmus_lab.bench.kernels import flat
 from isthmus_lab.bench.measure import Case, Row, Say, counted, in_turns, parted, row
 
@@ -83,9 +83,9 @@ def _updates(size: int) -> Iterator[Case]:
     sealed = frame.written(Kind.UPDATE, header, pack(code, fragment, x))
 
     def opened(blob: frame.Body, judge: Members) -> Callable[[], object]:
-        digest, gate = frame.digest(blob), Gate(run, judge)
+        digest, verifier = frame.digest(blob), Verifier(run, judge)
         key = update_key(0, "eu", 0, digest)
-        return lambda: updates.verify_update(gate, blob, key, digest, fragment, "eu", 0, under=0)
+        return lambda: updates.verify_update(verifier, blob, key, digest, fragment, "eu", 0, under=0)
 
     yield Case("open", opened(plain, unsigned))
     yield Case("open, signed", opened(signed, members))

@@ -40,10 +40,10 @@ class Lag:
 
 async def timed(work: Callable[[int], Awaitable[object]], count: int, at_once: int) -> tuple[float, float, float]:
     """Run `count` requests; return the seconds, the seconds of processor time, and the p99 of the loop's lag [s]."""
-    gate, lag = asyncio.Semaphore(at_once), Lag()
+    slots, lag = asyncio.Semaphore(at_once), Lag()
 
     async def one(number: int) -> None:
-        async with gate:
+        async with slots:
             await work(number)
 
     watching = asyncio.ensure_future(lag.watch())

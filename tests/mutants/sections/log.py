@@ -52,7 +52,7 @@ MUTANTS = [
         row("a-segment-is-taken-on-trust", "if found != at.digest:", "if False:"),
     ),
     *of(
-        "log/gate.py",
+        "log/verify.py",
         "tests/unit/test_verified.py",
         row("any-digest", "if digest is not None and found != digest:", "if False:"),
         row("a-payload-more", "if kind in WITHOUT_PAYLOAD and len(payload):", "if False:"),
@@ -97,7 +97,7 @@ MUTANTS = [
             "        if False:\n            by =",
         ),
         row("heads-are-believed", "if digests.digest(begin) != digest:", "if False:"),
-        row("anybody-verifies", "if through is not _THROUGH:", "if False:"),
+        row("anybody-verifies", "if proof is not _PROOF:", "if False:"),
     ),
     *of(
         "log/fold.py",

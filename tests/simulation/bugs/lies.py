@@ -8,7 +8,7 @@ from unittest.mock import patch
 from isthmus.errors import LogCorrupt
 from isthmus.inspect import replay
 from isthmus.learner import downlink
-from isthmus.log.gate import Gate
+from isthmus.log.verify import Verifier
 from isthmus.reasons import Clip
 from isthmus.rounds.bounds import Influence
 from simulation.bugs.planted import planted
@@ -37,7 +37,7 @@ def steps_are_as_they_are_said() -> Iterator[None]:
 @planted(20, "liars")
 def a_lie_is_merged_onto() -> Iterator[None]:
     """A commit is not compared with the run's rules and the round."""
-    with patch.object(Gate, "why_not", lambda *_: ""):
+    with patch.object(Verifier, "why_not", lambda *_: ""):
         yield
 
 

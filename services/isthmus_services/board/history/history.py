@@ -298,12 +298,12 @@ class RunHistory:
         A fragment that cannot be read further stays where it is, and `broken` says why. The other fragments are still
         read. Raises what the store raises.
         """
-        gate = asyncio.Semaphore(AT_ONCE)
+        slots = asyncio.Semaphore(AT_ONCE)
         before = len(self)
 
         async def one(p: int) -> None:
             end = self.ends[p]
-            async with gate:
+            async with slots:
                 try:
                     async for commit in log.commits(p, end.version, end.digest):
                         self.take(commit)

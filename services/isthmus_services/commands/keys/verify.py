@@ -11,8 +11,8 @@ from isthmus.format.records.frame import Kind
 from isthmus.format.records.keys import RUN_KEY, can_be_named, commit_in, learner_in
 from isthmus.format.signing import armored, fingerprint, namespace_of, public_line
 from isthmus.log import Log
-from isthmus.log.gate import KINDS
 from isthmus.log.membership import WRITERS, Membership
+from isthmus.log.verify import KINDS
 from isthmus.store import checked
 from isthmus_services.settings import declared, shared
 
@@ -65,9 +65,9 @@ def _why_not(log: Log, blob: frame.Body, kind: Kind, key: str) -> str | None:
             log.members.require_author(blob, kind)
             return f"a {kind.name.lower()} cannot be verified alone: verify the object that names it"
         if kind == Kind.COMMIT:
-            log.gate.commit(blob, *_fragment_and_version(key))
+            log.verifier.commit(blob, *_fragment_and_version(key))
             return None
-        opened = log.gate.open(blob, key, record)
+        opened = log.verifier.open(blob, key, record)
         try:
             by = log.members.current.version
             log.members.require_member(opened.author, WRITERS[kind], learner_in(key) or None, by)

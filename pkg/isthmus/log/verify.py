@@ -1,4 +1,4 @@
-"""The gate between stored bytes and the program: it takes bytes and returns values of verified types.
+"""Verification of every stored object: bytes go in, values of verified types come out.
 
 No other module parses an object; `tests/unit/test_verified.py` enforces this. Every object is checked in this order:
 
@@ -102,23 +102,23 @@ class Unverified(Generic[H]):
         self.said = said
 
 
-class _Through:
-    """Proof that the gate makes a `Verified`: no other code has an instance."""
+class _Proof:
+    """Proof that a `Verifier` makes a `Verified`: no other code has an instance."""
 
 
-_THROUGH = _Through()
+_PROOF = _Proof()
 
 
 class Verified(Generic[H]):
-    """An object that passed every check of the gate. Only `Gate` makes one."""
+    """An object that passed every check. Only a `Verifier` makes one."""
 
     __slots__ = ("author", "digest", "header", "key", "payload")
 
     def __init__(
-        self, key: str, header: H, payload: memoryview, digest: bytes, author: bytes, *, through: _Through
+        self, key: str, header: H, payload: memoryview, digest: bytes, author: bytes, *, proof: _Proof
     ) -> None:
-        if through is not _THROUGH:
-            raise TypeError("only the gate verifies")
+        if proof is not _PROOF:
+            raise TypeError("only a Verifier makes a Verified")
         self.key = key
         self.header = header
         self.payload = payload
@@ -143,7 +143,7 @@ class Commit:
         return self.header.version
 
 
-class Gate:
+class Verifier:
     """Checks the objects of one run. Pure. Slow for large objects: call it off the loop for those."""
 
     def __init__(self, run: Run, members: Members | None = None) -> None:
@@ -217,7 +217,7 @@ class Gate:
         named = digests.digest(blob[: frame.payload_start(blob)]) if kind == Kind.PART else found
         if key != (belongs := _KEYS[record](header, named)):
             raise RecordInvalid(_displaced(key, belongs), f"it lies under {key}, and is {belongs}")
-        return Verified(key, header, payload, found, author, through=_THROUGH)
+        return Verified(key, header, payload, found, author, proof=_PROOF)
 
     # --- commits ------------------------------------------------------------------------------------------------------
 
