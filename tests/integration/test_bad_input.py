@@ -205,6 +205,14 @@ def test_a_run_keeps_what_was_chosen_when_it_was_created(folder: Path) -> None:
     assert main(["init", str(folder)]) == 0, "without other rules, `init` must accept the existing run"
 
 
+def test_a_second_init_says_that_it_changed_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["init", str(folder)]) == 0
+    assert not caplog.messages
+    assert main(["init", str(folder)]) == 0
+    (said,) = caplog.messages
+    assert re.fullmatch(rf"{folder} exists already, created 20\d\d-.*: it was not changed", said)
+
+
 def test_a_learners_name_is_checked(folder: Path, refused: Refusals) -> None:
     assert main(["init", str(folder)]) == 0
     assert "--learner 'a/b'" in refused("learner", str(folder), "--learner", "a/b")
