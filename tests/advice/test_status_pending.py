@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from advice.rows import row
 from e2e.test_processes import PACED, isthmus, processes
 from isthmus_services.main import main
 
@@ -23,6 +24,19 @@ def commits(run: Path) -> int:
     return len(list((run / "commits").glob("*/*")))
 
 
+@row(
+    "status",
+    "no learner trains: … of … learners are done; …; these learners left with tokens that no syncer answered, which are "
+    "not in the model: …",
+    means="No syncer was there when these learners ended. What they had sent since the last commit is in their checkpoints "
+    "only. The number is that work's share of all their tokens.",
+    like="A few per cent of pending tokens after a run that ended well: steps after the last update, which no round takes.",
+    do="start them again with --wait-at-end 600 (a loop of your own: link.close(wait=600)) and, once they have joined, a "
+    "syncer: isthmus syncer … --bus … --quorum …",
+    then="The learners send the work again and end once it is merged; then the sentence is gone.",
+    lost="nothing, if all of them are there before the syncer; else what comes after its round",
+)
+@pytest.mark.tier("all")
 @pytest.mark.timeout(400)
 def test_work_that_no_syncer_answered_is_named_and_its_advice_brings_it_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
