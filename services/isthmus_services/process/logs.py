@@ -3,7 +3,7 @@
 import logging
 import sys
 
-from isthmus.runtime.log_lines import TEXT, Lines
+from isthmus.runtime.log_lines import TEXT, Lines, Repeats
 
 _NOISY = ("botocore", "aiobotocore", "aiohttp", "asyncio", "numba", "matplotlib")
 
@@ -38,6 +38,7 @@ def configure(format: str = "auto", level: str = "info", **context: str) -> None
         )
     else:
         handler.setFormatter(Lines(TEXT))
+    handler.addFilter(Repeats())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
