@@ -71,6 +71,15 @@ async def _serve(settings: declared.Syncer, name: str, board: HealthServer) -> N
             require_may(ports.log.members, ports.log.signer, MemberRole.COLLECTOR)
         await bus_answers(ports.bus)
         pace = shared.pace_of(settings, ports.log.run.pace)
+        if differs := [
+            f"{f} {getattr(pace, f)} instead of {of_run}"
+            for f in pace.__struct_fields__
+            if getattr(pace, f) != (of_run := getattr(ports.log.run.pace, f))
+        ]:
+            logger.warning(
+                "%s serves at another pace than the run's (%s): give all its syncers these settings, since any of them "
+                "may open the next round of a fragment", name, ", ".join(differs),
+            )  # fmt: skip
         syncer = Syncer(ports.log, ports.store, ports.bus, ports.runtime, name, pace)
         started = ports.runtime.now()
         async with asyncio.TaskGroup() as tasks:
