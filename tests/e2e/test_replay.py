@@ -374,7 +374,7 @@ def test_the_story_of_an_update_that_missed_its_round(run: Path, tmp_path: Path)
     header, one = late[-1]
     told = cli("explain", run, one.key, "--json", tmp_path / "u.json")
     assert told.returncode == 0, told.stderr
-    assert f"missed version {one.base + 1} by " in told.stdout
+    assert f" too late for version {one.base + 1}: " in told.stdout
     assert "1 version(s) late" in told.stdout
     missed = json.loads((tmp_path / "u.json").read_text())["missed_s"]
     before = next(c.header for c in commits(run)[header.fragment] if c.version == one.base + 1)

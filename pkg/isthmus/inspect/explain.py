@@ -30,6 +30,7 @@ _WHY = {
     Reason.MISSING: "nothing was stored under its key when it was fetched",
     Reason.NON_FINITE: "it holds a NaN or an infinity",
     Reason.OVERFLOW: "merging it would leave float32's range",
+    Reason.TOO_LONG: "it is over a hundred times as long as recent updates are, as after a loss that diverged",
 }
 
 
@@ -148,7 +149,7 @@ async def _commit(log: Log, p: int, version: int) -> Explanation:
         f"period from here on: {math.ceil(period)} steps"
         + ("" if period <= rules.sync_every else f" (the rules ask for {rules.sync_every}; rounds take long)")
     )
-    if commit.packed:
+    if commit.in_segment:
         told.say("old: its bytes are in a segment, and the updates it merged may have been collected")
     told.facts = {
         "commit": told.subject,
@@ -263,7 +264,7 @@ def _gone(commits: Sequence[Commit], learner: str, base: int, key: str) -> str:
         if any((i.learner, i.base) == (learner, base) and i.key == key for i in commit.header.inputs):
             return (
                 f"not in the store any more: collected by `isthmus gc`, which has packed version {commit.version}"
-                if commit.packed
+                if commit.in_segment
                 else f"missing, though version {commit.version} merged it and `isthmus gc` has not passed it: damage"
             )
     return "not in the store: never uploaded, or collected since"
@@ -298,7 +299,9 @@ def _in_commit(told: Explanation, commit: Commit, key: str, passed_by: Sequence[
         if is_it(i):
             for earlier in passed_by:
                 closed_at = earlier.header.waited.closed_at
-                told.say(f"missed version {earlier.version} by {_s(i.arrived_at - closed_at)}: {_how(i, closed_at)}")
+                told.say(
+                    f"came {_s(i.arrived_at - closed_at)} too late for version {earlier.version}: {_how(i, closed_at)}"
+                )
                 told.facts["missed_s"] = i.arrived_at - closed_at
             _merged(told, commit, i, number)
         else:
@@ -368,10 +371,10 @@ def _tokens(header: UpdateHeader | None) -> int:
 
 def _how(i: Input, closed_at: float) -> str:
     if i.taken_at > closed_at:
-        return f"it was taken only {_s(i.taken_at - closed_at)} after that round closed"
+        return f"its learner captured it {_s(i.taken_at - closed_at)} after that round closed"
     if i.heard_at > closed_at:
-        return f"taken {_s(closed_at - i.taken_at)} before that round closed, heard of after it"
-    return f"heard of {_s(closed_at - i.heard_at)} before that round closed, its bytes came after it"
+        return f"captured {_s(closed_at - i.taken_at)} before that round closed, announced after it"
+    return f"announced {_s(closed_at - i.heard_at)} before that round closed, its bytes came after it"
 
 
 def _missed(late: Late, closed_at: float) -> str:

@@ -205,9 +205,9 @@ class Members:
             raise RecordInvalid(Reason.NOT_A_MEMBER, f"membership {under} is not known here")
         judges = reversed(self.versions) if under is None else [self.versions[under]]
         if not any(membership.permits(author, roles, name) for membership in judges):
-            who = f"{name} signed by {fingerprint(author)}" if name else fingerprint(author)
-            by = "no version of the membership" if under is None else f"membership {under}"
-            raise RecordInvalid(Reason.NOT_A_MEMBER, f"{by} names {who} as a {' or a '.join(roles)}")
+            who = f"{name} with the key {fingerprint(author)}" if name else f"with the key {fingerprint(author)}"
+            by = "the membership" if under is None else f"membership {under}"
+            raise RecordInvalid(Reason.NOT_A_MEMBER, f"{by} has no {' or '.join(roles)} {who}")
 
     def in_force(self, fragment: int, version: int) -> int:
         """Return the earliest known membership version under which a version of a fragment may be created."""

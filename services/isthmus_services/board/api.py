@@ -211,8 +211,8 @@ class Api:
             said = f"{len(live)} of {len(known)} learners train"
         waiting = [r for r in open_rounds if r["waits_for"]]
         if waiting:
-            said += f", fragment {waiting[0]['fragment']} waits for {time_views.named(waiting[0]['waits_for'])}"
-            said += f", and {len(waiting) - 1} more fragments wait" if len(waiting) > 1 else ""
+            names = time_views.named(waiting[0]["waits_for"])
+            said += f"; rounds open: {len(waiting)}, and that of fragment {waiting[0]['fragment']} waits for {names}"
         return f"{said}." + (f" {done} are done." if done else "")
 
     def _from_the_log(self) -> str:
@@ -374,7 +374,7 @@ class Api:
             "facts": told.facts,
             "round": commit_views.round_picture(commit.header),
             "header": commit_views.told(commit.header),
-            "packed": commit.packed,
+            "packed": commit.in_segment,
         }
 
     async def update(self, p: int, learner: str, base: int) -> Answer:
