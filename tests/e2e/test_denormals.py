@@ -117,7 +117,7 @@ async def test_a_learner_trains_in_a_process_that_flushes_and_its_training_threa
     async with world(folder, made_of(tiny())) as w, serving(w.syncer()):
         await asyncio.get_running_loop().run_in_executor(None, flushing, train)
         await check_log(w)
-        ends = [await fold.fold(w.log, f.index, fold.Publishing(w.log)) for f in w.run.layout.fragments]
+        ends = [await fold.fold(w.log, f.index, fold.PublishedValue(w.log)) for f in w.run.layout.fragments]
     smallest = min(np.abs(at.carried[at.carried != 0.0]).min() for at in ends)
     assert smallest < np.finfo(np.float32).smallest_normal, "the run has denormal values that could be flushed"
     assert flushed
@@ -152,7 +152,9 @@ async def test_who_follows_in_a_process_that_flushes_gets_what_was_published(fol
             await asyncio.wait([following], timeout=1.0)  # the follower has the first version, and must add differences
             await loop.run_in_executor(None, train)
             await following
-        ends = [await fold.fold(w.log, f.index, fold.Publishing(w.log), until=cuts[-1]) for f in w.run.layout.fragments]
+        ends = [
+            await fold.fold(w.log, f.index, fold.PublishedValue(w.log), until=cuts[-1]) for f in w.run.layout.fragments
+        ]
     for f, at in zip(w.run.layout.fragments, ends, strict=True):
         for t in f.tensors:
             held = followed.get_parameter(t.spec.name).detach().reshape(-1)[t.origin : t.origin + t.size]

@@ -134,7 +134,7 @@ async def trained(w: World, rounds: int) -> None:
 
 
 async def folded(w: World, version: int) -> list[F32]:
-    carry = fold.Publishing(w.log)
+    carry = fold.PublishedValue(w.log)
     return [(await fold.fold(w.log, f.index, carry, until=version)).carried for f in w.run.layout.fragments]
 
 
@@ -376,7 +376,7 @@ async def test_some_fragments_or_a_mixture_are_followed_where_that_is_asked_for(
         assert (mixed.number, dict(mixed.versions)) == (sum(heads.values()), heads)
         for p, version in heads.items():
             # By itself: another fragment may not have this version yet.
-            there = await fold.fold(w.log, p, fold.Publishing(w.log), until=version)
+            there = await fold.fold(w.log, p, fold.PublishedValue(w.log), until=version)
             assert np.array_equal(mixed.values[p], there.carried)
         names = {t.spec.name for p in (0, 2) for t in w.run.layout.fragments[p].tensors}
         if not any(t.rows for f in w.run.layout.fragments for t in f.tensors):

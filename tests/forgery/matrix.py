@@ -238,7 +238,7 @@ async def _syncs(w: World) -> Facts:
 async def _exports(w: World) -> Facts:
     log = await _log(w)
     local, of = await global_local(log)
-    values = [(await fold.fold(log, p, fold.Publishing(log))) for p in range(2)]
+    values = [(await fold.fold(log, p, fold.PublishedValue(log))) for p in range(2)]
     return (*((at.version, rounded(at.carried)) for at in values), sorted(local), sorted(of))
 
 

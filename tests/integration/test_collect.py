@@ -77,7 +77,7 @@ async def test_what_a_fold_within_the_retention_needs_stays_and_the_rest_goes(fo
             for version in range(start, top + 1):
                 at = await fold.fold(w.log, p, fold.Merging(w.log), until=version)
                 assert at.carried.digest == after[version - 1].header.state_digest
-                value = await fold.fold(w.log, p, fold.Publishing(w.log), until=version)
+                value = await fold.fold(w.log, p, fold.PublishedValue(w.log), until=version)
                 assert merge.array_digest(value.carried) == after[version - 1].header.published_digest
             assert (await head(w, p)).carried.digest == states[p]
             # An older version cannot be folded: the initial snapshot is there, but the updates after it are not.
@@ -203,7 +203,7 @@ async def test_a_learner_that_slept_through_a_collection_goes_on_from_a_snapshot
         fetching = asyncio.ensure_future(sleeper.downlink.fetch())
         await until(lambda: sleeper.downlink.known[0].version == top, "caught up")
         fetching.cancel()
-        value = await fold.fold(w.log, 0, fold.Publishing(w.log))
+        value = await fold.fold(w.log, 0, fold.PublishedValue(w.log))
         assert merge.array_digest(local_array(sleeper.downlink.known[0].values)) == merge.array_digest(value.carried)
 
 

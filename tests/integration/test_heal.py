@@ -51,7 +51,7 @@ async def overwrite(w: World, fragment: int, version: int) -> str:
 
 
 async def published_at(w: World, fragment: int, version: int) -> F32:
-    return (await fold.fold(w.log, fragment, fold.Publishing(w.log), until=version)).carried
+    return (await fold.fold(w.log, fragment, fold.PublishedValue(w.log), until=version)).carried
 
 
 async def run(*arguments: str) -> int:
@@ -174,7 +174,7 @@ async def test_where_published_values_are_gone_too_it_goes_back_to_the_newest_th
         assert commit is not None
         assert merge.array_digest(before) == commit.header.published_digest
         # A fold of published values, as learners do it, goes on beyond the hole.
-        at = await fold.fold(w.log, 0, fold.Publishing(w.log))
+        at = await fold.fold(w.log, 0, fold.PublishedValue(w.log))
         assert (at.version, merge.array_digest(at.carried)) == (commit.version, merge.array_digest(before))
 
 

@@ -192,7 +192,7 @@ async def test_a_heal_starts_where_it_says_and_replay_names_one_of_what_is_whole
         await begun(w, syncer)
     newest = await newest_commit(w, 0)
     source = newest.version - 2
-    values = (await fold.fold(w.log, 0, fold.Publishing(w.log), until=source)).carried
+    values = (await fold.fold(w.log, 0, fold.PublishedValue(w.log), until=source)).carried
     if what == "anything":
         values = np.full_like(values, 666.0)
     version = newest.version + 1
@@ -207,7 +207,7 @@ async def test_a_heal_starts_where_it_says_and_replay_names_one_of_what_is_whole
     found = (await differences(w))[0]
     if what == "anything":
         with pytest.raises(LogCorrupt, match=f"says that it starts again from version {source}, and does not"):
-            await fold.fold(w.log, 0, fold.Publishing(w.log))
+            await fold.fold(w.log, 0, fold.PublishedValue(w.log))
         assert "and does not" in found.detail
     else:
         assert any("it heals what is whole" in line and f"back to version {source}" in line for line in found.inputs)
@@ -358,7 +358,7 @@ async def test_a_heal_of_what_never_was_does_not_bring_any_value_in(folder: Path
     async with world(folder, SEED) as w, serving(w.syncer("s")) as syncer:
         await begun(w, syncer)
     newest = await newest_commit(w, 0)
-    before = (await fold.fold(w.log, 0, fold.Publishing(w.log))).carried
+    before = (await fold.fold(w.log, 0, fold.PublishedValue(w.log))).carried
     fragment, down, version = w.run.layout.fragments[0], codec("f32"), newest.version + 1
     for far, differs in ((1e-4, False), (666.0, True)):
         way = pack(down, fragment, np.full(fragment.size, far, np.float32))

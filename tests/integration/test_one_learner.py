@@ -136,7 +136,7 @@ async def outcome(attack: Attack | None) -> Outcome:
         commits = [c.header for cs in (await all_commits(w.log)).values() for c in cs]
         inputs = [i for c in commits for i in c.inputs]
         merged = sum(i.tokens for i in inputs if i.learner != "evil")
-        last = [(await fold.fold(w.log, p, fold.Publishing(w.log))).carried for p in range(RULES.fragments)]
+        last = [(await fold.fold(w.log, p, fold.PublishedValue(w.log))).carried for p in range(RULES.fragments)]
         total: dict[str, int] = {}
         clipped: dict[str, int] = {}
         for coordinator in syncer.coordinators:

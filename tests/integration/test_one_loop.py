@@ -125,7 +125,7 @@ async def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folde
             await task
         assert await check_log(w) > 4
         for p in range(2):
-            assert np.array_equal((await fold.fold(w.log, p, fold.Publishing(w.log))).carried, before[p])
+            assert np.array_equal((await fold.fold(w.log, p, fold.PublishedValue(w.log))).carried, before[p])
 
 
 async def test_error_feedback_starts_from_the_last_merged_update(folder: Path) -> None:

@@ -179,7 +179,7 @@ def test_a_difference_that_is_not_finite_is_no_update(tmp_path: Path) -> None:
 def test_versions_and_sums_are_the_same_there(tmp_path: Path) -> None:
     async def body(two: Pair) -> None:
         for p in (0, 1):
-            here = await fold.fold(two.w.log, p, fold.Publishing(two.w.log))
+            here = await fold.fold(two.w.log, p, fold.PublishedValue(two.w.log))
             there: fold.At[ArrayRef] = await fold.fold(two.w.log, p, two.owners)
             assert there.version == here.version >= 3
             assert isinstance(there.carried, Remote) == (p == 1)

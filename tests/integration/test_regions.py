@@ -179,13 +179,13 @@ async def test_a_damaged_copy_costs_one_look_at_the_runs_own(places: Places, dam
     log = await places.log(US)
     assert isinstance(log.store, EdgeStore)
     assert log.store.regions is not None
-    whole = [(await fold.fold(log, p, fold.Publishing(log))).carried.tobytes() for p in range(2)]
+    whole = [(await fold.fold(log, p, fold.PublishedValue(log))).carried.tobytes() for p in range(2)]
     log.store.regions.near = "us"
     for key in places.keys(damaged):
         body = bytearray((places.near / key).read_bytes())
         body[len(body) // 2 if damaged == "values" else frame.payload_start(body) + 8] ^= 1
         (places.near / key).write_bytes(body)
-    assert [(await fold.fold(log, p, fold.Publishing(log))).carried.tobytes() for p in range(2)] == whole
+    assert [(await fold.fold(log, p, fold.PublishedValue(log))).carried.tobytes() for p in range(2)] == whole
     # A fold fails if the run's own object is damaged.
     home, newest = Path(places.w.store.url), max(places.keys("values/00000"))
     for key in places.keys("snapshots"):
@@ -193,7 +193,7 @@ async def test_a_damaged_copy_costs_one_look_at_the_runs_own(places: Places, dam
             (place / key).unlink()
     (home / newest).write_bytes(b"nonsense")
     with pytest.raises(LogCorrupt, match=newest):
-        await fold.fold(log, 0, fold.Publishing(log))
+        await fold.fold(log, 0, fold.PublishedValue(log))
 
 
 async def test_a_learner_goes_on_where_the_copies_near_it_are_damaged(places: Places) -> None:

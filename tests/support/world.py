@@ -270,7 +270,7 @@ async def check_log(w: World) -> int:
                 bases[given.learner] = given.base
             state = await fold.Merging(w.log).step(state, commit)  # raises if a digest is not as recorded
             count += 1
-        published = await fold.fold(w.log, p, fold.Publishing(w.log), until=len(commits))
+        published = await fold.fold(w.log, p, fold.PublishedValue(w.log), until=len(commits))
         assert published.version == len(commits)
         assert merge.array_digest(published.carried) == merge.array_digest(state.published)
         merged = await fold.fold(w.log, p, fold.Merging(w.log), until=len(commits))

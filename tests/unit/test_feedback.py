@@ -96,14 +96,14 @@ def test_the_log_folds_to_what_was_merged(feedback: bool) -> None:
         at = await fold.fold(w.log, 0, fold.Merging(w.log))
         assert at.carried.digest == w.states[0].digest == w.commits[0][-1].header.state_digest
         assert at.carried.is_published is not feedback
-        seen = await fold.fold(w.log, 0, fold.Publishing(w.log))
+        seen = await fold.fold(w.log, 0, fold.PublishedValue(w.log))
         assert np.array_equal(seen.carried, at.carried.published)
         key = w.commits[0][-1].header.value_key
         blob = w.blob(key)
         blob[-5] ^= 0xFF
         w.put(key, blob)
         with pytest.raises(LogCorrupt, match="was named"):
-            await fold.fold(w.log, 0, fold.Publishing(w.log))
+            await fold.fold(w.log, 0, fold.PublishedValue(w.log))
 
     rules = Rules(fragments=1, sync_every=4, codec_up="q2", codec_down="q1.5", feedback_down=feedback)
     Written(rules, options={"specs": SPECS}).drive(body)
@@ -120,7 +120,7 @@ def test_a_value_whose_table_is_damaged_is_a_damaged_log() -> None:
         w.put(key, blob)
         w.replace_commit(1, value_key=key, value_digest=frame.digest(blob))
         with pytest.raises(LogCorrupt, match=r"is no packed fragment: q1\.5: no header"):
-            await fold.fold(w.log, 0, fold.Publishing(w.log))
+            await fold.fold(w.log, 0, fold.PublishedValue(w.log))
 
     Written(Rules(fragments=1, sync_every=4, codec_down="q1.5"), options={"specs": SPECS}).drive(body)
 

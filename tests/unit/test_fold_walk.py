@@ -18,7 +18,7 @@ async def state_at(w: Written, until: int | None = None, keep: int = 1) -> fold.
 
 
 async def value_at(w: Written, until: int | None = None) -> fold.At[F32]:
-    return await fold.fold(w.log, 0, fold.Publishing(w.log), until=until)
+    return await fold.fold(w.log, 0, fold.PublishedValue(w.log), until=until)
 
 
 def digest_at(w: Written, version: int) -> bytes:
@@ -125,7 +125,7 @@ def test_a_difference_is_applied_to_the_version_before_and_to_no_other() -> None
     async def body(w: Written) -> None:
         await w.grow(3)
         before, after = (await value_at(w, 2)).carried, (await value_at(w, 3)).carried
-        step = fold.Publishing(w.log).step
+        step = fold.PublishedValue(w.log).step
         assert np.array_equal(await step(before, w.commits[0][2]), after)
         with pytest.raises(LogCorrupt, match="does not give the published version"):
             await step((await value_at(w, 1)).carried, w.commits[0][2])

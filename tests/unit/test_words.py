@@ -30,6 +30,7 @@ CLASSES = {
     "Lies": "ShardRef",
     "OwnSteward": "LocalBackend",
     "Parcel": "PackedUpdate",
+    "Publishing": "PublishedValue",
     "Reach": "Connectivity",
     "Shelf": "ArrayTable",
     "Shell": "AgentThread",

@@ -59,7 +59,7 @@ async def published(log: Log, versions: Sequence[int], progress: ShareDone = lam
 
     Raises `InputError` if a version was collected, `LogCorrupt` if its log is damaged.
     """
-    carry, done = fold.Publishing(log), 0
+    carry, done = fold.PublishedValue(log), 0
 
     async def one(p: int, version: int) -> F32:
         nonlocal done

@@ -66,7 +66,7 @@ class CutFollower:
 
     def __init__(self, log: Log, fragments: Sequence[int] | None = None) -> None:
         """`fragments`: those to follow; None: all. Raises `InputError` for one that the run does not have."""
-        self._log, self._carry = log, fold.Publishing(log)
+        self._log, self._carry = log, fold.PublishedValue(log)
         there = range(len(log.run.layout.fragments))
         self.fragments = sorted(set(there if fragments is None else fragments))
         if not self.fragments or not set(self.fragments) <= set(there):

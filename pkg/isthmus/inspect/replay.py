@@ -377,7 +377,7 @@ async def _looked_through(
     The inputs of a version in a gap are gone, so any value could have been published there, and a heal could have
     started from it. `most`: the farthest that one of the newest verified versions moved the published value.
     """
-    publishing, values, writers = fold.Publishing(log), at.carried.published, dict[str, None]()
+    publishing, values, writers = fold.PublishedValue(log), at.carried.published, dict[str, None]()
     try:
         async for commit in log.commits(p, at.version, at.digest, at.under):
             if commit.version > last:
@@ -440,7 +440,7 @@ async def _compare(log: Log, before: State, commit: Commit, found: Advance, odd:
     tensors: tuple[TensorDifference, ...] = ()
     if held == h.value_digest:
         # Compare the value that learners were given with the one that comes out here.
-        recorded = await fold.Publishing(log).step(before.published, commit)
+        recorded = await fold.PublishedValue(log).step(before.published, commit)
         tensors = _tensors(log.run.layout.fragments[h.fragment], recorded, found.state.published)
     problems += [] if odd else [f"all {len(h.inputs)} inputs are as it says"]
     problems += [] if tensors else ["the published value is the same or cannot be had: no tensor to name"]

@@ -267,7 +267,12 @@ async def _fragment(
             break
         commits.append(commit)
     members = decide(log, commits, at.last, settings.pace) if settings.pace else [c.header.inputs for c in commits]
-    publishing, start, recorded, other = fold.Publishing(log), at.carried.published, at.carried.published, at.carried
+    publishing, start, recorded, other = (
+        fold.PublishedValue(log),
+        at.carried.published,
+        at.carried.published,
+        at.carried,
+    )
     for commit, taken in zip(commits, members, strict=True):
         h, inputs = commit.header, settings.left(taken)
         merged.update(i.learner for i in h.inputs)
@@ -342,7 +347,7 @@ async def one_round(log: Log, fragment: int, version: int, settings: Settings) -
     if settings.pace:
         ((inputs, closed_at),) = _decided(log, [commit], at.last, settings.pace)
     inputs = settings.left(inputs)
-    recorded = await fold.Publishing(log).step(at.carried.published, commit)
+    recorded = await fold.PublishedValue(log).step(at.carried.published, commit)
     other = at.carried.published
     if inputs:
         result = await fold.combine(log, at.carried, fragment, inputs, settings.outers(h), codec(h.codec_down))

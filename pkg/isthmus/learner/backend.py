@@ -198,7 +198,7 @@ class LocalBackend(ArrayBackend):
     def __init__(self, log: Log) -> None:
         self.log = log
         self._run, self.runtime = log.run, log.runtime
-        self._carry = fold.Publishing(log)
+        self._carry = fold.PublishedValue(log)
         self._up = codec(log.run.rules.codec_up)
         self.lossy = log.run.rules.error_feedback and not self._up.lossless
         """Whether what the codec drops is kept."""

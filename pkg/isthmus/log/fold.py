@@ -4,8 +4,9 @@
 
 `begin` finds a snapshot that can be trusted, `onward` walks the commits after it, `fold` does both. A `Carry` says what
 is computed along the log. `Merging` carries the full state and merges every round again from its updates (for taking
-over a fragment, replay, what-if). `Publishing` carries the published value and applies the published differences (for
-joining and export). `ChainOnly` carries nothing and reads only the commits (for fragments that other syncers hold).
+over a fragment, replay, what-if). `PublishedValue` carries the published value and applies the published differences
+(for joining and export). `ChainOnly` carries nothing and reads only the commits (for fragments that other syncers
+hold).
 """
 
 import asyncio
@@ -291,7 +292,7 @@ async def restarted(log: Log, commit: Commit) -> Advance:
     """Return the new start that a healing commit gives. Only its value object is needed. Raises `LogCorrupt`."""
     h = commit.header
     nothing = np.zeros(log.run.layout.fragments[h.fragment].size, np.float32)
-    published = await Publishing(log).step(nothing, commit)
+    published = await PublishedValue(log).step(nothing, commit)
     return await log.runtime.offload(
         merge.healed, h.version, published, log.run.layout.fragments[h.fragment], log.run.digest
     )
@@ -372,7 +373,7 @@ def outer_of(header: CommitHeader) -> dict[str, Outer]:
 # --- published values -------------------------------------------------------------------------------------------------
 
 
-class Publishing(Carry[F32]):
+class PublishedValue(Carry[F32]):
     """Carries the published value [n]: a snapshot's published part, read by range, and the differences after it."""
 
     def __init__(self, log: Log) -> None:
@@ -442,7 +443,7 @@ async def _require_source(log: Log, h: CommitHeader, source: int) -> None:
 async def initial(log: Log, fragment: int) -> F32:
     """Return the published value [n] of version 0."""
     key = snapshot_key(fragment, 0, log.run.header.snapshots[fragment])
-    return await Publishing(log).start(fragment, 0, key, None)
+    return await PublishedValue(log).start(fragment, 0, key, None)
 
 
 def _apply(verifier: Verifier, blob: Blob, values: F32, fragment: Fragment, header: CommitHeader) -> F32:

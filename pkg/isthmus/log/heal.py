@@ -139,15 +139,15 @@ async def _diagnose(log: Log, p: int) -> Diagnosis:
 async def _newest_published(log: Log, p: int) -> int:
     """Return the newest version whose published value can be read. Raises `LogCorrupt` if there is none."""
     try:
-        return (await fold.fold(log, p, fold.Publishing(log))).version
+        return (await fold.fold(log, p, fold.PublishedValue(log))).version
     except LogCorrupt as error:
         if error.readable is None:
             raise
-        return (await fold.fold(log, p, fold.Publishing(log), until=error.readable[1])).version
+        return (await fold.fold(log, p, fold.PublishedValue(log), until=error.readable[1])).version
 
 
 async def _published(log: Log, p: int, version: int) -> F32:
-    return (await fold.fold(log, p, fold.Publishing(log), until=version)).carried
+    return (await fold.fold(log, p, fold.PublishedValue(log), until=version)).carried
 
 
 def _nobody(now: float) -> Waited:

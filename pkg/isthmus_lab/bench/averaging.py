@@ -65,7 +65,7 @@ def _ours(run: str, bus: str, peers: int, name: str, x: F32) -> Iterator[Callabl
         ports = runner.run(ports_of.__aenter__())
         stack.callback(lambda: runner.run(ports_of.__aexit__(None, None, None)))
         crowd, code, fragment = Crowd(ports, peers), codec(name), ports.log.run.layout.fragments[0]
-        carry = fold.Publishing(ports.log)
+        carry = fold.PublishedValue(ports.log)
         start = runner.run(fold.fold(ports.log, 0, carry))
         has = dict.fromkeys(crowd.names, start)
 

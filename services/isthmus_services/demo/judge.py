@@ -112,7 +112,7 @@ async def global_curve(
     from isthmus.torch import model as torch_model
 
     values: list[F32] = [await fold.initial(log, f.index) for f in log.run.layout.fragments]
-    publishing = fold.Publishing(log)
+    publishing = fold.PublishedValue(log)
     marks = {round(i * len(commits) / CURVE_POINTS) for i in range(CURVE_POINTS + 1)}
     tokens: dict[str, int] = {}
     points = []
