@@ -69,7 +69,7 @@ class Story:
         """Let every requested fetch succeed; return the actions that follow."""
         following: list[Action] = []
         for action in actions:
-            if isinstance(action, Fetch) and self.rounds.accepts(action.pointer):
+            if isinstance(action, Fetch) and self.rounds.take_fetched(action.pointer):
                 following += self.rounds.on(Arrived(action.pointer), self.now)
         return following
 

@@ -209,7 +209,7 @@ def test_an_update_replaced_before_it_is_read_is_not_read() -> None:
     story.announce("a", tokens=9000)
     (read,) = story.begin([first])
     assert read.tokens == 9000
-    assert story.rounds.accepts(read)
+    assert story.rounds.take_fetched(read)
     assert story.rounds.rejected_total == {"superseded": 1}
 
 
@@ -241,7 +241,7 @@ def test_the_longer_one_takes_the_place_of_one_that_came_to_nothing(what: str) -
         actions = story.rounds.fetches()
     else:
         story.commit("b")
-        assert not story.rounds.accepts(read)
+        assert not story.rounds.take_fetched(read)
         actions = story.announce("b", base=1, due=True)
     assert {a.pointer.tokens for a in actions if isinstance(a, Fetch) and a.pointer.learner == "a"} == {9000}
 
@@ -303,7 +303,7 @@ def test_two_bases_of_one_learner_come_oldest_first() -> None:
 
 def _accept(story: Story, actions: Sequence[Action], learner: str) -> Pointer:
     pointer = next(a.pointer for a in actions if isinstance(a, Fetch) and a.pointer.learner == learner)
-    assert story.rounds.accepts(pointer)
+    assert story.rounds.take_fetched(pointer)
     return pointer
 
 

@@ -510,7 +510,7 @@ class _Story:
     def _do(self, actions: list[Action]) -> None:
         while actions:
             action = actions.pop(0)
-            if isinstance(action, Fetch) and self._rounds.accepts(action.pointer):
+            if isinstance(action, Fetch) and self._rounds.take_fetched(action.pointer):
                 actions += self._rounds.on(Arrived(action.pointer), self._now)
             elif isinstance(action, Merge):
                 self._take()

@@ -95,7 +95,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """An update that `Rounds.accepts` has been accumulated."""
+    """An update for which `Rounds.take_fetched` returned True has been accumulated."""
 
     pointer: Pointer
 

@@ -4,9 +4,11 @@
 
 An open round may also merge directly, or be abandoned.
 
-The syncer passes announcements, arrivals, calls, passes and the clock to `Rounds.on`, and carries out the actions. Only
-a due update on the newest version opens a round, or another syncer's call. Then every learner is asked for what it has.
-An announced update counts only when its bytes are here and checked. No round waits for ever.
+The syncer passes announcements, arrivals, calls, passes and the clock to `Rounds.on`, and carries out the actions. A
+round is opened by another syncer's call, or by an update that is due and based on the newest version. Such an update
+opens a round only at the syncer that holds the fragment, if its learner has not opened one too recently
+(`Bounds.opening`), and if `admission` has room. Then every learner is called, and answers with what it has. An
+announced update counts only when its bytes are here and checked. No round waits for ever.
 """
 
 import math
@@ -239,7 +241,7 @@ class Rounds:
             case Arrived(pointer):
                 return self._arrived(pointer, now)
             case Refused(pointer, reason):
-                return self._rejected_for_good(pointer, reason, now)
+                return self._refuse(pointer, reason, now)
             case Begun(pointer):
                 place = (pointer.learner, pointer.base)
                 if place in self._fetching:
@@ -352,8 +354,9 @@ class Rounds:
         """Return how long a version has been known here, in seconds; infinity if that is not known."""
         return now - self._known_since.get(base, -math.inf)
 
-    def accepts(self, pointer: Pointer) -> bool:
-        """Return whether a fetched update still belongs in the round. If so, the caller must accumulate it now."""
+    def take_fetched(self, pointer: Pointer) -> bool:
+        """End the fetch of an update; return whether it still belongs in the round. If so, the caller must accumulate
+        it now."""
         self._fetched(pointer)
         if self.round is None or self.phase not in (Phase.OPEN, Phase.GRACE):
             return False  # too late for this round: the update stays a pointer for the next
@@ -373,7 +376,7 @@ class Rounds:
         self._begun.pop(place, None)
 
     def _arrived(self, pointer: Pointer, now: float) -> list[Action]:
-        """Note that an accepted update is accumulated."""
+        """Note that a fetched update is accumulated."""
         place = (pointer.learner, pointer.base)
         assert self.round is not None, "arrived without a round"
         self._waiting.pop(place, None)
@@ -411,7 +414,7 @@ class Rounds:
             actions.append(Fetch(pointer))
         return actions
 
-    def _rejected_for_good(self, pointer: Pointer, reason: Reason, now: float) -> list[Action]:
+    def _refuse(self, pointer: Pointer, reason: Reason, now: float) -> list[Action]:
         """Reject an update whose bytes are missing or not acceptable."""
         self._fetched(pointer)
         place = (pointer.learner, pointer.base)

@@ -284,7 +284,7 @@ class FragmentCoordinator:
         if update is None:
             self.rounds.on(Unreachable(pointer), self._runtime.now())
             return []
-        if not self.rounds.accepts(pointer):
+        if not self.rounds.take_fetched(pointer):
             self._keep(fetched)
             return self.rounds.fetches()
         judge = self._members.versions[self._under]
