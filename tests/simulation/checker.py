@@ -427,7 +427,7 @@ class Checker:
                 self.violate(f"{who}: remembers more of fragment {p} than there is to remember")
         if sum(coordinator._has_slot for coordinator in syncer.coordinators) > ACCUMULATORS_MAX:
             self.violate(f"{who}: more accumulators than the pool has")
-        if len(syncer._listener.positions) > len(self.names) + 1 or len(syncer._members._members) > len(self.names):
+        if len(syncer._listener.positions) > len(self.names) + 1 or len(syncer._live._learners) > len(self.names):
             self.violate(f"{who}: remembers more names than there are")
         if len(syncer._speaker._unsaid) > UNSAID_MAX:
             self.violate(f"{who}: too much unsaid")

@@ -399,9 +399,9 @@ def _decided(
 ) -> list[tuple[tuple[Input, ...], float]]:
     """Return what `decide` does, each with the time at which its round closed [seconds since it was opened]."""
     pace = msgspec.structs.replace(log.run.pace, **changed)
-    members = _Recorded(pace)
+    live = _Recorded(pace)
     # Commits do not list absent learners as expected, so the rounds here need not find out which are absent.
-    rounds = Rounds(pace, log.run.rules.periods, members, Bounds(absent=ABSENT_MAX))
+    rounds = Rounds(pace, log.run.rules.periods, live, Bounds(absent=ABSENT_MAX))
     rounds.restored(commits[0].version - 1 if commits else 0, [c.header for c in before])
     decided: list[tuple[tuple[Input, ...], float]] = []
     given: dict[bytes, Input] = {}
@@ -411,7 +411,7 @@ def _decided(
         until = math.inf
         if number + 1 < len(commits):
             until = commits[number + 1].header.waited.opened_at - h.waited.opened_at
-        merged, closed_at = ((), 0.0) if h.healed is not None else _Story(rounds, members, given, h).tell(until)
+        merged, closed_at = ((), 0.0) if h.healed is not None else _Story(rounds, live, given, h).tell(until)
         decided.append((merged, closed_at))
         # The commit follows at once: the recorded terms already contain the time between closing and commit.
         rounds.on(Appended(msgspec.structs.replace(h, inputs=merged, rejected=(), rejected_total={})), closed_at)
@@ -421,7 +421,7 @@ def _decided(
 class _Story:
     """One round, decided anew from its recorded events."""
 
-    def __init__(self, rounds: Rounds, members: _Recorded, given: dict[bytes, Input], header: CommitHeader) -> None:
+    def __init__(self, rounds: Rounds, live: _Recorded, given: dict[bytes, Input], header: CommitHeader) -> None:
         w = header.waited
         if sum(seen.what == "in" for seen in w.seen) != len(header.inputs):
             raise InputError(
@@ -429,7 +429,7 @@ class _Story:
                 "an earlier release, or too long to say): rules of waiting cannot be changed afterwards here"
             )
         self._rounds = rounds
-        self._members = members
+        self._live = live
         self._given = given
         self._header = header
         self._now = 0.0
@@ -447,9 +447,9 @@ class _Story:
         It closes at the latest when the next round was opened, `until` seconds after this one.
         """
         w = self._header.waited
-        self._members.here = _expected_at_first(w)
-        self._members.known = Terms(w.fastest_step_s, w.slowest_step_s, w.sync_s, w.cap_s)
-        self._members.hold_until = w.hold_s
+        self._live.here = _expected_at_first(w)
+        self._live.known = Terms(w.fastest_step_s, w.slowest_step_s, w.sync_s, w.cap_s)
+        self._live.hold_until = w.hold_s
         actions = self._rounds.on(Called(self._header.version, w.called_by), 0.0)
         if self._rounds.round is not None:
             self._rounds.round.boundary_at, self._rounds.round.gives_up_at = -w.boundary_s, w.gives_up_s
@@ -480,7 +480,7 @@ class _Story:
         for seen in trail:
             if seen.at != at or seen.what not in ("here", "gone"):
                 return
-            (self._members.here.add if seen.what == "here" else self._members.here.discard)(seen.learner)
+            (self._live.here.add if seen.what == "here" else self._live.here.discard)(seen.learner)
 
     def _pointer(self, given: Input) -> Pointer:
         return Pointer(

@@ -17,8 +17,9 @@ LEFT_MAX = 1024
 
 
 @dataclass(slots=True)
-class Member:
-    """One learner. Durations are in seconds, as the learner states them unless noted; 0 while unknown."""
+class LiveLearner:
+    """One learner that was heard of lately. Durations are in seconds, as the learner states them unless noted; 0 while
+    unknown."""
 
     incarnation: int
     heard_at: float
@@ -40,7 +41,7 @@ class LiveLearners:
         misses its quorum waits for a period of the slowest learner, and grace depends on the step of the fastest."""
         self._pace = pace
         self._bounds = bounds
-        self._members: dict[str, Member] = {}
+        self._learners: dict[str, LiveLearner] = {}
         self._left: dict[str, int] = {}
         self.hold_until = now + pace.heartbeat_s
         """No round closes early before this time: one heartbeat interval after a start or an outage of the bus."""
@@ -61,35 +62,35 @@ class LiveLearners:
         if self._left.get(learner, -1) >= incarnation:
             return  # a message from before it left
         self._left.pop(learner, None)
-        member = self._members.get(learner)
-        if member is None or member.incarnation < incarnation:
+        known = self._learners.get(learner)
+        if known is None or known.incarnation < incarnation:
             # A new incarnation may run on another machine, so the durations of the earlier one do not apply.
-            member = self._members[learner] = Member(incarnation, now)
-        member.heard_at = max(member.heard_at, now)
-        member.step_s = step_s or member.step_s
-        member.upload_s = upload_s or member.upload_s
-        member.sync_s = sync_s or member.sync_s
+            known = self._learners[learner] = LiveLearner(incarnation, now)
+        known.heard_at = max(known.heard_at, now)
+        known.step_s = step_s or known.step_s
+        known.upload_s = upload_s or known.upload_s
+        known.sync_s = sync_s or known.sync_s
 
     def answered(self, learner: str, seconds: float) -> None:
         """Note how many seconds after a call the update that answers it was here."""
-        if member := self._members.get(learner):
-            member.answer_s = smooth(member.answer_s, max(seconds, 0.0))
+        if known := self._learners.get(learner):
+            known.answer_s = smooth(known.answer_s, max(seconds, 0.0))
 
     def came(self, learner: str, step_most_s: float) -> None:
         """Note that an update was read and checked, and the longest that each of its steps can have taken [s]."""
-        if member := self._members.get(learner):
-            member.step_most_s = max(step_most_s, math.ulp(0.0))
+        if known := self._learners.get(learner):
+            known.step_most_s = max(step_most_s, math.ulp(0.0))
 
     def has_come(self, learner: str) -> bool:
         """Return whether an update of this incarnation of a learner, of any fragment, was read and checked."""
-        member = self._members.get(learner)
-        return member is not None and member.step_most_s > 0.0
+        known = self._learners.get(learner)
+        return known is not None and known.step_most_s > 0.0
 
     def left(self, learner: str, incarnation: int) -> None:
         """Note that a learner stopped on purpose."""
-        member = self._members.get(learner)
-        if member is None or member.incarnation <= incarnation:
-            self._members.pop(learner, None)
+        known = self._learners.get(learner)
+        if known is None or known.incarnation <= incarnation:
+            self._learners.pop(learner, None)
             self._left[learner] = max(incarnation, self._left.get(learner, -1))
 
     def gap(self, now: float) -> None:
@@ -101,20 +102,20 @@ class LiveLearners:
         """Return the learners that a round waits for: those heard within L, and those in `recent` commits that are not
         yet known to be silent or to have left."""
         silent_before = now - self._pace.silence_s
-        here = {name for name, m in list(self._members.items()) if m.heard_at >= silent_before}
+        here = {name for name, m in list(self._learners.items()) if m.heard_at >= silent_before}
         for name in recent:
             if name in here or name in self._left:
                 continue
-            member = self._members.get(name)
-            since = self._deaf_before if member is None else max(member.heard_at, self._deaf_before)
+            known = self._learners.get(name)
+            since = self._deaf_before if known is None else max(known.heard_at, self._deaf_before)
             if since >= silent_before:
                 here.add(name)
         return here
 
     def terms(self, expected: Iterable[str], missing: Iterable[str]) -> Terms:
         """Return the terms of grace for a round that expects these learners and still misses some of them."""
-        found = [self._members[name] for name in expected if name in self._members]
-        late = [self._members[name] for name in missing if name in self._members]
+        found = [self._learners[name] for name in expected if name in self._learners]
+        late = [self._learners[name] for name in missing if name in self._learners]
         steps, uploads, syncs = ([getattr(m, said) for m in found] for said in ("step_s", "upload_s", "sync_s"))
         step_s, upload_s, sync_s = (_usual(said) for said in (steps, uploads, syncs))
         slowest = max((self._step_s(m, step_s) for m in found), default=0.0)
@@ -129,41 +130,41 @@ class LiveLearners:
     def lead_s(self) -> float:
         """Return how long an update usually takes from the call to being stored: a step and an upload [s]; 0 while
         unknown."""
-        return self.usual_step_s() + _usual([m.upload_s for m in list(self._members.values())])
+        return self.usual_step_s() + _usual([m.upload_s for m in list(self._learners.values())])
 
     def usual_sync_s(self) -> float:
         """Return how long it usually takes from a commit until its value is ready at a learner [s]; 0 while unknown."""
-        return _usual([m.sync_s for m in list(self._members.values())])
+        return _usual([m.sync_s for m in list(self._learners.values())])
 
     def believed_step_s(self, learner: str) -> float:
         """Return the believed duration of a learner's step, in seconds; 0 while unknown."""
-        member = self._members.get(learner)
-        return 0.0 if member is None else self._step_s(member, self.usual_step_s())
+        known = self._learners.get(learner)
+        return 0.0 if known is None else self._step_s(known, self.usual_step_s())
 
-    def _step_s(self, member: Member, usual_s: float) -> float:
-        most = self._bounds.fast * member.step_most_s if member.step_most_s else math.inf
-        return min(self._believed(member, member.step_s, usual_s), most)
+    def _step_s(self, known: LiveLearner, usual_s: float) -> float:
+        most = self._bounds.fast * known.step_most_s if known.step_most_s else math.inf
+        return min(self._believed(known, known.step_s, usual_s), most)
 
-    def _believed(self, member: Member, said_s: float, usual_s: float) -> float:
+    def _believed(self, known: LiveLearner, said_s: float, usual_s: float) -> float:
         """Return the stated duration, limited to a multiple of the usual one; the limit is lower before an update has
         come."""
-        return min(said_s, usual_s * (self._bounds.slow if member.step_most_s else self._bounds.fast))
+        return min(said_s, usual_s * (self._bounds.slow if known.step_most_s else self._bounds.fast))
 
     def usual_step_s(self, learner: str = "") -> float:
         """Return the median step of all known learners, or the step of `learner` if it is longer, as far as that is
         believed [s]; 0 while unknown."""
-        median = _usual([m.step_s for m in list(self._members.values())])
-        member = self._members.get(learner)
-        if member is None:
+        median = _usual([m.step_s for m in list(self._learners.values())])
+        known = self._learners.get(learner)
+        if known is None:
             return median
-        return min(max(member.step_s, median), median * self._bounds.slow)
+        return min(max(known.step_s, median), median * self._bounds.slow)
 
     def forget(self, now: float) -> set[str]:
         """Drop learners that no round will wait for again, to bound the memory used, and return their names."""
         before = now - FORGET_SILENCES * self._pace.silence_s
-        gone = {name for name, m in self._members.items() if m.heard_at < before}
+        gone = {name for name, m in self._learners.items() if m.heard_at < before}
         for name in gone:
-            del self._members[name]
+            del self._learners[name]
         while len(self._left) > LEFT_MAX:
             name = next(iter(self._left))
             del self._left[name]

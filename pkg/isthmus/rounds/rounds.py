@@ -163,7 +163,7 @@ class Rounds:
         self,
         pace: Pace,
         periods: tuple[int, int],
-        members: LiveLearners,
+        live: LiveLearners,
         bounds: Bounds = BOUNDS,
         admission: Admission | None = None,
         fragment: int = 0,
@@ -183,7 +183,7 @@ class Rounds:
         self._shortest, self._longest = periods
         self.period = float(self._shortest)
         """Steps between two uploads of the fragment, as the newest commit says."""
-        self._members = members
+        self._live = live
         self._merged: dict[str, int] = {}  # newest base merged, by learner
         self._refused: dict[bytes, tuple[int, Reason]] = {}  # base and reason of each update that is rejected for good
         self._recent: list[set[str]] = []  # learners of the last two commits
@@ -384,7 +384,7 @@ class Rounds:
             self._reject(longer, Reason.BASE_MERGED, now)
         self.round.arrived[place] = pointer
         self.round.note("in", pointer.learner, now)
-        self._members.came(pointer.learner, self.elapsed_s(pointer.base, now) / max(1, pointer.steps))
+        self._live.came(pointer.learner, self.elapsed_s(pointer.base, now) / max(1, pointer.steps))
         if pointer.base == self.head:
             self.round.fresh.add(pointer.learner)
             self._note_answer(pointer, now)
@@ -454,7 +454,7 @@ class Rounds:
         answered = r.fresh | r.passed.keys()
         everyone = bool(r.arrived) and expected <= answered
         # Until every learner has had the time to be heard, those of the last commits must have answered.
-        settled = now >= self._members.hold_until or (bool(self._recent) and self._known() <= answered)
+        settled = now >= self._live.hold_until or (bool(self._recent) and self._known() <= answered)
         ending = now >= self._gives_up(r) or (self.phase is Phase.GRACE and now >= self._grace_ends(r))
         if everyone and settled and now >= r.not_before:
             r.kept_open = r.kept_open or ending  # the last update was still being read when the round was to end
@@ -499,8 +499,8 @@ class Rounds:
 
         # Look at least every heartbeat: calls are repeated, and learners fall silent without an event.
         times = [ends(self._gives_up(r)), r.called_at + self._pace.heartbeat_s]
-        if self._members.hold_until > now:
-            times.append(self._members.hold_until)
+        if self._live.hold_until > now:
+            times.append(self._live.hold_until)
         if self.phase is Phase.GRACE:
             times.append(ends(self._grace_ends(r)))
         return max(now, min(times))
@@ -547,7 +547,7 @@ class Rounds:
         if not ready:
             self._leave_line()
             return False
-        opener, lead_s = ready[0], self._members.lead_s()
+        opener, lead_s = ready[0], self._live.lead_s()
         due_at = opener.heard_at if opener.old else opener.boundary_at
         self._due_at = min(self._due_at, max(due_at, self._opens_at(opener.learner)))
         if not self._admission.admits(self._fragment, self._ended_at, lead_s, self._turn):
@@ -618,13 +618,13 @@ class Rounds:
         If the round gave up, its wait after the last arrival is no part of the lag: that wait grows with the period.
         """
         r = self.round
-        step_s = 0.0 if r is None else self._members.terms(r.expected, ()).fastest_step_s
+        step_s = 0.0 if r is None else self._live.terms(r.expected, ()).fastest_step_s
         if r is None or step_s <= 0.0:
             return None
         ended = r.closed_at
         if r.closed_by is ClosedBy.DEADLINE:
             ended = max((r.opened_at + seen.at for seen in r.seen if seen.what == "in"), default=ended)
-        return (ended - r.due_at + self._close_to_commit.value + self._members.usual_sync_s()) / step_s
+        return (ended - r.due_at + self._close_to_commit.value + self._live.usual_sync_s()) / step_s
 
     def late(self, wall: Callable[[float], float]) -> tuple[Late, ...]:
         """Return the updates that wait but are not in this round, at most `LISTED_MAX`. `wall` turns a time on the
@@ -689,7 +689,7 @@ class Rounds:
         came = {given.learner for given in commit.inputs} | {p.learner for p in commit.waited.passed}
         self._missed = {who: n for who, n in self._missed.items() if who not in came}
         for who in commit.waited.missing:
-            step_s = self._members.believed_step_s(who)
+            step_s = self._live.believed_step_s(who)
             if who not in came and 0.0 < ABSENT_STEPS * step_s <= commit.waited.waited_s:
                 self._missed[who] = self._missed.get(who, 0) + 1
         self._recent = [*self._recent, {given.learner for given in commit.inputs}][-2:]
@@ -709,12 +709,12 @@ class Rounds:
     def _expected(self, now: float) -> set[str]:
         # A learner whose update is being fetched is expected, even if it has left: no later round would take that
         # update.
-        here = self._members.expected(self._known(), now)
+        here = self._live.expected(self._known(), now)
         absent = {who for who, rounds in self._missed.items() if rounds >= self._absent(who)}
         return (here - absent) | {learner for learner, _ in self._fetching}
 
     def _absent(self, learner: str) -> int:
-        return self._bounds.absent * (ABSENT_KNOWN if self._members.has_come(learner) else 1)
+        return self._bounds.absent * (ABSENT_KNOWN if self._live.has_come(learner) else 1)
 
     def _would_open(self, pointer: Pointer) -> bool:
         return self._may_open and pointer.due and pointer.base == self.head
@@ -725,7 +725,7 @@ class Rounds:
         last = self._opened_by.get(learner)
         if last is None:
             return -math.inf
-        return last + self._bounds.opening * self.period * self._members.usual_step_s(learner)
+        return last + self._bounds.opening * self.period * self._live.usual_step_s(learner)
 
     def _opens_next(self) -> float:
         """Return when the first of the waiting updates may open a round; infinity if none may."""
@@ -740,16 +740,16 @@ class Rounds:
     def _note_answer(self, pointer: Pointer, now: float) -> None:
         opened_at = self._opened.get(pointer.base + 1, math.inf)
         if not pointer.old and pointer.boundary_at > opened_at:
-            self._members.answered(pointer.learner, now - opened_at)
+            self._live.answered(pointer.learner, now - opened_at)
 
     def _open(self, due_at: float, boundary_at: float, now: float, by: str) -> None:
         self.phase = Phase.OPEN
         self._opened = {v: at for v, at in self._opened.items() if v >= self.head} | {self.head + 1: now}
-        horizon = now - self._longest * self._members.usual_step_s() * self._bounds.slow
+        horizon = now - self._longest * self._live.usual_step_s() * self._bounds.slow
         self._held_back = False
         self._opened_by = {who: at for who, at in self._opened_by.items() if at >= horizon} | {by: now}
         expected = self._expected(now)
-        slowest = self._members.terms(expected, ()).slowest_step_s or STEP_UNKNOWN_S
+        slowest = self._live.terms(expected, ()).slowest_step_s or STEP_UNKNOWN_S
         self.round = Round(
             opened_at=now,
             due_at=min(due_at, now),
@@ -772,14 +772,14 @@ class Rounds:
         return any(settled)
 
     def _terms(self, r: Round, expected: set[str]) -> Terms:
-        terms = self._members.terms(expected, expected - r.fresh - r.passed.keys())
+        terms = self._live.terms(expected, expected - r.fresh - r.passed.keys())
         return replace(terms, sync_s=terms.sync_s + self._close_to_commit.value)
 
     def _grace_ends(self, r: Round) -> float:
         assert r.quorum_at is not None, "grace without quorum"
         ends = r.quorum_at + r.grace_s
         # With one learner's update in, others may exist that have not been heard yet.
-        return ends if len(r.fresh) > 1 else max(ends, self._members.hold_until)
+        return ends if len(r.fresh) > 1 else max(ends, self._live.hold_until)
 
     def _own_until(self, r: Round) -> float:
         """Return until when the round stays open for announced updates that this syncer has not read yet.
@@ -797,12 +797,12 @@ class Rounds:
     def _gives_up(self, r: Round) -> float:
         # If steps are quicker than the store, a period of them passes before the first update is here.
         first_by = 0.0 if r.arrived else r.opened_at + self._pace.silence_s
-        return max(r.gives_up_at, self._members.hold_until, first_by)
+        return max(r.gives_up_at, self._live.hold_until, first_by)
 
     def _close(self, by: ClosedBy, now: float) -> list[Action]:
         assert self.round is not None, "closing without a round"
         self.phase = Phase.MERGING
         self.round.closed_by, self.round.closed_at = by, now
-        self.round.hold_until = self._members.hold_until
+        self.round.hold_until = self._live.hold_until
         self.round.own_until = now if self.round.kept_open else -math.inf
         return [Merge(self.head + 1, by)]

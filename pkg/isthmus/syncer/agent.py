@@ -134,7 +134,7 @@ class Syncer:
         bus = TolerantBus(TimedBus(bus, self.metrics, runtime), self._tolerance)
         self._runtime = runtime
         self._run = log.run
-        self._members = LiveLearners(self.pace, runtime.now(), log.run.header.bounds)
+        self._live = LiveLearners(self.pace, runtime.now(), log.run.header.bounds)
         self._holders = holders or Holders(name, self.pace, len(log.run.layout.fragments), runtime.now())
         self._speaker = Speaker(bus, SYNCER_STREAM, runtime, log.signer)
         self._listener = Listener(
@@ -165,7 +165,7 @@ class Syncer:
             FragmentCoordinator(
                 self._log,
                 f.index,
-                self._members,
+                self._live,
                 self.pace,
                 runtime,
                 limits,
@@ -186,7 +186,7 @@ class Syncer:
     @property
     def heard_of(self) -> tuple[float, int]:
         """The usual step of the known learners [s; 0 while unknown], and the number of live learners."""
-        return self._members.usual_step_s(), len(self._members.expected((), self._runtime.now()))
+        return self._live.usual_step_s(), len(self._live.expected((), self._runtime.now()))
 
     async def recover(self) -> None:
         """Read the membership and every fragment's log (see `FragmentCoordinator.recover`). Raises what reading them
@@ -257,7 +257,7 @@ class Syncer:
         m.rounds_waiting.set_function(lambda: self._admission.waiting)
         m.period.set_function(lambda: max((self.coordinators[p].rounds.period for p in self.held), default=0.0))
         m.fragments_holed.set_function(lambda: sum(bool(coordinator.hole) for coordinator in self.coordinators))
-        m.learners.set_function(lambda: len(self._members.expected((), self._runtime.now())))
+        m.learners.set_function(lambda: len(self._live.expected((), self._runtime.now())))
 
     # --- hearing ------------------------------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class Syncer:
         self.metrics.messages_dropped.inc()
 
     def _gap(self) -> None:
-        self._members.gap(self._runtime.now())
+        self._live.gap(self._runtime.now())
         self._holders.gap(self._runtime.now())
 
     def _hear(self, stream: str, said: BusItem, old: bool) -> None:
@@ -333,18 +333,18 @@ class Syncer:
     def _from_learner(self, message: FromLearner, old: bool) -> None:
         now = self._runtime.now()
         if isinstance(message, Leave):
-            self._members.left(message.learner, message.incarnation)
+            self._live.left(message.learner, message.incarnation)
             return
         if isinstance(message, Pass):
             self._offer(message.fragment, message.learner, Passed(message.learner, message.version))
             return
         # A message from before this syncer listened is no sign of life.
         if not old and isinstance(message, Progress):
-            self._members.heard(message.learner, message.incarnation, now)
+            self._live.heard(message.learner, message.incarnation, now)
         elif not old and isinstance(message, Announce | Heartbeat):
             if isinstance(message, Heartbeat) and self._log.members.said(message.members, message.learner):
                 self._unknown.set()
-            self._members.heard(
+            self._live.heard(
                 message.learner,
                 message.incarnation,
                 now,
@@ -419,7 +419,7 @@ class Syncer:
             if held != self.held:
                 logger.info("%s holds %d of %d fragments", self.name, len(held), len(self.coordinators))
             self.held = held
-            for learner in self._members.forget(now):
+            for learner in self._live.forget(now):
                 self.metrics.forget(learner)
                 self.tallies.dropped.pop(learner, None)
             # Wake up when a syncer falls silent or a fragment's wait is over, so that taking over begins at once.

@@ -86,7 +86,7 @@ class FragmentCoordinator:
         self,
         log: Log,
         fragment: int,
-        members: LiveLearners,
+        live: LiveLearners,
         pace: Pace,
         runtime: Runtime,
         limits: Limits,
@@ -100,9 +100,9 @@ class FragmentCoordinator:
         self.fragment = log.run.layout.fragments[fragment]
         bounds = log.run.header.bounds
         self._inbox: FairQueue[Event] = FairQueue(INBOX_EACH, INBOX_MAX, self._dropped)
-        self.rounds = Rounds(pace, log.run.rules.periods, members, bounds, limits.admission, fragment, self._turn)
+        self.rounds = Rounds(pace, log.run.rules.periods, live, bounds, limits.admission, fragment, self._turn)
         self._fastest = bounds.slow
-        self._heard_of = members
+        self._live = live
         self.rounds.holding = False
         self._log = log
         self._pace = pace
@@ -299,7 +299,7 @@ class FragmentCoordinator:
 
     def _claim(self, update: Update, elapsed_s: float) -> Claim:
         h = update.header
-        step_s = self._heard_of.usual_step_s() / self._fastest
+        step_s = self._live.usual_step_s() / self._fastest
         return Claim(h.learner, h.steps, h.tokens, update.gradient.norm, elapsed_s, step_s)
 
     # --- actions ------------------------------------------------------------------------------------------------------

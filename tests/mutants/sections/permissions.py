@@ -154,7 +154,7 @@ MUTANTS = [
             "if False:",
         ),
         row("who-never-comes-is-waited-for", "return (here - absent) | {learner", "return here | {learner"),
-        row("who-comes-at-times-is-not", "(ABSENT_KNOWN if self._members.has_come(learner) else 1)", "1"),
+        row("who-comes-at-times-is-not", "(ABSENT_KNOWN if self._live.has_come(learner) else 1)", "1"),
         row("an-overflow-turns-all-away", "if pointer.digest in by:", "if True:"),
     ),
     *of(
