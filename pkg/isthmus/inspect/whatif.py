@@ -449,7 +449,7 @@ class _Story:
         w = self._header.waited
         self._live.here = _expected_at_first(w)
         self._live.known = Terms(w.fastest_step_s, w.slowest_step_s, w.sync_s, w.cap_s)
-        self._live.hold_until = w.hold_s
+        self._live.all_heard_at = w.hold_s
         actions = self._rounds.on(Called(self._header.version, w.called_by), 0.0)
         if self._rounds.round is not None:
             self._rounds.round.boundary_at, self._rounds.round.gives_up_at = -w.boundary_s, w.gives_up_s

@@ -172,7 +172,7 @@ class Downlink:
         here: fold.At[ArrayRef] = fold.At(known.version, known.values, known.digest, (), known.under)
         try:
             async for at in fold.onward(self._log, p, self._carry, here, until=wanted):
-                self._hold(p, at)
+                self._advance_to(p, at)
         except LogCorrupt as error:
             # The next object may have been collected while this learner was away, so start again from a snapshot.
             logger.warning("fragment %d starts again from a snapshot: %s", p, error, extra={"fragment": p})
@@ -213,7 +213,7 @@ class Downlink:
             known.version, known.values, known.digest, known.under = at.version, at.carried, at.digest, at.under
             known.period = at.last[-1].header.period if at.last else 0.0
 
-    def _hold(self, p: int, at: fold.At[ArrayRef]) -> None:
+    def _advance_to(self, p: int, at: fold.At[ArrayRef]) -> None:
         known = self.known[p]
         known.version, known.values, known.digest, known.under = at.version, at.carried, at.digest, at.under
         self.histories[p].know(at.version, at.digest)

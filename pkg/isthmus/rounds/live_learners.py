@@ -43,8 +43,9 @@ class LiveLearners:
         self._bounds = bounds
         self._learners: dict[str, LiveLearner] = {}
         self._left: dict[str, int] = {}
-        self.hold_until = now + pace.heartbeat_s
-        """No round closes early before this time: one heartbeat interval after a start or an outage of the bus."""
+        self.all_heard_at = now + pace.heartbeat_s
+        """When every learner has had the time to be heard: one heartbeat interval after a start or an outage of the
+        bus. No round closes early before this time."""
         self._deaf_before = now
 
     def heard(
@@ -96,7 +97,7 @@ class LiveLearners:
     def gap(self, now: float) -> None:
         """Note that the bus was away until now: earlier silence of a learner proves nothing."""
         self._deaf_before = now
-        self.hold_until = now + self._pace.heartbeat_s
+        self.all_heard_at = now + self._pace.heartbeat_s
 
     def expected(self, recent: Iterable[str], now: float) -> set[str]:
         """Return the learners that a round waits for: those heard within L, and those in `recent` commits that are not

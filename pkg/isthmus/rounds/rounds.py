@@ -107,7 +107,8 @@ class Round:
     """The updates that were accumulated, by learner and base, in order of arrival."""
     passed: dict[str, float] = field(default_factory=dict)
     """The learners that have no update for the round, and when the syncer heard so."""
-    hold_until: float = 0.0
+    all_heard_at: float = 0.0
+    """When every learner has had the time to be heard (see `LiveLearners.all_heard_at`)."""
     gives_up_at: float = math.inf
     """When the round stops waiting and merges what has arrived: a period of the slowest expected learner after opening.
     No later message of a learner changes it."""
@@ -454,7 +455,7 @@ class Rounds:
         answered = r.fresh | r.passed.keys()
         everyone = bool(r.arrived) and expected <= answered
         # Until every learner has had the time to be heard, those of the last commits must have answered.
-        settled = now >= self._live.hold_until or (bool(self._recent) and self._known() <= answered)
+        settled = now >= self._live.all_heard_at or (bool(self._recent) and self._known() <= answered)
         ending = now >= self._gives_up(r) or (self.phase is Phase.GRACE and now >= self._grace_ends(r))
         if everyone and settled and now >= r.not_before:
             r.kept_open = r.kept_open or ending  # the last update was still being read when the round was to end
@@ -499,8 +500,8 @@ class Rounds:
 
         # Look at least every heartbeat: calls are repeated, and learners fall silent without an event.
         times = [ends(self._gives_up(r)), r.called_at + self._pace.heartbeat_s]
-        if self._live.hold_until > now:
-            times.append(self._live.hold_until)
+        if self._live.all_heard_at > now:
+            times.append(self._live.all_heard_at)
         if self.phase is Phase.GRACE:
             times.append(ends(self._grace_ends(r)))
         return max(now, min(times))
@@ -779,7 +780,7 @@ class Rounds:
         assert r.quorum_at is not None, "grace without quorum"
         ends = r.quorum_at + r.grace_s
         # With one learner's update in, others may exist that have not been heard yet.
-        return ends if len(r.fresh) > 1 else max(ends, self._live.hold_until)
+        return ends if len(r.fresh) > 1 else max(ends, self._live.all_heard_at)
 
     def _own_until(self, r: Round) -> float:
         """Return until when the round stays open for announced updates that this syncer has not read yet.
@@ -797,12 +798,12 @@ class Rounds:
     def _gives_up(self, r: Round) -> float:
         # If steps are quicker than the store, a period of them passes before the first update is here.
         first_by = 0.0 if r.arrived else r.opened_at + self._pace.silence_s
-        return max(r.gives_up_at, self._live.hold_until, first_by)
+        return max(r.gives_up_at, self._live.all_heard_at, first_by)
 
     def _close(self, by: ClosedBy, now: float) -> list[Action]:
         assert self.round is not None, "closing without a round"
         self.phase = Phase.MERGING
         self.round.closed_by, self.round.closed_at = by, now
-        self.round.hold_until = self._live.hold_until
+        self.round.all_heard_at = self._live.all_heard_at
         self.round.own_until = now if self.round.kept_open else -math.inf
         return [Merge(self.head + 1, by)]

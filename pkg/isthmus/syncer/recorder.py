@@ -50,7 +50,7 @@ class Recorder:
             boundary_at=self.wall(r.boundary_at),
             opened_at=self.wall(r.opened_at),
             closed_at=self.wall(r.closed_at),
-            hold_until=self.wall(r.hold_until),
+            hold_until=self.wall(r.all_heard_at),
             quorum_s=_bounded(r.quorum_s),
             grace_s=_bounded(r.grace_s),
             waited_s=_bounded(r.closed_at - r.opened_at),
@@ -63,7 +63,7 @@ class Recorder:
             overlap_steps=r.overlap_steps,
             boundary_s=_bounded(r.opened_at - r.boundary_at),
             gives_up_s=_bounded(r.gives_up_at - r.opened_at),
-            hold_s=r.hold_until - r.opened_at,
+            hold_s=r.all_heard_at - r.opened_at,
             own_s=_bounded(r.own_until - r.opened_at),
             seen=() if r.cut or len(r.seen) > SEEN_MAX else tuple(r.seen),
         )

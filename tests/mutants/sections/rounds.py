@@ -157,8 +157,8 @@ MUTANTS = [
         row("the-silent-are-waited-for", "if since >= silent_before:", "if True:"),
         row(
             "a-gap-makes-everybody-silent",
-            "        self._deaf_before = now\n        self.hold_until",
-            "        self.hold_until",
+            "        self._deaf_before = now\n        self.all_heard_at",
+            "        self.all_heard_at",
         ),
         row(
             "a-late-word-brings-back-who-left",

@@ -113,7 +113,7 @@ def close_early_on_the_only_learner_heard() -> Iterator[None]:
     """After a start or a gap, a round waits neither for the learners in the log nor for a heartbeat interval."""
 
     def expected(self: Any, recent: Any, now: Any) -> Any:
-        self.hold_until = -1e18
+        self.all_heard_at = -1e18
         return original(self, (), now)
 
     original = LiveLearners.expected
