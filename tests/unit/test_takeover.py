@@ -102,7 +102,7 @@ def test_a_fold_that_comes_to_nothing_leaves_the_fragment_to_others_until_it_doe
             await asyncio.sleep(30.0)
             assert list(serving._broken) == [2]
             assert serving.held == {0, 1, 3}
-            assert serving.coordinators[2]._follower._failed >= fragment_reader.FOLDS_TRIED
+            assert serving.coordinators[2]._reader._failed >= fragment_reader.FOLDS_TRIED
             serving.wire.answers = lambda operation, key: None
             await asyncio.sleep(5.0)
             assert not serving._broken

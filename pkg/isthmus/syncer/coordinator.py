@@ -110,7 +110,7 @@ class FragmentCoordinator:
         self._limits = limits
         self._tallies = tallies
         self._metrics = metrics
-        self._follower = FragmentReader(log, self.fragment, pace, runtime)
+        self._reader = FragmentReader(log, self.fragment, pace, runtime)
         self._fetcher = Fetcher(log, updates or log.store, self.fragment, runtime, limits.fetches)
         self._snapshots = Snapshots(log, self.fragment, pace, runtime, limits.snapshots, lambda: self.state)
         self._recorder = Recorder(runtime)
@@ -140,7 +140,7 @@ class FragmentCoordinator:
     @property
     def state(self) -> State | None:
         """The state at `head`; None while only the commits are known."""
-        return self._follower.state
+        return self._reader.state
 
     def _known_state(self) -> State:
         assert self.state is not None, "used before recovery"
@@ -149,17 +149,17 @@ class FragmentCoordinator:
     @property
     def fold_s(self) -> float:
         """The time that folding the state took when the fragment was last taken over, in seconds."""
-        return self._follower.fold_s
+        return self._reader.fold_s
 
     @property
     def broken(self) -> str:
         """The reason why the log of this fragment cannot be folded to its end here, or empty."""
-        return self._follower.broken
+        return self._reader.broken
 
     @property
     def refused(self) -> bool:
         """Whether the fragment is `broken` because this syncer is denied an object of its log."""
-        return bool(self.broken) and self._follower.refused
+        return bool(self.broken) and self._reader.refused
 
     @property
     def hole(self) -> str:
@@ -169,7 +169,7 @@ class FragmentCoordinator:
 
     def overdue(self, silent_s: float) -> bool:
         """Return whether the fragment should be left to other syncers (see `FragmentReader.overdue`)."""
-        return self._follower.overdue(silent_s)
+        return self._reader.overdue(silent_s)
 
     @property
     def waiting(self) -> int:
@@ -195,15 +195,15 @@ class FragmentCoordinator:
         """Read the commits to their end. If the chain is damaged, the fragment is `broken`: not served until it
         heals."""
         try:
-            at = await self._follower.begin()
+            at = await self._reader.begin()
         except LogCorrupt as error:
             self._break(error)
             return
         self._begin(at)
 
     def _begin(self, at: At) -> None:
-        self._follower.begun = True
-        self._follower.go_to(at.version, at.digest, at.under, at.carried)
+        self._reader.begun = True
+        self._reader.go_to(at.version, at.digest, at.under, at.carried)
         self._counting.begun(at.version, at.last[-1].header if at.last else None)
         for commit in at.last:
             self.histories.know(commit.version, commit.digest)
@@ -219,7 +219,7 @@ class FragmentCoordinator:
                 actions = [] if event is None else await self._handle(event)
                 # Look at the clock after every event: a round ends when its grace ends, however many events wait.
                 await self._do([*actions, *self.rounds.on(Tick(), self._runtime.now())])
-                if self._follower.retries:
+                if self._reader.retries:
                     self._look.set()
             for task in (following, *self._fetching):
                 task.cancel()
@@ -253,15 +253,15 @@ class FragmentCoordinator:
                 return []
             case Looked(through, error, said):
                 if through:
-                    self._follower.broken = ""
-                    self._follower.looked(said)
-                elif error is not None and (error.readable is None or self._follower.lacks(error.readable[1])):
+                    self._reader.broken = ""
+                    self._reader.looked(said)
+                elif error is not None and (error.readable is None or self._reader.lacks(error.readable[1])):
                     self._break(error)  # otherwise this syncer is already beyond the damaged place
-                if through and self._follower.wanted and self.state is not None and not self.rounds.holding:
+                if through and self._reader.wanted and self.state is not None and not self.rounds.holding:
                     return self.rounds.on(Hold(holding=True), now)
                 return self.rounds.on(CaughtUp(), now)
             case Hold(holding):
-                self._follower.wanted = holding
+                self._reader.wanted = holding
                 if holding and self.state is None:
                     self._look.set()  # the fragment is held once its state is folded
                     return []
@@ -269,7 +269,7 @@ class FragmentCoordinator:
             case Announced() | Called() | Passed() | Invalid() | Begun() | Turn():
                 return self.rounds.on(event, now)
             case Heard(version):
-                self._follower.learn_of(version, hearsay=True)
+                self._reader.learn_of(version, hearsay=True)
                 return [CatchUp()] if version > self.head else []
             case Fetched():
                 try:
@@ -427,7 +427,7 @@ class FragmentCoordinator:
         header = CommitHeader(
             schema=SCHEMA,
             run=self._log.run.digest,
-            previous=self._follower.digest,
+            previous=self._reader.digest,
             arithmetic=ARITHMETIC,
             fragment=self.fragment.index,
             version=version,
@@ -492,7 +492,7 @@ class FragmentCoordinator:
             return self.rounds.on(CaughtUp(), self._runtime.now())
         self._tallies.commits_lost += 1
         self._metrics.commits_lost.inc()
-        self._follower.learn_of(version)
+        self._reader.learn_of(version)
         self._release()
         self.rounds.on(Lost(), self._runtime.now())
         return await self._catch_up()
@@ -534,10 +534,10 @@ class FragmentCoordinator:
         while True:
             await self._look.wait()
             self._look.clear()
-            head, had, said = self.head, self.state is not None, self._follower.said
-            async with self._limits.folds if self._follower.folds and not had else self._limits.looks:
+            head, had, said = self.head, self.state is not None, self._reader.said
+            async with self._limits.folds if self._reader.folds and not had else self._limits.looks:
                 try:
-                    async for at in self._follower.onward():
+                    async for at in self._reader.onward():
                         done = asyncio.Event()
                         self._inbox.put_own(Folded(at, done))
                         await done.wait()
@@ -555,15 +555,15 @@ class FragmentCoordinator:
     def _go_to(self, at: At) -> None:
         """Move to the place that a read of the log has reached, unless this syncer is there already. No round is
         opened."""
-        if not self._follower.begun:
+        if not self._reader.begun:
             self._begin(at)
         for commit in at.last:
             if commit.version > self.head:
                 self._settle(commit, at.carried)
         if at.carried is not None and self.state is None and at.version == self.head:
-            self._follower.state = at.carried
-        if self._follower.folded is not None:
-            self._snapshots.merged, self._follower.folded = self._follower.folded, None
+            self._reader.state = at.carried
+        if self._reader.folded is not None:
+            self._snapshots.merged, self._reader.folded = self._reader.folded, None
 
     async def _catch_up(self) -> list[Action]:
         """Fold the winner's commit before anything else, since the next round builds on it.
@@ -573,9 +573,9 @@ class FragmentCoordinator:
         """
         try:
             async with asyncio.timeout(self._pace.silence_s):
-                async for at in self._follower.onward():
+                async for at in self._reader.onward():
                     self._go_to(at)
-            self._follower.broken = ""
+            self._reader.broken = ""
         except LogCorrupt as error:
             self._break(error)
             return []
@@ -590,7 +590,7 @@ class FragmentCoordinator:
         again."""
         if self.broken != str(error):
             self._warn("is not served by this syncer: %s", error, level=logging.ERROR)
-        self._follower.broken, self._follower.refused = str(error), error.refused
+        self._reader.broken, self._reader.refused = str(error), error.refused
         self._release()
         self.rounds.on(Lost(), self._runtime.now())
 
@@ -602,7 +602,7 @@ class FragmentCoordinator:
         fragment.
         """
         self._release()
-        self._follower.go_to(commit.version, commit.digest, commit.header.members, state)
+        self._reader.go_to(commit.version, commit.digest, commit.header.members, state)
         if state is None and self.rounds.holding:
             self.rounds.on(Hold(holding=False), self._runtime.now())
         self.histories.know(commit.version, commit.digest)

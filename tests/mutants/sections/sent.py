@@ -86,8 +86,8 @@ MUTANTS = [
         "tests/unit/test_takeover.py",
         row(
             "what-was-folded-counts-twice",
-            "self._snapshots.merged, self._follower.folded =",
-            "_, self._follower.folded =",
+            "self._snapshots.merged, self._reader.folded =",
+            "_, self._reader.folded =",
         ),
     ),
     *of(
