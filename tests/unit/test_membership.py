@@ -295,19 +295,19 @@ def test_two_histories_are_told_once_and_only_where_they_differ(caplog: pytest.L
     h = ForkDetection(3, lambda: found.append(1))
     a, b = b"a" * 32, b"b" * 32
     h.know(1, a)
-    assert not h.said(1, a, "eu")
-    assert not h.said(1, UNSAID, "eu")
-    assert h.said(1, b, "eu")
-    assert h.said(1, b, "us"), "any author's report of another commit counts; it is logged once"
+    assert not h.contradicts(1, a, "eu")
+    assert not h.contradicts(1, UNSAID, "eu")
+    assert h.contradicts(1, b, "eu")
+    assert h.contradicts(1, b, "us"), "any author's report of another commit counts; it is logged once"
     assert (len(found), caplog.text.count("shows two histories")) == (1, 1)
-    assert not h.said(2, b, "eu"), "version 2 has not been read here yet"
+    assert not h.contradicts(2, b, "eu"), "version 2 has not been read here yet"
     h.know(2, a)
     assert len(found) == 2
     assert "commits/00003/000000000002" in caplog.text
     for version in range(3, 500):
         h.know(version, a)
-        h.said(version + 1, a, "eu")
-    assert not h.said(1, b, "eu"), "version 1 has been forgotten"
+        h.contradicts(version + 1, a, "eu")
+    assert not h.contradicts(1, b, "eu"), "version 1 has been forgotten"
     assert len(h._here) <= 64
     assert sum(map(len, h._said.values())) <= 64
     assert len(found) == 2
@@ -319,11 +319,11 @@ def test_nobodys_words_push_out_anothers() -> None:
     a, b = b"a" * 32, b"b" * 32
     h.know(1, a)
     for version in range(2, 2 + KEPT_EACH):
-        assert not h.said(version, b, "honest")
+        assert not h.contradicts(version, b, "honest")
     for version in range(1000, 1000 + 10 * KEPT_EACH):
-        h.said(version, b, "evil")
+        h.contradicts(version, b, "evil")
     for n in range(AUTHORS_MAX + 5):
-        h.said(2000, b, f"evil-{n}")
+        h.contradicts(2000, b, f"evil-{n}")
     assert len(h._said) == AUTHORS_MAX
     for version in range(2, 2 + KEPT_EACH):
         h.know(version, a)

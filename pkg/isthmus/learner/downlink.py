@@ -60,7 +60,7 @@ class Downlink:
         """`found_other` is called when a syncer names another commit of a version than the store shows this learner."""
         self.known: list[Known] = []
         self._syncs = Usual()
-        self.histories = [ForkDetection(f.index, found_other) for f in log.run.layout.fragments]
+        self.forks = [ForkDetection(f.index, found_other) for f in log.run.layout.fragments]
         self.merged_lately: set[str] = set()
         """Learners with an update in the newest commit of some fragment, as `begin` or `reach` read it."""
         self._log = log
@@ -90,7 +90,7 @@ class Downlink:
             at = await fold.fold(self._log, fragment, self._carry)
             self.merged_lately |= {given.learner for commit in at.last for given in commit.header.inputs}
             for commit in at.last:
-                self.histories[fragment].know(commit.version, commit.digest)
+                self.forks[fragment].know(commit.version, commit.digest)
             period = at.last[-1].header.period if at.last else 0.0
             return Known(at.version, at.carried, at.digest, at.version, self._runtime.now(), period, at.under)
 
@@ -106,8 +106,8 @@ class Downlink:
 
     def said(self, fragment: int, version: int, digest: bytes, by: str) -> None:
         """Note the digest that a syncer gives for a version's commit."""
-        if fragment < len(self.histories):
-            self.histories[fragment].said(version, digest, by)
+        if fragment < len(self.forks):
+            self.forks[fragment].contradicts(version, digest, by)
 
     async def probe(self) -> None:
         """Look for commits that no message announced: the bus may have lost the message, or be unavailable."""
@@ -207,7 +207,7 @@ class Downlink:
         async for commit in self._log.commits(p, known.version, known.digest, known.under):
             if commit.version > at.version:
                 break
-            self.histories[p].know(commit.version, commit.digest)
+            self.forks[p].know(commit.version, commit.digest)
             self._settle(commit)
         if at.version > known.version:
             known.version, known.values, known.digest, known.under = at.version, at.carried, at.digest, at.under
@@ -216,6 +216,6 @@ class Downlink:
     def _advance_to(self, p: int, at: fold.At[ArrayRef]) -> None:
         known = self.known[p]
         known.version, known.values, known.digest, known.under = at.version, at.carried, at.digest, at.under
-        self.histories[p].know(at.version, at.digest)
+        self.forks[p].know(at.version, at.digest)
         known.period = at.last[-1].header.period
         self._settle(at.last[-1])

@@ -43,8 +43,8 @@ class ForkDetection:
             if (said := words.pop(version, digest)) != digest:
                 self._tell(version, said, by)
 
-    def said(self, version: int, digest: bytes, by: str) -> bool:
-        """Note the commit that an author says it has read; return whether it differs from the commit known here."""
+    def contradicts(self, version: int, digest: bytes, by: str) -> bool:
+        """Note the commit that an author says it has read; return whether it contradicts the commit known here."""
         if digest == UNSAID:
             return False
         known = self._here.get(version)

@@ -321,7 +321,7 @@ class Syncer:
                 self._offer(message.fragment, SYNCER_STREAM, Called(message.version, message.syncer))
             case Committed():
                 self._require_fragment(message.fragment)
-                self.coordinators[message.fragment].histories.said(message.version, message.digest, message.syncer)
+                self.coordinators[message.fragment].forks.contradicts(message.version, message.digest, message.syncer)
                 self._offer(message.fragment, SYNCER_STREAM, Heard(message.version))
             case Alive():
                 if self._log.members.said(message.members, message.syncer):
@@ -367,7 +367,7 @@ class Syncer:
             reason = Reason.OVERSIZED
         elif message.size < least:
             reason = Reason.TRUNCATED
-        elif self.coordinators[message.fragment].histories.said(message.seen, message.seen_digest, message.learner):
+        elif self.coordinators[message.fragment].forks.contradicts(message.seen, message.seen_digest, message.learner):
             reason = Reason.OTHER_HISTORY
         pointer = Pointer(
             learner=message.learner,

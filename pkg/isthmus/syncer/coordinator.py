@@ -123,7 +123,7 @@ class FragmentCoordinator:
         self._members = log.members
         self._under = log.members.current.version
         """The membership version by which the round's inputs are judged, and under which the round is committed."""
-        self.histories = ForkDetection(fragment, metrics.histories.inc)
+        self.forks = ForkDetection(fragment, metrics.histories.inc)
         self._has_slot = False
         self._slot_lock = asyncio.Lock()
         self._merging = False
@@ -206,7 +206,7 @@ class FragmentCoordinator:
         self._reader.go_to(at.version, at.digest, at.under, at.carried)
         self._counting.begun(at.version, at.last[-1].header if at.last else None)
         for commit in at.last:
-            self.histories.know(commit.version, commit.digest)
+            self.forks.know(commit.version, commit.digest)
             self._sum.note(commit.header)
         self.rounds.restored(at.version, [commit.header for commit in at.last])
 
@@ -605,7 +605,7 @@ class FragmentCoordinator:
         self._reader.go_to(commit.version, commit.digest, commit.header.members, state)
         if state is None and self.rounds.holding:
             self.rounds.on(Hold(holding=False), self._runtime.now())
-        self.histories.know(commit.version, commit.digest)
+        self.forks.know(commit.version, commit.digest)
         self._sum.note(commit.header)
         ours = commit.header.writer == self._name
         self._counting.settled(commit.header)
