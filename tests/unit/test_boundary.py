@@ -14,9 +14,9 @@ from isthmus.format.rules import Adoption, Pace
 from isthmus.learner.backend import local_array, rounded
 from isthmus.learner.boundary import (
     Adopted,
-    Asked,
     BaseMerged,
     Boundary,
+    CalledFor,
     Captured,
     CopyState,
     NothingToGive,
@@ -113,14 +113,14 @@ def test_an_update_is_the_whole_way_since_its_base() -> None:
 def test_a_call_is_answered_at_the_next_boundary_whatever_the_schedule() -> None:
     loop = Loop(sync_every=100)
     loop.step(2)
-    loop.tell(Asked(3, 1))
+    loop.tell(CalledFor(3, 1))
     answer = captured(loop.step(1))[0]
     assert (answer.fragment, answer.steps, answer.due) == (3, 3, False)
 
 
 def test_an_answer_counts_for_the_schedule() -> None:
     loop = Loop(sync_every=8)
-    loop.tell(Asked(3, 1))
+    loop.tell(CalledFor(3, 1))
     loop.step(1)
     later = captured(loop.step(12), 3)
     assert [m.step for m in later] == [9]
@@ -128,9 +128,9 @@ def test_an_answer_counts_for_the_schedule() -> None:
 
 def test_what_was_sent_on_a_base_answers_the_call() -> None:
     loop = Loop(sync_every=100)
-    loop.tell(Asked(2, 1))
+    loop.tell(CalledFor(2, 1))
     loop.step(1)
-    loop.tell(Asked(2, 1))
+    loop.tell(CalledFor(2, 1))
     assert not captured(loop.step(3), 2)
 
 
@@ -157,52 +157,52 @@ def test_a_syncer_that_is_back_is_sent_what_has_grown_by_a_period() -> None:
 
 def test_a_call_for_history_is_ignored() -> None:
     loop = Loop(base=5, sync_every=100)
-    loop.tell(Asked(0, 5))
+    loop.tell(CalledFor(0, 5))
     assert not loop.step(1)
 
 
 def test_a_learner_too_far_behind_passes() -> None:
     loop = Loop(sync_every=100)
-    loop.tell(Asked(0, 3))
+    loop.tell(CalledFor(0, 3))
     assert NothingToGive(0, 3) in loop.step(1)
 
 
 def test_a_learner_whose_base_is_merged_passes() -> None:
     loop = Loop(sync_every=100)
     loop.tell(BaseMerged(0, 0))
-    loop.tell(Asked(0, 2))
+    loop.tell(CalledFor(0, 2))
     assert NothingToGive(0, 2) in loop.step(1)
 
 
 def test_overwrite_discards_what_came_after_the_upload() -> None:
     loop = Loop(sync_every=100)
-    loop.tell(Asked(0, 1))
+    loop.tell(CalledFor(0, 1))
     loop.step(1)
     loop.step(2)
     loop.tell(Ready(0, 1, np.full(10, 40, np.float32)))
     said = loop.step(1)
     assert said == [Adopted(0, 1, overwritten=300, base=0, sent=100)]
     assert (loop.model.values[0] == 40).all()
-    loop.tell(Asked(0, 2))
+    loop.tell(CalledFor(0, 2))
     assert (captured(loop.step(1))[0].base, loop.boundary.slots[0].origin_step) == (1, 4)
 
 
 def test_carry_keeps_what_came_after_the_upload() -> None:
     loop = Loop(adopt=Adoption.CARRY, sync_every=100)
-    loop.tell(Asked(0, 1))
+    loop.tell(CalledFor(0, 1))
     loop.step(1)
     loop.step(2)
     loop.tell(Ready(0, 1, np.full(10, 40, np.float32)))
     assert loop.step(1) == [Adopted(0, 1, overwritten=0, base=0, sent=100)]
     assert (loop.model.values[0] == 43).all()  # three steps after the upload
-    loop.tell(Asked(0, 2))
+    loop.tell(CalledFor(0, 2))
     answer = captured(loop.step(1))[0]
     assert (answer.base, answer.steps, answer.tokens) == (1, 4, 400)
 
 
 def test_blend_mixes_half_and_half() -> None:
     loop = Loop(adopt=Adoption.BLEND, sync_every=100)
-    loop.tell(Asked(0, 1))
+    loop.tell(CalledFor(0, 1))
     loop.step(1)
     loop.tell(Ready(0, 1, np.full(10, 40, np.float32)))
     loop.step(1)
@@ -248,7 +248,7 @@ def test_a_boundary_moves_few_fragments() -> None:
     loop = Loop(sync_every=100)
     for p in range(4):
         loop.tell(Ready(p, 1, np.zeros(10, np.float32)))
-        loop.tell(Asked(p, 1))
+        loop.tell(CalledFor(p, 1))
     assert len(captured(loop.step(1))) <= loop.boundary.moves == 2
 
 
@@ -314,7 +314,7 @@ def test_a_learner_that_waits_passes_where_it_has_not_taken_a_step() -> None:
     loop.tell(Ready(0, 1, np.zeros(10, np.float32)))
     loop.boundary.wait_on()
     loop.boundary.outbox.clear()
-    loop.tell(Asked(0, 2))
+    loop.tell(CalledFor(0, 2))
     loop.boundary.wait_on()
     assert list(loop.boundary.outbox) == [NothingToGive(0, 2)]
     said = loop.step(1)
@@ -349,14 +349,14 @@ def test_a_pause_of_any_length_costs_one_version_a_fragment() -> None:
             values = np.full(10, version, np.float32)
             offered.append(weakref.ref(values))
             loop.tell(Ready(fragment, version, values))
-            loop.tell(Asked(fragment, version + 1))
+            loop.tell(CalledFor(fragment, version + 1))
             loop.tell(BaseMerged(fragment, version - 1))
         loop.tell(CopyState())
     del values
     gc.collect()
     assert sum(values() is not None for values in offered) == 4
     words = [word for word in loop.boundary.inbox.take() if not isinstance(word, UploadDone)]
-    newest = [BaseMerged(p, 198) for p in range(4)] + [Asked(p, 200) for p in range(4)]
+    newest = [BaseMerged(p, 198) for p in range(4)] + [CalledFor(p, 200) for p in range(4)]
     assert words == [*newest, CopyState()]
     assert len(loop.boundary.inbox) == 0
     loop.step(4)
@@ -369,7 +369,7 @@ def test_an_older_word_takes_the_place_of_no_newer_one() -> None:
     for version in (7, 3):
         loop.tell(Ready(1, version, np.full(10, version, np.float32)))
         loop.tell(BaseMerged(2, version))
-        loop.tell(Asked(3, version))
+        loop.tell(CalledFor(3, version))
     loop.step(1)
     assert loop.boundary.slots[1].base == 7
     assert loop.boundary.slots[2].merged
@@ -398,7 +398,7 @@ def test_a_version_that_comes_while_another_is_written_is_not_lost() -> None:
 
 def test_what_a_learner_waits_for_is_due_since_nothing_after_it_will_be() -> None:
     loop = Loop(sync_every=100, lead=1.0)
-    loop.boundary.post(Asked(0, 1))
+    loop.boundary.post(CalledFor(0, 1))
     loop.step()
     assert not loop.boundary.is_last(0, 0), "sent to answer a call: the learner trains on, and may send more"
     while not loop.boundary.overdue():
@@ -466,21 +466,21 @@ def test_whoever_has_sent_is_asked_afresh_and_answers_once() -> None:
     loop = Loop(sync_every=100)
     first = captured(loop.step(1), 0)
     loop.step(5)
-    loop.tell(Asked(0, 1))
+    loop.tell(CalledFor(0, 1))
     assert not captured(loop.step(1), 0), "the update that was sent is enough"
-    loop.tell(Asked(0, 1, afresh=True))
+    loop.tell(CalledFor(0, 1, afresh=True))
     (again,) = captured(loop.step(1), 0)
     assert (again.base, again.step, again.tokens) == (0, 8, 800)
     assert again.tokens > first[0].tokens
-    loop.tell(Asked(0, 1, afresh=True))
+    loop.tell(CalledFor(0, 1, afresh=True))
     assert not captured(loop.step(3), 0), "a repeated call is answered once"
 
 
 def test_an_answer_to_a_call_is_not_asked_for_again() -> None:
     loop = Loop(sync_every=100)
-    loop.tell(Asked(3, 1, afresh=True))
+    loop.tell(CalledFor(3, 1, afresh=True))
     assert len(captured(loop.step(1), 3)) == 1
-    loop.tell(Asked(3, 1, afresh=True))
+    loop.tell(CalledFor(3, 1, afresh=True))
     assert not captured(loop.step(2), 3)
 
 
@@ -488,7 +488,7 @@ def test_whoever_waits_at_the_boundary_at_which_it_sent_has_nothing_newer() -> N
     loop = Loop(sync_every=100, lead=0.0)
     loop.step(1)
     loop.boundary.outbox.clear()
-    loop.tell(Asked(0, 1, afresh=True))
+    loop.tell(CalledFor(0, 1, afresh=True))
     loop.boundary.wait_on()
     assert list(loop.boundary.outbox) == [NothingToGive(0, 1)]
 
@@ -497,7 +497,7 @@ def test_what_is_merged_already_is_not_sent_afresh() -> None:
     loop = Loop(sync_every=100)
     loop.step(3)
     loop.tell(BaseMerged(0, 0))
-    loop.tell(Asked(0, 1, afresh=True))
+    loop.tell(CalledFor(0, 1, afresh=True))
     said = loop.step(1)
     assert NothingToGive(0, 1) in said
     assert not captured(said, 0)

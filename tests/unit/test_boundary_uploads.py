@@ -11,8 +11,8 @@ from isthmus.format.rules import Adoption, Pace
 from isthmus.learner.backend import rounded
 from isthmus.learner.boundary import (
     Adopted,
-    Asked,
     Boundary,
+    CalledFor,
     Captured,
     NothingToGive,
     Ready,
@@ -111,7 +111,7 @@ def test_with_carry_a_second_upload_that_failed_takes_no_local_work_along() -> N
 
 def test_with_carry_a_first_upload_that_failed_is_local_work_again() -> None:
     training = Training(adopt=Adoption.CARRY, sync_every=100, staleness=0)
-    training.tell(Asked(0, 1))
+    training.tell(CalledFor(0, 1))
     assert captured(training.step(1), 0)
     training.tell(UploadFailed(0, 0, None, 0), Ready(0, 1, np.full(10, 40, np.float32)))
     assert Adopted(0, 1, overwritten=0, base=0, sent=0) in training.step(1)
@@ -120,7 +120,7 @@ def test_with_carry_a_first_upload_that_failed_is_local_work_again() -> None:
 
 def test_what_failed_is_captured_again_with_what_came_on_top() -> None:
     training = Training()
-    training.tell(Asked(0, 1))
+    training.tell(CalledFor(0, 1))
     training.step(1)
     training.tell(UploadFailed(0, 0, None, 0))
     [again] = captured(training.step(1), 0)
@@ -129,11 +129,11 @@ def test_what_failed_is_captured_again_with_what_came_on_top() -> None:
 
 def test_a_failure_on_a_base_that_is_gone_changes_nothing_about_the_next_one() -> None:
     training = Training(adopt=Adoption.CARRY, sync_every=100)
-    training.tell(Asked(0, 1))
+    training.tell(CalledFor(0, 1))
     training.step(1)
     training.tell(Ready(0, 1, np.full(10, 40, np.float32)))
     training.step(1)
-    training.tell(UploadDone(0), Asked(0, 2))
+    training.tell(UploadDone(0), CalledFor(0, 2))
     [second] = captured(training.step(1), 0)
     assert second.base == 1
     training.tell(UploadFailed(0, 0, None, 0))  # the capture on version 0 failed, and the message comes only now
@@ -148,7 +148,7 @@ def test_a_failure_on_a_base_that_is_gone_changes_nothing_about_the_next_one() -
 def test_a_call_is_answered_as_long_as_the_base_is_not_too_old(staleness: int) -> None:
     for behind in range(staleness + 2):
         training = Training(staleness=staleness, base=5)
-        training.tell(Asked(0, 6 + behind))
+        training.tell(CalledFor(0, 6 + behind))
         said = training.step(1)
         if behind <= staleness:
             assert [m.base for m in captured(said, 0)] == [5]
@@ -197,12 +197,12 @@ def test_work_waits_to_be_sent_as_long_as_a_round_to_come_can_still_take_it(uplo
     window = narrow(upload_s)
     window.free_at = 1e9
     training = Training(staleness=2, window=window, base=1)
-    training.tell(Asked(3, 2))
+    training.tell(CalledFor(3, 2))
     assert captured(training.step(1), 3), "this upload fills the uplink"
-    training.tell(Asked(0, 2))
+    training.tell(CalledFor(0, 2))
     training.step(1)
     training.step(1, step_s=2.0)
-    training.tell(Asked(0, 3))
+    training.tell(CalledFor(0, 3))
     training.step(1)
     training.tell(Ready(0, 2, np.zeros(10, np.float32)))
     said = training.step(1)

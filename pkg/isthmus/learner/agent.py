@@ -35,8 +35,8 @@ from isthmus.learner import resume
 from isthmus.learner.backend import ArrayBackend, Arrays, LocalBackend
 from isthmus.learner.boundary import (
     Adopted,
-    Asked,
     Boundary,
+    CalledFor,
     Captured,
     NothingToGive,
     Replica,
@@ -407,6 +407,6 @@ class LearnerAgent:
                 self._round_at = now
                 self.downlink.want(p, version - 1)
                 self.uplink.called(p, version)
-                self._tell(Asked(p, version, afresh))
+                self._tell(CalledFor(p, version, afresh))
             case _:
                 pass

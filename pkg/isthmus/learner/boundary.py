@@ -101,7 +101,7 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CalledFor:
     """A round that creates this version is open. `afresh`: an update sent before is too old, so send a new one."""
 
     fragment: int
@@ -156,7 +156,7 @@ class SyncerBack:
 
 
 ToAgent = Captured | NothingToGive | Adopted | StateCopy
-Word = Asked | BaseMerged | UploadDone | UploadFailed | CopyState | SyncerBack
+Word = CalledFor | BaseMerged | UploadDone | UploadFailed | CopyState | SyncerBack
 ToTraining = Word | Ready
 
 
@@ -209,7 +209,7 @@ class Inbox:
     def __init__(self, fragments: int) -> None:
         self._uploads: deque[UploadDone | UploadFailed] = deque()  # at most one for each upload under way
         self._merged: list[deque[BaseMerged]] = [deque(maxlen=1) for _ in range(fragments)]
-        self._asked: list[deque[Asked]] = [deque(maxlen=1) for _ in range(fragments)]
+        self._calls: list[deque[CalledFor]] = [deque(maxlen=1) for _ in range(fragments)]
         self._freeze: deque[CopyState] = deque(maxlen=1)
         self._back: deque[SyncerBack] = deque(maxlen=1)
 
@@ -222,9 +222,9 @@ class Inbox:
             case BaseMerged(fragment, base):
                 if all(known.base < base for known in tuple(self._merged[fragment])):
                     self._merged[fragment].append(message)
-            case Asked(fragment, version):
-                if all(known.version < version for known in tuple(self._asked[fragment])):
-                    self._asked[fragment].append(message)
+            case CalledFor(fragment, version):
+                if all(known.version < version for known in tuple(self._calls[fragment])):
+                    self._calls[fragment].append(message)
             case CopyState():
                 self._freeze.append(message)
             case SyncerBack():
@@ -234,14 +234,14 @@ class Inbox:
 
     def take(self) -> "Iterator[Word]":
         """Yield the waiting messages: upload results, merges, calls, `SyncerBack`, then the request to freeze."""
-        queues: list[deque[Any]] = [self._uploads, *self._merged, *self._asked, self._back, self._freeze]
+        queues: list[deque[Any]] = [self._uploads, *self._merged, *self._calls, self._back, self._freeze]
         for queue in queues:
             while queue:
                 yield queue.popleft()
 
     def __len__(self) -> int:
         rest = len(self._back) + len(self._freeze)
-        return len(self._uploads) + sum(map(len, self._merged)) + sum(map(len, self._asked)) + rest
+        return len(self._uploads) + sum(map(len, self._merged)) + sum(map(len, self._calls)) + rest
 
 
 class Boundary:
@@ -474,7 +474,7 @@ class Boundary:
                 case BaseMerged(fragment, base):
                     slot = self.slots[fragment]
                     slot.merged = slot.merged or base >= slot.base
-                case Asked(fragment, version, afresh):
+                case CalledFor(fragment, version, afresh):
                     self._called(fragment, version, afresh)
                 case SyncerBack():
                     for slot in self.slots:
