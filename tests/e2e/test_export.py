@@ -133,7 +133,7 @@ def test_explain_and_replay_know_what_was_collected(
 
     async def merged() -> list[tuple[int, bool, Input]]:
         async with open_log(url) as log:
-            return [(c.version, c.packed, c.header.inputs[0]) async for c in log.commits(0, 0)]
+            return [(c.version, c.in_segment, c.header.inputs[0]) async for c in log.commits(0, 0)]
 
     commits = asyncio.run(merged())
     version, _, given = next(c for c in commits if c[1])

@@ -72,7 +72,7 @@ async def test_what_a_fold_within_the_retention_needs_stays_and_the_rest_goes(fo
             # All commits are there, unchanged; those below the start are packed.
             after = (await all_commits(w.log))[p]
             assert [c.digest for c in after] == [c.digest for c in before[p]]
-            assert [c.packed for c in after] == [c.version < start for c in after]
+            assert [c.in_segment for c in after] == [c.version < start for c in after]
             # Every kept version can be folded, and has the recorded digest.
             for version in range(start, top + 1):
                 at = await fold.fold(w.log, p, fold.Merging(w.log), until=version)
@@ -146,7 +146,7 @@ async def test_a_collection_that_was_interrupted_is_finished_by_the_next(
         with pytest.raises(asyncio.CancelledError):
             await task
         monkeypatch.undo()
-        assert len({c.packed for c in (await all_commits(w.log))[0]}) == 2
+        assert len({c.in_segment for c in (await all_commits(w.log))[0]}) == 2
         await collected(w, keep=6)
         after = await all_commits(w.log)
         assert {p: [c.digest for c in found] for p, found in after.items()} == {

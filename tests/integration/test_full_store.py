@@ -87,7 +87,7 @@ async def test_a_store_without_a_byte_is_collected(snapshot_every: int) -> None:
         assert {e.key for of in plan.doomed.values() for e in of} <= set(store.deleted)
         assert store.room > 0
         for p, commits in (await all_commits(w.log)).items():
-            assert [c.packed for c in commits] == [c.version < plan.starts[p] for c in commits]
+            assert [c.in_segment for c in commits] == [c.version < plan.starts[p] for c in commits]
         assert all(one.difference is None for one in await replay(w.log))
 
 

@@ -19,7 +19,7 @@ from isthmus.format.records.objects import CommitHeader, Input, SnapshotHeader, 
 from isthmus.learner import LearnerAgent
 from isthmus.learner.backend import local_array
 from isthmus.learner.boundary import Boundary, Ready, ToTraining
-from isthmus.learner.uplink import PACKED_MAX, Uplink
+from isthmus.learner.uplink import MADE_MAX, Uplink
 from isthmus_lab.simulate.world import Arrays
 from simulation import reference
 from simulation.reference import AMPLIFIED, EPS, Given, Tensor, decode, leveled
@@ -307,7 +307,7 @@ class Values:
         left, known = life.left[p], life.agent.uplink.settled_to[p]
         for given in self._own(life, p, life.since[p], known):
             packed = life.packed.get(given.digest)
-            remembered = given.digest in life.order.get((p, given.base), [])[-PACKED_MAX:]
+            remembered = given.digest in life.order.get((p, given.base), [])[-MADE_MAX:]
             if left is None or packed is None or not remembered or given.incarnation != life.agent.incarnation:
                 left = None  # of another incarnation, or forgotten: error feedback starts anew
                 break

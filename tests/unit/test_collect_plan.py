@@ -51,7 +51,7 @@ def test_the_newest_versions_stay_foldable_as_many_as_were_asked_for(keep: int) 
         assert versions(w, snapshots_prefix(0)) == [0, *range(start, 13, 2)]
         assert versions(w, "values/00000/") == list(range(start, 13))
         assert set(versions(w, "updates/00000/")) == set(range(start, 12))
-        assert [c.packed async for c in w.log.commits(0, 0)] == [v < start for v in range(1, 13)]
+        assert [c.in_segment async for c in w.log.commits(0, 0)] == [v < start for v in range(1, 13)]
         await foldable(w, start)
 
     Written().drive(body)
@@ -244,6 +244,6 @@ def test_what_is_packed_is_where_its_pointer_says() -> None:
             assert frame.kind_of(w.blob(commit_key(0, version))) == Kind.PACKED
             found = await w.log.commit(0, version)
             assert found is not None
-            assert (found.packed, found.digest) == (True, w.commits[0][version - 1].digest)
+            assert (found.in_segment, found.digest) == (True, w.commits[0][version - 1].digest)
 
     Written().drive(body)

@@ -104,7 +104,7 @@ def test_packed_commits_come_as_they_were_wherever_the_walk_begins(after: int) -
         found = [commit async for commit in w.log.commits(0, after, before[after - 1] if after else w.run.digest)]
         assert [commit.version for commit in found] == list(range(after + 1, 15))
         assert [commit.digest for commit in found] == before[after:]
-        assert [commit.packed for commit in found] == [commit.version < 12 for commit in found]
+        assert [commit.in_segment for commit in found] == [commit.version < 12 for commit in found]
 
     Written().drive(body)
 

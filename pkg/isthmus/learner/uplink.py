@@ -32,8 +32,8 @@ training has more, and larger sums would exceed the range of messages and checkp
 PASTS_AT_ONCE = 4
 """Fragments whose past commits are read at the same time."""
 
-PACKED_MAX = 3
-"""Newest updates packed on a base whose residuals are kept. Each residual has the size of the fragment."""
+MADE_MAX = 3
+"""Newest updates on a base whose residuals are kept. Each residual has the size of the fragment."""
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class Uplink:
         """By fragment and base: the error feedback that updates packed on the base carry. It is out of `residuals`
         until the base is merged or too old to be: no update on another base may carry it too."""
         self.window = Window()
-        self._packed: list[dict[int, tuple[MadeUpdate, ...]]] = [{} for _ in run.layout.fragments]
+        self._made: list[dict[int, tuple[MadeUpdate, ...]]] = [{} for _ in run.layout.fragments]
         """By fragment and base, oldest first. Kept until the base is merged or too old, even after a rejection."""
         self._own_feedback: set[int] = set()  # fragments whose newest residual comes from this incarnation's updates
         self._uploading: set[asyncio.Task[None]] = set()
@@ -318,15 +318,15 @@ class Uplink:
                 self._close(p, turned.base, "rejected")
         self.expire(p, commit.version)
 
-    def _remember(self, p: int, base: int, packed: MadeUpdate) -> None:
-        self._packed[p][base] = (*self._packed[p].get(base, ()), packed)[-PACKED_MAX:]
+    def _remember(self, p: int, base: int, made: MadeUpdate) -> None:
+        self._made[p][base] = (*self._made[p].get(base, ()), made)[-MADE_MAX:]
 
     def _feed_back(self, p: int, merged: Input) -> None:
         """Add what the codec dropped from a merged update of this learner to the error feedback."""
-        left = next((a for a in self._packed[p].get(merged.base, ()) if a.digest == merged.digest), None)
+        left = next((a for a in self._made[p].get(merged.base, ()) if a.digest == merged.digest), None)
         self.taken[p].pop(merged.base, None)  # the merged update has sent it
-        for base in [b for b in self._packed[p] if b <= merged.base]:
-            del self._packed[p][base]
+        for base in [b for b in self._made[p] if b <= merged.base]:
+            del self._made[p][base]
         self._put_back(p, merged.base)
         if left is not None:
             self.residuals[p] = self._sum(p, self.residuals[p], left.residual)
@@ -357,8 +357,8 @@ class Uplink:
 
     def expire(self, p: int, version: int) -> None:
         """Note that the log has reached a version. Updates on bases that are now too old count as late."""
-        for base in [b for b in self._packed[p] if version - b > self._pace.staleness]:
-            del self._packed[p][base]
+        for base in [b for b in self._made[p] if version - b > self._pace.staleness]:
+            del self._made[p][base]
         self._put_back(p, version - self._pace.staleness)
         for base in [b for b in self.accounts[p].sent if version - b > self._pace.staleness]:
             self._close(p, base, "late")

@@ -296,16 +296,16 @@ class Log:
         except RecordInvalid as error:
             raise LogCorrupt(key, f"not a commit: {error}") from None
 
-    async def _opened(self, fragment: int, version: int, blob: Blob, packed: bool) -> Commit:
+    async def _opened(self, fragment: int, version: int, blob: Blob, in_segment: bool) -> Commit:
         """Return the verified commit in these bytes. Raises `LogCorrupt`, and what the store raises."""
         known = self.members.current.version
         try:
-            return self.verifier.commit(blob, fragment, version, packed)
+            return self.verifier.commit(blob, fragment, version, in_segment)
         except LogCorrupt:
             # The commit may have been made under a newer membership than is known here.
             if (await self.members.refresh(self.store)).version == known:
                 raise
-        return self.verifier.commit(blob, fragment, version, packed)
+        return self.verifier.commit(blob, fragment, version, in_segment)
 
     async def _unpacked(self, key: str, blob: Blob) -> tuple[Body, PackedHeader]:
         """Return the bytes of a packed commit from its segment, and the pointer to it. Raises `LogCorrupt`."""

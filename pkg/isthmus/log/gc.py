@@ -221,7 +221,7 @@ async def _plan_packing(log: Log, p: int, start: int, before: float, found: Garb
         commit = await log.commit(p, version)
         if commit is None:
             raise LogCorrupt(commit_key(p, version), "is missing below the end of the log")
-        if commit.packed:
+        if commit.in_segment:
             packed_to = version
             break  # commits are packed in ascending order, so all below are packed
         plain.append(version)

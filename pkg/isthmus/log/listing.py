@@ -33,7 +33,7 @@ async def earliest(log: Log, fragment: int) -> int:
     for version in versions:
         following = await log.commit(fragment, version + 1)
         # The objects that a packed commit names have been deleted, or may be at any time.
-        if following is None or not following.packed:
+        if following is None or not following.in_segment:
             return version
     raise LogCorrupt(f"snapshots/{fragment:05d}/", "no snapshot is left to begin with")
 

@@ -66,7 +66,7 @@ async def uncollected(log: Log, head: int) -> int:
     if head < GROWN:
         return 0
     first = await log.commit(0, 1)
-    return 0 if first is not None and first.packed else head
+    return 0 if first is not None and first.in_segment else head
 
 
 def collects(url: str, versions: int) -> str:

@@ -134,7 +134,7 @@ class Commit:
 
     header: CommitHeader
     digest: bytes
-    packed: bool = False
+    in_segment: bool = False
     """Whether its bytes were read from a segment."""
 
     @property
@@ -221,7 +221,7 @@ class Verifier:
 
     # --- commits ------------------------------------------------------------------------------------------------------
 
-    def commit(self, blob: Blob, fragment: int, version: int, packed: bool = False) -> Commit:
+    def commit(self, blob: Blob, fragment: int, version: int, in_segment: bool = False) -> Commit:
         """Return the verified commit in these bytes. Raises `LogCorrupt`.
 
         The membership version that the commit names must be known (see `Members.reach`). The commit's writer knows it.
@@ -234,7 +234,7 @@ class Verifier:
             raise LogCorrupt(key, f"not {what}: {error.detail}") from None
         if why := self.why_not(found.header):
             raise LogCorrupt(key, why)
-        return Commit(found.header, found.digest, packed)
+        return Commit(found.header, found.digest, in_segment)
 
     def why_not(self, h: CommitHeader) -> str:
         """Return why a commit cannot belong to this run, whoever wrote it; empty if it can."""

@@ -280,8 +280,8 @@ MUTANTS = [
         ),
         row(
             "what-was-packed-expires-a-version-early",
-            "for base in [b for b in self._packed[p] if version - b > self._pace.staleness]:",
-            "for base in [b for b in self._packed[p] if version - b >= self._pace.staleness]:",
+            "for base in [b for b in self._made[p] if version - b > self._pace.staleness]:",
+            "for base in [b for b in self._made[p] if version - b >= self._pace.staleness]:",
         ),
         row(
             "what-was-carried-comes-back-too-early",

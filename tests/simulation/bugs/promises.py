@@ -192,7 +192,7 @@ def forget_what_a_longer_update_replaced() -> Iterator[None]:
     """The residual of an update is forgotten if a round took the update before a longer one replaced it."""
 
     def settle(self: Any, commit: Any) -> None:
-        self._packed = [{base: kept[-1:] for base, kept in of.items()} for of in self._packed]
+        self._made = [{base: kept[-1:] for base, kept in of.items()} for of in self._made]
         original(self, commit)
 
     original = uplink.Uplink.settle
