@@ -89,12 +89,12 @@ class LearnerAgent:
         steps_target: int = 0,
         pace: Pace | None = None,
         checkpoint_s: float = math.inf,
-        backend: MakeBackend | None = None,
+        make_backend: MakeBackend | None = None,
     ) -> None:
-        """`backend` makes the learner's array backend from the backend of this process, which is the default.
+        """`make_backend` makes the learner's array backend from that of this process, which is the default.
 
-        `backend` also gets the tolerance for denied requests and a callback. The callback takes the numbers of bytes
-        (up, down) that other ranks of this learner moved.
+        It also gets the tolerance for denied requests and a callback. The callback takes the numbers of bytes (up,
+        down) that other ranks of this learner moved.
         """
         self.name = name
         self.pace = (pace or log.run.pace).check()
@@ -121,14 +121,14 @@ class LearnerAgent:
             listener=listener, metrics=self.metrics, steps_target=steps_target,
         )  # fmt: skip
         own = self.own_backend = LocalBackend(log)
-        keeps = self._keeps = backend(own, tolerance, self._moved) if backend else own
-        self.uplink = Uplink(log.run, keeps, runtime, name, self.pace, announce=reporter.announce, tell=self._tell)
+        backend = self._backend = make_backend(own, tolerance, self._moved) if make_backend else own
+        self.uplink = Uplink(log.run, backend, runtime, name, self.pace, announce=reporter.announce, tell=self._tell)
         self.downlink = Downlink(
-            log, runtime, self.pace, keeps, settle=self.uplink.settle, tell=self._tell,
+            log, runtime, self.pace, backend, settle=self.uplink.settle, tell=self._tell,
             found_other=self.metrics.histories.inc,
         )  # fmt: skip
         self._claimed = Incarnation(
-            log, runtime, name, self.uplink, keeps, self.metrics, heartbeat_s=self.pace.heartbeat_s,
+            log, runtime, name, self.uplink, backend, self.metrics, heartbeat_s=self.pace.heartbeat_s,
             checkpoint_s=checkpoint_s, tell=self._tell, through=self.wake,
         )  # fmt: skip
         reporter.of(self.uplink, self.downlink, self._claimed)
@@ -226,9 +226,9 @@ class LearnerAgent:
 
         If this process owns all of them, load the other arrays of the checkpoint too.
         """
-        points, traffic = await moved(found.points, found.traffic, self._keeps.home)
+        points, traffic = await moved(found.points, found.traffic, self._backend.home)
         found = replace(found, points=points, traffic=traffic)
-        return found if self._keeps.divides else await found.whole(self._log)
+        return found if self._backend.divides else await found.whole(self._log)
 
     async def _try_publishing(self) -> None:
         """Check the permission to publish by appending an empty message. Raises `Denied`.

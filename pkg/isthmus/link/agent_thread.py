@@ -305,7 +305,7 @@ class AgentThread:
             self.agent = LearnerAgent(
                 ports.log, ports.store, ports.bus, ports.runtime, learner,
                 adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
-                backend=ranks.backend,
+                make_backend=ranks.backend,
             )  # fmt: skip
             # Warm up now: it holds the interpreter for tenths of a second, and the first update would wait for it.
             warming = asyncio.ensure_future(ports.runtime.offload(kernels.warm))
