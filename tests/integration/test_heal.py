@@ -198,7 +198,7 @@ async def test_a_chain_that_is_broken_itself_is_left_to_people(
         blob[200] ^= 1
         await w.store.put("commits/00000/000000000002", blob)
     assert await run("heal", str(folder), "--apply") == 1
-    assert "cannot be healed: the chain of commits itself is broken" in capsys.readouterr().out
+    assert "cannot be healed: the chain of commits is broken" in capsys.readouterr().out
 
 
 @in_virtual_time

@@ -185,10 +185,12 @@ async def train(
     tokens: int = 100,
     enough: Callable[[], bool] = lambda: True,
     toward: Sequence[F32] | None = None,
+    done: bool = True,
 ) -> NumpyReplica:
     """Join, train a toy problem for this many steps and on until `enough` holds, finish the uploads, and leave.
 
-    `toward`: the values to which each fragment is pulled; zero by default.
+    `toward`: the values to which each fragment is pulled; zero by default. `done`: whether the learner says that it has
+    trained all its steps.
     """
     await agent.join()
     replica = NumpyReplica(agent.layout)
@@ -203,7 +205,7 @@ async def train(
             values -= np.float32(0.02) * away + draw.normal(scale=1e-3, size=values.size).astype(np.float32)
         boundary.after_step(tokens, 1.0)
         await asyncio.sleep(step_s)
-    agent.drain(done=True)
+    agent.drain(done=done)
     await task
     return replica
 

@@ -220,7 +220,10 @@ async def _plan_packing(log: Log, p: int, start: int, before: float, found: Garb
     for version in range(start - 1, 0, -1):
         commit = await log.commit(p, version)
         if commit is None:
-            raise LogCorrupt(commit_key(p, version), "is missing below the end of the log")
+            raise LogCorrupt(
+                commit_key(p, version), "is missing below the end of the log: nothing is collected; "
+                f"isthmus heal {log.run.url} says what can be done"
+            )  # fmt: skip
         if commit.in_segment:
             packed_to = version
             break  # commits are packed in ascending order, so all below are packed
@@ -250,7 +253,10 @@ async def _pack(log: Log, run: list[tuple[int, int]]) -> None:
             return  # another collector has packed it meanwhile
         # A commit that was damaged in transit must not become the only copy.
         if following is None or frame.digest(blob) != following.header.previous:
-            raise LogCorrupt(key, f"is not the commit that {commit_key(p, version + 1)} names as the one before it")
+            raise LogCorrupt(
+                key, f"is not the commit that {commit_key(p, version + 1)} names as the one before it: nothing more is "
+                f"collected; isthmus heal {log.run.url} says what can be done"
+            )  # fmt: skip
         following = log.verifier.commit(blob, p, version)
         blobs.append(blob)
     blobs.reverse()

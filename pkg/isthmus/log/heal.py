@@ -14,12 +14,17 @@ from isthmus.codecs.kernels import ARITHMETIC, F32
 from isthmus.errors import Denied, LogCorrupt
 from isthmus.format.layout import TensorClass
 from isthmus.format.records import frame
-from isthmus.format.records.keys import snapshot_key, value_key
+from isthmus.format.records.keys import commit_in, snapshot_key, value_key
 from isthmus.format.records.objects import SCHEMA, CommitHeader, Healed, Waited
 from isthmus.log import Commit, Log, fold, merge
-from isthmus.log.holes import require_chain, require_whole
+from isthmus.log.holes import known_beyond, require_chain, require_whole
 from isthmus.log.listing import all_or
 from isthmus.log.verify import HEALER
+
+RESTORE = (
+    "restore that object from a backup, or go on in a new run from the newest version that can be exported "
+    "(`isthmus export`, then `isthmus init --from`)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +129,27 @@ async def _diagnose(log: Log, p: int) -> Diagnosis:
     try:
         newest = await log.newest(p)
     except LogCorrupt as error:
-        why = f"the chain of commits itself is broken: {error}"
-        return Diagnosis(p, error.readable[1] if error.readable else 0, 0.0, hopeless=why)
+        return Diagnosis(p, error.readable[1] if error.readable else 0, 0.0, hopeless=await _broken(log, p, error))
     head, head_at = (newest.version, newest.header.written_at) if newest else (0, 0.0)
     try:
         source = await _newest_published(log, p)
     except LogCorrupt as error:
-        return Diagnosis(p, head, head_at, hopeless=f"no published value can be read either: {error}")
+        return Diagnosis(p, head, head_at, hopeless=f"no published value can be read: {error}; {RESTORE}")
     broken_at = wrong.readable[1] + 1 if wrong.readable else 1
     wound = Healed(source=source, broken_at=min(broken_at, head), key=wrong.key, why=wrong.detail[:256])
     return Diagnosis(p, head, head_at, wound)
+
+
+async def _broken(log: Log, p: int, error: LogCorrupt) -> str:
+    """Return what is wrong with a commit that cannot be read, and what to do: it may never have been one."""
+    version = commit_in(error.key)
+    if not version or await known_beyond(log, p, version, lists=True):
+        return f"the chain of commits is broken: {error}; {RESTORE}"
+    return (
+        f"an object that is no commit is in the place of the next one: {error}. If it was a commit, restore it from a "
+        f"backup. If it was not, or there is no backup, stop all syncers, delete {log.run.url}/{error.key} and start "
+        f"them again: they go on from version {version - 1}"
+    )
 
 
 async def _newest_published(log: Log, p: int) -> int:

@@ -28,21 +28,7 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
     list values and is skipped without it. (The value of version `head` + 1 may exist before its commit does.) Raises
     `Unavailable`.
     """
-    versions = range(head + 2, head + 2 + AHEAD)
-    found = await asyncio.gather(*(_is_commit(log, fragment, version) for version in versions))
-    known = [version for version, there in zip(versions, found, strict=True) if there]
-    known += [
-        v
-        for v, key in await log.snapshots(fragment)
-        if v > head and await _is_genuine(log, fragment, key, SnapshotHeader)
-    ]
-    if lists:
-        try:
-            entries = [e for e in await log.store.list(values_prefix(fragment)) if is_versioned(e.key)]
-        except Denied:
-            entries = []
-        beyond = [e.key for e in entries if version_in(e.key) > head + 1]
-        known += [version_in(key) for key in beyond if await _is_genuine(log, fragment, key, ValueHeader)]
+    known = await known_beyond(log, fragment, head + 1, lists=lists)
     key = commit_key(fragment, head + 1)
     # There is no hole if a syncer has committed this version meanwhile.
     if known and not await is_there(log.store, key):
@@ -51,6 +37,30 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
             "from the newest version that can be exported (`isthmus export`, then `isthmus init --from`)",
             (fragment, head),
         )  # fmt: skip
+
+
+async def known_beyond(log: Log, fragment: int, head: int, *, lists: bool = False) -> list[int]:
+    """Return versions after `head` of which a commit or (with `lists`) a published value exists, and of snapshots from it.
+
+    Looks at the next `AHEAD` commits, at all snapshots, and with permission to list them at all values. Raises
+    `Unavailable`.
+    """
+    versions = range(head + 1, head + 1 + AHEAD)
+    found = await asyncio.gather(*(_is_commit(log, fragment, version) for version in versions))
+    known = [version for version, there in zip(versions, found, strict=True) if there]
+    known += [
+        v
+        for v, key in await log.snapshots(fragment)
+        if v >= head and await _is_genuine(log, fragment, key, SnapshotHeader)
+    ]
+    if lists:
+        try:
+            entries = [e for e in await log.store.list(values_prefix(fragment)) if is_versioned(e.key)]
+        except Denied:
+            entries = []
+        beyond = [e.key for e in entries if version_in(e.key) > head]
+        known += [version_in(key) for key in beyond if await _is_genuine(log, fragment, key, ValueHeader)]
+    return known
 
 
 async def _is_commit(log: Log, fragment: int, version: int) -> bool:
@@ -133,4 +143,7 @@ async def require_chain(log: Log, fragment: int, head: int) -> None:
             return
     if at < head:
         key = commit_key(fragment, at + 1)
-        raise LogCorrupt(key, f"is missing, and version {head} is there: replay ends before it", (fragment, at))
+        raise LogCorrupt(
+            key, f"is missing, and version {head} is there: restore it from a backup. The run goes on from the "
+            "snapshot after it, and `isthmus replay` ends before it", (fragment, at)
+        )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import NoReturn
 from rich.text import Text
 
 from isthmus.agent.ports import open_log
-from isthmus.errors import Denied, InputError, LogCorrupt, Unavailable, told
+from isthmus.errors import Denied, InputError, LogCorrupt, Unavailable, first_cause, told
 from isthmus.format.rules import MemberRole
 from isthmus.log import Log, gc
 from isthmus.log.membership import require_may
@@ -95,6 +95,9 @@ async def line_of(collecting: Awaitable[gc.Garbage]) -> str:
     """Return the result of a collection in one line; after `Unavailable`, `Denied` or `LogCorrupt`, why it failed."""
     try:
         plan = await collecting
-    except (Unavailable, Denied, LogCorrupt) as error:
-        return f"collection failed, the next one will continue: {told(error)}"
+    except (Unavailable, Denied, LogCorrupt, ExceptionGroup) as error:
+        cause = first_cause(error)  # objects are deleted by a group of tasks
+        if not isinstance(cause, Unavailable | Denied | LogCorrupt):
+            raise
+        return f"collection failed, the next one will continue: {told(cause)}"
     return f"{plan.objects:,} objects deleted, {plan.bytes:,} bytes; {sum(map(len, plan.pack))} commits packed"

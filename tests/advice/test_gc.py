@@ -1,0 +1,224 @@
+"""What `isthmus gc` says when it collects nothing or not all, and what comes of its advice."""
+
+import asyncio
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from advice.followed import advises, command_in, isthmus, mine, says
+from advice.rows import row
+from advice.test_status import PACE, Fault
+from isthmus.errors import Denied, StoreFull, Unavailable
+from isthmus.format.records.keys import commit_key
+from isthmus.format.records.objects import MemberSpec
+from isthmus.format.rules import Rules
+from isthmus.format.signing.keys import read_signer
+from isthmus.log import gc
+from isthmus.log.membership import Members, write
+from isthmus_services.commands.gc import line_of
+from support.signed import SYNC, US, L, S
+from support.world import World, all_commits, seed_of, serving, train, world
+
+NOW = ("--keep", "1", "--min-age", "0")
+SNAPSHOTS = seed_of(Rules(fragments=2, sync_every=4), msgspec.structs.replace(PACE, snapshot_every=4))
+
+
+async def grown(w: World, versions: int = 10) -> None:
+    """Train until each fragment has this many versions, then let all leave in order."""
+    async with serving(w.syncer("s0")) as syncer:
+        await train(w.learner("a"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= versions)
+
+
+def objects(folder: Path) -> int:
+    """Return the number of objects in a folder."""
+    return sum(path.is_file() for path in folder.rglob("*"))
+
+
+@row(
+    "gc",
+    "…: is missing below the end of the log: nothing is collected",
+    means="A commit is gone. Garbage collection could delete what is left of its work, so it does nothing.",
+    do="isthmus heal … says what can be done",
+    then="`isthmus heal` names the commit. Once it is restored from a backup, gc collects.",
+)
+async def test_a_log_with_a_hole(folder: Path) -> None:
+    (here,) = mine(test_a_log_with_a_hole)
+    async with world(folder, SNAPSHOTS) as w:
+        await grown(w)
+        hole = folder / commit_key(0, 3)
+        kept = hole.read_bytes()
+        hole.unlink()
+        before = objects(folder)
+        code, told = await isthmus("gc", w.run.url, *NOW, "--apply")
+        assert code != 0
+        advises(here, told)
+        assert objects(folder) == before
+        code, said = await isthmus(*command_in(told, "heal"))
+        assert (code, commit_key(0, 3) in said) == (1, True), said
+        hole.write_bytes(kept)
+        assert (await isthmus("gc", w.run.url, *NOW, "--apply"))[0] == 0
+        assert objects(folder) < before
+
+
+@row(
+    "gc",
+    "…: is not the commit that … names as the one before it: nothing more is collected",
+    means="A commit is damaged, in the store or on its way. It is not packed, since its copy would be the only one.",
+    do="isthmus heal … says what can be done",
+    then="`isthmus heal` names the commit. Once it is restored from a backup, gc goes on.",
+)
+async def test_a_commit_that_changes_while_it_is_packed(folder: Path) -> None:
+    (here,) = mine(test_a_commit_that_changes_while_it_is_packed)
+    async with world(folder, SNAPSHOTS) as w:
+        await grown(w)
+        plan = await gc.plan(w.log, keep=1, min_age_s=-60.0)
+        path = folder / commit_key(0, 2)
+        kept = path.read_bytes()
+        path.write_bytes((folder / commit_key(1, 2)).read_bytes())
+        said = await line_of(_apply(w, plan))
+        advises(here, said)
+        code, told = await isthmus(*command_in(said, "heal"))
+        assert (code, commit_key(0, 2) in told) == (1, True), told
+        path.write_bytes(kept)
+        assert (await isthmus("gc", w.run.url, *NOW, "--apply"))[0] == 0
+
+
+async def _apply(w: World, plan: gc.Garbage) -> gc.Garbage:
+    await gc.apply(w.log, plan)
+    return plan
+
+
+@row(
+    "gc",
+    "… is full, and nothing is left to be collected that would make room for a segment of commits",
+    means="The store has no space, and everything in it is still needed.",
+    like="`… is full (…): give it more space, or free what the run does not need` is said by processes that write; there gc "
+    "helps.",
+    do="give it more space",
+    then="gc packs and deletes, and learners and syncers go on by themselves.",
+)
+async def test_a_store_that_is_full_of_what_is_needed(folder: Path) -> None:
+    (here,) = mine(test_a_store_that_is_full_of_what_is_needed)
+    async with world(folder, SNAPSHOTS) as w:
+        await grown(w)
+        full = Fault(StoreFull(w.run.url, w.run.url, "ENOSPC"), operations=("put", "create"))
+        log = full.of(w).log
+        plan = await gc.plan(log, keep=1, min_age_s=-60.0)
+        plan.doomed.clear()
+        with pytest.raises(Unavailable) as caught:
+            await gc.apply(log, plan)
+        advises(here, str(caught.value))
+        full.mended = True
+        await gc.apply(log, plan)
+        assert (await all_commits(w.log))[0][0].in_segment
+
+
+@row(
+    "gc",
+    "collection failed, the next one will continue: …",
+    means="With `--every`: the store did not answer, denied a request, or the log is damaged. What was deleted was not needed.",
+    do="the next one will continue",
+    then="The next line has `… objects deleted`. If it fails again, the reason in the line has the advice.",
+)
+async def test_a_collection_that_fails(folder: Path) -> None:
+    (here,) = mine(test_a_collection_that_fails)
+    async with world(folder, SNAPSHOTS) as w:
+        await grown(w)
+        fault = Fault(Denied("403: AccessDenied"), operations=("delete",))
+        plan = await gc.plan(w.log, keep=1, min_age_s=-60.0)
+        advises(here, await line_of(_apply(fault.of(w), plan)))
+        fault.mended = True
+        plan = await gc.plan(w.log, keep=1, min_age_s=-60.0)
+        assert "objects deleted" in await line_of(_apply(fault.of(w), plan))
+
+
+@row(
+    "gc",
+    "objects younger than … s are kept for now",
+    means="Nothing needs these objects, but a process may be about to use them.",
+    do="use --min-age 0 to delete them, but only if no learner and no syncer of the run is running",
+    then="`kept for now because they are young: 0 objects`.",
+)
+async def test_objects_that_are_young(folder: Path) -> None:
+    (here,) = mine(test_objects_that_are_young)
+    async with world(folder, SNAPSHOTS) as w:
+        await grown(w)
+        _, told = await isthmus("gc", w.run.url, "--keep", "1", "--apply")
+        advises(here, told)
+        code, told = await isthmus("gc", w.run.url, "--keep", "1", "--apply", "--min-age", "0")
+        assert (code, says(here, told)) == (0, False), told
+        assert (await isthmus("replay", w.run.url))[0] == 0
+
+
+@row(
+    "gc",
+    "dry run: nothing was deleted",
+    means="gc has only looked. The table says what it would delete.",
+    do="use --apply to delete",
+    then="`done`, and the objects are gone.",
+)
+@row(
+    "gc",
+    "--every needs --apply",
+    means="A collection that repeats must be told to delete.",
+    do="--every needs --apply",
+    then="A line for each collection.",
+)
+async def test_a_dry_run(folder: Path) -> None:
+    dry, every = mine(test_a_dry_run)
+    async with world(folder, SNAPSHOTS) as w:
+        await grown(w)
+        before = objects(folder)
+        advises(dry, (await isthmus("gc", w.run.url, *NOW))[1])
+        code, told = await isthmus("gc", w.run.url, *NOW, "--every", "60")
+        assert code == 2
+        advises(every, told)
+        assert objects(folder) == before
+        code, told = await isthmus("gc", w.run.url, *NOW, "--apply")
+        assert (code, told.rstrip().endswith("done")) == (0, True), told
+        assert objects(folder) < before
+
+
+@row(
+    "gc",
+    "…: everything in this run is signed: pass your key (--key FILE, ISTHMUS_KEY or join(key=…))",
+    means="The run has an owner, and whoever writes must have a key. `isthmus heal --apply` says the same.",
+    do="`isthmus keys new NAME` makes one, and the run's owner adds it to the members",
+    then="With `--key`, the next sentence, or `done`.",
+)
+@row(
+    "gc",
+    "…: the membership does not name anybody with the key … as a collector",
+    means="The key is there, and the owner has not given it this role.",
+    do="the run's owner adds it: isthmus members add … NAME --as collector --public-key FILE.pub --key OWNER",
+    then="`isthmus gc` with this key deletes.",
+)
+async def test_a_collector_without_a_key(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unsigned, unknown = mine(test_a_collector_without_a_key)
+    monkeypatch.chdir(tmp_path)
+    for name in ("owner", "col"):
+        assert (await isthmus("keys", "new", name, "--folder", "."))[0] == 0
+    owner = await asyncio.to_thread(read_signer, tmp_path / "owner")
+    async with world(folder, replace(SNAPSHOTS, signer=owner)) as w:
+        await write(
+            w.store, Members(w.run), owner,
+            [MemberSpec("a", L, US.author), MemberSpec("s0", S, SYNC.author)], [0, 0], w.runtime.wall(),
+        )  # fmt: skip
+        async with serving(w.by(SYNC).syncer("s0")) as syncer:
+            await train(w.by(US).learner("a"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= 10)
+        code, told = await isthmus("gc", w.run.url, *NOW, "--apply")
+        assert code == 2
+        advises(unsigned, told)
+        code, told = await isthmus("gc", w.run.url, *NOW, "--apply", "--key", "col")
+        assert code == 2
+        advises(unknown, told)
+        add = re.search(r"isthmus (members add .* --key OWNER)", " ".join(told.split()))
+        assert add is not None
+        words = add[1].replace("NAME", "col").replace("FILE.pub", "col.pub").replace("OWNER", "owner").split()
+        code, told = await isthmus(*words)
+        assert code == 0, told
+        code, told = await isthmus("gc", w.run.url, *NOW, "--apply", "--key", "col")
+        assert code == 0, told

@@ -1,0 +1,302 @@
+"""What `isthmus heal` says of damaged logs, and what comes of its advice."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from advice.followed import advises, isthmus, mine, says
+from advice.rows import Row, row
+from advice.test_status import FEW, Fault, finished, training
+from isthmus.errors import Denied
+from isthmus.format.records.keys import commit_key
+from isthmus.inspect.replay import replay
+from isthmus.log import heal as healing
+from support.world import SPECS, World, newest_commit, serving, train, until, world
+
+
+def model() -> nn.Module:
+    """Return a module with the parameters of the runs of these tests."""
+    made = nn.Module()
+    for spec in SPECS:
+        made.register_parameter(spec.name, nn.Parameter(torch.zeros(spec.shape)))
+    return made
+
+
+async def grown(w: World, versions: int = 4) -> int:
+    """Train until each fragment has this many versions, then kill the only syncer; return the first one's version."""
+    async with serving(w.syncer("s0"), killed=True) as syncer:
+        await train(w.learner("a"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= versions)
+    return (await newest_commit(w, 0)).version
+
+
+async def heal(here: Row, w: World) -> str:
+    """Run `isthmus heal`, which must have a row's sentence and advice; return what it printed, in one line."""
+    code, told = await isthmus("heal", w.run.url)
+    assert code == 1, told
+    advises(here, told)
+    return " ".join(told.split())
+
+
+async def sound(w: World) -> None:
+    """Assert that heal finds nothing, and that a syncer and a learner go on with every fragment."""
+    code, told = await isthmus("heal", w.run.url)
+    assert (code, "2 fragments: 2 sound" in told) == (0, True), told
+    async with serving(w.syncer("s9")) as syncer, training(w.learner("z")):
+        heads = [k.head for k in syncer.coordinators]
+        await until(lambda: all(k.head > n for k, n in zip(syncer.coordinators, heads, strict=True)), "they go on")
+
+
+async def spoil_update(w: World, folder: Path, version: int = 3) -> Path:
+    """Overwrite an update that this version of the first fragment merged; return its path."""
+    commit = await w.log.commit(0, version)
+    assert commit is not None
+    path: Path = folder / commit.header.inputs[0].key
+    path.write_bytes(b"gone")
+    return path
+
+
+@row(
+    "heal",
+    "fragment …, at version …, cannot be folded beyond version …: …",
+    means="An update or a snapshot that the log names is damaged or gone. No syncer can start with this fragment.",
+    like="With `its newest commit is … s old` a running syncer may still have the state: see the next sentence.",
+    do="--apply restarts it from version … as published, without its momentum",
+    then="`healed: version … restarts from version … as published`; syncers and learners go on with it. If the object can "
+    "be restored from a backup instead, nothing is lost.",
+    lost="the fragment's momentum; a replay cannot verify the versions in between",
+)
+async def test_an_update_that_is_gone(folder: Path) -> None:
+    (here,) = mine(test_an_update_that_is_gone)
+    async with world(folder, FEW) as w:
+        head = await grown(w)
+        await spoil_update(w, folder)
+        await heal(here, w)
+        code, told = await isthmus("heal", w.run.url, "--apply")
+        assert code == 0
+        assert f"healed: version {head + 1} restarts from version {head} as published" in told
+        await sound(w)
+        assert all(one.difference is None for one in await replay(w.log))
+
+
+@row(
+    "heal",
+    "its newest commit is … s old, so a running syncer may still hold its state",
+    means="The log cannot be folded, but it moved within two minutes: a syncer has the state in memory.",
+    do="stop that syncer with SIGTERM, and it writes a snapshot; then nothing is lost",
+    then="`isthmus heal` calls the fragment sound.",
+)
+async def test_a_syncer_that_still_has_the_state(folder: Path) -> None:
+    (here,) = mine(test_a_syncer_that_still_has_the_state)
+    async with world(folder, FEW) as w:
+        async with serving(w.syncer("s0")) as syncer:  # ends as at SIGTERM
+            await train(w.learner("a"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= 4)
+            await spoil_update(w, folder)
+            await heal(here, w)
+        await sound(w)
+
+
+@row(
+    "heal",
+    "versions after … are lost",
+    means="The newest published values are gone, too: the fragment can only go back to an older version.",
+    do="--apply restarts it from version … as published, without its momentum; versions after … are lost",
+    then="`healed: version … restarts from version …`; learners adopt the older values and go on.",
+    lost="what was merged into the fragment after that version, unless the objects can be restored from a backup",
+)
+async def test_values_that_are_gone_too(folder: Path) -> None:
+    (here,) = mine(test_values_that_are_gone_too)
+    async with world(folder, FEW) as w:
+        head = await grown(w)
+        await spoil_update(w, folder)
+        (folder / (await newest_commit(w, 0)).header.value_key).unlink()
+        await heal(here, w)
+        code, told = await isthmus("heal", w.run.url, "--apply")
+        assert code == 0
+        assert f"healed: version {head + 1} restarts from version {head - 1} as published" in told
+        await sound(w)
+
+
+@row(
+    "heal",
+    "not healed: a syncer committed in the meantime",
+    means="Between the diagnosis and the healing commit, a syncer went on with the fragment.",
+    do="run isthmus heal again",
+    then="It finds the fragment sound, or diagnoses its new end.",
+)
+async def test_a_syncer_that_commits_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here,) = mine(test_a_syncer_that_commits_meanwhile)
+    async with world(folder, FEW) as w:
+        await grown(w)
+        await spoil_update(w, folder)
+        diagnose = healing.diagnose
+
+        async def slow(*arguments: object) -> object:
+            found = await diagnose(*arguments)  # type: ignore[arg-type]
+            (other,) = await diagnose(w.log, [0])
+            assert await healing.heal(w.log, other) is not None  # another process commits meanwhile
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(healing, "diagnose", slow)
+            code, told = await isthmus("heal", w.run.url, "--apply")
+        assert code == 1
+        advises(here, told)
+        await sound(w)
+
+
+@row(
+    "heal",
+    "fragment … cannot be healed: …: is missing, and version … is there",
+    means="A commit is gone while later ones exist. No one may write another commit in its place.",
+    do="restore it from a backup, or go on in a new run from the newest version that can be exported (`isthmus export`, "
+    "then `isthmus init --from`)",
+    then="With the object restored: `… sound`. Otherwise `isthmus export` with the version before the missing one gives a "
+    "model, from which a new run starts.",
+    lost="without a backup: what was merged into the run after that version",
+)
+@pytest.mark.parametrize("backup", [True, False], ids=["restored", "exported"])
+async def test_a_commit_that_is_missing(folder: Path, backup: bool) -> None:
+    (here,) = mine(test_a_commit_that_is_missing)
+    async with world(folder, FEW) as w:
+        await grown(w)
+        hole = folder / commit_key(0, 3)
+        kept = hole.read_bytes()
+        hole.unlink()
+        await heal(here, w)
+        if backup:
+            hole.write_bytes(kept)
+            await sound(w)
+            return
+    model, new = folder.parent / "model.safetensors", folder.parent / "new"
+    code, told = await isthmus("export", str(folder), "-o", str(model), "--version", "2")
+    assert code == 0, told
+    code, told = await isthmus("init", str(new), "--from", str(model), "--model", "advice.test_heal:model")
+    assert code == 0, told
+
+
+@row(
+    "heal",
+    "fragment … cannot be healed: …: is missing, and version … is there: restore it from a backup. The run goes on from "
+    "the snapshot after it, and `isthmus replay` ends before it",
+    means="A commit from before the newest snapshot is gone. Syncers and learners do not need it; a replay does.",
+    do="restore it from a backup",
+    then="`isthmus heal` calls the fragment sound, and `isthmus replay` verifies the whole log.",
+    lost="without a backup: the proof of the versions before the snapshot, and nothing of the model",
+)
+async def test_a_commit_below_a_snapshot_that_is_missing(folder: Path) -> None:
+    (here,) = mine(test_a_commit_below_a_snapshot_that_is_missing)
+    async with world(folder, FEW) as w:
+        await finished(w)
+        hole = folder / commit_key(0, 3)
+        kept = hole.read_bytes()
+        hole.unlink()
+        await heal(here, w)
+        assert (await isthmus("replay", w.run.url))[0] == 1
+        hole.write_bytes(kept)
+        assert (await isthmus("replay", w.run.url))[0] == 0
+        await sound(w)
+
+
+@row(
+    "heal",
+    "fragment … cannot be healed: the chain of commits is broken: …: not a commit: …",
+    means="A commit is damaged, and later versions exist.",
+    do="restore that object from a backup, or go on in a new run from the newest version that can be exported (`isthmus "
+    "export`, then `isthmus init --from`)",
+    then="With the object restored: `… sound`.",
+    lost="without a backup: what was merged into the run after that version",
+)
+async def test_a_commit_that_is_damaged(folder: Path) -> None:
+    (here,) = mine(test_a_commit_that_is_damaged)
+    async with world(folder, FEW) as w:
+        await grown(w)
+        path = folder / commit_key(0, 2)
+        kept = path.read_bytes()
+        path.write_bytes(kept[:-9])
+        await heal(here, w)
+        path.write_bytes(kept)
+        await sound(w)
+
+
+@row(
+    "heal",
+    "fragment … cannot be healed: an object that is no commit is in the place of the next one: …",
+    means="Something that is no commit lies under the key of the fragment's next commit, or its last commit is damaged.",
+    like="If later versions exist, heal says `the chain of commits is broken`.",
+    do="If it was a commit, restore it from a backup. If it was not, or there is no backup, stop all syncers, delete … and "
+    "start them again: they go on from version …",
+    then="`isthmus heal` calls the fragment sound, and it moves again.",
+    lost="if it was the last commit: what that one merged",
+)
+async def test_an_object_in_the_place_of_the_next_commit(folder: Path) -> None:
+    (here,) = mine(test_an_object_in_the_place_of_the_next_commit)
+    async with world(folder, FEW) as w:
+        head = await grown(w)
+        (folder / commit_key(0, head + 1)).write_bytes(b"no commit")
+        told = await heal(here, w)
+        found = re.search(r"delete (\S+) and start them again: they go on from version (\d+)", told)
+        assert found is not None
+        assert int(found[2]) == head
+        Path(found[1]).unlink()
+        await sound(w)
+
+
+@row(
+    "heal",
+    "fragment … cannot be healed: no published value can be read: …",
+    means="The fold fails, and neither a snapshot nor the values since can be read.",
+    do="restore that object from a backup, or go on in a new run from the newest version that can be exported (`isthmus "
+    "export`, then `isthmus init --from`)",
+    then="With the object restored, heal has a version to restart from, or calls the fragment sound.",
+    lost="without a backup: the fragment, as far as no learner's checkpoint has it",
+)
+async def test_snapshots_that_are_gone(folder: Path) -> None:
+    (here,) = mine(test_snapshots_that_are_gone)
+    async with world(folder, FEW) as w:
+        await grown(w)
+        (first,) = (folder / "snapshots" / "00000").iterdir()
+        kept = first.read_bytes()
+        first.write_bytes(b"gone")
+        await heal(here, w)
+        first.write_bytes(kept)
+        await sound(w)
+
+
+@row(
+    "heal",
+    "…: diagnose with a role that may read updates, as syncers do",
+    means="The credentials in use may not read the learners' updates. Nothing is known to be damaged.",
+    do="diagnose with a role that may read updates, as syncers do",
+    then="With such credentials heal gives its diagnosis.",
+)
+async def test_a_reader_without_rights(folder: Path) -> None:
+    (here,) = mine(test_a_reader_without_rights)
+    async with world(folder, FEW) as w:
+        await grown(w)
+        denied = Fault(Denied("403: AccessDenied"), "updates/", ("get",))
+        with pytest.raises(Denied) as caught:
+            await healing.diagnose(denied.of(w).log)
+        advises(here, str(caught.value))
+        denied.mended = True
+        assert all(found.sound for found in await healing.diagnose(denied.of(w).log))
+
+
+@row(
+    "heal",
+    "dry run: nothing was written",
+    means="Heal has only looked. The lines above say what `--apply` would do.",
+    do="use --apply to restart the fragments as described above",
+    then="`… healed` in the last line.",
+)
+async def test_a_dry_run(folder: Path) -> None:
+    (here,) = mine(test_a_dry_run)
+    async with world(folder, FEW) as w:
+        await grown(w)
+        await spoil_update(w, folder)
+        told = await heal(here, w)
+        assert not says(here, (await isthmus("heal", w.run.url, "--apply"))[1])
+        assert "--apply" in told
+        await sound(w)

@@ -1,0 +1,575 @@
+"""What `isthmus status` says of a run whose processes or store are not well, and what comes of its advice."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from advice.followed import advises, command_in, isthmus, mine, says
+from advice.rows import Row, row
+from isthmus.bus import default_bus
+from isthmus.errors import Denied, Unavailable
+from isthmus.format.records.keys import commit_key
+from isthmus.format.rules import Pace, Rules
+from isthmus.inspect.health_summary import health
+from isthmus.inspect.status import read_status
+from isthmus.learner import LearnerAgent
+from isthmus.log import log_health
+from isthmus.store import Layer, Patience, Store
+from isthmus.store.layer import Send
+from isthmus.syncer import snapshots
+from isthmus_services.servers import redis_server
+from support.forking import Forked, nursery
+from support.world import NumpyReplica, World, seed_of, serving, train, until, world
+
+T = TypeVar("T")
+
+PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096)
+FEW = seed_of(Rules(fragments=2, sync_every=4), PACE)
+MANY = seed_of(Rules(fragments=6, sync_every=4), PACE)
+
+
+class Faulty(Layer):
+    """A store that answers some requests with an error: those for which `error` returns one."""
+
+    def __init__(self, store: Store, error: Callable[[str, str], BaseException | None]) -> None:
+        super().__init__(store)
+        self._error = error
+
+    async def _through(self, operation: str, key: str, send: Send[T]) -> T:
+        if (error := self._error(operation, key)) is not None:
+            raise error
+        return await send()
+
+
+@dataclass
+class Fault:
+    """A fault of requests to a store, which lasts until it is mended."""
+
+    error: BaseException
+    prefix: str = ""
+    operations: tuple[str, ...] = ("get", "put", "create", "list", "delete")
+    mended: bool = False
+
+    def of(self, w: World) -> World:
+        """Return the world with this fault in its store."""
+        return w.through(
+            lambda store: Faulty(
+                store,
+                lambda operation, key: (
+                    self.error
+                    if not self.mended and operation in self.operations and key.startswith(self.prefix)
+                    else None
+                ),
+            ),
+            Patience(attempts=1),
+        )
+
+
+@asynccontextmanager
+async def training(agent: LearnerAgent, speed: float = 0.0, step_s: float = 0.01) -> AsyncIterator[asyncio.Event]:
+    """Let a learner train during the body. It is killed at the end, unless the event is set: then it has left, done.
+
+    `speed`: how far each parameter moves in a step, beside noise.
+    """
+    await agent.join()
+    replica = NumpyReplica(agent.layout)
+    boundary = agent.attach(replica)
+    serving_ = asyncio.ensure_future(agent.run())
+    done = asyncio.Event()
+
+    async def steps() -> None:
+        draw = np.random.default_rng(0)
+        while not done.is_set():
+            for values in replica.values:
+                values += np.float32(speed) + draw.normal(scale=1e-3, size=values.size).astype(np.float32)
+            boundary.after_step(100, 1.0)
+            await asyncio.sleep(step_s)
+
+    stepping = asyncio.ensure_future(steps())
+    try:
+        yield done
+    finally:
+        if done.is_set():
+            await stepping
+            agent.drain(done=True)
+            await serving_
+        for task in (stepping, serving_):
+            task.cancel()
+        await asyncio.gather(stepping, serving_, return_exceptions=True)
+
+
+async def status(w: World, *flags: str) -> tuple[int, str]:
+    """Run `isthmus status --check`; return its exit code and its first line."""
+    code, out = await isthmus("status", w.run.url, "--bus", w.bus.url, "--check", *flags)
+    return code, out.splitlines()[0]
+
+
+async def said(here: Row, w: World, *flags: str) -> str:
+    """Repeat `isthmus status --check` until it has a row's sentence; return the line, which must have the advice."""
+    for _ in range(25):
+        _, line = await status(w, *flags)
+        if says(here, line):
+            advises(here, line)
+            return line
+        await asyncio.sleep(0.2)
+    raise AssertionError(f"never said: {here.said}\nbut: {line}")
+
+
+async def well(w: World, *flags: str) -> str:
+    """Repeat `isthmus status --check` until it ends with 0; return its first line."""
+    for _ in range(25):
+        code, line = await status(w, *flags)
+        if code == 0:
+            return line
+        await asyncio.sleep(0.2)
+    raise AssertionError(f"never well: {line}")
+
+
+@asynccontextmanager
+async def command(folder: Path, *words: str) -> AsyncIterator[Forked]:
+    """Run an `isthmus` command in a process of its own during the body, then stop it with SIGTERM."""
+    log = folder / f"{words[0]}.log"
+    process = await asyncio.to_thread(nursery().start, [*words], os.environ, log, log)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.to_thread(process.wait, 60.0)
+        finally:
+            process.kill()
+
+
+# --- which processes are there ----------------------------------------------------------------------------------------
+
+
+@row(
+    "status",
+    "0 of … learners merge; no syncer is heard; nothing was ever committed",
+    means="Learners train, and no syncer runs, or none reaches this bus. Each learner trains by itself.",
+    like="A bus that is away is said as `the bus cannot be reached`; a syncer that is there and cannot work as `none of "
+    "… syncers can serve for now`.",
+    do="start one with: isthmus syncer … --bus …",
+    then="Within seconds `… of … learners merge`. What the learners trained meanwhile is merged.",
+)
+async def test_a_run_without_a_syncer(folder: Path) -> None:
+    (here,) = mine(test_a_run_without_a_syncer)
+    async with world(folder, FEW) as w, training(w.learner("a")):
+        line = await said(here, w)
+        async with command(folder.parent, *command_in(line, "syncer")):
+            assert (await well(w)).startswith("1 of 1 learners merge")
+
+
+@row(
+    "status",
+    "no learner trains, and none was ever heard; …",
+    means="The bus holds no message of a learner: none was ever started, or the bus was emptied, or it is another one.",
+    do="start one, or check that … is the bus of the run's learners",
+    then="`… of … learners merge`.",
+)
+async def test_a_run_that_no_learner_ever_trained(folder: Path) -> None:
+    (here,) = mine(test_a_run_that_no_learner_ever_trained)
+    async with world(folder, FEW) as w, serving(w.syncer("s1")):
+        await said(here, w)
+        async with training(w.learner("a")):
+            await well(w)
+
+
+@row(
+    "status",
+    "no learner and no syncer is heard, but the run goes on (the last commit is of …): … is not the bus of its processes",
+    means="Somebody commits, and this bus has no message of it: the run's processes use another bus.",
+    like="A bus that was emptied a moment ago, for a heartbeat.",
+    do="give --bus the URL that they have",
+    then="`… of … learners merge`.",
+)
+async def test_a_status_that_listens_to_another_bus(folder: Path) -> None:
+    (here,) = mine(test_a_status_that_listens_to_another_bus)
+    async with world(folder, FEW) as w, serving(w.syncer("s1")) as syncer, training(w.learner("a")):
+        await until(lambda: min(k.head for k in syncer.coordinators) >= 1, "it goes on")
+        code, out = await isthmus("status", w.run.url, "--bus", default_bus(f"{folder}-other") or "", "--check")
+        assert code == 1
+        advises(here, out)
+        await well(w)
+
+
+@row(
+    "status",
+    "the bus cannot be reached: …: it is unknown which processes are live; the last commit is of …",
+    means="This machine gets no answer from the bus. Learners train on meanwhile; nothing is merged while the syncers "
+    "have none either.",
+    like="Only this machine is cut off: the time of the last commit moves on.",
+    do="check that … is reachable",
+    then="`… of … learners merge`. Every message is sent again, also to an empty Redis.",
+)
+async def test_a_bus_that_is_away(folder: Path, tmp_path: Path) -> None:
+    (here,) = mine(test_a_bus_that_is_away)
+    with redis_server(tmp_path / "first") as redis:
+        port = int(redis.url.rpartition(":")[2])
+        async with world(folder, FEW, redis.url) as w, serving(w.syncer("s1")), training(w.learner("a")):
+            await well(w)
+            assert redis.process is not None
+            redis.process.kill()
+            await asyncio.to_thread(redis.process.wait)
+            await said(here, w)
+            with redis_server(tmp_path / "second", port=port):
+                await well(w)
+
+
+@row(
+    "status",
+    "no messages come from …: it was killed or is cut off",
+    means="These learners were heard once, did not say that they leave, and are silent now. The others are merged.",
+    like="A spot machine that was taken away on purpose: then nothing is to be done, and `--check` still ends with 0.",
+    do="started again under its name, it goes on from its checkpoint",
+    then="The sentence goes away, and its incarnation is one higher.",
+    lost="what it trained since its last checkpoint and was not merged",
+)
+async def test_a_learner_that_was_killed(folder: Path) -> None:
+    (here,) = mine(test_a_learner_that_was_killed)
+    async with world(folder, FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
+        async with training(w.learner("b", checkpoint_s=0.1)):
+            assert (await well(w)).startswith("2 of 2")
+        await said(here, w)
+        assert (await status(w))[0] == 0
+        again = w.learner("b", checkpoint_s=0.1)
+        async with training(again):
+            assert (await well(w)).startswith("2 of 2")
+            assert again.incarnation == 2
+            assert again.history.step > 0
+            assert not says(here, await well(w))
+
+
+@row(
+    "status",
+    "… learners are expected, … are heard",
+    means="`--expect` asks for more learners than are at work.",
+    do="start the others, or expect fewer",
+    then="`--check` ends with 0.",
+)
+async def test_fewer_learners_than_are_expected(folder: Path) -> None:
+    (here,) = mine(test_fewer_learners_than_are_expected)
+    async with world(folder, FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
+        await said(here, w, "--expect", "2")
+        await well(w, "--expect", "1")
+        async with training(w.learner("b")):
+            await well(w, "--expect", "2")
+
+
+@row(
+    "status",
+    "no learner trains: … of … learners are done, … stopped before; the last commit is of …; …",
+    means="All learners have left, and some before their last step: by SIGTERM or by an error, which its log has.",
+    do="started again, it goes on from its checkpoint",
+    then="`… of … learners merge`, and in the end all are done.",
+)
+async def test_a_learner_that_was_told_to_stop(folder: Path) -> None:
+    (here,) = mine(test_a_learner_that_was_told_to_stop)
+    async with world(folder, FEW) as w, serving(w.syncer("s1")):
+        await train(w.learner("a", checkpoint_s=0.1), 20, done=False)
+        await said(here, w)
+        again = w.learner("a", checkpoint_s=0.1)
+        async with training(again) as done:
+            await well(w)
+            assert again.history.step > 0
+            done.set()
+        assert (await well(w)).startswith("no learner trains: 1 of 1 learners are done; ")
+
+
+@row(
+    "status",
+    "no learner trains: … of … learners are done; nothing was ever committed: what they learnt is not in the run",
+    means="The learners trained all their steps without a syncer. Their checkpoints and last updates are in the store.",
+    do="next time start a syncer first: isthmus syncer … --bus …",
+    then="With a syncer, learners that are started anew are merged.",
+    lost="what the learners that are done have learnt, as far as the run's model is concerned",
+)
+async def test_a_run_without_a_syncer_that_is_over(folder: Path) -> None:
+    (here,) = mine(test_a_run_without_a_syncer_that_is_over)
+    async with world(folder, FEW) as w:
+        await train(w.learner("a"), 10)
+        line = await said(here, w)
+        async with command(folder.parent, *command_in(line, "syncer")), training(w.learner("b")):
+            assert "merge" in await well(w)
+            await until((folder / commit_key(0, 1)).exists, "it is merged")
+
+
+@row(
+    "status",
+    "the clock of … is … s … this machine's",
+    means="A commit that was announced just now has a time that is minutes off: the clock of that syncer's machine, or "
+    "of this one, is wrong. Rounds and merges do not go by these clocks.",
+    do="set both by NTP (timedatectl set-ntp true); garbage collection and every time that is shown go by these clocks",
+    then="The sentence goes away with the next commit.",
+)
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+async def test_a_syncer_whose_clock_is_an_hour_off(folder: Path, ahead_s: float) -> None:
+    (here,) = mine(test_a_syncer_whose_clock_is_an_hour_off)
+    off = ahead_s
+    async with world(folder, FEW) as w:
+        skewed = replace(w, runtime=replace(w.runtime, wall=lambda: w.runtime.wall() + off))
+        async with serving(skewed.syncer("s1")), training(w.learner("a")):
+            line = await said(here, w)
+            assert f"s1 is {3600 if ahead_s > 0 else 3599}" in line or f"s1 is {abs(ahead_s):.0f}" in line
+            off = 0.0
+            await well(w)
+
+
+# --- what keeps syncers from their work -------------------------------------------------------------------------------
+
+
+@row(
+    "status",
+    "none of … syncers can serve for now; the last commit is of …; …: waits for …",
+    means="Syncers are there, and none of them reaches its store or hears its own messages. Nothing is merged.",
+    like="Without `waits for …` the syncer hears nothing of itself on the bus: see its log.",
+    do="it goes on by itself once that is over; isthmus doctor … --bus … --role syncer, beside it, says what is wrong",
+    then="The doctor names what fails from there. Once it is mended: `… of … learners merge`.",
+)
+async def test_syncers_that_do_not_reach_their_store(folder: Path) -> None:
+    (here,) = mine(test_syncers_that_do_not_reach_their_store)
+    fault = Fault(Unavailable("connection refused"), mended=True)
+    async with world(folder, FEW) as w, serving(fault.of(w).syncer("s1")), training(w.learner("a")):
+        await well(w)
+        fault.mended = False
+        line = await said(here, w)
+        code, told = await isthmus(*command_in(line, "doctor"))
+        assert code == 0, told  # from here the store can be reached: the doctor must be asked beside the syncer
+        fault.mended = True
+        await well(w)
+
+
+@row(
+    "status",
+    "fragment … may not be read by …",
+    means="The store denies this syncer objects that learners or other syncers wrote. Nothing is damaged.",
+    like="`fragment … cannot be folded` is damage.",
+    do="give it a syncer's rights (isthmus doctor … --role syncer, beside it, names what is missing)",
+    then="The syncer tries again by itself, and the fragment is merged.",
+)
+async def test_a_syncer_without_the_right_to_read_updates(folder: Path) -> None:
+    (here,) = mine(test_a_syncer_without_the_right_to_read_updates)
+    async with world(folder, FEW) as w:
+        async with serving(w.syncer("s0"), killed=True) as first:
+            await train(w.learner("a"), 10, enough=lambda: min(k.head for k in first.coordinators) >= 2)
+        fault = Fault(Denied("403: AccessDenied"), "updates/00000/", ("get",))
+        async with serving(fault.of(w).syncer("s1")) as syncer, training(w.learner("a")):
+            line = await said(here, w)
+            code, told = await isthmus(*command_in(line, "doctor"))
+            assert code == 0, told  # from here nothing is denied: it must be asked beside the syncer
+            fault.mended = True
+            await well(w)
+            head = syncer.coordinators[0].head
+            await until(lambda: syncer.coordinators[0].head > head, "the fragment goes on")
+
+
+@row(
+    "status",
+    "fragment … cannot be folded",
+    means="An update or a snapshot that the log needs is damaged or gone, and no syncer has the fragment's state.",
+    like="`is slow to be read` and `may not be read` are no damage.",
+    do="isthmus heal … says what can be done",
+    then="`isthmus heal` names the object, and what `--apply` restarts the fragment from.",
+    lost="the fragment's momentum, unless the object can be restored",
+)
+async def test_a_fragment_that_cannot_be_folded(folder: Path) -> None:
+    (here,) = mine(test_a_fragment_that_cannot_be_folded)
+    async with world(folder, FEW) as w:
+        async with serving(w.syncer("s0"), killed=True) as first:
+            await train(w.learner("a"), 10, enough=lambda: min(k.head for k in first.coordinators) >= 2)
+        commit = await w.log.commit(0, 1)
+        assert commit is not None
+        (folder / commit.header.inputs[0].key).write_bytes(b"gone")
+        async with serving(w.syncer("s1")) as syncer, training(w.learner("a")):
+            line = await said(here, w)
+            heal = command_in(line, "heal")
+            code, told = await isthmus(*heal)
+            assert code == 1
+            assert "--apply restarts it from version" in told
+            assert (await isthmus(*heal, "--apply"))[0] == 0
+            await well(w)
+            head = syncer.coordinators[0].head
+            await until(lambda: syncer.coordinators[0].head > head, "the fragment goes on")
+
+
+@row(
+    "status",
+    "fragment … is slow to be read by …, which leaves it to others; nothing is known to be damaged",
+    means="The syncer takes longer than its silence allows to read this fragment's log.",
+    do="see whether its machine or its way to the store is overloaded",
+    then="The syncer serves the fragment as soon as it has read it.",
+)
+async def test_a_syncer_whose_way_to_the_store_is_slow(folder: Path) -> None:
+    (here,) = mine(test_a_syncer_whose_way_to_the_store_is_slow)
+    slow = asyncio.Event()
+
+    class Slow(Layer):
+        async def _through(self, operation: str, key: str, send: Send[T]) -> T:
+            if operation == "get" and key.startswith("commits/00000/"):
+                await slow.wait()
+            return await send()
+
+    async with world(folder, FEW) as w:
+        slow.set()
+        async with serving(w.syncer("s0")), serving(w.through(Slow).syncer("s1")), training(w.learner("a")):
+            await well(w)
+            slow.clear()
+            await said(here, w)
+            slow.set()
+            await well(w)
+
+
+@row(
+    "status",
+    "a commit of fragment … is missing",
+    means="A syncer found a hole in the log below its snapshot. The run goes on; a replay ends before the hole. Whoever "
+    "asks may not list commits, and so does not see which one is missing.",
+    do="isthmus heal … names it",
+    then="`isthmus heal` names the object. Once it is restored from a backup, the sentence goes away within the time after "
+    "which syncers look again: ten minutes.",
+)
+async def test_a_hole_that_only_a_syncer_sees(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here,) = mine(test_a_hole_that_only_a_syncer_sees)
+    monkeypatch.setattr(snapshots, "WHOLE_EVERY_S", 0.2)
+    pace = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4)
+    async with world(folder, seed_of(Rules(fragments=2, sync_every=4), pace)) as w, serving(w.syncer("s1")) as syncer:
+        unlisted = Fault(Denied("403"), "commits/", ("list",)).of(w)
+
+        async def line() -> str:
+            return health(await read_status(unlisted.log, w.bus, w.runtime, 0.5), w.run.url, w.bus.url).said
+
+        async with training(w.learner("a")):
+            await until(lambda: min(k.head for k in syncer.coordinators) >= 8, "there are snapshots")
+            hidden = folder / commit_key(0, 2)
+            kept = hidden.read_bytes()
+            hidden.unlink()
+            await until(lambda: syncer.coordinators[0].hole, "the syncer sees it")
+            advises(here, found := await line())
+            code, told = await isthmus(*command_in(found, "heal"))
+            assert code == 1
+            assert commit_key(0, 2) in told
+            hidden.write_bytes(kept)
+            await until(lambda: not syncer.coordinators[0].hole, "the syncer looks again")
+            assert not says(here, await line())
+
+
+# --- what is wrong with the log ---------------------------------------------------------------------------------------
+
+
+async def finished(w: World, versions: int = 6) -> None:
+    """Let a learner train until every fragment has this many versions; then all leave in order."""
+    async with serving(w.syncer("s1")) as syncer:
+        await train(w.learner("a"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= versions)
+
+
+@row(
+    "status",
+    "the log of fragment … is damaged: …; the logs of … more fragments are damaged, too",
+    means="Objects that the log names are missing, or commits cannot be read. Three fragments are named, the others counted.",
+    like="Where the store is away, status says so and ends with an error instead.",
+    do="isthmus heal … says what can be done",
+    then="`isthmus heal` has a line for each of these fragments. Once their objects are restored from a backup, status says "
+    "nothing of them.",
+)
+async def test_a_finished_run_with_commits_missing(folder: Path) -> None:
+    (here,) = mine(test_a_finished_run_with_commits_missing)
+    async with world(folder, MANY) as w:
+        await finished(w)
+        assert (await status(w))[0] == 0
+        kept = {path: path.read_bytes() for p in range(5) if (path := folder / commit_key(p, 3))}
+        for path in kept:
+            path.unlink()
+        line = await said(here, w)
+        code, told = await isthmus(*command_in(line, "heal"))
+        assert code == 1
+        assert all(str(path.relative_to(folder)) in told for path in kept)
+        for path, blob in kept.items():
+            path.write_bytes(blob)
+        await well(w)
+
+
+@row(
+    "status",
+    "fragment … stands still: most others were merged … times since it was",
+    means="Something keeps this fragment alone from being merged: the store does not take its objects, or its syncer hangs.",
+    like="`the log of fragment … is damaged` names an object.",
+    do="the syncers' logs say why, and isthmus heal … whether its log is sound",
+    then="If `isthmus heal` calls the log sound, nothing is damaged: the log of the syncer that holds the fragment has "
+    "what fails. Once that is over, the fragment moves again.",
+)
+async def test_a_fragment_that_stands_still(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_a_fragment_that_stands_still)
+    fault = Fault(Unavailable("503 SlowDown"), "values/00000/", ("put",), mended=True)
+    async with (
+        world(folder, seed_of(Rules(fragments=4, sync_every=4), PACE)) as w,
+        serving(fault.of(w).syncer("s1")) as syncer,
+        training(w.learner("a")),
+    ):
+        await until(lambda: min(k.head for k in syncer.coordinators) >= 2, "all fragments move")
+        fault.mended = False
+        line = await said(here, w)
+        code, told = await isthmus(*command_in(line, "heal"))
+        assert (code, "4 sound" in told) == (0, True), told
+        assert "503 SlowDown" in caplog.text
+        fault.mended = True
+        head = syncer.coordinators[0].head
+        await until(lambda: syncer.coordinators[0].head > head, "the fragment moves again")
+        await well(w)
+
+
+@row(
+    "status",
+    "… explodes: its updates are cut to … of their length, in … of … fragments",
+    means="The learner's updates are many times as long as usual. They are merged at a part of their length.",
+    like="A learner's first or last update may be cut a little; status then says nothing.",
+    do="see its loss (isthmus explain … … has the last round), and stop or expel it",
+    then="`isthmus explain` names the learner's update and what it was cut to. Without that learner the sentence goes away "
+    "with the next round of each fragment.",
+    lost="most of what that learner trained",
+)
+async def test_a_learner_that_explodes(folder: Path) -> None:
+    (here,) = mine(test_a_learner_that_explodes)
+    async with (
+        world(folder, FEW) as w, serving(w.syncer("s1")),
+        training(w.learner("a"), 0.01), training(w.learner("b"), 0.01), training(w.learner("c"), 0.01),
+    ):  # fmt: skip
+        await well(w)
+        async with training(w.learner("wild"), 0.3):
+            line = await said(here, w)
+            assert "wild explodes" in line
+            code, told = await isthmus(*command_in(line, "explain"))
+            assert code == 0, told
+        await well(w)
+
+
+@row(
+    "status",
+    "nothing was collected in … versions: the run grows until its store is full",
+    means="No garbage collection has run. Every update and every version stays in the store.",
+    do="isthmus gc … lists what can be deleted, --apply deletes it, and --apply --every 3600 repeats this hourly",
+    then="The sentence goes away. Objects younger than an hour stay until the next collection.",
+)
+async def test_a_run_whose_garbage_was_never_collected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here,) = mine(test_a_run_whose_garbage_was_never_collected)
+    monkeypatch.setattr(log_health, "GROWN", 66)
+    pace = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=1)
+    async with world(folder, seed_of(Rules(fragments=1, sync_every=1), pace)) as w:
+        day = replace(w, runtime=replace(w.runtime, wall=lambda: w.runtime.wall() - 86400.0))
+        async with serving(day.syncer("s1")) as syncer:
+            await train(w.learner("a"), 10, step_s=0.001, enough=lambda: syncer.coordinators[0].head >= 70)
+        for path in folder.rglob("*"):
+            os.utime(path, (w.runtime.wall() - 86400.0,) * 2)
+        _, out = await isthmus("status", w.run.url)
+        advises(here, out)
+        gc = command_in(out, "gc")
+        assert "dry run" in (await isthmus(*gc))[1]
+        assert (await isthmus(*gc, "--apply"))[0] == 0
+        assert not says(here, (await isthmus("status", w.run.url))[1])
