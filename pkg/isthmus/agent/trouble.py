@@ -71,7 +71,7 @@ class Connectivity:
         if self.store_down_s:
             waiting.append(f"store ({self.store_down_s:.0f} s)")
         if self.refused_s:
-            waiting.append(f"being let in again ({self.refused_s:.0f} s)")
+            waiting.append(f"permission ({self.refused_s:.0f} s)")
         if self.bus_is_down:
             waiting.append("bus")
         return waiting

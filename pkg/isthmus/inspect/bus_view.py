@@ -56,6 +56,8 @@ class BusView:
     syncers_heard: dict[str, float] = field(default_factory=dict)
     """When a message of each syncer was last received live, on the reader's clock."""
     heads: dict[int, int] = field(default_factory=dict)
+    announced: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """By fragment: the newest version whose commit was announced live, and when, on the reader's clock."""
     rounds: dict[int, OpenRound] = field(default_factory=dict)
     invalid: Counter[str] = field(default_factory=Counter)
 
@@ -87,6 +89,8 @@ class BusView:
                 for p, version in enumerate(message.heads):
                     self._committed(p, version)
             case Committed():
+                if at is not None and message.version > self.heads.get(message.fragment, 0):
+                    self.announced[message.fragment] = (message.version, at)
                 self._committed(message.fragment, message.version)
             case Call():
                 known = self.rounds.get(message.fragment)

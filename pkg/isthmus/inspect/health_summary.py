@@ -5,8 +5,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from isthmus.format.records.messages import Alive
 from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.status import Status
+from isthmus.learner.unmerged import remedy_of
 from isthmus.log.log_health import STANDS
 
 FAR = 0.5
@@ -14,6 +16,12 @@ FAR = 0.5
 
 VERY_FAR = 0.1
 """If the newest commits have only one update of a learner, it must be clipped to less than this share instead."""
+
+CLOCKS_S = 60.0
+"""Two clocks that differ by more than this many seconds are reported."""
+
+COMMITTED_S = 60.0
+"""A commit younger than this many seconds shows that syncers and learners are at work, even if none is heard."""
 
 PENDING_PERIODS = 3
 """A learner that is done and has pending tokens of more periods than this has sent work that nobody answered."""
@@ -45,27 +53,34 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
             False, f"{status.bus_error}: it is unknown which processes are live; {last}; check that {bus} is reachable"
         )
     here = sorted((v for v in status.hearing.learners.values() if v.name in status.live), key=lambda v: v.name)
-    troubled = {v.name: trouble for v in here if (trouble := _trouble(status, v))}
+    troubled = {v.name: trouble for v in here if (trouble := _trouble(v, run, bus))}
     known = [v for v in status.hearing.learners.values() if v.left is None]
     silent = sorted(v.name for v in known if v.name not in status.live)
     if not known:
-        found, ailing = _nobody(status, last, syncer), _of_log(status, run)
+        young = written > status.at - COMMITTED_S
+        found, ailing = _nobody(status, last, syncer, bus, young=young), _of_log(status, run)
         return Health(found.ok and not ailing, "; ".join([found.said, *ailing]))
     parts = [f"{len(here) - len(troubled)} of {len(known)} learners merge"]
     able = [name for name in status.syncers_live if status.hearing.syncers[name].able]
     if not status.syncers_live:
         parts = [f"0 of {len(known)} learners merge", f"no syncer is heard; {last}; start one with: {syncer}"]
     elif not able:
-        parts.append(f"none of {len(status.syncers_live)} syncers can serve for now: see their logs; {last}")
+        parts += [
+            f"none of {len(status.syncers_live)} syncers can serve for now; {last}",
+            *(_cannot(status.hearing.syncers[name], run, bus) for name in sorted(status.syncers_live)[:NAMED_MAX]),
+        ]
     parts += [f"{name}: {trouble}" for name, trouble in list(troubled.items())[:NAMED_MAX]]
     if len(troubled) > NAMED_MAX:
-        parts.append(f"{len(troubled) - NAMED_MAX} more learners have such trouble")
+        parts.append(f"{len(troubled) - NAMED_MAX} more learners have such trouble: the table of learners names them")
     if silent:
         more = f" and {len(silent) - NAMED_MAX} more" if len(silent) > NAMED_MAX else ""
-        parts.append(f"no messages come from {', '.join(silent[:NAMED_MAX])}{more}")
+        parts.append(
+            f"no messages come from {', '.join(silent[:NAMED_MAX])}{more}: it was killed or is cut off; started again "
+            "under its name, it goes on from its checkpoint"
+        )
     if len(here) < expected:
-        parts.append(f"{expected} learners are expected, {len(here)} are heard")
-    ailing = [*_of_syncers(status, run), *_of_log(status, run), *_of_learners(status, run)]
+        parts.append(f"{expected} learners are expected, {len(here)} are heard: start the others, or expect fewer")
+    ailing = [*_of_clocks(status), *_of_syncers(status, run), *_of_log(status, run), *_of_learners(status, run)]
     parts += ailing
     # A silent learner is no failure: it may have been taken away on purpose, and the run goes on without it.
     ok = bool(able) and bool(here) and len(here) >= expected and not troubled and not ailing
@@ -89,6 +104,21 @@ def _of_learners(status: Status, run: str) -> list[str]:
                 f"fragments; see its loss (isthmus explain {run} {p} has the last round), and stop or expel it"
             )
     return found[:NAMED_MAX]
+
+
+def _of_clocks(status: Status) -> list[str]:
+    """Return the syncers whose clocks differ from this machine's, by commits that were announced just now."""
+    found = dict[str, float]()
+    for commit in filter(None, status.heads):
+        heard = status.hearing.announced.get(commit.header.fragment)
+        if heard is not None and heard[0] == commit.version and heard[1] >= status.live_since:
+            found[commit.header.writer] = commit.header.written_at - status.at
+    return [
+        f"the clock of {name} is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's: set both "
+        "by NTP (timedatectl set-ntp true); garbage collection and every time that is shown go by these clocks"
+        for name, ahead in sorted(found.items())
+        if abs(ahead) > CLOCKS_S
+    ][:NAMED_MAX]
 
 
 def _of_syncers(status: Status, run: str) -> list[str]:
@@ -142,14 +172,29 @@ def _list(fragments: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(fragments)))
 
 
-def _nobody(status: Status, last: str, syncer: str) -> Health:
-    """Return the health of a run that no learner trains: all have left, or none was ever heard."""
-    left = [v.left for v in status.hearing.learners.values() if v.left is not None]
-    done = sum(farewell.done for farewell in left)
+def _nobody(status: Status, last: str, syncer: str, bus: str, *, young: bool) -> Health:
+    """Return the health of a run that no learner trains: all have left, or none was ever heard.
+
+    `young`: whether the last commit is so young that somebody must be at work.
+    """
+    left = [v for v in status.hearing.learners.values() if v.left is not None]
+    stopped = sorted(v.name for v in left if v.left is not None and not v.left.done)
+    done = len(left) - len(stopped)
+    if not left and young and not status.syncers_live:
+        return Health(
+            False, f"no learner and no syncer is heard, but the run goes on ({last}): {bus} is not the bus of its "
+            "processes; give --bus the URL that they have"
+        )  # fmt: skip
     if not left:
-        return Health(False, f"no learner trains, and none was ever heard; {last}")
-    rest = f", {len(left) - done} stopped before" if done < len(left) else ""
+        return Health(
+            False, f"no learner trains, and none was ever heard; {last}; start one, or check that {bus} is the bus of "
+            "the run's learners"
+        )  # fmt: skip
+    rest = f", {len(stopped)} stopped before" if stopped else ""
     said = f"no learner trains: {done} of {len(left)} learners are done{rest}; {last}"
+    if stopped:
+        more = f" and {len(stopped) - NAMED_MAX} more" if len(stopped) > NAMED_MAX else ""
+        said += f"; {', '.join(stopped[:NAMED_MAX])}{more}: started again, it goes on from its checkpoint"
     if not any(status.heads):
         return Health(False, f"{said}: what they learnt is not in the run; next time start a syncer first: {syncer}")
     if unanswered := _unanswered(status):
@@ -158,7 +203,7 @@ def _nobody(status: Status, last: str, syncer: str) -> Health:
             f"{', '.join(unanswered)}; start them again with --wait-at-end 600 (a loop of your own: "
             f"link.close(wait=600)) and, once they have joined, a syncer: {syncer} --quorum {len(unanswered)}"
         )  # fmt: skip
-    return Health(done == len(left), said)
+    return Health(not stopped, said)
 
 
 def _unanswered(status: Status) -> list[str]:
@@ -177,11 +222,27 @@ def _unanswered(status: Status) -> list[str]:
     return found
 
 
-def _trouble(status: Status, view: LearnerView) -> str:
-    """Return why updates of a live learner are not merged; empty if they are, or may soon be."""
-    if view.heartbeat is None:
+def _trouble(view: LearnerView, run: str, bus: str) -> str:
+    """Return why updates of a live learner are not merged, with what to do; empty if they are, or may soon be."""
+    if view.heartbeat is None or not (waiting := view.heartbeat.waiting_for):
         return ""
-    return f"waits for {view.heartbeat.waiting_for}" if view.heartbeat.waiting_for else ""
+    return f"waits for {waiting}{_remedy(waiting, run, bus, 'learner')}"
+
+
+def _cannot(alive: Alive, run: str, bus: str) -> str:
+    """Return why a syncer cannot serve, with what to do."""
+    if not alive.waiting_for:
+        return f"{alive.syncer}: its log says why"
+    return f"{alive.syncer}: waits for {alive.waiting_for}{_remedy(alive.waiting_for, run, bus, 'syncer')}"
+
+
+def _remedy(waiting: str, run: str, bus: str, role: str) -> str:
+    """Return what to do about what a learner or a syncer waits for: after a colon, or empty if nothing is known."""
+    if waiting.startswith("a merge ("):
+        remedy = remedy_of(waiting.removeprefix("a merge (").removesuffix(")"))
+        return f": {remedy}" if remedy else ""
+    doctor = f"isthmus doctor {run} --bus {bus} --role {role}"
+    return f": it goes on by itself once that is over; {doctor}, beside it, says what is wrong"
 
 
 def _clock(at: float, now: float) -> str:

@@ -20,6 +20,7 @@ from isthmus.log import Commit, Log
 from isthmus.log.bus_messages import may_speak, streams_of
 from isthmus.log.log_health import STANDS, is_most, look
 from isthmus.runtime.clock import Runtime
+from isthmus.runtime.urls import redacted
 from isthmus.store import EdgeStore, Entry, checked
 
 __all__ = ["Ledger", "Live", "Status", "read_ledgers", "read_status"]
@@ -137,6 +138,8 @@ class Status:
                     "steps_target": v.heartbeat.steps_target if v.heartbeat else 0,
                     "loss": v.heartbeat.loss if v.heartbeat else None,
                     "step_s": v.heartbeat.step_s if v.heartbeat else 0.0,
+                    "upload_s": v.heartbeat.upload_s if v.heartbeat else 0.0,
+                    "sync_s": v.heartbeat.sync_s if v.heartbeat else 0.0,
                     "versions": list(v.heartbeat.versions) if v.heartbeat else [],
                     "bytes_up": v.heartbeat.bytes_up if v.heartbeat else 0,
                     "bytes_down": v.heartbeat.bytes_down if v.heartbeat else 0,
@@ -198,6 +201,7 @@ class Live:
         self._log = log
         self._runtime = runtime
         self._store = store
+        self._bus_url = bus.url
         self._listener = _listener(log, bus, runtime)
 
     async def begin(self, known: Sequence[int] = ()) -> None:
@@ -229,9 +233,15 @@ class Live:
         if self.refused:
             down.append(f"reading the log is denied: {self.refused}")
         if self._store.outage.down_s:
-            down.append(f"the store has not answered for {self._store.outage.down_s:.0f} s")
+            down.append(
+                f"the store has not answered for {self._store.outage.down_s:.0f} s: "
+                f"check that {redacted(self._store.url)} is reachable from here"
+            )
         if self._listener.down_since is not None:
-            down.append(f"the bus has not answered for {self._runtime.now() - self._listener.down_since:.0f} s")
+            down.append(
+                f"the bus has not answered for {self._runtime.now() - self._listener.down_since:.0f} s: "
+                f"check that {redacted(self._bus_url)} is reachable from here"
+            )
         return ", ".join(down)
 
     def status(self) -> Status:
@@ -345,7 +355,8 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
     except Unavailable as error:
         bus_error = f"the bus cannot be reached: {error}"
     await log.members.refresh(log.store)  # messages may have named a newer version meanwhile
-    state = await look(log, hearing.heads)
+    # A syncer that is at work reads these objects itself, and reports what it cannot fold.
+    state = await look(log, hearing.heads, objects=not hearing.syncers_heard)
     return Status(
         hearing,
         list(state.heads),

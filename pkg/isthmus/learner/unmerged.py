@@ -10,7 +10,10 @@ DRY_PERIODS = 4
 
 _ITS_BYTES = "the syncer cannot use what it finds in the store: see its log, and the store's policies"
 _STRANGE = "this program does not match the run: see the syncer's log"
-_TOO_SLOW = "its updates arrive too late: see upload_s in `isthmus status`, or raise sync_every or staleness"
+_TOO_SLOW = (
+    "its updates arrive too late: give it a faster link or machine (`isthmus status --json` has its upload_s and "
+    "step_s), or start the syncers again with a higher --staleness"
+)
 _NOT_A_NUMBER = "lower the learning rate or clip gradients, and start again from an earlier checkpoint"
 _NO_MEMBER = (
     "the run's members no longer include this learner with this key: ask the run's owner (`isthmus members list`)"
@@ -40,6 +43,20 @@ REMEDIES: dict[str, str] = {
 the learner's updates took the place of this one show no problem and are not listed."""
 
 
+_REJECTED = "every update is rejected: "
+_UNSENT = "no update was sent"
+_UNMERGED = "no update is merged"
+
+
+def remedy_of(trouble: str) -> str:
+    """Return what to do about a trouble that `Unmerged.trouble` names; empty for any other text."""
+    if trouble == _UNSENT:
+        return "no upload finishes: check its uplink (`isthmus doctor` on its machine measures it)"
+    if trouble == _UNMERGED:
+        return "`isthmus status` shows which learners rounds wait for, and which are late"
+    return REMEDIES.get(trouble.removeprefix(_REJECTED), "") if trouble.startswith(_REJECTED) else ""
+
+
 @dataclass(slots=True)
 class Unmerged:
     """What happened to a learner's updates since one of them was last merged."""
@@ -57,16 +74,5 @@ class Unmerged:
         steps = step - self.step
         if steps < DRY_PERIODS * period:
             return None
-        if self.rejected_for:
-            return (
-                now - self.at,
-                f"every update is rejected: {self.rejected_for}",
-                REMEDIES[self.rejected_for],
-            )
-        if not self.announced:
-            return now - self.at, "no update was sent", "no upload finishes: check the uplink, and raise sync_every"
-        return (
-            now - self.at,
-            "no update is merged",
-            "`isthmus status` shows which learners rounds wait for, and which are late",
-        )
+        what = f"{_REJECTED}{self.rejected_for}" if self.rejected_for else _UNMERGED if self.announced else _UNSENT
+        return now - self.at, what, remedy_of(what)

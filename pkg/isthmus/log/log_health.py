@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from isthmus.errors import LogCorrupt
+from isthmus.errors import Denied, LogCorrupt
+from isthmus.format.records.keys import UPDATES, values_prefix
 from isthmus.format.rules import KEPT_VERSIONS
 from isthmus.log import Commit, Log
 from isthmus.log.holes import require_commits
@@ -34,10 +35,12 @@ class LogState:
     """Whether all commits were looked for, not only those since the newest snapshots."""
 
 
-async def look(log: Log, hints: Mapping[int, int] | None = None) -> LogState:
-    """Return the condition of a log. Updates, values and snapshots are not compared with commits: `replay` does that.
+async def look(log: Log, hints: Mapping[int, int] | None = None, *, objects: bool = False) -> LogState:
+    """Return the condition of a log.
 
-    `hints`: by fragment, a version that probably exists. Raises `Unavailable`, and `Denied` if commits may not be read.
+    `hints`: by fragment, a version that probably exists. `objects`: also look whether the objects that a new syncer
+    needs are there, in their sizes; that they are what commits say is checked by `replay` alone. Raises `Unavailable`,
+    and `Denied` if commits may not be read.
     """
     slots = asyncio.Semaphore(LOOKS_AT_ONCE)
     wrong: dict[int, str] = {}
@@ -50,6 +53,8 @@ async def look(log: Log, hints: Mapping[int, int] | None = None) -> LogState:
                 newest = await log.newest(p, (hints or {}).get(p, 0))
                 head = newest.version if newest else 0
                 from_first.append(await require_commits(log, p, head) <= 1)
+                if objects:
+                    await _require_objects(log, p, head)
             except LogCorrupt as error:
                 wrong[p] = str(error)
                 newest = newest or await _last_readable(log, p)
@@ -59,6 +64,35 @@ async def look(log: Log, hints: Mapping[int, int] | None = None) -> LogState:
     still = await _standing(log, heads, wrong)
     grown = await uncollected(log, heads[0].version) if heads[0] is not None and 0 not in wrong else 0
     return LogState(heads, dict(sorted(wrong.items())), still, grown, all(from_first))
+
+
+async def _require_objects(log: Log, p: int, head: int) -> None:
+    """Raise `LogCorrupt` if an update or a value since the newest snapshot is missing or has another size.
+
+    Does nothing without permission to list them. Raises `Unavailable`.
+    """
+    begin = max((version for version, _ in await log.snapshots(p) if version <= head), default=0)
+    if begin == head:
+        return
+    try:
+        entries = [*await log.store.list(f"{UPDATES}{p:05d}/"), *await log.store.list(values_prefix(p))]
+    except Denied:
+        return
+    sizes = {entry.key: entry.size for entry in entries}
+    for version in range(begin + 1, head + 1):
+        commit = await log.commit(p, version)
+        if commit is None:
+            return
+        for given in commit.header.inputs:
+            if (size := sizes.get(given.key)) != given.bytes:
+                there = "is missing" if size is None else f"has {size} bytes"
+                raise LogCorrupt(
+                    given.key, f"{there}, and version {version} merged {given.bytes} bytes", (p, version - 1)
+                )
+        if commit.header.value_key not in sizes:
+            raise LogCorrupt(
+                commit.header.value_key, f"is missing, and version {version} published it", (p, version - 1)
+            )
 
 
 async def uncollected(log: Log, head: int) -> int:

@@ -64,11 +64,12 @@ def run(settings: declared.Status) -> int:
 
     status, made, bus, ledgers, measured = asyncio.run(go())
     found = health(status, made.url, bus, settings.expect or 0)
-    console.print(Text(found.said, style="" if found.ok else "yellow"))
+    # Leave the wrapping to the terminal, so that commands can be copied.
+    console.print(Text(found.said, style="" if found.ok else "yellow"), soft_wrap=True)
     console.print(title(made), highlight=False)
     console.print(view.tables(status, console.width))
     if status.uncollected:
-        console.print(Text(collects(made.url, status.uncollected), style="yellow"))
+        console.print(Text(collects(made.url, status.uncollected), style="yellow"), soft_wrap=True)
     for learner, ledger in sorted(ledgers.items()):
         console.print(view.ledger(learner, ledger, console.width))
     for name, points in measured.items():
