@@ -165,6 +165,15 @@ class Learner(InRun, OnBus, TakingPart, Serving):
         Adoption.OVERWRITE.value
     )
     checkpoint: Annotated[float, Setting("seconds between checkpoints", metavar="S", gt=0)] = CHECKPOINT_S
+    wait_at_end: Annotated[
+        float | None,
+        Setting(
+            "seconds to wait at the end for answers to the last updates, also for a syncer that is away (default: 20, "
+            "while a syncer is heard)",
+            metavar="S",
+            ge=0,
+        ),
+    ] = None
     tensorboard: Annotated[
         str | None, Setting("write training metrics for TensorBoard to this folder", metavar="DIR")
     ] = None
