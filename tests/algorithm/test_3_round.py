@@ -26,9 +26,9 @@ def test_when_all_learners_have_answered_the_round_closes() -> None:
     assert story.arrive(story.announce("b")) == [Merge(1, ClosedBy.EVERYONE)]
 
 
-def test_a_learner_that_does_not_answer_is_waited_for_only_as_long_as_nobody_else_has_to_wait() -> None:
-    """When the quorum has arrived, the grace period starts. It lasts a share γ of the slack: the time until τ steps of
-    the fastest learner have passed (`isthmus.rounds.grace`)."""
+def test_a_learner_that_does_not_answer_is_waited_for_during_the_grace_period_and_no_longer() -> None:
+    """When the quorum has arrived, the grace period starts. It lasts as long as the slowest missing learner usually
+    needs to answer, plus a step, if a period of the fastest learner has room for that (`isthmus.rounds.grace`)."""
     story = Story("a", "b", "slow")
     story.arrive(story.announce("a", due=True))
     story.arrive(story.announce("b"))

@@ -14,8 +14,8 @@ class Terms:
     sync_s: float = 0.0
     """From the close of a round until its version can be adopted by a learner."""
     cap_s: float = 0.0
-    """The most that grace may be: one step of the slowest learner, and the time in which the slowest missing learner
-    answers a call."""
+    """The most that grace may be: the sum of one step of the slowest learner and the time in which the slowest missing
+    learner answers a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Grace:
 def adaptive_grace(pace: Pace, period: float, terms: Terms, quorum_s: float) -> Grace:
     """Return how long to wait for more learners after the quorum (arXiv 2604.21428, adaptive grace window).
 
-    slack = τ·t_step − (t_quorum + t_sync); grace = clamp(γ·slack, 0, cap). If a slow link or short steps leave no
-    slack, τ is raised until the cap fits, at most to the period. Waiting then costs local work, but that matters less
-    than an update that is a version late (docs/design/departures.md).
+    slack = τ·t_step − (t_quorum + t_sync); grace = clamp(γ·slack, 0, cap). If this is less than the cap, τ is raised
+    until the cap fits, at most to the period. So grace is the cap, unless the period is too short for it. Waiting then
+    costs local work, but that matters less than an update that is a version late (docs/design/departures.md).
     """
     if pace.grace == 0.0 or terms.fastest_step_s <= 0.0:
         return Grace(0.0, pace.overlap)
