@@ -170,7 +170,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     outer_lr: Annotated[float, _flag("outer learning rate", gt=0.0, le=10.0)] = 0.4
     outer_momentum: Annotated[float, _flag("outer Nesterov momentum", ge=0.0, lt=1.0)] = 0.8
     codec_up: Annotated[str, _flag("codec of learners' updates")] = CodecName.INT4.value
-    codec_down: Annotated[str, _flag("codec of new versions")] = CodecName.INT4.value
+    codec_down: Annotated[str, _flag("codec of the difference from one version to the next")] = CodecName.INT4.value
     error_feedback: bool = True
     """Whether a learner adds what the codec dropped from its last merged update to its next update."""
     feedback_down: bool = True

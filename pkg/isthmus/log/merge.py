@@ -53,8 +53,8 @@ class State:
     published: F32
     """The value that learners hold, and that is evaluated and exported."""
     master: F32
-    """The outer optimizer's parameters. The published value follows them through the codec; `master − published` is
-    kept."""
+    """The outer optimizer's parameters. The published value follows them through the codec; `master − published` goes
+    into the next difference."""
     momentum: F32
 
     @cached_property
