@@ -30,7 +30,8 @@ def vector(x: float, y: float) -> F32:
 
 
 def test_an_update_weighs_its_tokens_times_its_tokens_per_step() -> None:
-    """Many tokens make an update worth more, and so does a large batch, whose gradient is less noisy."""
+    """Many tokens make an update worth more, and so does a large batch, whose gradient is less noisy. A syncer limits
+    weight and length to a multiple of what is usual (`isthmus.rounds.bounds`): what a learner says may be false."""
     assert weight(tokens=1000, steps=10) == 1000 * 100
     assert weight(tokens=1000, steps=5) == 2 * weight(tokens=1000, steps=10)
 

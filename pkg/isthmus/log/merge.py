@@ -8,6 +8,9 @@ chooses the order of accumulation and records it. No result depends on threads, 
     RDA  = (Σ w‖v‖ / Σ w) · φ( Σ w φ(v) / Σ w ),   φ(x) = x/‖x‖, φ(0) = 0, per tensor
     Iso  = (Σ w‖v‖ / Σ w) · φ( U Vᵀ ),   U S Vᵀ = Σ w v / Σ w           per matrix or block; as in arXiv 2607.03011
     b ← μ b + Δ;  Θ ← Θ − η (Δ + μ b)                                  Nesterov, per fragment, float32
+
+Before this, `isthmus.rounds.bounds` limits w and the length of v to a multiple of what is usual. A commit records the
+weight and the scale of each input.
 """
 
 from collections.abc import Callable, Mapping
