@@ -1,4 +1,4 @@
-"""Step 2: a learner trains by itself and, every H steps, turns what changed in a fragment into an update."""
+"""Step 2: a learner trains by itself and, every H steps, turns what changed in a fragment since its base into an update."""
 
 import numpy as np
 import pytest
@@ -59,8 +59,9 @@ def test_the_outer_gradient_is_the_base_minus_the_parameters() -> None:
     assert captured.tokens == captured.steps * 100
 
 
-def test_the_codec_packs_it_into_four_bits_and_the_rest_is_added_next_time() -> None:
-    """This is error feedback: what the codec drops of a merged update is added to a later one, so little is lost."""
+def test_the_codec_packs_it_into_four_bits_and_the_rest_is_added_later() -> None:
+    """This is error feedback: what the codec drops of a merged update is added to a later one, so little is lost. Here
+    the test adds it; in a run `isthmus.learner.uplink` does."""
     fragment, int4 = LAYOUT.fragments[0], codec("int4")
     wanted = np.random.default_rng(0).normal(size=fragment.size).astype(np.float32)
     sent_in_all, dropped = np.zeros_like(wanted), np.zeros_like(wanted)

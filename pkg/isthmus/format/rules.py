@@ -172,7 +172,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     codec_up: Annotated[str, _flag("codec of learners' updates")] = CodecName.INT4.value
     codec_down: Annotated[str, _flag("codec of the difference from one version to the next")] = CodecName.INT4.value
     error_feedback: bool = True
-    """Whether a learner adds what the codec dropped from its last merged update to its next update."""
+    """Whether a learner adds what the codec dropped from its merged updates to a later update."""
     feedback_down: bool = True
     """Whether the syncer keeps what `codec_down` drops and sends it with the next version. If not, it is given up: a
     state then consists of the published value and the momentum."""
