@@ -1,6 +1,7 @@
 """The settings of a run. `Rules` are its arithmetic and never change; `Pace` decides waiting and may change later.
 
-The flags of the command line take their help texts, limits and defaults from the fields.
+The flags of the command line take their help texts and limits from the fields, and most defaults. `Rules.suited`
+chooses what depends on the model or on other rules, and a process whose pace is not set takes the run's.
 """
 
 import math

@@ -180,7 +180,7 @@ class LearnerAgent:
     # --- joining ------------------------------------------------------------------------------------------------------
 
     async def join(self) -> None:
-        """Claim the name, find where earlier incarnations stopped, and read the newest published values."""
+        """Read the newest published values, find where earlier incarnations stopped, and claim the name."""
         await self._log.members.refresh(self._store)
         # Take the positions on the bus before reading the log. Commits in between are heard again, which is harmless.
         away = None

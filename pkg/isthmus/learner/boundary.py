@@ -67,7 +67,9 @@ class Captured:
     base_values: ArrayRef
     values: ArrayRef
     steps: int
+    """Steps since the base was adopted; with `blend` and `carry` also those before that no capture held."""
     tokens: int
+    """Tokens of these steps."""
     step: int
     tokens_seen: int
     due: bool
@@ -86,7 +88,7 @@ class NothingToGive:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A version is now in the model; it replaced `overwritten` tokens of local work on the fragment."""
+    """A version is now in the model; it replaced `overwritten` tokens of work on the fragment that no capture holds."""
 
     fragment: int
     version: int

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Side(Protocol):
-    """The implementation of a link: the leading rank (`link.leader`) or a following rank (`link.follower`)."""
+    """The implementation of a link: the leading rank (`link.leader`) or a following rank (`link.follower_rank`)."""
 
     leads: bool
     loop: "Loop"

@@ -129,7 +129,7 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 Follow = Callable[[Sequence[tuple[Any, tuple[int, int] | None]]], AbstractContextManager[None]]
-"""See `copies.Copies.follow`."""
+"""See `weight_copies.Copies.follow`."""
 
 
 def nothing_follows(_: object) -> AbstractContextManager[None]:
