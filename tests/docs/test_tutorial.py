@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from support.docs_blocks import ROOT, Shell
 
-pytestmark = pytest.mark.tier("all")
+pytestmark = [pytest.mark.tier("all"), pytest.mark.timeout(600)]  # the page has twenty blocks with real processes
 
 
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
