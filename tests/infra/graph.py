@@ -4,7 +4,7 @@ Substitution replaces the engine: a service's name becomes a loopback port, a vo
 name, and a learner's steps wait as if for a device. SeaweedFS, which comes in a wheel, replaces MinIO; it has the
 identities and policies that `prepare` writes for it. Instead of `store-users`, the bucket is created here. `prometheus`
 and `grafana` are left out. test_compose.py checks in the text that each container sees only its own secrets. Limits,
-users, networks and read-only file systems are the engine's and are not tested.
+users, networks and read-only file systems are the engine's: `make compose-test` tests them.
 """
 
 import contextlib
