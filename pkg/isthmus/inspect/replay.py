@@ -348,7 +348,7 @@ async def _require_snapshot(log: Log, carry: fold.Merging, commit: Commit, key: 
     """Raise `LogCorrupt` if a snapshot is not the state that its commit recorded.
 
     In a signed run, a snapshot that no present syncer signed says nothing about the commit, and is only added to
-    `result.nobodys`. Anyone who may write to the store, or has a former syncer's key, can have stored it since.
+    `Replayed.nobodys`. Anyone who may write to the store, or has a former syncer's key, can have stored it since.
     """
     try:
         await carry.start(commit.header.fragment, commit.version, key, commit)
