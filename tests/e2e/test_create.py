@@ -306,7 +306,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, seaweedfs: Server) -> Iterat
 
 SERVER = ("--bus-users", "server")
 EVERY = 17
-"""The command is killed after its first effect, and later by so many each time. With 4 all was well, too, in minutes."""
+"""The command is killed after its first effect, and later by so many each time."""
 
 
 def everything(plain: Plain, bucket: str) -> tuple[dict[str, str], list[str]]:
