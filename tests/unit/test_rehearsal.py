@@ -143,7 +143,7 @@ def test_what_is_adopted_stays(make: Callable[[Any], torch.optim.Optimizer]) -> 
         optimizer.step()
 
     step()
-    replica = torch_model.TorchReplica(model, layout, copies.follow)
+    replica = torch_model.TorchReplica(model, layout, copies.move_along)
     for p, fragment in enumerate(layout.fragments):
         replica.write(p, torch.full((fragment.size,), 3.0 + p).numpy())
     for _ in range(12):
@@ -156,7 +156,7 @@ def test_what_is_adopted_stays(make: Callable[[Any], torch.optim.Optimizer]) -> 
 
 def test_without_copies_nothing_is_looked_at() -> None:
     optimizer = torch.optim.SGD(net().parameters(), lr=0.1)
-    with Copies(optimizer).follow([(None, None)]):
+    with Copies(optimizer).move_along([(None, None)]):
         pass
 
 

@@ -125,10 +125,10 @@ class OneRank(Group):
 
     @override
     def placed(self, layout: Layout) -> tuple[Replica, Arrays | None]:
-        follow = self.loop.copies.follow
+        move_along = self.loop.copies.move_along
         if self._stream is None:
-            return torch_model.TorchReplica(self.loop.model, layout, follow), None
-        on_device = DeviceArrays(self.loop.model, layout, self._stream, follow)
+            return torch_model.TorchReplica(self.loop.model, layout, move_along), None
+        on_device = DeviceArrays(self.loop.model, layout, self._stream, move_along)
         return on_device, on_device
 
     @override

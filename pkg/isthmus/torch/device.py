@@ -41,7 +41,7 @@ from isthmus.learner.backend import (
 from isthmus.learner.boundary import Replica
 from isthmus.log import Commit
 from isthmus.torch import device_codecs
-from isthmus.torch.model import Follow, TorchReplica, named, nothing_follows, rows_of, writable
+from isthmus.torch.model import MoveAlong, TorchReplica, named, no_copies, rows_of, writable
 
 logger = logging.getLogger(__name__)
 
@@ -235,12 +235,12 @@ class DeviceArrays(Blocks, Replica):
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, device_stream: DeviceStream, follow: Follow = nothing_follows
+        self, model: nn.Module, layout: Layout, device_stream: DeviceStream, move_along: MoveAlong = no_copies
     ) -> None:
         super().__init__(layout, device_stream)
         parameters = dict(named(model))
-        self._follow = follow
-        self._from_host = TorchReplica(model, layout, follow)
+        self._move_along = move_along
+        self._from_host = TorchReplica(model, layout, move_along)
         self._places = [[(parameters[t.spec.name], t.rows) for t in f.tensors] for f in layout.fragments]
 
     @override
@@ -264,7 +264,7 @@ class DeviceArrays(Blocks, Replica):
             return
         block = self.of(fragment, block)
         self._device_stream.after(block.ready)
-        with torch.no_grad(), self._follow(self._places[fragment]):
+        with torch.no_grad(), self._move_along(self._places[fragment]):
             for (p, rows), new in zip(self._places[fragment], block.tensors, strict=True):
                 held = rows_of(p, rows)
                 held.copy_(new.view(held.shape), non_blocking=True)

@@ -128,11 +128,11 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )  # fmt: skip
 
 
-Follow = Callable[[Sequence[tuple[Any, tuple[int, int] | None]]], AbstractContextManager[None]]
-"""See `weight_copies.Copies.follow`."""
+MoveAlong = Callable[[Sequence[tuple[Any, tuple[int, int] | None]]], AbstractContextManager[None]]
+"""See `weight_copies.Copies.move_along`."""
 
 
-def nothing_follows(_: object) -> AbstractContextManager[None]:
+def no_copies(_: object) -> AbstractContextManager[None]:
     """Return a context manager that moves nothing."""
     return nullcontext()
 
@@ -140,10 +140,10 @@ def nothing_follows(_: object) -> AbstractContextManager[None]:
 class TorchReplica(Replica):
     """Reads and writes a module's parameters by fragment, on any device and in any dtype that a run allows."""
 
-    def __init__(self, model: nn.Module, layout: Layout, follow: Follow = nothing_follows) -> None:
-        """`follow`: moves second copies of the parameters along with them; see `Follow`."""
+    def __init__(self, model: nn.Module, layout: Layout, move_along: MoveAlong = no_copies) -> None:
+        """`move_along`: moves second copies of the parameters along with them; see `MoveAlong`."""
         parameters = dict(named(model))
-        self._follow = follow
+        self._move_along = move_along
         self._places = [
             [(parameters[t.spec.name], t.rows, slice(t.start, t.stop)) for t in fragment.tensors]
             for fragment in layout.fragments
@@ -157,7 +157,7 @@ class TorchReplica(Replica):
 
     @override
     def write(self, fragment: int, values: F32) -> None:
-        with self._follow([(parameter, rows) for parameter, rows, _ in self._places[fragment]]):
+        with self._move_along([(parameter, rows) for parameter, rows, _ in self._places[fragment]]):
             for parameter, rows, at in self._places[fragment]:
                 held = rows_of(parameter, rows)
                 held.copy_(torch.from_numpy(writable(values[at])).view(held.shape))

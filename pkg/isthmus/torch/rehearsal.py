@@ -139,7 +139,7 @@ class Twin:
         """Change the weights as an adopted version does; return the difference for each parameter."""
         draw = torch.Generator("cpu").manual_seed(1 << 20)
         found = []
-        with torch.no_grad(), Copies(self.optimizer, copies).follow([(p, None) for p in self.parameters]):
+        with torch.no_grad(), Copies(self.optimizer, copies).move_along([(p, None) for p in self.parameters]):
             for p in self.parameters:
                 before = p.detach().float().clone()
                 p.add_(torch.randn(p.shape, generator=draw, device="cpu").to(p.device, p.dtype))

@@ -347,7 +347,7 @@ class Sharded(Arrays, Replica, Saver):
 
     def _place(self, layout: Layout, owner: Sequence[int]) -> None:
         self._fragments = ShardedFragments(
-            self._shards, layout, owner, self.array_table, self.device_stream, self.loop.copies.follow
+            self._shards, layout, owner, self.array_table, self.device_stream, self.loop.copies.move_along
         )
 
     def _write(self, fragment: int, number: int, values: ArrayRef | None) -> None:

@@ -17,7 +17,7 @@ from isthmus.learner.backend import ArrayRef, Arrays, LocalArrays, local_array
 from isthmus.learner.ranks.arrays import ArrayTable
 from isthmus.torch import model as torch_model
 from isthmus.torch.device import Blocks, DeviceBlock, DeviceStream, Staged, at_hand, used_up
-from isthmus.torch.model import Follow, nothing_follows
+from isthmus.torch.model import MoveAlong, no_copies
 from isthmus.torch.ranks import Ranks
 from isthmus.torch.shard_transfer import CPU, Shards, Wanted, local_of
 
@@ -42,14 +42,14 @@ class ShardedFragments:
         owner: Sequence[int],
         array_table: ArrayTable,
         device_stream: DeviceStream | None,
-        follow: Follow = nothing_follows,
+        move_along: MoveAlong = no_copies,
     ) -> None:
         """`owner`: the rank that owns each fragment. `array_table`: where this rank keeps arrays by number.
         `device_stream`: the agent's stream on the device where the model lies; None if fragments lie on the host."""
         self.owner = owner
         self._shards, self._layout, self._array_table, self._device_stream = shards, layout, array_table, device_stream
         self._ranks: Ranks = shards.ranks
-        self._follow = follow
+        self._move_along = move_along
         self.arrays: Arrays = LocalArrays(layout) if device_stream is None else Blocks(layout, device_stream)
         self._places = [[(shards.index[t.spec.name], t) for t in f.tensors] for f in layout.fragments]
 
@@ -70,7 +70,7 @@ class ShardedFragments:
 
     def write(self, fragment: int, number: int, values: ArrayRef | None) -> None:
         """Give every rank its blocks of `values`, or of the array of this number if `number` is not 0."""
-        with self._follow([(self._shards.named[i][1], None) for i, _ in self._places[fragment]]):
+        with self._move_along([(self._shards.named[i][1], None) for i, _ in self._places[fragment]]):
             self._write(fragment, number, values)
 
     def _write(self, fragment: int, number: int, values: ArrayRef | None) -> None:

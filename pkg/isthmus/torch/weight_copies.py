@@ -28,7 +28,7 @@ class Copies:
         self.paths = paths
 
     @contextmanager
-    def follow(self, written: Written) -> Iterator[None]:
+    def move_along(self, written: Written) -> Iterator[None]:
         """Move the copies of the written parameters by as much as the `with` block moves the parameters.
 
         Does not wait for a device.
