@@ -110,9 +110,13 @@ class BucketMissing(Denied):
     """The bucket does not exist."""
 
     def __init__(self, url: str, where: str) -> None:
-        super().__init__(
-            f"{where}: there is no such bucket (NoSuchBucket): `isthmus init {url} --create-bucket` creates it"
-        )
+        bucket = url.partition("://")[2].partition("/")[0]
+        self.command = f"isthmus init {url} --create-bucket"
+        """The command that creates the bucket. Few of a run's participants may: it takes an administrator's
+        credentials."""
+        if url.startswith("gs:"):
+            self.command = f"gcloud storage buckets create gs://{bucket}"
+        super().__init__(f"{where}: there is no such bucket (NoSuchBucket): `{self.command}` creates it")
         self.url = url
 
 

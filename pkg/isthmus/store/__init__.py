@@ -98,11 +98,9 @@ def endpoint_of(url: str) -> str | None:
     place = Place.of(url)
     if not place.in_bucket:
         return None
-    if place.scheme == "gs":
-        return "https://storage.googleapis.com"
-    from isthmus.store.credentials import access
+    from isthmus.store.credentials import access, google_host
 
-    return access().at(place).host(place.authority)
+    return google_host() if place.scheme == "gs" else access().at(place).host(place.authority)
 
 
 async def compares_sums(url: str, key: str, runtime: Runtime) -> bool | None:

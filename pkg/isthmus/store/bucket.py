@@ -26,12 +26,12 @@ from obstore.exceptions import (
 )
 from typing_extensions import override
 
-from isthmus.errors import Denied, InputError, Unavailable, first_cause
+from isthmus.errors import Denied, InputError, Unavailable, first_cause, legible
 from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank, fill
 from isthmus.runtime.clock import Runtime, wait_for_foreign_threads
 from isthmus.runtime.urls import Place
 from isthmus.store.base import PART_BYTES, RANGE_BYTES, Entry, Store, is_there, part_of
-from isthmus.store.credentials import Identity, access
+from isthmus.store.credentials import GOOGLE, Identity, access, google_host
 from isthmus.store.refused import DENIED, EXPIRED, MISSING, RangeBeyondEnd, refusal, refused_read
 
 PARTS_AT_ONCE = 4
@@ -60,12 +60,22 @@ _FINAL = (PreconditionError, FileNotFoundError, PermissionDeniedError, Unauthent
 _BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{1,255}")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w[\w.]*)</Code>")
-_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+_MESSAGES = [
+    re.compile(r"<Message>([^<]*)</Message>"),
+    re.compile(r"<Details>([^<]*)</Details>"),
+    re.compile(r'"message"\s*:\s*"([^"]*)"'),
+]
+_TOKEN = "token request"
+"""Words in obstore's error if Google gave no token for the requests."""
+
 _PROVIDER = "External AWS credential provider"
 """Words in obstore's error if the credentials could not be fetched."""
 
 _ELSEWHERE = "redirect without LOCATION"
 """Words in obstore's error if a bucket of AWS is in another region."""
+
+KEY_FILE = "GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT"
+"""The variables that name a key file of Google's."""
 
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 
@@ -249,13 +259,15 @@ class BucketStore(Store):
         status, code = _status(error), _code(error)
         if code in EXPIRED and self._identity is not None and self._identity.doubt():
             raise Unavailable(f"{self._where}: the credentials have expired and are fetched anew ({code})") from None
+        if _TOKEN in _words(error):
+            kind = Denied if status is not None and status < 500 else Unavailable
+            raise kind(f"{self._where}: no credentials from Google: {_told(error)}") from None
         if _PROVIDER in str(error) and self._identity is not None and (failed := self._identity.failure) is not None:
             raise type(failed)(f"{self._where}: {failed}") from None
         if isinstance(error, PreconditionError) and status == 412:
             raise Unavailable(f"{self._where}: {key} was replaced while it was read") from None
         if status is not None or code:
-            said = _MESSAGE.search(str(error))
-            about = code or str(status), status, said[1] if said else ""
+            about = code or str(status), status, _said(error)
             if reads:
                 raise refused_read(*about, key=key, url=self.url, where=self._where) from None
             raise refusal(*about, url=self.url, where=self._where) from None
@@ -288,6 +300,14 @@ def _told(error: BaseException) -> str:
         return f"its certificate is not trusted ({found[1]}); AWS_CA_BUNDLE names a file of authorities"
     said = _words(error).partition(" - ")
     return " ".join((said[2] or said[0]).split())
+
+
+def _said(error: BaseException) -> str:
+    """Return the server's own words in an error: its message and details, or else the beginning of its answer."""
+    if found := [one for pattern in _MESSAGES for one in pattern.findall(_words(error))]:
+        return " ".join(found)
+    answer = "" if "<" in _words(error) else _words(error).partition("status code: ")[2].partition(": ")[2]
+    return legible(" ".join(answer.split())[:200])
 
 
 def _status(error: BaseException) -> int | None:
@@ -341,14 +361,21 @@ async def open_s3(place: Place, runtime: Runtime) -> AsyncIterator[BucketStore]:
 async def open_google(place: Place, runtime: Runtime) -> AsyncIterator[BucketStore]:
     """Open a bucket of Google Cloud Storage by its own protocol.
 
-    The library finds the credentials in `GOOGLE_APPLICATION_CREDENTIALS` and the like.
+    The library finds the credentials in `GOOGLE_APPLICATION_CREDENTIALS` and the like. Raises `InputError` if it cannot
+    read them.
     """
 
     def client(retries: int, **limits: Any) -> Any:
         options: Any = {"allow_http": True, "connect_timeout": CONNECT_TIMEOUT, "timeout": _NO_LIMIT, **limits}
         return obstore.store.GCSStore(place.authority, client_options=options, retry_config={"max_retries": retries})
 
-    yield BucketStore(_clients(client), place.prefix, place.url, "Google Cloud Storage", runtime)
+    try:
+        clients = _clients(client)
+    except BaseError as error:
+        raise InputError(f"{place.url}: {_told(error)} ({KEY_FILE} name a key file)") from None
+    host = google_host()
+    where = "Google Cloud Storage" if host == GOOGLE else host
+    yield BucketStore(clients, place.prefix, place.url, where, runtime)
 
 
 def _clients(client: Callable[..., Any]) -> Clients:

@@ -6,6 +6,7 @@ the work of a short command.
 """
 
 import asyncio
+import json
 import math
 import os
 import re
@@ -118,6 +119,22 @@ def _of_botocore(region: str | None, authorities: bytes | None, now: Callable[[]
     asked_for = None if endpoint.endswith(".amazonaws.com") else endpoint
     settings = {name: session.get_config_variable(name) for name in ("profile", "credentials_file", "config_file")}
     return Access(region, asked_for, Found(settings | {"region": region}, now), authorities)
+
+
+GOOGLE = "https://storage.googleapis.com"
+
+
+def google_host(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the URL of the host for buckets of Google: GOOGLE_BASE_URL, or what the key file names, or Google's own.
+
+    A key file that cannot be read names no host: opening the store reports it.
+    """
+    file = environment.get("GOOGLE_SERVICE_ACCOUNT_PATH") or environment.get("GOOGLE_SERVICE_ACCOUNT")
+    named = None
+    with suppress(OSError, ValueError, AttributeError):
+        key = Path(file).read_text() if file else environment.get("GOOGLE_SERVICE_ACCOUNT_KEY", "{}")
+        named = json.loads(key).get("gcs_base_url")
+    return environment.get("GOOGLE_BASE_URL") or named or GOOGLE
 
 
 # --- credentials ------------------------------------------------------------------------------------------------------

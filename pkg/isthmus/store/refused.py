@@ -70,7 +70,9 @@ def refusal(code: str, status: int | None, message: str, *, url: str, where: str
     if code in FULL or status == 507:
         return StoreFull(where, url, FULL.get(code, FULL["507"]))
     if code in DENIED or status in (401, 403, 405):
-        return Denied(f"{where}: {DENIED.get(code, 'refused')} ({code or status})")
+        # Google's message names the permission that is missing. S3's says no more than the code.
+        more = f": {message}" if message and url.startswith("gs:") else ""
+        return Denied(f"{where}: {DENIED.get(code, 'refused')} ({code or status}){more}")
     said = f"{code or status}: {message}".strip()
     if status == 404:
         said += " (404, but not as a store answers: a gateway in between, or a wrong endpoint)"
