@@ -170,6 +170,9 @@ class SqliteBus(Bus):
                 if "locked" not in message and "busy" not in message:
                     self.close()
                     raise Unavailable(f"{self.url}: {message}") from None
+            except PermissionError as error:
+                self.close()
+                raise Denied(f"{self.url}: {error}") from None
             except sqlite3.DatabaseError as error:
                 # The file is damaged or not a database. The operator sees the error, and the run goes on without a bus.
                 self.close()
