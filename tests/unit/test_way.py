@@ -83,7 +83,7 @@ def test_nothing_answers() -> None:
     }
     unknown = replace(GOOD, what="bus", attempts=[ConnectionAttempt("", 0.2, "Name or service not known")])
     assert warned(unknown) == {"bus: way": "the name store.test cannot be resolved: Name or service not known"}
-    assert found(unknown)["bus: way"].advice.startswith("check --bus and")
+    assert found(unknown)["bus: way"].advice.startswith("correct --bus, or")
 
 
 def test_a_slow_resolver() -> None:
@@ -102,7 +102,7 @@ def test_a_path_that_is_narrower_than_the_interface() -> None:
 def test_a_way_by_an_odd_interface_where_there_is_another(kind: str) -> None:
     odd = Interface("wg0", mtu=1500, kind=kind)
     by_it = replace(GOOD, interfaces={**GOOD.interfaces, "wg0": odd}, used="wg0")
-    assert warned(by_it) == {"store: interface": f"traffic goes through wg0, {kind}; there is eth0"}
+    assert warned(by_it) == {"store: interface": f"traffic goes through wg0, {kind}; there is also eth0"}
     down = {**by_it.interfaces, "eth0": replace(GOOD.interfaces["eth0"], up=False)}
     assert warned(replace(by_it, interfaces=down)) == {}, "there is no other interface"
     assert warned(replace(by_it, used="eth0")) == {}, "traffic goes through another interface"

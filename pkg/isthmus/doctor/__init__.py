@@ -1,4 +1,4 @@
-"""Checks of everything a run depends on: the store, the bus, the network paths to them, and this machine.
+"""Checks of everything a run depends on: store, bus, the network paths to them, this machine, keys and members.
 
 Each finding says what was found and what to do. `isthmus doctor` runs all checks. Every syncer that starts runs one of
 them, whether the store honours create-only PUT (`store.atomic`).
@@ -8,7 +8,7 @@ from isthmus.doctor.bus import examine_bus
 from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, CheckOutcome, Finding, Role, RoleKind, counted
 from isthmus.doctor.machine import examine_machine
 from isthmus.doctor.store import examine_open_store, examine_store
-from isthmus.doctor.trust import examine_trust
+from isthmus.doctor.trust import brought, examine_part, examine_trust
 from isthmus.doctor.way import examine_ranks, examine_way
 
 __all__ = [
@@ -20,10 +20,12 @@ __all__ = [
     "Finding",
     "Role",
     "RoleKind",
+    "brought",
     "counted",
     "examine_bus",
     "examine_machine",
     "examine_open_store",
+    "examine_part",
     "examine_ranks",
     "examine_store",
     "examine_trust",

@@ -6,8 +6,8 @@ from pathlib import Path
 from isthmus.bus import Bus, open_bus
 from isthmus.bus.base import VALUE_MAX
 from isthmus.bus.redis import RedisBus, ServerFacts
-from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, clock, in_the_clear, spread
-from isthmus.errors import Denied, InputError, IsthmusError
+from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, clock, in_the_clear, spread, untried
+from isthmus.errors import Denied, InputError, IsthmusError, Unavailable
 from isthmus.format.records.messages import SYNCER_STREAM
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.urls import Place
@@ -30,7 +30,7 @@ FULL_SHARE = 0.8
 async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
     """Yield findings about the bus of a run; `run` is the run's digest."""
     if not role.on_bus:
-        yield Finding("bus: access", OK, f"not tried: a {role.kind} does not use the bus")
+        yield Finding("bus: access", OK, f"not needed: a {role.kind} does not use the bus")
         return
     try:
         if (folder := _missing(url)) is not None:
@@ -41,7 +41,7 @@ async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime) -> Asy
             async for finding in _examine(bus, role, runtime):
                 yield finding
     except InputError as error:
-        yield Finding("bus: address", FAILURE, str(error), "correct --bus")
+        yield Finding("bus: address", FAILURE, str(error), "correct --bus or ISTHMUS_BUS: redis://host:port")
 
 
 def _missing(url: str) -> Path | None:
@@ -51,15 +51,17 @@ def _missing(url: str) -> Path | None:
     return folder if place.scheme == "sqlite" and not folder.exists() else None
 
 
-def _on_disk(bus: Bus) -> str:
+def _on_disk(bus: Bus, error: IsthmusError) -> str:
     """Return the advice for an embedded bus that cannot be used; empty for a server."""
     place = Place.of(bus.url)
     path = Path(place.path)
-    return (
-        f"let this user write {path} and in {path.parent} (SQLite keeps two more files beside it), on a local disk"
-        if place.scheme == "sqlite"
-        else ""
-    )
+    if place.scheme != "sqlite":
+        return ""
+    if isinstance(error, Unavailable):
+        return f"delete {path}, {path}-wal and {path}-shm: processes make the bus anew, and nothing is lost"
+    if "it is a link" in str(error):
+        return "remove the link, or name the file that it leads to"
+    return f"let this user write {path} and in {path.parent} (SQLite keeps two more files beside it), on a local disk"
 
 
 async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
@@ -72,11 +74,15 @@ async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Find
         if role.hears_all:
             await bus.names()
     except Denied as error:
-        advice = _on_disk(bus) or "check user, password and ACL (`isthmus access` writes one)"
+        advice = (
+            _on_disk(bus, error) or f"use the {role.kind}'s own user and password, with the ACL of `isthmus access`"
+        )
         yield Finding("bus: access", FAILURE, str(error), advice)
         return
     except IsthmusError as error:
-        advice = _on_disk(bus) or "check host, port, network, and TLS (rediss://)"
+        advice = (
+            _on_disk(bus, error) or "correct --bus (rediss:// for TLS), or start the server that should answer there"
+        )
         yield Finding("bus: access", FAILURE, str(error), advice)
         return
     yield Finding("bus: access", OK, f"{bus.url} answers: {spread(took)} requests")
@@ -86,14 +92,15 @@ async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Find
             before = runtime.wall()
             facts = await bus.facts()
         except IsthmusError as error:
-            yield Finding("bus: server", WARNING, f"cannot query the server: {error}", "grant +info and +time")
+            more = "grant the user +info and +time (ACL SETUSER)"
+            yield Finding("bus: server", WARNING, f"cannot query the server: {error}", more)
         else:
             for finding in judge(facts):
                 yield finding
             yield clock("bus: clock", before - facts.time, 0.1, "the bus")
         yield await _values(bus)
         if role.participant is not None:
-            yield await _administers(bus)
+            yield await _administers(bus, role)
     if role.stream:
         yield await _stream(bus, role, position)
     if role.others_streams:
@@ -105,27 +112,25 @@ async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Find
 def _tls(bus: RedisBus) -> Finding:
     check = "bus: TLS"
     if said := in_the_clear(bus.url):
-        return Finding(
-            check, WARNING, said, "use rediss://, with ssl_ca_certs=FILE in the URL for your own certificate authority"
-        )
+        more = "let the server listen with TLS, and use rediss://; --bus-ca FILE names your own authorities"
+        return Finding(check, WARNING, said, more)
     if not bus.url.startswith("rediss:"):
         return Finding(check, OK, "none, and none is needed: the traffic stays on this machine")
     if not bus.verifies:
         said = "certificates are not verified (ssl_cert_reqs), so any server that answers is believed"
-        return Finding(
-            check, WARNING, said, "set ssl_cert_reqs=required, and ssl_ca_certs=FILE for your own certificate authority"
-        )
+        more = "leave ssl_cert_reqs out of the URL of the bus; --bus-ca FILE names your own authorities"
+        return Finding(check, WARNING, said, more)
     return Finding(check, OK, "the server's certificate is verified")
 
 
-async def _administers(bus: RedisBus) -> Finding:
-    check, advice = "bus: must not administer", "give it a user of its own (`isthmus access` writes the ACL)"
+async def _administers(bus: RedisBus, role: Role) -> Finding:
+    check = "bus: must not administer"
     try:
         found = await bus.administers()
     except IsthmusError as error:
-        return Finding(check, WARNING, f"cannot try it: {error}", "see the server's log")
+        return untried(check, error)
     if found:
-        return Finding(check, FAILURE, f"this user may use {', '.join(found)}", advice)
+        return Finding(check, FAILURE, f"this user may use {', '.join(found)}", _of_its_own(role))
     return Finding(check, OK, "settings, deletions and other users are out of this user's reach")
 
 
@@ -137,9 +142,8 @@ async def _must_not_hear(bus: Bus, role: Role) -> Finding:
         except Denied:
             continue
         except IsthmusError as error:
-            return Finding(check, WARNING, str(error), "try again")
-        advice = f"give the {role.kind} a user of its own (`isthmus access` writes the ACL)"
-        return Finding(check, WARNING, f"this user may listen to {other}", advice)
+            return untried(check, error)
+        return Finding(check, WARNING, f"this user may listen to {other}", _of_its_own(role))
     return Finding(check, OK, "it hears the syncers and itself")
 
 
@@ -152,12 +156,10 @@ async def _values(bus: RedisBus) -> Finding:
     try:
         unbounded = await bus.takes(VALUE_MAX + 1)
     except IsthmusError as error:
-        return Finding(check, WARNING, f"cannot try it: {error}", "see the server's log")
+        return untried(check, error)
     if unbounded:
         said = f"values over {VALUE_MAX >> 20} MiB are accepted: one message can fill the server's memory"
-        return Finding(
-            check, WARNING, said, f"set proto-max-bulk-len to {VALUE_MAX >> 20}mb (if the server allows this)"
-        )
+        return Finding(check, WARNING, said, "start the server with proto-max-bulk-len 1mb, if it allows this")
     return Finding(check, OK, f"values over {VALUE_MAX >> 20} MiB are refused")
 
 
@@ -166,37 +168,35 @@ async def _stream(bus: Bus, role: Role, position: str) -> Finding:
         await bus.append(role.stream, b"")
         said = await bus.read({role.stream: position}, 2.0)
     except Denied as error:
-        advice = _on_disk(bus) or f"grant xadd and expire on %W~isthmus:*:{role.stream}, xread on %R~isthmus:*"
-        return Finding("bus: streams", FAILURE, str(error), advice)
+        return Finding("bus: streams", FAILURE, str(error), _on_disk(bus, error) or _of_its_own(role))
     except IsthmusError as error:
-        return Finding("bus: streams", FAILURE, str(error), _on_disk(bus) or "see the server's log")
+        more = _on_disk(bus, error) or "do what the server asks for; its log and INFO say more"
+        return Finding("bus: streams", FAILURE, str(error), more)
     if not said.get(role.stream):
-        return Finding(
-            "bus: streams",
-            FAILURE,
-            "the appended message could not be read back",
-            "check whether this is a replica that lags",
-        )
+        more = "use the address of the one primary, without a proxy or load balancer that spreads requests"
+        return Finding("bus: streams", FAILURE, "the appended message could not be read back", more)
     return Finding("bus: streams", OK, f"append, blocking read and look-up work on {role.stream}")
 
 
 async def _must_not(bus: Bus, role: Role) -> Finding:
     check = "bus: must not write for others"
-    if _on_disk(bus):
+    if Place.of(bus.url).scheme == "sqlite":
         said = "anyone who can write this file can act as any participant"
-        return Finding(
-            check, NOTE, said, "if participants do not trust each other, use Redis with an ACL (`isthmus access`)"
-        )
-    advice = f"give the {role.kind} a user of its own (`isthmus access` writes the ACL)"
+        more = "if participants do not trust each other, use Redis with an ACL (`isthmus access`)"
+        return Finding(check, NOTE, said, more)
     for other in role.others_streams:
         try:
             await bus.append(other, b"")
         except Denied:
             continue
         except IsthmusError as error:
-            return Finding(check, WARNING, str(error), "try again")
-        return Finding(check, FAILURE, f"this user may speak as {other}", advice)
+            return untried(check, error)
+        return Finding(check, FAILURE, f"this user may speak as {other}", _of_its_own(role))
     return Finding(check, OK, f"{' and '.join(role.others_streams)}: out of this role's reach")
+
+
+def _of_its_own(role: Role) -> str:
+    return f"use the {role.kind}'s own user, with the ACL that `isthmus access` writes"
 
 
 def judge(facts: ServerFacts) -> list[Finding]:
@@ -216,12 +216,14 @@ def judge(facts: ServerFacts) -> list[Finding]:
         advice = "use one primary (with replicas): streams of a run are read together, across slots"
         found.append(Finding("bus: mode", FAILURE, "the server is part of a Redis Cluster", advice))
     if facts.role != "master":
-        found.append(Finding("bus: mode", FAILURE, f"the server is a {facts.role}", "use the primary's address"))
+        said = f"the server is a {'replica' if facts.role == 'slave' else facts.role}"
+        found.append(Finding("bus: mode", FAILURE, said, "use the primary's address"))
     if facts.append_only:
         found.append(Finding("bus: persistence", OK, "append-only file"))
     else:
         said = "no append-only file: after a restart, agents repeat their messages within a heartbeat or two"
-        found.append(Finding("bus: persistence", WARNING, said, "set appendonly yes and appendfsync everysec"))
+        more = "start the server with appendonly yes and appendfsync everysec"
+        found.append(Finding("bus: persistence", WARNING, said, more))
     return [*found, *_memory(facts)]
 
 
@@ -230,16 +232,18 @@ def _memory(facts: ServerFacts) -> list[Finding]:
     if policy == "noeviction":
         found = [Finding(check, OK, "noeviction")]
     else:
-        advice = "set maxmemory-policy noeviction: if a stream is evicted, learners miss a round"
+        advice = "start the server with maxmemory-policy noeviction: if a stream is evicted, learners miss a round"
         limited = facts.memory_max > 0
         said = f"{policy} at {facts.memory_max / 1e6:.0f} MB" if limited else f"{policy}, without a limit for now"
         found = [Finding(check, FAILURE if limited else WARNING, said, advice)]
     if not facts.memory_max:
         said = "no maxmemory: messages can fill the machine's memory"
-        found.append(Finding("bus: memory", WARNING, said, "set maxmemory 128mb (a managed server has its own limit)"))
+        more = "start the server with maxmemory 128mb (a managed server has its own limit)"
+        found.append(Finding("bus: memory", WARNING, said, more))
     if facts.memory_max and facts.memory_used > FULL_SHARE * facts.memory_max:
         said = f"{facts.memory_used / facts.memory_max:.0%} of {facts.memory_max / 1e6:.0f} MB in use"
-        found.append(Finding("bus: memory", WARNING, said, "raise maxmemory, or find out what else uses this server"))
+        more = "raise maxmemory, or delete what else is stored on this server"
+        found.append(Finding("bus: memory", WARNING, said, more))
     return found
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from isthmus.errors import IsthmusError
 from isthmus.format.permissions import ALL_STREAMS, DELETE, STREAMS, Operation, Participant, may, streams
 from isthmus.format.records.keys import LEARNERS, SCRATCH
 from isthmus.format.records.messages import SYNCER_STREAM, learner_stream
@@ -55,7 +56,8 @@ class Role:
     """The role whose permissions are checked. An operator may do everything."""
 
     kind: RoleKind
-    learner: str = ""
+    learner: str = "doctor"
+    """A learner's name. The default stands for a learner without one, for which keys of this name are tried."""
     series: str = ""
 
     @property
@@ -104,8 +106,13 @@ class Role:
         return tuple(s for s in (SYNCER_STREAM, learner_stream(SOMEBODY)) if s != self.stream)
 
 
-SOMEBODY = "doctor"
+SOMEBODY = "somebody-else"
 """A name that stands for another participant in keys and streams."""
+
+
+def untried(check: str, error: IsthmusError) -> Finding:
+    """Return the finding about a check whose request failed, while the server answers other requests."""
+    return Finding(check, WARNING, f"not tried: {error}", "do what the server asks for, and run the doctor again")
 
 
 def clock(check: str, skew_s: float, coarse_s: float, other: str) -> Finding:
@@ -120,8 +127,10 @@ def clock(check: str, skew_s: float, coarse_s: float, other: str) -> Finding:
     ahead = "ahead of" if skew_s > 0 else "behind"
     said = f"this machine's clock is {abs(skew_s):.0f} s {ahead} {other}'s"
     if abs(skew_s) < SKEW_FAILURE_S:
-        return Finding(check, WARNING, said, "run an NTP client (chrony): dates in the log and `export --at` are off")
-    return Finding(check, FAILURE, said, "run an NTP client (chrony): S3 refuses requests signed 15 minutes off")
+        more = "dates in the log and `export --at` are off"
+        return Finding(check, WARNING, said, f"run an NTP client (chrony) on both machines: {more}")
+    more = "S3 refuses requests signed 15 minutes off"
+    return Finding(check, FAILURE, said, f"run an NTP client (chrony) on both machines: {more}")
 
 
 def in_the_clear(url: str) -> str:

@@ -4,8 +4,10 @@ import statistics
 from collections.abc import AsyncIterator, Sequence
 
 from isthmus.agent.speed import glance, too_slow
+from isthmus.doctor.advice import advice_for, what_to_do
 from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind
-from isthmus.errors import IsthmusError
+from isthmus.errors import IsthmusError, LogCorrupt
+from isthmus.format.records.keys import commit_key
 from isthmus.log import Commit, Log
 from isthmus.log.log_health import STANDS, collects, look
 from isthmus.log.run import Run
@@ -24,7 +26,12 @@ async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) 
         await log.members.refresh(log.store)
         found = await look(log)
     except IsthmusError as error:
-        yield Finding("log: commits", FAILURE, f"the log cannot be read: {error}", "see the findings of the store")
+        words = advice_for(store.url)
+        refused, away = words.reading.format(url=store.url), words.away.format(url=store.url)
+        if isinstance(error, LogCorrupt):
+            away = f"restore {error.key} from a backup: nobody can tell without it who may write to this run"
+        more = what_to_do(error, store.url, refused, away)
+        yield Finding("log: commits", FAILURE, f"the log cannot be read: {error}", more)
         return
     for p, why in list(found.wrong.items())[:NAMED_MAX]:
         yield Finding("log: commits", FAILURE, f"fragment {p}: {why}", heal)
@@ -39,16 +46,59 @@ async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) 
         yield Finding("log: size", NOTE, said, advice)
     if role.kind in (RoleKind.OPERATOR, RoleKind.SYNCER):
         yield await runtime.offload(_speed, run, [head for head in found.heads if head is not None], runtime)
+    newest = max((head for head in found.heads if head is not None), key=_written_at, default=None)
+    if newest is not None and (skewed := await _clock(newest, log, runtime)) is not None:
+        yield skewed
     if found.wrong:
+        return
+    if newest is None:
+        yield Finding("log: commits", OK, "there is none yet")
         return
     commits = sum(head.version for head in found.heads if head is not None)
     if found.whole_log:
         yield Finding("log: commits", OK, f"none of {commits:,} is missing; isthmus replay verifies what they merged")
     else:
         said = f"none since the newest snapshots is missing; this role may not list all {commits:,}"
-        yield Finding(
-            "log: commits", NOTE, said, "run the doctor as a reader, a syncer or the operator to check all of them"
-        )
+        more = "run the doctor with a reader's or a syncer's credentials to check all of them"
+        yield Finding("log: commits", NOTE, said, more)
+
+
+def _written_at(commit: Commit) -> float:
+    return commit.header.written_at
+
+
+DATED = 5
+"""From so many commits the clock of their syncer is estimated: a single one may have been sent long after its date."""
+
+NEW_S = 600.0
+"""How old a commit may be, by the store's date, to be compared [s]."""
+
+DATED_S = 30.0
+"""The largest difference between a commit's date and the store's that is no sign of a wrong clock [s]."""
+
+
+async def _clock(newest: Commit, log: Log, runtime: Runtime) -> Finding | None:
+    """Return the finding about the clock of the syncer that wrote the newest commit; None if it seems to be right.
+
+    The store dates commits as well, at their creation or when they were copied: only new ones are compared. A role that
+    may not list them can only tell that a commit is of the future.
+    """
+    p, writer = newest.header.fragment, newest.header.writer
+    behind = [runtime.wall() - newest.header.written_at] if newest.header.written_at > runtime.wall() else []
+    try:
+        dated = {e.key: e.modified for e in await log.store.list(commit_key(p, 0).rpartition("/")[0] + "/")}
+        for version in range(newest.version, max(0, newest.version - DATED), -1):
+            commit = await log.commit(p, version)
+            if commit is None or commit.in_segment or commit.header.writer != writer:
+                break
+            if (at := dated[commit_key(p, version)]) > runtime.wall() - NEW_S:
+                behind.append(at - commit.header.written_at)
+    except (IsthmusError, KeyError):
+        pass  # this role may not list commits, or one is damaged, which other findings say
+    if not behind or abs(off := statistics.median(behind)) <= DATED_S:
+        return None
+    said = f"the syncer {writer} dates its commits {abs(off):,.0f} s {'too early' if off > 0 else 'in the future'}"
+    return Finding("log: clock", WARNING, said, f"run an NTP client (chrony) on the machine of {writer}")
 
 
 def _speed(run: Run, heads: Sequence[Commit], runtime: Runtime) -> Finding:

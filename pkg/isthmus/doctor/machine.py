@@ -35,16 +35,14 @@ def examine_machine(folder: Path | None, role: Role, runtime: Runtime) -> Iterat
         yield _torch(role)
 
 
-def _disk(folder: Path) -> Finding:
-    while not folder.exists():
-        folder = folder.parent
+def _disk(run: Path) -> Finding:
+    folder = next(parent for parent in (run, *run.parents) if parent.exists())
     free = shutil.disk_usage(folder).free
     said = f"{free / 1e9:.1f} GB free below {folder}"
     if free < DISK_WARNING:
         outcome = FAILURE if free < DISK_FAILURE else WARNING
-        return Finding(
-            "machine: disk", outcome, said, "make room, or let `isthmus gc` delete objects that the run no longer needs"
-        )
+        more = f"make room; isthmus gc {run} --apply deletes what the run does not need any more"
+        return Finding("machine: disk", outcome, said, more)
     return Finding("machine: disk", OK, said)
 
 
@@ -55,14 +53,13 @@ def _kernels(runtime: Runtime) -> Finding:
     found = fingerprint()
     cpu = os.environ.get("NUMBA_CPU_NAME") or platform.machine()
     if found != BITS.get(ARITHMETIC):
-        advice = "do not merge here: report processor, numba and llvmlite versions"
-        return Finding(
-            check, FAILURE, f"the kernels do not compute the bits of arithmetic {ARITHMETIC} on {cpu}", advice
-        )
+        said = f"the kernels do not compute the bits of arithmetic {ARITHMETIC} on {cpu}"
+        more = "merge on another machine, or install other releases of numba and llvmlite (those of constraints.txt)"
+        return Finding(check, FAILURE, said, more)
     cores = counted(os.cpu_count() or 1, "core")
     said = f"the kernels compute the bits of arithmetic {ARITHMETIC}; ready after {took:.1f} s on {cpu}, {cores}"
     if took > 5.0:
-        return Finding(check, WARNING, said, "set NUMBA_CACHE_DIR to a folder that is kept")
+        return Finding(check, WARNING, said, "set NUMBA_CACHE_DIR to a folder that is kept between starts")
     return Finding(check, OK, said)
 
 

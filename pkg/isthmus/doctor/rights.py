@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 
-from isthmus.doctor.findings import FAILURE, NOTE, OK, SOMEBODY, WARNING, Finding, Role
+from isthmus.doctor.advice import advice_for
+from isthmus.doctor.findings import FAILURE, NOTE, OK, SOMEBODY, WARNING, Finding, Role, untried
 from isthmus.errors import Denied, IsthmusError, ObjectMissing
 from isthmus.format.permissions import (
     CREATE,
@@ -51,37 +52,39 @@ async def examine_rights(store: Store, role: Role, runtime: Runtime) -> AsyncIte
     async def get(key: str) -> object:
         return await store.get_range(key, 0, 1)
 
-    yield await _all_may(READ, own[READ], get)
-    # Prefixes with all participants' objects are long and are not tried: a role that lists them lists short ones too.
-    yield await _all_may(LIST, [prefix for prefix in lists if _is_short(prefix)], store.list)
-
-    yield await _none_may(role, READ, [key for key in others if not role.may(READ, key)], get)
-    hidden = [f"updates/00000/{SOMEBODY}/", f"learners/{SOMEBODY}/", f"evaluations/{SOMEBODY}/"]
     # If a role may read keys, AWS must also let it list them: otherwise the answer for a missing key is 403.
+    hidden = [f"updates/00000/{SOMEBODY}/", f"learners/{SOMEBODY}/", f"evaluations/{SOMEBODY}/"]
     hidden = [prefix for prefix in hidden if not (role.may(LIST, prefix) or role.may(READ, f"{prefix}x"))]
-    yield await _none_may(role, LIST, hidden, store.list)
-    yield await _none_may(role, DELETE, [key for key in others if not role.may(DELETE, key)], store.delete)
+    for part in (
+        _all_may(store, READ, own[READ], get),
+        # Prefixes with all participants' objects are long and are not tried: a role that lists them lists short ones.
+        _all_may(store, LIST, [prefix for prefix in lists if _is_short(prefix)], store.list),
+        _none_may(store, READ, [key for key in others if not role.may(READ, key)], get),
+        _none_may(store, LIST, hidden, store.list),
+        _none_may(store, DELETE, [key for key in others if not role.may(DELETE, key)], store.delete),
+    ):
+        async for finding in part:
+            yield finding
 
     free = [key for key in others if not role.may(CREATE, key)]
     once = [key for key in own[CREATE] if not role.may(REPLACE, key)]
     try:
         async with open_probe(store.url, f"{role.place}{mark}", runtime) if role.place else nullcontext() as probe:
             if probe is None:
-                said = (
-                    "not tried: this role may not write anywhere"
-                    if not role.place
-                    else "skipped: this store does not verify checksums"
-                )
-                yield Finding("store: must not create", NOTE, said, "read the policy")
+                said = "this client sends no checksum that this store compares"
+                said = f"not tried: {said if role.place else f'a {role.kind} has no key of its own to try it on'}"
+                more = "run the doctor again with these credentials and another --role: its writes must be refused"
+                yield Finding("store: must not create", NOTE, said, more)
                 return
-            async for finding in _writes(role, probe, free, once):
+            async for finding in _writes(store, probe, free, once):
                 yield finding
     except IsthmusError as error:
-        yield Finding("store: must not create", WARNING, f"not tried: {error}", "try again")
+        yield untried("store: must not create", error)
 
 
-async def _writes(role: Role, probe: Probe, free: Sequence[str], once: Sequence[str]) -> AsyncIterator[Finding]:
-    yield await _none_may(role, CREATE, free, lambda key: probe(key, True))
+async def _writes(store: Store, probe: Probe, free: Sequence[str], once: Sequence[str]) -> AsyncIterator[Finding]:
+    async for finding in _none_may(store, CREATE, free, lambda key: probe(key, True)):
+        yield finding
     if not once:
         return
     found, _ = await _tried(once, lambda key: probe(key, False))
@@ -94,26 +97,28 @@ async def _writes(role: Role, probe: Probe, free: Sequence[str], once: Sequence[
     yield Finding(check, WARNING, said, more)
 
 
-async def _all_may(operation: Operation, keys: Sequence[str], ask: Callable[[str], Awaitable[object]]) -> Finding:
+async def _all_may(
+    store: Store, operation: Operation, keys: Sequence[str], ask: Callable[[str], Awaitable[object]]
+) -> AsyncIterator[Finding]:
     check = f"store: may {VERB[operation]}" + (" below" if operation == LIST else "")
     found, refused = await _tried(keys, ask)
     if refused:
-        key, why = next(iter(refused.items()))
-        said = f"{_shown(list(refused))} refused: {why}"
-        more = "grant s3:ListBucket: a missing key must be 404, not 403" if operation == READ else "grant s3:ListBucket"
-        return Finding(check, FAILURE, said, f"{more}, and what `isthmus access` writes for {key}")
-    return Finding(check, OK, f"can {VERB[operation]} what it needs: {_shown(found)}")
+        said = f"{_shown(list(refused))} refused: {next(iter(refused.values()))}"
+        yield Finding(check, FAILURE, said, advice_for(store.url).reading)
+    elif keys:
+        yield Finding(check, OK, f"can {VERB[operation]} what it needs: {_shown(found)}")
 
 
 async def _none_may(
-    role: Role, operation: Operation, keys: Sequence[str], ask: Callable[[str], Awaitable[object]]
-) -> Finding:
+    store: Store, operation: Operation, keys: Sequence[str], ask: Callable[[str], Awaitable[object]]
+) -> AsyncIterator[Finding]:
     check = f"store: must not {VERB[operation]}"
     found, _ = await _tried(keys, ask)
     if found:
-        advice = f"give the {role.kind} credentials of its own (`isthmus access` writes the policies)"
-        return Finding(check, FAILURE, f"these credentials may {VERB[operation]} {_shown(found)}", advice)
-    return Finding(check, OK, f"{len(keys)} kinds of key are out of this role's reach")
+        said = f"these credentials may {VERB[operation]} {_shown(found)}"
+        yield Finding(check, FAILURE, said, advice_for(store.url).own)
+    elif keys:
+        yield Finding(check, OK, f"{len(keys)} kinds of key are out of this role's reach")
 
 
 async def _tried(

@@ -3,21 +3,31 @@
 import contextlib
 import os
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.doctor import rights
-from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind, clock, in_the_clear, spread
+from isthmus.doctor.advice import IN_FOLDER, advice_for, what_to_do
+from isthmus.doctor.findings import (
+    FAILURE,
+    NOTE,
+    OK,
+    WARNING,
+    Finding,
+    Role,
+    RoleKind,
+    clock,
+    in_the_clear,
+    spread,
+    untried,
+)
 from isthmus.doctor.log import examine_log
 from isthmus.errors import (
-    BucketMissing,
     Denied,
     InputError,
     IsthmusError,
+    LogCorrupt,
     ObjectMissing,
     RunMissing,
-    StoreFull,
-    Unavailable,
     first_cause,
 )
 from isthmus.format.permissions import CREATE, LIST
@@ -25,7 +35,7 @@ from isthmus.format.records.keys import LEARNERS, RUN_KEY, commit_key
 from isthmus.log.run import Run, read_run, run_below
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.urls import Place
-from isthmus.store import EdgeStore, Store, compares_sums, endpoint_of, open_store
+from isthmus.store import EdgeStore, compares_sums, endpoint_of, open_store
 from isthmus.store.atomic import swept, why_not_create_only
 
 RACERS = 16
@@ -33,47 +43,6 @@ LATENCY_SAMPLES = 9
 SLOW_BYTES_S = 1e6
 LISTED_S = 1.0
 """How exactly stores date objects [s]."""
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What to do about each problem, worded for one kind of store."""
-
-    refused: str
-    away: str
-    listing: str
-    writing: str
-    deleting: str
-    creating: str
-    slow: str
-    taken: str
-    """For a write that the store neither accepts nor denies."""
-
-
-IN_BUCKET = Advice(
-    "check bucket, credentials and the permissions to get and to list (a missing key must be 404, not 403)",
-    "check endpoint (AWS_ENDPOINT_URL), network and name",
-    "grant s3:ListBucket",
-    "grant s3:PutObject below {place}",
-    "grant s3:DeleteObject below {place}",
-    "use a store that honours it: AWS S3, MinIO, SeaweedFS, R2; a syncer refuses this one",
-    "choose a closer region, a smaller codec (int4) or a larger H (--sync-every)",
-    "the store answers but refuses writes: check whether it is full (disks, volumes, quota) or unhealthy; {gc}",
-)
-IN_FOLDER = Advice(
-    "let this user read and enter {url} and what is in it: see owner and mode (ls -ld), chown or chmod",
-    "check that the disk or network share of {url} is mounted and healthy",
-    "let this user read {url}/{place}: chown or chmod",
-    "let this user write in {url}/{place}: chown or chmod, and a mount that is not read-only",
-    "let this user write in {url}/{place}: chown or chmod",
-    "use a file system with atomic hard links (ext4, xfs; not FAT, and few network shares); a syncer refuses this one",
-    "use a faster disk, a smaller codec (int4) or a larger H (--sync-every)",
-    "check whether the file system is full or damaged (df, its quota, the kernel's log); {gc}",
-)
-
-
-def _advice(store: Store) -> Advice:
-    return IN_BUCKET if Place.of(store.url).in_bucket else IN_FOLDER
 
 
 def missing_folder(url: str) -> Path | None:
@@ -87,10 +56,11 @@ def _not_there(folder: Path) -> Iterator[Finding]:
     above = next(parent for parent in folder.parents if parent.exists())
     check, said = "store: access", f"there is no folder {folder} yet"
     if not os.access(above, os.W_OK | os.X_OK):
-        yield Finding(check, FAILURE, f"{said}, and {above} is not writable", "choose another place, or chown it")
+        more = f"let this user write in {above} (chown or chmod), or choose another place"
+        yield Finding(check, FAILURE, f"{said}, and {above} is not writable", more)
         return
     yield Finding(check, OK, f"{said}; {above} is writable; the other checks need the folder")
-    yield Finding("store: run", WARNING, f"no run at {folder}", "create it: isthmus init")
+    yield Finding("store: run", WARNING, f"no run at {folder}", f"create it: isthmus init {folder}")
 
 
 async def examine_store(url: str, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding | Run]:
@@ -106,18 +76,16 @@ async def examine_store(url: str, role: Role, runtime: Runtime, size: int) -> As
         async with open_store(url, runtime) as store:
             endpoint = endpoint_of(url)
             if endpoint and (said := in_the_clear(endpoint)):
-                yield Finding(
-                    "store: TLS", WARNING, said, "use an endpoint with https:// (AWS_ENDPOINT_URL, AWS_CA_BUNDLE)"
-                )
+                yield Finding("store: TLS", WARNING, said, advice_for(url).clear)
             async for finding in examine_open_store(store, role, runtime, size):
                 yield finding
     except InputError as error:
-        yield Finding("store: address", FAILURE, str(error), "correct the URL of the run")
+        yield Finding("store: address", FAILURE, str(error), "correct the URL of the run, or what is named here")
 
 
 async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding | Run]:
     """Yield what `examine_store` does, for a store that is open already."""
-    took, advice = [], _advice(store)
+    took, advice = [], advice_for(store.url)
     try:
         for _ in range(LATENCY_SAMPLES):
             started = runtime.now()
@@ -126,14 +94,9 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
                     f"{role.place}doctor-{runtime.new_id()}" if role.place else RUN_KEY, 0, 1
                 )
             took.append(runtime.now() - started)
-    except BucketMissing as error:
-        yield Finding("store: access", FAILURE, str(error), f"create it: isthmus init {store.url} --create-bucket")
-        return
-    except Denied as error:
-        yield Finding("store: access", FAILURE, str(error), advice.refused.format(url=store.url))
-        return
-    except (Unavailable, InputError) as error:
-        yield Finding("store: access", FAILURE, str(error), advice.away.format(url=store.url))
+    except IsthmusError as error:
+        refused, away = advice.refused.format(url=store.url), advice.away.format(url=store.url)
+        yield Finding("store: access", FAILURE, str(error), what_to_do(error, store.url, refused, away))
         return
     yield Finding("store: access", OK, f"{store.url} answers: {spread(took)} requests")
 
@@ -144,66 +107,62 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
         yield Finding("store: run", OK, f"run {run.digest[:8].hex()}, {run.layout.size:,} parameters")
     except RunMissing as error:
         near = await run_below(store)
-        said, what = (
-            (str(RunMissing(store.url, near)), f"name {near}") if near else (str(error), "create it: isthmus init")
-        )
-        yield Finding("store: run", WARNING, said, what)
+        if near:
+            yield Finding("store: run", WARNING, str(RunMissing(store.url, near)), f"name {near}")
+        else:
+            yield Finding("store: run", WARNING, str(error), f"create it: isthmus init {store.url}")
+    except InputError as error:
+        yield Finding("store: run", FAILURE, str(error), "install the release of Isthmus that created the run")
+    except LogCorrupt as error:
+        more = "if another release created the run, use that one; else restore this object from a backup"
+        yield Finding("store: run", FAILURE, str(error), more)
     except IsthmusError as error:
-        yield Finding("store: run", FAILURE, str(error), "restore the run object, or choose another prefix")
+        refused, away = advice.refused.format(url=store.url), advice.away.format(url=store.url)
+        yield Finding("store: run", FAILURE, str(error), what_to_do(error, store.url, refused, away))
     if run is not None:
         async for finding in examine_log(run, store, role, runtime):
             yield finding
 
     if role.place:
         listing = advice.listing.format(url=store.url, place=role.place)
-        yield await _may(store.list(role.place), "store: may list", f"can list below {role.place}", listing)
+        yield await _may(store, store.list(role.place), "store: may list", f"can list below {role.place}", listing)
     atomic = False
     async for finding in _write(store, role, runtime, size):
         yield finding
         atomic |= finding.outcome == OK and finding.check == "store: conditional PUT"
-    if role.participant is not None and advice is IN_BUCKET:
+    if role.participant is not None and advice is not IN_FOLDER:
         try:
             async for finding in rights.examine_rights(store, role, runtime):
                 yield finding
         except IsthmusError as error:
-            yield Finding("store: rights", WARNING, f"not all was tried: {error}", "try again")
+            yield untried("store: rights", error)
     if role.kind != RoleKind.OPERATOR and advice is IN_FOLDER:
-        said = (
-            f"anyone who can write in this folder can write all of it; nothing keeps a {role.kind} to its own objects"
-        )
-        more = "if participants do not trust each other, use a bucket with a policy for each (`isthmus access`)"
-        yield Finding("store: must not write for others", NOTE, said, more)
+        said = f"anyone who can write in this folder can write all of it, not only a {role.kind}'s own objects"
+        yield Finding("store: must not write for others", NOTE, said, advice.own)
     elif run is not None and atomic:
         async for finding in _must_not(store, role):
             yield finding
 
 
-async def _may(request: object, check: str, said: str, advice: str) -> Finding:
+async def _may(store: EdgeStore, request: object, check: str, said: str, refused: str) -> Finding:
     try:
         await request  # type: ignore[misc]
     except IsthmusError as error:
-        return Finding(check, FAILURE, str(error), advice)
+        taken = advice_for(store.url).taken.format(url=store.url)
+        return Finding(check, FAILURE, str(error), what_to_do(error, store.url, refused, taken))
     return Finding(check, OK, said)
 
 
 async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding]:
     """Yield findings about writes: permissions, the store's clock, atomic creation, checksums, bandwidth."""
-    key, words = f"{role.place}doctor-{runtime.new_id()}", _advice(store)
+    key, words = f"{role.place}doctor-{runtime.new_id()}", advice_for(store.url)
     if not role.place:
         return  # this role writes nothing, or nothing that it may delete
-    try:
-        await store.put(key, bytes(64))
-    except IsthmusError as error:
-        if isinstance(error, StoreFull):
-            advice = "make room; until then nothing is merged, and nothing is lost"
-        elif isinstance(error, Unavailable):
-            collect = f"isthmus gc {store.url} --apply frees what the run does not need any more"
-            advice = words.taken.format(gc=collect)
-        else:
-            advice = words.writing.format(url=store.url, place=role.place)
-        yield Finding("store: may write", FAILURE, str(error), advice)
+    writing = words.writing.format(url=store.url, place=role.place)
+    written = await _may(store, store.put(key, bytes(64)), "store: may write", f"can write below {role.place}", writing)
+    yield written
+    if written.outcome != OK:
         return
-    yield Finding("store: may write", OK, f"can write below {role.place}")
     try:
         wall = runtime.wall()
         listed = [entry for entry in await store.list(role.place) if entry.key == key]
@@ -212,10 +171,11 @@ async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> A
     if listed:
         yield clock("store: clock", wall - listed[0].modified, LISTED_S, "the store")
     deleting = words.deleting.format(url=store.url, place=role.place)
-    yield await _may(store.delete(key), "store: may delete", f"can delete below {role.place}", deleting)
+    yield await _may(store, store.delete(key), "store: may delete", f"can delete below {role.place}", deleting)
 
     try:
         why = await why_not_create_only(store, runtime, role.place, racers=RACERS)
+        why = why and f"{store.url}: {why}"
     except (IsthmusError, BaseExceptionGroup) as error:
         why = str(first_cause(error))
     if why:
@@ -239,7 +199,7 @@ async def _sums(store: EdgeStore, key: str, runtime: Runtime) -> Finding | None:
     try:
         compared = await compares_sums(store.url, key, runtime)
     except IsthmusError as error:
-        return Finding(check, WARNING, f"not tried: {error}", "try again")
+        return untried(check, error)
     if compared is None:
         return None
     if compared:
@@ -258,19 +218,15 @@ async def _bandwidth(store: EdgeStore, key: str, runtime: Runtime, size: int) ->
             await store.get(key)
             down = runtime.now()
     except IsthmusError as error:
-        return Finding(
-            "store: bandwidth",
-            FAILURE,
-            str(error),
-            f"the store must accept objects of {size:,} bytes: check its limits",
-        )
+        return Finding("store: bandwidth", FAILURE, f"{error} ({size:,} bytes)", advice_for(store.url).large)
     said = (
         f"{size / (up - started) / 1e6:.1f} MB/s up, {size / (down - up) / 1e6:.1f} MB/s down, "
         f"by one object of {size / 1e6:.1f} MB"
     )
     slow = min(size / (up - started), size / (down - up)) < SLOW_BYTES_S
-    advice = _advice(store).slow if slow else ""
-    return Finding("store: bandwidth", WARNING if slow else OK, said, advice)
+    if slow:
+        return Finding("store: bandwidth", WARNING, said, advice_for(store.url).slow)
+    return Finding("store: bandwidth", OK, said)
 
 
 async def _must_not(store: EdgeStore, role: Role) -> AsyncIterator[Finding]:
@@ -302,17 +258,15 @@ async def _refuses(store: EdgeStore, role: Role, what: str, key: str) -> Finding
     except Denied:
         there = bytearray(b"isthmus: doctor")  # the object exists, and create-only bytes do not replace it
     except IsthmusError as error:
-        return Finding(check, WARNING, str(error), "try again")
+        return untried(check, error)
     if there is None:
-        return Finding(
-            check, WARNING, "not tried: no such object exists yet", "run the doctor again once the run is under way"
-        )
+        more = "run the doctor again once the run is under way"
+        return Finding(check, WARNING, "not tried: no such object exists yet", more)
     try:
         # The store was found to honour create-only PUT, so even a permitted write changes nothing.
         await store.create(key, there)
     except Denied:
         return Finding(check, OK, f"{key} is out of this role's reach")
     except IsthmusError as error:
-        return Finding(check, WARNING, str(error), "try again")
-    advice = f"give the {role.kind} credentials of its own (`isthmus access` writes the policies)"
-    return Finding(check, FAILURE, f"these credentials may write {key}", advice)
+        return untried(check, error)
+    return Finding(check, FAILURE, f"these credentials may write {key}", advice_for(store.url).own)

@@ -1,34 +1,166 @@
-"""Check whether connections to store and bus are encrypted, and whether the run is signed."""
+"""Check whether the run is signed and is the expected one, whether this process may take part, and whether the bus is
+the run's."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
 
-from isthmus.doctor.findings import OK, WARNING, Finding
+from isthmus.bus import Bus, open_bus
+from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, RoleKind
+from isthmus.errors import InputError, IsthmusError, RecordInvalid
+from isthmus.format.records.messages import SYNCER_STREAM
+from isthmus.format.rules import MemberRole
 from isthmus.format.signing import fingerprint
+from isthmus.log import Log
+from isthmus.log.bus_messages import verify_batch
+from isthmus.log.membership import Members
 from isthmus.log.run import Run
-from isthmus.log.trust import is_near
-from isthmus.runtime.urls import Place
-from isthmus.store import endpoint_of
+from isthmus.log.trust import KEY, OWNER, RUN_DIGEST, Trust, is_near, trust_of
+from isthmus.runtime.clock import Runtime
+from isthmus.store import open_store
+
+RECENT_S = 60.0
+"""Somebody commits if the newest commit is not older than this [s]."""
+
+HEARTBEATS = 3
+"""How many heartbeats of the run to wait for a syncer's message."""
+
+LOOKED_AT = 8
+"""In a run that is under way every fragment is committed, so so many are enough to see it."""
+
+MEMBER = {RoleKind(role): role for role in MemberRole if role != MemberRole.FOLLOWER}
+"""The roles that only members may have."""
 
 
-def examine_trust(url: str, bus: str, run: Run | None) -> Iterator[Finding]:
-    """Yield findings about the encryption of a run's store and bus, and about signatures if there is a run yet."""
-    places = [("store: encryption", endpoint_of(url), "https", url), ("bus: encryption", bus, "rediss", bus)]
-    for check, target, scheme, of in places:
-        if target is None or (place := Place.of(target)).scheme in ("sqlite", "unix"):
-            continue
-        if place.scheme in (scheme, ""):
-            yield Finding(check, OK, f"{place}: TLS")
-        elif is_near(of):
-            yield Finding(check, OK, f"{place}: this machine's own")
-        else:
-            advice = f"use {scheme}://: passwords, announcements and gradients can be read and changed in transit"
-            yield Finding(check, WARNING, f"{place}: no TLS", advice)
-    if run is None:
-        return
-    if run.header.owner is not None:
-        yield Finding("run: signatures", OK, f"everything is signed; the owner is {fingerprint(run.header.owner)}")
+def brought(key: str | None, owner: str | None, run_digest: str | None) -> tuple[Trust, list[Finding]]:
+    """Return the trust that a process brings to a run, and a finding for each argument that cannot be used."""
+    environment = {name: value for name, value in os.environ.items() if name not in (KEY, OWNER, RUN_DIGEST)}
+    given: list[Trust] = []
+    found: list[Finding] = []
+    for flag, variable, one in (
+        ("key", KEY, {"key": key}),
+        ("owner", OWNER, {"owner": owner}),
+        ("run-digest", RUN_DIGEST, {"run_digest": run_digest}),
+    ):
+        try:
+            given.append(trust_of(**one, environment=environment))  # type: ignore[arg-type]
+        except InputError as error:
+            given.append(Trust())
+            found.append(Finding(f"run: {flag}", FAILURE, str(error), f"correct --{flag} ({variable}) as this says"))
+    return Trust(given[0].signer, given[1].owner, False, given[2].run_digest), found
+
+
+def examine_trust(url: str, bus: str, run: Run, trust: Trust) -> Iterator[Finding]:
+    """Yield findings about whether a run is signed, and whether it is the one that a process asks for."""
+    owner = run.header.owner
+    if owner is not None:
+        yield Finding("run: signatures", OK, f"everything is signed; the owner is {fingerprint(owner)}")
     elif is_near(url) and is_near(bus):
         yield Finding("run: signatures", OK, "nothing is signed, in a folder or on loopback")
     else:
         said = "nothing in this run is signed: anyone who can write to its store or bus can act as any participant"
         yield Finding("run: signatures", WARNING, said, "create runs with a key: isthmus init --key FILE (SECURITY.md)")
+    try:
+        Trust(owner=trust.owner).judge(run)
+    except InputError as error:
+        mine = f"--owner {fingerprint(owner)}" if owner else "no --owner (ISTHMUS_OWNER)"
+        more = f"correct the URL; or, if this is the run you trust, pass {mine}"
+        yield Finding("run: owner", FAILURE, str(error), more)
+    try:
+        Trust(run_digest=trust.run_digest).judge(run)
+    except InputError as error:
+        more = f"correct the URL; or, if this is the run you trust, pass --run-digest {run.digest.hex()}"
+        yield Finding("run: digest", FAILURE, str(error), more)
+
+
+async def examine_part(
+    url: str, bus: str, run: Run, role: Role, trust: Trust, runtime: Runtime
+) -> AsyncIterator[Finding]:
+    """Yield findings about whether this key may take part in the run, and whether the syncers are heard on this bus.
+
+    Faults of the store and of the bus themselves are found by other checks, and yield nothing here.
+    """
+    try:
+        async with open_store(url, runtime) as store:
+            log = Log(run, store.at_start, runtime)
+            await log.members.refresh(log.store)
+            if (finding := judge_key(log.members, role, trust)) is not None:
+                yield finding
+            if role.on_bus and bus:
+                async with open_bus(bus, run.digest) as opened:
+                    if (finding := await _is_of_run(log, opened, runtime)) is not None:
+                        yield finding
+    except IsthmusError:
+        return
+
+
+def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
+    """Return the finding about whether a key may take part in a role; None if there is none and the role needs none."""
+    check, signer, now, url = "run: key", trust.signer, members.current, members.run.url
+    wanted, needs = MEMBER.get(role.kind), role.kind in MEMBER or role.kind == RoleKind.OWNER
+    name = role.learner if role.kind == RoleKind.LEARNER and role.learner != Role.learner else None
+    if not members.signed:
+        if signer is None:
+            return None
+        said = "nothing in this run is signed, since it was created without an owner's key"
+        return Finding(check, FAILURE, said, f"leave --key out, and unset {KEY}")
+    if signer is None:
+        if not needs:
+            return None
+        said = f"everything in this run is signed, and no key is given: a {role.kind} cannot take part"
+        return Finding(check, FAILURE, said, f"pass the key of the {role.kind} (--key FILE, or {KEY})")
+    mine = fingerprint(signer.author)
+    if signer.author == now.owner:
+        return Finding(check, OK, f"{mine} is the owner's key")
+    if role.kind == RoleKind.OWNER:
+        said = f"{mine} is not the owner's key; this is {fingerprint(now.owner)}"
+        more = f"pass that key; or the owner hands over: isthmus members rotate {url} --successor FILE --key OWNER"
+        return Finding(check, FAILURE, said, more)
+    roles = (wanted,) if wanted else tuple(MemberRole)
+    if now.permits(signer.author, roles, name):
+        names = [f"{n} ({r})" for r in roles for n in now.names_of(signer.author, r)]
+        return Finding(check, OK, f"{mine} is a member: {', '.join(names)}")
+    outcome = FAILURE if needs else WARNING
+    there = now.member(name) if name else None
+    if there is not None and there.key != signer.author:
+        said = f"{there.name} has another key, {fingerprint(there.key)}, and not {mine}"
+        more = (
+            f"pass that key; or the owner gives {there.name} this one: isthmus members rotate {url} --member "
+            f"{there.name} --public-key FILE.pub --key OWNER"
+        )
+        return Finding(check, outcome, said, more)
+    add = f"isthmus members add {url} {name or 'NAME'} --as {wanted or 'ROLE'} --public-key FILE.pub --key OWNER"
+    last = next((m for m in reversed(members.versions) if m.permits(signer.author, roles, name)), None)
+    if last is not None:
+        said = f"{name or 'this member'} was expelled by membership {last.version + 1}, and the key is {mine}"
+        return Finding(check, outcome, said, f"the owner admits it again: {add}")
+    if names := [f"{m.name} ({m.role})" for m in now.members if m.key == signer.author]:
+        said = f"{mine} is the key of {', '.join(names)}, and not of {f'{name} ({wanted})' if name else f'a {wanted}'}"
+        more = f"pass the name and role of this key (--learner, --role), or the key of this {role.kind}"
+        return Finding(check, outcome, said, more)
+    return Finding(check, outcome, f"{mine} is no member of this run", f"the owner admits it: {add}")
+
+
+async def _is_of_run(log: Log, bus: Bus, runtime: Runtime) -> Finding | None:
+    """Return the finding about whether this is the bus of the syncers that commit; None if nobody commits now."""
+    heads = [await log.newest(f.index) for f in log.run.layout.fragments[:LOOKED_AT]]
+    ages = [runtime.wall() - head.header.written_at for head in heads if head is not None]
+    if not ages or min(ages) > RECENT_S:
+        return None
+    if await _hears_syncers(log, bus, await bus.ago([SYNCER_STREAM], RECENT_S), runtime):
+        return Finding("run: bus", OK, "the run's syncers are heard here")
+    said = f"the run was committed to {max(0.0, min(ages)):.0f} s ago, and none of its syncers is heard on this bus"
+    more = "this is the bus of another run, or of none: give the one that the syncers use (--bus, ISTHMUS_BUS)"
+    return Finding("run: bus", FAILURE, said, more)
+
+
+async def _hears_syncers(log: Log, bus: Bus, positions: Mapping[str, str], runtime: Runtime) -> bool:
+    until, members = runtime.now() + HEARTBEATS * log.run.pace.heartbeat_s, log.members if log.members.signed else None
+    while found := await bus.read(positions, max(0.0, until - runtime.now())):
+        for item in found.get(SYNCER_STREAM, ()):
+            positions = {SYNCER_STREAM: item.position}
+            try:
+                if item.body and verify_batch(SYNCER_STREAM, item.body, log.run.digest, members):
+                    return True
+            except RecordInvalid:
+                continue
+    return False

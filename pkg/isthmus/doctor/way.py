@@ -29,6 +29,7 @@ _MTU_OF = {socket.AF_INET: (socket.IPPROTO_IP, 14), socket.AF_INET6: (socket.IPP
 
 PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379}
 USED_BY = {"store": "AWS_ENDPOINT_URL", "bus": "--bus"}
+"""The setting that usually names the host, by what is looked for."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class Way:
     interfaces: Mapping[str, Interface]
     used: str = ""
     """Name of the route's interface; empty if the route is not known."""
-    proxy: str = ""
-    """The environment variable that names the host as a proxy; empty if the host is no proxy."""
+    named_by: str = ""
+    """The environment variable that names the host, if it is not the usual one of `USED_BY`: a proxy's, or Google's."""
 
 
 async def examine_way(what: str, url: str, runtime: Runtime) -> AsyncIterator[Finding]:
@@ -80,8 +81,9 @@ async def examine_way(what: str, url: str, runtime: Runtime) -> AsyncIterator[Fi
         return
     if proxy:
         said = f"requests to {target} go through the proxy {host}:{port} ({proxy})"
-        yield Finding(f"{what}: proxy", NOTE, said, "list hosts that need no proxy in NO_PROXY")
-    for finding in judge(await _look(what, host, port, proxy, runtime)):
+        yield Finding(f"{what}: proxy", NOTE, said, f"if none is wanted, set NO_PROXY={target.host}")
+    named_by = proxy or ("GOOGLE_BASE_URL" if Place.of(url).scheme == "gs" else "")
+    for finding in judge(await _look(what, host, port, named_by, runtime)):
         yield finding
 
 
@@ -97,20 +99,20 @@ def proxy_for(target: Place, scheme: str) -> tuple[str, str]:
     return "", target.url
 
 
-async def _look(what: str, host: str, port: int, proxy: str, runtime: Runtime) -> Way:
+async def _look(what: str, host: str, port: int, named_by: str, runtime: Runtime) -> Way:
     began = runtime.now()
     try:
         found = await runtime.offload(socket.getaddrinfo, host, port, socket.AF_UNSPEC, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         failed = ConnectionAttempt("", runtime.now() - began, getattr(error, "strerror", None) or str(error))
-        return Way(what, host, port, failed.took_s, [failed], None, {}, "", proxy)
+        return Way(what, host, port, failed.took_s, [failed], None, {}, "", named_by)
     took = runtime.now() - began
     places = list(dict.fromkeys((family, place) for family, _, _, _, place in found))[:ADDRESSES_MAX]
     attempts = await asyncio.gather(*(_attempt(family, place, runtime) for family, place in places))
     first = next((attempt for attempt in attempts if not attempt.error), None)
     route = routes.route_to(first.address) if first else None
     used = routes.name_of(route.interface) if route else ""
-    return Way(what, host, port, took, attempts, route, routes.interfaces(), used, proxy)
+    return Way(what, host, port, took, attempts, route, routes.interfaces(), used, named_by)
 
 
 async def _attempt(family: int, place: tuple[object, ...], runtime: Runtime) -> ConnectionAttempt:
@@ -136,18 +138,19 @@ def judge(way: Way) -> Iterator[Finding]:
     bad = [attempt for attempt in way.attempts if attempt.error]
     check, where = f"{way.what}: way", f"[{way.host}]:{way.port}" if ":" in way.host else f"{way.host}:{way.port}"
     if not any(attempt.address for attempt in way.attempts):
-        advice = f"check {way.proxy or USED_BY[way.what]} and the resolver (/etc/resolv.conf; a container has its own)"
+        advice = f"correct {way.named_by or USED_BY[way.what]}, or give this name an address (DNS, or /etc/hosts)"
         yield Finding(check, WARNING, f"the name {way.host} cannot be resolved: {way.attempts[0].error}", advice)
         return
     if not good:
         said = "; ".join(f"{attempt.address}: {attempt.error}" for attempt in bad)
-        advice = "check that it runs, and check routes, firewalls and security groups"
+        advice = "start the server there, or let this machine through (routes, firewalls, security groups)"
         yield Finding(check, WARNING, f"{where} cannot be reached: {said}", advice)
         return
     yield Finding(check, OK, _told(way, good[0]))
     if way.resolved_s > RESOLVED_S:
         said = f"finding the addresses of {way.host} took {way.resolved_s:.1f} s"
-        yield Finding(f"{way.what}: name", WARNING, said, "see the servers in /etc/resolv.conf: one may not answer")
+        more = "remove servers that do not answer from /etc/resolv.conf"
+        yield Finding(f"{way.what}: name", WARNING, said, more)
     if bad:
         yield _dead(way, good[0], bad)
     yield from _odd(way, good[0])
@@ -190,8 +193,8 @@ def _odd(way: Way, attempt: ConnectionAttempt) -> Iterator[Finding]:
         yield Finding(f"{way.what}: MTU", WARNING, said, advice)
     others = [i for i in way.interfaces.values() if i.up and not i.loopback and not i.kind and i.name != used.name]
     if used.kind and others:
-        said = f"traffic goes through {used.name}, {used.kind}; there {'is' if len(others) == 1 else 'are'} "
-        said += ", ".join(i.name for i in others)
+        also = ", ".join(i.name for i in others)
+        said = f"traffic goes through {used.name}, {used.kind}; there is also {also}"
         yield Finding(f"{way.what}: interface", WARNING, said, _elsewhere(attempt, others[0]))
     faster = [i for i in others if i.speed and used.speed and i.speed > used.speed]
     if faster:
@@ -201,7 +204,8 @@ def _odd(way: Way, attempt: ConnectionAttempt) -> Iterator[Finding]:
 
 
 def _elsewhere(attempt: ConnectionAttempt, other: Interface) -> str:
-    return f"if this is not intended, add a route to {attempt.address} through {other.name} (ip route)"
+    command = f"ip route add {attempt.address} via GATEWAY dev {other.name}"
+    return f"if this is not intended, add a route through {other.name}, by its gateway: {command}"
 
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"

@@ -16,9 +16,11 @@ from isthmus.doctor import (
     Finding,
     Role,
     RoleKind,
+    brought,
     counted,
     examine_bus,
     examine_machine,
+    examine_part,
     examine_ranks,
     examine_store,
     examine_trust,
@@ -27,6 +29,7 @@ from isthmus.doctor import (
 from isthmus.errors import legible
 from isthmus.format.records.fields import require_name
 from isthmus.log.run import Run
+from isthmus.log.trust import Trust
 from isthmus.runtime.clock import Runtime, threaded
 from isthmus.runtime.urls import Place, without_passwords
 from isthmus_services.output.report import stdout, write_json
@@ -45,12 +48,16 @@ def run(settings: declared.Doctor) -> int:
     require_name("--series", settings.series)
     role = Role(RoleKind(settings.role), settings.learner, settings.series)
     bus = shared.bus_of(settings, settings.run) if role.on_bus else ""
+    trust, unusable = brought(settings.key, settings.owner, settings.run_digest)
     console = stdout()
     found: list[Finding] = []
 
     async def go() -> None:
         with threaded(THREADS) as runtime:
-            async for finding in examine(settings.run, bus, role, runtime, int(settings.size * (1 << 20))):
+            for finding in unusable:
+                found.append(finding)
+                show(finding, console)
+            async for finding in examine(settings.run, bus, role, trust, runtime, int(settings.size * (1 << 20))):
                 found.append(finding)
                 show(finding, console)
 
@@ -61,7 +68,7 @@ def run(settings: declared.Doctor) -> int:
     return 1 if counts[FAILURE] else 0
 
 
-async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding]:
+async def examine(url: str, bus: str, role: Role, trust: Trust, runtime: Runtime, size: int) -> AsyncIterator[Finding]:
     """Yield the findings about the machine, the ranks, the store, the bus and the trust, in this order.
 
     Findings about the network path to the store follow those about the store; the same holds for the bus.
@@ -83,7 +90,11 @@ async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -
     if role.on_bus:
         async for finding in examine_way("bus", bus, runtime):
             yield finding
-    for finding in examine_trust(url, bus, run):
+    if run is None:
+        return
+    for finding in examine_trust(url, bus, run, trust):
+        yield finding
+    async for finding in examine_part(url, bus, run, role, trust, runtime):
         yield finding
 
 

@@ -194,7 +194,8 @@ class Status(InRun, OnBus, Reported):
     check: Annotated[
         bool,
         Setting(
-            "exit with status 1 unless the updates of every live learner are merged, or all learners are done",
+            "exit with status 1 unless the updates of every live learner are merged, or all learners are done; "
+            "docs/when-it-rings.md explains each sentence",
             flag_only=True,
         ),
     ] = False
@@ -242,7 +243,7 @@ class Board(InRun, OnBus):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doctor(InRun, OnBus, Reported):
+class Doctor(InRun, OnBus, Signed, Reported):
     """Settings of `isthmus doctor`."""
 
     role: Annotated[

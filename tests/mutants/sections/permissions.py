@@ -186,8 +186,8 @@ MUTANTS = [
         ),
         row(
             "others-names-are-free-to-list",
-            "yield await _none_may(role, LIST, hidden,",
-            "yield await _none_may(role, LIST, [],",
+            "_none_may(store, LIST, hidden,",
+            "_none_may(store, LIST, [],",
         ),
     ),
     *of(

@@ -1,0 +1,114 @@
+"""What to do about a store's faults, worded for each kind of store. No sentence names a thing of another kind."""
+
+from dataclasses import dataclass
+
+from isthmus.errors import BucketMissing, Denied, IsthmusError, StoreFull
+from isthmus.runtime.urls import Place
+from isthmus.store.refused import DENIED
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do about each fault. `{url}` stands for the run's URL, and `{place}` for a prefix below it."""
+
+    refused: str
+    """For a store that denies the first read."""
+    away: str
+    """For a store that does not answer."""
+    clear: str
+    """For an address on another machine without TLS."""
+    reading: str
+    """For single keys that a role must be able to read, and may not."""
+    listing: str
+    writing: str
+    deleting: str
+    creating: str
+    """For a store that does not honour create-only PUT."""
+    slow: str
+    large: str
+    """For a store that refuses large objects."""
+    own: str
+    """For credentials that may do more than their role."""
+    full: str
+    taken: str
+    """For a write that the store neither accepts nor denies."""
+
+
+IN_BUCKET = Advice(
+    refused="use credentials with s3:GetObject below {url}, and s3:ListBucket (a missing key must be 404, not 403)",
+    away="check that a store answers at this address (AWS_ENDPOINT_URL, or endpoint= in the URL)",
+    clear="use an address with https:// (AWS_ENDPOINT_URL); AWS_CA_BUNDLE names a file of your own authorities",
+    reading="use the role's own credentials, which `isthmus access` writes: s3:GetObject on what is named here, and "
+    "s3:ListBucket (a missing key must be 404, not 403)",
+    listing="use credentials with s3:ListBucket below {place} (`isthmus access` writes a policy for each role)",
+    writing="use credentials with s3:PutObject below {place} (`isthmus access` writes a policy for each role)",
+    deleting="use credentials with s3:DeleteObject below {place} (`isthmus access` writes a policy for each role)",
+    creating="use a store that honours it: AWS S3, MinIO, SeaweedFS, R2; a syncer refuses this one",
+    slow="find out what limits the way to the store (network, disk); if nothing can be done, create the run with a "
+    "smaller codec (int4) or a larger H (--sync-every)",
+    large="raise the store's limit on the size of one object, or that of a gateway before it",
+    own="use the role's own credentials, which `isthmus access` writes",
+    full="make room; isthmus gc {url} --apply frees what the run does not need any more. Until then nothing is merged, "
+    "and nothing is lost",
+    taken="see the store's own log: it may be full (disks, volumes, quota) or damaged. If it is full, isthmus gc {url} "
+    "--apply frees what the run does not need any more",
+)
+IN_GOOGLE = Advice(
+    refused="use a service account with storage.objects.get and storage.objects.list on this bucket "
+    "(GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT names its key file)",
+    away="check that a store answers at this address (GOOGLE_BASE_URL, or gcs_base_url in the key file)",
+    clear="use an address with https:// (GOOGLE_BASE_URL, or gcs_base_url in the key file)",
+    reading="use a service account with storage.objects.get on what is named here, and storage.objects.list on the "
+    "bucket (a missing object must be 404, not 403)",
+    listing="use a service account with storage.objects.list on the bucket",
+    writing="use a service account with storage.objects.create and, to write over an object, storage.objects.delete "
+    "below {place}",
+    deleting="use a service account with storage.objects.delete below {place}",
+    creating="use Google's own address: this one ignores x-goog-if-generation-match, and a syncer refuses it",
+    slow=IN_BUCKET.slow,
+    large=IN_BUCKET.large,
+    own="use the role's own service account, and bind it with conditions on object names (resource.name.startsWith)",
+    full=IN_BUCKET.full,
+    taken=IN_BUCKET.taken,
+)
+IN_FOLDER = Advice(
+    refused="let this user read and enter {url} and what is in it: see owner and mode (ls -ld), chown or chmod",
+    clear="",  # a folder has no address
+    away="see the kernel's log (dmesg): the disk or the network share of {url} may be damaged or gone",
+    reading="let this user read {url} and what is in it: chown or chmod",
+    listing="let this user read {url}/{place}: chown or chmod",
+    writing="let this user write in {url}/{place}: chown or chmod, and a mount that is not read-only",
+    deleting="let this user write in {url}/{place}: chown or chmod",
+    creating="use a file system with atomic hard links (ext4, xfs; not FAT, and few network shares); a syncer refuses "
+    "this one",
+    slow=IN_BUCKET.slow,
+    large="raise the limit on the size of a file (ulimit -f), or use another file system",
+    own="if participants do not trust each other, use a bucket with a policy for each (`isthmus access`)",
+    full=IN_BUCKET.full,
+    taken="see the kernel's log (dmesg): the disk or the network share of {url} may be damaged or gone",
+)
+LINK = "put a folder in the place of the link, with what the link leads to"
+CLOCK = "run an NTP client (chrony) on this machine"
+BUCKET = "create it with an administrator's credentials: {command}"
+
+
+def advice_for(url: str) -> Advice:
+    """Return the advice for the kind of store that a URL names."""
+    place = Place.of(url)
+    return IN_FOLDER if not place.in_bucket else IN_GOOGLE if place.scheme == "gs" else IN_BUCKET
+
+
+def what_to_do(error: IsthmusError, url: str, refused: str, other: str) -> str:
+    """Return the advice for a request that failed with this error.
+
+    `refused`: the advice if the request was denied; `other`: if it failed in no way that has a name.
+    """
+    if isinstance(error, BucketMissing):
+        return BUCKET.format(command=error.command)
+    if isinstance(error, Denied) and " is a link: " in str(error):
+        return LINK
+    if DENIED["RequestTimeTooSkewed"] in str(error):
+        return CLOCK
+    if isinstance(error, StoreFull):
+        return advice_for(url).full.format(url=url)
+    return refused if isinstance(error, Denied) else other
