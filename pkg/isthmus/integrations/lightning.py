@@ -131,7 +131,10 @@ class IsthmusCallback(Callback):  # type: ignore[misc]
     ) -> None:
         """Report the optimizer step if this batch ended with one. Schedules and counters have already advanced."""
         assert self._hook is not None, "fitting has begun"
-        if self._hook.report() and trainer.global_step % trainer.log_every_n_steps == 0:
+        due = trainer.global_step % trainer.log_every_n_steps == 0
+        # Reading a loss waits for the device: only when the Trainer logs, too.
+        given = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if self._hook.report(float(given) if due and given is not None else None) and due:
             for shown in trainer.loggers if self.link.speaks else ():
                 shown.log_metrics(figures_of(self.link), step=trainer.global_step)
 

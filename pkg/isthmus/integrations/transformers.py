@@ -79,6 +79,7 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
         self._save = save
         self._trainer: Any = None
         self._hook: StepHook | None = None
+        self._loss: float | None = None
         self._ahead: _Ahead | None = None
 
     def into(self, trainer: Trainer) -> Trainer:
@@ -175,7 +176,8 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Report the step if it was taken. Schedule and counters have already advanced."""
         assert self._hook is not None, "training has begun"
-        self._hook.report()
+        self._hook.report(self._loss)
+        self._loss = None
 
     def on_log(
         self,
@@ -187,6 +189,8 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Add the run's figures to the Trainer's own."""
         if logs is not None and self._hook is not None:
+            if "loss" in logs:  # the Trainer logs after a step: the next report brings it
+                self._loss = float(logs["loss"])
             logs.update(figures_of(self.link))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:

@@ -346,7 +346,8 @@ class Boundary:
         self._stepped_at = now
         self.step += 1
         self.tokens_seen += tokens
-        self.loss = loss
+        if loss is not None:  # loops that report a loss now and then: keep the last
+            self.loss = loss
         self._move(now)
         self.mark()
         if self._freeze_asked:
