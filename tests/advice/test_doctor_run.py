@@ -1,0 +1,466 @@
+"""What `isthmus doctor` says of a run's log, its owner and members, and of a bus that is not the run's."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from advice.doctors import Doctor, does, printed, small_run
+from advice.rows import row
+from isthmus.agent.speed import Speeds
+from isthmus.codecs import kernels
+from isthmus.doctor import log as doctor_log
+from isthmus.format.records.keys import commit_key, members_key
+from isthmus.format.rules import Pace, Rules
+from isthmus.log import log_health
+from isthmus.log.log_health import STANDS
+from isthmus.runtime.clock import Runtime, single_threaded
+from isthmus_services.main import main
+from isthmus_services.servers import Server
+from support.world import World, seed_of, serving, train, world
+
+PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096)
+
+
+async def grown(w: World, versions: int, name: str = "s1") -> None:
+    """Train until every fragment has so many versions more."""
+    async with serving(w.syncer(name)) as syncer:
+        until = min(k.head for k in syncer.coordinators) + versions
+        learner = w.learner(f"l-{w.runtime.new_id()}")
+        await train(learner, 4, enough=lambda: min(k.head for k in syncer.coordinators) >= until)
+
+
+@asynccontextmanager
+async def a_run(
+    place: Path, fragments: int = 2, runtime: Runtime | None = None, pace: Pace = PACE
+) -> AsyncIterator[World]:
+    async with world(place, seed_of(Rules(fragments=fragments, sync_every=4), pace), runtime=runtime) as w:
+        yield w
+
+
+async def prints(doctor: Doctor, what: str, *words: str) -> str:
+    """Run the doctor on a thread: the loop of the test goes on."""
+    text: str = await asyncio.to_thread(getattr(doctor, what), *words)
+    return text
+
+
+# --- which run, and whose ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Keys:
+    """Files of keys, by name, and a signed run whose members are eu-1 (a learner) and s-1 (a syncer)."""
+
+    folder: Path
+    run: str
+    unsigned: str
+
+    def __getitem__(self, name: str) -> str:
+        return str(self.folder / name)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    folder = tmp_path_factory.mktemp("keys")
+    made = Keys(folder, str(folder / "run"), small_run(folder / "unsigned"))
+    for name in ("owner", "eu-1", "s-1", "stranger", "other", "heir"):
+        assert main(["keys", "new", name, "--folder", str(folder)]) == 0
+    assert main(["init", made.run, "--key", made["owner"]]) == 0
+    for name, role in (("eu-1", "learner"), ("s-1", "syncer")):
+        words = ("members", "add", made.run, name, "--as", role, "--public-key", f"{made[name]}.pub")
+        assert main([*words, "--key", made["owner"]]) == 0
+    return made
+
+
+EU = ("--role", "learner", "--learner", "eu-1")
+
+
+@row(
+    "doctor", "run: key: key …: No such file or directory: `isthmus keys new NAME` makes one",
+    means="The file that --key or ISTHMUS_KEY names is not there.",
+    do="correct --key (ISTHMUS_KEY) as this says", then="`ok run: key`, with the names of the key",
+)  # fmt: skip
+@row(
+    "doctor", "run: key: key …: this is a public key; name the private key, the file without .pub",
+    means="A public key signs nothing.",
+    do="correct --key (ISTHMUS_KEY) as this says", then="`ok run: key`, with the names of the key",
+)  # fmt: skip
+@row(
+    "doctor", "run: key: key …: others may read it (mode …): chmod 600 …",
+    means="Other users of this machine could sign with the key, so no command takes it.",
+    do="correct --key (ISTHMUS_KEY) as this says", then="`ok run: key`, with the names of the key",
+)  # fmt: skip
+def test_a_key_that_cannot_be_used(doctor: Doctor, keys: Keys, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    doctor.only("run: key: key …: No").finds(keys.run, *EU, "--key", str(key))
+    key.write_bytes(Path(keys["eu-1"]).read_bytes())
+    key.chmod(0o644)
+    text = doctor.only("run: key: key …: others").finds(keys.run, *EU, "--key", str(key))
+    mode, path = re.findall(r"chmod (\d+) (\S+)", text)[0]
+    Path(path).chmod(int(mode, 8))
+    text = doctor.only("run: key: key …: this").finds(keys.run, *EU, "--key", f"{keys['eu-1']}.pub")
+    assert "ok      run: key" in doctor.finds_no_more(keys.run, *EU, "--key", str(key))
+
+
+@row(
+    "doctor", "run: owner: …: … name a .pub file, or give its line in quotes",
+    means="--owner or ISTHMUS_OWNER is neither a fingerprint nor a file with a public key.",
+    do="correct --owner (ISTHMUS_OWNER) as this says", then="`ok run: signatures`, with the owner",
+)  # fmt: skip
+@row(
+    "doctor", "run: run-digest: run digest …: 32 to 64 hexadecimal digits, as `isthmus init` prints them",
+    means="--run-digest or ISTHMUS_RUN_DIGEST is no digest.",
+    do="correct --run-digest (ISTHMUS_RUN_DIGEST) as this says", then="no more word of it",
+)  # fmt: skip
+def test_an_owner_and_a_digest_that_cannot_be_read(
+    doctor: Doctor, keys: Keys, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = doctor.finds(keys.run, "--owner", f"{keys['owner']}.bup", "--run-digest", "xyz")
+    digest = re.findall(r"run: run ([0-9a-f]+)", text)[0]
+    assert len(digest) == 16, "the doctor prints less than what is asked for"
+    assert main(["init", keys.run, "--key", keys["owner"]]) == 0
+    digest = re.findall(r"[0-9a-f]{64}", capsys.readouterr().out)[0]
+    doctor.finds_no_more(keys.run, "--owner", f"{keys['owner']}.pub", "--run-digest", digest)
+
+
+@row(
+    "doctor", "run: owner: …: this run's owner is SHA256:…, and must be SHA256:…: this is another run",
+    means="The run belongs to another key than this process demands. Processes with this demand do not start.",
+    do="correct the URL; or, if this is the run you trust, pass --owner SHA256:…",
+    then="`ok run: signatures`, with the owner",
+)  # fmt: skip
+@row(
+    "doctor", "run: digest: …: this is another run than …",
+    means="The run is not the one that this process demands.",
+    do="correct the URL; or, if this is the run you trust, pass --run-digest …", then="no more word of it",
+)  # fmt: skip
+def test_another_owner_and_another_digest(doctor: Doctor, keys: Keys) -> None:
+    text = doctor.finds(keys.run, "--owner", f"{keys['stranger']}.pub", "--run-digest", "0" * 32)
+    owner, digest = re.findall(r"pass (--owner \S+)", text)[0], re.findall(r"pass (--run-digest \S+)", text)[0]
+    doctor.finds_no_more(keys.run, *owner.split(), *digest.split())
+
+
+@row(
+    "doctor", "run: owner: …: this run's owner is nobody: nothing in it is signed, and must be SHA256:…: this is "
+    "another run",
+    means="An owner is demanded, and the run has none.",
+    do="correct the URL; or, if this is the run you trust, pass no --owner (ISTHMUS_OWNER)", then="no more word of it",
+)  # fmt: skip
+@row(
+    "doctor", "run: key: nothing in this run is signed, since it was created without an owner's key",
+    means="A key is given for a run without signatures. Learners and syncers with a key do not start there.",
+    do="leave --key out, and unset ISTHMUS_KEY", then="no more word of the key",
+)  # fmt: skip
+def test_a_key_and_an_owner_for_a_run_without(doctor: Doctor, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISTHMUS_KEY", keys["eu-1"])
+    monkeypatch.setenv("ISTHMUS_OWNER", f"{keys['owner']}.pub")
+    text = doctor.finds(keys.unsigned, *EU)
+    for name in re.findall(r"(?:unset |no --owner \()(ISTHMUS_\w+)", text):
+        monkeypatch.delenv(name)
+    doctor.finds_no_more(keys.unsigned, *EU)
+
+
+@row(
+    "doctor", "run: key: everything in this run is signed, and no key is given: a … cannot take part",
+    means="The role signs what it writes, and this process has no key.",
+    do="pass the key of the … (--key FILE, or ISTHMUS_KEY)", then="`ok run: key`, with the names of the key",
+)  # fmt: skip
+def test_no_key(doctor: Doctor, keys: Keys) -> None:
+    for role, key in (("learner", "eu-1"), ("syncer", "s-1"), ("owner", "owner")):
+        text = doctor.finds(keys.run, "--role", role)
+        assert f"pass the key of the {role} (" in text
+        assert "ok      run: key" in doctor.finds_no_more(keys.run, "--role", role, "--key", keys[key])
+    for role in ("operator", "reader", "follower"):
+        assert "run: key" not in doctor.finds_no_more(keys.run, "--role", role), "nothing that they do is signed"
+
+
+@row(
+    "doctor", "run: key: SHA256:… is no member of this run",
+    means="The membership names this key nowhere, so nobody takes what it signs.",
+    do="the owner admits it: isthmus members add … --as … --public-key FILE.pub --key OWNER",
+    then="`ok run: key`, with the names of the key",
+)  # fmt: skip
+@row(
+    "doctor", "run: key: … was expelled by membership …, and the key is SHA256:…",
+    means="The owner removed the member. What it signs from the stated commit on is not taken.",
+    do="the owner admits it again: isthmus members add … --as … --public-key FILE.pub --key OWNER",
+    then="`ok run: key`, with the names of the key",
+)  # fmt: skip
+def test_a_key_that_is_no_member(doctor: Doctor, keys: Keys) -> None:
+    words = (keys.run, "--role", "learner", "--learner", "us-9", "--key", keys["stranger"])
+    instead = {"FILE.pub": f"{keys['stranger']}.pub", "OWNER": keys["owner"]}
+    text = doctor.only("run: key: SHA256").finds(*words)
+    assert does(text, "members add", **instead) == 0
+    assert "is a member: us-9 (learner)" in doctor.finds_no_more(*words)
+    assert main(["members", "remove", keys.run, "us-9", "--key", keys["owner"]]) == 0
+    text = doctor.only("run: key: …").finds(*words)
+    assert does(text, "members add", **instead) == 0
+    assert "is a member: us-9 (learner)" in doctor.finds_no_more(*words)
+
+
+@row(
+    "doctor", "run: key: SHA256:… is the key of …, and not of … (learner)",
+    means="The key is a member's, under another name or in another role than it is used here.",
+    do="pass the name and role of this key (--learner, --role), or the key of this …",
+    then="`ok run: key`, with the names of the key",
+)  # fmt: skip
+@row(
+    "doctor", "run: key: SHA256:… is the key of …, and not of a …",
+    means="The key is a member's, in another role than it is used here.",
+    do="pass the name and role of this key (--learner, --role), or the key of this …",
+    then="`ok run: key`, with the names of the key",
+)  # fmt: skip
+def test_a_key_of_another_name_or_role(doctor: Doctor, keys: Keys) -> None:
+    for number, words in enumerate((("--learner", "us-1"), ())):
+        text = replace(doctor, rows=[doctor.rows[number]]).finds(
+            keys.run, "--role", "learner", *words, "--key", keys["s-1"]
+        )
+        name, role = re.findall(r"is the key of (\S+) \((\w+)\)", text)[0]
+        assert name == "s-1"
+        assert "ok      run: key" in doctor.finds_no_more(keys.run, "--role", role, "--key", keys["s-1"])
+
+
+@row(
+    "doctor", "run: key: … has another key, SHA256:…, and not SHA256:…",
+    means="The owner has given this name another key, or the key was made anew and the owner does not know it yet.",
+    do="pass that key; or the owner gives … this one: isthmus members rotate … --member … --public-key FILE.pub --key "
+    "OWNER",
+    then="`ok run: key`, with the names of the key",
+)  # fmt: skip
+def test_a_name_with_another_key(doctor: Doctor, keys: Keys) -> None:
+    words = (keys.run, *EU, "--key", keys["other"])
+    text = doctor.finds(*words)
+    doctor.finds_no_more(keys.run, *EU, "--key", keys["eu-1"])
+    assert does(text, "members rotate", **{"FILE.pub": f"{keys['other']}.pub", "OWNER": keys["owner"]}) == 0
+    doctor.finds_no_more(*words)
+    doctor.finds(keys.run, *EU, "--key", keys["eu-1"])
+    rotate = printed(text, "members rotate")
+    assert main([{"FILE.pub": f"{keys['eu-1']}.pub", "OWNER": keys["owner"]}.get(w, w) for w in rotate]) == 0
+
+
+@row(
+    "doctor", "run: key: SHA256:… is not the owner's key; this is SHA256:…",
+    means="The membership can be changed by another key only.",
+    do="pass that key; or the owner hands over: isthmus members rotate … --successor FILE --key OWNER",
+    then="`ok run: key: … is the owner's key`",
+)  # fmt: skip
+def test_another_key_than_the_owners(doctor: Doctor, keys: Keys) -> None:
+    words = (keys.run, "--role", "owner", "--key")
+    text = doctor.finds(*words, keys["heir"])
+    doctor.finds_no_more(*words, keys["owner"])
+    assert does(text, "members rotate", FILE=keys["heir"], OWNER=keys["owner"]) == 0
+    assert "is the owner's key" in doctor.finds_no_more(*words, keys["heir"])
+    assert does(text, "members rotate", FILE=keys["owner"], OWNER=keys["heir"]) == 0
+
+
+@row(
+    "doctor", "run: signatures: nothing in this run is signed: anyone who can write to its store or bus can act as any "
+    "participant",
+    means="The store or the bus is not on this machine, and the run has no owner.",
+    do="create runs with a key: isthmus init --key FILE (SECURITY.md)", then="`ok run: signatures`",
+)  # fmt: skip
+def test_an_unsigned_run_elsewhere(doctor: Doctor, keys: Keys, redis: Server, folder: Path) -> None:
+    elsewhere = ("--bus", redis.url.replace("127.0.0.1", "0.0.0.0"))  # not known to be this machine
+    text = doctor.finds(keys.unsigned, *elsewhere)
+    words = re.findall(r"isthmus (init --key) FILE", text)[0].split()
+    assert main([*words, keys["owner"], str(folder)]) == 0
+    doctor.finds_no_more(str(folder), *elsewhere)
+
+
+# --- the bus of the run -----------------------------------------------------------------------------------------------
+
+
+@row(
+    "doctor", "run: bus: the run was committed to … s ago, and none of its syncers is heard on this bus",
+    means="Syncers commit, and they announce it elsewhere. Learners here would train on and never be merged.",
+    like="A bus that was emptied just now: then the next check finds the syncers, a heartbeat later.",
+    do="this is the bus of another run, or of none: give the one that the syncers use (--bus, ISTHMUS_BUS)",
+    then="`ok run: bus: the run's syncers are heard here`",
+)  # fmt: skip
+async def test_the_bus_of_another_run(doctor: Doctor, folder: Path, redis: Server) -> None:
+    async with a_run(folder) as w:
+        assert "run: bus" not in await prints(doctor, "finds_no_more", str(folder), "--bus", redis.url)
+        await grown(w, 2)
+        async with serving(w.syncer("s2")):
+            for role in (("--role", "syncer"), ("--role", "learner")):
+                await prints(doctor, "finds", str(folder), *role, "--bus", redis.url)
+            assert "ok      run: bus" in await prints(doctor, "finds_no_more", str(folder))
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+@row(
+    "doctor", "log: clock: the syncer … dates its commits … s too early",
+    means="The clock of the syncer's machine is wrong. `status`, the board and `export --at` show wrong times.",
+    do="run an NTP client (chrony) on the machine of …", then="no more word of it, once the syncer commits again",
+)  # fmt: skip
+@row(
+    "doctor", "log: clock: the syncer … dates its commits … s in the future",
+    means="The clock of the syncer's machine is wrong. `status`, the board and `export --at` show wrong times.",
+    do="run an NTP client (chrony) on the machine of …", then="no more word of it, once the syncer commits again",
+)  # fmt: skip
+async def test_a_syncer_with_a_wrong_clock(doctor: Doctor, folder: Path) -> None:
+    r = single_threaded(0)
+    for number, (off_s, words) in enumerate([(-3600.0, "too early"), (7200.0, "in the future")]):
+        off = Runtime(r.now, lambda off_s=off_s: r.wall() + off_s, r.random, r.offload, r.new_id)  # type: ignore[misc]
+        place = folder / str(number)
+        async with a_run(place, runtime=off) as w:
+            await grown(w, 2, "far-syncer")
+            d = Doctor([one for one in doctor.rows if one.said.endswith(words)], doctor.capsys)
+            assert "machine of far-syncer" in await prints(d, "finds", str(place))
+        async with a_run(place, runtime=r) as w:  # NTP has set the clock
+            await grown(w, 6, "far-syncer")
+            if words == "too early":
+                await prints(d, "finds_no_more", str(place))
+    async with a_run(folder / "2") as w:
+        await grown(w, 2)
+        await prints(doctor, "finds_no_more", str(folder / "2"))
+
+
+@row(
+    "doctor", "log: commits: fragment …: …: is missing, and version … is there…",
+    means="An object of the log was lost. `isthmus heal` says whether its fragment can still be served and verified.",
+    do="isthmus heal … says what can be done", then="`ok log: commits` once the object is restored from a backup",
+)  # fmt: skip
+@row(
+    "doctor", "log: commits: … more fragments are damaged",
+    means="More fragments have such damage than are named.",
+    do="isthmus heal … says what can be done", then="`ok log: commits`",
+)  # fmt: skip
+async def test_holes_in_the_log(doctor: Doctor, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_run(folder, fragments=8) as w:
+        await grown(w, 3)
+        kept = {commit_key(p, 2): await w.store.get(commit_key(p, 2)) for p in range(8)}
+        for key in kept:
+            await w.store.delete(key)
+        monkeypatch.setattr(doctor_log, "NAMED_MAX", 4)
+        text = await prints(doctor, "finds", str(folder))
+        doctor.capsys.readouterr()
+        code = await asyncio.to_thread(does, text, "heal")
+        said = doctor.capsys.readouterr().out
+        assert code == 1
+        for key, blob in kept.items():
+            assert key in " ".join(said.split()), "heal names what to restore"
+            await w.store.put(key, bytes(blob))
+        assert "ok      log: commits" in await prints(doctor, "finds_no_more", str(folder))
+
+
+@row(
+    "doctor", "log: progress: fragment … stands still: most others were merged 8 times since it was",
+    means="One part of the model is not merged any more. Learners go on with what they have of it.",
+    do="the syncers' logs say why; isthmus heal … says what can be done",
+    then="no more word of it, once the fragment is merged again",
+    lost="what learners trained of this fragment meanwhile, beyond their newest update",
+)  # fmt: skip
+async def test_a_fragment_that_stands(doctor: Doctor, folder: Path) -> None:
+    async with a_run(folder, fragments=3) as w:
+        async with serving(w.syncer("s1")) as syncer:
+            await w.store.put(commit_key(0, 4), b"nonsense")
+            moved = syncer.coordinators[1:]
+            await train(w.learner("l0"), 40, enough=lambda: min(k.head for k in moved) >= 4 + STANDS)
+        text = await prints(doctor, "finds", str(folder))
+        doctor.capsys.readouterr()
+        await asyncio.to_thread(does, text, "heal")
+        said = " ".join(doctor.capsys.readouterr().out.split())
+        assert commit_key(0, 4) in said, "heal names the object to delete"
+        await w.store.delete(commit_key(0, 4))
+        await grown(w, 2 * STANDS)
+        await prints(doctor, "finds_no_more", str(folder))
+
+
+@row(
+    "doctor", "log: size: nothing was collected in … versions: the run grows until its store is full",
+    means="Nobody deletes what the run does not need any more.",
+    do="isthmus gc … lists what can be deleted, --apply deletes it, and --apply --every 3600 repeats this hourly",
+    then="no more word of it",
+)  # fmt: skip
+async def test_a_run_that_nobody_collects(doctor: Doctor, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_health, "GROWN", 6)
+    async with a_run(folder, pace=msgspec.structs.replace(PACE, snapshot_every=3)) as w:
+        await grown(w, 8)
+    text = await prints(doctor, "finds", str(folder))
+    young = ("--keep", "2", "--min-age", "0")
+    assert await asyncio.to_thread(main, [*printed(text, "gc"), "--apply", *young]) == 0
+    await prints(doctor, "finds_no_more", str(folder))
+
+
+SLOW = Speeds(add_s=1.0, round_s=4.0, flop_s=1e3)
+
+
+@row(
+    "doctor", "machine: merging: merging every fragment once takes … s of … cores, and learners have a new update for "
+    "each every … s (… steps): rounds will come late and work will be lost",
+    means="Syncers like this machine cannot keep up with the learners.",
+    do="Give syncers more cores or faster ones (this one: …), or create a run with a longer sync_every",
+    then="`ok machine: merging`",
+    lost="updates that come while a round is merged are replaced by later ones, which contain their work",
+)  # fmt: skip
+async def test_a_machine_that_merges_too_slowly(doctor: Doctor, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_run(folder) as w:
+        await grown(w, 2)
+    monkeypatch.setattr(doctor_log, "glance", lambda *_: SLOW)
+    await prints(doctor, "finds", str(folder))
+    monkeypatch.undo()  # a faster machine
+    assert "ok      machine: merging" in await prints(doctor, "finds_no_more", str(folder))
+
+
+@row(
+    "doctor", "log: commits: the log cannot be read: members/…: is no membership: …",
+    means="The list of members is damaged. Nobody can start.",
+    do="restore members/… from a backup: nobody can tell without it who may write to this run",
+    then="`ok log: commits`",
+)  # fmt: skip
+def test_a_membership_that_is_damaged(doctor: Doctor, keys: Keys) -> None:
+    path = Path(keys.run) / members_key(1)
+    kept = path.read_bytes()
+    path.write_bytes(kept[:-9])
+    text = doctor.finds(keys.run)
+    assert f"restore {members_key(1)} from" in text
+    path.write_bytes(kept)
+    doctor.finds_no_more(keys.run)
+
+
+@row(
+    "doctor", "store: run: …: this run uses arithmetic …, this release has …: use the release that created the run",
+    means="The run was created by a release whose merges give other bits than this one's.",
+    do="install the release of Isthmus that created the run", then="`ok store: run`",
+)  # fmt: skip
+def test_another_arithmetic(doctor: Doctor, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "ARITHMETIC", kernels.ARITHMETIC + 1)  # stands for another release
+    small_run(folder)
+    monkeypatch.undo()
+    doctor.finds(str(folder))
+    monkeypatch.setattr(kernels, "ARITHMETIC", kernels.ARITHMETIC + 1)
+    doctor.finds_no_more(str(folder))
+
+
+@row(
+    "doctor", "store: run: …/run: not a run object of this release: …",
+    means="The object that describes the run is damaged, or of a release that this one cannot read.",
+    do="if another release created the run, use that one; else restore this object from a backup",
+    then="`ok store: run`, with the run's digest",
+)  # fmt: skip
+def test_a_run_object_that_is_damaged(doctor: Doctor, folder: Path) -> None:
+    kept = (Path(small_run(folder)) / "run").read_bytes()
+    (folder / "run").write_bytes(kept[: len(kept) // 2])
+    doctor.finds(str(folder))
+    (folder / "run").write_bytes(kept)
+    doctor.finds_no_more(str(folder))
+
+
+@row(
+    "doctor", "store: run: …: no run here; did you mean …?",
+    means="The run is in a folder `run` below the given place, as a demo makes it.",
+    do="name …", then="`ok store: run`",
+)  # fmt: skip
+def test_a_folder_around_a_run(doctor: Doctor, folder: Path) -> None:
+    small_run(folder)
+    named = re.findall(r"→ name (\S+)", doctor.finds(str(folder.parent)))
+    assert named == [str(folder)]
+    doctor.finds_no_more(*named)
