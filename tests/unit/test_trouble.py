@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from isthmus.agent.trouble import TroubleLog
-from isthmus.learner.unmerged import REMEDIES, Unmerged
-from isthmus.reasons import Reason
+from isthmus.learner.unmerged import Unmerged
+from isthmus.reasons import REMEDIES, Reason
 
 SYNCER = ("no syncer is heard", "start one")
 STORE = ("the store does not answer", "see whether it is there")

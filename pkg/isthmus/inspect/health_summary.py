@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from isthmus.format.records.messages import Alive
 from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.status import Status
-from isthmus.learner.unmerged import remedy_of
 from isthmus.log.log_health import STANDS
+from isthmus.reasons import remedy_of
 
 FAR = 0.5
 """A learner explodes if in most fragments its updates are clipped to less than this share of their length."""

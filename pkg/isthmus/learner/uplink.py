@@ -15,11 +15,11 @@ from isthmus.learner.boundary import Adopted, BaseMerged, Captured, ToTraining, 
 from isthmus.learner.checkpoint import FragmentCopy, UplinkPoint
 from isthmus.learner.ledger import Account
 from isthmus.learner.resume import History
-from isthmus.learner.unmerged import REMEDIES, Unmerged
+from isthmus.learner.unmerged import Unmerged
 from isthmus.learner.upload_window import Window
 from isthmus.log import Commit, Log
 from isthmus.log.run import Run
-from isthmus.reasons import FINAL, Reason
+from isthmus.reasons import FINAL, REMEDIES, Reason
 from isthmus.runtime.averages import smooth
 from isthmus.runtime.clock import Runtime
 
