@@ -52,6 +52,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Start a Redis with good settings. The doctor waits for two seconds at one that takes values of any size."""
+    words = [word for name, value in GOOD.items() for word in (f"--{name}", value)]
+    with redis_server(tmp_path_factory.mktemp("redis"), arguments=tuple(words)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def redis_7() -> str:
     """Return a redis-server whose ACL tells reading from writing."""
     if (binary := graph.redis_7()) is None:

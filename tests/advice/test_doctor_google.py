@@ -156,6 +156,25 @@ def test_a_key_file_that_is_none(doctor: Doctor, bucket: tuple[Google, Gate], mo
     doctor.finds_no_more(*RUN)
 
 
+@row(
+    "doctor", "store: access: gs://… at …: no credentials from Google: …",
+    means="No variable names a key file, and no service of Google's machines gives credentials.",
+    do="use a service account with storage.objects.get and storage.objects.list on this bucket "
+    "(GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT names its key file)",
+    then="`ok store: access`",
+)  # fmt: skip
+def test_no_credentials(doctor: Doctor, bucket: tuple[Google, Gate], monkeypatch: pytest.MonkeyPatch) -> None:
+    there, server = bucket
+    monkeypatch.delenv("GOOGLE_SERVICE_ACCOUNT")
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    for name in ("GCE_METADATA_HOST", "GCE_METADATA_ROOT"):  # a service that knows nothing
+        monkeypatch.setenv(name, server.url.partition("//")[2])
+    server.answers = lambda method, path, size: (404, b"no such account") if "computeMetadata" in path else None
+    variable = re.findall(r"or (\w+) names its key file", finds(doctor))[0]
+    monkeypatch.setenv(variable, str(there.key))
+    doctor.finds_no_more(*RUN)
+
+
 def test_what_the_server_says_is_printed(doctor: Doctor, bucket: tuple[Google, Gate]) -> None:
     _, server = bucket
     for body, words in (
