@@ -46,6 +46,8 @@ class Counting:
             m.staleness.observe(header.version - 1 - given.base)
             m.updates_merged.labels(given.learner).inc()
             m.tokens_merged.labels(self._fragment).inc(given.tokens)
+            for reason in given.clipped:
+                m.clipped.labels(reason).inc()
         m.updates_late.inc(len(header.late))
         for reason, count in header.rejected_total.items():
             m.rejections.labels(reason).inc(max(0, count - before.get(reason, 0)))
