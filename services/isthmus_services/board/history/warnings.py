@@ -21,7 +21,9 @@ STUCK_PERIODS = 10.0
 """A fragment that was not merged for this many times the usual interval is stuck."""
 
 STUCK_LEAST_S = 30.0
-LOST_SHARE = 0.1
+LOST_SHARE = 0.3
+"""A learner is named if more than this share of its updates was rejected. In quick rounds a tenth of a healthy
+learner's updates are rejected as base-merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def _now(c: RunHistory, status: Status, run: str, bus: str, listened_s: float) -
     found = health(status, run, bus)
     if found.ok or not status.hearing.learners:
         return []
-    do = "each part names its command; `isthmus doctor` checks store and bus"
+    do = "each part names its command; docs/when-it-rings.md has a row for each"
     if not status.live and "done" in found.said:
         do = "nothing, if this is its end; learners that are started again go on where they stopped"
     return [Notice(found.said, do)]
@@ -63,7 +65,8 @@ def _log(c: RunHistory, at: float, now: float, run: str, live: bool) -> list[Not
         found.append(
             Notice(
                 f"the log of fragment {p} cannot be read beyond version {c.ends[p].version}: {why}",
-                f"isthmus replay {run} --fragments {p} says what is damaged, isthmus heal {run} what can be done",
+                f"isthmus heal {run} --fragment {p} says what can be done, isthmus replay {run} --fragment {p} what is "
+                "damaged",
                 f"fragments/{p}",
             )
         )
@@ -74,16 +77,19 @@ def _log(c: RunHistory, at: float, now: float, run: str, live: bool) -> list[Not
         found.append(
             Notice(
                 f"{missed} of the last {lately} rounds missed their quorum and merged what was in",
-                "the learners' page says who is missing; no quorum (--quorum K) above the learners there are is met",
+                "the learners' page says which learners are missing: start them again, or start the syncers again with "
+                "--quorum K, where K is at most the number of learners",
                 "learners",
             )
         )
     if turned > lately / 2:
-        reasons = ", ".join(str(r["reason"]) for r in time_views.reasons(c, at) if r["lost"])
+        of = [r for r in time_views.reasons(c, at) if r["lost"]]
+        reasons = ", ".join(f"{r['reason']} ({r['why']})" if r["why"] else str(r["reason"]) for r in of)
         found.append(
             Notice(
                 f"{turned} updates were rejected in the last {lately} rounds, by reason: {reasons}",
-                "their work is lost; `isthmus explain` tells of each why, and the learners' page whose they are",
+                f"their work is lost. The list of these rounds is linked, and isthmus explain {run} FRAGMENT/VERSION "
+                "explains the rejections of each; the learners' page shows whose they are",
                 "commits?only=rejected",
             )
         )
@@ -92,7 +98,7 @@ def _log(c: RunHistory, at: float, now: float, run: str, live: bool) -> list[Not
             found.append(
                 Notice(
                     f"{row['learner']}: {row['rejected']} updates were rejected, {row['merged']} merged",
-                    "its page says which; the reason is with each",
+                    "its page lists its updates, each with the reason: its log says what to do about it",
                     f"learners/{row['learner']}",
                 )
             )
@@ -135,7 +141,8 @@ def _stuck(c: RunHistory, at: float, run: str) -> list[Notice]:
     return [
         Notice(
             f"fragment {_list(stuck)} was not merged for over {limit:.0f} s (usual: {usual:.0f} s)",
-            f"see who is waited for on the fragment's page, and whether a syncer keeps it; isthmus status {run}",
+            f"the fragment's page shows which learners its round waits for. isthmus status {run} says whether a syncer "
+            "serves it",
             f"fragments/{stuck[0]}",
         )
     ]

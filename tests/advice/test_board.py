@@ -1,0 +1,315 @@
+"""What the board warns of, and what comes of its advice. What `isthmus status` says, too, is in test_status.py."""
+
+import asyncio
+import itertools
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from advice.followed import advises, command_in, commands_in, isthmus, mine, says
+from advice.rows import Row, pattern, row
+from advice.test_alerts import Deaf
+from advice.test_status import FEW, PACE, Fault, command, finished, training
+from isthmus.errors import Denied, Unavailable
+from isthmus.format.records.keys import commit_key
+from isthmus.format.records.messages import encode, learner_stream
+from isthmus.format.rules import Rules
+from isthmus_services.board.history import warnings
+from isthmus_services.board.server import STATIC
+from isthmus_services.servers import free_ports
+from support.boards import a_board, ask
+from support.signed import announced
+from support.world import World, seed_of, serving, train, until, world
+
+
+async def state(url: str, until_: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+    """Ask a board for its state until a condition holds; return it. Raises `AssertionError`."""
+    for _ in range(200):
+        found: dict[str, Any] = await ask(url, "state")
+        if until_(found):
+            return found
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"never: {what}: {found['trouble']} {found['warnings']}")
+
+
+def warned(here: Row, found: dict[str, Any]) -> str:
+    """Return the advice of the warning that has a row's sentence; empty if there is none."""
+    (do,) = [w["do"] for w in found["warnings"] if pattern(here.said).match(w["said"])] or [""]
+    return str(do)
+
+
+async def warns(here: Row, url: str) -> str:
+    """Wait until a board has the warning of a row, with its advice; return the advice."""
+    do = warned(here, await state(url, lambda found: bool(warned(here, found)), here.said))
+    advises(here, f"{here.said} {do}")
+    return do
+
+
+async def quiet(here: Row, url: str) -> None:
+    """Wait until a board no longer has the warning of a row."""
+    await state(url, lambda found: not warned(here, found), f"quiet about {here.said}")
+
+
+@row(
+    "board",
+    "… of … learners merge; …",
+    means="What `isthmus status` says of the run's processes and its log: the part above has a row for each sentence.",
+    do="each part names its command; docs/when-it-rings.md has a row for each",
+    then="The warning goes away.",
+)
+@row(
+    "board",
+    "no learner trains: … of … learners are done, … stopped before; …",
+    means="Some learners have left before their last step.",
+    do="nothing, if this is its end; learners that are started again go on where they stopped",
+    then="With learners that train again, the warning goes away.",
+)
+async def test_what_status_says(folder: Path) -> None:
+    merge, over = mine(test_what_status_says)
+    async with world(folder, FEW) as w, a_board(w.log, w) as (url, _):
+        async with training(w.learner("a")):
+            do = await warns(merge, url)
+            assert "each part names its command" in do
+            (said,) = [x["said"] for x in (await ask(url, "state"))["warnings"]]
+            async with command(folder.parent, *command_in(said, "syncer")):
+                await quiet(merge, url)
+        async with serving(w.syncer("s2")):
+            await train(w.learner("a"), 10, done=False)
+            await warns(over, url)
+            async with training(w.learner("a")):
+                await quiet(over, url)
+
+
+@row(
+    "board",
+    "the log of fragment … cannot be read beyond version …: …",
+    means="A commit is damaged or missing. The board shows the fragment up to there, and the others whole.",
+    do="isthmus heal … --fragment … says what can be done, isthmus replay … --fragment … what is damaged",
+    then="With the object restored from a backup, the board reads on within seconds.",
+    lost="without a backup: what was merged into the fragment after that version",
+)
+async def test_a_commit_that_is_damaged(folder: Path) -> None:
+    (here,) = mine(test_a_commit_that_is_damaged)
+    async with world(folder, FEW) as w:
+        await finished(w)
+        path = folder / commit_key(1, 3)
+        kept = path.read_bytes()
+        path.write_bytes(kept[:-9])
+        async with a_board(w.log, w) as (url, _):
+            do = await warns(here, url)
+            for words in commands_in(do):
+                code, told = await isthmus(*words)
+                assert (code, commit_key(1, 3) in told) == (1, True), told
+            path.write_bytes(kept)
+            await quiet(here, url)
+
+
+@row(
+    "board",
+    "… of the last … rounds missed their quorum and merged what was in",
+    means="Most rounds closed with fewer learners than `--quorum` asks for, after waiting as long as they may.",
+    do="the learners' page says which learners are missing: start them again, or start the syncers again with --quorum K, "
+    "where K is at most the number of learners",
+    then="New rounds meet the quorum; the warning goes away once they are the half of the last fifty.",
+    lost="nothing of what was sent in time; rounds take longer",
+)
+async def test_rounds_without_their_quorum(folder: Path) -> None:
+    (here,) = mine(test_rounds_without_their_quorum)
+    pace = msgspec.structs.replace(PACE, quorum=2)
+    async with (
+        world(folder, seed_of(Rules(fragments=2, sync_every=4), pace)) as w,
+        training(w.learner("a")),
+        training(w.learner("slow"), step_s=5.0),
+        a_board(w.log, w) as (url, _),
+    ):
+        async with serving(w.syncer("s1")):
+            await warns(here, url)
+        async with serving(w.syncer("s1", msgspec.structs.replace(pace, quorum=1))):
+            await quiet(here, url)
+
+
+@row(
+    "board",
+    "… updates were rejected in the last … rounds, by reason: …",
+    means="In the last fifty rounds, more than half as many updates were rejected. The reasons are in the sentence.",
+    do="their work is lost. The list of these rounds is linked, and isthmus explain … FRAGMENT/VERSION explains the "
+    "rejections of each; the learners' page shows whose they are",
+    then="`isthmus explain` names the learner and explains the reason. Once the cause has gone, the warning ends after fifty "
+    "rounds.",
+    lost="the work in these updates",
+)
+@row(
+    "board",
+    "…: … updates were rejected, … merged",
+    means="Almost a third of this learner's updates or more were rejected since the run began.",
+    do="its page lists its updates, each with the reason: its log says what to do about it",
+    then="The learner's page counts its rejections by reason. The warning stays, since it counts from the start.",
+    lost="the work in these updates",
+)
+async def test_updates_that_are_rejected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds, learner = mine(test_updates_that_are_rejected)
+    monkeypatch.setattr(warnings, "RECENT", 10)
+
+    async def announce(w: World) -> None:
+        """Announce updates under keys that are none, as another program would."""
+        for base in itertools.count():
+            said = announced(w, "wild", f"updates/00000/wild/{base}", f"{base}".encode())
+            await w.bus.append(learner_stream("wild"), encode(said))
+            await asyncio.sleep(0.02)
+
+    async with (
+        world(folder, FEW) as w, serving(w.syncer("s1")), a_board(w.log, w) as (url, _), training(w.learner("a")),
+    ):  # fmt: skip
+        strange = asyncio.ensure_future(announce(w))
+        do = await warns(rounds, url)
+        assert f"isthmus explain {w.run.url} FRAGMENT/VERSION" in do
+        told = ""
+        for one in (await ask(url, "commits?only=rejected"))["commits"]:
+            if "rejected: wild" not in told:
+                code, told = await isthmus("explain", w.run.url, f"{one['fragment']}/{one['version']}")
+                assert code == 0, told
+        assert "rejected: wild" in told
+        assert "malformed" in told
+        await warns(learner, url)
+        assert "malformed" in str(await ask(url, "learner/wild"))
+        strange.cancel()
+        await quiet(rounds, url)
+
+
+@row(
+    "board",
+    "fragment … was not merged for over … s (usual: … s)",
+    means="Learners train, and this fragment had no commit for ten times as long as usual, and at least half a minute.",
+    do="the fragment's page shows which learners its round waits for. isthmus status … says whether a syncer serves it",
+    then="Its commits go on.",
+    lost="what learners train of the fragment meanwhile",
+)
+@row(
+    "board",
+    "fragment … stands still: most others were merged … times since it was",
+    means="The same, when no learner trains any more: this fragment was left behind when the run ended.",
+    do="the syncers' logs say why; isthmus heal … says whether its log is sound",
+    then="`isthmus heal` calls it sound, or names what is damaged. Once learners train again and the cause has gone, it moves.",
+    lost="what learners trained of the fragment",
+)
+async def test_a_fragment_that_is_not_merged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, stands = mine(test_a_fragment_that_is_not_merged)
+    monkeypatch.setattr(warnings, "STUCK_LEAST_S", 1.0)
+    fault = Fault(Unavailable("503 SlowDown"), "values/00000/", ("put",), mended=True)
+    async with (
+        world(folder, seed_of(Rules(fragments=4, sync_every=4), PACE)) as w,
+        serving(fault.of(w).syncer("s1")) as syncer,
+        a_board(w.log, w) as (url, _),
+    ):
+        async with training(w.learner("a")) as done:
+            await until(lambda: min(k.head for k in syncer.coordinators) >= 2, "all fragments move")
+            fault.mended = False
+            do = await warns(stuck, url)
+            assert "fragment 0 stands still" in (await isthmus(*command_in(do, "status")))[1]
+            done.set()
+        do = await warns(stands, url)
+        code, told = await isthmus(*command_in(do, "heal"))
+        assert (code, "4 sound" in told) == (0, True), told
+        fault.mended = True
+        async with training(w.learner("a")):
+            await quiet(stuck, url)
+            await quiet(stands, url)
+
+
+@row(
+    "board",
+    "the store has not answered for … s",
+    means="This machine gets no answer from the store. The page shows what was known before.",
+    do="check that … is reachable from here",
+    then="The line goes away, and the page goes on.",
+)
+@row(
+    "board",
+    "the bus has not answered for … s",
+    means="This machine gets no answer from the bus: who is there now is not known. The log is still read.",
+    do="check that … is reachable from here",
+    then="The line goes away, and the page shows who is there.",
+)
+@row(
+    "board",
+    "reading the log is denied: …",
+    means="The board's credentials have expired, or lack the right to read.",
+    do="renew the credentials, or grant the role reader: `isthmus doctor RUN --role reader` names what is missing",
+    then="The line goes away by itself.",
+)
+async def test_store_and_bus_that_are_away(folder: Path) -> None:
+    store, bus, denied = mine(test_store_and_bus_that_are_away)
+    away, refused = Fault(Unavailable("refused"), mended=True), Fault(Denied("403: the token has expired"), mended=True)
+    async with world(folder, FEW) as w:
+        deaf = Deaf(w.bus)
+        seen = replace(refused.of(away.of(w)), bus=deaf)
+        async with serving(w.syncer("s1")), training(w.learner("a")), a_board(seen.log, seen) as (url, _):
+
+            async def trouble(here: Row) -> None:
+                found = await state(url, lambda found: says(here, found["trouble"]), here.said)
+                if here is not denied:
+                    advises(here, found["trouble"])
+
+            deaf.mended = False
+            await trouble(bus)
+            deaf.mended = True
+            away.mended = False
+            await trouble(store)
+            away.mended = True
+            await state(url, lambda found: found["trouble"] == "", "store and bus are back")
+            refused.mended = False
+            await trouble(denied)
+            code, told = await isthmus("doctor", w.run.url, "--role", "reader")
+            assert code == 0, told
+            refused.mended = True
+            await state(url, lambda found: found["trouble"] == "", "the credentials are renewed")
+
+
+@row(
+    "board",
+    "no bus is read: who is there now, and what learners say of themselves, is not known",
+    means="The board was started without a bus, and there is none beside the run.",
+    do="isthmus board RUN --bus URL",
+    then="The page shows who is there.",
+)
+@row(
+    "board",
+    "the board does not answer: is `isthmus board` still running?",
+    means="The browser gets no answer from the board: it was ended, or its machine is away.",
+    like="With `the board has not answered since …` the page still shows what it had, and tries again.",
+    do="start `isthmus board` again, at the same address (--http), and reload the page",
+    then="The page is back.",
+)
+async def test_a_board_that_is_gone(folder: Path, tmp_path: Path) -> None:
+    unheard, gone = mine(test_a_board_that_is_gone)
+    assert says(gone, (STATIC / "api.js").read_text())
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+
+    def page() -> str:
+        with urllib.request.urlopen(f"http://{address}/api/state", timeout=5.0) as answer:
+            return str(answer.read())
+
+    async def shown() -> str:
+        for _ in range(100):
+            try:
+                return await asyncio.to_thread(page)
+            except OSError:
+                await asyncio.sleep(0.1)
+        raise AssertionError("never shown")
+
+    async with world(folder, FEW) as w:
+        await finished(w, 2)
+    (bus := folder / "bus.sqlite").rename(tmp_path / "bus.sqlite")
+    async with command(tmp_path, "board", str(folder), "--http", address):
+        assert says(unheard, await shown())
+    with pytest.raises(urllib.error.URLError):
+        page()
+    async with command(tmp_path, "board", str(folder), "--bus", f"sqlite://{tmp_path}/bus.sqlite", "--http", address):
+        assert not says(unheard, await shown())
+    assert not bus.exists()
