@@ -10,17 +10,18 @@ import pytest
 
 from advice.followed import advises, command_in, isthmus, mine, says
 from advice.rows import row
-from advice.test_status import PACE, Fault
+from advice.test_status import PACE, Fault, training
 from isthmus.errors import Denied, StoreFull, Unavailable
-from isthmus.format.records.keys import commit_key
+from isthmus.format.records.keys import checkpoint_key, commit_key
 from isthmus.format.records.objects import MemberSpec
 from isthmus.format.rules import Rules
 from isthmus.format.signing.keys import read_signer
 from isthmus.log import gc
 from isthmus.log.membership import Members, write
 from isthmus_services.commands.gc import line_of
-from support.signed import SYNC, US, L, S
-from support.world import World, all_commits, seed_of, serving, train, world
+from support.signed import EU, EVERYBODY, SYNC, US, L, S, admit
+from support.signed import seed as signed
+from support.world import World, all_commits, seed_of, serving, train, until, world
 
 NOW = ("--keep", "1", "--min-age", "0")
 SNAPSHOTS = seed_of(Rules(fragments=2, sync_every=4), msgspec.structs.replace(PACE, snapshot_every=4))
@@ -222,3 +223,45 @@ async def test_a_collector_without_a_key(folder: Path, tmp_path: Path, monkeypat
         assert code == 0, told
         code, told = await isthmus("gc", w.run.url, *NOW, "--apply", "--key", "col")
         assert code == 0, told
+
+
+@row(
+    "gc",
+    "all checkpoints are kept, because this process may not read them (…)",
+    means="A signed run: gc keeps a learner's newest valid checkpoints, and may not read which ones are valid.",
+    do="give it a collector's rights (isthmus doctor … --role collector, beside it, names what is missing)",
+    then="Old checkpoints are deleted.",
+)
+@row(
+    "gc",
+    "… is kept: with … bytes it is too large to be judged here",
+    means="A checkpoint is larger than one of this run can be. Its learner may have written it all the same.",
+    do="delete it if its learner did not write it",
+    then="gc no longer speaks of it.",
+)
+async def test_checkpoints_of_a_signed_run(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    denied, large = mine(test_checkpoints_of_a_signed_run)
+    async with world(folder, signed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")):
+            for life in range(1, 4):
+                async with training(w.by(EU).learner("eu", checkpoint_s=0.1)):
+                    stored = folder / f"learners/eu/{life:06d}/checkpoints"
+                    await until(lambda: list(stored.glob("0*")), "there is a checkpoint")  # noqa: B023
+        fault = Fault(Denied("403: AccessDenied"), "learners/", ("get",))
+        log = fault.of(w).by(None).log
+        await log.members.refresh(w.store)
+        assert "checkpoints" not in (await gc.plan(log, min_age_s=-60.0)).doomed
+        advises(denied, caplog.text)
+        assert command_in(caplog.text, "doctor") == ["doctor", w.run.url, "--role", "collector"]
+        fault.mended = True
+        assert (await gc.plan(log, min_age_s=-60.0)).doomed["checkpoints"]
+        assert not says(large, caplog.text)
+        key = checkpoint_key("eu", 9, 10**6, bytes(32))
+        await w.store.put(key, bytes(log.checkpoint_most + 1))
+        await gc.plan(log, min_age_s=-60.0)
+        advises(large, caplog.text)
+        caplog.clear()
+        (folder / key).unlink()
+        await gc.plan(log, min_age_s=-60.0)
+        assert not says(large, caplog.text)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,19 +36,6 @@ FEW = seed_of(Rules(fragments=2, sync_every=4), PACE)
 MANY = seed_of(Rules(fragments=6, sync_every=4), PACE)
 
 
-class Faulty(Layer):
-    """A store that answers some requests with an error: those for which `error` returns one."""
-
-    def __init__(self, store: Store, error: Callable[[str, str], BaseException | None]) -> None:
-        super().__init__(store)
-        self._error = error
-
-    async def _through(self, operation: str, key: str, send: Send[T]) -> T:
-        if (error := self._error(operation, key)) is not None:
-            raise error
-        return await send()
-
-
 @dataclass
 class Fault:
     """A fault of requests to a store, which lasts until it is mended."""
@@ -57,20 +44,26 @@ class Fault:
     prefix: str = ""
     operations: tuple[str, ...] = ("get", "put", "create", "list", "delete")
     mended: bool = False
+    after_s: float = 0.0
+    """How long a request waits for the error [seconds]."""
 
     def of(self, w: World) -> World:
         """Return the world with this fault in its store."""
-        return w.through(
-            lambda store: Faulty(
-                store,
-                lambda operation, key: (
-                    self.error
-                    if not self.mended and operation in self.operations and key.startswith(self.prefix)
-                    else None
-                ),
-            ),
-            Patience(attempts=1),
-        )
+        return w.through(lambda store: Faulty(store, self), Patience(attempts=1))
+
+
+class Faulty(Layer):
+    """A store with a fault."""
+
+    def __init__(self, store: Store, fault: Fault) -> None:
+        super().__init__(store)
+        self._fault = fault
+
+    async def _through(self, operation: str, key: str, send: Send[T]) -> T:
+        if not self._fault.mended and operation in self._fault.operations and key.startswith(self._fault.prefix):
+            await asyncio.sleep(self._fault.after_s)
+            raise self._fault.error
+        return await send()
 
 
 @asynccontextmanager
@@ -472,7 +465,9 @@ async def finished(w: World, versions: int = 6) -> None:
 
 @row(
     "status",
-    "the log of fragment … is damaged: …; the logs of … more fragments are damaged, too",
+    "the log of fragment … is damaged: …: is missing, and version … is there: restore it from a backup. A run with a "
+    "snapshot after it goes on, and `isthmus replay` ends before it (fragment … can be read up to version …); …; the logs of "
+    "… more fragments are damaged, too",
     means="Objects that the log names are missing, or commits cannot be read. Three fragments are named, the others counted.",
     like="Where the store is away, status says so and ends with an error instead.",
     do="isthmus heal … says what can be done",
@@ -573,3 +568,36 @@ async def test_a_run_whose_garbage_was_never_collected(folder: Path, monkeypatch
         assert "dry run" in (await isthmus(*gc))[1]
         assert (await isthmus(*gc, "--apply"))[0] == 0
         assert not says(here, (await isthmus("status", w.run.url))[1])
+
+
+@row(
+    "status",
+    "the log of fragment … is damaged: updates/…: is missing, and version … merged … bytes",
+    means="An update that was merged since the newest snapshot is gone or cut: no new syncer can start with the fragment.",
+    like="Status looks for these objects only if no syncer is heard, and compares no bytes: `isthmus replay` does.",
+    do="isthmus heal … says what can be done",
+    then="`isthmus heal` names the object and what `--apply` restarts the fragment from. With the object restored from a "
+    "backup, status says nothing of it.",
+    lost="without a backup: the fragment's momentum",
+)
+async def test_a_finished_run_with_an_update_missing(folder: Path) -> None:
+    (here,) = mine(test_a_finished_run_with_an_update_missing)
+    async with world(folder, FEW) as w:
+        async with serving(w.syncer("s1"), killed=True) as syncer:
+            await train(w.learner("a"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= 4)
+        for stream in (folder / "bus.sqlite").parent.glob("bus.sqlite*"):
+            stream.unlink()  # the bus of a finished run is often gone, too
+        commit = await w.log.commit(0, 3)
+        assert commit is not None
+        path = folder / commit.header.inputs[0].key
+        kept = path.read_bytes()
+        path.unlink()
+        code, line = await status(w)
+        assert code == 1
+        advises(here, line)
+        code, told = await isthmus(*command_in(line, "heal"))
+        assert (code, str(path.relative_to(folder)) in told) == (1, True), told
+        path.write_bytes(kept[:-1])
+        assert f"has {len(kept) - 1} bytes, and version 3 merged {len(kept)} bytes" in (await status(w))[1]
+        path.write_bytes(kept)
+        assert not says(here, (await status(w))[1])

@@ -310,14 +310,20 @@ async def _newest_genuine(log: Log, held: Sequence[Entry]) -> Sequence[Entry]:
         if len(found) == CHECKPOINTS_KEPT:
             break
         if entry.size > log.checkpoint_most:
-            logger.warning("%s is kept: with %d bytes it is too large to be judged here", entry.key, entry.size)
+            logger.warning(
+                "%s is kept: with %d bytes it is too large to be judged here; delete it if its learner did not write "
+                "it", entry.key, entry.size,
+            )  # fmt: skip
             spared.append(entry)  # its learner may have written it and can read it
             continue
         try:
             blob = await checked.read(log.store, log.runtime, entry.key, entry.size, cut=True)
             await log.open_checkpoint(blob, entry.key)
         except Denied as error:
-            logger.warning("all checkpoints are kept, because this process may not read them: %s", error)
+            logger.warning(
+                "all checkpoints are kept, because this process may not read them (%s): give it a collector's rights "
+                "(isthmus doctor %s --role collector, beside it, names what is missing)", error, log.run.url,
+            )  # fmt: skip
             return held
         except ObjectMissing:
             spared.append(entry)  # it is listed, so the store may return it another time

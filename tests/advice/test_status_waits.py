@@ -1,0 +1,382 @@
+"""What `isthmus status` says of learners whose updates are not merged, and what comes of its advice, in virtual time."""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pytest
+from typing_extensions import override
+
+from advice.followed import advises, mine, says
+from advice.rows import Row, row
+from advice.test_alerts import Deaf
+from advice.test_status import Fault
+from advice.test_status import training as trains
+from isthmus.bus import BusItem
+from isthmus.errors import Denied, ObjectMissing, Unavailable
+from isthmus.format.records.frame import Blob, Data
+from isthmus.format.records.keys import members_key
+from isthmus.format.rules import Pace, Rules
+from isthmus.inspect.health_summary import health
+from isthmus.inspect.status import read_status
+from isthmus.store import Layer
+from isthmus.store.layer import Send
+from support.signed import EU, EVERYBODY, EVIL, SYNC, L, admit, seed
+from support.world import World, in_virtual_time, seed_of, serving, world
+
+T = TypeVar("T")
+
+training = partial(trains, step_s=0.25)
+PACE = Pace(heartbeat_s=0.5, silence_s=2.0)
+FEW = seed_of(Rules(fragments=2, sync_every=4), PACE)
+PATIENT_S = 40.0
+"""Time [s] within which a learner must have said what it waits for: it says so after ten seconds."""
+
+
+async def line(w: World) -> str:
+    """Return the first line of `isthmus status`."""
+    log = w.log
+    await log.members.refresh(w.store)
+    return health(await read_status(log, w.bus, w.runtime, 1.0), "s3://b/run", "redis://h").said
+
+
+async def said(here: Row, w: World) -> str:
+    """Wait until status has a row's sentence; return its line, which must have the advice."""
+    for _ in range(int(PATIENT_S)):
+        if says(here, found := await line(w)):
+            advises(here, found)
+            return found
+        await asyncio.sleep(1.0)
+    raise AssertionError(f"never said: {here.said}\nbut: {found}")
+
+
+async def over(here: Row, w: World) -> None:
+    """Wait until status no longer has a row's sentence."""
+    for _ in range(int(PATIENT_S)):
+        if not says(here, found := await line(w)):
+            return
+        await asyncio.sleep(1.0)
+    raise AssertionError(f"still said: {found}")
+
+
+DOCTOR = (
+    "it goes on by itself once that is over; isthmus doctor … --bus … --role learner, beside it, says what is wrong"
+)
+
+
+@row(
+    "status",
+    "…: waits for store (… s)",
+    means="This learner gets no answer from its store. It trains on.",
+    do=DOCTOR,
+    then="It uploads again, and is merged.",
+)
+@row(
+    "status",
+    "…: waits for permission (… s)",
+    means="Requests of this learner that worked before are refused: its credentials have expired, or a policy was changed. "
+    "After five minutes it ends with an error.",
+    do=DOCTOR,
+    then="With new credentials in their old place it goes on by itself.",
+)
+@row(
+    "status",
+    "…: waits for bus",
+    means="This learner cannot publish, but still reads or stores: its user lacks a permission, or Redis is full.",
+    like="A learner that is cut off from the bus altogether is silent: `no messages come from …`.",
+    do=DOCTOR,
+    then="It publishes again, and is merged.",
+)
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["store", "permission", "bus"])
+@in_virtual_time
+async def test_a_learner_that_is_kept_from_store_or_bus(which: int) -> None:
+    here = mine(test_a_learner_that_is_kept_from_store_or_bus)[which]
+    error = Unavailable("refused") if which == 0 else Denied("403: ExpiredToken")
+    fault = Fault(error, "" if which == 0 else "updates/", mended=True)
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
+        deaf = Reading(w.bus)
+        async with training((replace(w, bus=deaf) if which == 2 else fault.of(w)).learner("b")):
+            await asyncio.sleep(3.0)
+            fault.mended = deaf.mended = False
+            await said(here, w)
+            fault.mended = deaf.mended = True
+            await over(here, w)
+
+
+class Reading(Deaf):
+    """A bus from which nothing can be read until it is mended, though messages can be published."""
+
+    @override
+    async def append(self, stream: str, *bodies: bytes) -> None:
+        await self._bus.append(stream, *bodies)
+
+
+@row(
+    "status",
+    "… more learners have such trouble",
+    means="Three learners are named, and more have the same or another trouble.",
+    do="the table of learners names them",
+    then="The table's column `state` has it for each.",
+)
+@in_virtual_time
+async def test_many_learners_with_trouble() -> None:
+    (here,) = mine(test_many_learners_with_trouble)
+    fault = Fault(Unavailable("refused"), mended=True)
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")):
+        far = fault.of(w)
+        async with (
+            training(far.learner("a")), training(far.learner("b")), training(far.learner("c")), training(far.learner("d")),
+            training(far.learner("e")),
+        ):  # fmt: skip
+            await asyncio.sleep(3.0)
+            fault.mended = False
+            await said(here, w)
+            status = await read_status(w.log, w.bus, w.runtime, 1.0)
+            states = {v.name: status.why_behind(v) for v in status.hearing.learners.values()}
+            assert all(state.startswith("waiting for store") for state in states.values())
+            fault.mended = True
+            await over(here, w)
+
+
+# --- updates that are rejected ----------------------------------------------------------------------------------------
+
+
+@row(
+    "status",
+    "…: waits for a merge (every update is rejected: …)",
+    means="non-finite, overflow, too-long: what this learner trains is not a number, or a hundred times as long as usual.",
+    like="The other reasons have rows of their own, with other advice.",
+    do="lower the learning rate or clip gradients, and start again from an earlier checkpoint",
+    then="It is merged again.",
+    lost="what it trained since it diverged",
+)
+@pytest.mark.parametrize("speed", [math.nan, 1e6], ids=["non-finite", "too-long"])
+@in_virtual_time
+async def test_a_learner_that_diverged(speed: float) -> None:
+    (here,) = mine(test_a_learner_that_diverged)
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")), training(w.learner("c")):
+        await asyncio.sleep(3.0)
+        async with training(w.learner("b"), speed):
+            await said(here, w)
+        async with training(w.learner("b")):
+            await over(here, w)
+
+
+class Loses(Layer):
+    """A store that confirms the uploads of a learner and forgets them, until it is mended."""
+
+    mended = False
+
+    @override
+    async def create(self, key: str, data: Blob) -> bool:
+        return True if self._loses(key) else await super().create(key, data)
+
+    @override
+    async def put(self, key: str, data: Data) -> None:
+        if not self._loses(key):
+            await super().put(key, data)
+
+    def _loses(self, key: str) -> bool:
+        return key.startswith("updates/") and not Loses.mended
+
+
+@row(
+    "status",
+    "…: waits for a merge (every update is rejected: missing)",
+    means="missing, truncated, digest-mismatch, unreadable: the syncer does not find in the store what this learner "
+    "announces. They use two stores, or the store loses or changes objects.",
+    do="the syncer cannot use what it finds in the store: see its log, and the store's policies",
+    then="Once the syncer can read the objects, they are merged.",
+    lost="the work in these updates",
+)
+@in_virtual_time
+async def test_a_learner_whose_updates_do_not_reach_the_syncer() -> None:
+    (here,) = mine(test_a_learner_whose_updates_do_not_reach_the_syncer)
+    Loses.mended = False
+    async with (
+        world(Path(), FEW) as w,
+        serving(w.syncer("s1")),
+        training(w.learner("a")),
+        training(w.through(Loses).learner("b")),
+    ):
+        await said(here, w)
+        Loses.mended = True
+        await over(here, w)
+
+
+@row(
+    "status",
+    "…: waits for a merge (every update is rejected: wrong-layout)",
+    means="wrong-run, wrong-layout, wrong-author, malformed, oversized: this program writes what the run does not have, such "
+    "as another codec.",
+    do="this program does not match the run: see the syncer's log",
+    then="The right program is merged.",
+    lost="the work in these updates",
+)
+@in_virtual_time
+async def test_a_learner_of_another_program() -> None:
+    (here,) = mine(test_a_learner_of_another_program)
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
+        header = msgspec.structs.replace(w.run.header, rules=msgspec.structs.replace(w.run.rules, codec_up="f32"))
+        strange = replace(w, run=replace(w.run, header=header))
+        async with training(strange.learner("b")):
+            await said(here, w)
+        async with training(w.learner("b")):
+            await over(here, w)
+
+
+class Slow(Layer):
+    """A store that takes longer to give out a version than the run needs for the next ones, until it is mended."""
+
+    mended = False
+
+    @override
+    async def _through(self, operation: str, key: str, send: Send[T]) -> T:
+        if operation == "get" and key.startswith("values/") and not Slow.mended:
+            await asyncio.sleep(1.5)
+        return await send()
+
+
+@row(
+    "status",
+    "…: waits for a merge (every update is rejected: stale)",
+    means="This learner learns of new versions so late that the run is more versions ahead of its updates than `staleness` allows.",
+    do="its updates arrive too late: give it a faster link or machine (`isthmus status --json` has its upload_s and "
+    "step_s), or start the syncers again with a higher --staleness",
+    then="Its updates arrive in time, and it is merged.",
+    lost="the work in these updates",
+)
+@in_virtual_time
+async def test_a_learner_that_is_too_slow() -> None:
+    (here,) = mine(test_a_learner_that_is_too_slow)
+    Slow.mended = False
+    made = seed_of(
+        Rules(fragments=1, sync_every=1, sync_every_max=1), Pace(heartbeat_s=0.5, silence_s=2.0, staleness=0)
+    )
+    async with (
+        world(Path(), made) as w,
+        serving(w.syncer("s1")),
+        training(w.learner("a")),
+        training(w.through(Slow).learner("b")),
+    ):
+        await said(here, w)
+        Slow.mended = True
+        await over(here, w)
+
+
+# --- updates that are not sent or not merged --------------------------------------------------------------------------
+
+
+@row(
+    "status",
+    "…: waits for a merge (no update was sent)",
+    means="For four periods no upload of this learner has come through.",
+    do="no upload finishes: check its uplink (`isthmus doctor` on its machine measures it)",
+    then="Its uploads come through, and it is merged.",
+    lost="what was overwritten meanwhile",
+)
+@in_virtual_time
+async def test_a_learner_whose_uploads_hang() -> None:
+    (here,) = mine(test_a_learner_whose_uploads_hang)
+    through = asyncio.Event()
+
+    class Hangs(Layer):
+        @override
+        async def put(self, key: str, data: Data) -> None:
+            if key.startswith("updates/"):
+                await through.wait()
+            await super().put(key, data)
+
+        @override
+        async def create(self, key: str, data: Blob) -> bool:
+            if key.startswith("updates/"):
+                await through.wait()
+            return await super().create(key, data)
+
+    async with (
+        world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")), training(w.through(Hangs).learner("b")),
+    ):  # fmt: skip
+        await said(here, w)
+        through.set()
+        await over(here, w)
+
+
+@row(
+    "status",
+    "…: waits for a merge (no update is merged)",
+    means="For four periods no update of this learner was merged, and none was rejected: it is too late for each round.",
+    do="`isthmus status` shows which learners rounds wait for, and which are late",
+    then="Once rounds wait long enough for it, or it is as quick as the others, it is merged.",
+    lost="what was overwritten meanwhile",
+)
+@in_virtual_time
+async def test_a_learner_that_no_round_merges() -> None:
+    (here,) = mine(test_a_learner_that_no_round_merges)
+    fault = Fault(Unavailable("503 SlowDown"), "values/", ("put",))
+    async with world(Path(), FEW) as w, serving(fault.of(w).syncer("s1")), training(w.learner("a")):
+        await said(here, w)
+        fault.mended = True
+        await over(here, w)
+
+
+# --- syncers ----------------------------------------------------------------------------------------------------------
+
+
+@row(
+    "status",
+    "none of … syncers can serve for now; …; …: its log says why",
+    means="The syncer publishes, and does not hear its own messages: its bus gives it none, without an error.",
+    do="its log says why",
+    then="Once it hears its messages, it takes its fragments up again.",
+)
+@in_virtual_time
+async def test_a_syncer_that_hears_nothing() -> None:
+    (here,) = mine(test_a_syncer_that_hears_nothing)
+
+    class Mute(Deaf):
+        @override
+        async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
+            if self.mended:
+                return await self._bus.read(positions, timeout_s)
+            await asyncio.sleep(timeout_s)
+            return {}
+
+        def _require(self) -> None:
+            """Let every request through."""
+
+    async with world(Path(), FEW) as w:
+        mute = Mute(w.bus)
+        async with serving(replace(w, bus=mute).syncer("s1")), training(w.learner("a")):
+            await asyncio.sleep(3.0)
+            mute.mended = False
+            await said(here, w)
+            mute.mended = True
+            await over(here, w)
+
+
+@row(
+    "status",
+    "… says that it knows membership …, and the store has … as the newest one",
+    means="The store withholds a version of the membership from whoever asks here.",
+    like="For a moment, a store whose reads lag behind its writes.",
+    do="it withholds the other, and who was expelled by that may still be merged (SECURITY.md)",
+    then="Once the store shows the version, the sentence goes away. If it never does, its operator is not to be trusted.",
+    lost="what an expelled member had merged meanwhile, if the others are not to keep it",
+)
+@in_virtual_time
+async def test_a_store_that_withholds_a_membership(folder: Path) -> None:
+    (here,) = mine(test_a_store_that_withholds_a_membership)
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")), training(w.by(EU).learner("eu")):
+            await asyncio.sleep(2.0)
+            await admit(w, *EVERYBODY, ("more", L, EVIL))
+            hidden = Fault(ObjectMissing(members_key(2)), members_key(2), ("get",))
+            await said(here, hidden.of(w))
+            hidden.mended = True
+            await over(here, hidden.of(w))
