@@ -102,6 +102,13 @@ def test_fragments_leave_one_after_another_then_every_h_steps() -> None:
     assert [(m.fragment, m.step) for m in captured(loop.step(4))] == [(0, 5), (1, 6), (2, 7), (3, 8)]
 
 
+def test_the_last_loss_that_a_loop_reported_is_kept() -> None:
+    boundary = Loop().boundary
+    boundary.after_step(100, 2.5)
+    boundary.after_step(100)
+    assert boundary.loss == 2.5
+
+
 def test_an_update_is_the_whole_way_since_its_base() -> None:
     loop = Loop(sync_every=4)
     second = captured(loop.step(5), 0)[-1]
