@@ -52,6 +52,20 @@ def test_a_syncer_says_its_commits_at_debug(folder: Path, tmp_path: Path) -> Non
         assert any(re.match(r"commit \d+/\d+ merges 1 updates", m) for m in messages(p.said("s")))
 
 
+def test_a_syncer_says_in_what_its_pace_differs_from_the_runs(folder: Path, tmp_path: Path) -> None:
+    run = str(folder)
+    assert init(run) == 0
+    with processes(tmp_path) as p:
+        other = p.isthmus("other", "syncer", run, "--quorum", "3")
+        same = p.isthmus("same", "syncer", run)
+        wait_for(lambda: all("read in" in p.said(name) for name in ("other", "same")), "both serve")
+        assert "at another pace than the run's (quorum 3 instead of 1)" in p.said("other")
+        assert "another pace" not in p.said("same")
+        for syncer in (other, same):
+            syncer.terminate()
+            p.ends(syncer)
+
+
 def test_the_example_on_a_learner_that_is_done_has_nothing_left_to_do(folder: Path, tmp_path: Path) -> None:
     with processes(tmp_path) as p:
         command = (sys.executable, str(EXAMPLE), str(folder), "--steps", "20", "--learner", "eu-1")
