@@ -413,6 +413,7 @@ async def test_a_fragment_that_no_syncer_can_fold(tmp_path: Path, capsys: pytest
     then="Ten minutes later the syncers have looked again, and the alert ends.",
     lost="without a backup: the proof of the versions before the snapshot, and nothing of the model",
 )
+@pytest.mark.tier("all")
 @in_virtual_time
 async def test_a_commit_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "IsthmusCommitMissing"
@@ -465,6 +466,7 @@ async def test_a_fragment_that_stands_still(
     then="No further difference is logged. The alert ends after 15 minutes.",
     lost="what was merged into the history that is given up",
 )
+@pytest.mark.tier("all")
 @in_virtual_time
 async def test_two_histories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with fleet() as f, f.learner("a"):
@@ -493,6 +495,7 @@ async def test_two_histories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     then="After 15 minutes at the new speeds the alert ends.",
     lost="what the learners that came too late trained, as far as it was overwritten",
 )
+@pytest.mark.tier("all")
 @in_virtual_time
 async def test_learners_that_are_too_slow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "IsthmusParticipationLow"
