@@ -66,9 +66,9 @@ async def test_of_a_live_run_it_says_what_status_says(folder: Path) -> None:
             later = await ask(url, "state")
             versions = [c.version if c else 0 for c in status.heads]
             assert all(a <= v <= b for a, v, b in zip(before["totals"]["versions"], versions, later["totals"]["versions"], strict=True))  # fmt: skip
-            assert re.match(r"2 of 2 learners train(; rounds open: \d+, and that of fragment \d waits for .*)?\.", later["sentence"]), later[
-                "sentence"
-            ]
+            assert re.match(
+                r"2 of 2 learners train(; rounds open: \d+, and that of fragment \d waits for .*)?\.", later["sentence"]
+            ), later["sentence"]
             rows = {r["learner"]: r for r in (await ask(url, "learners"))["learners"]}
             assert rows.keys() == {"a", "b"}
             assert all(re.fullmatch(r"training|\d+ versions behind, fetching", r["state"]) for r in rows.values())

@@ -114,8 +114,10 @@ def test_of_many_only_a_few_are_named() -> None:
 
 def test_fewer_than_expected_are_something_to_see_to_unless_all_are_done() -> None:
     found = of(beat("a"), alive(), expected=3)
-    assert (found.ok, found.said) == (False, "1 of 1 learners merge; 3 learners are expected, 1 are heard: "
-        "start the others, or expect fewer")
+    assert (found.ok, found.said) == (
+        False,
+        "1 of 1 learners merge; 3 learners are expected, 1 are heard: start the others, or expect fewer",
+    )
     assert of(beat("a"), beat("b"), beat("c"), alive(), expected=3).ok
     assert of(beat("a"), left("a", done=True), alive(), expected=3).ok
 

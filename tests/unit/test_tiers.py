@@ -107,4 +107,6 @@ def test_each_tier_runs_style_types_and_its_tests() -> None:
         assert [part.name for part in beside] == ["style", "types"]
         (command,) = alone[0].commands
         assert command[-3:] == ["--tier", tier, "-x"]
-        assert [part.name for part in alone[1:]] == (["simulation", "mutants", "chaos", "compose"] if tier == "all" else [])
+        assert [part.name for part in alone[1:]] == (
+            ["simulation", "mutants", "chaos", "compose"] if tier == "all" else []
+        )

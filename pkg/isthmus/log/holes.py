@@ -40,7 +40,7 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
 
 
 async def known_beyond(log: Log, fragment: int, head: int, *, lists: bool = False) -> list[int]:
-    """Return versions after `head` of which a commit or (with `lists`) a published value exists, and of snapshots from it.
+    """Return versions after `head` with a commit or (with `lists`) a published value, and of snapshots from it.
 
     Looks at the next `AHEAD` commits, at all snapshots, and with permission to list them at all values. Raises
     `Unavailable`.
