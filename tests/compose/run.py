@@ -32,6 +32,9 @@ HEALTHY_S, DONE_S, BACK_S = 300.0, 1800.0, 180.0
 LOSS_BEFORE = 5.5
 """Nats per byte of a model that knows nothing, rounded down: ln 256 is 5.545."""
 
+FIRED = "count_over_time(ALERTS%7Balertstate=%22firing%22%7D[3h])"
+"""A query of Prometheus: the alerts that have fired."""
+
 NOT_RUN = 77
 
 
@@ -242,7 +245,10 @@ def finish(s: Stack, name: str) -> None:
         took = s.until("done", lambda: all(s.services()[n][0]["State"] == "exited" for n in LEARNERS), DONE_S)
         codes = {n: s.services()[n][0]["ExitCode"] for n in LEARNERS}
         assert not any(codes.values()), codes
-        c.said = f"after {took:.0f} s more"
+        answer = json.loads(s.found.get(f"{PROMETHEUS}/api/v1/query?query={FIRED}"))
+        fired = sorted({r["metric"]["alertname"] for r in answer["data"]["result"]})
+        c.said = f"after {took:.0f} s more; alerts since the start, kills included: {', '.join(fired) or 'none'}"
+        assert not fired, c.said
     with s.check("what they did is in the run") as c:
         state, rows = s.board("state"), s.board("learners")["learners"]
         losses = [row["said"]["loss"] for row in rows]

@@ -261,4 +261,6 @@ def test_a_learner_that_explodes_is_named() -> None:
     assert of_commits(commit(COMMITTED_AT, 0, a=0.4), commit(COMMITTED_AT, 1, a=1.0)).ok
     assert of_commits(commit(COMMITTED_AT, 0, a=0.6, b=1.0)).ok
     assert of_commits(commit(COMMITTED_AT, 0, a=0.2, b=1.0)).ok
+    # Nor is one that trained on alone after a restart.
+    assert of_commits(commit(COMMITTED_AT, 0, a=0.29, b=1.0), commit(COMMITTED_AT, 1, a=0.3, b=1.0)).ok
     assert not of_commits(commit(COMMITTED_AT, 0, a=0.05, b=1.0)).ok
