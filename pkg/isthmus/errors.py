@@ -42,18 +42,37 @@ class InputError(IsthmusError):
     """The caller's input is wrong; the message says what is wrong, where, and what to do."""
 
 
+OWN_MODEL = "for a model of your own, add --model PACKAGE.MODULE:FUNCTION, or call join(..., create=Rules.suited)"
+"""How to create a run of another model than the built-in one."""
+
+
 class RunMissing(InputError):
     """There is no run at this place."""
 
-    def __init__(self, url: str, near: str = "") -> None:
-        """`near`: the URL of a run close by, which may be meant; empty if there is none."""
-        super().__init__(
-            f"{url}: no run here; did you mean {near}?"
-            if near
-            else f"no run at {url}: check the URL; `isthmus init {url}` or join(..., create=Rules()) creates one there"
-        )
+    def __init__(self, url: str, near: str = "", *, beside: str = "", pinned: str = "") -> None:
+        """`near`: the URL of a run close by, which may be meant. `beside`: a prefix with objects of a run whose run
+        object is gone. `pinned`: the digest that the run must have. Each is empty if there is none."""
+        if beside:
+            said = (
+                f"the run object {url}/run is gone, and {beside} lie beside it: restore it from a backup, or choose "
+                "another location; do not create a run here"
+            )
+        elif near:
+            said = f"{url}: no run here; did you mean {near}?"
+        elif pinned:
+            said = (
+                f"no run at {url}, and the one whose digest begins with {pinned} is expected there: check the URL; if "
+                f"it is right, restore {url}/run from a backup"
+            )
+        else:
+            said = (
+                f"no run at {url}: check the URL; `isthmus init {url}` creates a run of the built-in model there; "
+                f"{OWN_MODEL}"
+            )
+        super().__init__(said)
         self.url = url
         self.near = near
+        self.beside = beside
 
 
 class RunExists(InputError):
@@ -68,8 +87,8 @@ class RunExists(InputError):
 class LayoutMismatch(InputError):
     """The given model is not the one that the run was made for; `difference` names the first difference."""
 
-    def __init__(self, difference: str) -> None:
-        super().__init__(f"this model does not fit the run: {difference}")
+    def __init__(self, difference: str, remedy: str = "") -> None:
+        super().__init__(f"this model does not fit the run: {difference}{remedy and f'; {remedy}'}")
         self.difference = difference
 
 
@@ -116,7 +135,8 @@ class BucketMissing(Denied):
         credentials."""
         if url.startswith("gs:"):
             self.command = f"gcloud storage buckets create gs://{bucket}"
-        super().__init__(f"{where}: there is no such bucket (NoSuchBucket): `{self.command}` creates it")
+        more = "" if url.startswith("gs:") else f", with a run of the built-in model; {OWN_MODEL}"
+        super().__init__(f"{where}: there is no such bucket (NoSuchBucket): `{self.command}` creates it{more}")
         self.url = url
 
 

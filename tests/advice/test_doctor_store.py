@@ -247,7 +247,8 @@ def test_a_store_that_does_not_answer(doctor: Doctor, gated: tuple[Gate, str], m
 
 
 @row(
-    "doctor", "store: access: …: there is no such bucket (NoSuchBucket): `isthmus init … --create-bucket` creates it",
+    "doctor", "store: access: …: there is no such bucket (NoSuchBucket): `isthmus init … --create-bucket` creates it, "
+    "with a run of the built-in model; for a model of your own, add --model PACKAGE.MODULE:FUNCTION, or call join(…)",
     means="No bucket has this name at this address.",
     do="create it with an administrator's credentials: isthmus init … --create-bucket", then="`ok store: run`",
 )  # fmt: skip
@@ -443,7 +444,8 @@ LEARNER = ("--role", "learner", "--learner", "eu-1", "--bus", "sqlite:///dev/shm
 
 
 @row(
-    "doctor", "store: run: no run at s3://…: check the URL; `isthmus init …` or join(…) creates one there",
+    "doctor", "store: run: no run at s3://…: check the URL; `isthmus init …` creates a run of the built-in model there; "
+    "for a model of your own, add --model PACKAGE.MODULE:FUNCTION, or call join(…)",
     means="The bucket can be reached, and there is no run below this prefix.",
     do="create it: isthmus init …", then="`ok store: run`, with the run's digest",
 )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 
 from e2e.test_processes import processes, wait_for
 from isthmus.agent.ports import LOOK_S, SAY_S, patiently
-from isthmus.errors import Denied, ObjectMissing, RunMissing, Unavailable
+from isthmus.errors import BucketMissing, Denied, ObjectMissing, RunMissing, Unavailable
 from isthmus.log.run import read_run
 from isthmus.runtime.clock import Runtime, inline
 from isthmus.store import Store
@@ -102,4 +102,9 @@ def test_it_is_said_at_once_and_then_rarely() -> None:
 def test_a_store_that_is_not_up_yet_is_waited_for_and_one_that_refuses_is_not() -> None:
     assert waited(Empty(Unavailable("refused"), Unavailable("refused")), 60.0) == (False, [(0.0, "Unavailable")])
     with pytest.raises(Denied):
-        waited(Empty(Unavailable("refused"), Denied("no such bucket")), 60.0)
+        waited(Empty(Unavailable("refused"), Denied("access denied")), 60.0)
+
+
+def test_a_bucket_that_is_not_there_yet_is_waited_for() -> None:
+    found, said = waited(Empty(BucketMissing("s3://bucket/run", "s3://bucket/run")), 60.0)
+    assert (found, [name for _, name in said]) == (False, [BucketMissing.__name__])

@@ -235,7 +235,8 @@ def test_a_missing_bucket_is_named(
     line = refused(name, "s3://no-such-bucket/run", *rest, *bus)
     assert "s3://no-such-bucket/run at http://127.0.0.1" in line
     assert "there is no such bucket" in line
-    assert line.endswith("`isthmus init s3://no-such-bucket/run --create-bucket` creates it")
+    assert "`isthmus init s3://no-such-bucket/run --create-bucket` creates it, with a run of the built-in model" in line
+    assert "add --model PACKAGE.MODULE:FUNCTION" in line
 
 
 @pytest.mark.parametrize("command", [["init"], ["syncer"], ["learner", "--learner", "a"]])

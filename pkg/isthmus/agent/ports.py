@@ -10,15 +10,16 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from isthmus.bus import Bus, open_bus
-from isthmus.errors import IsthmusError, RunMissing, Unavailable
+from isthmus.errors import BucketMissing, Denied, IsthmusError, RunMissing, Unavailable
 from isthmus.format.records.keys import snapshots_prefix
 from isthmus.format.records.messages import SYNCER_STREAM
 from isthmus.log import Log
-from isthmus.log.run import Require, Run, anything, read_run, run_below
+from isthmus.log.run import Run, read_run, run_below
 from isthmus.log.trust import Trust
 from isthmus.runtime.clock import Runtime, threaded
 from isthmus.runtime.urls import Place
 from isthmus.store import EdgeStore, open_store
+from isthmus.store.refused import DENIED
 
 TRUSTING = Trust()
 """The trust of a process that only reads: no key, and no demands on the run."""
@@ -46,15 +47,22 @@ class Ports:
     runtime: Runtime
 
 
-async def known_run(store: EdgeStore, require: Require = anything) -> Run:
+async def known_run(store: EdgeStore, trust: Trust = TRUSTING) -> Run:
     """Return the run at this store, or raise within seconds that it cannot be read.
 
     Raises what `read_run` does. `RunMissing` also names a run in the folder `run` below this place, if there is one.
     """
     try:
-        return await read_run(store.at_start, require)
-    except RunMissing:
-        raise RunMissing(store.url, await run_below(store.at_start)) from None
+        return await read_run(store.at_start, trust.require)
+    except RunMissing as missing:
+        near = "" if missing.beside else await run_below(store.at_start)
+        raise RunMissing(store.url, near, beside=missing.beside, pinned=trust.run_digest) from None
+    except BucketMissing:
+        raise
+    except Denied as error:
+        if DENIED["AccessDenied"] not in str(error):
+            raise
+        raise Denied(f"{error}: check the run's address, and whose credentials these are") from None
 
 
 @asynccontextmanager
@@ -73,7 +81,7 @@ async def open_log(
 ) -> AsyncIterator[Log]:
     """Open a run's log without a bus. Raises what `known_run` and `Trust.require` do."""
     async with open_place(url, threads=threads, gpu=gpu) as store:
-        yield await _log(await known_run(store, trust.require), store, trust)
+        yield await _log(await known_run(store, trust), store, trust)
 
 
 @asynccontextmanager
@@ -92,7 +100,7 @@ async def open_ports(
     the matrices of isotropic merges. Raises what `find`, `Trust.require` and `Trust.judge` do.
     """
     async with open_place(url, threads=max(THREADS, compute or 0), compute=compute, gpu=gpu) as store:
-        run = await (find(store) if find else known_run(store, trust.require))
+        run = await (find(store) if find else known_run(store, trust))
         log = await _log(run, store, trust)
         async with open_bus(bus_url, log.run.digest) as bus:
             yield Ports(log, store, bus, store.runtime)
@@ -115,7 +123,7 @@ async def bus_answers(bus: Bus) -> None:
 async def patiently(
     ask: Callable[[], Awaitable[object]], runtime: Runtime, stopping: asyncio.Event, say: Callable[[IsthmusError], None]
 ) -> bool:
-    """Repeat `ask` until the run or bus is there, and return True; return False once `stopping` is set.
+    """Repeat `ask` until the run, with its bucket, or the bus is there; return False if `stopping` is set before.
 
     There is no time limit, since nobody knows when an operator will create the run. `say` is called with the error at
     first and then every `SAY_S`. Raises what waiting would not cure: `Denied`, or a record that cannot be read.
@@ -125,7 +133,7 @@ async def patiently(
         try:
             await ask()
             return True
-        except (RunMissing, Unavailable) as error:
+        except (RunMissing, BucketMissing, Unavailable) as error:
             if said_at is None or runtime.now() - said_at >= SAY_S:
                 said_at = runtime.now()
                 say(error)

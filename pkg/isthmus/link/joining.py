@@ -1,6 +1,7 @@
 """Joining a run: find or create it, bring the model to its newest version, and start the agent's thread."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import msgspec
 
 from isthmus.agent.ports import TRUSTING, known_run
 from isthmus.bus import default_bus
-from isthmus.errors import InputError, RunMissing, Unavailable
+from isthmus.errors import BucketMissing, Denied, InputError, RunMissing, Unavailable
 from isthmus.format.layout import Spec
 from isthmus.format.rules import CHECKPOINT_S, Adoption, FrozenCheck, Hyperparameters, Pace, Rules, named
 from isthmus.format.signing import Signer
@@ -23,9 +24,9 @@ from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run
 from isthmus.log.trust import Trust, trust_of
 from isthmus.runtime import log_lines
-from isthmus.runtime.urls import as_environment_says
+from isthmus.runtime.urls import Place, as_environment_says
 from isthmus.sinks import Sink
-from isthmus.store import EdgeStore, require_create_only
+from isthmus.store import EdgeStore, make_bucket, require_create_only
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from isthmus.link.group import Group
     from isthmus.torch.sharded import Sharded
 
+
+logger = logging.getLogger(__name__)
 
 START_S = 60.0
 """Reaching the run may take this many seconds before joining gives up; each request fails much sooner. The time limit
@@ -101,9 +104,10 @@ def join(
         learner: this learner's name, unique in the run. A process that joins under the same name later goes on where
             the name stopped.
         create: rules, or a function that makes rules from the model's tensors: a missing run is created from this
-            model. If several processes create it, one wins, and the others adopt its run and its initial values.
-            `Rules.suited` chooses rules that suit the model; `functools.partial(Rules.suited, sync_every=24)` chooses
-            all but those you name. `Rules(…)` is taken as it is, and an existing run must have been created with it.
+            model, in a bucket of S3 with its bucket. If several processes create it, one wins, and the others adopt its
+            run and its initial values. `Rules.suited` chooses rules that suit the model;
+            `functools.partial(Rules.suited, sync_every=24)` chooses all but those you name. `Rules(…)` is taken as it
+            is, and an existing run must have been created with it.
         vectors: if this call creates the run: patterns of names of tensors that `merge="iso"` merges by RDA, such as
             `*.router.weight`. An output layer that is not tied to an embedding needs no pattern.
         pace: overrides the run's pace for this learner.
@@ -224,11 +228,30 @@ class _Seeding:
 
     async def enter(self, store: EdgeStore) -> Run:
         """Return the run, after checking that it fits the model. Agent's thread."""
-        found = await reach_or_create(
-            store, self.create, lambda rules: self.thread.on_training_thread(lambda: self._seed(rules)), self.trust
-        )
+        try:
+            found = await self._found(store)
+        except BucketMissing as missing:
+            if self.create is None:
+                raise
+            self._require_may_create()
+            place = Place.of(self.run)
+            try:
+                await make_bucket(place, store.runtime)
+            except Denied as error:
+                raise Denied(f"{missing}; join could not create it: {error}") from None
+            logger.info("created the bucket %s, which did not exist", place.authority)
+            found = await self._found(store)
         found.require(self._specs(), self.frozen)
         return found
+
+    async def _found(self, store: EdgeStore) -> Run:
+        return await reach_or_create(
+            store, self.create, lambda rules: self.thread.on_training_thread(lambda: self._seed(rules)), self.trust
+        )
+
+    def _require_may_create(self) -> None:
+        if self.trust.signer is None:
+            self.trust.require_near(self.run, self.bus)
 
     def _specs(self) -> list[Spec]:
         from isthmus.torch.model import specs_of
@@ -240,8 +263,7 @@ class _Seeding:
         rules = create if isinstance(create, Rules) else create(specs)
         if not isinstance(rules, Rules):
             raise InputError(f"create={create!r} returned a {type(rules).__name__}: it must return isthmus.Rules")
-        if self.trust.signer is None:
-            self.trust.require_near(self.run, self.bus)
+        self._require_may_create()
         values = self.group.values(self.thread)
         return Seed(specs, values, self.frozen, rules.check(), self.pace, signer=self.trust.signer)
 
@@ -275,9 +297,9 @@ async def reach_or_create(
     try:
         async with asyncio.timeout(START_S):
             try:
-                found = await known_run(store, trust.require)
+                found = await known_run(store, trust)
             except RunMissing as missing:
-                if create is None or missing.near:  # never create a run around another one
+                if create is None or missing.near or missing.beside:  # never create a run around another one
                     raise
                 await require_create_only(store.at_start, store.runtime)
             else:

@@ -9,6 +9,7 @@ import msgspec
 
 from isthmus.codecs import kernels
 from isthmus.errors import (
+    Denied,
     InputError,
     IsthmusError,
     LayoutMismatch,
@@ -20,12 +21,13 @@ from isthmus.errors import (
 )
 from isthmus.format.layout import Layout, Spec, first_difference, place
 from isthmus.format.records import frame
-from isthmus.format.records.keys import RUN_KEY
+from isthmus.format.records.keys import MEMBERS, RUN_KEY, UPDATES, commit_key, members_key
 from isthmus.format.records.objects import RunHeader, RunLayout, TensorSpec
 from isthmus.format.rules import Pace, Rules
 from isthmus.format.signing.points import is_small_order
 from isthmus.reasons import Reason
 from isthmus.store import Store, checked
+from isthmus.store.base import is_there
 
 UNTOLD = bytes(32)
 """Stands for the digest of a frozen parameter that a learner was told to trust: it matches any digest."""
@@ -73,7 +75,10 @@ class Run:
                     )
                     break
         if difference is not None:
-            raise LayoutMismatch(difference)
+            made = f"{self.header.model} made its model" if self.header.model else "its model was passed to join"
+            raise LayoutMismatch(
+                difference, f"use the model that {self.url} was created with ({made}), or another address for this one"
+            )
 
     def require_rules(self, rules: Rules) -> None:
         """Raise `RunExists`, naming the first difference, if these are not the run's rules."""
@@ -116,13 +121,13 @@ def anything(url: str, blob: frame.Blob) -> None:
 async def read_run(store: Store, require: Require = anything) -> Run:
     """Return the run in this store.
 
-    Raises `RunMissing`, what `require` raises, `LogCorrupt` for a run object that cannot be read, and `InputError` if
-    the run uses another arithmetic than this release.
+    Raises `RunMissing` (with `beside` if objects of a run are there without it), what `require` raises, `LogCorrupt`
+    for a run object that cannot be read, and `InputError` if the run uses another arithmetic than this release.
     """
     try:
         blob = await checked.whole(store, RUN_KEY, frame.Kind.RUN, LAYOUT_MOST)
     except ObjectMissing:
-        raise RunMissing(store.url) from None
+        raise RunMissing(store.url, beside=await _left_in(store)) from None
     except RecordInvalid as error:
         raise LogCorrupt(f"{store.url}/{RUN_KEY}", f"not a run object of this release: {error}") from None
     require(store.url, blob)
@@ -150,6 +155,26 @@ def _require_owner(blob: frame.Blob, header: RunHeader) -> None:
             raise RecordInvalid(Reason.MALFORMED, "it is signed, and names no owner")
     elif frame.require_signature(blob, frame.Kind.RUN) != header.owner or is_small_order(header.owner):
         raise RecordInvalid(Reason.NOT_A_MEMBER, "it is not signed by the owner that it names")
+
+
+async def _left_in(store: Store) -> str:
+    """Return a prefix below which objects lie that only a running run writes; empty if there is none.
+
+    What an unfinished `init` leaves (snapshots) does not count, nor a run that was created meanwhile. First commits
+    and memberships are never deleted, so two reads find those of most runs; other objects are found where listing is
+    permitted. Raises `Unavailable`.
+    """
+    found = ""
+    for key in (commit_key(0, 1), members_key(1)):
+        with contextlib.suppress(Denied):
+            found = found or (f"{key.partition('/')[0]}/" if await is_there(store, key) else "")
+    for prefix in ("commits/", MEMBERS, UPDATES):
+        with contextlib.suppress(Denied):
+            found = found or (prefix if await store.list(prefix) else "")
+    if found:
+        with contextlib.suppress(Denied):
+            return "" if await is_there(store, RUN_KEY) else found
+    return found
 
 
 async def run_below(store: Store) -> str:

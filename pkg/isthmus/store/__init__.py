@@ -31,6 +31,7 @@ __all__ = [
     "Store",
     "compares_sums",
     "endpoint_of",
+    "make_bucket",
     "open_probe",
     "open_store",
     "require_create_only",
@@ -46,7 +47,7 @@ async def open_store(url: str, runtime: Runtime, *, make: bool = False) -> Async
     """
     place = Place.of(url)
     if make and place.in_bucket:
-        await _make_bucket(place, runtime)
+        await make_bucket(place, runtime)
 
     @asynccontextmanager
     async def beside(other: str) -> AsyncIterator[Store]:
@@ -149,7 +150,8 @@ async def open_probe(url: str, key: str, runtime: Runtime) -> AsyncIterator[Prob
         yield probe
 
 
-async def _make_bucket(place: Place, runtime: Runtime) -> None:
+async def make_bucket(place: Place, runtime: Runtime) -> None:
+    """Create the bucket of a place unless it exists. Raises `Denied`, `Unavailable`, or `InputError` for a `gs://`."""
     if place.scheme == "gs":
         raise InputError(f"{place}: create the bucket first: gcloud storage buckets create gs://{place.authority}")
     from isthmus.store.s3 import open_s3

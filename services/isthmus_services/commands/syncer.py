@@ -20,7 +20,6 @@ from isthmus.log import gc as garbage
 from isthmus.log.log_health import collects, uncollected
 from isthmus.log.membership import require_may
 from isthmus.log.polar import require_gpu
-from isthmus.log.run import read_run
 from isthmus.log.trust import Trust
 from isthmus.runtime.clock import Runtime, cores, random_id
 from isthmus.runtime.urls import Place
@@ -234,9 +233,9 @@ async def _there(url: str, bus_url: str, name: str, board: HealthServer, trust: 
 
     try:
         async with open_place(url, threads=1) as store:
-            if not await waited("run", lambda: read_run(store.at_start, trust.require), store.runtime):
+            if not await waited("run", lambda: known_run(store, trust), store.runtime):
                 return False
-            async with open_bus(bus_url, (await known_run(store, trust.require)).digest) as bus:
+            async with open_bus(bus_url, (await known_run(store, trust)).digest) as bus:
                 if not await waited("bus", lambda: bus_answers(bus), store.runtime):
                     return False
     finally:
