@@ -439,10 +439,43 @@ def test_a_server_that_may_not_be_asked(doctor: Doctor, run: str, guarded: Calla
 )  # fmt: skip
 @pytest.mark.parametrize("name", [("--learner", "eu-1"), ()], ids=["named", "unnamed"])
 def test_a_user_that_may_do_too_much(
-    name: tuple[str, ...], doctor: Doctor, run: str, redis: Server, guarded: Callable[[str], str]
+    name: tuple[str, ...], doctor: Doctor, run: str, guarded: Callable[[str], str]
 ) -> None:
-    doctor.finds(run, "--role", "learner", *name, "--bus", redis.url)
+    doctor.finds(run, "--role", "learner", *name, "--bus", guarded("operator"))
     text = doctor.finds_no_more(run, "--role", "learner", "--learner", "eu-1", "--bus", guarded("learner-eu-1"))
+    for what in ("administer", "hear others", "write for others"):
+        assert f"ok      bus: must not {what}" in text
+
+
+@row(
+    "doctor",
+    "bus: must not administer: this user may use …: no user of the bus is named, so all participants have the same "
+    "rights there",
+    means="The bus has no users for participants, as with `isthmus create --bus-users none`.",
+    do="nothing, if all participants trust each other; else give each its user of `isthmus access` (Redis 7)",
+    then="`ok bus: must not administer`, or this warning, if you leave it",
+)  # fmt: skip
+@row(
+    "doctor",
+    "bus: must not hear others: this user may listen to …: no user of the bus is named, so all participants have the same "
+    "rights there",
+    means="The bus has no users for participants, as with `isthmus create --bus-users none`.",
+    do="nothing, if all participants trust each other; else give each its user of `isthmus access` (Redis 7)",
+    then="`ok bus: must not hear others`, or this warning, if you leave it",
+)  # fmt: skip
+@row(
+    "doctor",
+    "bus: must not write for others: this user may speak as …: no user of the bus is named, so all participants have the same "
+    "rights there",
+    means="The bus has no users for participants, as with `isthmus create --bus-users none`.",
+    do="nothing, if all participants trust each other; else give each its user of `isthmus access` (Redis 7)",
+    then="`ok bus: must not write for others`, or this warning, if you leave it",
+)  # fmt: skip
+def test_a_bus_without_users(doctor: Doctor, run: str, redis: Server, guarded: Callable[[str], str]) -> None:
+    words = (run, "--role", "learner", "--learner", "eu-1")
+    text = doctor.finds(*words, "--bus", redis.url)
+    assert "failure bus: must not" not in text
+    text = doctor.finds_no_more(*words, "--bus", guarded("learner-eu-1"))
     for what in ("administer", "hear others", "write for others"):
         assert f"ok      bus: must not {what}" in text
 

@@ -214,6 +214,11 @@ class RedisBus(Bus):
         return await self._guard(ask())
 
     @property
+    def user(self) -> str:
+        """The user's name on the server; empty if none was given."""
+        return str(self._writer.connection_pool.connection_kwargs.get("username") or "")
+
+    @property
     def verifies(self) -> bool:
         """Whether the server's certificate is verified against the trusted authorities."""
         given = self._writer.connection_pool.connection_kwargs.get("ssl_cert_reqs", "required")

@@ -6,7 +6,19 @@ from pathlib import Path
 from isthmus.bus import Bus, open_bus
 from isthmus.bus.base import VALUE_MAX
 from isthmus.bus.redis import RedisBus, ServerFacts
-from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, clock, in_the_clear, spread, untried
+from isthmus.doctor.findings import (
+    FAILURE,
+    NOTE,
+    OK,
+    WARNING,
+    CheckOutcome,
+    Finding,
+    Role,
+    clock,
+    in_the_clear,
+    spread,
+    untried,
+)
 from isthmus.errors import Denied, InputError, IsthmusError, Unavailable
 from isthmus.format.records.messages import SYNCER_STREAM
 from isthmus.runtime.clock import Runtime
@@ -130,7 +142,7 @@ async def _administers(bus: RedisBus, role: Role) -> Finding:
     except IsthmusError as error:
         return untried(check, error)
     if found:
-        return Finding(check, FAILURE, f"this user may use {', '.join(found)}", _of_its_own(role))
+        return _too_much(bus, role, check, f"this user may use {', '.join(found)}")
     return Finding(check, OK, "settings, deletions and other users are out of this user's reach")
 
 
@@ -143,7 +155,7 @@ async def _must_not_hear(bus: Bus, role: Role) -> Finding:
             continue
         except IsthmusError as error:
             return untried(check, error)
-        return Finding(check, WARNING, f"this user may listen to {other}", _of_its_own(role))
+        return _too_much(bus, role, check, f"this user may listen to {other}", WARNING)
     return Finding(check, OK, "it hears the syncers and itself")
 
 
@@ -191,8 +203,17 @@ async def _must_not(bus: Bus, role: Role) -> Finding:
             continue
         except IsthmusError as error:
             return untried(check, error)
-        return Finding(check, FAILURE, f"this user may speak as {other}", _of_its_own(role))
+        return _too_much(bus, role, check, f"this user may speak as {other}")
     return Finding(check, OK, f"{' and '.join(role.others_streams)}: out of this role's reach")
+
+
+def _too_much(bus: Bus, role: Role, check: str, said: str, outcome: CheckOutcome = FAILURE) -> Finding:
+    """Return the finding that the user has rights of other participants: a warning if no user is named for the bus."""
+    if isinstance(bus, RedisBus) and not bus.user:
+        said += ": no user of the bus is named, so all participants have the same rights there"
+        more = "nothing, if all participants trust each other; else give each its user of `isthmus access` (Redis 7)"
+        return Finding(check, WARNING, said, more)
+    return Finding(check, outcome, said, _of_its_own(role))
 
 
 def _of_its_own(role: Role) -> str:
