@@ -431,6 +431,26 @@ def test_without_users_of_the_bus_all_use_it_alike(plain: Plain, redis: Server) 
     assert (found["ISTHMUS_BUS"], "ISTHMUS_BUS_USER" in found) == (redis.url, False)
     found = settings(plain.folder / "alike" / "reader")
     assert forking.isthmus("status", environment=found).returncode == 0
+    assert not [*plain.folder.glob("alike/*/bus-*"), *plain.folder.glob("alike/redis/*.acl")]
+    report = plain.folder / "alike.json"
+    found |= {"ISTHMUS_BUS": redis.url}
+    done = forking.isthmus("doctor", "--size", "0.1", "--json", str(report), environment=found)
+    checks = {f["check"]: f["outcome"] for f in json.loads(report.read_text())["findings"]}
+    assert checks["bus: must not administer"] == "warning", done.stdout
+    assert "failure" not in {outcome for check, outcome in checks.items() if check.startswith("bus:")}, done.stdout
+
+
+def test_a_folder_remembers_its_bus_and_what_changed_is_named(plain: Plain) -> None:
+    words = ("remembered", "--bus", plain.bus.url, "--bus-users", "none")
+    plain.create(*words, "--learner", "a", *SMALL)
+    silent = {name: value for name, value in plain.environment.items() if name != "ISTHMUS_BUS"}
+    done = forking.isthmus(*plain.words("remembered", "--learner", "b"), environment=silent)
+    assert (done.stdout.count("  as before"), done.stdout.count("  new")) == (5, 1), done.stdout + done.stderr
+    assert "add --shard I/M to `isthmus learner`: 0/2 for the first" in done.stdout
+    said = plain.create("remembered", "--bus-users", "file")
+    assert said.count("  changed") == 4, "the owner and the collector do not use the bus"
+    differs = "ISTHMUS_BUS_PASSWORD_FILE, ISTHMUS_BUS_USER, bus-password, bus-user"
+    assert said.count(f"differs: {differs}; give it a copy again, and restart its processes") == 4
 
 
 @pytest.mark.parametrize(

@@ -131,16 +131,22 @@ def prepare(
     place: tuple[str, str] | None = None,
     *,
     strict: bool = False,
+    bus_users: bool = True,
 ) -> list[str]:
     """Write passwords, files made from them, and policies for the run at `place` (bucket, prefix); return file names.
 
     If `place` is None, the place and strictness of earlier policies are kept, so that adding a learner needs neither.
-    Without earlier policies none are written. Raises `OSError`.
+    Without earlier policies none are written. `bus_users`: whether participants have users of their own on the bus;
+    if not, files with earlier users are deleted. Raises `OSError`.
     """
     place, strict = as_before(folder, place, strict)
     identities = identities_in(folder, learners, series, checkpoints=not strict)
-    users = [found for who in identities if (found := _bus_user(folder, who))]
-    write_secret(folder / ACL_FILE, "".join(line + "\n" for line in ("user default off", *map(acl_line, users))))
+    if bus_users:
+        users = [found for who in identities if (found := _bus_user(folder, who))]
+        write_secret(folder / ACL_FILE, "".join(line + "\n" for line in ("user default off", *map(acl_line, users))))
+    else:
+        for name in (ACL_FILE, *(f"{who.user}/{file}" for who in identities for file in (BUS_USER, BUS_PASSWORD))):
+            (folder / name).unlink(missing_ok=True)
     write_secret(folder / SETTINGS_FILE, REDIS_SETTINGS)
     keys = {who: _key(folder / who.user / CREDENTIALS, who) for who in identities}
     write_secret(folder / USERS_FILE, "".join(f"{name} {secret}\n" for name, secret in keys.values()))

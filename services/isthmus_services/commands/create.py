@@ -37,6 +37,9 @@ from isthmus_services.settings.resolve import fields
 KEY, ENV, STORE_CA, BUS_CA = "key", "env", "store-ca.pem", "bus-ca.pem"
 """Names of files in a participant's folder, beside those of `isthmus access`."""
 
+BUS_FILE = "bus.json"
+"""Name of the file that has what earlier calls said of the bus, so that it need not be repeated."""
+
 ROLES: Mapping[Participant, MemberRole] = {
     Participant.SYNCER: MemberRole.SYNCER,
     Participant.COLLECTOR: MemberRole.COLLECTOR,
@@ -69,8 +72,10 @@ def run(settings: declared.Create) -> int:
     place = access.place_of(settings.run)
     if Place.of(settings.run).scheme == "gs":
         raise InputError(f"{settings.run}: this command serves s3:// only: use isthmus init, isthmus keys and members")
-    bus, theirs, folder = _bus(settings), _public_keys(settings), Path(settings.folder)
+    folder = Path(settings.folder)
     try:
+        settings = _as_before(settings, folder)
+        bus, theirs = _bus(settings), _public_keys(settings)
         with _administrator(settings):
             said = _create(settings, folder, place, bus, theirs)
     except OSError as error:
@@ -99,7 +104,8 @@ def _create(
     named = settings.learner or (), settings.series or ()
     everybody = access.identities_in(folder, *named, checkpoints=not strict)
     in_store = asyncio.run(_store_users(settings.run, place, folder, everybody))
-    access.prepare(folder, *named, strict=strict)
+    access.prepare(folder, *named, strict=strict, bus_users=settings.bus_users != "none")
+    access.write_secret(folder / BUS_FILE, json.dumps({"bus": bus, "bus_users": settings.bus_users}) + "\n")
     on_bus = _bus_users(settings, folder, everybody)
     site = _Site(settings, made, bus, credentials.access())
     for who in everybody:
@@ -115,11 +121,28 @@ def _create(
     ]
     for who in everybody:
         earlier, now = (
-            {name: data for name, data in files.items() if name.startswith(f"{who.user}/")} for files in (before, after)
+            {p.name: data for name, data in files.items() if (p := Path(name)).parts[0] == who.user}
+            for files in (before, after)
         )
         state = "as before" if earlier == now else "changed" if earlier else "new"
         lines.append(f"  {state:9}  . {shlex.quote(str(folder / who.user / ENV))} && {_command(who, folder)}")
+        if state == "changed":
+            what = ", ".join(_differences(earlier, now))
+            lines.append(f"             differs: {what}; give it a copy again, and restart its processes")
+    if (learners := sum(who.participant == Participant.LEARNER for who in everybody)) > 1:
+        lines.append(
+            "each learner trains on all of the data, in an order of its own; for disjoint parts add --shard I/M to "
+            f"`isthmus learner`: 0/{learners} for the first, 1/{learners} for the second; with more learners, restart "
+            "all with the new M"
+        )
     return lines
+
+
+def _differences(earlier: Mapping[str, bytes], now: Mapping[str, bytes]) -> list[str]:
+    """Return the names of what differs between two states of a folder: variables of its `env`, and other files."""
+    lines = [{*files.get(ENV, b"").decode().split("\n")} for files in (earlier, now)]
+    names = {line.removeprefix("export ").partition("=")[0] for line in lines[0] ^ lines[1] if "export" in line[:6]}
+    return sorted(names) + sorted(n for n in {**earlier, **now} if n != ENV and earlier.get(n) != now.get(n))
 
 
 def _command(who: Identity, folder: Path) -> str:
@@ -135,6 +158,23 @@ def _contents(folder: Path) -> dict[str, bytes]:
 # --- what was asked for -----------------------------------------------------------------------------------------------
 
 
+def _as_before(settings: declared.Create, folder: Path) -> declared.Create:
+    """Return the settings, completed with what earlier calls said of the bus. Raises `OSError`."""
+    known, authorities = folder / BUS_FILE, folder / Participant.READER / BUS_CA
+    earlier: dict[str, str] = json.loads(known.read_text()) if known.exists() else {}
+    bus, users = settings.bus or earlier.get("bus"), settings.bus_users or earlier.get("bus_users", "file")
+    if settings.bus is None and bus and (settings.bus_user or users != earlier["bus_users"]):
+        bus = _without_user(bus)
+    trusts = authorities.exists() and (bus or "").startswith("rediss:")
+    bus_ca = settings.bus_ca or (str(authorities) if trusts else None)
+    return replace(settings, bus=bus, bus_users=users, bus_ca=bus_ca)
+
+
+def _without_user(bus: str) -> str:
+    scheme, colon, rest = bus.partition("://")
+    return f"{scheme}{colon}{rest.rpartition('@')[2]}"
+
+
 def _bus(settings: declared.Create) -> str:
     """Return the URL of the bus as participants get it. Raises `InputError`."""
     if settings.bus is None:
@@ -144,7 +184,7 @@ def _bus(settings: declared.Create) -> str:
         raise InputError(f"--bus {place}: a run in a bucket needs a bus that all reach: redis://host:port")
     if settings.bus_users == "none":
         return as_user(settings.bus, settings.bus_user, settings.bus_password, settings.bus_password_file)
-    return f"{place.scheme}://{settings.bus.partition('://')[2].rpartition('@')[2]}"
+    return _without_user(settings.bus)
 
 
 def _public_keys(settings: declared.Create) -> dict[str, bytes]:

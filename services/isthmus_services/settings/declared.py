@@ -95,14 +95,14 @@ class Create(OnBus, Participants, ModelOfRun, ArithmeticOfRun, PaceOfRun, Seeded
         ),
     ] = None
     bus_users: Annotated[
-        str,
+        str | None,
         Setting(
             "file: write the bus's users to DIR/redis/users.acl, for its administrator to install; server: set them on "
             "the bus now, where --bus-user and its password are an administrator's; none: participants use the bus as "
-            "--bus-user, all alike",
+            "--bus-user, all alike (default: as the folder was made, and file for a new one)",
             choices=("file", "server", "none"),
         ),
-    ] = "file"
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
