@@ -223,6 +223,8 @@ def test_a_key_of_another_name_or_role(doctor: Doctor, keys: Keys) -> None:
         name, role = re.findall(r"is the key of (\S+) \((\w+)\)", text)[0]
         assert name == "s-1"
         assert "ok      run: key" in doctor.finds_no_more(keys.run, "--role", role, "--key", keys["s-1"])
+    first = replace(doctor, rows=[doctor.rows[0]])
+    assert "members rotate" not in first.finds(keys.run, *EU, "--key", keys["s-1"])
 
 
 @row(
@@ -452,6 +454,34 @@ def test_a_run_object_that_is_damaged(doctor: Doctor, folder: Path) -> None:
     doctor.finds(str(folder))
     (folder / "run").write_bytes(kept)
     doctor.finds_no_more(str(folder))
+
+
+@row(
+    "doctor", "store: run: the run object … is gone, and … lie beside it: restore it from a backup, or choose another "
+    "location; do not create a run here",
+    means="The run object was deleted, and the log is still there. Status, learners and syncers say the same. Processes "
+    "that run already go on; none can start. A new run at this place would make the log worthless.",
+    do="restore …/run from a backup", then="`ok store: run`, with the run's digest",
+    lost="without a backup: the run, except what `isthmus follow` or an export brought elsewhere",
+)  # fmt: skip
+def test_a_run_object_that_is_gone(doctor: Doctor, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asyncio.run(_one_commit(folder))
+    kept = (folder / "run").read_bytes()
+    (folder / "run").unlink()
+    (place,) = re.findall(r"→ restore (\S+) from a backup", doctor.finds(str(folder)))
+    assert main(["init", str(folder)]) == 2, "init creates no run beside the log of another one"
+    assert not (folder / "run").exists()
+    assert main(["status", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("do not create a run here") == 2
+    assert "`isthmus init" not in said
+    Path(place).write_bytes(kept)
+    doctor.finds_no_more(str(folder))
+
+
+async def _one_commit(folder: Path) -> None:
+    async with a_run(folder) as w:
+        await grown(w, 1)
 
 
 @row(

@@ -12,6 +12,7 @@ from isthmus.errors import InputError, RunMissing
 from isthmus.format.layout import Spec, Tensor, TensorClass
 from isthmus.format.records import frame
 from isthmus.format.records.frame import Blob, Body, Data
+from isthmus.format.records.keys import RUN_KEY, commit_key, members_key
 from isthmus.format.records.objects import RunHeader
 from isthmus.format.rules import FRAGMENTS_MAX, Pace, Rules
 from isthmus.log.creation import Seed, create_run
@@ -121,3 +122,30 @@ async def test_a_model_that_is_brought_piece_by_piece_makes_the_same_run(rules: 
         await create_run(empty := Memory(), single_threaded(0), replace(whole, values=take))
     assert empty.objects.blobs == {}
     assert store.objects.blobs
+
+
+@pytest.mark.parametrize("left", [commit_key(0, 1), members_key(1), "commits/00001/000000000007", "updates/00000/a/x"])
+async def test_no_run_is_created_beside_the_log_of_a_run_whose_object_is_gone(left: str) -> None:
+    store, run = await created(seed_of())
+    object_ = await store.get(RUN_KEY)
+    await store.put(left, b"of the run")
+    await store.delete(RUN_KEY)
+    kept = dict(store.objects.blobs)
+    with pytest.raises(RunMissing, match=f"{RUN_KEY} is gone, and {left.partition('/')[0]}/ lie beside it: restore it"):
+        await create_run(store, single_threaded(0), seed_of())
+    assert store.objects.blobs == kept, "something was written"
+    await store.put(RUN_KEY, object_)
+    assert (await create_run(store, single_threaded(0), seed_of())).digest == run.digest
+
+
+async def test_an_unfinished_creation_is_finished() -> None:
+    store, _ = await created(seed_of())
+    await store.delete(RUN_KEY)
+    await create_run(store, single_threaded(0), seed_of())
+    assert RUN_KEY in store.objects.blobs
+
+
+def test_where_a_digest_is_expected_no_run_is_to_be_created() -> None:
+    said = str(RunMissing("s3://b/r", pinned="ab12"))
+    assert "init" not in said
+    assert "restore s3://b/r/run from a backup" in said

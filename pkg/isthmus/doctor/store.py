@@ -106,8 +106,9 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
         yield run
         yield Finding("store: run", OK, f"run {run.digest[:8].hex()}, {run.layout.size:,} parameters")
     except RunMissing as error:
-        near = await run_below(store)
-        if near:
+        if error.beside:
+            yield Finding("store: run", FAILURE, str(error), f"restore {store.url}/{RUN_KEY} from a backup")
+        elif near := await run_below(store):
             yield Finding("store: run", WARNING, str(RunMissing(store.url, near)), f"name {near}")
         else:
             yield Finding("store: run", WARNING, str(error), f"create it: isthmus init {store.url}")

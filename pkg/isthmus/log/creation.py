@@ -49,7 +49,8 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
     """Create the run, version 0 first and the run object last. Return it, or an equal run that already exists.
 
     A process that loses the race to create the run returns the winner's, if that is equal. Raises `RunExists` if the
-    existing run differs, for example in its layout, rules or owner, and `InputError` for a model that cannot be merged.
+    existing run differs, for example in its layout, rules or owner, `RunMissing` if only
+    the run object is missing of a run, and `InputError` for a model that cannot be merged.
     Creating the same run twice is harmless.
     """
     # Part of a matrix has only part of its directions. Isotropic merges need matrices whole, at some cost in balance.
@@ -58,8 +59,9 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
     seed.bounds.check()
     try:
         return _same(await read_run(store), seed)
-    except RunMissing:
-        pass
+    except RunMissing as missing:
+        if missing.beside:
+            raise
     created_at = runtime.wall()
     # Whatever can fail is checked before anything is written. The run object's size does not depend on the digests.
     try:
