@@ -233,7 +233,7 @@ ROLE = ("--role", "collector")
 
 
 @row(
-    "doctor", "store: access: s3://… at …: … error sending request",
+    "doctor", "store: access: s3://… at …: connection refused: start the store there, or correct the endpoint",
     means="Nothing answers at the store's address.",
     do="check that a store answers at this address (AWS_ENDPOINT_URL, or endpoint= in the URL)",
     then="`ok store: access`",

@@ -246,7 +246,23 @@ def test_an_endpoint_that_does_not_answer_is_named(
     use(seaweedfs)
     name, *rest = command
     bus = [] if name == "init" else ["--bus", redis.url]
-    assert CLOSED in refused(name, "s3://b/r", *rest, *bus, environment={"AWS_ENDPOINT_URL": f"http://{CLOSED}"})
+    line = refused(name, "s3://b/r", *rest, *bus, environment={"AWS_ENDPOINT_URL": f"http://{CLOSED}"})
+    assert f"at http://{CLOSED}: connection refused: start the store there, or correct the endpoint" in line
+
+
+def test_an_endpoint_with_another_name_or_scheme_is_named(
+    seaweedfs: Server, use: Callable[[Server], None], refused: Refusals
+) -> None:
+    use(seaweedfs)
+    line = refused("init", "s3://b/r", "--insecure", environment={"AWS_ENDPOINT_URL": "http://store.invalid:9000"})
+    assert re.search(r"its name cannot be resolved \(.+\): correct the endpoint", line)
+    line = refused("init", "s3://b/r", environment={"AWS_ENDPOINT_URL": seaweedfs.url.replace("http:", "https:")})
+    assert "it does not speak TLS: write http:// in the endpoint" in line
+
+
+@pytest.mark.parametrize("place", ["/proc/nowhere", f"{__file__}/run"])
+def test_a_folder_that_cannot_be_made_is_named(place: str, refused: Refusals) -> None:
+    assert f"{place} is not writable" in refused("init", place)
 
 
 @pytest.mark.parametrize("command", [["init"], ["syncer"], ["learner", "--learner", "a"]])
@@ -277,7 +293,9 @@ def test_another_pace_for_a_run_that_is_there_is_no_silent_wish(
 def test_a_redis_that_is_not_there_is_named(command: list[str], folder: Path, refused: Refusals) -> None:
     assert main(["init", str(folder)]) == 0
     name, *rest = command
-    assert f"redis://{CLOSED}" in refused(name, str(folder), *rest, "--bus", f"redis://{CLOSED}")
+    line = refused(name, str(folder), *rest, "--bus", f"redis://{CLOSED}")
+    assert f"redis://{CLOSED}" in line
+    assert "): check that the server of the bus is started there" in line
 
 
 @pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"], ["status"]])

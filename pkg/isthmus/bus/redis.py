@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from typing_extensions import override
 
@@ -277,6 +278,8 @@ class RedisBus(Bus):
         except (RedisError, OSError, TimeoutError) as error:
             found = meaning(error)
             said = f"{self.url}: {found.words}{': ' if found.words else ''}{told(error)}"
+            if isinstance(error, RedisConnectionError) and "connecting to" in said:
+                said = f"{said.rstrip('.')}: check that the server of the bus is started there"
             if found.action == Action.END:
                 raise Denied(said) from None
             if found.action == Action.RECONNECT:

@@ -78,6 +78,12 @@ KEY_FILE = "GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT"
 """The variables that name a key file of Google's."""
 
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
+_LOOKUP = re.compile(r'failed to lookup address information: ([^"]+)"')
+_SYSTEM = re.compile(r'message: "([^"]+)"')
+"""What the tree of causes says if no connection was made: that of a name's look-up, and the system's."""
+
+_NO_TLS = "InvalidContentType"
+"""What it says if the first bytes of the answer are not those of TLS."""
 
 
 atexit.register(wait_for_foreign_threads)
@@ -298,8 +304,20 @@ def _told(error: BaseException) -> str:
     # Only the tree of causes shows that the certificate was the reason.
     if found := _CERTIFICATE.search(str(error)):
         return f"its certificate is not trusted ({found[1]}); AWS_CA_BUNDLE names a file of authorities"
+    if "kind: Connect" in str(error):
+        return _unconnected(str(error))
     said = _words(error).partition(" - ")
     return " ".join((said[2] or said[0]).split())
+
+
+def _unconnected(tree: str) -> str:
+    """Return why no connection was made, and what to do, from the tree of causes that follows the library's message."""
+    if _NO_TLS in tree:
+        return "it does not speak TLS: write http:// in the endpoint, or start the store with TLS"
+    if found := _LOOKUP.search(tree):
+        return f"its name cannot be resolved ({found[1]}): correct the endpoint"
+    found = _SYSTEM.search(tree)
+    return f"{found[1].lower() if found else 'no connection'}: start the store there, or correct the endpoint"
 
 
 def _said(error: BaseException) -> str:

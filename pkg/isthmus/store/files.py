@@ -98,7 +98,7 @@ class FileStore(Store):
         """Raise `Unavailable` if the root is gone, or is another folder without this run, as after a lost mount."""
         try:
             found = os.stat(self.root)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             if self._identity is None:
                 return
             raise Unavailable(f"{self.root} is gone: was a mount lost?") from None
@@ -144,7 +144,10 @@ class FileStore(Store):
     def _write(self, path: Path, data: Data, settle: Callable[[Path, Path], None]) -> bool:
         scratch = self.root / _SCRATCH / self._runtime.new_id()
         self._require_no_link(scratch.parent)
-        scratch.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            scratch.parent.mkdir(parents=True, exist_ok=True)
+        except (FileNotFoundError, NotADirectoryError) as error:  # to a caller these would mean a missing object
+            raise Denied(f"{self.root} is not writable ({error.strerror}): choose another folder") from None
         try:
             with open(scratch, "xb", buffering=0) as file:
                 if not self._swept:
