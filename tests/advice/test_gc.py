@@ -15,7 +15,7 @@ from isthmus.errors import Denied, StoreFull, Unavailable
 from isthmus.format.records.keys import checkpoint_key, commit_key
 from isthmus.format.records.objects import MemberSpec
 from isthmus.format.rules import Rules
-from isthmus.format.signing.keys import read_signer
+from isthmus.format.signing.keys import read_signer, write_signer
 from isthmus.log import gc
 from isthmus.log.membership import Members, write
 from isthmus_services.commands.gc import line_of
@@ -192,13 +192,21 @@ async def test_a_dry_run(folder: Path) -> None:
 )
 @row(
     "gc",
-    "…: the membership does not name anybody with the key … as a collector",
-    means="The key is there, and the owner has not given it this role.",
+    "…: the membership does not name anybody with the key … as a collector; it is the key of …",
+    means="The key is a learner's or a syncer's, as with `. learner-eu-1/env` in place of `. collector/env`.",
+    do="use the folder, or the key, of a collector",
+    then="`isthmus gc` with this key deletes.",
+    like="For a syncer's key the sentence goes on: the owner may make it a collector's, too.",
+)
+@row(
+    "gc",
+    "…: the membership does not name anybody with the key … as a collector; the run's owner adds it",
+    means="The membership does not name the key.",
     do="the run's owner adds it: isthmus members add … NAME --as collector --public-key FILE.pub --key OWNER",
     then="`isthmus gc` with this key deletes.",
 )
 async def test_a_collector_without_a_key(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unsigned, unknown = mine(test_a_collector_without_a_key)
+    unsigned, theirs, unknown = mine(test_a_collector_without_a_key)
     monkeypatch.chdir(tmp_path)
     for name in ("owner", "col"):
         assert (await isthmus("keys", "new", name, "--folder", "."))[0] == 0
@@ -222,6 +230,22 @@ async def test_a_collector_without_a_key(folder: Path, tmp_path: Path, monkeypat
         code, told = await isthmus(*words)
         assert code == 0, told
         code, told = await isthmus("gc", w.run.url, *NOW, "--apply", "--key", "col")
+        assert code == 0, told
+        for name, signer in (("a", US), ("s0", SYNC)):
+            write_signer(tmp_path / name, signer, name)
+        code, told = await isthmus("gc", w.run.url, *NOW, "--apply", "--key", "a")
+        assert code == 2
+        advises(theirs, told)
+        assert "members add" not in told
+        adding = ("members", "add", w.run.url, "gc", "--as", "collector", "--public-key")
+        code, refused = await isthmus(*adding, "a.pub", "--key", "owner")
+        assert (code, "is the key of learner a, who could then act as gc, too" in refused) == (2, True), refused
+        code, told = await isthmus("gc", w.run.url, *NOW, "--apply", "--key", "s0")
+        assert code == 2
+        advises(theirs, told)
+        assert "or the run's owner makes it a collector's, too: isthmus members add" in " ".join(told.split())
+        assert (await isthmus(*adding, "s0.pub", "--key", "owner"))[0] == 0
+        code, told = await isthmus("gc", w.run.url, *NOW, "--apply", "--key", "s0")
         assert code == 0, told
 
 

@@ -74,6 +74,8 @@ def test_a_run_changes_hands_and_only_its_owner_says_who_takes_part(
     [
         (("add", "RUN", "eu-1", "--public-key", "k/us.pub"), "members rotate --member eu-1"),
         (("add", "RUN", "eu-1", "--public-key", "k/eu.pub"), "is already a member"),
+        (("add", "RUN", "s-*", "--as", "syncer", "--public-key", "k/eu.pub"), "is the key of learner eu-1"),
+        (("add", "RUN", "us-1", "--public-key", "k/eu.pub"), "if both are meant to have this key, add --shared-key"),
         (("add", "RUN", "../x", "--public-key", "k/us.pub"), "name of a member"),
         (("add", "RUN", "x", "--public-key", "k/us"), "private key, which must stay secret"),
         (("remove", "RUN", "nobody"), "nobody is not a member; members are eu-1"),

@@ -19,7 +19,17 @@ from isthmus.format.signing.keys import new_signer, write_signer
 from isthmus.format.signing.points import SMALL_ORDER
 from isthmus.log.creation import create_run
 from isthmus.log.fork_detection import AUTHORS_MAX, KEPT_EACH, UNSAID, ForkDetection
-from isthmus.log.membership import GRACE_VERSIONS, SUCCESSION, Members, changed, opened, require_may, succession, write
+from isthmus.log.membership import (
+    GRACE_VERSIONS,
+    ROLE,
+    SUCCESSION,
+    Members,
+    changed,
+    opened,
+    require_may,
+    succession,
+    write,
+)
 from isthmus.log.run import Run, read_run
 from isthmus.log.trust import Trust, is_near, trust_of
 from isthmus.reasons import Reason
@@ -179,7 +189,8 @@ async def test_two_who_change_it_at_once_do_not_undo_each_other(tmp_path: Path) 
         assert [[m.name for m in v.members] for v in members.versions] == [[], ["eu"], ["us"], ["third"]]
 
 
-async def test_who_may_take_part_is_said_with_a_remedy(tmp_path: Path) -> None:
+async def test_who_may_take_part_is_said_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ROLE, raising=False)
     async with world(tmp_path / "r", signed_seed()) as w:
         members = await put(w, entry("eu", EU))
         require_may(members, EU, L, "eu")
@@ -188,8 +199,22 @@ async def test_who_may_take_part_is_said_with_a_remedy(tmp_path: Path) -> None:
             require_may(members, None, L, "eu")
         with pytest.raises(InputError, match=r"members add .* us --as learner"):
             require_may(members, US, L, "us")
-        with pytest.raises(InputError, match="members add"):
-            require_may(members, EU, S, "eu")
+        with pytest.raises(InputError, match=r"the key of learner eu: use the folder, or the key, of s-1$"):
+            require_may(members, EU, S, "s-1")
+        members = await put(w, entry("eu", EU), entry("us", US), entry("s", OTHER, S))
+        with pytest.raises(InputError, match=r"the key of learner us: use the folder, or the key, of eu$"):
+            require_may(members, US, L, "eu")
+        with pytest.raises(InputError, match=r"eu is a learner with the key .* members rotate .* --member eu "):
+            require_may(members, new_signer(), L, "eu")
+        with pytest.raises(
+            InputError, match=r"eu is a learner with the key SHA256:\S+: use that key, or another name$"
+        ):
+            require_may(members, new_signer(), S, "eu")
+        with pytest.raises(InputError, match=r"the key of syncer s: .*; or .* members add .* NAME --as collector"):
+            require_may(members, OTHER, MemberRole.COLLECTOR)
+        monkeypatch.setenv(ROLE, "reader")
+        with pytest.raises(InputError, match=r"ISTHMUS_ROLE is reader, .* use the env of the learner's$"):
+            require_may(members, None, L, "eu")
         Trust(owner=fingerprint(OWNER.author)).judge(w.run)
         with pytest.raises(InputError, match="this is another run"):
             Trust(owner=fingerprint(EU.author)).judge(w.run)

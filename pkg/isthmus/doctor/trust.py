@@ -121,7 +121,8 @@ def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
         return Finding(check, OK, f"{mine} is a member: {', '.join(names)}")
     outcome = FAILURE if needs else WARNING
     there = now.member(name) if name else None
-    if there is not None and there.key != signer.author:
+    names = [f"{m.name} ({m.role})" for m in now.members if m.key == signer.author]
+    if there is not None and there.key != signer.author and not names:
         said = f"{there.name} has another key, {fingerprint(there.key)}, and not {mine}"
         more = (
             f"pass that key; or the owner gives {there.name} this one: isthmus members rotate {url} --member "
@@ -133,7 +134,7 @@ def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
     if last is not None:
         said = f"{name or 'this member'} was expelled by membership {last.version + 1}, and the key is {mine}"
         return Finding(check, outcome, said, f"the owner admits it again: {add}")
-    if names := [f"{m.name} ({m.role})" for m in now.members if m.key == signer.author]:
+    if names:
         said = f"{mine} is the key of {', '.join(names)}, and not of {f'{name} ({wanted})' if name else f'a {wanted}'}"
         more = f"pass the name and role of this key (--learner, --role), or the key of this {role.kind}"
         return Finding(check, outcome, said, more)

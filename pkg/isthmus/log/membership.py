@@ -6,6 +6,7 @@ version that the old key signs and the new key has accepted (the rule of TUF's r
 there are no members, and nothing in the run may be signed.
 """
 
+import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +25,9 @@ from isthmus.store import Store, checked
 
 SUCCESSION = "isthmus-succession"
 """Signing namespace in which a key accepts a run as its own."""
+
+ROLE = "ISTHMUS_ROLE"
+"""Environment variable with the role whose variables these are, as the folders of `isthmus create` set it."""
 
 GRACE_VERSIONS = 64
 """How many versions beyond a fragment's newest commit may still be created under an earlier membership.
@@ -305,6 +309,11 @@ async def write(
     return found
 
 
+def may_share(one: Role, other: Role) -> bool:
+    """Return whether one key may be for two members in these roles: a syncer may be the collector, too."""
+    return {one, other} == {Role.SYNCER, Role.COLLECTOR}
+
+
 def require_may(members: Members, signer: Signer | None, role: Role, name: str | None = None) -> None:
     """Raise `InputError`, which says what to do, unless a process may take part in a role under a name (None: any)."""
     if not members.signed:
@@ -314,14 +323,37 @@ def require_may(members: Members, signer: Signer | None, role: Role, name: str |
                 "the key out, or create a run with one (isthmus init --key FILE)"
             )
         return
+    url = members.run.url
     if signer is None:
-        raise InputError(
-            f"{members.run.url}: everything in this run is signed: pass your key (--key FILE, ISTHMUS_KEY or "
-            "join(key=…)); `isthmus keys new NAME` makes one, and the run's owner adds it to the members"
-        )
-    if not members.current.permits(signer.author, (role,), name):
-        raise InputError(
-            f"{members.run.url}: the membership does not name {name or 'anybody'} with the key "
-            f"{fingerprint(signer.author)} as a {role.value}; the run's owner adds it: isthmus members add "
-            f"{members.run.url} {name or 'NAME'} --as {role.value} --public-key FILE.pub --key OWNER"
-        )
+        signed = f"{url}: everything in this run is signed: pass your key (--key FILE, ISTHMUS_KEY or join(key=…))"
+        here = os.environ.get(ROLE, role.value)
+        if here != role.value:
+            raise InputError(
+                f"{signed}; {ROLE} is {here}, so the variables here are those of the {here}'s folder: use the env of "
+                f"the {role.value}'s"
+            )
+        raise InputError(f"{signed}; `isthmus keys new NAME` makes one, and the run's owner adds it to the members")
+    now = members.current
+    if now.permits(signer.author, (role,), name):
+        return
+    mine, there = fingerprint(signer.author), now.member(name) if name else None
+    said = f"{url}: the membership does not name {name or 'anybody'} with the key {mine} as a {role.value}"
+    if theirs := now.owners_of(signer.author):
+        more = f"it is the key of {theirs}: use the folder, or the key, of {name or f'a {role.value}'}"
+        free = there is None or there.name != name
+        if free and any(may_share(m.role, role) for m in now.members if m.key == signer.author):
+            more += f"; or the run's owner makes it a {role.value}'s, too: {_add(url, name, role)}"
+    elif there is not None and there.name == name:
+        more = f"{name} is a {there.role} with the key {fingerprint(there.key)}: use that key, or another name"
+        if there.role == role:
+            more += (
+                f"; if this is its new key, the run's owner says so: isthmus members rotate {url} --member {name} "
+                "--public-key FILE.pub --key OWNER"
+            )
+    else:
+        more = f"the run's owner adds it: {_add(url, name, role)}"
+    raise InputError(f"{said}; {more}")
+
+
+def _add(url: str, name: str | None, role: Role) -> str:
+    return f"isthmus members add {url} {name or 'NAME'} --as {role.value} --public-key FILE.pub --key OWNER"

@@ -29,6 +29,10 @@ Gpu = Annotated[
 
 CreateBucket = Annotated[bool, Setting("create the bucket if it does not exist")]
 
+SharedKey = Annotated[
+    bool, Setting("the key may be another member's, too; a syncer and a collector may always share one", flag_only=True)
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(OnBus, ArithmeticOfRun, Seeded, Reported):
@@ -460,6 +464,7 @@ class MembersList(InRun, Reported):
 class MembersAdd(InRun, Signed):
     """Settings of `isthmus members add`."""
 
+    shared_key: SharedKey = False
     name: Annotated[
         str,
         Setting(
@@ -493,6 +498,7 @@ class MembersRemove(InRun, Signed):
 class MembersRotate(InRun, Signed):
     """Settings of `isthmus members rotate`."""
 
+    shared_key: SharedKey = False
     name: Annotated[
         str | None,
         Setting("name of the member whose key or bucket changes", name="member", metavar="NAME", flag_only=True),

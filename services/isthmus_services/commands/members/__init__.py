@@ -15,7 +15,7 @@ from isthmus.format.rules import MemberRole
 from isthmus.format.signing import Signer, fingerprint
 from isthmus.log import Log
 from isthmus.log.listing import by_learner, checkpoints_in
-from isthmus.log.membership import Membership, write
+from isthmus.log.membership import Membership, may_share, write
 from isthmus.runtime.urls import Place
 from isthmus.store import Entry, checked
 from isthmus_services.settings import declared, shared
@@ -111,6 +111,20 @@ def bucket_of(url: str | None) -> str:
             "gs://BUCKET/PREFIX, or file:///PATH if the run is in a folder"
         )
     return url
+
+
+def require_own_key(before: Membership, entry: MemberSpec, shared_key: bool) -> None:
+    """Raise `InputError` if another member has this entry's key, unless `shared_key` says that this is meant.
+
+    A syncer and a collector may always have the same key: `isthmus syncer --collect` needs it.
+    """
+    theirs = [m for m in before.members if m.key == entry.key and m.name != entry.name]
+    if not shared_key and (found := [m for m in theirs if not may_share(m.role, entry.role)]):
+        whose = ", ".join(f"{m.role} {m.name}" for m in found)
+        raise InputError(
+            f"{fingerprint(entry.key)} is the key of {whose}, who could then act as {entry.name}, too: use the key of "
+            f"{entry.name}; if both are meant to have this key, add --shared-key"
+        )
 
 
 def require_signed(log: Log) -> None:

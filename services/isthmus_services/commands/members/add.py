@@ -8,12 +8,12 @@ from isthmus.format.records.objects import MemberSpec
 from isthmus.format.rules import MemberRole
 from isthmus.format.signing.keys import read_public
 from isthmus.log.membership import Membership, changed
-from isthmus_services.commands.members import bucket_of, change
+from isthmus_services.commands.members import bucket_of, change, require_own_key
 from isthmus_services.settings import declared
 
 
 def run(settings: declared.MembersAdd) -> int:
-    """Add the member. Raises `InputError` if the name is taken."""
+    """Add the member. Raises `InputError` if the name is taken, or the key is another member's."""
     require_name("name of a member", settings.name.removesuffix("*") or "*")
     key = read_public(settings.public_key)
     entry = MemberSpec(settings.name, MemberRole(settings.member_role), key, bucket_of(settings.bucket))
@@ -28,6 +28,7 @@ def run(settings: declared.MembersAdd) -> int:
                 f"its key or bucket with `isthmus members rotate --member {entry.name}`; to change its "
                 "role, use `members remove` first"
             )
+        require_own_key(before, entry, settings.shared_key)
         return changed(before.members, added=entry)
 
     return change(settings, made)

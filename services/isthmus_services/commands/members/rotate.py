@@ -11,7 +11,7 @@ from isthmus.format.records.objects import MemberSpec
 from isthmus.format.signing import read_signer
 from isthmus.format.signing.keys import read_public
 from isthmus.log.membership import Membership, changed
-from isthmus_services.commands.members import bucket_of, change
+from isthmus_services.commands.members import bucket_of, change, require_own_key
 from isthmus_services.settings import declared
 
 
@@ -26,16 +26,20 @@ def run(settings: declared.MembersRotate) -> int:
     given: dict[str, Any] = {"key": read_public(settings.public_key)} if settings.public_key else {}
     if settings.bucket is not None:
         given["bucket"] = bucket_of(settings.bucket)
-    return change(settings, _Given(str(settings.name), given))
+    return change(settings, _Given(str(settings.name), given, settings.shared_key))
 
 
 @dataclass(frozen=True)
 class _Given:
     name: str
     changes: Mapping[str, Any]
+    shared_key: bool
 
     def __call__(self, before: Membership) -> Sequence[MemberSpec]:
         there = next((m for m in before.members if m.name == self.name), None)
         if there is None:
             raise InputError(f"{self.name} is not a member")
-        return changed(before.members, added=msgspec.structs.replace(there, **self.changes))
+        entry = msgspec.structs.replace(there, **self.changes)
+        if "key" in self.changes:
+            require_own_key(before, entry, self.shared_key)
+        return changed(before.members, added=entry)
