@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import redis as redis_client
 
+from isthmus.agent import trouble
+from isthmus.bus import open_bus, sqlite
+from isthmus.bus.base import Refused
 from isthmus.errors import Unavailable
 from isthmus.format.records.messages import SYNCER_STREAM, learner_stream
 from isthmus.format.rules import Pace, Rules
@@ -32,7 +35,10 @@ def step_of(agent: LearnerAgent) -> int:
     return agent.boundary.step
 
 
-async def test_a_filled_redis_costs_time_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+async def test_a_filled_redis_costs_time_and_nothing_else(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trouble, "PATIENCE_S", 0.0)
     with redis_server(tmp_path / "redis", arguments=FULL) as server, redis_client.Redis.from_url(server.url) as client:
         async with world(folder, SEED, bus=server.url) as w:
             learners = [w.learner(name) for name in ("eu-1", "us-1")]
@@ -56,6 +62,10 @@ async def test_a_filled_redis_costs_time_and_nothing_else(folder: Path, tmp_path
                     "learners train on while nothing can be said",
                 )
 
+                said = [f"{name}: the bus refuses messages (for" for name in ("eu-1", "us-1", syncer.name)]
+                await until(lambda: all(line in caplog.text for line in said), "the logs say so")
+                assert "the server's memory is full: raise maxmemory" in caplog.text
+                assert "is reachable" not in caplog.text
                 client.delete(key)
                 commits = syncer.tallies.commits
                 await until(lambda: syncer.tallies.commits >= commits + 4, "rounds close once there is room")
@@ -64,3 +74,11 @@ async def test_a_filled_redis_costs_time_and_nothing_else(folder: Path, tmp_path
             assert await check_log(w) == syncer.tallies.commits
             for agent in learners:
                 balanced(agent)
+
+
+async def test_an_embedded_bus_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "_SCHEMA", (*sqlite._SCHEMA, "PRAGMA max_page_count = 32"))
+    async with open_bus(f"sqlite://{tmp_path}/bus.sqlite", b"r" * 32) as bus:
+        with pytest.raises(Refused, match="database or disk is full: free space on its disk"):
+            for _ in range(100):
+                await bus.append("s", bytes(1 << 16))

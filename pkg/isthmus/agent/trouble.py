@@ -81,10 +81,13 @@ class Connectivity:
 
         One that lasts 0 s is not present.
         """
+        bus = ("the bus does not answer", f"check that {self._bus_url} is reachable")
+        if self._speaker.refused:
+            bus = ("the bus refuses messages", self._speaker.refused)
         return [
             (self.store_down_s, "the store does not answer", f"check that {self._store.url} is reachable"),
             (self.refused_s, "requests that worked before are refused", "check credentials and policies"),
-            (self.bus_down_s, "the bus does not answer", f"check that {self._bus_url} is reachable"),
+            (self.bus_down_s, *bus),
         ]
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from isthmus.errors import Unavailable
+
 RETAINED_MESSAGES = 1024
 """Messages kept per stream (about). Older ones are dropped silently; pointers in them are announced again."""
 
@@ -28,6 +30,10 @@ class BusItem(NamedTuple):
 
     position: str
     body: bytes
+
+
+class Refused(Unavailable):
+    """The bus answers, and refuses requests for now: its memory or disk is full, for example."""
 
 
 class Bus(Protocol):

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from isthmus.bus.base import NAMES_MAX, START, Bus, BusItem
+from isthmus.bus.base import NAMES_MAX, START, Bus, BusItem, Refused
 from isthmus.errors import Unavailable
 from isthmus.format.records.messages import AnyMessage, batches
 from isthmus.format.signing import Signer
@@ -41,6 +41,8 @@ class Speaker:
         self._unsaid: deque[AnyMessage] = deque(maxlen=UNSAID_MAX)
         self._wake = asyncio.Event()
         self.down_since: float | None = None
+        self.refused = ""
+        """Why the bus refuses messages although it answers, by its last answer; else empty."""
 
     def say(self, message: AnyMessage) -> None:
         """Queue a message."""
@@ -64,11 +66,12 @@ class Speaker:
             messages = list(itertools.islice(self._unsaid, MESSAGES_AT_ONCE))
             try:
                 await self._bus.append(self._stream, *batches(messages, self._signer))
-            except Unavailable:
+            except Unavailable as error:
+                self.refused = str(error) if isinstance(error, Refused) else ""
                 if self.down_since is None:
                     self.down_since = self._runtime.now()
                 raise
-            self.down_since = None
+            self.down_since, self.refused = None, ""
             for message in messages:
                 if self._unsaid and self._unsaid[0] is message:  # otherwise the queue dropped it meanwhile
                     self._unsaid.popleft()

@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from typing_extensions import override
 
-from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, START, Bus, BusItem
+from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, START, Bus, BusItem, Refused
 from isthmus.bus.replies import Action, meaning
 from isthmus.errors import Denied, InputError, Unavailable, told
 from isthmus.format.records.messages import SYNCER_STREAM, is_stream
@@ -284,7 +284,7 @@ class RedisBus(Bus):
                 raise Denied(said) from None
             if found.action == Action.RECONNECT:
                 await self._reconnect()
-            raise Unavailable(said) from None
+            raise (Refused(said) if found.words else Unavailable(said)) from None
 
     async def _reconnect(self) -> None:
         """Close all connections, so that the next request looks the server's name up again."""

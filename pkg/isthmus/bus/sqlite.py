@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, Bus, BusItem
+from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, Bus, BusItem, Refused
 from isthmus.errors import Denied, Unavailable
 
 T = TypeVar("T")
@@ -167,6 +167,9 @@ class SqliteBus(Bus):
                 if "readonly" in message or "unable to open" in message:
                     self.close()
                     raise Denied(f"{self.url}: {message}") from None
+                if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                    self.close()
+                    raise Refused(f"{self.url}: {message}: free space on its disk") from None
                 if "locked" not in message and "busy" not in message:
                     self.close()
                     raise Unavailable(f"{self.url}: {message}") from None
