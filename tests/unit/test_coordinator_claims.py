@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from isthmus.errors import Denied
@@ -16,6 +17,7 @@ from isthmus.format.rules import Pace, Rules
 from isthmus.log import Log
 from isthmus.store import EdgeStore
 from isthmus.syncer import Syncer
+from isthmus.syncer.round_sum import EXPLODES
 from isthmus_lab.simulate.conditions import Conditions
 from support.written_log import ONE_WAY_S, Asked, Written
 
@@ -120,6 +122,24 @@ def test_an_update_is_merged_for_what_it_says_itself_or_not_at_all(claimed: dict
             assert await head(w) == 0
             await announce(w, w.upload("b", 0))
             assert [given.learner for given in await inputs(w, 1)] == ["b"]
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_only_a_learner_that_was_merged_before_is_said_to_explode(caplog: pytest.LogCaptureFixture) -> None:
+    """A learner's first update may be many times as long as those of learners that have trained for long."""
+
+    async def body(w: Written) -> None:
+        size = w.run.layout.fragments[0].size
+        async with syncer(w):
+            for base in range(5):
+                for name, length in (("wild", 0.05), ("a", 1e-3), ("b", 1e-3))[base < 3 :]:
+                    await announce(w, w.upload(name, base, values=np.full(size, length, np.float32)))
+                await asyncio.sleep(10.0)
+                wild = [given for given in await inputs(w, base + 1) if given.learner == "wild"]
+                assert all(given.scale < EXPLODES for given in wild)
+                assert len(wild) == (base >= 3)
+                assert ("wild explodes" in caplog.text) == (base > 3), "not at its first update"
 
     Written(RULES, PACE).drive(body)
 

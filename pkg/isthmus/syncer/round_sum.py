@@ -45,13 +45,16 @@ class RoundSum:
         """The updates that came while nothing was known of what is usual. They stay packed until the round closes."""
         self._claims: list[Claim] = []
         """The claims of the round's updates, rejected ones included."""
+        self._merged: set[str] = set()
+        """The learners that an earlier round has merged. A learner's first update may be far longer than usual."""
 
     def clear(self) -> None:
         """Clear the sum for a new round."""
         self.total, self.inputs, self._unjudged, self._claims = None, [], [], []
 
     def note(self, commit: CommitHeader) -> None:
-        """Learn from a commit what updates are usual."""
+        """Learn from a commit what updates are usual, and which learners were merged."""
+        self._merged.update(given.learner for given in commit.inputs)
         self.usual.note(commit.version, commit.inputs, commit.usual_length)
 
     @property
@@ -78,7 +81,7 @@ class RoundSum:
                 p, given.key, given.learner, claim.norm, extra={"fragment": p},
             )  # fmt: skip
             return False
-        if believed.scale < EXPLODES:
+        if believed.scale < EXPLODES and given.learner in self._merged:
             logger.warning(
                 "fragment %d: %s is cut to %.2g of its length: %s explodes",
                 p, given.key, believed.scale, given.learner, extra={"fragment": p},
