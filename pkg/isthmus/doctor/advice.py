@@ -88,6 +88,7 @@ IN_FOLDER = Advice(
     taken="see the kernel's log (dmesg): the disk or the network share of {url} may be damaged or gone",
 )
 LINK = "put a folder in the place of the link, with what the link leads to"
+KEY = "get a new access key from the store's administrator; if `isthmus create` made this one, run that again"
 CLOCK = "run an NTP client (chrony) on this machine"
 BUCKET = "create it with an administrator's credentials: {command}"
 
@@ -109,6 +110,8 @@ def what_to_do(error: IsthmusError, url: str, refused: str, other: str) -> str:
         return LINK
     if DENIED["RequestTimeTooSkewed"] in str(error):
         return CLOCK
+    if DENIED["InvalidAccessKeyId"] in str(error):
+        return KEY
     if isinstance(error, StoreFull):
         return advice_for(url).full.format(url=url)
     return refused if isinstance(error, Denied) else other

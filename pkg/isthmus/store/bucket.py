@@ -264,7 +264,7 @@ class BucketStore(Store):
         """Raise what this failure means to the caller. `reads`: an object was read, so it may be missing."""
         status, code = _status(error), _code(error)
         if code in EXPIRED and self._identity is not None and self._identity.doubt():
-            raise Unavailable(f"{self._where}: the credentials have expired and are fetched anew ({code})") from None
+            raise Unavailable(f"{self._where}: credentials are fetched anew: {DENIED[code]} ({code})") from None
         if _TOKEN in _words(error):
             kind = Denied if status is not None and status < 500 else Unavailable
             raise kind(f"{self._where}: no credentials from Google: {_told(error)}") from None

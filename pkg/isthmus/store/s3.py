@@ -380,7 +380,8 @@ class S3Store(Store):
         where = f"{self.url} at {self._client.meta.endpoint_url}"
         if isinstance(error, ClientError):
             if _code(error) in EXPIRED and self._identity is not None and self._identity.doubt():
-                raise Unavailable(f"{where}: the credentials have expired and are fetched anew") from None
+                code = _code(error)
+                raise Unavailable(f"{where}: credentials are fetched anew: {DENIED[code]} ({code})") from None
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             about = _code(error), status, str(error.response.get("Error", {}).get("Message", ""))
             if reads:

@@ -1,0 +1,39 @@
+"""What the doctor says of an access key that the store does not know, and what comes of its advice."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from advice.doctors import Doctor, small_run
+from advice.gate import OPEN, error, gate
+from advice.rows import row
+from isthmus_services.servers import Server
+
+
+@row(
+    "doctor", "store: access: …: the access key is not known there (InvalidAccessKeyId)",
+    means="The store has no such access key: it was deleted, or belongs to another store.",
+    do="get a new access key from the store's administrator; if `isthmus create` made this one, run that again",
+    then="`ok store: access`",
+)  # fmt: skip
+@pytest.mark.parametrize("kept", ["environment", "file"])
+def test_a_key_that_the_store_does_not_know(
+    kept: str, doctor: Doctor, moto: Server, use: Callable[[Server], None], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    with gate(moto.url) as there:
+        use(replace(moto, url=there.url, environment={**moto.environment, "AWS_ENDPOINT_URL": there.url}))
+        run = small_run(f"s3://unknown-key-{os.getpid()}-{kept}/run", make=True)
+        if kept == "file":
+            file = tmp_path / "credentials"
+            file.write_text("[default]\naws_access_key_id = deleted\naws_secret_access_key = secret\n")
+            monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+            monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+            monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        there.answers = lambda method, path, size: error("InvalidAccessKeyId")
+        doctor.finds(run, "--role", "collector")
+        there.answers = OPEN
+        doctor.finds_no_more(run, "--role", "collector")
