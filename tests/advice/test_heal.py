@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from advice.followed import advises, isthmus, mine, says
+from advice.followed import advises, command_in, isthmus, mine, says
 from advice.rows import Row, row
 from advice.test_status import FEW, Fault, finished, training
 from isthmus.errors import Denied
-from isthmus.format.records.keys import commit_key
+from isthmus.format.records.keys import commit_key, members_key
 from isthmus.inspect.replay import replay
 from isthmus.log import heal as healing
+from support.signed import EU, EVERYBODY, EVIL, SYNC, L, admit
+from support.signed import seed as signed
 from support.world import SPECS, World, newest_commit, serving, train, until, world
 
 
@@ -83,9 +85,10 @@ async def test_an_update_that_is_gone(folder: Path) -> None:
 
 @row(
     "heal",
-    "its newest commit is … s old, so a running syncer may still hold its state",
-    means="The log cannot be folded, but it moved within two minutes: a syncer has the state in memory.",
-    do="stop that syncer with SIGTERM, and it writes a snapshot; then nothing is lost",
+    "its newest commit is … s old: if a syncer is running, it may still hold the state",
+    means="The log cannot be folded, but it moved within two minutes: a syncer that still runs has the state in memory.",
+    like="No syncer runs (`isthmus status` names those that are heard): then only --apply or a backup helps.",
+    do="Stop that syncer with SIGTERM, and it writes a snapshot; then nothing is lost",
     then="`isthmus heal` calls the fragment sound.",
 )
 async def test_a_syncer_that_still_has_the_state(folder: Path) -> None:
@@ -226,8 +229,9 @@ async def test_a_commit_that_is_damaged(folder: Path) -> None:
     "fragment … cannot be healed: an object that is no commit is in the place of the next one: …",
     means="Something that is no commit lies under the key of the fragment's next commit, or its last commit is damaged.",
     like="If later versions exist, heal says `the chain of commits is broken`.",
-    do="If it was a commit, restore it from a backup. If it was not, or there is no backup, stop all syncers, delete … and "
-    "start them again: they go on from version …",
+    do="If it was a commit, restore it from a backup. If it was not, or there is no backup, stop all syncers, delete … with "
+    "the credentials of the store's administrator (no participant may delete it), and start them again: they go on from "
+    "version …",
     then="`isthmus heal` calls the fragment sound, and it moves again.",
     lost="if it was the last commit: what that one merged",
 )
@@ -237,10 +241,118 @@ async def test_an_object_in_the_place_of_the_next_commit(folder: Path) -> None:
         head = await grown(w)
         (folder / commit_key(0, head + 1)).write_bytes(b"no commit")
         told = await heal(here, w)
-        found = re.search(r"delete (\S+) and start them again: they go on from version (\d+)", told)
+        found = re.search(r"delete (\S+) with .* they go on from version (\d+)", told)
         assert found is not None
         assert int(found[2]) == head
         Path(found[1]).unlink()
+        await sound(w)
+
+
+@row(
+    "heal",
+    "fragment … cannot be healed: commits/…: not a commit: …: restore it from a backup. The run goes on from the snapshot after it",
+    means="A commit from before the newest snapshot is damaged. Syncers and learners do not need it; a replay does. Status "
+    "and the doctor notice this only of the newest commits.",
+    do="restore it from a backup. The run goes on from the snapshot after it, and `isthmus replay` ends before it",
+    then="`isthmus heal` calls the fragment sound.",
+    lost="without a backup: the proof of the versions before the snapshot, and nothing of the model",
+)
+@row(
+    "status",
+    "the log of fragment … is damaged: commits/…: not a commit: …",
+    means="One of a fragment's newest commits is damaged.",
+    do="isthmus heal … says what can be done",
+    then="`isthmus heal` says whether the run goes on without it. With the object restored, status says nothing of it.",
+)
+async def test_a_commit_below_a_snapshot_that_is_damaged(folder: Path) -> None:
+    below, noticed = mine(test_a_commit_below_a_snapshot_that_is_damaged)
+    async with world(folder, FEW) as w:
+        await finished(w)
+        path = folder / commit_key(0, (await newest_commit(w, 0)).version - 1)
+        kept = path.read_bytes()
+        path.write_bytes(bytes(reversed(kept)))
+        code, told = await isthmus("status", w.run.url, "--bus", w.bus.url, "--check")
+        assert code == 1, told
+        advises(noticed, told)
+        code, told = await isthmus(*command_in(told, "heal"))
+        assert code == 1, told
+        advises(below, told)
+        path.write_bytes(kept)
+        await sound(w)
+
+
+@row(
+    "heal",
+    "fragment … cannot be healed: members/…: is missing",
+    means="A version of the membership is gone, so that commits made under it cannot be verified. The commits are whole.",
+    do="restore it from a backup; the commits are sound",
+    then="`… sound`",
+    lost="without a backup: the run beyond that membership, except what can be exported from learners' checkpoints",
+)
+@row(
+    "status",
+    "members/…: is missing",
+    means="A version of the membership is gone, so that commits made under it cannot be verified. The commits are whole.",
+    do="restore it from a backup; the commits are sound",
+    then="`… of … learners merge`",
+)
+async def test_a_membership_that_is_missing(folder: Path) -> None:
+    healed, noticed = mine(test_a_membership_that_is_missing)
+    async with world(folder, signed()) as w:
+        await admit(w, *EVERYBODY)
+        await admit(w, *EVERYBODY, ("more", L, EVIL))
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            await train(w.by(EU).learner("eu"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= 2)
+        path = folder / members_key(2)
+        kept = path.read_bytes()
+        path.unlink()
+        for tool, here in (("status", noticed), ("heal", healed)):
+            more = ("--bus", w.bus.url, "--check") if tool == "status" else ()
+            code, told = await isthmus(tool, w.run.url, *more)
+            assert code == 1, told
+            advises(here, told)
+            assert told.count(members_key(2)) == 1, told
+        path.write_bytes(kept)
+        code, told = await isthmus("heal", w.run.url)
+        assert code == 0, told
+        assert says(noticed, (await isthmus("status", w.run.url, "--bus", w.bus.url))[1]) is False
+
+
+@row(
+    "heal",
+    "fragment …: values/… is missing, and version … published it: a syncer can make it again",
+    means="What learners fetch is gone. The log can be folded without it, so nothing is lost.",
+    do="Start one unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, and "
+    "start them again: they write snapshots, which have all that is missing",
+    then="heal and status say nothing of it, and `isthmus export` gives the newest version.",
+)
+@row(
+    "status",
+    "the log of fragment … is damaged: values/…: is missing, and version … published it",
+    means="What learners fetch is gone.",
+    like="Status looks for it only if no syncer is heard.",
+    do="isthmus heal … says what can be done",
+    then="`isthmus heal` says how a syncer makes it again.",
+)
+async def test_a_value_that_is_gone(folder: Path) -> None:
+    healed, noticed = mine(test_a_value_that_is_gone)
+    async with world(folder, FEW) as w:
+        await grown(w)
+        (folder / (await newest_commit(w, 0)).header.value_key).unlink()
+        for stream in (folder / "bus.sqlite").parent.glob("bus.sqlite*"):
+            stream.unlink()
+        code, told = await isthmus("status", w.run.url, "--bus", w.bus.url, "--check")
+        advises(noticed, told)
+        code, told = await isthmus(*command_in(told, "heal"))
+        assert code == 0, told
+        advises(healed, told)
+        async with serving(w.syncer("s9")) as syncer:  # ends as at SIGTERM
+            await until(
+                lambda: len(syncer.held) == 2 and all(k.state is not None for k in syncer.coordinators), "it holds all"
+            )
+        for tool in ("heal", "status"):
+            more = ("--bus", w.bus.url) if tool == "status" else ()
+            assert "is missing" not in (await isthmus(tool, w.run.url, *more))[1]
         await sound(w)
 
 

@@ -362,9 +362,11 @@ async def test_a_syncer_that_hears_nothing() -> None:
 @row(
     "status",
     "… says that it knows membership …, and the store has … as the newest one",
-    means="The store withholds a version of the membership from whoever asks here.",
+    means="The store lost a version of the membership, or withholds it from whoever asks here. If commits were made under "
+    "it, `members/… is missing` is said instead.",
     like="For a moment, a store whose reads lag behind its writes.",
-    do="it withholds the other, and who was expelled by that may still be merged (SECURITY.md)",
+    do="if the store lost the others, restore members/… from a backup; else it withholds them, and who was expelled by "
+    "that may still be merged (SECURITY.md)",
     then="Once the store shows the version, the sentence goes away. If it never does, its operator is not to be trusted.",
     lost="what an expelled member had merged meanwhile, if the others are not to keep it",
 )

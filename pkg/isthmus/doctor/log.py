@@ -33,10 +33,13 @@ async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) 
         more = what_to_do(error, store.url, refused, away)
         yield Finding("log: commits", FAILURE, f"the log cannot be read: {error}", more)
         return
-    for p, why in list(found.wrong.items())[:NAMED_MAX]:
-        yield Finding("log: commits", FAILURE, f"fragment {p}: {why}", heal)
-    if len(found.wrong) > NAMED_MAX:
-        yield Finding("log: commits", FAILURE, f"{len(found.wrong) - NAMED_MAX} more fragments are damaged", heal)
+    alike = dict[str, list[int]]()  # a missing membership is missing for all fragments
+    for p, why in found.wrong.items():
+        alike.setdefault(why, []).append(p)
+    for why, fragments in list(alike.items())[:NAMED_MAX]:
+        yield Finding("log: commits", FAILURE, f"fragment {', '.join(map(str, fragments))}: {why}", heal)
+    if others := sum(map(len, list(alike.values())[NAMED_MAX:])):
+        yield Finding("log: commits", FAILURE, f"{others} more fragments are damaged", heal)
     if found.standing:
         named = ", ".join(map(str, found.standing))
         said = f"fragment {named} stands still: most others were merged {STANDS} times since it was"

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from isthmus.format.records.keys import MEMBERS, members_key
 from isthmus.format.records.messages import Alive
 from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.status import Status
@@ -151,17 +152,21 @@ def _of_syncers(status: Status, run: str) -> list[str]:
 
 def _of_log(status: Status, run: str) -> list[str]:
     """Return the problems of the log, with what to do."""
-    found = []
-    if (members := status.hearing.members) is not None and members.signed and (withheld := members.withheld):
+    # A missing membership is missing for all fragments, and is said once.
+    found = sorted({why for why in status.wrong.values() if why.startswith(MEMBERS)})
+    members = status.hearing.members
+    if not found and members is not None and members.signed and (withheld := members.withheld):
         version, by = withheld
         found.append(
             f"{by} says that it knows membership {version}, and the store has {members.current.version} as the newest "
-            "one: it withholds the other, and who was expelled by that may still be merged (SECURITY.md)"
+            f"one: if the store lost the others, restore {members_key(members.current.version + 1)} from a backup; "
+            "else it withholds them, and who was expelled by that may still be merged (SECURITY.md)"
         )
-    found += [f"the log of fragment {p} is damaged: {why}" for p, why in list(status.wrong.items())[:NAMED_MAX]]
-    if len(status.wrong) > NAMED_MAX:
-        found.append(f"the logs of {len(status.wrong) - NAMED_MAX} more fragments are damaged, too")
-    if status.wrong:
+    damaged = [(p, why) for p, why in status.wrong.items() if not why.startswith(MEMBERS)]
+    found += [f"the log of fragment {p} is damaged: {why}" for p, why in damaged[:NAMED_MAX]]
+    if len(damaged) > NAMED_MAX:
+        found.append(f"the logs of {len(damaged) - NAMED_MAX} more fragments are damaged, too")
+    if damaged:
         found.append(f"isthmus heal {run} says what can be done")
     if still := [p for p in status.standing if p not in status.wrong]:
         found.append(

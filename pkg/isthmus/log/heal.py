@@ -14,11 +14,12 @@ from isthmus.codecs.kernels import ARITHMETIC, F32
 from isthmus.errors import Denied, LogCorrupt
 from isthmus.format.layout import TensorClass
 from isthmus.format.records import frame
-from isthmus.format.records.keys import commit_in, snapshot_key, value_key
+from isthmus.format.records.keys import MEMBERS, commit_in, snapshot_key, value_key
 from isthmus.format.records.objects import SCHEMA, CommitHeader, Healed, Waited
 from isthmus.log import Commit, Log, fold, merge
 from isthmus.log.holes import known_beyond, require_chain, require_whole
 from isthmus.log.listing import all_or
+from isthmus.log.log_health import require_objects
 from isthmus.log.verify import HEALER
 
 RESTORE = (
@@ -39,6 +40,8 @@ class Diagnosis:
     """What a healing commit would record; None if the fragment is sound or cannot be healed."""
     hopeless: str = ""
     """Why the fragment cannot be healed, or empty."""
+    lacking: str = ""
+    """What is missing of a log that can be folded all the same, and what to do; empty if nothing is."""
 
     @property
     def sound(self) -> bool:
@@ -121,7 +124,9 @@ async def _diagnose(log: Log, p: int) -> Diagnosis:
             await require_chain(log, p, at.version)
         except LogCorrupt as error:
             return Diagnosis(p, at.version, 0.0, hopeless=str(error))
-        return Diagnosis(p, at.version, at.last[-1].header.written_at if at.last else 0.0)
+        return Diagnosis(
+            p, at.version, at.last[-1].header.written_at if at.last else 0.0, lacking=await _lacking(log, p, at.version)
+        )
     except LogCorrupt as error:
         if error.refused:
             raise Denied(f"{error}: diagnose with a role that may read updates, as syncers do") from None
@@ -142,14 +147,30 @@ async def _diagnose(log: Log, p: int) -> Diagnosis:
 
 async def _broken(log: Log, p: int, error: LogCorrupt) -> str:
     """Return what is wrong with a commit that cannot be read, and what to do: it may never have been one."""
+    if error.key.startswith(MEMBERS):
+        return str(error)
     version = commit_in(error.key)
     if not version or await known_beyond(log, p, version, lists=True):
         return f"the chain of commits is broken: {error}; {RESTORE}"
     return (
         f"an object that is no commit is in the place of the next one: {error}. If it was a commit, restore it from a "
-        f"backup. If it was not, or there is no backup, stop all syncers, delete {log.run.url}/{error.key} and start "
-        f"them again: they go on from version {version - 1}"
+        f"backup. If it was not, or there is no backup, stop all syncers, delete {log.run.url}/{error.key} with "
+        "the credentials of the store's administrator (no participant may delete it), and start them again: they go on "
+        f"from version {version - 1}"
     )
+
+
+async def _lacking(log: Log, p: int, head: int) -> str:
+    """Return which object is missing that syncers can do without, as a published value, and what to do."""
+    try:
+        await require_objects(log, p, head)
+    except LogCorrupt as error:
+        return (
+            f"{error.key} {error.detail}: a syncer can make it again. Start one unless one runs; once isthmus status "
+            "says that syncers hold all fragments, stop them with SIGTERM, and start them again: they write snapshots, "
+            "which have all that is missing"
+        )
+    return ""
 
 
 async def _newest_published(log: Log, p: int) -> int:

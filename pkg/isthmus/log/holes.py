@@ -9,7 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
-from isthmus.format.records.keys import commit_in, commit_key, commits_prefix, is_versioned, values_prefix, version_in
+from isthmus.format.records.keys import (
+    MEMBERS,
+    commit_in,
+    commit_key,
+    commits_prefix,
+    is_versioned,
+    values_prefix,
+    version_in,
+)
 from isthmus.format.records.objects import SnapshotHeader, ValueHeader
 from isthmus.format.rules import MemberRole
 from isthmus.log import Log
@@ -137,10 +145,18 @@ async def require_chain(log: Log, fragment: int, head: int) -> None:
     Reads all commits from the oldest snapshot that can still be folded. Raises `Unavailable`.
     """
     at = await earliest(log, fragment)
-    async for commit in log.commits(fragment, at):
-        at = commit.version
-        if at >= head:
-            return
+    try:
+        async for commit in log.commits(fragment, at):
+            at = commit.version
+            if at >= head:
+                return
+    except LogCorrupt as error:
+        if error.key.startswith(MEMBERS):
+            raise  # its detail has the advice
+        raise LogCorrupt(
+            error.key, f"{error.detail}: restore it from a backup. The run goes on from the snapshot after it, and "
+            "`isthmus replay` ends before it", (fragment, at)
+        ) from None  # fmt: skip
     if at < head:
         key = commit_key(fragment, at + 1)
         raise LogCorrupt(

@@ -15,6 +15,9 @@ STANDS = 8
 
 LOOKS_AT_ONCE = 8
 
+NEWEST = 3
+"""Commits before a fragment's newest one that are read, so that damage to them is noticed soon."""
+
 GROWN = 8 * KEPT_VERSIONS
 """Versions from which on a run whose garbage was never collected is reported."""
 
@@ -53,8 +56,11 @@ async def look(log: Log, hints: Mapping[int, int] | None = None, *, objects: boo
                 newest = await log.newest(p, (hints or {}).get(p, 0))
                 head = newest.version if newest else 0
                 from_first.append(await require_commits(log, p, head) <= 1)
+                # The newest commits may have been skipped: the search for the end begins at a hint or a snapshot.
+                for version in range(max(1, head - NEWEST), head):
+                    await log.commit(p, version)
                 if objects:
-                    await _require_objects(log, p, head)
+                    await require_objects(log, p, head)
             except LogCorrupt as error:
                 wrong[p] = str(error)
                 newest = newest or await _last_readable(log, p)
@@ -66,7 +72,7 @@ async def look(log: Log, hints: Mapping[int, int] | None = None, *, objects: boo
     return LogState(heads, dict(sorted(wrong.items())), still, grown, all(from_first))
 
 
-async def _require_objects(log: Log, p: int, head: int) -> None:
+async def require_objects(log: Log, p: int, head: int) -> None:
     """Raise `LogCorrupt` if an update or a value since the newest snapshot is missing or has another size.
 
     Does nothing without permission to list them. Raises `Unavailable`.

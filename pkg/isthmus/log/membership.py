@@ -94,6 +94,10 @@ class Membership:
         return [m.name for m in self.members if m.key == author and m.role == role]
 
 
+class MembershipUnknown(RecordInvalid):
+    """An object, by an author that a known membership names, was written under a membership that is not known here."""
+
+
 class Members:
     """The versions of a run's membership that are known here, from version 0 on."""
 
@@ -206,7 +210,7 @@ class Members:
         if not self.signed:
             return
         if under is not None and under >= len(self.versions):
-            raise RecordInvalid(Reason.NOT_A_MEMBER, f"membership {under} is not known here")
+            raise MembershipUnknown(Reason.NOT_A_MEMBER, f"membership {under} is not known here")
         judges = reversed(self.versions) if under is None else [self.versions[under]]
         if not any(membership.permits(author, roles, name) for membership in judges):
             who = f"{name} with the key {fingerprint(author)}" if name else f"with the key {fingerprint(author)}"

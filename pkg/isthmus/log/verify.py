@@ -44,7 +44,7 @@ from isthmus.format.records.objects import (
 )
 from isthmus.format.rules import STALENESS_MAX, CodecName
 from isthmus.log import merge
-from isthmus.log.membership import WRITERS, Members
+from isthmus.log.membership import WRITERS, Members, MembershipUnknown
 from isthmus.log.run import Run
 from isthmus.reasons import Clip, Reason
 
@@ -229,6 +229,9 @@ class Verifier:
         key = keys.commit_key(fragment, version)
         try:
             found = self.open(blob, key, CommitHeader)
+        except MembershipUnknown:
+            missing = keys.members_key(self.members.current.version + 1)
+            raise LogCorrupt(missing, "is missing: restore it from a backup; the commits are sound") from None
         except RecordInvalid as error:
             what = "a syncer's commit" if error.reason in _OF_AUTHORS else "a commit"
             raise LogCorrupt(key, f"not {what}: {error.detail}") from None

@@ -22,6 +22,12 @@ def run(settings: declared.Heal) -> int:
     """Diagnose, heal if asked to, and print. Return 1 if a fragment is left that cannot be folded, else 0."""
     found, healed, now = asyncio.run(_heal(settings))
     left = 0
+    hopeless: dict[str, list[int]] = {}
+    for diagnosis in found:
+        if diagnosis.hopeless:
+            hopeless.setdefault(diagnosis.hopeless, []).append(diagnosis.fragment)
+    for why, fragments in hopeless.items():
+        print(f"fragment {', '.join(map(str, fragments))} cannot be healed: {why}")
     for diagnosis in found:
         commit = healed.get(diagnosis.fragment)
         for line in _lines(diagnosis, commit, settings.apply, now):
@@ -43,7 +49,7 @@ def run(settings: declared.Heal) -> int:
                     "source": d.wound.source if d.wound else None,
                     "broken_at": d.wound.broken_at if d.wound else None,
                     "key": d.wound.key if d.wound else "",
-                    "why": d.wound.why if d.wound else d.hopeless,
+                    "why": d.wound.why if d.wound else d.hopeless or d.lacking,
                 }
                 for d in found
             ],
@@ -67,12 +73,10 @@ async def _heal(settings: declared.Heal) -> tuple[list[Diagnosis], dict[int, Com
 
 
 def _lines(found: Diagnosis, commit: Commit | None, applied: bool, now: float) -> list[str]:
-    """Return the lines to print about a fragment; none if it is sound."""
+    """Return the lines to print about a fragment; none if all of it is sound, or nothing can be healed."""
     name = f"fragment {found.fragment}"
-    if found.hopeless:
-        return [f"{name} cannot be healed: {found.hopeless}"]
     if found.wound is None:
-        return []
+        return [f"{name}: {found.lacking}"] if found.lacking else []
     w = found.wound
     lines = [f"{name}, at version {found.head}, cannot be folded beyond version {w.broken_at - 1}: {w.key}: {w.why}"]
     if commit is not None:
@@ -84,7 +88,7 @@ def _lines(found: Diagnosis, commit: Commit | None, applied: bool, now: float) -
     lines.append(f"  --apply restarts it from version {w.source} as published, without its momentum{lost}")
     if now - found.head_at < FRESH_S:
         lines.append(
-            f"  its newest commit is {max(0.0, now - found.head_at):.0f} s old, so a running syncer may still "
-            "hold its state: stop that syncer with SIGTERM, and it writes a snapshot; then nothing is lost"
+            f"  its newest commit is {max(0.0, now - found.head_at):.0f} s old: if a syncer is running, it may still "
+            "hold the state. Stop that syncer with SIGTERM, and it writes a snapshot; then nothing is lost"
         )
     return lines
