@@ -47,6 +47,11 @@ def run(settings: declared.Gc) -> int:
             "now; use --min-age 0 to delete them, but only if no learner and no syncer of the run is "
             "running"
         )
+    if not (plan.objects or plan.young or plan.pack):
+        print(
+            f"nothing can be deleted: the newest {settings.keep} versions are kept, and they need all objects; if the "
+            "store is full, give it more space, or use a smaller --keep"
+        )
     print(f"foldable afterwards: from version {first if first == last else f'{first} to {last} (by fragment)'}")
     print("done" if settings.apply else "dry run: nothing was deleted; use --apply to delete")
     report.write_json(
@@ -99,5 +104,7 @@ async def line_of(collecting: Awaitable[gc.Garbage]) -> str:
         cause = first_cause(error)  # objects are deleted by a group of tasks
         if not isinstance(cause, Unavailable | Denied | LogCorrupt):
             raise
-        return f"collection failed, the next one will continue: {told(cause)}"
+        if isinstance(cause, Unavailable):
+            return f"collection failed, the next one will continue: {told(cause)}"
+        return f"collection failed, and nothing is collected until this is mended: {told(cause)}"
     return f"{plan.objects:,} objects deleted, {plan.bytes:,} bytes; {sum(map(len, plan.pack))} commits packed"
