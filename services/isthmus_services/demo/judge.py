@@ -35,6 +35,9 @@ START_S, LAST_S, DRAWING_S = 6.0, 3.0, 3.0
 
 MEASURED_STEPS, MEASURED_WINDOWS = 4, 32
 
+WHOLE_STEPS, WINDOWS_MIN = 600, 64
+"""From so many steps on, a run is judged on all windows of the held-out text; a shorter run on fewer, at least 64."""
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -63,6 +66,16 @@ def windows_of(text: "torch.Tensor") -> int:
     from isthmus.demo.gpt import CONTEXT
 
     return max(1, (text.numel() - 1) // CONTEXT)
+
+
+def judged(text: "torch.Tensor", steps: int) -> "torch.Tensor":
+    """Return the beginning of a held-out text [n] on which a run is judged, in proportion to its steps.
+
+    Otherwise judging a short run would take longer than its training.
+    """
+    from isthmus.demo.gpt import CONTEXT
+
+    return text[: max(WINDOWS_MIN, windows_of(text) * steps // WHOLE_STEPS) * CONTEXT + 1]
 
 
 def measure(corpus: Corpus, shard: tuple[int, int], text: "torch.Tensor") -> Costs:

@@ -118,6 +118,7 @@ async def _demo(
         traffic = Totals()
         run = Live(log, ports.store, ports.bus, ports.runtime)
         text, held_out = _text(a)
+        held_out = judge.judged(held_out, a.steps)
         windows = judge.windows_of(held_out)
         costs = judge.measure(text, (0, a.learners), held_out)
         watch = Watch(store, a.learners, a.steps, run, Left(costs.expected(a, windows)))
@@ -278,7 +279,7 @@ async def _judge(
     return {
         "global_val_loss": round(global_loss, 5),
         "single_val_loss": round(single_loss, 5),
-        "held_out_bytes": len(text.held_out),
+        "held_out_bytes": held_out.numel(),
         "tokens_total": traffic.tokens_total,
         "tokens_lost": traffic.tokens_lost,
         "commits": len(commits),

@@ -113,10 +113,15 @@ class Watch:
     def _totals(self) -> tuple[float, int]:
         return self._took_part / max(self._seen, 1), sum(commit.version for commit in self._run.commits.values())
 
+    def _starting(self) -> str:
+        return f"{self._learners} learners and a syncer start, which takes up to half a minute"
+
     def _line(self) -> str:
         head = f"{time.monotonic() - self._started:6.0f} s  {self._phase_said()}"
         if not self._trains:
             return head + self._left_said()
+        if not self._run.hearing.learners:
+            return f"{head}  {self._starting()}{self._left_said()}"
         participation, commits = self._totals()
         learners = sorted(self._run.hearing.learners.items())
         steps = " ".join(str(view.step) for _, view in learners)
@@ -124,7 +129,7 @@ class Watch:
         losses = [loss for loss in losses if math.isfinite(loss)]
         loss = f"  train loss {sum(losses) / len(losses):.3f}" if losses else ""
         return (
-            f"{head}  steps {steps or '-'} of {self._steps}{loss}  commits {commits}  "
+            f"{head}  steps {steps} of {self._steps}{loss}  commits {commits}  "
             f"participation {participation:.0%}  kills {self._kills}{self._left_said()}"
         )
 
@@ -140,6 +145,8 @@ class Watch:
         ]
         if not self._trains:
             return Group(*head)
+        if not self._run.hearing.learners:
+            said = self._starting()
         status = self._run.status()
         tables = view.learners(status, width, WIDEN), view.fragments(status, width, WIDEN)
         return in_view(Group(*head, Text(said), *tables), self._console)

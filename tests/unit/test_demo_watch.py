@@ -1,0 +1,28 @@
+"""What a demo prints while its processes start, and on how much text it judges a short run."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from isthmus.demo.gpt import CONTEXT
+from isthmus.inspect.bus_view import BusView
+from isthmus_services.demo.judge import WHOLE_STEPS, WINDOWS_MIN, judged, windows_of
+from isthmus_services.demo.left import TRAINING, Left
+from isthmus_services.demo.watch import Watch
+
+
+def test_a_demo_says_that_its_processes_start(capsys: pytest.CaptureFixture[str]) -> None:
+    run: Any = SimpleNamespace(hearing=BusView(bytes(32)), commits={})
+    watch = Watch("run", 2, 30, run, Left({TRAINING: 60.0}))
+    watch.enter(TRAINING)
+    assert "training  2 learners and a syncer start, which takes up to half a minute" in capsys.readouterr().out
+
+
+def test_a_short_run_is_judged_on_less_text() -> None:
+    text = torch.zeros(4000 * CONTEXT + 7, dtype=torch.uint8)
+    assert windows_of(judged(text, WHOLE_STEPS)) == windows_of(judged(text, 3 * WHOLE_STEPS)) == 4000
+    assert windows_of(judged(text, WHOLE_STEPS // 10)) == 400
+    assert windows_of(judged(text, 1)) == WINDOWS_MIN
+    assert windows_of(judged(text[: 10 * CONTEXT + 1], 1)) == 10
