@@ -1,7 +1,12 @@
 """Every block of docs/your-loop.md runs, and its learner trains and leaves in order."""
 
+import contextlib
 import inspect
+import json
+import os
 import re
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ from torch import nn
 
 import isthmus
 from isthmus.format.rules import Rules
+from isthmus_services.main import main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-loop.md").read_text()
 BLOCKS = dict(enumerate(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))
@@ -44,6 +50,16 @@ def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return loss
 
 
+@contextlib.contextmanager
+def unhandled_signals() -> Iterator[None]:
+    """Undo what a block does with SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.tier("test")
 def test_the_page_lists_the_arguments_of_join_with_their_defaults() -> None:
     table = PAGE.partition("## The arguments of `join`")[2]
@@ -75,8 +91,36 @@ def test_a_block_runs_as_written(folder: Path, number: int) -> None:
         "torch": torch, "isthmus": isthmus, "join": join, "model": model, "optimizer": optimizer, "loader": Sampler(),
         "sampler": Sampler(), "loss_of": loss_of, "extra": nn.Linear(4, 1), "model_device": "cpu",
     }  # fmt: skip
-    exec(compile(BLOCKS[number], f"docs/your-loop.md, block {number}", "exec"), given)
+    with unhandled_signals():
+        exec(compile(BLOCKS[number], f"docs/your-loop.md, block {number}", "exec"), given)
     (link,) = links
     assert link.steps_done == (BATCHES // 4 if "% 4 == 0" in BLOCKS[number] else BATCHES)
     assert link.tokens_seen == BATCHES * 8
     assert any(not torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
+
+
+def test_a_loop_that_sigterm_ends_leaves_the_run_and_goes_on_later(folder: Path, tmp_path: Path) -> None:
+    (block,) = (text for text in BLOCKS.values() if "signal.SIGTERM" in text)
+
+    class Terminated(Sampler):
+        def __next__(self) -> torch.Tensor:
+            if self.next == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().__next__()
+
+    for sampler, steps, state in ((Terminated(), 6, "left"), (Sampler(), 6 + BATCHES, "done")):
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+        links: list[isthmus.Link] = []
+
+        def join(joined: nn.Module, with_: torch.optim.Optimizer, links: list[isthmus.Link] = links) -> isthmus.Link:
+            links.append(isthmus.join(str(folder), joined, with_, learner="a", create=Rules(fragments=2, sync_every=4)))
+            return links[0]
+
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        given = {"join": join, "model": model, "optimizer": optimizer, "loader": sampler, "loss_of": loss_of}
+        with unhandled_signals():
+            exec(compile(block, "docs/your-loop.md", "exec"), given)
+        assert links[0].steps_done == steps
+        report = tmp_path / "status.json"
+        main(["status", str(folder), "--json", str(report)])
+        assert [row["state"] for row in json.loads(report.read_text())["learners"]] == [state]
