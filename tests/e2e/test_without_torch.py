@@ -23,11 +23,11 @@ def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "install"),
     [
-        (["learner", "run", "--learner", "a"], "isthmus[torch]"),
-        (["init", "run"], "isthmus[torch]"),
-        (["plan", "--model", "isthmus.demo.gpt:byte_gpt"], "isthmus[torch]"),
-        (["simulate", "training", "codecs"], "isthmus[torch]"),
-        (["demo", "--steps", "1"], "isthmus[demo]"),
+        (["learner", "run", "--learner", "a"], ".[torch]"),
+        (["init", "run"], ".[torch]"),
+        (["plan", "--model", "isthmus.demo.gpt:byte_gpt"], ".[torch]"),
+        (["simulate", "training", "codecs"], ".[torch]"),
+        (["demo", "--steps", "1"], ".[demo]"),
     ],
     ids=lambda x: x[0] if isinstance(x, list) else "",
 )
@@ -38,7 +38,7 @@ def test_what_trains_says_what_to_install(
     done = without_torch(*arguments)
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert done.stderr.strip().endswith(f"this needs torch: pip install '{install}'")
+    assert done.stderr.strip().endswith(f"this needs torch: pip install '{install}' in a clone of Isthmus")
 
 
 def test_what_only_reads_the_log_needs_none(tmp_path: Path) -> None:

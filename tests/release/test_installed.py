@@ -71,7 +71,7 @@ def test_it_says_what_is_installed(without_torch: Path, with_torch: Path, releas
 def test_what_trains_says_what_to_install(without_torch: Path, tmp_path: Path) -> None:
     done = stranger(without_torch / "isthmus", "init", "run", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.strip().endswith("this needs torch: pip install 'isthmus[torch]'")
+    assert done.stderr.strip().endswith("this needs torch: pip install '.[torch]' in a clone of Isthmus")
     assert not (tmp_path / "run").exists()
 
 

@@ -67,7 +67,9 @@ def _torch(role: Role) -> Finding:
     check = "machine: torch"
     if importlib.util.find_spec("torch") is None:
         outcome = FAILURE if role.kind == RoleKind.LEARNER else WARNING
-        return Finding(check, outcome, "not installed", "pip install 'isthmus[torch]' where learners run")
+        return Finding(
+            check, outcome, "not installed", "pip install '.[torch]' in a clone of Isthmus, where learners run"
+        )
     import torch
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -328,4 +328,4 @@ def built_in(path: str) -> Callable[[], Any] | None:
 def need(package: str, extra: str) -> None:
     """Raise `InputError`, which says how to install a package, unless it can be imported."""
     if importlib.util.find_spec(package) is None:
-        raise InputError(f"this needs {package}: pip install 'isthmus[{extra}]'")
+        raise InputError(f"this needs {package}: pip install '.[{extra}]' in a clone of Isthmus")
