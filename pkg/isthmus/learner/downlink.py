@@ -61,6 +61,8 @@ class Downlink:
         self.known: list[Known] = []
         self._syncs = Usual()
         self.forks = [ForkDetection(f.index, found_other) for f in log.run.layout.fragments]
+        self.found_at = 0.0
+        """When the newest commit that no message announced was written, by the clock of its syncer; 0 without one."""
         self.merged_lately: set[str] = set()
         """Learners with an update in the newest commit of some fragment, as `begin` or `reach` read it."""
         self._log = log
@@ -118,7 +120,8 @@ class Downlink:
                 if known.heard_at < quiet:
                     known.heard_at = self._runtime.now()
                     try:
-                        if await self._log.commit(p, known.version + 1) is not None:
+                        if (commit := await self._log.commit(p, known.version + 1)) is not None:
+                            self.found_at = max(self.found_at, commit.header.written_at)
                             self.want(p, known.version + 1)
                     except (Unavailable, LogCorrupt) as error:
                         logger.warning(

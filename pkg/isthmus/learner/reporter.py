@@ -216,8 +216,15 @@ class Reporter:
         now = self._runtime.now()
         found = self._connectivity.troubles()
         if not self._connectivity.bus_is_down:
-            start = f"start one: isthmus syncer {self._edge.url} --bus {self._bus.url}"
-            found.append((now - self.syncer_heard_at, "no syncer is heard", start))
+            silent_s = now - self.syncer_heard_at
+            what, theirs = "no syncer is heard", "(--bus, ISTHMUS_BUS, join(bus=…))"
+            start = f"isthmus syncer {self._edge.url} --bus {self._bus.url}"
+            remedy = f"if one runs, use its bus {theirs}; else start one: {start}"
+            since = self._runtime.wall() - silent_s + MISSED_BEATS * self._pace.heartbeat_s
+            if self.downlink.found_at > since:
+                what += ", but the run goes on"
+                remedy = f"{self._bus.url} is not the bus of its syncers: use theirs {theirs}"
+            found.append((silent_s, what, remedy))
         at = self.boundary
         step, period = (self.first_step, self._run.rules.sync_every) if at is None else (at.step, at.longest_period)
         dry = self.uplink.unmerged.trouble(now, step, period)
