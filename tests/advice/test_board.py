@@ -17,9 +17,10 @@ from advice.rows import Row, pattern, row
 from advice.test_alerts import Deaf
 from advice.test_status import FEW, PACE, Fault, command, finished, training
 from isthmus.errors import Denied, Unavailable
-from isthmus.format.records.keys import commit_key
+from isthmus.format.records.keys import RUN_KEY, commit_key
 from isthmus.format.records.messages import encode, learner_stream
 from isthmus.format.rules import Rules
+from isthmus_services.board import feed
 from isthmus_services.board.history import warnings
 from isthmus_services.board.server import STATIC
 from isthmus_services.servers import free_ports
@@ -255,6 +256,8 @@ async def test_store_and_bus_that_are_away(folder: Path) -> None:
                 found = await state(url, lambda found: says(here, found["trouble"]), here.said)
                 if here is not denied:
                     advises(here, found["trouble"])
+                assert not [w for w in found["warnings"] if "is unknown" in w["said"]], "the trouble is said once"
+                assert found["trouble"].count("check that") == (here is not denied)
 
             deaf.mended = False
             await trouble(bus)
@@ -269,6 +272,33 @@ async def test_store_and_bus_that_are_away(folder: Path) -> None:
             assert code == 0, told
             refused.mended = True
             await state(url, lambda found: found["trouble"] == "", "the credentials are renewed")
+
+
+@row(
+    "board",
+    "the run object … is gone",
+    means="The object `run` of this run is not in the store any more: it was deleted, or the bucket was emptied.",
+    do="restore it from a backup, since no process can start without it",
+    then="The line goes away.",
+)
+async def test_a_run_object_that_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here,) = mine(test_a_run_object_that_is_gone)
+    monkeypatch.setattr(feed, "PROBE_S", 0.2)
+    async with world(folder, FEW) as w, a_board(w.log, w) as (url, _):
+        (folder / RUN_KEY).rename(folder / "backup")
+        advises(here, (await state(url, lambda found: says(here, found["trouble"]), here.said))["trouble"])
+        (folder / "backup").rename(folder / RUN_KEY)
+        await state(url, lambda found: found["trouble"] == "", "it is back")
+
+
+async def test_a_learner_that_was_killed_is_named_while_others_merge(folder: Path) -> None:
+    async with (
+        world(folder, FEW) as w, serving(w.syncer("s1")), training(w.learner("a")), a_board(w.log, w) as (url, _),
+    ):  # fmt: skip
+        async with training(w.learner("b")):
+            await state(url, lambda found: found["sentence"].startswith("2 of 2"), "both train")
+        found = await state(url, lambda found: bool(found["warnings"]), "the killed learner is named")
+        assert "no messages come from b: it was killed or is cut off" in found["warnings"][0]["said"]
 
 
 @row(

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+from redis import Redis
 
 from advice.followed import advises, command_in, isthmus, mine, says
 from advice.rows import Row, row
@@ -215,6 +216,26 @@ async def test_a_bus_that_is_away(folder: Path, tmp_path: Path) -> None:
             await said(here, w)
             with redis_server(tmp_path / "second", port=port):
                 await well(w)
+
+
+@row(
+    "status",
+    "no process is heard, and none has left: all were killed or are cut off, or the bus refuses their messages",
+    means="Learners and syncers were heard once, did not say that they leave, and are all silent now.",
+    like="A Redis whose memory is full, or an embedded bus on a full disk: its readers see a run in which nobody speaks.",
+    do="isthmus doctor … --bus … --role syncer tries it",
+    then="Once the bus takes messages, `… of … learners merge`: no process need be started again.",
+)
+async def test_a_bus_that_is_full(folder: Path, tmp_path: Path) -> None:
+    (here,) = mine(test_a_bus_that_is_full)
+    with redis_server(tmp_path / "redis") as redis, Redis.from_url(redis.url) as client:
+        async with world(folder, FEW, redis.url) as w, serving(w.syncer("s1")), training(w.learner("a")):
+            await well(w)
+            client.config_set("maxmemory", 1)
+            code, told = await isthmus(*command_in(await said(here, w), "doctor"))
+            assert (code, "memory is full" in told) == (1, True), told
+            client.config_set("maxmemory", 0)
+            await well(w)
 
 
 @row(
@@ -525,7 +546,7 @@ async def test_a_fragment_that_stands_still(folder: Path, caplog: pytest.LogCapt
     "… explodes: its updates are cut to … of their length, in … of … fragments",
     means="The learner's updates are many times as long as usual. They are merged at a part of their length.",
     like="A learner's first or last update may be cut a little; status then says nothing.",
-    do="see its loss (isthmus explain … … has the last round), and stop or expel it",
+    do="the table of learners shows its loss, isthmus explain … … its last round; stop or expel it",
     then="`isthmus explain` names the learner's update and what it was cut to. Without that learner the sentence goes away "
     "with the next round of each fragment.",
     lost="most of what that learner trained",

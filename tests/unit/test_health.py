@@ -127,6 +127,19 @@ def test_who_fell_silent_is_named_and_ends_no_check_as_long_as_others_merge() ->
     assert found.ok
     assert found.said.startswith("1 of 2 learners merge; no messages come from spot-1: it was killed or is cut off; ")
     assert not of(alive(), silent=[beat("spot-1")]).ok
+    assert found.notable
+    assert not of(beat("a"), alive()).notable
+
+
+def test_if_nobody_is_heard_the_bus_may_refuse_messages() -> None:
+    found = of(silent=[beat("a"), beat("b"), alive()])
+    assert not found.ok
+    assert found.said == (
+        "0 of 2 learners merge; no process is heard, and none has left: all were killed or are cut off, or the bus "
+        "refuses their messages: isthmus doctor s3://b/run --bus redis://h --role syncer tries it; no syncer is heard; "
+        "the last commit is of 12:04:24; start one with: isthmus syncer s3://b/run --bus redis://h; no messages come "
+        "from a, b: started again under its name, it goes on from its checkpoint"
+    )
 
 
 def test_a_bus_that_is_away_is_all_that_can_be_said() -> None:
@@ -135,7 +148,15 @@ def test_a_bus_that_is_away_is_all_that_can_be_said() -> None:
     assert found.said.startswith(
         "the bus cannot be reached: refused: it is unknown which processes are live; the last commit is of"
     )
-    assert "redis://h" in found.said
+    assert found.said.endswith("; check that redis://h is reachable")
+
+
+def test_the_advice_for_a_bus_that_is_away_is_given_once() -> None:
+    found = of(bus_error="the bus has not answered for 9 s: check that redis://h is reachable from here.")
+    assert found.said == (
+        "the bus has not answered for 9 s: check that redis://h is reachable from here: it is unknown which processes "
+        "are live; the last commit is of 12:04:24"
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,8 +275,8 @@ def test_a_learner_that_explodes_is_named() -> None:
     )  # fmt: skip
     assert not found.ok
     assert found.said == (
-        "2 of 2 learners merge; b explodes: its updates are cut to 0.001 of their length, in 2 of 3 fragments; see its "
-        "loss (isthmus explain r 0 has the last round), and stop or expel it"
+        "2 of 2 learners merge; b explodes: its updates are cut to 0.001 of their length, in 2 of 3 fragments; the "
+        "table of learners shows its loss, isthmus explain r 0 its last round; stop or expel it"
     )
     # A learner that is cut a little, as first and last updates are, is not reported.
     assert of_commits(commit(COMMITTED_AT, 0, a=0.4), commit(COMMITTED_AT, 1, a=1.0)).ok

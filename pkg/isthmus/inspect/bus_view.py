@@ -15,6 +15,7 @@ from isthmus.format.records.messages import (
     Leave,
     Pass,
     Progress,
+    learner_of,
 )
 from isthmus.log.bus_messages import verify_batch
 from isthmus.log.membership import Members
@@ -55,6 +56,8 @@ class BusView:
     syncers: dict[str, Alive] = field(default_factory=dict)
     syncers_heard: dict[str, float] = field(default_factory=dict)
     """When a message of each syncer was last received live, on the reader's clock."""
+    strangers: dict[str, float] = field(default_factory=dict)
+    """By learner that is no member: when a batch was last received live on its stream, on the reader's clock."""
     heads: dict[int, int] = field(default_factory=dict)
     announced: dict[int, tuple[int, float]] = field(default_factory=dict)
     """By fragment: the newest version whose commit was announced live, and when, on the reader's clock."""
@@ -74,6 +77,10 @@ class BusView:
         except RecordInvalid as error:
             if error.reason != Reason.WRONG_RUN:
                 self.invalid[error.reason.value] += 1
+            learner = learner_of(stream)
+            # Without a check of the name, anyone who can write to the bus could report any member here.
+            if learner and at is not None and self.members and self.members.current.member(learner) is None:
+                self.strangers[learner] = at
             return
         for message in messages:
             self._note(message, at)

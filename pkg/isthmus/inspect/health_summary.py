@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from isthmus.format.records.keys import MEMBERS, members_key
@@ -41,6 +41,8 @@ class Health:
     ok: bool
     """Whether nothing needs attention: learners train and all of them are merged, or all learners are done."""
     said: str
+    notable: bool = False
+    """Whether learners are at work and `said` has more than the count of those that merge."""
 
 
 def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
@@ -53,21 +55,30 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     last = f"the last commit is of {_clock(written, status.at)}" if written else "nothing was ever committed"
     syncer = f"isthmus syncer {run} --bus {bus}"
     if status.bus_error:
-        return Health(
-            False, f"{status.bus_error}: it is unknown which processes are live; {last}; check that {bus} is reachable"
-        )
+        why = status.bus_error.rstrip(".")
+        check = "" if "check that" in why else f"; check that {bus} is reachable"
+        return Health(False, f"{why}: it is unknown which processes are live; {last}{check}")
     here = sorted((v for v in status.hearing.learners.values() if v.name in status.live), key=lambda v: v.name)
     troubled = {v.name: trouble for v in here if (trouble := _trouble(v, run, bus))}
-    known = [v for v in status.hearing.learners.values() if v.left is None]
+    strangers = sorted(name for name, at in status.hearing.strangers.items() if at >= status.live_since)
+    known = [v for v in status.hearing.learners.values() if v.left is None and v.name not in strangers]
     silent = sorted(v.name for v in known if v.name not in status.live)
     if not known:
         young = written > status.at - COMMITTED_S
         found, ailing = _nobody(status, last, syncer, bus, young=young), _of_log(status, run)
+        ailing += _of_strangers(strangers, run)
         return Health(found.ok and not ailing, "; ".join([found.said, *ailing]))
     parts = [f"{len(here) - len(troubled)} of {len(known)} learners merge"]
     able = [name for name in status.syncers_live if status.hearing.syncers[name].able]
     if not status.syncers_live:
-        parts = [f"0 of {len(known)} learners merge", f"no syncer is heard; {last}; start one with: {syncer}"]
+        parts = [f"0 of {len(known)} learners merge"]
+        if not here:
+            # Processes that all fell silent, and did not leave, may be alive on a bus that is full.
+            parts.append(
+                "no process is heard, and none has left: all were killed or are cut off, or the bus refuses their "
+                f"messages: isthmus doctor {run} --bus {bus} --role syncer tries it"
+            )
+        parts.append(f"no syncer is heard; {last}; start one with: {syncer}")
     elif not able:
         parts += [
             f"none of {len(status.syncers_live)} syncers can serve for now; {last}",
@@ -78,17 +89,30 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         parts.append(f"{len(troubled) - NAMED_MAX} more learners have such trouble: the table of learners names them")
     if silent:
         more = f" and {len(silent) - NAMED_MAX} more" if len(silent) > NAMED_MAX else ""
+        why = "it was killed or is cut off; " if here or status.syncers_live else ""
         parts.append(
-            f"no messages come from {', '.join(silent[:NAMED_MAX])}{more}: it was killed or is cut off; started again "
-            "under its name, it goes on from its checkpoint"
+            f"no messages come from {', '.join(silent[:NAMED_MAX])}{more}: {why}started again under its name, it goes "
+            "on from its checkpoint"
         )
+    parts += _of_strangers(strangers, run)
     if len(here) < expected:
         parts.append(f"{expected} learners are expected, {len(here)} are heard: start the others, or expect fewer")
     ailing = [*_of_clocks(status), *_of_syncers(status, run), *_of_log(status, run), *_of_learners(status, run)]
     parts += ailing
     # A silent learner is no failure: it may have been taken away on purpose, and the run goes on without it.
     ok = bool(able) and bool(here) and len(here) >= expected and not troubled and not ailing
-    return Health(ok, "; ".join(parts))
+    return Health(ok and not strangers, "; ".join(parts), len(parts) > 1)
+
+
+def _of_strangers(strangers: Sequence[str], run: str) -> list[str]:
+    """Return that these learners are heard although the membership does not name them, with what to do."""
+    if not strangers:
+        return []
+    more = f" and {len(strangers) - NAMED_MAX} more" if len(strangers) > NAMED_MAX else ""
+    return [
+        f"{', '.join(strangers[:NAMED_MAX])}{more} is heard, and the membership does not name it: its work is not "
+        f"merged; end it, or make it a member again (isthmus members list {run} lists the members)"
+    ]
 
 
 def _of_learners(status: Status, run: str) -> list[str]:
@@ -105,7 +129,8 @@ def _of_learners(status: Status, run: str) -> list[str]:
             scale, p = min(cut)
             found.append(
                 f"{name} explodes: its updates are cut to {scale:.2g} of their length, in {len(cut)} of {len(seen)} "
-                f"fragments; see its loss (isthmus explain {run} {p} has the last round), and stop or expel it"
+                f"fragments; the table of learners shows its loss, isthmus explain {run} {p} its last round; stop or "
+                "expel it"
             )
     return found[:NAMED_MAX]
 

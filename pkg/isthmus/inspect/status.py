@@ -196,6 +196,8 @@ class Live:
         self.commits: dict[int, Commit] = {}
         self.refused = ""
         """Why reading the log is denied, or empty."""
+        self.run_is_gone = False
+        """Whether the run object was missing when it was last looked for. Only the owner of this object looks."""
         self._damaged: dict[int, str] = {}  # by fragment, why its newest commit cannot be read
         self._others: dict[int, dict[int, int]] = {}  # by fragment, all fragments' versions when it was last merged
         self._log = log
@@ -228,8 +230,13 @@ class Live:
 
     @property
     def trouble(self) -> str:
-        """Whether store or bus do not answer, and for how long, or deny reading the log; else empty."""
+        """Whether the run object is gone, store or bus do not answer, or reading the log is denied; else empty."""
         down = []
+        if self.run_is_gone:
+            down.append(
+                f"the run object {redacted(self._store.url)}/run is gone: restore it from a backup, since no process "
+                "can start without it"
+            )
         if self.refused:
             down.append(f"reading the log is denied: {self.refused}")
         if self._store.outage.down_s:
@@ -237,12 +244,19 @@ class Live:
                 f"the store has not answered for {self._store.outage.down_s:.0f} s: "
                 f"check that {redacted(self._store.url)} is reachable from here"
             )
-        if self._listener.down_since is not None:
-            down.append(
-                f"the bus has not answered for {self._runtime.now() - self._listener.down_since:.0f} s: "
-                f"check that {redacted(self._bus_url)} is reachable from here"
-            )
+        if self.bus_trouble:
+            down.append(self.bus_trouble)
         return ", ".join(down)
+
+    @property
+    def bus_trouble(self) -> str:
+        """For how long the bus has not answered, with what to do; empty if it answers."""
+        if self._listener.down_since is None:
+            return ""
+        return (
+            f"the bus has not answered for {self._runtime.now() - self._listener.down_since:.0f} s: "
+            f"check that {redacted(self._bus_url)} is reachable from here"
+        )
 
     def status(self) -> Status:
         """Return the present state of the run."""
@@ -250,8 +264,8 @@ class Live:
         since = self._runtime.now() - self._log.run.pace.silence_s
         still = [p for p, then in self._others.items() if self._stands(p, then)]
         return Status(
-            self.hearing, heads, self.trouble, since, self._runtime.wall(), wrong=dict(self._damaged), standing=still,
-            period=_period(self._log, heads),
+            self.hearing, heads, self.bus_trouble, since, self._runtime.wall(), wrong=dict(self._damaged),
+            standing=still, period=_period(self._log, heads),
         )  # fmt: skip
 
     def _stands(self, p: int, then: dict[int, int]) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from isthmus.bus import Bus, BusItem
-from isthmus.errors import Denied, IsthmusError, Unavailable
+from isthmus.errors import Denied, IsthmusError, ObjectMissing, Unavailable
 from isthmus.format.records.keys import RUN_KEY, commit_key
 from isthmus.format.records.messages import PARTS, SYNCER_STREAM
 from isthmus.inspect.bus_view import LearnerView
@@ -319,7 +319,7 @@ class Feed:
             now = (
                 len(self.history), self.reading, self._beats, rounds,
                 [id(alive) for alive in hearing.syncers.values()], self._away(), self.live.status().live,
-                dict(self.history.broken),
+                self.live.run_is_gone, dict(self.history.broken),
             )  # fmt: skip
             if now != seen:
                 seen = now
@@ -353,9 +353,15 @@ class Feed:
                 if kept is self.bus_ms and not self.has_bus:
                     continue
                 started = self.runtime.now()
-                with contextlib.suppress(IsthmusError):
+                try:
                     await ask()
                     kept.append(1e3 * (self.runtime.now() - started))
+                    if kept is self.store_ms:
+                        self.live.run_is_gone = False
+                except ObjectMissing:
+                    self.live.run_is_gone = True
+                except IsthmusError:
+                    pass  # `Live.trouble` says for how long store and bus have been away
             await asyncio.sleep(PROBE_S)
 
 

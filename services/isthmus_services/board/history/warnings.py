@@ -22,8 +22,7 @@ STUCK_PERIODS = 10.0
 
 STUCK_LEAST_S = 30.0
 LOST_SHARE = 0.3
-"""A learner is named if more than this share of its updates was rejected. In quick rounds a tenth of a healthy
-learner's updates are rejected as base-merged."""
+"""A learner is named if more than this share of its updates was rejected, harmless rejections not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,8 @@ def _now(c: RunHistory, status: Status, run: str, bus: str, listened_s: float) -
     if not bus or listened_s < c.run.pace.silence_s:
         return []  # silent learners are known only after a while of listening
     found = health(status, run, bus)
-    if found.ok or not status.hearing.learners:
+    # The page itself shows for how long the bus has been away, and what to check.
+    if status.bus_error or (found.ok and not found.notable) or not status.hearing.learners:
         return []
     do = "each part names its command; docs/when-it-rings.md has a row for each"
     if not status.live and "done" in found.said:
