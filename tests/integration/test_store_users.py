@@ -3,7 +3,8 @@
 import boto3
 import pytest
 
-from isthmus.agent.ports import open_place
+from isthmus.agent.ports import known_run, open_place
+from isthmus.errors import BucketMissing, Denied
 from isthmus.format.permissions import Participant
 from isthmus.runtime.clock import threaded
 from isthmus.store.users import AccessKey, open_users
@@ -67,3 +68,20 @@ async def test_a_bucket_is_created_in_a_region_of_its_own(moto: Server, monkeypa
         pass
     client = boto3.client("s3", endpoint_url=moto.url, region_name="eu-west-1")
     assert client.get_bucket_location(Bucket="bucket-in-europe")["LocationConstraint"] == "eu-west-1"
+
+
+async def test_a_run_that_this_user_may_not_read_says_what_to_check(
+    seaweedfs: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in seaweedfs.environment.items():
+        monkeypatch.setenv(name, value)
+    async with open_place(URL, make=True):
+        pass
+    key = await ensure("user-3", WIDE)
+    assert key is not None
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key.id)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key.secret)
+    async with open_place("s3://bucket-of-users/rum") as store:
+        with pytest.raises(Denied, match=r"check the run's address, and whose credentials these are$") as refused:
+            await known_run(store)
+    assert not isinstance(refused.value, BucketMissing)
