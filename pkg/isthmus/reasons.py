@@ -43,8 +43,8 @@ class Clip(StrEnum):
     SHORT = "short"  # far shorter than recent updates: its weight is cut, as RDA counts directions by weight alone
 
 
-HARMLESS = frozenset({Reason.SUPERSEDED, Reason.DUPLICATE})
-"""Reasons that occur in every healthy run. Nothing is lost: the same work has arrived by other means."""
+HARMLESS = frozenset({Reason.SUPERSEDED, Reason.DUPLICATE, Reason.BASE_MERGED, Reason.OVERTAKEN})
+"""Reasons that occur in every healthy run. Another update of the same learner took the place of this one."""
 
 FINAL = frozenset(
     reason.value
@@ -70,7 +70,10 @@ _TOO_SLOW = (
     "its updates arrive too late: give it a faster link or machine (`isthmus status --json` has its upload_s and "
     "step_s), or start the syncers again with a higher --staleness"
 )
-_NOT_A_NUMBER = "lower the learning rate or clip gradients, and start again from an earlier checkpoint"
+_NOT_A_NUMBER = (
+    "lower the learning rate or clip gradients, and start it under a new name, so that it begins with the run's model "
+    "instead of its own checkpoint"
+)
 _NO_MEMBER = (
     "the run's members no longer include this learner with this key: ask the run's owner (`isthmus members list`)"
 )

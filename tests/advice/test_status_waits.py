@@ -94,7 +94,7 @@ DOCTOR = (
 )
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["store", "permission", "bus"])
 @in_virtual_time
-async def test_a_learner_that_is_kept_from_store_or_bus(which: int) -> None:
+async def test_a_learner_that_is_kept_from_store_or_bus(which: int, caplog: pytest.LogCaptureFixture) -> None:
     here = mine(test_a_learner_that_is_kept_from_store_or_bus)[which]
     error = Unavailable("refused") if which == 0 else Denied("403: ExpiredToken")
     fault = Fault(error, "" if which == 0 else "updates/", mended=True)
@@ -104,8 +104,11 @@ async def test_a_learner_that_is_kept_from_store_or_bus(which: int) -> None:
             await asyncio.sleep(3.0)
             fault.mended = deaf.mended = False
             await said(here, w)
+            await asyncio.sleep(20.0)
             fault.mended = deaf.mended = True
             await over(here, w)
+            await asyncio.sleep(10.0)
+    assert "b: no update " not in caplog.text, "another trouble explains it"
 
 
 class Reading(Deaf):
@@ -151,7 +154,8 @@ async def test_many_learners_with_trouble() -> None:
     "…: waits for a merge (every update is rejected: …)",
     means="non-finite, overflow, too-long: what this learner trains is not a number, or a hundred times as long as usual.",
     like="The other reasons have rows of their own, with other advice.",
-    do="lower the learning rate or clip gradients, and start again from an earlier checkpoint",
+    do="lower the learning rate or clip gradients, and start it under a new name, so that it begins with the run's model "
+    "instead of its own checkpoint",
     then="It is merged again.",
     lost="what it trained since it diverged",
 )
@@ -163,8 +167,10 @@ async def test_a_learner_that_diverged(speed: float) -> None:
         await asyncio.sleep(3.0)
         async with training(w.learner("b"), speed):
             await said(here, w)
-        async with training(w.learner("b")):
+        again = w.learner("b-2")
+        async with training(again):
             await over(here, w)
+            assert again.incarnation == 1, "it has no checkpoint to begin with"
 
 
 class Loses(Layer):
@@ -356,6 +362,28 @@ async def test_a_syncer_that_hears_nothing() -> None:
             mute.mended = False
             await said(here, w)
             mute.mended = True
+            await over(here, w)
+
+
+@row(
+    "status",
+    "… is heard, and the membership does not name it: its work is not merged",
+    means="This learner was expelled, and trains on. Syncers ignore it.",
+    do="end it, or make it a member again (isthmus members list … lists the members)",
+    then="The sentence goes away.",
+    lost="what it has trained since it was expelled",
+)
+@in_virtual_time
+async def test_a_learner_that_was_expelled(folder: Path) -> None:
+    (here,) = mine(test_a_learner_that_was_expelled)
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY, ("more", L, EVIL))
+        async with serving(w.by(SYNC).syncer("s-1")), training(w.by(EU).learner("eu")):
+            async with training(w.by(EVIL).learner("more")):
+                await asyncio.sleep(2.0)
+                assert not says(here, await line(w))
+                await admit(w, *EVERYBODY)
+                assert "more is heard" in await said(here, w)
             await over(here, w)
 
 

@@ -21,6 +21,7 @@ from isthmus.learner.summary import Summary
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Log
 from isthmus.log.fork_detection import UNSAID
+from isthmus.reasons import REJECTED
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import LearnerMetrics
 from isthmus.store import EdgeStore
@@ -77,6 +78,8 @@ class Reporter:
         self._metrics = metrics
         self._steps_target = steps_target
         self._trouble_log = TroubleLog(name, pace.silence_s, MEANWHILE)
+        self._hindered_at = -math.inf
+        """When store, bus or syncers were last known to be away: nothing could be merged until then."""
         self._beaten: Heartbeat | None = None
 
     def of(self, uplink: Uplink, downlink: Downlink, claimed: Incarnation) -> None:
@@ -225,10 +228,18 @@ class Reporter:
                 what += ", but the run goes on"
                 remedy = f"{self._bus.url} is not the bus of its syncers: use theirs {theirs}"
             found.append((silent_s, what, remedy))
+        if any(for_s > 0 for for_s, *_ in self._connectivity.troubles()) or (
+            now - self.syncer_heard_at > MISSED_BEATS * self._pace.heartbeat_s
+        ):
+            self._hindered_at = now
         at = self.boundary
         step, period = (self.first_step, self._run.rules.sync_every) if at is None else (at.step, at.longest_period)
         dry = self.uplink.unmerged.trouble(now, step, period)
-        return [*found, dry] if dry else found
+        if dry is None:
+            return found
+        for_s, what, remedy = dry
+        # While another trouble is known, and for a while after it, that trouble explains why nothing is merged.
+        return [*found, (for_s if what.startswith(REJECTED) else min(for_s, now - self._hindered_at), what, remedy)]
 
     def summary(self) -> Summary:
         """Return the summary so far. Another thread may call this only after the agent has ended."""

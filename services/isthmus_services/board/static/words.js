@@ -56,7 +56,7 @@ window.Isthmus = {};
     fresh: "An update that began from the newest version, not from an older one.",
     late: "An update that was not in its round: it was heard of when that had closed, or its bytes came too late. It may still join the next one.",
     rejected: "An update that was rejected: what was trained in it is lost.",
-    repeated: "An update that was rejected, and nothing was lost: the same work has come another way.",
+    repeated: "An update that was rejected because another update of the same learner took its place: harmless.",
     missing: "A learner that a round expected and closed without.",
     participation: "Of the learners that rounds expected, the share that was in.",
     goodput: "Of all tokens that learners have processed, the share that was merged into the model.",
