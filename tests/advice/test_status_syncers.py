@@ -1,10 +1,18 @@
-"""What `isthmus status` says of a run whose syncers are gone, and what comes of its advice."""
+"""What `isthmus status` says where no syncer or no store answers, and what comes of its advice."""
 
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from advice.followed import command_in, mine
+from advice.doctors import small_run
+from advice.followed import command_in, isthmus, mine, says
+from advice.gate import gate
 from advice.rows import row
 from advice.test_status import FEW, command, said, training, well
+from isthmus_services.servers import Server
 from support.world import serving, until, world
 
 
@@ -24,3 +32,27 @@ async def test_a_run_whose_syncer_was_killed(folder: Path) -> None:
         line = await said(here, w)
         async with command(folder.parent, *command_in(line, "syncer")):
             assert (await well(w)).startswith("1 of 1 learners merge")
+
+
+@row(
+    "status",
+    "isthmus status: s3://…: no answer within 2.5 s",
+    means="The store took the request and did not answer: it is overloaded, or the network drops its answers. Learners and "
+    "syncers may have the same trouble; then they wait.",
+    like="A store that is down says `connection refused`.",
+    do="`isthmus doctor` with the run's address says how long requests take; look at the store's own log and load",
+    then="Once the store answers, status prints its table.",
+)
+async def test_a_store_that_takes_requests_and_is_silent(
+    moto: Server, use: Callable[[Server], None], tmp_path: Path
+) -> None:
+    (here,) = mine(test_a_store_that_takes_requests_and_is_silent)
+    with gate(moto.url) as there:
+        use(replace(moto, url=there.url, environment={**moto.environment, "AWS_ENDPOINT_URL": there.url}))
+        run = await asyncio.to_thread(small_run, f"s3://silent-{os.getpid()}/run", make=True)
+        there.answers = lambda *_: time.sleep(4.0)
+        code, told = await isthmus("status", run, "--bus", f"sqlite://{tmp_path}/bus")
+        assert (code, says(here, told)) == (2, True), told
+        there.open()
+        code, told = await isthmus("status", run, "--bus", f"sqlite://{tmp_path}/bus")
+        assert code == 0, told

@@ -72,7 +72,7 @@ async def test_a_dry_run_says_what_is_broken_and_writes_nothing(
     said = capsys.readouterr().out
     assert f"fragment 0, at version {heads[0]}, cannot be folded beyond version 2: {key}" in said
     assert f"restarts it from version {heads[0]} as published, without its momentum" in said
-    assert "stop that syncer with SIGTERM" in said
+    assert "Stop that syncer with SIGTERM" in said
     assert "2 fragments: 1 sound, 0 healed, 1 that cannot be folded" in said
     assert sorted(path for path in folder.rglob("*") if path.is_file()) == before
     report = json.loads((folder.parent / "heal.json").read_text())
