@@ -1,6 +1,7 @@
 """Real servers for the tests, started once per session on free loopback ports and stopped at its end."""
 
 import gc
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -113,6 +114,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Grouped
 def _compiled() -> None:
     """Compile the kernels before any timeout of a test runs."""
     kernels.warm()
+
+
+@pytest.fixture(autouse=True)
+def _log_of_each_test() -> Iterator[None]:
+    """Remove the handlers that commands run in the test have set: their streams are closed when the test is over."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    for handler in [h for h in root.handlers if type(h) is logging.StreamHandler]:
+        root.removeHandler(handler)
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")
