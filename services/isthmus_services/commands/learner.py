@@ -50,8 +50,8 @@ def _train(settings: declared.Learner, name: str, board: HealthServer) -> int:
     bus = shared.bus_of(settings, settings.run)
     sink = TensorBoard(str(Path(settings.tensorboard) / name)) if settings.tensorboard else None
     made = asyncio.run(_read(settings))
-    part = f"part {settings.shard} of the data" if settings.shard else "all of the data in its own order (see --shard)"
-    logger.info("%s starts: %s, %d steps in all, %s", name, made.url, settings.steps, part)
+    part = f"part {shard[0]} of {shard[1]}" if settings.shard else "all"
+    logger.info("%s starts: %s, %d steps in all, %s of the data", name, made.url, settings.steps, part)
     stop: list[int] = []
     links: list[Link] = []
     diary = Diary(logger, name)
