@@ -93,6 +93,10 @@ class Membership:
         """Return the names and patterns that a key has in a role."""
         return [m.name for m in self.members if m.key == author and m.role == role]
 
+    def owners_of(self, author: bytes) -> str:
+        """Return the roles and names that a key has, such as `learner eu-1, collector gc`; empty if it has none."""
+        return ", ".join(f"{m.role} {m.name}" for m in self.members if m.key == author)
+
 
 class MembershipUnknown(RecordInvalid):
     """An object, by an author that a known membership names, was written under a membership that is not known here."""
