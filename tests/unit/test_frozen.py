@@ -1,6 +1,7 @@
 """Frozen parameters are never sent; their digests show whether two learners have the same ones."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,7 +76,8 @@ def test_who_trusts_is_asked_for_names_alone() -> None:
     specs = [Spec("w", (2, 2), "float32", TensorClass.DENSE)]
 
     def run(frozen: dict[str, bytes]) -> Run:
-        return Run("run", bytes(32), None, partition(specs, 1), frozen)  # type: ignore[arg-type]
+        header = SimpleNamespace(model="package.module:build")
+        return Run("run", bytes(32), header, partition(specs, 1), frozen)  # type: ignore[arg-type]
 
     known, other = digest(b"known"), digest(b"other")
     run({"base": known}).require(specs, {"base": known})

@@ -85,7 +85,10 @@ def test_nobody_writes_under_anothers_name(kind: Kind) -> None:
 
 
 def test_a_syncer_commits_under_its_own_name_and_the_membership_it_names() -> None:
-    for changed, why in (({"writer": "s-2"}, "s-2 with the key"), ({"members": 99}, "membership 99 is not known")):
+    for changed, why in (
+        ({"writer": "s-2"}, "s-2 with the key"),
+        ({"members": 99}, "members/000000000003: is missing"),
+    ):
         _, blob = sealed(STAGE.changed(Kind.COMMIT, **changed), BY[Kind.COMMIT])
         with pytest.raises(LogCorrupt, match=why):
             VERIFIER.commit(blob, 0, 1)

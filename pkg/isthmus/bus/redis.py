@@ -279,7 +279,7 @@ class RedisBus(Bus):
             found = meaning(error)
             said = f"{self.url}: {found.words}{': ' if found.words else ''}{told(error)}"
             if isinstance(error, RedisConnectionError) and "connecting to" in said:
-                said = f"{said.rstrip('.')}: check that the server of the bus is started there"
+                said = f"{said.rstrip('.')}: check that a server of the bus is started there, and that it is reachable"
             if found.action == Action.END:
                 raise Denied(said) from None
             if found.action == Action.RECONNECT:
