@@ -232,7 +232,8 @@ async def test_a_signed_run_is_shown_and_what_nobody_may_say_is_not(folder: Path
 
 
 async def test_asking_of_a_far_future_changes_nothing_of_what_was_read(folder: Path) -> None:
-    async with a_run(folder) as w, a_board(w.log) as (url, feed):
+    async with a_run(folder) as w, a_board(w.log, follow=False) as (url, feed):
+        await feed.read_all()
         before = [await ask(url, q) for q in ("lanes", "learners", "series")]
         width = feed.history.by_learner.width
         for question in ("learner/a", "learners", "state", "lanes?", "fragments", "services", "commits", "series?"):
