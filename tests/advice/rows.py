@@ -95,7 +95,7 @@ HEAD = """\
 Each sentence that a tool can say, with what to do. Search this page for the words you see; … stands for a name, a number
 or an address. A test breaks the thing, follows the advice as it is printed, and looks whether it worked (`tests/advice`).
 
-Nothing here is urgent in one respect: learners train on by themselves, and what is merged stays in the store.
+You have time: learners go on training by themselves, and the store keeps every merged update.
 """
 
 
