@@ -56,7 +56,6 @@ class Stack:
     found: Engine
     images: Images
     steps: int
-    out: Path
     checks: list[Check] = field(default_factory=list)
 
     @contextmanager
@@ -295,7 +294,7 @@ def main() -> int:
             with images(found) as made:
                 for image, what in made.stand_ins:
                     print(f"stands in for {image}: {what}", flush=True)
-                s = Stack(found, made, a.steps, a.out)
+                s = Stack(found, made, a.steps)
                 try:
                     story(s)
                 finally:
