@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from redis import Redis
 
 from isthmus.bus import START, Bus, endpoints, open_bus, sqlite
 from isthmus.bus import redis as redis_bus
@@ -299,6 +300,30 @@ def test_a_cancelled_task_ends_whatever_it_was_doing(place: Place) -> None:
             assert task.cancelled()
 
     run(place, body)
+
+
+async def test_a_cancelled_task_ends_while_the_connections_are_lost(tmp_path: Path) -> None:
+    """A cancellation that redis-py loses may meet a request that fails."""
+    with redis_server(tmp_path) as server:
+        admin = Redis.from_url(server.url)
+        async with open_bus(server.url, b"r" * 32) as bus:
+
+            async def talk() -> None:
+                while True:
+                    try:
+                        await bus.append("s", b"x")
+                    except Unavailable:
+                        await asyncio.sleep(0)
+
+            for i in range(200):
+                task = asyncio.ensure_future(talk())
+                await asyncio.sleep(0.0005 * (i % 7))
+                await asyncio.to_thread(admin.client_kill_filter, _type="normal", skipme=True)
+                task.cancel()
+                done, _ = await asyncio.wait([task], timeout=60.0)
+                assert done, f"cancellation {i} was swallowed"
+                assert task.cancelled()
+        admin.close()
 
 
 # --- agents' messages -------------------------------------------------------------------------------------------------

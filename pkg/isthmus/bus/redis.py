@@ -269,12 +269,14 @@ class RedisBus(Bus):
         task = asyncio.current_task()
         cancelled = task.cancelling() if task else 0
         try:
-            result = await request
-            # redis-py writes inside asyncio.wait_for, which before Python 3.12 swallows a cancellation that arrives
-            # when the write is already done (bpo-37658). The task would then never end, so cancel it again.
-            if task and task.cancelling() > cancelled:
-                raise asyncio.CancelledError
-            return result
+            try:
+                return await request
+            finally:
+                # redis-py writes inside asyncio.wait_for, which before Python 3.12 swallows a cancellation that arrives
+                # when the write is already done (bpo-37658), whether the request then succeeds or fails. The task would
+                # never end, so cancel it again.
+                if task and task.cancelling() > cancelled:
+                    raise asyncio.CancelledError
         except (RedisError, OSError, TimeoutError) as error:
             found = meaning(error)
             said = f"{self.url}: {found.words}{': ' if found.words else ''}{told(error)}"
