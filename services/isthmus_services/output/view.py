@@ -23,7 +23,7 @@ def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
     rejected, spare = rejections(status.rejected)
     parts.append(Text(f"rejected: {rejected or 'nothing'}" + (f"; rejected without loss: {spare}" if spare else "")))
     if cut := ", ".join(f"{reason} {count}" for reason, count in sorted(status.clipped.items())):
-        parts.append(Text(f"merged with clipping: {cut}"))
+        parts.append(Text(f"clipped: {cut}"))
     return Group(*parts)
 
 

@@ -182,7 +182,7 @@
     { key: "weight", name: "weight", term: "weight", show: (r) => I.share(r.merged ? r.weight : null) },
     { key: "upload_s", name: "to send", term: "send", show: (r) => I.seconds(r.merged ? r.upload_s : null) },
     { key: "wait_s", name: "waited", term: "wait", show: (r) => I.seconds(r.merged ? r.wait_s : null) },
-    { key: "clipped", name: "cut", term: "clipped", show: (r) => I.count(r.clipped) },
+    { key: "clipped", name: "clipped", term: "clipped", show: (r) => I.count(r.clipped) },
     { key: "up", name: "up", term: "up", by: (r) => said(r, "bytes_up") ?? r.bytes, show: (r) => I.bytes(said(r, "bytes_up") ?? r.bytes) },
     { key: "down", name: "down", term: "down", by: (r) => said(r, "bytes_down"), show: (r) => I.bytes(said(r, "bytes_down")) },
   ];
@@ -322,7 +322,7 @@
         { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` },
         { key: "base", name: "update", left: true, show: (r) => html`<${UpdateLink} fragment=${d.fragment} learner=${r.learner} base=${r.base}>from version ${r.base}</${UpdateLink}>` },
         { key: "incarnation", name: "incarnation", term: "incarnation" }, { key: "steps", name: "steps" }, { key: "tokens", name: "tokens", show: (r) => I.count(r.tokens) },
-        { key: "share", name: "weight", term: "weight", show: (r) => I.share(r.share, 1) }, { key: "bytes", name: "bytes", show: (r) => I.bytes(r.bytes) }, { key: "clipped", name: "cut down for", term: "clipped", left: true, by: (r) => r.clipped.join(), show: (r) => r.clipped.join(", ") }]}/>
+        { key: "share", name: "weight", term: "weight", show: (r) => I.share(r.share, 1) }, { key: "bytes", name: "bytes", show: (r) => I.bytes(r.bytes) }, { key: "clipped", name: "clipped by", term: "clipped", left: true, by: (r) => r.clipped.join(), show: (r) => r.clipped.join(", ") }]}/>
       ${d.header.late.length || d.header.rejected.length ? html`<h3>What it did not merge</h3><${Table} name="Updates not merged" first="learner" rows=${[...d.header.late.map((x) => ({ ...x, why: "late" })), ...d.header.rejected.map((x) => ({ ...x, why: `${x.reason}, ${x.count === 1 ? "once" : `${x.count} times`}` }))]} columns=${[
         { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` }, { key: "base", name: "update", left: true, show: (r) => html`<${UpdateLink} fragment=${d.fragment} learner=${r.learner} base=${r.base}>from version ${r.base}</${UpdateLink}>` }, { key: "why", name: "why", left: true }]}/>` : null}
       ${d.header.healed ? null : html`<${WhatIf} d=${d}/>`}
