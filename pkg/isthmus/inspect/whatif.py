@@ -23,9 +23,10 @@ from isthmus.errors import InputError
 from isthmus.format.records.fields import require_name
 from isthmus.format.records.objects import CommitHeader, Input, Outer, Seen, Waited, work_of
 from isthmus.format.rules import ABSENT_MAX, STALENESS_MAX, Bounds, MergeRule, Pace, Rules
+from isthmus.inspect.own_merge import OwnMerge
 from isthmus.log import Commit, Log, fold
 from isthmus.log.listing import ShareDone, all_or, earliest
-from isthmus.log.merge import State, by_class
+from isthmus.log.merge import Advance, State, by_class
 from isthmus.rounds.events import Action, Announced, Appended, Arrived, Called, Fetch, Merge, Passed, Pointer, Tick
 from isthmus.rounds.grace import Terms
 from isthmus.rounds.live_learners import LiveLearners
@@ -81,6 +82,21 @@ class Settings:
     pace: dict[str, Any] = field(default_factory=dict)
     without: frozenset[str] = frozenset()
     """Learners whose updates are left out."""
+    own: OwnMerge | None = None
+    """A function that merges in place of the recorded rules; None: none."""
+
+    async def combined(self, log: Log, state: State, header: CommitHeader, inputs: Sequence[Input]) -> Advance:
+        """Return the state after merging updates in place of those of a commit.
+
+        Raises `LogCorrupt` for a damaged update, and `InputError` if the result is not finite or the function fails.
+        """
+        p, accumulator = header.fragment, self.own.accumulator if self.own else None
+        result = await fold.combine(
+            log, state, p, inputs, self.outers(header), codec(header.codec_down), accumulator=accumulator
+        )
+        if not result.finite:
+            raise InputError(f"under these rules fragment {p} leaves float32's range at version {header.version}")
+        return result
 
     def left(self, inputs: Sequence[Input]) -> tuple[Input, ...]:
         """Return the updates of a round except those of learners that are left out."""
@@ -108,8 +124,11 @@ def _trimming(outer: Outer) -> Outer:
     )
 
 
-def parse(pairs: Iterable[str]) -> Settings:
-    """Return the settings in `name=value` texts. Raises `InputError` for names that cannot be set, and wrong values."""
+def parse(pairs: Iterable[str], own: OwnMerge | None = None) -> Settings:
+    """Return the settings in `name=value` texts, and a rule of one's own.
+
+    Raises `InputError` for names that cannot be set, and wrong values.
+    """
     outer: dict[str, Any] = {}
     embeddings, pace, without = None, {}, set[str]()
     for pair in pairs:
@@ -133,7 +152,9 @@ def parse(pairs: Iterable[str]) -> Settings:
             outer[_OUTER[name]] = value
         else:
             pace[name] = value
-    return Settings(outer, embeddings, pace, frozenset(without))
+    if own is not None and (embeddings is not None or not outer.keys().isdisjoint(("merge", "trim"))):
+        raise InputError("--merge and --set merge or trim name two rules: leave one of them out")
+    return Settings(outer, embeddings, pace, frozenset(without), own)
 
 
 def _value(name: str, text: str) -> Any:
@@ -282,10 +303,7 @@ async def _fragment(
             zeros = np.zeros_like(other.momentum)
             other = State(h.version, other.published, other.published.copy(), zeros)
         elif inputs:
-            result = await fold.combine(log, other, p, inputs, settings.outers(h), codec(h.codec_down))
-            if not result.finite:
-                raise InputError(f"under these rules fragment {p} leaves float32's range at version {h.version}")
-            other = result.state
+            other = (await settings.combined(log, other, h, inputs)).state
         else:
             other = State(h.version, other.published, other.master, other.momentum)
         entry = await log.runtime.offload(_distances, start, recorded, other.published)
@@ -350,10 +368,7 @@ async def one_round(log: Log, fragment: int, version: int, settings: Settings) -
     recorded = await fold.PublishedValue(log).step(at.carried.published, commit)
     other = at.carried.published
     if inputs:
-        result = await fold.combine(log, at.carried, fragment, inputs, settings.outers(h), codec(h.codec_down))
-        if not result.finite:
-            raise InputError(f"under these rules fragment {fragment} leaves float32's range at version {version}")
-        other = result.state.published
+        other = (await settings.combined(log, at.carried, h, inputs)).state.published
     difference, step, other_step, product = await log.runtime.offload(_distances, at.carried.published, recorded, other)
     lengths = math.sqrt(step) * math.sqrt(other_step)
     return OneRound(

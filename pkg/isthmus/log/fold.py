@@ -11,7 +11,7 @@ hold).
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -32,6 +32,7 @@ from isthmus.log import Commit, Log, merge
 from isthmus.log.merge import Accumulator, Advance, State, by_class
 from isthmus.log.updates import Update, verify_update
 from isthmus.log.verify import Verifier
+from isthmus.runtime.clock import ComputePool
 from isthmus.store import checked
 
 INPUTS_AT_ONCE = 4
@@ -311,13 +312,15 @@ async def combine(
     down: Codec,
     watch: Watch | None = None,
     under: int | None = None,
+    accumulator: Callable[[Fragment, Mapping[str, Outer], ComputePool], Accumulator] | None = None,
 ) -> Advance:
     """Return the state after merging these stored updates, in this order. Raises `LogCorrupt` if one is damaged.
 
     `under`: the membership version that their authors are checked against; None: any known version may allow them.
+    `accumulator`: makes the round's sum, for arithmetic that no run records; None: `Accumulator`.
     """
     part = log.run.layout.fragments[fragment]
-    accumulator = Accumulator(part, outer, log.runtime.compute)
+    total = (accumulator or Accumulator)(part, outer, log.runtime.compute)
     todo, ahead = iter(inputs), deque[tuple[Input, asyncio.Future[Update]]]()
 
     def fetch_next() -> None:
@@ -333,7 +336,7 @@ async def combine(
             update = await task
             if watch is not None:
                 watch(given, update)
-            add = partial(accumulator.add, learner=given.learner)
+            add = partial(total.add, learner=given.learner)
             await log.runtime.offload(add, update.gradient, given.weight, given.scale)
             ahead.popleft()
             fetch_next()
@@ -341,9 +344,7 @@ async def combine(
         for _, task in ahead:
             task.cancel()
         await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
-    return await log.runtime.offload(
-        merge.advance, state, accumulator, down, log.run.digest, log.run.rules.feedback_down
-    )
+    return await log.runtime.offload(merge.advance, state, total, down, log.run.digest, log.run.rules.feedback_down)
 
 
 async def read_input(log: Log, fragment: Fragment, given: Input, under: int | None = None) -> Update:

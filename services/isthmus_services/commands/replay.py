@@ -1,7 +1,8 @@
-"""`isthmus replay`: fold the log again and compare; --set folds it under other rules; --trace writes a timeline."""
+"""`isthmus replay`: fold the log again and compare, or fold it under other rules; --trace writes a timeline."""
 
 import asyncio
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 from isthmus.agent.ports import open_log
@@ -10,11 +11,14 @@ from isthmus.errors import InputError
 from isthmus.inspect import export as exports
 from isthmus.inspect import replay as replays
 from isthmus.inspect import whatif
+from isthmus.inspect.losses import LossCurves
 from isthmus.inspect.trace import trace
 from isthmus.log import Log
 from isthmus.log.listing import all_or
 from isthmus.log.polar import require_gpu
+from isthmus_services.output.curves import losses as loss_table
 from isthmus_services.output.progress import progress
+from isthmus_services.output.provenance import provenance, source_of
 from isthmus_services.output.report import require_free, save, stdout, write_json
 from isthmus_services.output.tables import Column, fitted
 from isthmus_services.settings import declared, shared
@@ -27,11 +31,12 @@ updates only their number."""
 
 def run(arguments: declared.Replay) -> int:
     """Replay the log in the way that the flags say. Return 1 if a commit differs, else 0. Raises `InputError`."""
-    settings = whatif.parse(arguments.set) if arguments.set else None
+    own = shared.own_merge(arguments.merge) if arguments.merge else None
+    settings = whatif.parse(arguments.set or [], own) if arguments.set or own else None
     if settings is None and (arguments.export or arguments.plot):
-        raise InputError("--export and --plot need --set; to export the recorded model, use isthmus export")
+        raise InputError("--export and --plot need --set or --merge; to export the recorded model, use isthmus export")
     if settings is not None and (arguments.first != 1 or arguments.trace):
-        raise InputError("--set folds from the beginning: leave --from and --trace out")
+        raise InputError("--set and --merge fold from the beginning: leave --from and --trace out")
     if settings is not None and arguments.export and (arguments.fragment is not None or arguments.last is not None):
         raise InputError("--export writes the whole model at its newest versions: leave --fragment and --to out")
     if arguments.export:
@@ -57,9 +62,10 @@ async def _replay(arguments: declared.Replay, settings: whatif.Settings | None) 
 
 
 async def _compare(log: Log, a: declared.Replay) -> int:
+    losses = LossCurves()
     with progress("replaying") as say:
         found = await replays.replay(
-            log, fragments=a.fragment, first=a.first, last=a.last, at_once=a.threads, progress=say
+            log, fragments=a.fragment, first=a.first, last=a.last, at_once=a.threads, progress=say, losses=losses
         )
     compared, different = sum(r.compared for r in found), [r.difference for r in found if r.difference is not None]
     for r in found:
@@ -82,6 +88,9 @@ async def _compare(log: Log, a: declared.Replay) -> int:
             f"{unproven} commits depend on updates that were rejected as "
             "too long and are not in the log: the weights of their inputs are not verified"
         )
+    if curves := losses.points():
+        console = stdout()
+        console.print(loss_table(curves, console.width))
     unverifiable = sum(gap.last - gap.first + 1 for replayed in found for gap in replayed.gaps)
     healed = f", {unverifiable} cannot be verified (healed)" if unverifiable else ""
     print(f"{compared + len(different)} commits, {len(different)} differ{healed}")
@@ -92,6 +101,7 @@ async def _compare(log: Log, a: declared.Replay) -> int:
             "unverifiable": unverifiable,
             "unproven": unproven,
             "untimely": len(untimely),
+            "losses": {name: [list(point) for point in points] for name, points in losses.points().items()},
             "fragments": [
                 {
                     "fragment": r.fragment,
@@ -142,7 +152,7 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
         outcome = await whatif.what_if(
             log, settings, fragments=a.fragment, last=a.last, at_once=a.threads, progress=say
         )
-    said = ", ".join(a.set or [])
+    said = ", ".join([*([f"merge={a.merge}"] if a.merge else []), *(a.set or [])])
     rows = [
         (
             str(row.version),
@@ -163,6 +173,12 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
         "updates are taken as recorded, from their original bases: under these rules, learners would have "
         "trained differently"
     )
+    made_by = provenance(source_of(a.merge.partition(":")[0]), a.threads) if a.merge else None
+    if made_by:
+        print(
+            "the function merges in place of all rules, at the recorded outer rate and momentum unless --set changes "
+            f"them\n{made_by.line}"
+        )
     if a.plot:
         _plot(Path(a.plot), outcome.rows, said)
         print(f"picture {a.plot}")
@@ -173,6 +189,8 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
     write_json(
         {
             "set": list(a.set or []),
+            "merge": a.merge,
+            "reproducible_on": asdict(made_by) if made_by else None,
             "starts": outcome.starts,
             "heads": outcome.heads,
             "rows": [

@@ -284,14 +284,28 @@ class Replay(InRun, Reported):
             flag_only=True,
         ),
     ] = None
+    merge: Annotated[
+        str | None,
+        Setting(
+            "fold with a function of your own in place of the recorded merge rules",
+            metavar="MODULE:FUNCTION",
+            flag_only=True,
+        ),
+    ] = None
     export: Annotated[
         str | None,
-        Setting("with --set: write the resulting model to a safetensors file", metavar="FILE", flag_only=True),
+        Setting(
+            "with --set or --merge: write the resulting model to a safetensors file", metavar="FILE", flag_only=True
+        ),
     ] = None
     force: Annotated[bool, Setting("let --export replace an existing file", flag_only=True)] = False
     plot: Annotated[
         str | None,
-        Setting("with --set: draw how far the result departs from the recorded run", metavar="FILE", flag_only=True),
+        Setting(
+            "with --set or --merge: draw how far the result departs from the recorded run",
+            metavar="FILE",
+            flag_only=True,
+        ),
     ] = None
     trace: Annotated[
         str | None, Setting("write a timeline of the commits for Perfetto", metavar="FILE", flag_only=True)

@@ -17,9 +17,10 @@ from isthmus.format.isotropic import SOUND_FLOP_S
 from isthmus.format.layout import Spec
 from isthmus.format.rules import LONG_STEPS, SENT_ISOTROPIC, CodecName, MergeRule, Pace, Rules, outer_for, require_codec
 from isthmus.runtime.urls import as_user, trusting
-from isthmus_services.settings.resolve import Setting, fields
+from isthmus_services.settings.resolve import Setting, did_you_mean, fields
 
 if TYPE_CHECKING:
+    from isthmus.inspect.own_merge import OwnMerge
     from isthmus.log.trust import Trust
 
 BUILT_IN_MODEL = "isthmus.demo.gpt:byte_gpt"
@@ -140,6 +141,17 @@ def _sent(name: str) -> str:
     return f"({getattr(Rules(), name)}, but {SENT_ISOTROPIC[name]} if --isotropic-up is given)"
 
 
+def _require_merge(name: str) -> None:
+    """Raise `InputError` unless a run can be merged by the rule of this name."""
+    if ":" in name:
+        raise InputError(
+            f"merge {name}: a run cannot use a function of one's own, because all syncers must compute the same bits; "
+            f"`isthmus simulate training merge --merge {name}` and `isthmus replay RUN --merge {name}` try it"
+        )
+    if name not in tuple(MergeRule):
+        raise InputError(f"merge {name}: choose one of {', '.join(MergeRule)}")
+
+
 _RULES = Rules()
 OF_RULES, OF_PACE = Setting(within=Rules), Setting(within=Pace)
 """Settings of which the field of the same name in `Rules` or `Pace` says all."""
@@ -157,7 +169,12 @@ class ArithmeticOfRun:
     sync_every_max: Annotated[int, OF_RULES] = _RULES.sync_every_max
     merge: Annotated[
         str | None,
-        Setting("(iso if it is cheap for the model's matrices, else rda)", choices=tuple(MergeRule), within=Rules),
+        Setting(
+            "(iso if it is cheap for the model's matrices, else rda)",
+            metavar=f"{{{','.join(MergeRule)}}}",
+            check=_require_merge,
+            within=Rules,
+        ),
     ] = None
     iso_block: Annotated[int, OF_RULES] = _RULES.iso_block
     trim: Annotated[float, OF_RULES] = _RULES.trim
@@ -288,14 +305,30 @@ def callable_of(path: str, flag: str) -> Callable[..., Any]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module_name), name)
-    except ImportError as error:
-        raise InputError(f"{flag} {path}: {error}") from None
-    except AttributeError:
-        raise InputError(f"{flag} {path}: module {module_name} has no {name}") from None
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or f"{module_name}.".startswith(f"{error.name}."):
+            raise InputError(
+                f"{flag} {path}: there is no module {module_name} in {os.getcwd()}, and none is installed: start the "
+                "command in the folder that has it, or install it"
+            ) from None
+        raise InputError(f"{flag} {path}: {module_name} imports {error.name}, which is not installed") from None
+    except Exception as error:
+        raise InputError(f"{flag} {path}: importing {module_name} raised {type(error).__name__}: {error}") from error
+    found = getattr(module, name, None)
+    if found is None:
+        own = [known for known, value in vars(module).items() if callable(value)]
+        raise InputError(f"{flag} {path}: module {module_name} has no {name}{did_you_mean(name, own)}")
     if not callable(found):
         raise InputError(f"{flag} {path}: {name} is not callable")
     return found  # type: ignore[no-any-return]
+
+
+def own_merge(path: str, flag: str = "--merge") -> "OwnMerge":
+    """Return the merge rule PACKAGE.MODULE:FUNCTION, tried on a made-up round. Raises `InputError`."""
+    from isthmus.inspect.own_merge import OwnMerge  # imports numba, which `isthmus --help` does not need
+
+    return OwnMerge(f"{flag} {path}", callable_of(path, flag)).require_sound()
 
 
 def module_of(path: str) -> Any:

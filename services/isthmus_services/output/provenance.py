@@ -1,0 +1,173 @@
+"""What a computed figure depends on: the processor, the versions of libraries, and the source code.
+
+A seed gives the same bits again where all of this is the same. Elsewhere sums are rounded in another order.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import os
+import platform
+import subprocess
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from pathlib import Path
+
+from isthmus.version import __version__
+
+LIBRARIES = ("torch", "numpy", "numba")
+
+_INSTRUCTIONS = ("avx512f", "avx2", "avx", "asimd")
+"""Vector instructions that libraries choose their loops by, the widest first, as Linux names them."""
+
+_SELVES = ("isthmus", "isthmus_lab", "isthmus_services")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What a figure is reproducible on."""
+
+    cpu: str
+    """Model of the processor."""
+    instructions: str
+    """Its widest vector instructions that libraries use."""
+    threads: int
+    """Threads that compute one figure."""
+    python: str
+    libraries: dict[str, str]
+    """By name, the version of each of `LIBRARIES` that is installed."""
+    source: str
+    """Digest of the source code that computes the figure: 20 hex digits."""
+    isthmus: str = __version__
+    revision: str
+    """Git revision of the source, with `+` if files differ from it; empty if the source is in no repository."""
+
+    @property
+    def line(self) -> str:
+        """One line that says all of this."""
+        libraries = ", ".join(f"{name} {version}" for name, version in self.libraries.items())
+        at = f" at {self.revision}" if self.revision else ""
+        return (
+            f"reproducible on: {self.cpu} ({self.instructions}), threads: {self.threads}, Python {self.python}, "
+            f"{libraries}, isthmus {self.isthmus}{at}, source {self.source}"
+        )
+
+    @property
+    def decisive(self) -> str:
+        """All that decides a figure, as a text that is equal where the figure is: without version and revision, which
+        may change while the source does not."""
+        return repr({name: value for name, value in asdict(self).items() if name not in ("isthmus", "revision")})
+
+
+def provenance(source: str, threads: int) -> Provenance:
+    """Return what figures are reproducible on that this machine computes. `source`: digest of the code."""
+    return Provenance(
+        cpu=cpu(),
+        instructions=os.environ.get("ATEN_CPU_CAPABILITY") or _instructions(),
+        threads=threads,
+        python=platform.python_version(),
+        libraries={name: version for name in LIBRARIES if (version := _version(name))},
+        source=source,
+        revision=_revision(),
+    )
+
+
+def cpu() -> str:
+    """Return the name of the processor's model."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _instructions() -> str:
+    flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
+    return next((name for name in _INSTRUCTIONS if name in flags), platform.machine())
+
+
+def _cpuinfo(field: str) -> str:
+    """Return a field of the first processor in /proc/cpuinfo, or an empty text."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == field), "")
+
+
+def _version(name: str) -> str:
+    try:
+        return installed(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _revision() -> str:
+    """Return the revision of the git repository that this file is in, or an empty text if none tracks the file."""
+    here = Path(__file__).resolve()
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(here.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno", ":/") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+# --- source code ------------------------------------------------------------------------------------------------------
+
+
+def source_of(module: str) -> str:
+    """Return the digest [20 hex digits] of the source of an importable module and of all that it imports.
+
+    That is every module in the same folder of modules, at any depth; of installed packages, only modules of the same
+    package. What a function reads or imports by a computed name is not in it.
+    """
+    top, spec = module.partition(".")[0], importlib.util.find_spec(module)
+    assert spec is not None, "the module has been imported"
+    origin = Path(spec.origin or "").resolve()
+    folder = origin.parents[module.count(".") + (origin.name == "__init__.py")]
+    alone = folder.name in ("site-packages", "dist-packages")
+    return digest_below(folder, module, _SELVES if top in _SELVES else (top,) if alone else ())
+
+
+def digest_below(folder: Path, module: str, tops: Collection[str] = ()) -> str:
+    """Return the digest [20 hex digits] of a module's file below a folder, and of the files there that it imports.
+
+    `tops`: the packages that are followed; empty: all but the project's own.
+    """
+    digest = hashlib.sha256()
+    for path in _imported(module, folder, tops):
+        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:20]
+
+
+def _imported(module: str, folder: Path, tops: Collection[str]) -> list[Path]:
+    """Return the files below a folder of a module and of what it imports, sorted; `tops`: see `digest_below`."""
+    found: dict[str, Path] = {}
+    todo = [module]
+    while todo:
+        name = todo.pop()
+        top = name.partition(".")[0]
+        if not name or name in found or (top not in tops if tops else top in _SELVES):
+            continue
+        whole = folder.joinpath(*name.split("."))
+        path = next((p for p in (whole / "__init__.py", Path(f"{whole}.py")) if p.is_file()), None)
+        if path is None:
+            continue
+        found[name] = path
+        todo += [name.rpartition(".")[0], *_imports(path, name)]
+    return sorted(found.values())
+
+
+def _imports(path: Path, name: str) -> Iterator[str]:
+    """Yield the modules that a module's file may import, and names in them, which may be modules, too."""
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            yield from (base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names))
