@@ -1,4 +1,7 @@
-"""A worker process of the laboratory: reads settings as JSON lines from stdin, writes progress and rows to stdout."""
+"""A worker process of the laboratory.
+
+It reads settings as JSON lines from stdin, and writes progress and rows to stdout, or the error that ended a setting.
+"""
 
 import json
 import logging
@@ -6,6 +9,7 @@ import sys
 
 import msgspec
 
+from isthmus.errors import InputError
 from isthmus_lab.training.setting import Setting
 from isthmus_lab.training.training import train
 
@@ -27,8 +31,11 @@ def main() -> None:
                 said = share
                 print(json.dumps({"progress": share}), flush=True)
 
-        row = train(setting, job["seed"], progress)
-        print(json.dumps({"row": row.plain()}), flush=True)
+        try:
+            last: dict[str, object] = {"row": train(setting, job["seed"], progress).plain()}
+        except InputError as error:
+            last = {"error": str(error)}
+        print(json.dumps(last), flush=True)
 
 
 if __name__ == "__main__":

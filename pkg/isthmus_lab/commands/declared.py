@@ -24,13 +24,27 @@ APART = ("peers", "links", "overload")
 class Training(Reported):
     """Settings of `isthmus simulate training`."""
 
-    experiment: Annotated[str, Setting(", ".join(NAMES), positional=True, flag_only=True)]
+    experiment: Annotated[
+        str,
+        Setting(
+            f"{', '.join(NAMES)}; or a file NAME.toml with a case of your own (`example` prints one with all fields)",
+            positional=True,
+            flag_only=True,
+        ),
+    ]
     scale: Annotated[
         str, Setting("quick: one seed and a few settings; paper: all seeds and settings", choices=("quick", "paper"))
     ] = "paper"
-    seeds: Annotated[int | None, Setting("seeds per setting (1 quick, 3 paper)", metavar="N", ge=1, flag_only=True)] = (
-        None
-    )
+    seeds: Annotated[
+        int | None,
+        Setting("seeds per setting (1 quick, 3 paper, or the file's)", metavar="N", ge=1, flag_only=True),
+    ] = None
+    merge: Annotated[
+        str | None,
+        Setting(
+            "function that merges updates, tried beside the built-in rules", metavar="MODULE:FUNCTION", flag_only=True
+        ),
+    ] = None
     steps: Annotated[int | None, Setting("optimizer steps per learner", metavar="N", ge=1, flag_only=True)] = None
     only: Annotated[
         list[str] | None,

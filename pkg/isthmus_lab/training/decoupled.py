@@ -18,7 +18,7 @@ from isthmus_lab.training.experiment import (
     base,
     named,
 )
-from isthmus_lab.training.setting import Failures, Guests, Setting, Shape, Wires
+from isthmus_lab.training.setting import Failures, Guests, Moments, Setting, Shape, Wires
 
 TOKENS, TIME = "tokens", "time"
 
@@ -47,7 +47,8 @@ def _failures(steps: int) -> list[Setting]:
             found.append(named(base(steps, learners=m, batch=8 // m), f"failures {what}: M = {m}", failures=failing))
     four = base(steps)
     found.append(named(four, "moments: no failures"))
-    for moments, what in (("own", "restored"), ("peer", "a peer's"), ("fresh", "fresh")):
+    origins: tuple[tuple[Moments, str], ...] = (("own", "restored"), ("peer", "a peer's"), ("fresh", "fresh"))
+    for moments, what in origins:
         failing = Failures(every_s=100.0, repair_s=5.0, checkpoint_s=10.0, moments=moments)
         found.append(named(four, f"moments: {what}", failures=failing))
     return found

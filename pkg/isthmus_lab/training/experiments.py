@@ -21,7 +21,7 @@ if tuple(EXPERIMENTS) != NAMES:
 def chosen(name: str, scale: str, steps: int | None) -> list[Setting]:
     """Return an experiment's settings at a scale. Raises `InputError` for an experiment that does not exist."""
     if name not in EXPERIMENTS:
-        raise InputError(f"there is no experiment {name}: choose one of {', '.join(EXPERIMENTS)}")
+        raise InputError(f"there is no experiment {name}: choose one of {', '.join(EXPERIMENTS)}, or a file NAME.toml")
     e = EXPERIMENTS[name]
     found = e.settings(steps or STEPS[scale])
     return [s for s in found if s.name in e.quick] if scale == "quick" and e.quick else found

@@ -2,7 +2,7 @@
 
 from isthmus.format.rules import outer_for
 from isthmus_lab.training.experiment import HASTY, ISO, PARALLEL, WAITING, Experiment, base, iso, named
-from isthmus_lab.training.setting import Failures, Guests, Setting, Shape, Wires
+from isthmus_lab.training.setting import Failures, Guests, Moments, Setting, Shape, Wires
 
 BEYOND = {2: (1.4e-3, 2e-3), 4: (2e-3,), 8: (9e-3,), 16: (9e-3,)}
 """Additional inner learning rates, by M, where the best of the common rates would be at the edge of their range."""
@@ -182,7 +182,12 @@ def _variants(steps: int) -> list[Setting]:
             named(hasty, f"0.2 s away, nobody waits: {merge}, late filtered", variant="late filtered", **rule),
         ]
     found += [named(eight, f"iso, {v}", variant=v, **iso()) for v in ("H 6, 12, 24", "H 24, 12, 6")]
-    whose = {"own": "restored", "peer": "a peer's", "mean": "the mean of all peers'", "fresh": "fresh"}
+    whose: dict[Moments, str] = {
+        "own": "restored",
+        "peer": "a peer's",
+        "mean": "the mean of all peers'",
+        "fresh": "fresh",
+    }
     for moments, what in whose.items():
         failing = Failures(every_s=100.0, repair_s=5.0, checkpoint_s=10.0, moments=moments)
         found.append(named(four, f"moments: {what}: iso", failures=failing, **iso()))

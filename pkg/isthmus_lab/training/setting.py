@@ -1,15 +1,15 @@
 """One run of the lab: everything that determines its outcome, and the outcome. Plain data without torch."""
 
 import hashlib
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from isthmus.format.rules import Pace, Rules
+from isthmus.format.rules import Adoption, Count, Fraction, Pace, Rules
 
-VERSION = 7
-"""Version of the lab. It rises whenever the same setting and seed would give other numbers: rows that an earlier
-version kept are then computed again."""
+Positive = Annotated[float, msgspec.Meta(gt=0.0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0.0)]
+Moments = Literal["own", "peer", "mean", "fresh"]
 
 WINDOW_TOKENS = 128
 """Tokens of one window; a learner's step takes one window, unless its batch is larger."""
@@ -18,45 +18,45 @@ WINDOW_TOKENS = 128
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """The byte GPT at lab size."""
 
-    width: int = 96
-    layers: int = 2
-    heads: int = 3
-    experts: int = 0
+    width: Count = 96
+    layers: Count = 2
+    heads: Count = 3
+    experts: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Feed-forward nets per block; each token takes the one with the highest probability; 0: one dense net."""
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
     """Learners that fail and come back. Failures are a Poisson process; repair times have a Weibull distribution."""
 
-    every_s: float
+    every_s: Positive
     """Mean virtual seconds of training between two failures of one learner."""
-    repair_s: float = 20.0
+    repair_s: Positive = 20.0
     """Mean virtual seconds until a new process runs on the machine."""
-    moments: str = "own"
+    moments: Moments = "own"
     """Moments with which the inner optimizer continues: those of its `own` checkpoint, those of a `peer` (under a new
     name), the `mean` of all peers' moments, or `fresh` ones."""
-    checkpoint_s: float = 30.0
+    checkpoint_s: Positive = 30.0
     """Virtual seconds between two checkpoints."""
 
 
 class Guests(msgspec.Struct, frozen=True, kw_only=True):
     """Learners that take part for only a part of the run."""
 
-    count: int
-    come: float
+    count: Count
+    come: Fraction
     """Share of the run that is done when the guests join."""
-    go: float
+    go: Fraction
     """Share of the run that is done when the guests leave."""
 
 
 class Wires(msgspec.Struct, frozen=True, kw_only=True):
     """Network between a learner and the store and bus."""
 
-    latency_s: float = 0.02
-    spread: float = 0.2
-    gbit_s: float | None = None
+    latency_s: NotNegative = 0.02
+    spread: NotNegative = 0.2
+    gbit_s: Positive | None = None
     """Bandwidth of each learner in each direction, in Gbit/s; None: transfers take no time beyond the latency."""
-    parameters: float | None = None
+    parameters: Positive | None = None
     """Parameters of the model that the lab's model represents: payloads on the wires are scaled by the ratio."""
 
 
@@ -65,26 +65,26 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     """Name in a table; it has no effect on the run."""
-    method: str = "decoupled"
+    method: Literal["decoupled", "data-parallel"] = "decoupled"
     """`decoupled`: learners and a syncer; `data-parallel`: one model, all learners' batches in every step."""
-    learners: int = 4
-    steps: int = 1500
+    learners: Count = 4
+    steps: Count = 1500
     """Steps per learner from which the token budget follows (see `budget`)."""
-    until: str = "tokens"
+    until: Literal["tokens", "time"] = "tokens"
     """What ends the run: the `tokens` of the budget, or the `time` in which the fastest learner takes all its steps."""
-    batch: int = 1
+    batch: Count = 1
     """Windows in a learner's step."""
-    step_s: tuple[float, ...] = (1.0,)
+    step_s: Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)] = (1.0,)
     """Mean duration of a step in virtual seconds, by learner; the last entry applies to all further learners."""
-    noise: float = 0.0
+    noise: NotNegative = 0.0
     """Standard deviation of a step's duration, as a share of its mean."""
-    inner: str = "adamw"
+    inner: Literal["adamw", "muon"] = "adamw"
     """The inner optimizer: `adamw`, or `muon` for the matrices inside the blocks and AdamW for the rest."""
-    peak_lr: float = 3e-3
-    warmup: int = 100
+    peak_lr: Positive = 3e-3
+    warmup: Count = 100
     rules: Rules = Rules()
     pace: Pace = Pace(heartbeat_s=5.0, silence_s=15.0)
-    adopt: str = "overwrite"
+    adopt: Adoption = Adoption.OVERWRITE
     reset_moments: bool = False
     """Whether the inner optimizer forgets the moments of a fragment whenever the learner adopts a version of it."""
     shape: Shape = Shape()
@@ -95,17 +95,20 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Network of the last learner; None: the same `wires` as the others."""
     variant: str = ""
     """Arithmetic that replaces the library's: a name in `isthmus_lab.training.variants`; empty: none."""
+    own_merge: str = ""
+    """A function MODULE:FUNCTION that merges in place of `rules.merge` (`isthmus.inspect.own_merge`); empty: none."""
 
     @property
     def budget(self) -> int:
         """Tokens of the whole run."""
         return self.learners * self.steps * self.batch * WINDOW_TOKENS
 
-    def key(self, seed: int) -> str:
-        """Return the name under which a row of this setting is kept: 20 hex digits."""
-        plain = msgspec.to_builtins(self) | {"name": "", "seed": seed, "version": VERSION}
-        if not self.variant:
-            del plain["variant"]  # Rows that are older than this field stay valid.
+    def key(self, seed: int, made_by: str = "") -> str:
+        """Return the name under which a row of this setting is kept: 20 hex digits.
+
+        `made_by`: what else decides the row, such as the code that computes it.
+        """
+        plain = msgspec.to_builtins(self) | {"name": "", "seed": seed, "made_by": made_by}
         return hashlib.sha256(msgspec.json.encode(plain, order="deterministic")).hexdigest()[:20]
 
 

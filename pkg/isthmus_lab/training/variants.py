@@ -18,13 +18,17 @@ from isthmus.codecs.packed import plain
 from isthmus.errors import InputError
 from isthmus.format import layout
 from isthmus.format.layout import Fragment
+from isthmus.inspect.own_merge import OwnMerge
 from isthmus.learner import backend
 from isthmus.learner.backend import local_array
 from isthmus.learner.boundary import Boundary, Captured
+from isthmus.log import fold
 from isthmus.log.merge import Accumulator, State, Then
+from isthmus.syncer import round_sum
 from isthmus.syncer.coordinator import FragmentCoordinator
 from isthmus.syncer.inbox import Fetched
 from isthmus_lab.training import hostile
+from isthmus_services.settings.shared import callable_of
 
 Vector = NDArray[np.floating[Any]]
 
@@ -43,6 +47,20 @@ def variant(name: str) -> AbstractContextManager[None]:
     if name not in VARIANTS:
         raise InputError(f"unknown variant {name!r}: choose one of {', '.join(VARIANTS)}")
     return VARIANTS[name]()
+
+
+@contextmanager
+def merged_by(path: str) -> Iterator[None]:
+    """Merge by a function MODULE:FUNCTION while the context lasts; with an empty text, by the library's rules.
+
+    Raises `InputError` if there is no such function, and where it fails.
+    """
+    if not path:
+        yield
+        return
+    rule = OwnMerge(f"merge {path}", callable_of(path, "merge"))
+    with _in_place_of(round_sum, "Accumulator", rule.accumulator), _in_place_of(fold, "Accumulator", rule.accumulator):
+        yield
 
 
 @contextmanager

@@ -14,17 +14,35 @@ import msgspec
 
 from isthmus.errors import InputError
 from isthmus_lab.training.setting import Row, Setting
+from isthmus_services.output.provenance import provenance, source_of
 
 Job = tuple[Setting, int]
 
 LINE_MAX = 1 << 20
 
+THREADS = 1
+"""Threads of each library in a worker."""
+
 
 class Kept:
-    """Finished rows in a folder: one file for each setting and seed."""
+    """Finished rows in a folder: one file for each setting, seed, and what else decides the row.
+
+    That is the code that computes rows, with the modules of a merge rule of one's own, this processor and the versions
+    of libraries (`Provenance.decisive`). A row that other code computed is never read.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.made_by = provenance(source_of("isthmus_lab.worker"), THREADS)
         self._folder = folder
+        self._own: dict[str, str] = {}
+        """By merge rule of one's own, the digest of its source."""
+
+    def key(self, job: Job) -> str:
+        """Return the name of a job's row. Jobs whose settings differ only in their names have the same."""
+        setting, seed = job
+        if setting.own_merge and setting.own_merge not in self._own:
+            self._own[setting.own_merge] = source_of(setting.own_merge.partition(":")[0])
+        return setting.key(seed, f"{self.made_by.decisive} {self._own.get(setting.own_merge, '')}")
 
     def read(self, job: Job) -> Row | None:
         """Return the job's row, with the present name of its setting; None if there is no row or it cannot be read."""
@@ -43,8 +61,7 @@ class Kept:
         scratch.rename(self._path(job))
 
     def _path(self, job: Job) -> Path:
-        setting, seed = job
-        return self._folder / f"{setting.key(seed)}.json"
+        return self._folder / f"{self.key(job)}.json"
 
 
 def cost(setting: Setting) -> float:
@@ -56,7 +73,7 @@ async def run_all(jobs: Sequence[Job], kept: Kept, workers: int, progress: Calla
     """Return the rows of all jobs, in the order of the jobs. Jobs whose rows are kept do not run again."""
     rows = {at: row for at, job in enumerate(jobs) if (row := kept.read(job)) is not None}
     # Settings that differ only in their names have the same key: one of them runs.
-    once = {setting.key(seed): at for at, (setting, seed) in enumerate(jobs) if at not in rows}
+    once = {kept.key(job): at for at, job in enumerate(jobs) if at not in rows}
     todo = sorted(once.values(), key=lambda at: -cost(jobs[at][0]))
     total = sum(cost(jobs[at][0]) for at in todo) or 1.0
     shares = dict.fromkeys(todo, 0.0)
@@ -92,7 +109,8 @@ async def run_all(jobs: Sequence[Job], kept: Kept, workers: int, progress: Calla
 
 async def _start() -> asyncio.subprocess.Process:
     # The workers share the cores, so each library of a worker may use one thread.
-    quiet = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+    limits = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+    quiet = dict.fromkeys(limits, str(THREADS))
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -116,6 +134,8 @@ async def _ask(
         said = json.loads(line)
         if "row" in said:
             return msgspec.convert(said["row"], Row)
+        if "error" in said:
+            raise InputError(f"{setting.name}, seed {seed}: {said['error']}")
         progress(said["progress"])
     await process.wait()
     raise InputError(

@@ -1,4 +1,7 @@
-"""`isthmus simulate training EXPERIMENT`: training in virtual time, as a table, JSON and a picture."""
+"""`isthmus simulate training EXPERIMENT`: training in virtual time, as a table, JSON and a picture.
+
+An experiment is one of the lab's, or a TOML file with a case of one's own.
+"""
 
 import asyncio
 import os
@@ -12,9 +15,11 @@ from isthmus_lab.commands import declared
 from isthmus_lab.commands.simulate.lab_pool import Kept, run_all
 from isthmus_lab.training.experiment import Experiment
 from isthmus_lab.training.experiments import EXPERIMENTS, SEEDS, chosen
+from isthmus_lab.training.own_case import EXAMPLE, beside, read
 from isthmus_lab.training.setting import Row, Setting
 from isthmus_lab.training.summary import Spread, summary
 from isthmus_services.output.progress import progress
+from isthmus_services.output.provenance import Provenance
 from isthmus_services.output.report import save, stdout, write_json
 from isthmus_services.output.tables import Column, fitted
 from isthmus_services.settings import shared
@@ -36,21 +41,32 @@ def run(arguments: declared.Training) -> int:
     shared.need("torch", "torch")
     if arguments.plot:
         shared.need("matplotlib", "demo")
-    settings = chosen(arguments.experiment, arguments.scale, arguments.steps)
+    if arguments.experiment == "example":
+        print(EXAMPLE, end="")
+        return 0
+    if arguments.experiment.endswith(".toml"):
+        experiment, seeded = read(Path(arguments.experiment))
+        settings = experiment.settings(arguments.steps or 0)
+    else:
+        settings = chosen(arguments.experiment, arguments.scale, arguments.steps)
+        experiment, seeded = EXPERIMENTS[arguments.experiment], SEEDS[arguments.scale]
     if arguments.only:
         settings = [s for s in settings if any(fnmatchcase(s.name, pattern) for pattern in arguments.only)]
         if not settings:
             raise InputError(
                 f"--only {' '.join(arguments.only)}: {arguments.experiment} has no setting with such a name"
             )
-    experiment = EXPERIMENTS[arguments.experiment]
-    seeds = range(arguments.seeds or SEEDS[arguments.scale])
+    for rule in sorted({arguments.merge or "", *(s.own_merge for s in settings)} - {""}):
+        shared.own_merge(rule, "--merge" if rule == arguments.merge else f"{arguments.experiment}: merge")
+    if arguments.merge:
+        settings = beside(settings, arguments.merge)
+    seeds = range(arguments.seeds or seeded)
     jobs = [(setting, seed) for setting in settings for seed in seeds]
     kept = Kept(Path(arguments.cache))
     with progress(f"{experiment.name}: {len(jobs)} runs") as say:
         rows = asyncio.run(run_all(jobs, kept, arguments.workers or os.cpu_count() or 1, say))
     found = summary(rows)
-    _show(experiment, settings, found, len(seeds))
+    _show(experiment, settings, found, len(seeds), kept.made_by)
     write_json(
         {
             "experiment": experiment.name,
@@ -59,6 +75,7 @@ def run(arguments: declared.Training) -> int:
             "scale": arguments.scale,
             "steps": settings[0].steps,
             "seeds": list(seeds),
+            "reproducible_on": asdict(kept.made_by),
             "rows": [row.plain() for row in rows],
             "summary": {name: {what: asdict(s) for what, s in of.items()} for name, of in found.items()},
         },
@@ -70,14 +87,19 @@ def run(arguments: declared.Training) -> int:
     return 0
 
 
-def _show(experiment: Experiment, settings: Sequence[Setting], found: Summary, seeds: int) -> None:
+def _show(experiment: Experiment, settings: Sequence[Setting], found: Summary, seeds: int, made_by: Provenance) -> None:
     rows = [(s.name, *(_cell(found[s.name][what], form) for what, _, form in COLUMNS)) for s in settings]
     columns = [Column("setting", justify="left"), *(Column(title, n) for n, (_, title, _) in enumerate(COLUMNS))]
     console = stdout()
     console.print(fitted(experiment.question, columns, rows, console.width))
-    console.print(f"published: {experiment.published}", style="dim", highlight=False)
+    if experiment.published:
+        console.print(f"published: {experiment.published}", style="dim", highlight=False)
     spread = "mean ± standard deviation over seeds" if seeds > 1 else "one seed"
     console.print(f"{spread} · {settings[0].steps} steps per learner", style="dim", highlight=False)
+    if any(s.name.endswith(f"→ {s.own_merge}") for s in settings):
+        said = "→: the same setting, merged by your function at RDA's outer rate and momentum"
+        console.print(said, style="dim", highlight=False)
+    console.print(made_by.line, style="dim", highlight=False)
 
 
 def _cell(value: Spread, form: str) -> str:
