@@ -563,6 +563,47 @@ async def test_updates_that_are_cut(tmp_path: Path) -> None:
 
 
 @alarm(
+    "IsthmusLearnerTooHeavy",
+    means="One learner decides what the model becomes, although the others do much of the work.",
+    like="A learner that is much faster than the others, and has most of the tokens, too: no alert.",
+    then="15 minutes after the learner was stopped, the alert ends.",
+    lost="most of what the others train meanwhile",
+)
+@pytest.mark.tier("all")
+@in_virtual_time
+async def test_a_learner_that_is_too_heavy(tmp_path: Path) -> None:
+    # Where long updates are usual, those of a learner that hardly moves count for little.
+    async with fleet() as f, f.syncer("s1"):
+        async with f.learner("heavy", Loop(0.3, step_s=30.0)):
+            await minutes(60)
+            async with f.learner("a", Loop(0.0, step_s=30.0)):
+                await minutes(30)
+                assert "heavy has" in await f.status()
+        async with f.learner("a", Loop(0.0, step_s=30.0)):
+            await minutes(17)
+            assert "heavy has" not in await f.status()
+            ends(f.recording, tmp_path, "IsthmusLearnerTooHeavy")
+
+
+@alarm(
+    "IsthmusLossRises",
+    means="A learner's mean loss of a quarter of an hour is well above the lowest of twelve hours.",
+    like="A learner whose data or schedule changed on purpose: the alert ends after twelve hours.",
+    then="Its loss falls again, and a quarter of an hour later the alert ends.",
+)
+@pytest.mark.tier("all")
+@in_virtual_time
+async def test_a_loss_that_rises(tmp_path: Path) -> None:
+    loop = Loop(loss=3.0)
+    async with fleet() as f, f.syncer("s1"), f.learner("a"), f.learner("b", loop):
+        for level, long in ((3.0, 5), (2.0, 5), (1.0, 20), (2.0, 50), (0.9, 20)):
+            loop.loss = level
+            await minutes(long)
+            assert ("the loss of b rises" in await f.status()) == ((level, long) == (2.0, 50))
+        ends(f.recording, tmp_path, "IsthmusLossRises")
+
+
+@alarm(
     "IsthmusLearnerStalled",
     means="The process answers, and its training loop has made no step for five minutes.",
     like="A long evaluation or compilation.",

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import re
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,10 +69,12 @@ class Faulty(Layer):
 
 
 @asynccontextmanager
-async def training(agent: LearnerAgent, speed: float = 0.0, step_s: float = 0.01) -> AsyncIterator[asyncio.Event]:
+async def training(
+    agent: LearnerAgent, speed: float = 0.0, step_s: float = 0.01, loss: Callable[[], float] = lambda: 1.0
+) -> AsyncIterator[asyncio.Event]:
     """Let a learner train during the body. It is killed at the end, unless the event is set: then it has left, done.
 
-    `speed`: how far each parameter moves in a step, beside noise.
+    `speed`: how far each parameter moves in a step, beside noise. `loss`: the loss of the next step.
     """
     await agent.join()
     replica = NumpyReplica(agent.layout)
@@ -84,7 +87,7 @@ async def training(agent: LearnerAgent, speed: float = 0.0, step_s: float = 0.01
         while not done.is_set():
             for values in replica.values:
                 values += np.float32(speed) + draw.normal(scale=1e-3, size=values.size).astype(np.float32)
-            boundary.after_step(100, 1.0)
+            boundary.after_step(100, loss())
             await asyncio.sleep(step_s)
 
     stepping = asyncio.ensure_future(steps())
@@ -546,7 +549,7 @@ async def test_a_fragment_that_stands_still(folder: Path, caplog: pytest.LogCapt
     "… explodes: its updates are cut to … of their length, in … of … fragments",
     means="The learner's updates are many times as long as usual. They are merged at a part of their length.",
     like="A learner's first or last update may be cut a little; status then says nothing.",
-    do="the table of learners shows its loss, isthmus explain … … its last round; stop or expel it",
+    do="the table of learners shows its loss, isthmus explain … … its round; stop or expel it",
     then="`isthmus explain` names the learner's update and what it was cut to. Without that learner the sentence goes away "
     "with the next round of each fragment.",
     lost="most of what that learner trained",
@@ -562,8 +565,59 @@ async def test_a_learner_that_explodes(folder: Path) -> None:
             line = await said(here, w)
             assert "wild explodes" in line
             code, told = await isthmus(*command_in(line, "explain"))
-            assert code == 0, told
+            assert (code, "of its length (norm" in told) == (0, True), told
         await well(w)
+
+
+@row(
+    "status",
+    "the loss of … rises: … or more in its newest updates, … at its lowest",
+    means="All of the learner's newest merged updates state a loss well above the lowest level that it had reached.",
+    like="A learner whose data or schedule changed on purpose, as at the start of another stage of training.",
+    do="look at its data, or start it again with a lower learning rate; isthmus replay … draws all losses",
+    then="`isthmus replay` has a curve of each learner's loss. The sentence goes away once some of its newest updates "
+    "are low again.",
+)
+async def test_a_loss_that_rises(folder: Path) -> None:
+    (here,) = mine(test_a_loss_that_rises)
+    async with world(folder, FEW) as w, serving(w.syncer("s1")) as syncer, training(w.learner("a")):
+        far = iter(range(10**9))
+        async with training(w.learner("b"), loss=lambda: 1.0 + 9.0 / (1 + next(far))):
+            await until(lambda: syncer.coordinators[0].head > 20, "it learns")
+            await well(w)
+        async with training(w.learner("b"), loss=lambda: 4.0):
+            line = await said(here, w)
+            assert "of b rises: 4 or more" in line
+            code, told = await isthmus(*command_in(line, "replay"))
+            assert code == 0, told
+            assert [name for name in "ab" if re.search(rf"│ {name} .*rises", told)] == ["b"], told
+        async with training(w.learner("b"), loss=lambda: 0.9):
+            await well(w)
+
+
+@row(
+    "status",
+    "… has … of the weight of the newest rounds, with … of their tokens: the others hardly count",
+    means="One learner decides what the model becomes, although the others do much of the work.",
+    like="A learner that is ten times as fast has most of the weight and most of the tokens: status says nothing then.",
+    do="isthmus explain … … shows the weights of a round and why; stop or expel … if it should not count for so much",
+    then="`isthmus explain` names why the others count for less. Without that learner the sentence goes away with the "
+    "next round of each fragment.",
+    lost="most of what the others train meanwhile",
+)
+async def test_a_learner_that_has_all_weight(folder: Path) -> None:
+    (here,) = mine(test_a_learner_that_has_all_weight)
+    # Where long updates are usual, those of a learner that hardly moves count for little.
+    async with world(folder, FEW) as w, serving(w.syncer("s1")) as syncer:
+        async with training(w.learner("heavy"), 0.3):
+            await until(lambda: syncer.coordinators[0].head > 10, "its updates are what is usual")
+            async with training(w.learner("a")):
+                line = await said(here, w)
+                assert "heavy has" in line, line
+                code, told = await isthmus(*command_in(line, "explain"))
+                assert (code, "short" in told) == (0, True), told
+        async with training(w.learner("a")):
+            await well(w)
 
 
 @row(

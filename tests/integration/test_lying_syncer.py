@@ -120,6 +120,11 @@ def _says_how_long_it_is(coordinator: FragmentCoordinator) -> None:
     coordinator._recorder.given = lambda *a: msgspec.structs.replace(own(*a), norm=0.5)  # type: ignore[method-assign]
 
 
+def _says_another_loss(coordinator: FragmentCoordinator) -> None:
+    own = coordinator._recorder.given
+    coordinator._recorder.given = lambda *a: msgspec.structs.replace(own(*a), loss=0.5)  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
     ("lie", "why"),
     [
@@ -127,6 +132,7 @@ def _says_how_long_it_is(coordinator: FragmentCoordinator) -> None:
         (_says_it_was_long, "by the run's bounds it is"),
         (_says_what_is_usual, "the usual length is"),
         (_says_how_long_it_is, "its norm is"),
+        (_says_another_loss, "its loss is"),
     ],
 )
 @in_virtual_time

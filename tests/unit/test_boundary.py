@@ -1,6 +1,7 @@
 """The boundary copies fragments out and in between two steps, and counts the work on each."""
 
 import gc
+import math
 import weakref
 from collections.abc import Iterable
 from itertools import pairwise
@@ -11,6 +12,7 @@ import pytest
 from isthmus.codecs.kernels import F32
 from isthmus.format.layout import Spec, TensorClass, partition
 from isthmus.format.rules import Adoption, Pace
+from isthmus.learner import losses
 from isthmus.learner.backend import local_array, rounded
 from isthmus.learner.boundary import (
     Adopted,
@@ -107,6 +109,40 @@ def test_the_last_loss_that_a_loop_reported_is_kept() -> None:
     boundary.after_step(100, 2.5)
     boundary.after_step(100)
     assert boundary.loss == 2.5
+
+
+def test_an_update_states_the_mean_loss_since_its_base() -> None:
+    loop = Loop(sync_every=4)
+    boundary = loop.boundary
+
+    def step(loss: float | None) -> list[Captured]:
+        loop.model.step()
+        boundary.after_step(100, loss)
+        said = [boundary.outbox.popleft() for _ in range(len(boundary.outbox))]
+        for one in captured(said):
+            loop.tell(UploadDone(one.fragment))
+        return captured(said)
+
+    # Fragments are sent at steps 1 to 4, each for all steps since version 0. Steps without a finite loss do not count.
+    assert [m.loss for m in step(None)] == [None]
+    assert [m.loss for m in step(8.0)] == [8.0]
+    assert [m.loss for m in step(math.nan)] == [8.0]
+    assert [m.loss for m in step(4.0)] == [6.0]
+    # The update after a new version counts from there, and another one on the same base from that base.
+    loop.tell(Ready(0, 1, np.ones(10, np.float32)))
+    found = [m for loss in (3.0, *[1.0] * 7) for m in step(loss)]
+    assert next(m.loss for m in found if (m.fragment, m.base) == (1, 0)) == pytest.approx((8 + 4 + 3 + 1) / 4)
+    assert next(m.loss for m in found if (m.fragment, m.base) == (0, 1)) == 1.0
+
+
+def test_the_losses_of_the_newest_steps_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "STEPS_KEPT", 3)
+    kept = losses.Losses()
+    for step, loss in enumerate([50.0, 1e308, 1e308, 1e308, -math.inf], 1):
+        kept.add(step, loss)
+    assert kept.mean_after(0) == pytest.approx(1e308)
+    assert kept.mean_after(3) == pytest.approx(1e308)
+    assert kept.mean_after(4) is None
 
 
 def test_an_update_is_the_whole_way_since_its_base() -> None:

@@ -21,6 +21,7 @@ from isthmus.format.records.messages import (
 )
 from isthmus.inspect.bus_view import BusView
 from isthmus.inspect.health_summary import Health, health
+from isthmus.inspect.losses import Point
 from isthmus.inspect.status import Status
 from isthmus.log import Commit
 
@@ -56,9 +57,12 @@ def left(learner: str, done: bool) -> Leave:
 
 def commit(written_at: float, fragment: int = 0, **scales: float) -> Commit:
     """Return a commit written at this time. `scales`: learners merged, and the share of their updates' length."""
-    inputs = [SimpleNamespace(learner=name, scale=scale) for name, scale in scales.items()]
+    inputs = [
+        SimpleNamespace(learner=name, scale=scale, weight=1.0, tokens=1, loss=None) for name, scale in scales.items()
+    ]
     return cast(
-        Commit, SimpleNamespace(header=SimpleNamespace(written_at=written_at, fragment=fragment, inputs=inputs))
+        Commit,
+        SimpleNamespace(header=SimpleNamespace(written_at=written_at, fragment=fragment, inputs=inputs), version=0),
     )
 
 
@@ -261,6 +265,47 @@ def test_a_damaged_fragment_is_not_said_to_stand_as_well() -> None:
     assert "stands still" not in looked(beat("a"), alive(), wrong={3: "no"}, standing=(3,)).said
 
 
+def test_a_rising_loss_is_named_while_it_lasts() -> None:
+    low, high = [Point(float(k), 2.0) for k in range(16)], [Point(16.0 + k, 3.0) for k in range(8)]
+    found = looked(beat("a"), alive(), losses={"a": [*low, *high], "b": low})
+    assert not found.ok
+    assert found.said == (
+        "1 of 1 learners merge; the loss of a rises: 3 or more in its newest updates, 2 at its lowest; look at its "
+        "data, or start it again with a lower learning rate; isthmus replay r draws all losses"
+    )
+    # A learner that left long ago is not reported for its last losses.
+    assert looked(beat("a"), alive(), losses={"a": [*low, *high], "b": [*low, Point(99.0, 2.0)]}).ok
+    assert looked(left("a", done=True), losses={"a": [*low, *high]}).said.count("rises") == 1
+
+
+def test_a_learner_with_the_weight_but_not_the_work_is_named() -> None:
+    def of_inputs(*heads: Sequence[tuple[str, float, int]]) -> Health:
+        hearing = BusView(RUN)
+        for said in (beat("a"), beat("b"), alive()):
+            stream = SYNCER_STREAM if isinstance(said, Alive) else learner_stream(said.learner)
+            hearing.take(stream, BusItem("1-0", encode(said)), 1.0)
+        commits = []
+        for p, of in enumerate(heads):
+            inputs = [SimpleNamespace(learner=n, scale=1.0, weight=w, tokens=t, loss=None) for n, w, t in of]
+            commits.append(
+                SimpleNamespace(header=SimpleNamespace(written_at=COMMITTED_AT, fragment=p, inputs=inputs), version=0)
+            )
+        return health(Status(hearing, cast("list[Commit | None]", commits), "", 0.0, NOW), "r", "b")
+
+    found = of_inputs(
+        [("a", 96.0, 100), ("b", 4.0, 100)], [("a", 5.0, 70), ("a", 7.0, 30), ("b", 1.0, 50)], [("b", 1.0, 1)]
+    )
+    assert not found.ok
+    assert found.said == (
+        "2 of 2 learners merge; a has 94% of the weight of the newest rounds, with 58% of their tokens: the others "
+        "hardly count; isthmus explain r 1/0 shows the weights of a round and why; stop or expel a if it should not "
+        "count for so much"
+    )
+    assert of_inputs([("a", 96.0, 76), ("b", 4.0, 24)]).ok  # it is faster
+    assert of_inputs([("a", 90.0, 50), ("b", 10.0, 50)]).ok
+    assert of_inputs([("a", 1.0, 1)], [("a", 1.0, 1)]).ok
+
+
 def test_a_learner_that_explodes_is_named() -> None:
     hearing = BusView(RUN)
     for said in (beat("a"), beat("b"), alive()):
@@ -276,7 +321,7 @@ def test_a_learner_that_explodes_is_named() -> None:
     assert not found.ok
     assert found.said == (
         "2 of 2 learners merge; b explodes: its updates are cut to 0.001 of their length, in 2 of 3 fragments; the "
-        "table of learners shows its loss, isthmus explain r 0 its last round; stop or expel it"
+        "table of learners shows its loss, isthmus explain r 0/0 its round; stop or expel it"
     )
     # A learner that is cut a little, as first and last updates are, is not reported.
     assert of_commits(commit(COMMITTED_AT, 0, a=0.4), commit(COMMITTED_AT, 1, a=1.0)).ok

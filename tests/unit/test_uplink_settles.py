@@ -40,7 +40,7 @@ class Learner:
     def capture(self, base: int, change: F32, p: int = 0, tokens: int = 100, step: int = 1) -> Captured:
         """Return a capture in which training has subtracted `change` [n] from the base."""
         return Captured(
-            p, base, np.zeros_like(change), -change, 1, tokens, step, tokens, True, self.w.runtime.now(), 1.0
+            p, base, np.zeros_like(change), -change, 1, tokens, step, tokens, True, self.w.runtime.now(), 1.0, None
         )
 
     async def send(self, *captured: Captured) -> None:

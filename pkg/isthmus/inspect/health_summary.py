@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from isthmus.format.records.keys import MEMBERS, members_key
 from isthmus.format.records.messages import Alive
 from isthmus.inspect.bus_view import LearnerView
+from isthmus.inspect.losses import rise
 from isthmus.inspect.status import Status
 from isthmus.log.log_health import STANDS
 from isthmus.reasons import remedy_of
@@ -20,6 +21,13 @@ An honest learner that trained on alone after a restart was seen clipped to 0.29
 
 VERY_FAR = 0.1
 """If the newest commits have only one update of a learner, it must be clipped to less than this share instead."""
+
+HEAVY, WORKED = 0.9, 0.75
+"""A learner is too heavy if its updates have more than this share of the newest rounds' weight, with less than that
+share of their tokens."""
+
+ENDED = 1 / 8
+"""A loss counts for as long as its newest point is younger than this share of the run's life."""
 
 CLOCKS_S = 60.0
 """Two clocks that differ by more than this many seconds are reported."""
@@ -66,7 +74,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     if not known:
         young = written > status.at - COMMITTED_S
         found, ailing = _nobody(status, last, syncer, bus, young=young), _of_log(status, run)
-        ailing += _of_strangers(strangers, run)
+        ailing += [*_of_losses(status, run), *_of_strangers(strangers, run)]
         return Health(found.ok and not ailing, "; ".join([found.said, *ailing]))
     parts = [f"{len(here) - len(troubled)} of {len(known)} learners merge"]
     able = [name for name in status.syncers_live if status.hearing.syncers[name].able]
@@ -98,6 +106,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     if len(here) < expected:
         parts.append(f"{expected} learners are expected, {len(here)} are heard: start the others, or expect fewer")
     ailing = [*_of_clocks(status), *_of_syncers(status, run), *_of_log(status, run), *_of_learners(status, run)]
+    ailing += [*_of_losses(status, run), *_of_weight(status, run)]
     parts += ailing
     # A silent learner is no failure: it may have been taken away on purpose, and the run goes on without it.
     ok = bool(able) and bool(here) and len(here) >= expected and not troubled and not ailing
@@ -117,22 +126,57 @@ def _of_strangers(strangers: Sequence[str], run: str) -> list[str]:
 
 def _of_learners(status: Status, run: str) -> list[str]:
     """Return the learners whose updates are far longer than usual in the newest commits, each with what to do."""
-    scales = defaultdict[str, list[tuple[float, int]]](list)
+    scales = defaultdict[str, list[tuple[float, str]]](list)
     for commit in filter(None, status.heads):
         for given in commit.header.inputs:
-            scales[given.learner].append((given.scale, commit.header.fragment))
+            scales[given.learner].append((given.scale, f"{commit.header.fragment}/{commit.version}"))
     found = []
     for name, seen in sorted(scales.items()):
-        cut = [(scale, p) for scale, p in seen if scale < FAR]
+        cut = [(scale, place) for scale, place in seen if scale < FAR]
         # A single update that is clipped a little may be a learner's first or last one, of a step or two.
         if 2 * len(cut) > len(seen) and (len(cut) > 1 or min(cut)[0] < VERY_FAR):
-            scale, p = min(cut)
+            scale, place = min(cut)
             found.append(
                 f"{name} explodes: its updates are cut to {scale:.2g} of their length, in {len(cut)} of {len(seen)} "
-                f"fragments; the table of learners shows its loss, isthmus explain {run} {p} its last round; stop or "
+                f"fragments; the table of learners shows its loss, isthmus explain {run} {place} its round; stop or "
                 "expel it"
             )
     return found[:NAMED_MAX]
+
+
+def _of_losses(status: Status, run: str) -> list[str]:
+    """Return the learners whose losses rise, each with what to do."""
+    times = [point.at for points in status.losses.values() for point in points]
+    since = max(times) - ENDED * (max(times) - min(times)) if times else 0.0
+    found = []
+    for name, points in status.losses.items():
+        if points[-1].at >= since and (risen := rise(points)) is not None:
+            found.append(
+                f"the loss of {name} rises: {risen[1]:.4g} or more in its newest updates, {risen[0]:.4g} at its "
+                "lowest; look at its data, or start it again with a lower learning rate; isthmus replay "
+                f"{run} draws all losses"
+            )
+    return found[:NAMED_MAX]
+
+
+def _of_weight(status: Status, run: str) -> list[str]:
+    """Return the learner that has almost all weight without almost all work, with what to do."""
+    place, weights, tokens = "", defaultdict[str, float](float), defaultdict[str, float](float)
+    for commit in filter(None, status.heads):
+        of = commit.header.inputs
+        if len({given.learner for given in of}) > 1:
+            place = f"{commit.header.fragment}/{commit.version}"
+            for given in of:
+                weights[given.learner] += given.weight / sum(i.weight for i in of)
+                tokens[given.learner] += given.tokens / sum(i.tokens for i in of)
+    rounds = sum(weights.values())
+    return [
+        f"{name} has {weight / rounds:.0%} of the weight of the newest rounds, with {tokens[name] / rounds:.0%} of "
+        f"their tokens: the others hardly count; isthmus explain {run} {place} shows the weights of a round and why; "
+        f"stop or expel {name} if it should not count for so much"
+        for name, weight in weights.items()
+        if weight > HEAVY * rounds and tokens[name] < WORKED * rounds
+    ]
 
 
 def _of_clocks(status: Status) -> list[str]:

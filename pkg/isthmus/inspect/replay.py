@@ -18,6 +18,7 @@ from isthmus.format.records.frame import Kind
 from isthmus.format.records.keys import commit_key
 from isthmus.format.records.objects import CommitHeader, Input, SnapshotHeader
 from isthmus.format.rules import STALENESS_MAX, Bounds
+from isthmus.inspect.losses import LossCurves
 from isthmus.log import Commit, Log, fold
 from isthmus.log.holes import require_whole
 from isthmus.log.listing import ShareDone, all_or, earliest
@@ -120,13 +121,14 @@ class _Watch:
 
     def __call__(self, given: Input, update: Update) -> None:
         h = update.header
-        facts: dict[str, tuple[float, float]] = {
+        facts: dict[str, tuple[float | None, float | None]] = {
             "incarnation": (given.incarnation, h.incarnation),
             "steps": (given.steps, h.steps),
             "tokens": (given.tokens, h.tokens),
             "step": (given.step, h.step),
             "tokens_seen": (given.tokens_seen, h.tokens_seen),
             "norm": (given.norm, update.gradient.norm),
+            "loss": (given.loss, h.loss),
         }
         for what, (recorded, found) in facts.items():
             if recorded != found:
@@ -240,11 +242,12 @@ async def replay(
     last: int | None = None,
     at_once: int = 2,
     progress: ShareDone = lambda _: None,
+    losses: LossCurves | None = None,
 ) -> list[Replayed]:
     """Fold versions `first` … `last` again (by default all that can be folded), and compare them with the log.
 
-    The replay of a fragment stops at its first difference. `at_once`: fragments replayed concurrently. Raises
-    `InputError` for a fragment or range that does not exist.
+    The replay of a fragment stops at its first difference. `at_once`: fragments replayed concurrently. `losses`
+    takes the losses of the compared commits. Raises `InputError` for a fragment or range that does not exist.
     """
     chosen = all_or(log, fragments)
     tops = [min(await _end(log, p), VERSION_MAX if last is None else last) for p in chosen]
@@ -253,8 +256,10 @@ async def replay(
     total, done = max(1, sum(max(0, top - first + 1) for top in tops)), 0
     slots = asyncio.Semaphore(at_once)
 
-    def tick() -> None:
+    def tick(commit: Commit) -> None:
         nonlocal done
+        if losses is not None:
+            losses.take([commit])
         done += 1
         progress(min(1.0, done / total))
 
@@ -280,7 +285,7 @@ async def _end(log: Log, p: int) -> int:
     return newest.version if newest else 0
 
 
-async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[], None]) -> Replayed:
+async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[Commit], None]) -> Replayed:
     carry = fold.Merging(log)
     begin = await earliest(log, p)
     at = await fold.begin(log, p, carry, at_most=max(begin, first - 1), keep=BEFORE, need=1)
@@ -307,7 +312,7 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[], N
                 at = fold.At.made_by(commit, state, (*at.last, commit)[-BEFORE:])
                 if commit.version >= first:
                     result.compared += 1
-                    tick()
+                    tick(commit)
                 if commit.version == top:
                     break
         except LogCorrupt as error:

@@ -16,6 +16,7 @@ from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Una
 from isthmus.format.records.keys import learner_in
 from isthmus.format.records.objects import CheckpointHeader, FragmentPoint
 from isthmus.inspect.bus_view import BusView, LearnerView
+from isthmus.inspect.losses import LossCurves, Point, sampled
 from isthmus.log import Commit, Log
 from isthmus.log.bus_messages import may_speak, streams_of
 from isthmus.log.log_health import STANDS, is_most, look
@@ -54,6 +55,8 @@ class Status:
     """Versions of the first fragment, if they are many and nothing was ever collected; else 0."""
     period: float = 0.0
     """The longest period of a fragment now [steps]; 0: not known."""
+    losses: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    """By learner, the losses of its merged updates over the life of the run, sampled from the log."""
 
     @property
     def live(self) -> set[str]:
@@ -168,6 +171,7 @@ class Status:
                 }
                 for a in self.hearing.syncers.values()
             ],
+            "losses": {name: [list(point) for point in points] for name, points in self.losses.items()},
             "uncollected": self.uncollected,
             "rejected": self.rejected,
             "clipped": self.clipped,
@@ -199,6 +203,7 @@ class Live:
         self.run_is_gone = False
         """Whether the run object was missing when it was last looked for. Only the owner of this object looks."""
         self._damaged: dict[int, str] = {}  # by fragment, why its newest commit cannot be read
+        self._losses = LossCurves()
         self._others: dict[int, dict[int, int]] = {}  # by fragment, all fragments' versions when it was last merged
         self._log = log
         self._runtime = runtime
@@ -220,6 +225,7 @@ class Live:
         for p, version in enumerate(known):
             self.hearing.heads[p] = max(version, self.hearing.heads.get(p, 0))
         await self._newest()
+        self._losses = await sampled(self._log, [self.commits.get(f.index) for f in self._log.run.layout.fragments])
         self._others = {f.index: self._versions() for f in self._log.run.layout.fragments}
 
     async def run(self) -> None:
@@ -265,7 +271,7 @@ class Live:
         still = [p for p, then in self._others.items() if self._stands(p, then)]
         return Status(
             self.hearing, heads, self.bus_trouble, since, self._runtime.wall(), wrong=dict(self._damaged),
-            standing=still, period=_period(self._log, heads),
+            standing=still, period=_period(self._log, heads), losses=self._losses.points(),
         )  # fmt: skip
 
     def _stands(self, p: int, then: dict[int, int]) -> bool:
@@ -332,6 +338,7 @@ class Live:
         if commit is not None and commit.version > self._version(commit.header.fragment):
             self.commits[commit.header.fragment] = commit
             self._others[commit.header.fragment] = self._versions()
+            self._losses.take([commit])
             self.on_commit(commit)
 
     def _version(self, p: int) -> int:
@@ -381,6 +388,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
         standing=state.standing,
         uncollected=state.uncollected,
         period=_period(log, state.heads),
+        losses=(await sampled(log, state.heads)).points(),
     )
 
 

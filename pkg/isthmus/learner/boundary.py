@@ -22,6 +22,7 @@ from isthmus.format.layout import Layout
 from isthmus.format.rules import Adoption, Pace
 from isthmus.learner.backend import ArrayRef, Arrays, LocalArrays
 from isthmus.learner.checkpoint import FragmentCopy, LoopState, Saver, StateCopy
+from isthmus.learner.losses import Losses
 from isthmus.learner.upload_window import LIMIT_MAX, Window
 from isthmus.runtime.averages import smooth
 
@@ -76,6 +77,8 @@ class Captured:
     boundary_at: float
     train_s: float
     """Seconds since the base was adopted."""
+    loss: float | None
+    """Mean loss of these steps, or None if none gave a finite one (see `Losses`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +278,7 @@ class Boundary:
         self.step = step
         self.tokens_seen = tokens_seen
         self.loss: float | None = None
+        self._losses = Losses()
         self.step_s = 0.0
         self.whole = True
         """Whether the last call ran to its end. Only then do the model and the counters belong to the same step."""
@@ -348,6 +352,7 @@ class Boundary:
         self.tokens_seen += tokens
         if loss is not None:  # loops that report a loss now and then: keep the last
             self.loss = loss
+            self._losses.add(self.step, loss)
         self._move(now)
         self.mark()
         if self._freeze_asked:
@@ -588,6 +593,7 @@ class Boundary:
                 due=due,
                 boundary_at=now,
                 train_s=max(0.0, now - slot.adopted_at),
+                loss=self._losses.mean_after(slot.origin_step),
             )
         )
 

@@ -397,6 +397,7 @@ class Uplink:
             codec=self._codec_up,
             **work_of(captured),
             train_s=captured.train_s,
+            loss=captured.loss,
         )
         account = self.accounts[p]
         feedback = self._take_over(p, captured.base)

@@ -116,6 +116,14 @@ class SyncerMetrics(Metrics):
         self.tokens_merged = self._counter(
             "merged_tokens_total", "Tokens of merged updates; a token counts once in each fragment.", "fragment"
         )
+        self.weight_shares = self._counter(
+            "weight_shares_total",
+            "Shares of the weight of rounds that merged several learners, summed over the learner's updates.",
+            "learner",
+        )
+        self.token_shares = self._counter(
+            "token_shares_total", "Shares of those rounds' tokens, summed over the learner's updates.", "learner"
+        )
         self.updates_late = self._counter("updates_late_total", "Updates that came too late to be merged.")
         self.rejections = self._counter("rejections_total", "Updates and messages rejected.", "reason")
         for reason in Reason:
@@ -148,8 +156,9 @@ class SyncerMetrics(Metrics):
 
     def forget(self, learner: str) -> None:
         """Drop the counts of a learner that is long gone, so that old names do not fill the memory."""
-        with contextlib.suppress(KeyError):
-            self.updates_merged.remove(learner)
+        for counter in (self.updates_merged, self.weight_shares, self.token_shares):
+            with contextlib.suppress(KeyError):
+                counter.remove(learner)
 
 
 class LearnerMetrics(Metrics):

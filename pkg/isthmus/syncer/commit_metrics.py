@@ -42,6 +42,11 @@ class Counting:
         m.publish_seconds.observe(w.publish_s)
         took_part = {given.learner for given in header.inputs}
         m.participation.observe(len(took_part) / len(took_part.union(w.expected)))
+        if len(took_part) > 1:
+            weight, tokens = (sum(of) for of in zip(*((i.weight, i.tokens) for i in header.inputs), strict=True))
+            for given in header.inputs:
+                m.weight_shares.labels(given.learner).inc(given.weight / weight)
+                m.token_shares.labels(given.learner).inc(given.tokens / tokens)
         for given in header.inputs:
             m.staleness.observe(header.version - 1 - given.base)
             m.updates_merged.labels(given.learner).inc()

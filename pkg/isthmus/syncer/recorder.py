@@ -24,6 +24,7 @@ class Recorder:
             **work_of(header),
             bytes=pointer.size,
             train_s=header.train_s,
+            loss=header.loss,
             taken_at=self.wall(pointer.boundary_at),
             heard_at=self.wall(pointer.heard_at),
             fetched_at=self.wall(fetched_at),

@@ -11,6 +11,7 @@ from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.status import Ledger, Status
 from isthmus.log.evaluations import Point
 from isthmus.reasons import HARMLESS
+from isthmus_services.output.curves import curve, losses
 from isthmus_services.output.tables import OR_JSON, Column, fitted
 
 
@@ -42,6 +43,7 @@ _LEARNERS = (
     Column("step"),
     Column("tokens/s", 6),
     Column("loss", 1),
+    Column("loss over time", 5, justify="left"),
     Column("versions", 3),
     *(Column(part, 2 if part == PARTS[0] else 10) for part in PARTS),
     Column("up MB", 7),
@@ -52,9 +54,17 @@ _LEARNERS = (
 
 
 def learners(status: Status, width: int, hint: str = OR_JSON) -> Group:
-    """Return a table with a row per learner: its progress, its ledger, the bytes it moved, and its state."""
+    """Return a table with a row per learner: its progress, its losses, its ledger, the bytes it moved, and its state.
+
+    If no learner was heard, it has the losses in the log alone.
+    """
     views = sorted(status.hearing.learners.values(), key=lambda v: v.name)
-    table = fitted("learners", _LEARNERS, [_learner(status, view) for view in views], width, hint)
+    if not views and status.losses:
+        return losses(status.losses, width, hint)
+    times = [point.at for points in status.losses.values() for point in points] or [0.0]
+    curves = {name: curve(points, min(times), max(times)) for name, points in status.losses.items()}
+    rows = [_learner(status, view, curves.get(view.name, "")) for view in views]
+    table = fitted("learners", _LEARNERS, rows, width, hint)
     if kept := unsent(views):
         said = f"done; their pending tokens are not in the model, but in their checkpoints: {kept}"
         table.renderables.append(Text(said, style="dim"))
@@ -71,17 +81,18 @@ def unsent(views: Sequence[LearnerView]) -> str:
     return ", ".join(f"{name} {share:.1%}" for name, share in shares if share)
 
 
-def _learner(status: Status, view: LearnerView) -> list[str]:
+def _learner(status: Status, view: LearnerView, losses: str) -> list[str]:
     beat, state = view.heartbeat, status.why_behind(view)
     target = f"/{beat.steps_target}" if beat and beat.steps_target else ""
     row = [view.name, str(view.incarnation), f"{view.step}{target}"]
     if beat is None:
-        return [*row, *[""] * (6 + len(PARTS)), state]
+        return [*row, "", "", losses, *[""] * (4 + len(PARTS)), state]
     per_step = beat.tokens_seen / max(beat.step, 1)
     return [
         *row,
         f"{per_step / beat.step_s:,.0f}" if beat.step_s else "",
         "" if beat.loss is None else f"{beat.loss:.3f}",
+        losses,
         f"{min(beat.versions, default=0)}–{max(beat.versions, default=0)}",
         *(f"{getattr(beat.ledger, part) / max(beat.ledger.processed, 1):.1%}" for part in PARTS),
         f"{(beat.bytes_up - beat.checkpoint_bytes) / 1e6:.1f}",

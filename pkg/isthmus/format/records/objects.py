@@ -170,7 +170,7 @@ def work_of(given: Any) -> Work:
     return Work(base=given.base, steps=given.steps, tokens=given.tokens, step=given.step, tokens_seen=given.tokens_seen)
 
 
-class UpdateHeader(Record, frozen=True, kw_only=True):
+class UpdateHeader(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One learner's compressed outer gradient of one fragment, base − θ, of all steps since `base` was adopted."""
 
     schema: Schema
@@ -188,6 +188,9 @@ class UpdateHeader(Record, frozen=True, kw_only=True):
     """The tokens of those steps."""
     train_s: Seconds
     """Time from adopting the base to capturing the update."""
+    loss: Finite | None = None
+    """Mean training loss over those of its steps whose loss the loop gave, was finite and is still known: a learner
+    keeps the newest 8,192 of its present incarnation. None if there are none."""
 
 
 class ClaimHeader(Record, frozen=True, kw_only=True):
@@ -370,6 +373,8 @@ class Input(Record, frozen=True, kw_only=True):
     """Why the weight is not tokens² / steps, or the scale is not 1: names of `isthmus.reasons.Clip`."""
     believed: Steps = 0
     """Steps for which there was time, if the update claimed more; else 0."""
+    loss: Finite | None = None
+    """The loss in the update's header: what its learner states, which nothing checks."""
 
 
 class Late(Record, frozen=True, kw_only=True):

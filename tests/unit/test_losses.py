@@ -1,0 +1,104 @@
+"""Loss curves out of the log: what is kept, when a loss rises, and how a curve is drawn."""
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from isthmus.inspect import losses
+from isthmus.inspect.losses import LossCurves, Point, rise, sampled
+from isthmus.log import Commit, Log
+from isthmus_services.output import curves
+from support.commits import RecordedLog, committed, digest_of, given
+
+
+def points(values: Sequence[float]) -> list[Point]:
+    return [Point(float(k), float(value)) for k, value in enumerate(values)]
+
+
+def falling(start: float, end: float, scatter: float, count: int = 60, seed: int = 0) -> list[float]:
+    draw = np.random.default_rng(seed)
+    return [end + (start - end) * math.exp(-k / 8) + scatter * draw.normal() for k in range(count)]
+
+
+def commit(version: int, p: int = 0, **loss: float | None) -> Commit:
+    header = committed(version, *(given(name, version - 1, version, loss=value) for name, value in loss.items()), p=p)
+    return Commit(header, digest_of(f"{p}/{version}"))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "scatter"), [(10.4, 2.5, 0.1), (1e-2, 1e-5, 1e-6), (3.0, -7.0, 0.5), (2.5, 2.4, 0.05)]
+)
+def test_a_loss_that_falls_or_stays_does_not_rise(start: float, end: float, scatter: float) -> None:
+    for seed in range(200):
+        assert rise(points(falling(start, end, scatter, seed=seed))) is None
+        assert rise(points(falling(end, end, scatter, seed=seed))) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "scatter"), [(10.4, 2.5, 0.1), (1e-2, 1e-5, 1e-6), (3.0, -7.0, 0.1), (2.5, 2.2, 0.005)]
+)
+def test_a_loss_that_comes_back_by_a_third_rises(start: float, end: float, scatter: float) -> None:
+    for seed in range(50):
+        again = [end + (start - end) / 3 + scatter * k for k in (1, -1, 0, 1, 0, -1, 0, 1)]
+        fell = falling(start, end, scatter, seed=seed)
+        assert rise(points([*fell, *again])) == (pytest.approx(end, abs=abs(start - end) / 50), min(again))
+        # A spike is over with the first newest point that is low again.
+        assert rise(points([*fell, *again[:4], end, *again[5:]])) is None
+
+
+def test_a_rise_of_less_than_a_fiftieth_is_none() -> None:
+    fell = falling(2.5, 2.4, 0.0)
+    assert rise(points([*fell, *[2.44] * 8])) is None
+    assert rise(points([*fell, *[2.46] * 8])) is not None
+
+
+def test_an_explosion_rises_and_a_young_run_says_nothing() -> None:
+    assert rise(points([3.0] * 8 + [1e9 * k for k in range(10, 18)])) == (3.0, 1e10)
+    assert rise(points([3.0] * 7 + [1e9] * 8)) is None
+    assert rise([]) is None
+
+
+def test_curves_are_in_order_of_time_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "POINTS_MAX", 16)
+    found = LossCurves()
+    found.take([commit(version, a=float(version), b=None) for version in (3, 1, 2)])
+    assert [(name, [p.loss for p in kept]) for name, kept in found.points().items()] == [("a", [1.0, 2.0, 3.0])]
+    found.take(commit(version, a=float(version)) for version in range(4, 200))
+    kept = [p.loss for p in found.points()["a"]]
+    assert kept == sorted(kept)
+    assert (kept[0], kept[-8:]) == (1.0, [float(v) for v in range(192, 200)])
+    assert 8 < len(kept) <= 16
+
+
+async def test_a_sample_spans_the_log_and_has_all_newest() -> None:
+    headers = [commit(version, a=float(version)).header for version in range(1, 401)]
+    log = RecordedLog(headers)
+    other = commit(7, 1, b=0.5)
+    found = (await sampled(cast(Log, log), [await log.commit(0, 400), other, None])).points()
+    versions = [p.loss for p in found["a"]]
+    assert (versions[0], versions[-losses.NEWEST :]) == (1.0, [float(v) for v in range(393, 401)])
+    assert max(np.diff(versions)) <= 400 / losses.SAMPLES + 1
+    assert len(versions) <= losses.SAMPLES + losses.NEWEST
+    assert [p.loss for p in found["b"]] == [0.5]
+    assert (await sampled(cast(Log, log), [None])).points() == {}
+    assert [p.loss for p in (await sampled(cast(Log, log), [await log.commit(0, 1)])).points()["a"]] == [1.0]
+
+
+def test_a_curve_is_drawn_from_its_lowest_mean_to_its_highest() -> None:
+    assert curves.curve(points(range(16)), 0.0, 16.0) == "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██"
+    assert curves.curve(points([5.0, 5.0]), 0.0, 16.0) == "▁▁" + 14 * " "
+    assert curves.curve([Point(3.0, 2.0)], 3.0, 3.0) == "▁" + 15 * " "
+
+
+def test_the_table_says_where_each_loss_began_and_ended() -> None:
+    console = Console(width=100, record=True)
+    rising = points([*falling(4.0, 1.0, 0.0), *[2.5] * 8])
+    console.print(curves.losses({"a": points(falling(4.0, 1.0, 0.0)), "b": rising}, 100))
+    a, b = [line for line in console.export_text().splitlines() if line.startswith(("│ a", "│ b"))]
+    assert a.split()[3::2][:3] == ["4.000", "1.002", "1.002"]
+    assert b.split()[3::2][:3] == ["4.000", "1.002", "2.500"]
+    assert ("rises" in a, "rises" in b) == (False, True)
