@@ -74,11 +74,17 @@ class Status:
 
     @property
     def rejected(self) -> dict[str, int]:
-        """Rejections by reason: those in the log, and those that syncers have counted since they started."""
+        """Updates that were rejected, by reason, over the whole log."""
         total: Counter[str] = Counter()
         for commit in self.heads:
             if commit is not None:
                 total.update(commit.header.rejected_total)
+        return dict(total)
+
+    @property
+    def messages_rejected(self) -> dict[str, int]:
+        """Messages that the syncers have rejected since they started, by reason."""
+        total: Counter[str] = Counter()
         for alive in self.hearing.syncers.values():
             total.update(alive.rejected)
         return dict(total)
@@ -174,6 +180,7 @@ class Status:
             "losses": {name: [list(point) for point in points] for name, points in self.losses.items()},
             "uncollected": self.uncollected,
             "rejected": self.rejected,
+            "messages_rejected": self.messages_rejected,
             "clipped": self.clipped,
             "bus_error": self.bus_error,
         }

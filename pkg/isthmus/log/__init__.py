@@ -12,6 +12,7 @@ listing         choosing fragments, snapshots and checkpoints
 holes           finding holes in a log
 fork_detection  comparing the commits that different processes read
 log_health      the condition of a log
+figures         figures that several tools show
 merge           the arithmetic of a round
 robust, polar   parts of that arithmetic: robust merges, and the polar factor of a matrix
 fold            state = fold(merge, snapshot, log)

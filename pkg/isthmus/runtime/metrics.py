@@ -124,7 +124,9 @@ class SyncerMetrics(Metrics):
         self.token_shares = self._counter(
             "token_shares_total", "Shares of those rounds' tokens, summed over the learner's updates.", "learner"
         )
-        self.updates_late = self._counter("updates_late_total", "Updates that came too late to be merged.")
+        self.updates_missed = self._counter(
+            "updates_missed_round_total", "Updates that were not in their round; the next one may still merge them."
+        )
         self.rejections = self._counter("rejections_total", "Updates and messages rejected.", "reason")
         for reason in Reason:
             self.rejections.labels(reason.value)  # start at 0, so that the first rejection is an increase

@@ -1,6 +1,7 @@
 """Metrics from the commits of one fragment: the rounds that this syncer committed, and the age of the newest commit."""
 
 from isthmus.format.records.objects import CommitHeader
+from isthmus.log.figures import places
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import SyncerMetrics
 
@@ -40,9 +41,9 @@ class Counting:
         m.round_seconds.observe(w.waited_s)
         m.merge_seconds.observe(w.merge_s)
         m.publish_seconds.observe(w.publish_s)
-        took_part = {given.learner for given in header.inputs}
-        m.participation.observe(len(took_part) / len(took_part.union(w.expected)))
-        if len(took_part) > 1:
+        there, count = places(header)
+        m.participation.observe(there / count)
+        if there > 1:
             weight, tokens = (sum(of) for of in zip(*((i.weight, i.tokens) for i in header.inputs), strict=True))
             for given in header.inputs:
                 m.weight_shares.labels(given.learner).inc(given.weight / weight)
@@ -53,6 +54,6 @@ class Counting:
             m.tokens_merged.labels(self._fragment).inc(given.tokens)
             for reason in given.clipped:
                 m.clipped.labels(reason).inc()
-        m.updates_late.inc(len(header.late))
+        m.updates_missed.inc(len(header.late))
         for reason, count in header.rejected_total.items():
             m.rejections.labels(reason).inc(max(0, count - before.get(reason, 0)))

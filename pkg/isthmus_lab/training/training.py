@@ -19,6 +19,7 @@ from isthmus.learner.boundary import Boundary
 from isthmus.learner.checkpoint import Checkpoint
 from isthmus.log import Log
 from isthmus.log.creation import Seed
+from isthmus.log.figures import participation
 from isthmus.log.run import Run
 from isthmus.syncer import Syncer
 from isthmus.torch import model as torch_model
@@ -403,20 +404,17 @@ class _Lab:
         )
 
     async def _read_log(self) -> tuple[float, float, float]:
-        """Return the tokens that commits hold, weighted by fragments, the participation, and the commits per fragment.
-
-        Participation is the mean share of the expected learners whose updates are in a commit.
-        """
+        """Return the tokens that commits hold, weighted by fragments, the participation, and the commits per
+        fragment."""
         ports = self.world.ports(self.world.process("reader"))
         log = Log(self._run, ports.store, ports.process.runtime)
-        merged, shares = 0.0, []
+        merged, headers = 0.0, []
         for p, share in enumerate(self._run.shares):
             async for commit in log.commits(p, 0):
                 h = commit.header
                 merged += share * sum(given.tokens for given in h.inputs)
-                there = {given.learner for given in h.inputs}
-                shares.append(len(there) / max(1, len(there | set(h.waited.expected))))
-        return merged, sum(shares) / max(1, len(shares)), len(shares) / len(self._run.shares)
+                headers.append(h)
+        return merged, participation(headers) or 0.0, len(headers) / len(self._run.shares)
 
     def _bits(self, kind: str) -> float:
         """Return the mean payload of stored updates or values in bits per parameter of their fragments."""

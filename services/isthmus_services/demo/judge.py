@@ -167,11 +167,6 @@ def single_curve(
     return points
 
 
-def participation(commits: list[Commit], learners: int) -> float:
-    """Return the number of merged updates / (commits × learners of the run)."""
-    return sum(len(c.header.inputs) for c in commits) / max(1, len(commits) * learners)
-
-
 def rejected(commits: list[Commit]) -> dict[str, int]:
     """Return the number of rejected updates in the whole log, by reason."""
     newest = {c.header.fragment: c for c in commits}

@@ -24,6 +24,7 @@ from isthmus.format.rules import Pace
 from isthmus.inspect.bus_view import BusView
 from isthmus.inspect.status import Live
 from isthmus.log import Log
+from isthmus.log.figures import participation
 from isthmus.log.trust import OWNER, Trust, is_near
 from isthmus.runtime.urls import redacted
 from isthmus.store import EdgeStore
@@ -284,7 +285,7 @@ async def _judge(
         "tokens_lost": traffic.tokens_lost,
         "commits": len(commits),
         "commits_per_fragment": per_fragment,
-        "participation": round(judge.participation(commits, a.learners), 4),
+        "participation": round(participation(c.header for c in commits) or 0.0, 4),
         "updates_rejected": judge.rejected(commits),
         "bytes_up": await judge.stored_bytes(log.store, "updates/"),
         "bytes_down": traffic.bytes_down,

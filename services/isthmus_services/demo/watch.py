@@ -1,6 +1,7 @@
 """Display of a running demo: live on a terminal, plain lines into a pipe."""
 
 import math
+import statistics
 import sys
 import time
 
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from isthmus.inspect.status import Live
 from isthmus.log import Commit
+from isthmus.log.figures import places
 from isthmus_services.demo.left import LAST, TRAINING, Left
 from isthmus_services.output import view
 from isthmus_services.output.tables import WIDEN, in_view
@@ -31,8 +33,8 @@ class Watch:
         self._phase = "starting"
         self._share: float | None = None
         """Share of a phase after training that is done; None if none was reported."""
-        self._seen = 0
-        self._took_part = 0.0
+        self._shares: list[float] = []
+        """Share of the expected learners in each commit that was read."""
         self._kills = 0
         self._started = time.monotonic()
         self._line_at = -math.inf
@@ -52,8 +54,9 @@ class Watch:
 
     def committed(self, commit: Commit) -> None:
         """Count a commit and the learners that took part in it."""
-        self._seen += 1
-        self._took_part += len(commit.header.inputs) / self._learners
+        there, count = places(commit.header)
+        if count:
+            self._shares.append(there / count)
 
     def enter(self, phase: str) -> None:
         """Begin a phase and show it at once."""
@@ -111,7 +114,7 @@ class Watch:
         return self._phase if self._share is None else f"{self._phase} {self._share:.0%}"
 
     def _totals(self) -> tuple[float, int]:
-        return self._took_part / max(self._seen, 1), sum(commit.version for commit in self._run.commits.values())
+        return statistics.fmean(self._shares or [0.0]), sum(commit.version for commit in self._run.commits.values())
 
     def _starting(self) -> str:
         return f"{self._learners} learners and a syncer start, which takes up to half a minute"

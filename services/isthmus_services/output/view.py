@@ -10,6 +10,7 @@ from isthmus.format.records.messages import PARTS
 from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.status import Ledger, Status
 from isthmus.log.evaluations import Point
+from isthmus.log.figures import places
 from isthmus.reasons import HARMLESS
 from isthmus_services.output.curves import curve, losses
 from isthmus_services.output.tables import OR_JSON, Column, fitted
@@ -23,6 +24,8 @@ def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
     parts += [learners(status, width, hint), fragments(status, width, hint), *syncers(status)]
     rejected, spare = rejections(status.rejected)
     parts.append(Text(f"rejected: {rejected or 'nothing'}" + (f"; rejected without loss: {spare}" if spare else "")))
+    if messages := ", ".join(f"{reason} {count}" for reason, count in sorted(status.messages_rejected.items())):
+        parts.append(Text(f"messages rejected: {messages}"))
     if cut := ", ".join(f"{reason} {count}" for reason, count in sorted(status.clipped.items())):
         parts.append(Text(f"clipped: {cut}"))
     return Group(*parts)
@@ -132,12 +135,12 @@ def _fragment(status: Status, p: int) -> list[str]:
     if commit is None:
         return [str(p), "0", *[""] * (len(_FRAGMENTS) - 3), waits]
     w = commit.header.waited
-    took_part = {given.learner for given in commit.header.inputs}
+    there, count = places(commit.header)
     return [
         str(p),
         str(commit.version),
         f"{max(0.0, status.at - commit.header.written_at):.1f}",
-        f"{len(took_part)}/{len(took_part.union(w.expected))}",  # 0/0 for a healed commit
+        f"{there}/{count}",
         f"{w.quorum_s * 1e3:.0f}",
         f"{w.grace_s * 1e3:.0f}",
         f"{w.waited_s * 1e3:.0f}",

@@ -70,15 +70,16 @@ class SyncerMinute:
         """Return the line, and its facts as fields of the log event."""
         g = self._gains
         closed, rejected = g.gained_by("rounds_closed_total", "closed_by"), g.gained_by("rejections_total", "reason")
-        commits, lost, late = int(sum(closed.values())), g.gained("commits_lost_total"), g.gained("updates_late_total")
+        commits, lost = int(sum(closed.values())), g.gained("commits_lost_total")
+        missed = g.gained("updates_missed_round_total")
         up, down = (g.gained("store_bytes_total", direction=way) for way in ("up", "down"))
         learners = int(g.value("learners_expected"))
         line = f"{self._name}: {commits} commits" + (f" (closed by {_listed(closed)})" if closed else "")
         line += f", {learners} learners here, rejected {_listed(rejected) or 'nothing'}"
-        line += (f", {late:.0f} late" if late else "") + (f", {lost:.0f} races lost" if lost else "")
+        line += (f", {missed:.0f} missed their round" if missed else "") + (f", {lost:.0f} races lost" if lost else "")
         line += f", {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
         facts = {"commits": commits, "closed_by": closed, "learners": learners, "rejected": rejected}
-        return line, facts | {"late": late, "lost": lost, "bytes_up": up, "bytes_down": down}
+        return line, facts | {"missed_round": missed, "lost": lost, "bytes_up": up, "bytes_down": down}
 
 
 # --- a learner's ------------------------------------------------------------------------------------------------------
