@@ -17,7 +17,11 @@ from isthmus_services.settings.command import names
 from support.docs_blocks import ROOT, Block, blocks
 from website import pages
 
-EXECUTED = {"docs/tutorial.md": "test_tutorial.py", "docs/replaying.md": "test_replaying.py"}
+EXECUTED = {
+    "docs/tutorial.md": "test_tutorial.py",
+    "docs/replaying.md": "test_replaying.py",
+    "docs/own-rule.md": "test_own_rule.py",
+}
 """Pages that a test runs from top to bottom, with that test."""
 
 PAGES = [path for path in pages.sources(ROOT) if path != "CHANGELOG.md"]
