@@ -9,7 +9,8 @@ import sys
 from isthmus.format.rules import KEPT_VERSIONS
 from isthmus_lab.forecast.island import Island
 from isthmus_lab.forecast.outcome import CHECKPOINT_BYTES, FEEDBACK_BYTES, OBJECT_MAX, SYNCER_CORES
-from isthmus_lab.forecast.planner import Fixed, plan
+from isthmus_lab.forecast.planner import plan
+from isthmus_lab.forecast.search import Fixed
 from isthmus_lab.forecast.speeds import classes
 from isthmus_services.board.prices import Prices
 

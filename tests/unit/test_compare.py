@@ -20,7 +20,8 @@ from isthmus_lab.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Compariso
 from isthmus_lab.forecast.island import Island
 from isthmus_lab.forecast.learning import Measured, lab
 from isthmus_lab.forecast.outcome import DAY_S
-from isthmus_lab.forecast.planner import Fixed, Plan, plan
+from isthmus_lab.forecast.planner import Plan, plan
+from isthmus_lab.forecast.search import Fixed
 from isthmus_lab.training.decoupled import COMPARED, IN_MEMORY_S
 from isthmus_lab.training.setting import WINDOW_TOKENS, Failures, Wires
 from isthmus_services.board.prices import Prices
@@ -32,6 +33,7 @@ PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.023,
 
 USUAL = Job()
 FREE = Fixed()
+RDA = Fixed(merge="rda", codec="int4", codec_down="int4")
 
 
 def planned(params: float, *islands: Island, fixed: Fixed = FREE) -> Plan:
@@ -61,7 +63,9 @@ def test_without_failures_one_place_loses_nothing_and_everything_is_counted_by_h
 
 def test_any_failure_stops_a_job_and_its_own_alone_a_learner() -> None:
     fixed = Fixed(sync_every=12)
-    calm, failing = (compared(1e8, Island(name="a", count=8, mtbf_hours=h), fixed=fixed) for h in (math.inf, 1.0))
+    calm, failing = (
+        compared(1e8, Island(name="a", count=8, mtbf_hours=h, restart_s=60.0), fixed=fixed) for h in (math.inf, 1.0)
+    )
     assert calm.way(ONE_PLACE).goodput == 1.0
     # Eight times an hour all learners stand still for a minute: 1 / (1 + 480 / 3600). Checkpoints cost a little more.
     assert failing.way(ONE_PLACE).goodput == pytest.approx(1 / (1 + 480 / 3600), rel=0.06)
@@ -80,13 +84,13 @@ def test_a_job_that_checkpoints_by_the_clock_loses_half_of_the_time_between() ->
 @pytest.mark.parametrize(("count", "params"), [(2, 1e8), (8, 1e9)])
 def test_where_it_begins_to_pay_both_are_alike(count: int, params: float) -> None:
     island = Island(name="a", count=count, mtbf_hours=50.0)
-    found = compared(params, island)
-    period = planned(params, island).rules
+    found = compared(params, island, fixed=RDA)
+    period = planned(params, island, fixed=RDA).rules
     assert found.mtbf_hours is not None
     assert found.mtbf_hours_at_parity is not None
     assert found.gbit_s is not None
     assert 0 < found.mtbf_hours < found.mtbf_hours_at_parity
-    fixed = Fixed(sync_every=period.sync_every, fragments=period.fragments)
+    fixed = replace(RDA, sync_every=period.sync_every, fragments=period.fragments)
     at = compared(params, replace(island, mtbf_hours=found.mtbf_hours), fixed=fixed)
     assert at.way(DECOUPLED).learnt == pytest.approx(at.way(ONE_PLACE).learnt, rel=0.01)
     sooner = compared(params, replace(island, mtbf_hours=found.mtbf_hours / 2), fixed=fixed)
@@ -161,9 +165,9 @@ def predicted(place: str) -> dict[str, float]:
         name=place, count=learners, up_gbit_s=wires.gbit_s, down_gbit_s=wires.gbit_s, latency_s=wires.latency_s,
         mtbf_hours=mtbf_hours, restart_s=0.0 if failures is None else restart_s,
     )  # fmt: skip
-    joining = replace(island, restart_s=island.restart_s + (6.0 * fetch_s if failures else 0.0))
+    joining = replace(island, restart_s=(restart_s + 6.0 * fetch_s) if failures else 0.0)
     period, fragments = whole(what.get("rules_sync_every", 12)), whole(what.get("rules_fragments", 12))
-    fixed = Fixed(sync_every=period, fragments=fragments)
+    fixed = replace(RDA, sync_every=period, fragments=fragments)
     job = Job(checkpoint_s=0.0, every_s=IN_MEMORY_S, overlapped=False)
     tokens = float(WINDOW_TOKENS)
     theirs = compared(
@@ -223,7 +227,9 @@ def test_the_command_says_what_it_rests_on_and_where_it_pays(
 
 
 def test_beyond_what_the_lab_measured_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--params", "1e9", "--learners", "64", "--compare", "--sync-every", "256"]) == 0
+    assert (
+        main(["plan", "--params", "1e9", "--learners", "64", "--compare", "--sync-every", "256", "--merge", "rda"]) == 0
+    )
     shown = " ".join(capsys.readouterr().out.split())
     assert "M = 64 is beyond the 16 that were measured" in shown
     assert "H = 256 is beyond the 96 that were measured" in shown

@@ -9,7 +9,8 @@ import pytest
 
 from isthmus.agent.speed import Speeds
 from isthmus_lab.forecast.island import Island
-from isthmus_lab.forecast.planner import Fixed, Plan, plan
+from isthmus_lab.forecast.planner import Plan, plan
+from isthmus_lab.forecast.search import Fixed
 from isthmus_services.board.prices import Prices
 
 PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.03, egress_gb=0.02)

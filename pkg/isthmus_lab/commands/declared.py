@@ -245,9 +245,14 @@ class Plan(Reported):
     mtbf_hours: Annotated[
         float | None, Setting("mean hours between two failures of a learner (no failures)", metavar="H", gt=0)
     ] = None
-    restart: Annotated[float, Setting("seconds from a failure to the learner's next step", metavar="S", ge=0)] = (
-        _ISLAND.restart_s
-    )
+    restart: Annotated[
+        float | None,
+        Setting(
+            "seconds from a failure to the learner's next step (a start, and what reading the checkpoint takes)",
+            metavar="S",
+            ge=0,
+        ),
+    ] = None
     compare: Annotated[
         bool,
         Setting(
@@ -292,11 +297,16 @@ class Plan(Reported):
         Setting("fix the steps between two uploads of a fragment (default: chosen)", metavar="H", ge=1, flag_only=True),
     ] = None
     merge: Annotated[
-        str | None, Setting("merge rule (default: as init would choose)", choices=tuple(MergeRule), flag_only=True)
+        str | None, Setting("fix the merge rule (default: chosen)", choices=tuple(MergeRule), flag_only=True)
     ] = None
     iso_block: Annotated[
         int | None,
-        Setting("longest side of a matrix that iso does not cut into blocks", metavar="N", ge=0, flag_only=True),
+        Setting(
+            "fix the longest side of a matrix that iso does not cut into blocks (default: chosen)",
+            metavar="N",
+            ge=0,
+            flag_only=True,
+        ),
     ] = None
     codec: Annotated[
         str | None,

@@ -19,9 +19,10 @@ from isthmus.runtime.clock import single_threaded
 from isthmus_lab.commands import declared
 from isthmus_lab.forecast import speeds
 from isthmus_lab.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, compare
-from isthmus_lab.forecast.island import Island
-from isthmus_lab.forecast.outcome import SYNCER_CORES, SYNCER_GBIT_S
-from isthmus_lab.forecast.planner import Fixed, Plan, plan
+from isthmus_lab.forecast.island import START_S, Island
+from isthmus_lab.forecast.outcome import SYNCER_CORES, SYNCER_GBIT_S, Forecast
+from isthmus_lab.forecast.planner import Plan, plan
+from isthmus_lab.forecast.search import Fixed
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.settings import shared
 from isthmus_services.settings.prices import prices_of
@@ -193,6 +194,8 @@ def _islands(arguments: declared.Plan, file: dict[str, Any], assumed: list[str])
             assumed.append(f"{plain.latency_s:g} s to the store (--latency)")
         if arguments.mtbf_hours is None:
             assumed.append("no learner ever fails (--mtbf-hours)")
+        elif arguments.restart is None:
+            assumed.append(f"{START_S:g} s to start after a failure (--restart)")
         gpus = GPUS
         if arguments.gpus is None:
             assumed.append(f"{GPUS} GPUs a learner (--gpus)")
@@ -227,6 +230,8 @@ def _islands(arguments: declared.Plan, file: dict[str, Any], assumed: list[str])
     for name, what in (("step_s", "1 s a step"), ("gpus", f"{GPUS} GPUs")):
         if silent := [i.name for i, table in zip(found, tables, strict=True) if name not in table]:
             assumed.append(f"{what} of {', '.join(silent)} ({name})")
+    if silent := [i.name for i in found if i.restart_s is None and not math.isinf(i.mtbf_hours)]:
+        assumed.append(f"{START_S:g} s to start after a failure of {', '.join(silent)} (restart_s)")
     return found
 
 
@@ -248,6 +253,8 @@ def _show(found: Plan) -> None:
     console.print(chosen)
     for table in _forecasts(found):
         console.print(table)
+    for f in found.forecasts:
+        console.print(_restart(f), highlight=False)
     s, day = found.syncer, found.day
     console.print(
         "in the model: utilisation × goodput × merged, the share of "
@@ -264,6 +271,12 @@ def _show(found: Plan) -> None:
         f"{s['takeover_s']:,.0f} s at {SYNCER_GBIT_S:g} Gbit/s with {SYNCER_CORES:g} cores",
         highlight=False,
     )
+    priced = f", {found.per_usd:.4g} per dollar" if day["gpu_usd"] else ""
+    console.print(
+        f"the plan learns {found.learnt:.4g} steps of data parallel a second{priced}: this is what it maximises "
+        "where links can carry it",
+        highlight=False,
+    )
     console.print(
         f"a day: {day['up_gb']:,.0f} GB up, {day['down_gb']:,.0f} GB down, {day['writes']:,.0f} writes, "
         f"{day['reads']:,.0f} reads, {day['stored_gb']:,.0f} GB stored: ${day['usd']:,.2f} "
@@ -271,6 +284,17 @@ def _show(found: Plan) -> None:
         f"storage ${day['storage_usd']:,.2f}, syncer ${day['syncer_usd']:,.2f})",
         highlight=False,
     )
+
+
+def _restart(f: Forecast) -> str:
+    """Return how long a learner of this kind is away after a failure, and what this time consists of."""
+    what = f"{f.read_gb:.3g} GB at {f.island.down_gbit_s:g} Gbit/s, checkpoint and newest version"
+    read = f"{f.read_s:,.0f} s to read {what}"
+    if f.island.restart_s is None:
+        parts = f"{START_S:g} s to start, {read}"
+    else:
+        parts = f"as given; without that it would be {START_S:g} s to start and {read}"
+    return f"{f.island.name}: a restart takes {f.restart_s:,.0f} s: {parts}"
 
 
 def _worth(found: Plan) -> str:

@@ -15,8 +15,8 @@ from isthmus.errors import InputError
 from isthmus_lab.forecast import bandwidth
 from isthmus_lab.forecast.bandwidth import DATA_PARALLEL, OnTheWire, Setup
 from isthmus_lab.forecast.goodput import Cluster, fits, young
-from isthmus_lab.forecast.island import Island
-from isthmus_lab.forecast.outcome import DAY_S, goodput_of
+from isthmus_lab.forecast.island import START_S, Island
+from isthmus_lab.forecast.outcome import CHECKPOINT_BYTES, DAY_S, goodput_of
 from isthmus_lab.forecast.planner import Plan
 from isthmus_services.board.prices import Prices
 
@@ -98,7 +98,8 @@ def compare(found: Plan, islands: Sequence[Island], prices: Prices, tokens: floa
     steps = one.goodput * DAY_S / step_s
     moved = 2.0 * (1.0 - 1.0 / learners) * 2.0 * found.params * steps * learners / 1e9
     egress = moved * prices.egress_gb if len({i.region for i in islands}) > 1 else 0.0
-    across = _parallel(ACROSS, islands, step_s, tokens, gpu_usd + egress, job)
+    read = found.params * CHECKPOINT_BYTES
+    across = _parallel(ACROSS, islands, step_s, tokens, gpu_usd + egress, job, read)
     ours = _decoupled(found, islands, tokens)
     plain = ours.processed
 
@@ -114,7 +115,7 @@ def compare(found: Plan, islands: Sequence[Island], prices: Prices, tokens: floa
         def at(gbit_s: float) -> bool:
             linked = [replace(i, up_gbit_s=gbit_s, down_gbit_s=gbit_s) for i in islands]
             step_s = max(_across(found.params, i, learners, job) for i in linked)
-            return plain * worth >= _parallel(ACROSS, islands, step_s, tokens, gpu_usd, job).learnt
+            return plain * worth >= _parallel(ACROSS, linked, step_s, tokens, gpu_usd, job, read).learnt
 
         return at
 
@@ -143,12 +144,18 @@ def held(rate: float, stall_s: float, job: Job) -> float:
     return fits(1.0 / rate, block, rate) * rate * share / (1.0 + rate * stall_s)
 
 
-def _parallel(name: str, islands: Sequence[Island], step_s: float, tokens: float, usd: float, job: Job) -> Way:
-    """Return one data-parallel job of all learners; the failure of any learner stops it."""
+def _parallel(
+    name: str, islands: Sequence[Island], step_s: float, tokens: float, usd: float, job: Job, read: float | None = None
+) -> Way:
+    """Return one data-parallel job of all learners; the failure of any learner stops it.
+
+    `read`: bytes that a learner reads over its link before the job continues; in one place reading costs nothing.
+    """
     learners = sum(i.count for i in islands)
     rates = [i.count / (i.mtbf_hours * 3600.0) for i in islands]
     rate = sum(rates)
-    stall_s = sum(r * i.restart_s for r, i in zip(rates, islands, strict=True)) / rate if rate else 0.0
+    away = [i.away_s(read) if read is not None else START_S if i.restart_s is None else i.restart_s for i in islands]
+    stall_s = sum(r * s for r, s in zip(rates, away, strict=True)) / rate if rate else 0.0
     goodput = held(rate, stall_s, job)
     processed = learners * tokens * goodput * DAY_S / step_s
     return Way(name=name, step_s=step_s, goodput=goodput, processed=processed, worth=1.0, learnt=processed, usd=usd)
@@ -169,7 +176,7 @@ def _decoupled(found: Plan, islands: Sequence[Island], tokens: float) -> Way:
     """Return the planned decoupled training, for islands whose failure rates may differ from those of the plan."""
     steps = spent = here = 0.0
     for f, island in zip(found.forecasts, islands, strict=True):
-        goodput = goodput_of(island, f.lost_s)
+        goodput = goodput_of(island, f.restart_s + f.lost_s)
         steps += island.count * f.utilization * goodput / island.step_s
         spent += island.count * f.utilization * goodput
         here += island.count

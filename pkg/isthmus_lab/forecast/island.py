@@ -10,6 +10,11 @@ LATENCY_MAX_S = 10.0
 """Highest latency accepted, in seconds, one way: a larger number is most likely in milliseconds."""
 
 
+START_S = 60.0
+"""Assumed seconds from a failure until a new process reads its checkpoint, and from then to its first step: finding a
+machine, starting the program, compiling."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Island:
     """A group of identical learners."""
@@ -26,16 +31,24 @@ class Island:
     """Region of the learners; traffic from the store's region to another one costs money."""
     mtbf_hours: float = math.inf
     """Mean time between two failures of one learner."""
-    restart_s: float = 60.0
-    """Seconds from a failure to the first step after it."""
+    restart_s: float | None = None
+    """Seconds from a failure to the first step after it; None: `START_S`, and what reading the checkpoint takes."""
     gpus: int = 8
     """GPUs of one learner."""
+
+    def reading_s(self, size: float) -> float:
+        """Return the seconds that reading `size` bytes from the store takes: a request and the transfer."""
+        return 2.0 * self.latency_s + size * 8.0 / (self.down_gbit_s * 1e9)
+
+    def away_s(self, size: float) -> float:
+        """Return the seconds from a failure to the next step of a learner that reads `size` bytes at its start."""
+        return START_S + self.reading_s(size) if self.restart_s is None else self.restart_s
 
     def check(self) -> "Island":
         """Return self. Raises `InputError` that names the learner and the parameter, and the value probably meant."""
         positive = ("count", "step_s", "up_gbit_s", "down_gbit_s", "mtbf_hours", "gpus")
         for name, value in vars(self).items():
-            if isinstance(value, str):
+            if isinstance(value, str) or value is None:
                 continue
             endless = math.isinf(value) and name != "mtbf_hours"
             if math.isnan(value) or endless or (value <= 0 if name in positive else value < 0):

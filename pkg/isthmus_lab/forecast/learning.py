@@ -2,8 +2,8 @@
 
 A row of the lab ends at a loss that undisturbed data parallel reaches after fewer steps of as many learners. The ratio
 of the two numbers of steps is what a processed token was worth. Its logarithm is a sum of three parts: for the number
-of learners, for the period H, and for the work that incoming versions overwrite. The cost shrinks as runs grow; the
-lab's longest runs show by how much.
+of learners, for the period H, and for the work that incoming versions overwrite. `quality` adds the costs of codecs,
+merge rules and blocks. The cost shrinks as runs grow; the lab's longest runs show by how much.
 
 All rows (`lab.toml`) are of a model of 0.26 million parameters. At large scale, parity (a worth of 1) was published.
 """
@@ -19,8 +19,12 @@ from importlib.resources import files
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from isthmus.format.rules import MergeRule
+
+Figures = Any
+"""A number, or an array of numbers with one element for each candidate."""
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -136,55 +140,86 @@ class Lab:
     def shrinks(self) -> float:
         """Factor by which costs are smaller in the longest runs.
 
-        It is measured for the costs of learners and period, and assumed to be the same for overwritten work. For
-        overwritten work there is only one pair of runs: half of the cost was left after 1,800 steps.
+        It is measured for the costs of learners and period. That of RDA is assumed for overwritten work, codecs and
+        merge rules. For overwritten work there is only one pair of runs: half of the cost was left after 1,800 steps.
         """
-        short = sum(self._base(r.learners, r.sync_every) for r in self.long)
+        short = sum(self.base(r.learners, r.sync_every) for r in self.long)
         # A row that is ahead of data parallel must not offset a row that is behind it.
         return min(1.0, sum(max(0.0, self.paid(r)) for r in self.long) / short)
 
-    def _base(self, learners: float, sync_every: float) -> float:
-        by_learners = _between(self.by_learners, learners)
-        return max(0.0, by_learners + _between(self.by_period, max(sync_every, self.shortest)))
+    def base(self, learners: float, sync_every: float) -> float:
+        """Return the cost of this number of learners and this period in steps, in runs of 600 steps; never negative."""
+        by_learners = between(self.by_learners, learners)
+        return max(0.0, by_learners + between(self.by_period, max(sync_every, self.shortest)))
+
+    def long_base(self, learners: float, sync_every: float) -> float:
+        """Return the same in the longest runs.
+
+        What a period costs beyond those that were measured is extrapolated and does not shrink: nothing shows that.
+        """
+        known = self.base(learners, min(sync_every, max(self.by_period)))
+        return self.shrinks * known + self.base(learners, sync_every) - known
+
+    def merged_near(self, sync_every: float) -> float:
+        """Return the share of the work that is merged near the store; `base` includes the cost of the rest."""
+        return between(self.near, min(max(sync_every, self.shortest), max(self.near)))
 
     def worth(self, learners: int, sync_every: int, kept: float) -> Worth:
-        """Return the worth of a processed token. `kept`: the share of the work that is merged."""
+        """Return the worth of a processed token, merged by this rule alone and with its usual codecs.
+
+        `kept`: the share of the work that is merged.
+        """
         if learners == 1:
             return Worth(short=1.0, long=1.0, beyond=())
-        base = self._base(learners, sync_every)
-        near = _between(self.near, min(max(sync_every, self.shortest), max(self.near)))
-        overwritten = self.per_overwritten * max(0.0, near - max(kept, self.least_kept))
-        # If nothing is merged, nothing is learnt: below the measured range, the worth falls in proportion to `kept`.
-        merged = min(1.0, kept / self.least_kept)
-        beyond = []
+        base = self.base(learners, sync_every), self.long_base(learners, sync_every)
+        short, long = weighed(*base, self.merged_near(sync_every), 0.0, kept)
+        return Worth(short=float(short), long=float(long), beyond=self.beyond(learners, sync_every, kept))
+
+    def beyond(self, learners: int, sync_every: int, kept: float) -> tuple[str, ...]:
+        """Return the respects in which a setting is outside the measured range, in words."""
+        found = []
         if learners > max(self.by_learners):
-            beyond.append(f"M = {learners} is beyond the {max(self.by_learners)} that were measured")
+            found.append(f"M = {learners} is beyond the {max(self.by_learners)} that were measured")
         if sync_every > max(self.by_period):
-            beyond.append(f"H = {sync_every} is beyond the {max(self.by_period)} that were measured")
+            found.append(f"H = {sync_every} is beyond the {max(self.by_period)} that were measured")
         if kept < self.least_kept:
-            beyond.append(f"{kept:.0%} merged is below the {self.least_kept:.0%} that were measured")
-        return Worth(
-            short=merged * math.exp(-base - overwritten),
-            long=merged * math.exp(-self.shrinks * (base + overwritten)),
-            beyond=tuple(beyond),
-        )
+            found.append(f"{kept:.0%} merged is below the {self.least_kept:.0%} that were measured")
+        return tuple(found)
 
 
-def _between(points: Mapping[int, float], at: float) -> float:
+def weighed(short: Figures, long: Figures, near: Figures, more: Figures, kept: Figures) -> tuple[Figures, Figures]:
+    """Return the worth of a token in short and in long runs, at most 1.
+
+    Arguments are numbers, or arrays that broadcast. `short`, `long`: cost of learners and period in runs of either
+    length. `near`: see `Lab.merged_near`. `more`: cost of codecs and merge rule, negative for what is better than the
+    usual ones. `kept`: share of the work that is merged.
+    """
+    rda = lab()
+    rest = rda.per_overwritten * np.maximum(0.0, near - np.maximum(kept, rda.least_kept)) + more
+    # If nothing is merged, nothing is learnt: below the measured range, the worth falls in proportion to `kept`.
+    merged = np.minimum(1.0, kept / rda.least_kept)
+    return merged * np.exp(-np.maximum(0.0, short + rest)), merged * np.exp(-np.maximum(0.0, long + rda.shrinks * rest))
+
+
+def between(points: Mapping[int, float], at: float) -> float:
     """Return the value at a number: linear in its logarithm, between the points and beyond the last."""
     pairs = list(itertools.pairwise(sorted(points.items())))
     (a, low), (b, high) = next((pair for pair in pairs if at <= pair[1][0]), pairs[-1])
     return low + (high - low) * math.log(at / a) / math.log(b / a)
 
 
+@lru_cache(maxsize=1)
+def recorded() -> dict[str, Any]:
+    """Return the tables of `lab.toml`."""
+    return tomllib.loads(files("isthmus_lab.forecast").joinpath("lab.toml").read_text())
+
+
 @lru_cache(maxsize=2)
 def lab(merge: str = MergeRule.RDA.value) -> Lab:
-    """Return the rows that come with the package, of runs that merge by this rule.
+    """Return the rows that come with the package, of runs that merge by RDA, or isotropically (`merge` = iso).
 
-    Every rule except the isotropic one gets the rows of RDA. The cost of overwritten work was measured with RDA and is
-    assumed to be the same for isotropic merges.
+    The cost of overwritten work was measured with RDA and is assumed to be the same for isotropic merges.
     """
-    read: dict[str, Any] = tomllib.loads(files("isthmus_lab.forecast").joinpath("lab.toml").read_text())
     merged = ("isotropic", "isotropic_long") if merge == MergeRule.ISO else ("decoupled", "long")
     kinds = ("data_parallel", *merged, "overwritten")
-    return Lab(*(msgspec.convert(read[kind], list[Measured]) for kind in kinds))
+    return Lab(*(msgspec.convert(recorded()[kind], list[Measured]) for kind in kinds))

@@ -1,16 +1,16 @@
 """The outcome of one choice of rules: traffic, work merged, memory, dollars a day, and tokens learnt per dollar.
 
 Everything is counted from the library's own parts: the bits of its codecs, the bytes and requests measured by
-`traffic`, and the syncer's arithmetic from a table or a measurement (`speeds`). The cost in loss of a period, and of
-work that incoming versions overwrite, comes from the lab (`learning`).
+`traffic`, and the syncer's arithmetic from a table or a measurement (`speeds`). Costs in loss come from the lab: those
+of a period and of work that incoming versions overwrite (`learning`), of codecs and merge rules (`quality`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
-import msgspec
+import numpy as np
 
 from isthmus.agent.speed import Speeds
 from isthmus.format.layout import Spec
@@ -19,8 +19,9 @@ from isthmus.log.merge import state_bytes
 from isthmus.store.base import requests_to_read, requests_to_write
 from isthmus.syncer.agent import FETCHES_MAX
 from isthmus.syncer.snapshots import snapshot_after
-from isthmus_lab.forecast import learning, traffic
+from isthmus_lab.forecast import learning, quality, traffic
 from isthmus_lab.forecast.island import Island
+from isthmus_lab.forecast.learning import Figures
 from isthmus_lab.forecast.matrices import Matrices
 from isthmus_services.board.prices import Prices
 
@@ -37,6 +38,9 @@ long. The rest is for checkpoints, joins and foreign traffic."""
 
 CHECKPOINT_BYTES = 12.0
 """Bytes of a checkpoint object per parameter: values and moments."""
+
+VALUE_BYTES = 4.0
+"""Bytes per parameter of the newest version, which a learner reads beside its checkpoint when it starts."""
 
 LEARNER_BYTES = 10.0 + CHECKPOINT_BYTES
 """Bytes of a learner's host memory per parameter, approximately, at most: published values, captures and the memory
@@ -73,6 +77,55 @@ WORD_LATENCIES = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class Case:
+    """What the outcome of rules depends on besides them."""
+
+    params: float
+    islands: Sequence[Island]
+    prices: Prices
+    store_region: str
+    speeds: Callable[[Rules], Speeds]
+    """Returns the speed of a syncer's arithmetic under given rules."""
+    matrices: Matrices
+    feedback: float = FEEDBACK_BYTES
+    """See `feedback_bytes`."""
+    tensors: int | None = None
+    """Most fragments that the model's tensors allow; None: unknown."""
+
+    @cached_property
+    def learners(self) -> int:
+        """Number of learners."""
+        return sum(island.count for island in self.islands)
+
+    @cached_property
+    def step_s(self) -> float:
+        """Seconds of a step of the fastest learner, which sets the pace."""
+        return min(island.step_s for island in self.islands)
+
+    @cached_property
+    def gpu_usd(self) -> float:
+        """Dollars that the GPUs cost a day."""
+        return 24.0 * self.prices.gpu_hour * sum(i.gpus * i.count for i in self.islands)
+
+    def fed(self, rules: Rules) -> float:
+        """Return the bytes per parameter that error feedback takes under these rules."""
+        return self.feedback if rules.error_feedback else 0.0
+
+    def checkpoint(self, rules: Rules) -> float:
+        """Return the bytes of a learner's checkpoint."""
+        return self.params * (CHECKPOINT_BYTES + self.fed(rules))
+
+    def read(self, rules: Rules) -> float:
+        """Return the bytes that a learner reads when it starts; a checkpoint that is too large was never stored."""
+        whole = self.checkpoint(rules)
+        return self.params * VALUE_BYTES + (whole if whole <= OBJECT_MAX else 0.0)
+
+    def messages(self, fragments: int) -> traffic.MessageCosts:
+        """Return the traffic besides payloads; it hardly depends on the other rules, P beyond 12, or M beyond 8."""
+        return _costs(min(fragments, 12), min(self.learners, 8))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """Expected performance of the learners of one island."""
 
@@ -89,6 +142,12 @@ class Forecast:
     """Share of the time that is left after failures: restarts and the work that failures take back are subtracted."""
     lost_s: float
     """Seconds of training that a failure takes back: the work that no update holds yet."""
+    restart_s: float
+    """Seconds from a failure to the first step after it: `island.restart_s`, or a start and `read_s`."""
+    read_gb: float
+    """Gigabytes that a learner reads when it starts: its checkpoint and the newest version."""
+    read_s: float
+    """Seconds that reading them takes."""
     in_model: float
     """Share of a learner's time whose work a commit holds: the product of utilisation, goodput and `kept`."""
     up_load: float
@@ -114,6 +173,66 @@ class Wire:
     cost: traffic.Cost
     pack_s: float
     """Seconds that packing an update takes on one of the learner's cores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One fragment round: numbers, or arrays of numbers with one element for each candidate."""
+
+    fragments: Figures
+    period_s: Figures
+    """Seconds between two rounds of a fragment: the fastest learner sets the pace."""
+    up: Figures
+    """Bytes that a learner sends; `down`: that it receives."""
+    down: Figures
+    pack_s: Figures
+    arithmetic_s: Figures
+    """Seconds that one core of a syncer takes for the round."""
+
+    def loads(self, island: Island) -> tuple[Figures, Figures]:
+        """Return the shares of a learner's uplink and downlink that fragments use."""
+        bits_s = 8.0 * self.fragments / self.period_s
+        return self.up * bits_s / (island.up_gbit_s * 1e9), self.down * bits_s / (island.down_gbit_s * 1e9)
+
+    def sent_s(self, island: Island) -> Figures:
+        """Return the seconds from a step boundary to the update in the store."""
+        return self.pack_s + self.up * 8.0 / (island.up_gbit_s * 1e9) + 2.0 * island.latency_s
+
+    def answers_s(self, islands: Sequence[Island]) -> Figures:
+        """Return the seconds from a round's call to its last answer, at most a period.
+
+        A learner receives the call, reaches a step boundary, sends its update and announces it.
+        """
+        if sum(island.count for island in islands) == 1:
+            return 0.0
+        slowest: Figures = 0.0
+        for i in islands:
+            slowest = np.maximum(slowest, 2.0 * WORD_LATENCIES * i.latency_s + i.step_s + self.sent_s(i))
+        return np.minimum(slowest, self.period_s)
+
+    def back_s(self, island: Island, islands: Sequence[Island]) -> Figures:
+        """Return the seconds from a step boundary to the arrival of the new version.
+
+        After the upload: the announcement on the bus, the answers of all learners, the merge, and the announcement of
+        the commit; then the learner reads commit and value, a round trip each.
+        """
+        told_s = WORD_LATENCIES * island.latency_s
+        down_s = told_s + self.down * 8.0 / (island.down_gbit_s * 1e9) + 4.0 * island.latency_s
+        return self.sent_s(island) + told_s + self.answers_s(islands) + self.arithmetic_s + down_s
+
+    def kept(self, island: Island, islands: Sequence[Island]) -> Figures:
+        """Return the share of a learner's tokens that a commit will hold.
+
+        One learner opens the round. The others capture their updates later, at the first boundary after they received
+        the call. All learners adopt the new version at a boundary.
+        """
+        up_load, down_load = self.loads(island)
+        carried = np.minimum(1.0, 1.0 / np.maximum(up_load, down_load))
+        later_s = self.sent_s(island) + 2.0 * WORD_LATENCIES * island.latency_s + island.step_s / 2.0
+        learners = sum(other.count for other in islands)
+        back_s = self.back_s(island, islands)
+        under_way_s = np.maximum(island.step_s, back_s + island.step_s / 2.0 - later_s * (learners - 1) / learners)
+        return np.maximum(0.0, 1.0 - under_way_s / self.period_s) * carried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,44 +267,43 @@ class Outcome:
         """Steps learnt per dollar; if GPUs cost nothing, `learnt`."""
         return self.learnt * DAY_S / self.day["usd"] if self.day["gpu_usd"] else self.learnt
 
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """What the plan maximises: links that can carry the fragments, then steps learnt per dollar.
 
-def outcome(
-    params: float,
-    islands: Sequence[Island],
-    prices: Prices,
-    store_region: str,
-    rules: Rules,
-    took: Speeds,
-    matrices: Matrices,
-    feedback: float = FEEDBACK_BYTES,
-) -> Outcome:
-    """Return the outcome of these rules.
+        Of equals, the cheaper one is better, then the one with the longer period.
+        """
+        return (self.fits, self.per_usd, 0.0 if self.fits else -self.load, -self.day["usd"], self.rules.sync_every)
 
-    `took`: speed of a syncer's arithmetic under these rules. `feedback`: see `feedback_bytes`.
-    """
-    learners = sum(island.count for island in islands)
-    costs = _costs(_small(rules), min(learners, 8))
-    fed = feedback if rules.error_feedback else 0.0
-    whole = params * (CHECKPOINT_BYTES + fed)
+
+def outcome(case: Case, rules: Rules) -> Outcome:
+    """Return the outcome of these rules."""
+    params, islands, learners = case.params, case.islands, case.learners
+    took, costs = case.speeds(rules), case.messages(rules.fragments)
+    whole = case.checkpoint(rules)
     slowest = min(island.up_gbit_s for island in islands)
     checkpoint_s = float(math.ceil(max(CHECKPOINT_S, whole * 8.0 / (CHECKPOINT_SHARE * slowest * 1e9))))
-    wire = _wire(params, rules, costs.learner, packing_s(params, matrices, rules, took))
+    wire = _wire(params, rules, costs.learner, packing_s(params, case.matrices, rules, took))
     arithmetic_s = params / rules.fragments * (learners * took.add_s + took.round_s)
     if rules.merge == MergeRule.ISO:
-        arithmetic_s += isotropic_s(matrices, rules, took)
+        arithmetic_s += isotropic_s(case.matrices, rules, took)
+    each = Round(
+        fragments=rules.fragments, period_s=rules.sync_every * case.step_s, up=wire.up, down=wire.down,
+        pack_s=wire.pack_s, arithmetic_s=arithmetic_s,
+    )  # fmt: skip
     # A checkpoint that is too large for the store is not sent.
     saved_s = checkpoint_s if whole <= OBJECT_MAX else math.inf
-    forecasts = [_forecast(params, island, islands, rules, wire, arithmetic_s, saved_s, fed) for island in islands]
-    rounds_day = rules.fragments * DAY_S / _period(islands, rules)
+    forecasts = [_forecast(case, island, rules, wire, each, saved_s) for island in islands]
+    rounds_day = rules.fragments * DAY_S / each.period_s
     syncer = _syncer(params, rules, Pace(), learners, wire, costs.syncer, arithmetic_s, rounds_day)
-    day = _day(params, rules, forecasts, costs.syncer, rounds_day, prices, store_region, wire, whole)
-    day["gpu_usd"] = 24.0 * prices.gpu_hour * sum(i.gpus * i.count for i in islands)
-    day["syncer_usd"] = 24.0 * prices.core_hour * max(1.0, syncer["cores"])
+    day = _day(params, rules, forecasts, costs.syncer, rounds_day, case.prices, case.store_region, wire, whole)
+    day["gpu_usd"] = case.gpu_usd
+    day["syncer_usd"] = 24.0 * case.prices.core_hour * max(1.0, syncer["cores"])
     day["usd"] += day["gpu_usd"] + day["syncer_usd"]
     kept = sum(f.kept * f.island.count for f in forecasts) / learners
-    worth = learning.lab(rules.merge).worth(learners, rules.sync_every, kept)
+    worth = quality.worth(rules, learners, kept, case.matrices.gain(rules.iso_block))
     steps = sum(f.utilization * f.goodput * f.island.count / f.island.step_s for f in forecasts)
-    load, busiest = max(((max(_loads(i, islands, rules, wire)), i) for i in islands), key=lambda pair: pair[0])
+    load, busiest = max(((max(each.loads(i)), i) for i in islands), key=lambda pair: pair[0])
     return Outcome(
         rules=rules,
         wire=wire,
@@ -219,25 +337,28 @@ def packing_s(params: float, matrices: Matrices, rules: Rules, took: Speeds) -> 
     return params / rules.fragments * took.add_s + level_s
 
 
-def goodput_of(island: Island, lost_s: float) -> float:
-    """Return the share of a learner's time that failures do not take; each failure takes a restart and `lost_s`."""
-    return 1.0 / (1.0 + (island.restart_s + lost_s) / (island.mtbf_hours * 3600.0))
+def goodput_of(island: Island, away_s: Figures) -> Figures:
+    """Return the share of a learner's time that failures do not take, `away_s` seconds each: restart and lost work."""
+    return 1.0 / (1.0 + away_s / (island.mtbf_hours * 3600.0))
+
+
+def lost_s(island: Island, sync_every: Figures) -> Figures:
+    """Return the seconds of work that a failure takes back: half a period of every fragment, on average."""
+    return sync_every / 2.0 * island.step_s
+
+
+def utilization(params: float, island: Island, sync_every: Figures) -> Figures:
+    """Return the share of the time in which a healthy learner computes.
+
+    In every step, a few fragments are copied out of the model and into it, at memory speed.
+    """
+    return island.step_s / (island.step_s + 2.0 * 4.0 * params / sync_every / COPY_BYTES_S)
 
 
 @lru_cache(maxsize=64)
-def _costs(rules: Rules, learners: int) -> traffic.MessageCosts:
+def _costs(fragments: int, learners: int) -> traffic.MessageCosts:
+    rules = Rules(fragments=fragments, sync_every=12, outer_lr=0.4, outer_momentum=0.8)
     return traffic.measure(rules, Pace(), learners)
-
-
-def _small(rules: Rules) -> Rules:
-    """Return similar rules whose traffic is quick to measure: traffic per round hardly depends on P and H."""
-    p = min(rules.fragments, 12)
-    return msgspec.structs.replace(rules, fragments=p, sync_every=12, outer_lr=0.4, outer_momentum=0.8).check()
-
-
-def _period(islands: Sequence[Island], rules: Rules) -> float:
-    """Return the seconds between two rounds of a fragment: the fastest learner sets the pace."""
-    return rules.sync_every * min(island.step_s for island in islands)
 
 
 def _wire(params: float, rules: Rules, cost: traffic.Cost, pack_s: float) -> Wire:
@@ -250,71 +371,30 @@ def _wire(params: float, rules: Rules, cost: traffic.Cost, pack_s: float) -> Wir
     )
 
 
-def _loads(island: Island, islands: Sequence[Island], rules: Rules, wire: Wire) -> tuple[float, float]:
-    """Return the shares of a learner's uplink and downlink that fragments use."""
-    bits_s = 8.0 * rules.fragments / _period(islands, rules)
-    return wire.up * bits_s / (island.up_gbit_s * 1e9), wire.down * bits_s / (island.down_gbit_s * 1e9)
-
-
-def _sent_s(island: Island, wire: Wire) -> float:
-    """Return the seconds from a step boundary to the update in the store."""
-    return wire.pack_s + wire.up * 8.0 / (island.up_gbit_s * 1e9) + 2.0 * island.latency_s
-
-
-def _answers_s(islands: Sequence[Island], rules: Rules, wire: Wire) -> float:
-    """Return the seconds from a round's call to its last answer, at most a period.
-
-    A learner receives the call, reaches a step boundary, sends its update and announces it.
-    """
-    if sum(island.count for island in islands) == 1:
-        return 0.0
-    slowest = max(2.0 * WORD_LATENCIES * i.latency_s + i.step_s + _sent_s(i, wire) for i in islands)
-    return min(slowest, _period(islands, rules))
-
-
-def _forecast(
-    params: float,
-    island: Island,
-    islands: Sequence[Island],
-    rules: Rules,
-    wire: Wire,
-    arithmetic_s: float,
-    checkpoint_s: float,
-    fed: float,
-) -> Forecast:
-    up_load, down_load = _loads(island, islands, rules, wire)
-    fits = max(up_load, down_load) <= HEADROOM
-    whole = params * (CHECKPOINT_BYTES + fed)
+def _forecast(case: Case, island: Island, rules: Rules, wire: Wire, each: Round, checkpoint_s: float) -> Forecast:
+    up_load, down_load = each.loads(island)
+    whole = case.checkpoint(rules)
     saving = whole / checkpoint_s
-    sent_s = _sent_s(island, wire)
-    # After the upload: the announcement on the bus, the answers of all learners, the merge, and the announcement of the
-    # commit; then the learner reads commit and value, a round trip each.
-    down_s = WORD_LATENCIES * island.latency_s + wire.down * 8.0 / (island.down_gbit_s * 1e9) + 4.0 * island.latency_s
-    back_s = sent_s + WORD_LATENCIES * island.latency_s + _answers_s(islands, rules, wire) + arithmetic_s + down_s
-    carried = min(1.0, 1.0 / up_load, 1.0 / down_load)
-    # One learner opens the round. The others capture their updates later, at the first boundary after they received the
-    # call. All learners adopt the new version at a boundary.
-    later_s = sent_s + 2.0 * WORD_LATENCIES * island.latency_s + island.step_s / 2.0
-    learners = sum(other.count for other in islands)
-    under_way_s = max(island.step_s, back_s + island.step_s / 2.0 - later_s * (learners - 1) / learners)
-    kept = max(0.0, 1.0 - under_way_s / _period(islands, rules)) * carried
-    # In every step, a few fragments are copied out of the model and into it, at memory speed.
-    hold_s = 2.0 * 4.0 * params / rules.sync_every / COPY_BYTES_S
-    step_share = island.step_s / (island.step_s + hold_s)
-    # A failure loses the work that no update holds: on average half a period of every fragment.
-    lost_s = rules.sync_every / 2.0 * island.step_s
-    goodput = goodput_of(island, lost_s)
-    rounds_day = rules.fragments * DAY_S / _period(islands, rules)
+    kept = float(each.kept(island, case.islands))
+    step_share = utilization(case.params, island, rules.sync_every)
+    lost = lost_s(island, rules.sync_every)
+    read = case.read(rules)
+    restart_s = island.away_s(read)
+    goodput = goodput_of(island, restart_s + lost)
+    rounds_day = rules.fragments * DAY_S / each.period_s
     # `traffic` counts the requests of a small model, one per object. Large objects take more: parts and ranges.
     more = {"get": requests_to_read(wire.down) - 1, "create": requests_to_write(wire.up) - 1}
     return Forecast(
         island=island,
-        sent_s=sent_s,
-        back_s=back_s,
+        sent_s=each.sent_s(island),
+        back_s=float(each.back_s(island, case.islands)),
         utilization=step_share,
         kept=kept,
         goodput=goodput,
-        lost_s=lost_s,
+        lost_s=lost,
+        restart_s=restart_s,
+        read_gb=read / 1e9,
+        read_s=island.reading_s(read),
         in_model=step_share * goodput * kept,
         up_load=up_load + saving * 8.0 / (island.up_gbit_s * 1e9),
         down_load=down_load,
@@ -325,8 +405,8 @@ def _forecast(
             + (DAY_S / checkpoint_s * requests_to_write(whole) if name == "put" else 0.0)
             for name in traffic.OPERATIONS
         },
-        memory_gib=params * (LEARNER_BYTES + fed) / GIB,
-        fits=fits,
+        memory_gib=case.params * (LEARNER_BYTES + case.fed(rules)) / GIB,
+        fits=max(up_load, down_load) <= HEADROOM,
     )
 
 

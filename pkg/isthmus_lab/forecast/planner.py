@@ -1,80 +1,49 @@
 """Planning a run: choose the settings for a model and a set of learners, each with its reason.
 
-Many choices are tried; `outcome` computes the outcome of each. The P and H that learn most per dollar are chosen.
+The settings that learn most per dollar are chosen (`search`). Settings that are given are kept. Where another value of
+one of them would learn more, the plan says how much more, and what it would choose.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import msgspec
+from dataclasses import dataclass, replace
 
 from isthmus.agent.speed import Speeds
 from isthmus.errors import InputError
-from isthmus.format.isotropic import SOUND_FLOP_S
 from isthmus.format.layout import Spec, partition
 from isthmus.format.rules import FRAGMENTS_MAX, ROBUST, MergeRule, Pace, Rules, overdrive
-from isthmus_lab.forecast import learning, matrices, traffic
+from isthmus.rounds.period import LAGS
+from isthmus_lab.forecast import learning, matrices, quality, traffic
 from isthmus_lab.forecast.bandwidth import PARAMS_MAX
 from isthmus_lab.forecast.island import Island
-from isthmus_lab.forecast.matrices import Matrices
 from isthmus_lab.forecast.outcome import (
     CHECKPOINT_SHARE,
     HEADROOM,
     OBJECT_MAX,
     SYNCER_CORES,
+    Case,
     Forecast,
     Outcome,
     feedback_bytes,
     isotropic_s,
-    outcome,
-    packing_s,
 )
+from isthmus_lab.forecast.search import PERIODS, Fixed, Found, freed, search
 from isthmus_services.board.prices import Prices
 
-PERIODS = (12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
-"""Periods H that are tried: steps between two syncs of a fragment."""
-
-FRAGMENT_BYTES = 64 << 20
-"""Largest payload of an update, from which the least number of fragments follows: a failed request is repeated whole.
-"""
-
-FINE = (1, 2, 4)
-"""Multiples of that number of fragments that are tried: smaller fragments take less time to the store and back."""
-
-FRAGMENTS_USUAL = 96
-"""Most fragments that the multiples may reach: each fragment needs a tensor of its own."""
+FREE = Fixed()
+"""Nothing is given."""
 
 KEPT_LEAST = 0.5
 """Share of the work merged below which a plan warns that links or distances do not suit the model."""
 
+KEPT_GIVEN = 0.7
+"""The same where the period is given."""
+
 OVERLAP_MAX = 1024
 """Highest `overlap` in a plan, in steps: an update that takes longer does not come back within any period."""
 
-ISO_BLOCKS = (0, 1024, 512)
-"""Block sizes whose cost a plan states; 0: whole matrices."""
-
-ROUND_SHARE = 0.1
-"""Share of a period that a merge may take before a plan warns that it is too expensive: meanwhile learners train work
-that the new version overwrites."""
-
-
-PACK_CORES = 0.25
-"""Cores of a learner's host that packing may take; if it takes more, the plan has matrices sent as they are, in four
-bits."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fixed:
-    """Settings that are given; None: the plan chooses."""
-
-    fragments: int | None = None
-    sync_every: int | None = None
-    merge: str | None = None
-    iso_block: int | None = None
-    codec: str | None = None
-    codec_down: str | None = None
+OTHERS = 3
+"""Ways to merge that the reason of the merge rule compares with the best one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +71,8 @@ class Plan:
     """Worth of a processed token at these settings."""
     learnt: float
     """Steps a second of all learners, without those that failures take back, times the worth of a token."""
+    per_usd: float
+    """What is maximised: steps learnt per dollar, or `learnt` if GPUs cost nothing."""
 
 
 def plan(
@@ -110,7 +81,7 @@ def plan(
     prices: Prices,
     *,
     store_region: str = "",
-    fixed: Fixed = Fixed(),
+    fixed: Fixed = FREE,
     speeds: Callable[[Rules], Speeds],
     specs: Sequence[Spec] | None = None,
 ) -> Plan:
@@ -128,18 +99,21 @@ def plan(
         raise InputError("a plan needs learners: give --learners or a file with [[learner]] tables")
     for island in islands:
         island.check()
-    learners = sum(island.count for island in islands)
-    step_s = min(i.step_s for i in islands)
-    most = None if specs is None else len(partition(specs, FRAGMENTS_MAX).fragments)
-    there = matrices.typical(params) if specs is None else matrices.of(specs)
-    found = [
-        outcome(params, islands, prices, store_region, rules, speeds(rules), there, feedback_bytes(specs))
-        for rules in _candidates(params, fixed, most, there, speeds, step_s)
-    ]
-    best = max(found, key=lambda t: (1.0, t.per_usd, t.rules.sync_every) if t.fits else (0.0, -t.load, 0.0))
+    case = Case(
+        params=params,
+        islands=islands,
+        prices=prices,
+        store_region=store_region,
+        speeds=speeds,
+        matrices=matrices.typical(params) if specs is None else matrices.of(specs),
+        feedback=feedback_bytes(specs),
+        tensors=None if specs is None else len(partition(specs, FRAGMENTS_MAX).fragments),
+    )
+    found = search(case, fixed)
+    best, step_s = found.best, case.step_s
     checkpoint_s = best.checkpoint_s
-    reasons = _reasons(params, fixed, best, found)
-    reasons.append(_merge(fixed, best.rules, speeds(best.rules), there, step_s))
+    reasons = _reasons(case, fixed, best)
+    reasons.append(_merge(case, fixed, found))
     if best.rules.isotropic_up:
         cores = best.wire.pack_s * best.rules.fragments / (best.rules.sync_every * step_s)
         reasons.append(
@@ -186,61 +160,33 @@ def plan(
         forecasts=best.forecasts,
         syncer=best.syncer,
         day=best.day,
-        warnings=_warn(params, fixed, best, found, learners),
+        warnings=_warn(case, fixed, found),
         worth=best.worth,
         learnt=best.learnt,
+        per_usd=best.per_usd,
     )
 
 
-def _candidates(
-    params: float,
-    fixed: Fixed,
-    tensors: int | None,
-    there: Matrices,
-    speeds: Callable[[Rules], Speeds],
-    step_s: float,
-) -> list[Rules]:
-    """Return the rules to try: one for each P and H that is tried, unless P or H is fixed."""
-    block = fixed.iso_block or 0
-    merge = fixed.merge or (MergeRule.ISO if there.cheap(block, speeds(Rules()).flop_s) else MergeRule.RDA).value
-    given = {"codec_up": fixed.codec, "codec_down": fixed.codec_down}
-    codecs: dict[str, Any] = {name: codec for name, codec in given.items() if codec is not None}
-    sent = Rules.suited(merge=merge, iso_block=block, isotropic_up=True, **codecs)
-    packed_s = sent.fragments * packing_s(params, there, sent, speeds(sent))  # for the whole model, once a period
-    periods = [fixed.sync_every] if fixed.sync_every else [h for h in PERIODS if h >= (fixed.fragments or 1)]
-    if not periods:
-        raise InputError(f"{fixed.fragments} fragments: more than {PERIODS[-1]} need a period of their own, sync_every")
-    found = []
-    for h in periods:
-        if fixed.fragments and fixed.fragments > h:
-            raise InputError(
-                f"{fixed.fragments} fragments within {h} steps: at most one leaves per step, so let H be at least P"
-            )
-        isotropic_up = merge == MergeRule.ISO and packed_s <= PACK_CORES * h * step_s
-        chosen = Rules.suited(merge=merge, iso_block=block, isotropic_up=isotropic_up, **codecs, sync_every=h)
-        least = min(h, _fragments(params, chosen.codec_up, h), tensors or h)
-        most = max(least, min(h, FRAGMENTS_USUAL, tensors or h))
-        counts = [fixed.fragments] if fixed.fragments else sorted({min(most, least * times) for times in FINE})
-        found += [msgspec.structs.replace(chosen, fragments=p).check() for p in counts]
-    return found
-
-
-def _reasons(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome]) -> list[Choice]:
+def _reasons(case: Case, fixed: Fixed, best: Outcome) -> list[Choice]:
     rules = best.rules
-    up = "with error feedback; the lab sees no loss against 32"
+    up = "what it drops is fed back with a later update"
     down = "what it drops stays with the syncer and follows with the next version"
     if not rules.error_feedback:
-        up = "what it drops is given up; the lab sees no loss against four with feedback, under failures either"
-        down = "what it drops is given up: nobody keeps it"
+        up, down = "what it drops is given up", "what it drops is given up: nobody keeps it"
 
-    def bits(name: str) -> str:
-        return f"{traffic.bits(name, params, rules.fragments):.1f} bits per parameter"
+    def codec(name: str, fate: str, which: str) -> str:
+        bits = f"{traffic.bits(name, case.params, rules.fragments):.1f} bits per parameter"
+        return "; ".join(part for part in (why(which, ""), bits, fate) if part)
 
     def why(name: str, reason: str) -> str:
         return "as you asked" if getattr(fixed, name) else reason
 
     return [
-        Choice(name="sync_every", value=rules.sync_every, reason=why("sync_every", _why_period(best, tried))),
+        Choice(
+            name="sync_every",
+            value=rules.sync_every,
+            reason=("as you asked" if fixed.sync_every else _why_period(case, fixed, best)) + _adapts(case, best),
+        ),
         Choice(
             name="fragments",
             value=rules.fragments,
@@ -252,16 +198,9 @@ def _reasons(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome
         Choice(
             name="codec",
             value=rules.codec_up,
-            reason=why("codec", f"{bits(rules.codec_up)}; {up}"),
+            reason=f"{codec(rules.codec_up, up, 'codec')}; {_codecs(case, rules)}",
         ),
-        Choice(
-            name="codec_down",
-            value=rules.codec_down,
-            reason=why(
-                "codec_down",
-                f"{bits(rules.codec_down)}; {down}",
-            ),
-        ),
+        Choice(name="codec_down", value=rules.codec_down, reason=codec(rules.codec_down, down, "codec_down")),
         Choice(
             name="outer_lr",
             value=rules.outer_lr,
@@ -270,31 +209,64 @@ def _reasons(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome
     ]
 
 
-def _merge(fixed: Fixed, rules: Rules, took: Speeds, there: Matrices, step_s: float) -> Choice:
-    """Return the merge rule; the reason states the cost of an isotropic merge of whole matrices and of blocks."""
-
-    def cost(block: int) -> str:
-        seconds = isotropic_s(there, rules, took, block)
-        cores = seconds * rules.fragments / (rules.sync_every * step_s)
-        size = f"blocks of {block}" if block else "whole matrices"
-        return f"{size} {there.flop(block) / rules.fragments / 1e9:,.4g} GFLOP, {seconds:.2g} s, {cores:.2g} cores"
-
-    blocks = ISO_BLOCKS if fixed.iso_block is None else (fixed.iso_block,)
-    if not there.shapes:
-        return Choice(name="merge", value=rules.merge, reason="there are no matrices to merge isotropically")
-    if rules.merge == MergeRule.ISO:
-        why, takes = "cheap for matrices as narrow as these", "it takes"
-    elif there.cheap(fixed.iso_block or 0, SOUND_FLOP_S):
-        why = f"{took.flop_s / 1e9:.2g} GFLOP/s are too few to merge isotropically, narrow as these matrices are"
-        takes = "that would take"
+def _codecs(case: Case, rules: Rules) -> str:
+    """Return what the codecs of both ways cost in the lab, beside float32."""
+    if case.learners == 1:
+        return "one learner merges with nobody"
+    way = case.learners, rules.merge, rules.isotropic_up
+    cost = quality.coded(*way, rules.codec_up, rules.codec_down) - quality.coded(*way, "f32", "f32")
+    if not quality.measured_pair(rules.codec_up, rules.codec_down):
+        said = "not measured; by its bits it would take"
     else:
-        why, takes = "matrices as wide as these are dear to merge isotropically", "that would take"
-    costs = "; ".join(cost(block) for block in blocks)
-    reason = f"{'as you asked' if fixed.merge else why}; {takes}, a round: {costs}"
-    return Choice(name="merge", value=rules.merge, reason=reason)
+        said = "in the lab both ways take"
+    return f"{said} {-math.expm1(-learning.lab().shrinks * cost):.1%} of a token's worth"
 
 
-def _why_period(best: Outcome, tried: Sequence[Outcome]) -> str:
+def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
+    """Return the merge rule; the reason compares the ways to merge, and states the cost of isotropic merges."""
+    rules, best = found.best.rules, found.best
+    if not case.matrices.shapes:
+        return Choice(name="merge", value=rules.merge, reason="there are no matrices to merge isotropically")
+
+    def named(of: Rules) -> str:
+        if of.merge != MergeRule.ISO:
+            return of.merge
+        size = f"blocks of {of.iso_block}" if of.iso_block else "whole matrices"
+        return f"iso, {size}{', sent so' if of.isotropic_up else ''}"
+
+    def share(of: Outcome) -> str:
+        learns = f"{of.per_usd / best.per_usd:.1%} as much" if best.per_usd else "nothing"
+        return (
+            f"{named(of.rules)} {learns}"
+            if of.fits or not best.fits
+            else f"{named(of.rules)} needs {of.load:.0%} of a link"
+        )
+
+    others = sorted((o for o in found.by_way if o is not best), key=lambda o: o.rank, reverse=True)
+    most = "as you asked" if fixed.merge else f"learns most{' per dollar' if case.gpu_usd else ''}"
+    parts = [f"{named(rules)}: {most}; beside it {', '.join(map(share, others[:OTHERS]))}" if others else most]
+    if rules.merge == MergeRule.ISO:
+        took = case.speeds(rules)
+        seconds = isotropic_s(case.matrices, rules, took)
+        cores = seconds * rules.fragments / (rules.sync_every * case.step_s)
+        flop = case.matrices.flop(rules.iso_block) / rules.fragments
+        parts.append(f"it takes, a round: {flop / 1e9:,.4g} GFLOP, {seconds:.2g} s, {cores:.2g} cores")
+    if said := quality.said(rules.merge):
+        parts.append(said)
+    return Choice(name="merge", value=rules.merge, reason="; ".join(parts))
+
+
+def _adapts(case: Case, best: Outcome) -> str:
+    """Return what the run makes of this period, if three round trips take longer; else nothing."""
+    lag = max(f.back_s for f in best.forecasts) / case.step_s
+    shortest, longest = best.rules.periods
+    rest = min(LAGS * lag, longest)
+    if rest <= shortest or case.learners == 1:
+        return ""
+    return f"; the run lengthens it to about {rest:.0f} steps, {LAGS:g} round trips, which this forecast does not count"
+
+
+def _why_period(case: Case, fixed: Fixed, best: Outcome) -> str:
     """Return the reason for this period, compared with the nearest periods that were tried."""
     if not best.fits:
         return f"even so {best.busiest.name} needs {best.load:.0%} of its link, more than {HEADROOM:.0%}"
@@ -302,41 +274,40 @@ def _why_period(best: Outcome, tried: Sequence[Outcome]) -> str:
         return "nothing comes back within any period"
     at = f"{best.kept:.0%} of the work merged, {best.load:.0%} of a link ({HEADROOM:.0%} at most)"
     others = []
-    periods = sorted({t.rules.sync_every for t in tried})
+    periods = [h for h in PERIODS if h >= (fixed.fragments or 1)]
     here = periods.index(best.rules.sync_every)
     for h in (*periods[max(0, here - 1) : here], *periods[here + 1 : here + 2]):
-        other = max((t for t in tried if t.rules.sync_every == h), key=lambda t: (t.fits, t.per_usd))
+        other = search(case, replace(fixed, sync_every=h, merge=best.rules.merge, iso_block=best.rules.iso_block)).best
         share = f"learns {other.per_usd / best.per_usd:.1%} as much" if other.fits else f"needs {other.load:.0%}"
         others.append(f"{h} {share}")
-    most = "learns most per dollar" if best.day["gpu_usd"] else "learns most"
+    most = "learns most per dollar" if case.gpu_usd else "learns most"
     return f"{most}: {at}; {', '.join(others)}" if others else at
 
 
-def _fragments(params: float, up: str, period: int) -> int:
-    whole = params * traffic.bits(up, params, 1) / 8.0
-    return int(min(period, max(Rules().fragments, math.ceil(whole / FRAGMENT_BYTES))))
-
-
-def _warn(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome], learners: int) -> list[str]:
+def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
     """Return warnings about the given input; settings that the plan chose get none."""
-    forecasts, rules = best.forecasts, best.rules
+    best = found_.best
+    forecasts, rules, learners = best.forecasts, best.rules, case.learners
     found = []
+    better = list(freed(case, fixed, best))
+    # Only where the plan itself would choose another period is the period to blame.
+    too_short = any(name == "sync_every" and o.rules.sync_every > rules.sync_every for name, o in better)
+    tried = "for this model whatever is chosen" if fixed == FREE else "for this model with the settings that you gave"
     if learners == 1:
         found.append("one learner has nobody to merge with: a plain training loop does the same")
-    fastest = min(f.island.step_s for f in forecasts)
-    for n, f in enumerate(forecasts):
+    fastest = case.step_s
+    for f, most in zip(forecasts, found_.kept, strict=True):
         name = f.island.name
-        most = max(t.forecasts[n].kept for t in tried)
         if not f.fits:
             way, load = max(("up", f.up_load), ("down", f.down_load), key=lambda pair: pair[1])
             what = "cannot carry its fragments" if load > 1.0 else "is so busy that fragments queue"
-            help_ = "a longer sync_every helps" if fixed.sync_every else "too thin for this model whatever is chosen"
+            help_ = "a longer sync_every helps" if too_short else f"too thin {tried}"
             found.append(f"{name}: its link {way} {what}: {load:.0%} of it would be used; {help_}")
-        elif f.kept < 0.7 if fixed.sync_every else most < KEPT_LEAST:
+        elif f.kept < KEPT_GIVEN if too_short else most < KEPT_LEAST:
             help_ = (
-                "let sync_every be longer, or its store nearer"
-                if fixed.sync_every
-                else "too far, or too thin a link, for this model whatever is chosen"
+                "a longer sync_every, or a store that is nearer, overwrites less"
+                if too_short
+                else f"too far, or too thin a link, {tried}"
             )
             found.append(
                 f"{name}: a new version is {f.back_s:.1f} s away, {f.back_s / f.island.step_s:.1f} steps: "
@@ -349,12 +320,6 @@ def _warn(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome], 
             )
         if f.goodput < 0.9:
             found.append(f"{name}: failures and restarts cost {1 - f.goodput:.0%} of its time")
-    merge_s = best.syncer["merge_s"]
-    if rules.merge == MergeRule.ISO and merge_s > ROUND_SHARE * fastest * rules.sync_every:
-        found.append(
-            f"isotropic merges hold a round up for {merge_s:.1f} s, {merge_s / fastest:.1f} steps of the fastest "
-            "learner: cut matrices (--iso-block 512), raise sync_every, or merge by rda"
-        )
     if rules.merge in ROBUST:
         found.append(
             f"merging by {rules.merge} compares the updates of a round with one another: its time is not in this "
@@ -365,5 +330,28 @@ def _warn(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome], 
             f"a checkpoint has about {whole / 1e12:.0f} TB: stores take objects of up to "
             f"{OBJECT_MAX / 1e12:.0f} TB, and learners then go on without checkpoints"
         )
-    said = overdrive(rules)
-    return [*found, said] if said else found
+    if said := overdrive(rules):
+        found.append(said)
+    return found + [_hint(fixed, name, best, other) for name, other in better]
+
+
+FLAGS = {name: "--" + name.replace("_", "-") for name in vars(FREE)}
+
+
+def _hint(fixed: Fixed, name: str, best: Outcome, other: Outcome) -> str:
+    """Return what a setting that was given costs beside what the plan would choose instead."""
+    chosen = {"codec": "codec_up"}.get(name, name)
+    instead = [f"{FLAGS[name]} {getattr(other.rules, chosen)}"]
+    if name != "merge" and other.rules.merge != best.rules.merge:
+        instead.append(f"--merge {other.rules.merge}")
+    if name != "iso_block" and other.rules.merge == MergeRule.ISO and other.rules.iso_block != best.rules.iso_block:
+        instead.append(f"--iso-block {other.rules.iso_block}")
+    more = (
+        f"learn {other.per_usd / best.per_usd - 1:.1%} more{' per dollar' if best.day['gpu_usd'] else ''}"
+        if best.per_usd
+        else "learn more"
+    )
+    if other.fits and not best.fits:
+        more = "fit into every link"
+    asked = f"{FLAGS[name]} {getattr(fixed, name)} is kept as you asked"
+    return f"{asked}; without it the plan would {more}, by {' '.join(instead)}"

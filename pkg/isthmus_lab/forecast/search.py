@@ -1,0 +1,379 @@
+"""The search for the best rules: all combinations of the settings that a plan may choose, as arrays.
+
+The work merged, the worth of a token and the load of the links are computed exactly for all combinations at once, and
+the dollars from below. `outcome` then computes the combinations that can be the best, in order, until none is left.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from isthmus.errors import InputError
+from isthmus.format.rules import FRAGMENTS_MAX, KEPT_VERSIONS, MergeRule, Rules
+from isthmus_lab.forecast import learning, quality, traffic
+from isthmus_lab.forecast.learning import Figures
+from isthmus_lab.forecast.outcome import (
+    DAY_S,
+    HEADROOM,
+    Case,
+    Outcome,
+    Round,
+    goodput_of,
+    isotropic_s,
+    lost_s,
+    outcome,
+    packing_s,
+    utilization,
+)
+
+PERIODS = (
+    12,
+    14,
+    16,
+    20,
+    24,
+    28,
+    32,
+    40,
+    48,
+    56,
+    64,
+    80,
+    96,
+    112,
+    128,
+    160,
+    192,
+    224,
+    256,
+    320,
+    384,
+    448,
+    512,
+    640,
+    768,
+)
+"""Periods H that are tried: steps between two syncs of a fragment."""
+
+FRAGMENT_BYTES = 64 << 20
+"""Largest payload of an update, from which the least number of fragments follows: a failed request is repeated whole.
+"""
+
+FINE = (1, 2, 4, 8)
+"""Multiples of that number of fragments that are tried: smaller fragments take less time to the store and back."""
+
+FRAGMENTS_USUAL = 96
+"""Most fragments that the multiples may reach: each fragment needs a tensor of its own."""
+
+ISO_BLOCKS = (0, 2048, 1024, 512, 256, 128)
+"""Block sizes that are tried; 0: whole matrices."""
+
+PACK_CORES = 0.25
+"""Cores of a learner's host that packing may take; if it takes more, matrices are sent as they are."""
+
+ROUNDING = 1e-9
+"""Relative difference between a figure of the search and the same of `outcome`, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed:
+    """Settings that are given; None: the plan chooses."""
+
+    fragments: int | None = None
+    sync_every: int | None = None
+    merge: str | None = None
+    iso_block: int | None = None
+    codec: str | None = None
+    codec_down: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The best rules, and what was tried."""
+
+    best: Outcome
+    by_way: list[Outcome]
+    """The best of each way to merge: rule, block, and whether matrices are sent isotropically."""
+    kept: list[float]
+    """The largest share of its work that is merged in any combination, by island."""
+
+
+def search(case: Case, fixed: Fixed) -> Found:
+    """Return the combination of settings with the highest `Outcome.rank`, among those that `fixed` leaves.
+
+    Raises `InputError` if P and H that are given exclude one another.
+    """
+    by_way: list[Outcome] = []
+    kept = [0.0 for _ in case.islands]
+    space = _Space.of(case, fixed)
+    for way in _ways(case, fixed):
+        grid = _Grid.of(case, space, *way)
+        if grid is None:
+            continue
+        kept = [max(before, float(of.max())) for before, of in zip(kept, grid.kept, strict=True)]
+        by_way.append(max(grid.contenders(), key=lambda o: o.rank))
+    # Of equals, the first is chosen: the plainest way to merge.
+    return Found(best=max(by_way, key=lambda o: o.rank), by_way=by_way, kept=kept)
+
+
+def freed(case: Case, fixed: Fixed, best: Outcome) -> Iterator[tuple[str, Outcome]]:
+    """Yield each setting that was given at the cost of a worse outcome, and the best outcome without giving it."""
+    for name in (n for n, value in vars(fixed).items() if value is not None):
+        try:
+            other = search(case, replace(fixed, **{name: None})).best
+        except InputError:
+            continue
+        if other.rank[:3] > best.rank[:3] and (
+            other.fits > best.fits or other.per_usd > best.per_usd * (1.0 + ROUNDING)
+        ):
+            yield name, other
+
+
+def _ways(case: Case, fixed: Fixed) -> list[tuple[str, int, bool]]:
+    """Return the ways to merge that are tried: merge rule, block, and whether matrices are sent isotropically.
+
+    The mean, the trimmed mean and the geometric median never count as better than RDA (`quality.ruled`), so they are
+    tried only where they are given.
+    """
+    rules = [fixed.merge] if fixed.merge else [MergeRule.RDA.value, MergeRule.ISO.value]
+    widest = max((max(shape) for shape in case.matrices.shapes), default=0)
+    blocks = [b for b in ISO_BLOCKS if b < widest] if fixed.iso_block is None else [fixed.iso_block]
+    found = []
+    for merge in rules:
+        if merge != MergeRule.ISO:
+            found.append((merge, 0, False))
+        elif widest or fixed.merge:
+            found += [
+                (merge, block, sent) for block in blocks or [0] for sent in ((False, True) if widest else (False,))
+            ]
+    return found
+
+
+def _pairs(fixed: Fixed) -> list[tuple[str, str]]:
+    """Return the codecs up and down that are tried: pairs that the lab measured, unless both are given."""
+    if fixed.codec and fixed.codec_down:
+        return [(fixed.codec, fixed.codec_down)]
+    found = [(u, d) for u, d in quality.PAIRS if fixed.codec in (None, u) and fixed.codec_down in (None, d)]
+    if found:
+        return found
+    # A codec that was not measured: beside itself and those without loss.
+    given = fixed.codec or fixed.codec_down or ""
+    others = (given, *quality.LOSSLESS)
+    return [(given, o) if fixed.codec else (o, given) for o in others]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Space:
+    """The combinations of H, P and codecs that are tried with each way to merge: arrays of [H, P, pair of codecs]."""
+
+    pairs: list[tuple[str, str]]
+    periods: list[int]
+    fragments: Figures
+    up_bits: Figures
+    """Bits per parameter; the same for `down_bits`."""
+    down_bits: Figures
+
+    @classmethod
+    def of(cls, case: Case, fixed: Fixed) -> "_Space":
+        """Return the combinations that given settings leave. Raises `InputError` if P and H exclude one another."""
+        pairs, periods = _pairs(fixed), _periods(fixed)
+        p = _fragments(case, fixed, periods, [up for up, _ in pairs])
+        up_bits, down_bits = (_bits(case.params, p, [pair[n] for pair in pairs]) for n in range(2))
+        return cls(pairs=pairs, periods=periods, fragments=p, up_bits=up_bits, down_bits=down_bits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Grid:
+    """Figures of all combinations of one way to merge: arrays of [H, P, pair of codecs]."""
+
+    case: Case
+    space: _Space
+    merge: str
+    block: int
+    sent: bool
+    load: Figures
+    kept: list[Figures]
+    bound: Figures
+    """`Outcome.per_usd`, at most; −inf for what cannot be chosen."""
+    usd: Figures
+    """Dollars a day, at least."""
+
+    @classmethod
+    def of(cls, case: Case, space: _Space, merge: str, block: int, sent: bool) -> "_Grid | None":
+        """Return the figures, or None if packing takes too many of a learner's cores in all combinations."""
+        pairs, periods, p = space.pairs, space.periods, space.fragments
+        rules = [_rules(merge, block, sent, up, down) for up, down in pairs]
+        took = [case.speeds(r) for r in rules]
+        h = np.array(periods, float)[:, None, None]
+        period_s = h * case.step_s
+        pack_s = np.array(
+            [packing_s(case.params, case.matrices, r, t) * r.fragments for r, t in zip(rules, took, strict=True)]
+        )
+        possible = np.ones(p.shape, bool)
+        if sent:
+            possible &= pack_s <= PACK_CORES * period_s
+        if not possible.any():
+            return None
+        merge_s = np.array([case.params * (case.learners * t.add_s + t.round_s) for t in took])
+        if merge == MergeRule.ISO:
+            merge_s = merge_s + np.array(
+                [isotropic_s(case.matrices, r, t) * r.fragments for r, t in zip(rules, took, strict=True)]
+            )
+        costs = {int(n): case.messages(int(n)) for n in np.unique(np.minimum(p, 12))}
+        own = [
+            _each(np.minimum(p, 12), {n: getattr(c.learner, f"{way}_bytes") for n, c in costs.items()})
+            for way in ("up", "down")
+        ]
+        up, down = (
+            case.params / p / 8.0 * bits + o for bits, o in zip((space.up_bits, space.down_bits), own, strict=True)
+        )
+        each = Round(fragments=p, period_s=period_s, up=up, down=down, pack_s=pack_s / p, arithmetic_s=merge_s / p)
+        kept = [each.kept(island, case.islands) for island in case.islands]
+        load = np.max([np.maximum(*each.loads(island)) for island in case.islands], axis=0)
+        steps: Figures = 0.0
+        for island in case.islands:
+            goodput = goodput_of(island, island.away_s(case.read(rules[0])) + lost_s(island, h))
+            steps = steps + utilization(case.params, island, h) * goodput * island.count / island.step_s
+        learnt = steps * _worth(case, merge, block, sent, pairs, periods, kept)
+        rounds_day = p * DAY_S / period_s
+        usd = case.gpu_usd + 24.0 * case.prices.core_hour * np.maximum(1.0, each.arithmetic_s * rounds_day / DAY_S)
+        usd = usd + _traffic_usd(case, each, rounds_day, costs)
+        value = learnt * DAY_S / usd if case.gpu_usd else learnt + 0.0 * usd
+        bound = np.where(possible, value * (1.0 + ROUNDING), -np.inf)
+        return cls(
+            case=case, space=space, merge=merge, block=block, sent=sent, load=load, kept=kept, bound=bound,
+            usd=usd * (1.0 - ROUNDING),
+        )  # fmt: skip
+
+    def contenders(self) -> Iterator[Outcome]:
+        """Yield outcomes among which the best is."""
+        bound, fits = self.bound, self.load <= HEADROOM
+        bound = np.where(fits, bound, -np.inf) if (fits & np.isfinite(bound)).any() else bound
+        long = np.broadcast_to(np.array(self.space.periods)[:, None, None], bound.shape)
+        order = np.lexsort((-long.ravel(), self.usd.ravel(), np.where(fits, 0.0, self.load).ravel(), -bound.ravel()))
+        best: Outcome | None = None
+        for at in order:
+            where = np.unravel_index(at, bound.shape)
+            if best is not None and not self._may_be_better(where, best):
+                return
+            up, down = self.space.pairs[where[2]]
+            rules = _rules(
+                self.merge,
+                self.block,
+                self.sent,
+                up,
+                down,
+                self.space.periods[where[0]],
+                int(self.space.fragments[where]),
+            )
+            found = outcome(self.case, rules)
+            best = found if best is None or found.rank > best.rank else best
+            yield found
+
+    def _may_be_better(self, where: tuple[Figures, ...], best: Outcome) -> bool:
+        """Return whether a combination can have a higher rank; those before it in the order cannot."""
+        if self.bound[where] < best.per_usd:
+            return False
+        if self.case.gpu_usd and best.per_usd > 0.0:
+            return True
+        # Of equals, the one with the lower load or the lower price is better.
+        tied = bool(self.bound[where] <= best.per_usd * (1.0 + 2.0 * ROUNDING))
+        return not tied or bool(self.usd[where] < best.day["usd"] if best.fits else self.load[where] < best.load)
+
+
+@lru_cache(maxsize=4096)
+def _rules(merge: str, block: int, sent: bool, up: str, down: str, h: int = 12, p: int = 12) -> Rules:
+    return Rules.suited(
+        merge=merge, iso_block=block, isotropic_up=sent, codec_up=up, codec_down=down, sync_every=h, fragments=p
+    ).check()
+
+
+def _periods(fixed: Fixed) -> list[int]:
+    if fixed.sync_every and fixed.fragments and fixed.fragments > fixed.sync_every:
+        raise InputError(
+            f"{fixed.fragments} fragments within {fixed.sync_every} steps: at most one leaves per step, so let H be at "
+            "least P"
+        )
+    found = [fixed.sync_every] if fixed.sync_every else [h for h in PERIODS if h >= (fixed.fragments or 1)]
+    if not found:
+        raise InputError(f"{fixed.fragments} fragments: more than {PERIODS[-1]} need a period of their own, sync_every")
+    return found
+
+
+def _fragments(case: Case, fixed: Fixed, periods: Sequence[int], up: Sequence[str]) -> Figures:
+    """Return the numbers of fragments that are tried, by period and codec: [H, multiples, codec]."""
+    if fixed.fragments:
+        return np.full((len(periods), 1, len(up)), fixed.fragments)
+    bounded = [min(h, case.tensors or h) for h in periods]
+    found = []
+    for most in bounded:
+        least = [min(most, _least(case.params, codec)) for codec in up]
+        usual = [max(n, min(most, FRAGMENTS_USUAL)) for n in least]
+        found.append([[min(u, n * times) for n, u in zip(least, usual, strict=True)] for times in FINE])
+    return np.array(found)
+
+
+def _least(params: float, up: str) -> int:
+    whole = params * traffic.bits(up, params, 1) / 8.0
+    return min(FRAGMENTS_MAX, max(Rules().fragments, math.ceil(whole / FRAGMENT_BYTES)))
+
+
+def _bits(params: float, p: Figures, codecs: Sequence[str]) -> Figures:
+    """Return the bits per parameter of each combination, by its number of fragments and codec."""
+    found = np.empty(p.shape)
+    for n, name in enumerate(codecs):
+        found[..., n] = _each(
+            p[..., n], {int(count): traffic.bits(name, params, int(count)) for count in np.unique(p[..., n])}
+        )
+    return found
+
+
+def _each(keys: Figures, values: dict[int, float]) -> Figures:
+    """Return the value of every key, in the shape of the keys."""
+    table = np.zeros(max(values) + 1)
+    table[list(values)] = list(values.values())
+    return table[keys]
+
+
+def _worth(
+    case: Case,
+    merge: str,
+    block: int,
+    sent: bool,
+    pairs: Sequence[tuple[str, str]],
+    periods: Sequence[int],
+    kept: Sequence[Figures],
+) -> Figures:
+    """Return the worth of a token in long runs, as `quality.worth` does for one choice of rules."""
+    learners = case.learners
+    if learners == 1:
+        return 1.0
+    gain = case.matrices.gain(block)
+    costs = np.array([quality.base(learners, merge, h, gain) for h in periods])
+    near = np.array([learning.lab(merge).merged_near(h) for h in periods])[:, None, None]
+    more = np.array([quality.coded(learners, merge, sent, *pair) for pair in pairs]) + quality.ruled(merge)
+    mean = sum(of * i.count for of, i in zip(kept, case.islands, strict=True)) / learners
+    return learning.weighed(costs[:, 0, None, None], costs[:, 1, None, None], near, more, mean)[1]
+
+
+def _traffic_usd(case: Case, each: Round, rounds_day: Figures, costs: dict[int, traffic.MessageCosts]) -> Figures:
+    """Return the dollars of requests, egress and stored bytes of a day, at least: large objects take more requests."""
+    prices = case.prices
+    abroad = sum(i.count for i in case.islands if i.region != case.store_region)
+    usd = rounds_day * each.down * abroad / 1e9 * prices.egress_gb
+    kept = each.fragments * KEPT_VERSIONS * (case.learners * each.up + each.down)
+    usd = usd + kept / 1e9 * prices.storage_gb_month / 30.0
+
+    def a_round(cost: traffic.MessageCosts) -> float:
+        total = 0.0
+        for requests, times in ((cost.syncer.requests, 1), (cost.learner.requests, case.learners)):
+            reads = requests.get("get", 0.0)
+            total += (
+                times * (reads * prices.get_per_1000 + (sum(requests.values()) - reads) * prices.put_per_1000) / 1000.0
+            )
+        return total
+
+    return usd + rounds_day * _each(np.minimum(each.fragments, 12), {n: a_round(cost) for n, cost in costs.items()})

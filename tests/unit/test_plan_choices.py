@@ -1,0 +1,270 @@
+"""What a plan chooses is the best by its own figures, over a grid of models, learners, links, prices and failures."""
+
+import itertools
+import json
+import math
+import random
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from isthmus.format.rules import MergeRule
+from isthmus_lab.forecast import matrices, quality, speeds
+from isthmus_lab.forecast.island import START_S, Island
+from isthmus_lab.forecast.learning import lab
+from isthmus_lab.forecast.outcome import Case, outcome
+from isthmus_lab.forecast.planner import plan
+from isthmus_lab.forecast.search import ISO_BLOCKS, PERIODS, Fixed, _Grid, _rules, _Space, _ways, search
+from isthmus_services.board.prices import Prices
+from isthmus_services.main import main
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PRICES = Prices(
+    put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.023, egress_gb=0.02, gpu_hour=2.5, core_hour=0.05
+)
+FREE = replace(PRICES, gpu_hour=0.0)
+
+CASES = list(
+    itertools.product(
+        (1e6, 1e8, 1.3e9, 1e10, 7e10),
+        (2, 4, 16, 64),
+        (0.05, 0.5, 1.0, 10.0, 100.0),
+        (PRICES, FREE),
+        (math.inf, 5.0),
+    )
+)
+"""Parameters, learners, Gbit/s of each link, prices, hours between two failures of a learner."""
+
+Spec = tuple[float, int, float, Prices, float]
+
+FEW, MANY = 37, 5
+"""Every so many cases are tried by `make check` and by `make test`; `make test-all` tries all of them."""
+
+
+def slices(whole: object) -> list[object]:
+    """Return the parameters of a test over the grid, from quick to whole."""
+    return [
+        pytest.param(CASES[::FEW], id="few"),
+        pytest.param(CASES[1::MANY], id="many", marks=pytest.mark.tier("all")),
+        pytest.param(whole, id="all", marks=pytest.mark.tier("all")),
+    ]
+
+
+@cache
+def table() -> speeds.Table:
+    default, classes = speeds.classes()
+    return classes[default]
+
+
+def island(of: Spec) -> Island:
+    return Island(name="a", count=of[1], up_gbit_s=of[2], down_gbit_s=of[2], region="far", mtbf_hours=of[4])
+
+
+def case(of: Spec, *islands: Island) -> Case:
+    return Case(
+        params=of[0], islands=islands or [island(of)], prices=of[3], store_region="near", speeds=table().of,
+        matrices=matrices.typical(of[0]),
+    )  # fmt: skip
+
+
+def explicit() -> Iterator[Fixed]:
+    """Yield each value of each setting that a plan chooses, given alone."""
+    yield from (Fixed(codec=name) for name in dict.fromkeys(up for up, _ in quality.PAIRS))
+    yield from (Fixed(codec_down=name) for name in dict.fromkeys(down for _, down in quality.PAIRS))
+    yield from (Fixed(merge=rule.value) for rule in MergeRule)
+    yield from (Fixed(merge="iso", iso_block=block) for block in ISO_BLOCKS)
+    yield from (Fixed(sync_every=h) for h in PERIODS)
+    yield Fixed(codec="q2.5")
+    yield Fixed(codec="q1", codec_down="q2")
+
+
+EXPLICIT = list(explicit())
+
+
+@pytest.mark.parametrize("cases", slices(CASES))
+def test_no_value_that_is_given_scores_better_than_what_the_plan_chooses(cases: list[Spec]) -> None:
+    whole = len(cases) == len(CASES)
+    for n, of in enumerate(cases):
+        here = case(of)
+        best = search(here, Fixed()).best
+        # Elsewhere each case tries a few values, other ones than the case before.
+        for fixed in EXPLICIT if whole else EXPLICIT[n % 16 :: 16]:
+            other = search(here, fixed).best
+            assert (other.fits, other.per_usd) <= (best.fits, best.per_usd), (of, fixed)
+
+
+@pytest.mark.parametrize("cases", slices(CASES))
+def test_what_is_printed_of_a_choice_is_what_it_was_chosen_by(cases: list[Spec]) -> None:
+    """The arrays of the search agree with the outcome of single combinations, and bound its dollars."""
+    draw = random.Random(7)
+    for of in cases:
+        here = case(of)
+        space = _Space.of(here, Fixed())
+        for way in _ways(here, Fixed()):
+            grid = _Grid.of(here, space, *way)
+            if grid is None:
+                continue
+            h, k, pair = (draw.randrange(n) for n in grid.bound.shape)
+            rules = _rules(*way, *space.pairs[pair], space.periods[h], int(space.fragments[h, k, pair]))
+            found = outcome(here, rules)
+            assert found.kept == pytest.approx(grid.kept[0][h, k, pair], rel=1e-9, abs=1e-12)
+            assert found.load == pytest.approx(grid.load[h, k, pair], rel=1e-9)
+            if np.isfinite(grid.bound[h, k, pair]):
+                assert found.per_usd <= grid.bound[h, k, pair]
+                assert found.day["usd"] >= grid.usd[h, k, pair]
+                if not here.gpu_usd:
+                    assert found.per_usd == pytest.approx(grid.bound[h, k, pair], rel=1e-8)
+
+
+@pytest.mark.parametrize("cases", slices(CASES))
+def test_faster_links_learn_no_less_and_failures_and_restarts_learn_no_more(cases: list[Spec]) -> None:
+    def score(of: Spec, *islands: Island) -> tuple[bool, float]:
+        best = search(case(of, *islands), Fixed()).best
+        return best.fits, best.per_usd
+
+    for of in cases:
+        same = score(of)
+        assert score((*of[:4], min(of[4], 1000.0) / 3.0)) <= same, of
+        if math.isfinite(of[4]):
+            slow = replace(island(of), restart_s=2.0 * START_S + island(of).reading_s(of[0] * 24.0))
+            assert score(of, slow) <= same, of
+        # Where GPUs cost nothing, what is learnt counts. Else a faster link may cost requests of more checkpoints.
+        if of[3] is FREE:
+            assert score((*of[:2], of[2] * 2.0, *of[3:])) >= same, of
+
+
+@pytest.mark.parametrize("cases", slices(CASES[::3]))
+def test_a_hint_names_what_it_gains_and_following_it_gains_that(cases: list[Spec]) -> None:
+    """A plan that nothing was given to has no hint. A hint is about a setting that was given, and true."""
+    for n, of in enumerate(cases):
+        fixed = EXPLICIT[n * 7 % len(EXPLICIT)]
+
+        def planned(given: Fixed, of: Spec = of) -> tuple[float, list[str], str]:
+            found = plan(of[0], [island(of)], of[3], store_region="near", fixed=given, speeds=table().of)
+            said = [w for w in found.warnings if "is kept as you asked" in w]
+            return found.per_usd, said, " ".join(w for w in found.warnings if w not in said)
+
+        assert not planned(Fixed())[1]
+        mine, said, warned = planned(fixed)
+        assert ("sync_every" in warned) <= any(hint.startswith("--sync-every") for hint in said), warned
+        for hint in said:
+            name = hint.split()[0].removeprefix("--").replace("-", "_")
+            assert getattr(fixed, name) is not None, hint
+            freed = planned(Fixed(**vars(fixed) | {name: None}))[0]
+            if gain := re.search(r"learn ([0-9.]+)% more", hint):
+                assert freed / mine - 1.0 == pytest.approx(float(gain[1]) / 100.0, abs=6e-4), (of, hint)
+            flags = shlex.split(hint.rpartition(", by ")[2])
+            values = {f.removeprefix("--").replace("-", "_"): v for f, v in zip(flags[::2], flags[1::2], strict=True)}
+            typed = {k: int(v) if k in ("sync_every", "fragments", "iso_block") else v for k, v in values.items()}
+            assert planned(Fixed(**vars(fixed) | typed))[0] == pytest.approx(freed, rel=1e-9), (of, hint)
+
+
+# --- the lab's losses -------------------------------------------------------------------------------------------------
+
+
+def test_the_losses_of_codecs_rules_and_blocks_are_those_of_the_results() -> None:
+    def loss(experiment: str, setting: str) -> float:
+        found: float = json.loads((RESULTS / f"{experiment}.json").read_text())["summary"][setting]["val_loss"]["mean"]
+        return found
+
+    table = quality.quality()
+    for row in table.codecs.rows:
+        plain = f"{row.setting}: f32 both ways"
+        for way, losses in (("both ways", row.both), ("up", row.up), ("down", row.down)):
+            for name, said in zip(table.codecs.names, losses, strict=True):
+                setting = plain if name == "f32" else f"{row.setting}: {name} {way}"
+                assert said == pytest.approx(loss("bits", setting), abs=6e-5), setting
+    for rule in table.merges:
+        assert rule.loss == pytest.approx(loss(rule.experiment, rule.setting), abs=6e-5)
+        assert rule.rda == pytest.approx(loss(rule.experiment, rule.rda_setting), abs=6e-5)
+    blocks = table.blocks
+    assert blocks.rda == pytest.approx(loss("blocks", "RDA"), abs=6e-5)
+    assert blocks.whole == pytest.approx(loss("blocks", "iso, whole"), abs=6e-5)
+    for setting, said in zip(blocks.settings, blocks.losses, strict=True):
+        assert said == pytest.approx(loss("blocks", setting), abs=6e-5)
+
+
+def test_codecs_cost_what_the_lab_measured() -> None:
+    """One bit ended at 2.271 with eight learners, where four ended at 2.096: half of the steps learnt as much."""
+    rda = lab()
+    for row in quality.quality().codecs.rows:
+        if row.merge == "rda":
+            for name, loss in zip(quality.quality().codecs.names, row.both, strict=True):
+                steps = rda.steps_for(row.learners, row.both[0]) / rda.steps_for(row.learners, loss)
+                found = quality.coded(row.learners, "rda", False, name, name)
+                assert found == pytest.approx(math.log(steps), abs=2e-3), (row.learners, name)
+    assert quality.coded(8, "rda", False, "q1", "q1") > 0.6
+    assert quality.coded(8, "iso", True, "q3", "q3") < 0.0 < quality.coded(8, "iso", False, "q3", "q3")
+
+
+def test_fewer_bits_one_rule_and_smaller_blocks_are_never_counted_as_better_than_what_they_are_beside() -> None:
+    names = ["f32", "bf16", "int8", "int4", "q3.5", "q3", "q2.5", "q2", "q1.5", "q1", "q0.75", "q0.5"]
+    for learners, (merge, sent) in itertools.product(
+        (1, 2, 4, 6, 8, 64), (("rda", False), ("iso", False), ("iso", True))
+    ):
+        for fine, coarse in itertools.pairwise(names):
+            for other in names:
+                for pairs in (((fine, other), (coarse, other)), ((other, fine), (other, coarse))):
+                    less, more = (quality.coded(learners, merge, sent, *pair) for pair in pairs)
+                    assert less <= more + 1e-12, (learners, merge, sent, pairs)
+    assert all(quality.ruled(rule) >= 0.0 for rule in MergeRule)
+    assert quality.ruled("avg") > 0.0
+    shares = [quality.gained(parts) for parts in range(1, 65)]
+    assert shares[0] == 1.0
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] == 0.0
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["plan", *words]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_restart_is_a_start_and_what_reading_the_checkpoint_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    # 1.3 billion parameters: 12 bytes of values and moments, 8 of error feedback, and 4 of the newest version.
+    words = ("--params", "1.3e9", "--learners", "4", "--latency", "0.05", "--merge", "rda")
+    said = shown(capsys, *words)
+    assert "a restart takes 310 s: 60 s to start, 250 s to read 31.2 GB at 1 Gbit/s" in said
+    assert "310 s" not in shown(capsys, *words, "--down", "10"), "a faster link reads faster"
+    said = shown(capsys, *words, "--restart", "90")
+    assert "a restart takes 90 s: as given; without that it would be 60 s to start and 250 s to read" in said
+
+
+def test_what_was_not_measured_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--params", "1e8", "--learners", "4", "--merge", "rda")
+    assert (
+        "not measured" not in shown(capsys, *words, "--codec", "q1", "--codec-down", "q1").split("syncer arithmetic")[0]
+    )
+    assert "not measured: q1 up with q2 down" in shown(capsys, *words, "--codec", "q1", "--codec-down", "q2")
+    assert "not measured: q0.5 up with int8 down" in shown(capsys, *words, "--codec", "q0.5", "--codec-down", "int8")
+    said = shown(capsys, "--params", "1e8", "--learners", "4", "--merge", "median")
+    assert "median was measured in one run of 200 steps, with 8 learners: counted as rda" in said
+    assert "2.377 beside rda's 2.382 with 8 learners after 200 steps" in said
+
+
+def test_the_case_that_contradicted_itself_does_not(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """RDA was chosen while `--merge iso` and `--iso-block 512` scored better, and one bit counted like four."""
+    words = ("--params", "1.3e9", "--learners", "4")
+
+    def score(*more: str) -> float:
+        report = tmp_path / "r.json"
+        shown(capsys, *words, *more, "--json", str(report))
+        found: float = json.loads(report.read_text())["per_usd"]
+        return found
+
+    best = score()
+    others = {
+        more: score(*more.split())
+        for more in ("--merge iso", "--merge iso --iso-block 512", "--codec q1", "--merge rda")
+    }
+    assert max(others.values()) <= best
+    assert others["--codec q1"] < 0.9 * best
