@@ -182,7 +182,8 @@ def test_failures_cost_goodput_and_distance_costs_merged_work() -> None:
 @pytest.mark.parametrize("latency_s", [0.02, 0.5])
 def test_the_work_merged_is_about_what_real_learners_merge(latency_s: float) -> None:
     """The learners train in virtual time. Everything else is as planned, including the period."""
-    found = planned(1e5, Island(name="a", count=4, latency_s=latency_s), fixed=Fixed(sync_every=12, fragments=12))
+    given = replace(RDA, sync_every=12, fragments=12)
+    found = planned(1e5, Island(name="a", count=4, latency_s=latency_s), fixed=given)
     shape = Shape(width=32, layers=2, heads=2)
     row = train(
         base(

@@ -221,6 +221,26 @@ def test_fewer_bits_one_rule_and_smaller_blocks_are_never_counted_as_better_than
     assert shares[-1] == 0.0
 
 
+def test_the_pages_tables_of_worth_and_costs_are_the_models() -> None:
+    page = (RESULTS.parent / "compare.md").read_text()
+
+    def rows(name: str) -> list[list[str]]:
+        lines = page.partition(f"<!-- {name} -->")[2].partition(f"<!-- /{name} -->")[0].strip().splitlines()
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line]
+
+    learners, order = (2, 4, 8, 16), [("rda", "short", h) for h in (12, 24, 48)]
+    order += [("rda", "long", 12), ("rda", "long", 48)]
+    order += [("iso", "short", h) for h in (12, 24, 48)] + [("iso", "long", 24), ("iso", "long", 48)]
+    for (merge, length, h), row in zip(order, rows("worth")[1:], strict=True):
+        assert f"H = {h}" in row[0]
+        assert row[1:] == [f"{getattr(lab(merge).worth(m, h, 1.0), length):.2f}" for m in learners], row
+    head, *costs = rows("costs")
+    for (merge, sent), row in zip((("rda", False), ("iso", False), ("iso", True)), costs, strict=True):
+        plain = quality.coded(8, merge, sent, "f32", "f32")
+        said = [f"{1.0 - math.exp(plain - quality.coded(8, merge, sent, name, name)):.0%}" for name in head[1:]]
+        assert [cell.replace(" ", "") for cell in row[1:]] == said, row
+
+
 # --- what is printed --------------------------------------------------------------------------------------------------
 
 
