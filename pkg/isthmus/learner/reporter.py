@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from isthmus.agent.tolerance import Tolerance
 from isthmus.agent.trouble import Connectivity, Trouble, TroubleLog
@@ -12,7 +13,7 @@ from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.errors import Denied, Unavailable, told
 from isthmus.format.records.messages import PARTS, Announce, Heartbeat, Leave, Pass, Progress
 from isthmus.format.records.objects import work_of
-from isthmus.format.rules import Pace
+from isthmus.format.rules import MemberRole, Pace
 from isthmus.learner.boundary import Boundary
 from isthmus.learner.downlink import Downlink
 from isthmus.learner.incarnation import Incarnation
@@ -21,7 +22,7 @@ from isthmus.learner.summary import Summary
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Log
 from isthmus.log.fork_detection import UNSAID
-from isthmus.reasons import REJECTED
+from isthmus.reasons import REJECTED, Reason
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import LearnerMetrics
 from isthmus.store import EdgeStore
@@ -68,6 +69,7 @@ class Reporter:
         self.syncer_heard_at = self._began_at = runtime.now()
         self._run = log.run
         self._members = log.members
+        self._signer = log.signer
         self._name = name
         self._runtime = runtime
         self._pace = pace
@@ -80,6 +82,8 @@ class Reporter:
         self._trouble_log = TroubleLog(name, pace.silence_s, MEANWHILE)
         self._hindered_at = -math.inf
         """When store, bus or syncers were last known to be away: nothing could be merged until then."""
+        self._unheard_at = -math.inf
+        """When syncers were last known to be away: nothing could be rejected until then."""
         self._beaten: Heartbeat | None = None
 
     def of(self, uplink: Uplink, downlink: Downlink, claimed: Incarnation) -> None:
@@ -228,18 +232,30 @@ class Reporter:
                 what += ", but the run goes on"
                 remedy = f"{self._bus.url} is not the bus of its syncers: use theirs {theirs}"
             found.append((silent_s, what, remedy))
-        if any(for_s > 0 for for_s, *_ in self._connectivity.troubles()) or (
-            now - self.syncer_heard_at > MISSED_BEATS * self._pace.heartbeat_s
-        ):
+        if now - self.syncer_heard_at > MISSED_BEATS * self._pace.heartbeat_s:
+            self._hindered_at = self._unheard_at = now
+        elif any(for_s > 0 for for_s, *_ in self._connectivity.troubles()):
             self._hindered_at = now
         at = self.boundary
         step, period = (self.first_step, self._run.rules.sync_every) if at is None else (at.step, at.longest_period)
-        dry = self.uplink.unmerged.trouble(now, step, period)
+        unmerged = self.uplink.unmerged
+        if not self._is_member:  # commits do not list what syncers reject before they look at it
+            unmerged = replace(unmerged, rejected_for=Reason.NOT_A_MEMBER)
+        dry = unmerged.trouble(now, step, period)
         if dry is None:
             return found
         for_s, what, remedy = dry
-        # While another trouble is known, and for a while after it, that trouble explains why nothing is merged.
-        return [*found, (for_s if what.startswith(REJECTED) else min(for_s, now - self._hindered_at), what, remedy)]
+        # While another trouble is known, and for a while after it, that trouble explains why nothing is merged. A
+        # rejection needs no other explanation, unless no syncer was there to merge what came after it.
+        hindered_at = self._unheard_at if what.startswith(REJECTED) else self._hindered_at
+        return [*found, (min(for_s, now - hindered_at), what, remedy)]
+
+    @property
+    def _is_member(self) -> bool:
+        """Whether the newest membership known here still names this learner with its key."""
+        if self._signer is None or not self._members.signed:
+            return True
+        return self._members.current.permits(self._signer.author, (MemberRole.LEARNER,), self._name)
 
     def summary(self) -> Summary:
         """Return the summary so far. Another thread may call this only after the agent has ended."""
