@@ -321,6 +321,23 @@ def test_a_server_that_evicts(doctor: Doctor, run: str, tmp_path: Path) -> None:
     means="The server is nearly full. When it is, it takes no more messages, and no round goes on.",
     do="raise maxmemory, or delete what else is stored on this server", then="no `bus: memory`",
 )  # fmt: skip
+def test_a_server_that_is_nearly_full(doctor: Doctor, run: str, tmp_path: Path) -> None:
+    with started(tmp_path) as url:
+        others = [f"other-{number}" for number in range(18)]
+        for name in others:
+            ask(url, "SET", name, bytes(1 << 20))
+        ask(url, "CONFIG", "SET", "maxmemory", str(ask(url, "INFO", "memory")["used_memory"] * 10 // 9))
+        assert "warning bus: memory" in doctor.finds(run, "--bus", url)
+        ask(url, "DEL", *others)
+        doctor.finds_no_more(run, "--bus", url)
+
+
+@row(
+    "doctor", "bus: memory: the server is full, and refuses messages: …% of … MB in use",
+    means="The server takes no messages. Learners train on, and no round goes on.",
+    do="raise maxmemory, or delete what else is stored on this server: then processes go on by themselves",
+    then="no `bus: memory`",
+)  # fmt: skip
 @row(
     "doctor", "bus: streams: …: the server's memory is full: raise maxmemory, or delete other data stored there: …",
     means="The server takes no messages. Learners train on, and rounds wait.",
@@ -332,7 +349,7 @@ def test_a_server_that_is_full(doctor: Doctor, run: str, tmp_path: Path) -> None
         for name in others:
             ask(url, "SET", name, bytes(1 << 20))
         ask(url, "CONFIG", "SET", "maxmemory", str(len(others) << 20))
-        doctor.finds(run, "--bus", url)
+        assert "failure bus: memory" in doctor.finds(run, "--bus", url)
         ask(url, "DEL", *others)
         doctor.finds_no_more(run, "--bus", url)
 

@@ -170,6 +170,7 @@ def changed(**facts: object) -> dict[str, str]:
         ({"eviction_policy": "volatile-lru"}, {"bus: eviction": FAILURE}),
         ({"eviction_policy": "volatile-lru", "memory_max": 0}, {"bus: eviction": WARNING, "bus: memory": WARNING}),
         ({"memory_used": 900 << 20}, {"bus: memory": WARNING}),
+        ({"memory_used": 1 << 30}, {"bus: memory": FAILURE}),
         ({"memory_max": 0}, {"bus: memory": WARNING}),
     ],
 )

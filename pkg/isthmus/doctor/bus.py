@@ -264,7 +264,11 @@ def _memory(facts: ServerFacts) -> list[Finding]:
     if facts.memory_max and facts.memory_used > FULL_SHARE * facts.memory_max:
         said = f"{facts.memory_used / facts.memory_max:.0%} of {facts.memory_max / 1e6:.0f} MB in use"
         more = "raise maxmemory, or delete what else is stored on this server"
-        found.append(Finding("bus: memory", WARNING, said, more))
+        if policy == "noeviction" and facts.memory_used >= facts.memory_max:
+            full = f"the server is full, and refuses messages: {said}"
+            found.append(Finding("bus: memory", FAILURE, full, f"{more}: then processes go on by themselves"))
+        else:
+            found.append(Finding("bus: memory", WARNING, said, more))
     return found
 
 
