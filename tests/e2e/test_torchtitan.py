@@ -35,6 +35,8 @@ class Trainer:
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizers.optimizers[0], lambda step: 1 / (1 + step))
         self.lr_schedulers = SimpleNamespace(schedulers=[schedule])
+        self.metrics_processor = SimpleNamespace(log=lambda *logged: self.logged.append(logged))
+        self.logged: list[tuple[int, float, float]] = []
         self.dataloader: Any = StatefulDataLoader(range(24), batch_size=2, shuffle=False)
         self.step = 0
         self.read: list[int] = []
@@ -51,10 +53,13 @@ class Trainer:
         self.read += batch.tolist()
         optimizer = self.optimizers.optimizers[0]
         optimizer.zero_grad()
-        self.model_parts[0](batch.float()[:, None]).pow(2).mean().backward()
+        loss = self.model_parts[0](batch.float()[:, None]).pow(2).mean()
+        loss.backward()
         self.rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         self.lr_schedulers.schedulers[0].step()
+        if self.step % 2:
+            self.metrics_processor.log(self.step, loss.item(), loss.item())
 
     def train(self, fails_at: int = 99) -> None:
         batches = iter(self.dataloader)
@@ -75,6 +80,10 @@ def test_its_steps_are_reported_and_it_comes_back_to_step_schedule_and_data(tmp_
         second.train()
     assert (link.steps_done, link.tokens_seen, second.step) == (10, 20, 10)
     assert first.read + second.read == list(range(20)), "both incarnations together read every line once"
+    # The loss of a step that it logs, and of no other, is in the run.
+    losses = {step: loss for step, loss, _ in first.logged + second.logged}
+    assert list(losses) == [1, 3, 5, 7, 9]
+    assert link.summary.loss == losses[9]
     assert first.rates + second.rates == pytest.approx([0.1 / (1 + step) for step in range(10)])
 
 

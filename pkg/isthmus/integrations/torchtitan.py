@@ -52,7 +52,7 @@ class TrainerProgress:
 def join(trainer: Any, run: str, *, learner: str, count: Count | None = None, **joining: Any) -> Iterator[Link]:
     """Join a run with a torchtitan Trainer that was built and has not trained; leave when the block ends.
 
-    Each training step is reported when it is done. Every rank of the job calls this function alike. A restart under the
+    Each training step is reported when it is done, with its loss if torchtitan logs that step. Every rank of the job calls this function alike. A restart under the
     same name continues from the learner's own checkpoint, so torchtitan's checkpoints have to be off
     (`checkpoint.enable` false, its default). The other arguments are those of `isthmus.join`, except `data` and
     `steps`, which come from the trainer.
@@ -88,14 +88,22 @@ def join(trainer: Any, run: str, *, learner: str, count: Count | None = None, **
                 catch_up(schedule, link.steps_done)
         hook = StepHook(link, model, optimizer, count=count, now=False)
 
+        metrics, losses = trainer.metrics_processor, list[float]()
+        own_log: Callable[..., Any] = metrics.log
+
+        def log(step: int, global_avg_loss: float, *arguments: Any, **named: Any) -> Any:
+            losses.append(float(global_avg_loss))
+            return own_log(step, global_avg_loss, *arguments, **named)
+
         def train_step(*arguments: Any, **named: Any) -> Any:
+            losses.clear()
             found = own_step(*arguments, **named)
-            hook.report()
+            hook.report(losses[-1] if losses else None)
             return found
 
-        trainer.train_step = train_step
+        trainer.train_step, metrics.log = train_step, log
         try:
             yield link
         finally:
-            trainer.train_step = own_step
+            trainer.train_step, metrics.log = own_step, own_log
             hook.let_go()
