@@ -54,8 +54,8 @@ def join(trainer: Any, run: str, *, learner: str, count: Count | None = None, **
 
     Each training step is reported when it is done, with its loss if torchtitan logs that step. Every rank of the job
     calls this function alike. A restart under the same name continues from the learner's own checkpoint, so
-    torchtitan's checkpoints have to be off (`checkpoint.enable` false, its default). The other arguments are those of `isthmus.join`, except `data` and
-    `steps`, which come from the trainer.
+    torchtitan's checkpoints have to be off (`checkpoint.enable` false, its default). The other arguments are those of
+    `isthmus.join`, except `data` and `steps`, which come from the trainer.
 
     Raises what `isthmus.join` raises, and `InputError` for pipeline, tensor and context parallelism, and if
     torchtitan's checkpoints are on.
