@@ -1,6 +1,10 @@
-"""A training loop that configures no logging shows when its learner joins and leaves; ISTHMUS_BUS names its bus."""
+"""A training loop that configures no logging shows that its learner joins, restarts, leaves or is not merged.
+
+ISTHMUS_BUS names its bus.
+"""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +20,23 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 rules = isthmus.Rules(fragments=1, sync_every=2)
 with isthmus.join(sys.argv[1], model, optimizer, learner="a", create=rules) as link:
     link.step(tokens=1)
+"""
+
+UNMERGED = """
+import sys
+import time
+import torch
+import isthmus
+from isthmus.agent import trouble
+trouble.PATIENCE_S = 0.5
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rules, pace = isthmus.Rules(fragments=1, sync_every=2), isthmus.Pace(silence_s=0.5, heartbeat_s=0.1)
+for _ in range(2):
+    with isthmus.join(sys.argv[1], model, optimizer, learner="a", create=rules, pace=pace) as link:
+        for _ in range(100):
+            link.step(tokens=1)
+            time.sleep(0.02)
 """
 
 SHOWN = """
@@ -52,6 +73,16 @@ def test_a_loop_without_logging_shows_its_lines_and_takes_the_bus_of_the_environ
         assert sum(words in line for line in lines) == 1, lines
     assert (tmp_path / "elsewhere.sqlite").exists()
     assert not (tmp_path / "run" / "bus.sqlite").exists()
+
+
+def test_a_loop_without_logging_shows_its_restart_and_that_nothing_is_merged(tmp_path: Path) -> None:
+    lines = "\n".join(lines_of(UNMERGED, str(tmp_path / "run")))
+    said = [
+        r"a joined \S+ for the 1\. time: goes on after step 0 ", r"a: no syncer is heard .*: isthmus syncer ",
+        r"a: 100 steps in .*NONE OF ITS WORK WAS MERGED", r"a joined \S+ for the 2\. time: goes on after step 100 ",
+        r"a: 100 steps in .* 200 over all its incarnations",
+    ]  # fmt: skip
+    assert re.search(".*".join(said), lines, re.S), lines
 
 
 @pytest.mark.parametrize(
