@@ -33,7 +33,9 @@ def main() -> None:
         while learner.link.steps_done < arguments.steps:
             for batch in data:
                 with accelerator.accumulate(model):
-                    accelerator.backward(model(**batch).loss)
+                    loss = model(**batch).loss
+                    accelerator.backward(loss)
+                    learner.loss(loss.item())
                     optimizer.step()
                     optimizer.zero_grad()
                 if learner.link.steps_done >= arguments.steps:

@@ -117,6 +117,8 @@ def test_the_example_trains_beside_a_loop_of_accelerate_and_a_plain_one(tmp_path
     assert judge.continuous(commits)
     lives = {(i.learner, i.incarnation) for c in commits for i in c.header.inputs}
     assert lives >= {("trainer", 1), ("plain_loop", 1), ("accelerate_loop", 2)}
+    stated = {i.learner for c in commits for i in c.header.inputs if i.loss is not None}
+    assert stated == {"trainer", "plain_loop", "accelerate_loop"}
     assert main(["status", run, "--ledger", "--json", str(tmp_path / "status.json")]) == 0
     ledgers = json.loads((tmp_path / "status.json").read_text())["ledgers"]
     tokens = {"trainer": 16 * 24, "accelerate_loop": 2 * 8 * 24, "plain_loop": 16 * 24}

@@ -21,6 +21,11 @@ class Learner:
         """The learner's link to the run, with `steps_done`, `rate`, `metrics` and the rest."""
         return self._hook.link
 
+    def loss(self, loss: float) -> None:
+        """State the loss of the step under way, before `optimizer.step()`. Reading a loss waits for the device, so do
+        it as often as the loop reads it anyway."""
+        self._hook.loss = loss
+
     def close(self, *, done: bool = True) -> None:
         """Leave the run; see `Link.close`."""
         self._hook.close(done=done)

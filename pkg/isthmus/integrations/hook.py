@@ -142,6 +142,8 @@ class StepHook:
         """`now`: report each step as soon as it is taken. Otherwise the caller calls `report` after it."""
         self.link = link
         self.tokens = Tokens(model, count)
+        self.loss: float | None = None
+        """Loss of the step under way, if the caller states it; the next report takes it."""
         self._taken = 0
         self._rates: list[Any] = []
         stepped = raw(optimizer)
@@ -158,7 +160,8 @@ class StepHook:
         if self._taken > 1:
             raise InputError(f"{self._taken} optimizer steps were taken between two reports: report after each")
         self._taken = 0
-        self.link.step(self.link.of_all_ranks(self.tokens.taken()), loss=loss)
+        stated, self.loss = self.loss, None
+        self.link.step(self.link.of_all_ranks(self.tokens.taken()), loss=stated if loss is None else loss)
         return True
 
     def close(self, *, done: bool = True) -> None:
