@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from isthmus.format.records.messages import encode, learner_stream
 from isthmus.format.rules import Rules
 from isthmus_services.board import feed
 from isthmus_services.board.history import warnings
+from isthmus_services.board.history.time_views import loss_curves
 from isthmus_services.board.server import STATIC
 from isthmus_services.servers import free_ports
 from support.boards import a_board, ask
@@ -289,6 +291,33 @@ async def test_a_run_object_that_is_gone(folder: Path, monkeypatch: pytest.Monke
         advises(here, (await state(url, lambda found: says(here, found["trouble"]), here.said))["trouble"])
         (folder / "backup").rename(folder / RUN_KEY)
         await state(url, lambda found: found["trouble"] == "", "it is back")
+
+
+@row(
+    "board",
+    "the loss of … rises: … or more in its newest updates, … at its lowest",
+    means="Up to the moment shown, or the end of a run without a bus, the learner's newest merged updates stated losses "
+    "well above the lowest level that it had reached.",
+    like="A learner whose data or schedule changed on purpose, as at the start of another stage of training.",
+    do="the chart of losses shows since when: look at its data of that time, or start it again with a lower learning rate. "
+    "isthmus replay … draws all losses, too",
+    then="`isthmus replay` has a curve of each learner's loss. The warning goes away once some of its newest updates are "
+    "low again.",
+)
+async def test_a_loss_that_rose(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here,) = mine(test_a_loss_that_rose)
+    monkeypatch.setattr(feed, "LOOK_S", 0.2)
+    async with world(folder, FEW) as w, serving(w.syncer("s1")), a_board(w.log) as (url, fed):
+        steps = iter(range(10**9))
+        now: float | None = None
+        async with training(w.learner("a"), loss=lambda: 1.0 + 9.0 / (1 + next(steps)) if now is None else now):
+            await until(lambda: len(loss_curves(fed.history, math.inf).get("a", ())) > 20, "it learns")
+            now = 4.0
+            (command_,) = commands_in(await warns(here, url))
+            code, told = await isthmus(*command_)
+            assert (code, "rises" in told) == (0, True), told
+            now = 0.9
+            await quiet(here, url)
 
 
 async def test_a_learner_that_was_killed_is_named_while_others_merge(folder: Path) -> None:

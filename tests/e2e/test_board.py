@@ -363,6 +363,49 @@ def test_what_if_is_asked_of_one_round(browser: Browser, base: str) -> None:
         expect(page.locator("#whatif-answer")).to_contain_text("of the step")
 
 
+def test_time_axes_have_hours_and_the_date_where_days_change(browser: Browser, base: str) -> None:
+    midnight = datetime(2026, 11, 28, tzinfo=UTC).timestamp()
+    with looking(browser, base) as seen:
+        page = seen.open("/", "#totals")
+        for begin, end, words in (
+            (43200, 64800, "12:00 14:00 16:00 18:00"),
+            (43200, 43320, "12:00:00 12:00:30 12:01:00 12:01:30 12:02:00"),
+            (1, 3, "00:00:01.0 00:00:01.5 00:00:02.0 00:00:02.5 00:00:03.0"),
+            (-30, 61, "23:59:30 27 Nov 00:00:00 28 Nov 00:00:30 00:01:00"),
+            (0, 2.5 * 86400, "28 Nov 29 Nov 30 Nov"),
+        ):
+            ticks = page.evaluate(f"Isthmus.timeTicks({midnight + begin}, {midnight + end}, 4)")
+            assert " ".join(word for _, *both in ticks for word in both if word) == words
+
+
+@pytest.mark.tier("test")
+def test_losses_cover_the_whole_run_and_come_first_and_no_chart_is_empty(
+    browser: Browser, base: str, recorded: str, tmp_path: Path
+) -> None:
+    stated = [i for of in asked(recorded, all_commits).values() for c in of for i in c.header.inputs]
+    assert stated
+    assert all(i.loss is not None for i in stated), "the demo's loop gives its loss"
+    with urllib.request.urlopen(f"{base}api/series") as answer:
+        losses = json.load(answer)["losses"]["learners"]
+    assert losses.keys() == {i.learner for i in stated}
+    assert all(sum(x is not None for x in line) > 2 for line in losses.values()), "more than what was heard last"
+    out = tmp_path / "page.html"
+    subprocess.run(isthmus_command("board", recorded, "--export", str(out)), capture_output=True, check=True)
+    for address, how in ((base, {}), (out.as_uri(), {"offline": True})):
+        with looking(browser, address, **how) as seen:
+            page = seen.open("" if how else "/", "figure canvas")
+            first = page.locator("figure").first
+            expect(first.locator("figcaption")).to_contain_text("Training loss")
+            tokens = page.locator("figure").filter(has_text="Tokens trained and merged")
+            expect(tokens.locator(".note")).to_contain_text(re.compile(r"Bold: mean over [\d.]+ \w+\. Faint: each "))
+            assert all(f"{name} " in first.locator(".legend").inner_text() for name in losses)
+            for figure in page.locator(".charts figure").all():
+                assert figure.locator("canvas, p.note").count(), figure.inner_text()
+    with looking(browser, base) as seen:  # a stretch before the run
+        page = seen.open("/?from=1000000000&to=1000000100", ".charts figure")
+        expect(page.locator("figure").first).to_contain_text("No commit was written in this stretch of time")
+
+
 # --- time travel ------------------------------------------------------------------------------------------------------
 
 

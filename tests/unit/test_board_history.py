@@ -84,7 +84,7 @@ def everything(c: RunHistory, at: float) -> list[object]:
     begin, end = time_views.span(c)
     return [
         time_views.totals(c, at), time_views.reasons(c, at), sorted(time_views.learners(c, at), key=lambda r: str(r["learner"])),
-        time_views.series(c, begin, end), time_views.fragments(c, begin, end, at), time_views.syncers(c, at)["takeovers"],
+        time_views.series(c, begin, end), time_views.losses(c, begin, end), time_views.fragments(c, begin, end, at), time_views.syncers(c, at)["takeovers"],
         sorted(time_views.incarnations(c), key=str), time_views.rounds_open(c, at),
     ]  # fmt: skip
 
@@ -436,7 +436,7 @@ def test_no_answer_is_longer_than_a_browser_can_draw() -> None:
 
     for answer in (
         time_views.series(c, begin, end), time_views.heard(c, begin, end), time_views.fragments(c, begin, end, end),
-        time_views.lanes(c, begin, end), time_views.commits(c, end),
+        time_views.lanes(c, begin, end), time_views.commits(c, end), time_views.losses(c, begin, end),
     ):  # fmt: skip
         assert numbers(answer) < 40_000
     assert len(time_views.series(c, begin, end)["at"]) <= time_views.POINTS_MAX
@@ -493,6 +493,56 @@ def test_a_fragment_that_was_not_merged_for_long_is_said_with_what_to_do() -> No
     assert stuck.said.startswith("fragment 0 was not merged for over ")
     assert stuck.do.startswith("the fragment's page shows which learners")
     assert stuck.link == "fragments/0"
+
+
+def of_losses(first: list[float | None], second: list[float | None]) -> RunHistory:
+    """Return a history of learners `a` and `b`, whose updates of each version have these losses."""
+    return read(
+        committed(v, given("a", v - 1, v, loss=one, steps=10), given("b", v - 1, v, loss=other, steps=30), p=p)
+        for v, (one, other) in enumerate(zip(first, second, strict=True), 1)
+        for p in (0, 1)
+    )
+
+
+def test_losses_of_a_whole_life_come_from_the_log() -> None:
+    c = of_losses([4.0, 3.0, None], [None, None, None])
+    a = [loss for loss in time_views.losses(c, *time_views.span(c))["learners"]["a"] if loss is not None]
+    assert a == [4.0, 3.0]
+    assert set(time_views.losses(c, *time_views.span(c))["learners"]["b"]) == {None}
+    rows = {r["learner"]: r["loss"] for r in time_views.learners(c, after(2))}
+    assert (rows["a"], rows["b"]) == (3.0, None)
+    # Heartbeats state the loss of the last step, which is another quantity.
+    c.beats.one(after(2), c.learner("b"), step=7.0, loss=9.0)
+    assert set(time_views.losses(c, *time_views.span(c))["learners"]["b"]) == {None}
+
+
+def test_a_stretch_of_several_updates_has_the_mean_over_their_steps() -> None:
+    mixed = [given("a", 0, 1, loss=2.0, steps=10), given("a", 0, 1, "other", loss=4.0, steps=30)]
+    c = read([committed(1, *mixed)])
+    assert [x for x in time_views.losses(c, *time_views.span(c))["learners"]["a"] if x is not None] == [3.5]
+
+
+def test_tokens_that_were_trained_come_from_the_log() -> None:
+    c = read(history())
+    lines = time_views.series(c, *time_views.span(c), 30)
+    # `a` trained 3,600 tokens, `b` 700, of which its second incarnation trained 200 again.
+    assert sum(lines["trained_per_s"]) * lines["seconds"] == pytest.approx(time_views.totals(c, math.inf)["processed"])
+
+
+@pytest.mark.parametrize("loss", [1e308, -1e308])
+def test_a_loss_too_large_to_sum_is_not_known(loss: float) -> None:
+    c = of_losses([loss] * 4, [1.0] * 4)
+    assert set(time_views.losses(c, *time_views.span(c))["learners"]["a"]) == {None}
+    assert told(c, math.inf) == []
+
+
+def test_a_loss_that_rose_is_said_of_finished_runs_and_of_past_moments() -> None:
+    fell = [2.0 + 8.0 / version for version in range(1, 31)]
+    c = of_losses([*fell, *[6.0] * 10], [*fell, *[2.0] * 10])
+    said = "the loss of a rises: 6 or more in its newest updates, 2.3 at its lowest"
+    assert [line.replace("2.302", "2.3") for line in told(c, math.inf)] == [said]
+    assert told(c, after(30)) == [], "it had not risen yet"
+    assert len(told(c, after(40))) == 1
 
 
 def test_lives_are_what_inputs_say_in_any_order() -> None:

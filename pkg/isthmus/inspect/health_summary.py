@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from isthmus.format.records.keys import MEMBERS, members_key
 from isthmus.format.records.messages import Alive
 from isthmus.inspect.bus_view import LearnerView
-from isthmus.inspect.losses import rise
+from isthmus.inspect.losses import rising
 from isthmus.inspect.status import Status
 from isthmus.log.log_health import STANDS
 from isthmus.reasons import remedy_of
@@ -25,9 +25,6 @@ VERY_FAR = 0.1
 HEAVY, WORKED = 0.9, 0.75
 """A learner is too heavy if its updates have more than this share of the newest rounds' weight, with less than that
 share of their tokens."""
-
-ENDED = 1 / 8
-"""A loss counts for as long as its newest point is younger than this share of the run's life."""
 
 CLOCKS_S = 60.0
 """Two clocks that differ by more than this many seconds are reported."""
@@ -146,17 +143,11 @@ def _of_learners(status: Status, run: str) -> list[str]:
 
 def _of_losses(status: Status, run: str) -> list[str]:
     """Return the learners whose losses rise, each with what to do."""
-    times = [point.at for points in status.losses.values() for point in points]
-    since = max(times) - ENDED * (max(times) - min(times)) if times else 0.0
-    found = []
-    for name, points in status.losses.items():
-        if points[-1].at >= since and (risen := rise(points)) is not None:
-            found.append(
-                f"the loss of {name} rises: {risen[1]:.4g} or more in its newest updates, {risen[0]:.4g} at its "
-                "lowest; look at its data, or start it again with a lower learning rate; isthmus replay "
-                f"{run} draws all losses"
-            )
-    return found[:NAMED_MAX]
+    return [
+        f"the loss of {name} rises: {now:.4g} or more in its newest updates, {lowest:.4g} at its lowest; look at its "
+        f"data, or start it again with a lower learning rate; isthmus replay {run} draws all losses"
+        for name, (lowest, now) in rising(status.losses).items()
+    ][:NAMED_MAX]
 
 
 def _of_weight(status: Status, run: str) -> list[str]:

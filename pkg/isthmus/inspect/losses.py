@@ -26,6 +26,9 @@ RISEN = 0.2
 LEAST = 0.02
 """Share of its lowest loss that a rise must exceed, whatever the loss fell by."""
 
+ENDED = 1 / 8
+"""A loss counts for as long as its newest point is younger than this share of the time that all curves cover."""
+
 SPREADS = 4.0
 """Multiple of the newest points' median distance from their median that a rise must exceed."""
 
@@ -96,3 +99,11 @@ def rise(points: Sequence[Point]) -> tuple[float, float] | None:
     spread = statistics.median(abs(loss - middle) for loss in newest)
     fell = statistics.median(before[:3]) - lowest
     return (lowest, now) if now - lowest > max(RISEN * fell, LEAST * abs(lowest), SPREADS * spread) else None
+
+
+def rising(curves: Mapping[str, Sequence[Point]]) -> dict[str, tuple[float, float]]:
+    """Return the learners whose losses rise, each with the two levels of `rise`. `curves`: by learner, none empty."""
+    times = [point.at for points in curves.values() for point in points]
+    since = max(times) - ENDED * (max(times) - min(times)) if times else 0.0
+    levels = {name: rise(points) for name, points in curves.items() if points[-1].at >= since}
+    return {name: level for name, level in levels.items() if level is not None}

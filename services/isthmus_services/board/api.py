@@ -26,7 +26,7 @@ from isthmus_services.board.history.warnings import warnings
 
 Query = Mapping[str, Sequence[str]]
 
-FORMAT = 1
+FORMAT = 2
 """Format version of the answers. It is raised when a field changes its meaning or is removed."""
 
 
@@ -234,6 +234,7 @@ class Api:
             "begin": begin,
             "end": end,
             "log": time_views.series(c, begin, end, points),
+            "losses": time_views.losses(c, begin, end, points),
             "heard": time_views.heard(c, begin, end, points),
         }
 

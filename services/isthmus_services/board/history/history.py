@@ -6,6 +6,7 @@ run are drawn from it (`time_views`); details of a commit are read from the comm
 """
 
 import asyncio
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,7 @@ from isthmus.reasons import HARMLESS
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED, Rows
 from isthmus_services.board.history.time_buckets import Kept, TimeBuckets
 
-FORMAT = 7
+FORMAT = 8
 """Format version of the file. A file of another format is not used, and the log is read again."""
 
 INCARNATIONS_MAX = 20_000
@@ -43,18 +44,19 @@ AT_ONCE = 16
 
 LEARNER = (
     "expected", "merged", "fresh", "missing", "passed", "late", "rejected", "repeated", "clipped", "tokens", "steps",
-    "bytes", "train_s", "upload_s", "fetch_s", "wait_s", "weight", "gone",
+    "bytes", "train_s", "upload_s", "fetch_s", "wait_s", "weight", "gone", "loss_sum", "loss_steps",
 )  # fmt: skip
 """The fields that are summed for each learner.
 
 `tokens` and `steps` are multiplied by the fragment's share of the parameters, so over all fragments they add up to the
 learner's own counts. The times are those of merged updates [seconds]: `train_s` in training, `upload_s` from then until
 the syncer heard of the update, `fetch_s` until the update was accumulated, `wait_s` until the round closed. `weight` is
-in shares of a round's weight. `gone` counts how often a round stopped expecting the learner.
+in shares of a round's weight. `gone` counts how often a round stopped expecting the learner. `loss_sum` is the sum of
+the losses that merged updates state, each multiplied by the update's steps; `loss_steps` counts these steps.
 """
 
-REACHED = ("incarnation", "step", "tokens", "taken_at")
-"""Fields of a learner's newest merged update: its incarnation, the learner's own counts, and when it was taken.
+REACHED = ("incarnation", "step", "tokens", "taken_at", "loss")
+"""Fields of a learner's newest merged update: its incarnation, the learner's own counts, when it was taken, its loss.
 
 An incarnation that resumes from a checkpoint counts again the work that a kill took.
 """
@@ -76,6 +78,7 @@ _FIELD = {name: place for place, name in enumerate(LEARNER)}
 _OF_INPUT = np.array([
     _FIELD[name] for name in (
         "merged", "fresh", "clipped", "tokens", "steps", "bytes", "train_s", "upload_s", "fetch_s", "wait_s", "weight",
+        "loss_sum", "loss_steps",
     )
 ])  # fmt: skip
 _TAKEN_AT = REACHED.index("taken_at")
@@ -267,6 +270,7 @@ class RunHistory:
                 1, i.base == h.version - 1, bool(i.clipped), i.tokens * share, i.steps * share, i.bytes, i.train_s,
                 max(0.0, i.heard_at - i.taken_at), max(0.0, i.arrived_at - i.heard_at),
                 max(0.0, closed_at - i.arrived_at), i.weight / total,
+                0.0 if i.loss is None else i.loss * i.steps, 0 if i.loss is None else i.steps,
             )
             for i in h.inputs
         ]  # fmt: skip
@@ -277,7 +281,8 @@ class RunHistory:
         for number, i in sorted(zip(who, h.inputs, strict=True), key=lambda pair: pair[1].taken_at):
             self._lived(number, i)
             if not i.taken_at < reached[number, _TAKEN_AT]:
-                reached[number] = i.incarnation, i.step, i.tokens_seen, i.taken_at
+                loss = math.nan if i.loss is None else i.loss
+                reached[number] = i.incarnation, i.step, i.tokens_seen, i.taken_at, loss
 
     def _lived(self, learner: int, given: Input) -> None:
         one = self.incarnations.get((learner, given.incarnation))

@@ -115,12 +115,12 @@ class TimeBuckets:
         return self.over(0, self.whole(at))
 
     def spans(self, begin: float, end: float, most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return edges [n + 1] and values [n, things, fields] of spans that cover a stretch of time.
+        """Return edges [n + 1] and values [n, things, fields] of spans that cover a stretch of time with both its ends.
 
         There are at most `most` spans, each of the same number of buckets; the last may have fewer.
         """
         first = min(self.most - 1, max(0, math.floor((begin - self.began) / self.width)))
-        last = max(first + 1, min(self.most, math.ceil((end - self.began) / self.width)))
+        last = max(first + 1, min(self.most, math.floor((end - self.began) / self.width) + 1))
         each = max(1, math.ceil((last - first) / most))
         starts = np.arange(first, last, each)
         edges = self.began + self.width * np.append(starts, last)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from isthmus.format.records.messages import PARTS
 from isthmus.inspect.explain import why_of
+from isthmus.inspect.losses import Point
 from isthmus.reasons import HARMLESS
 from isthmus_services.board.history.history import BEAT, LEARNER, REACHED, RunHistory
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED
@@ -27,11 +28,17 @@ LEAST = 30
 CELLS_MAX = 4800
 """Largest number of cells of a picture with a row for each learner or fragment, if each row has eight or more."""
 
+CURVE_POINTS = 128
+"""Largest number of points of a curve in which a rising loss is looked for."""
+
 LISTED = 100
 """Largest number of commits, or of other entries of a list, in one answer."""
 
 WAITED_ROUNDS = 10_000
 """Number of newest commits from which times of waiting, merging and publishing are computed."""
+
+MEANS = ("train_s", "upload_s", "fetch_s", "wait_s", "weight", "loss_sum", "loss_steps")
+"""Fields of `LEARNER` that are sums for means."""
 
 ONLY = ("missed", "late", "rejected", "missing", "healed")
 """Kinds of commits to list: the round missed its quorum, had a late update, a rejected update or a missing learner, or
@@ -188,6 +195,7 @@ def series(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) ->
         "seconds": seconds,
         "commits": _plain(n),
         "tokens_per_s": _plain(sums("tokens") / seconds),
+        "trained_per_s": _plain(np.maximum(np.diff(_trained(c, edges)), 0.0) / seconds),
         "goodput": _goodput(c, edges[1:]),
         "bytes_up_per_s": _plain(sums("bytes") / seconds),
         "updates": _plain(sums("inputs")),
@@ -215,6 +223,57 @@ def _processed(c: RunHistory, reached: NDArray[np.float64]) -> NDArray[np.float6
     return tokens
 
 
+def _trained(c: RunHistory, times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the tokens that learners had trained by each time, between the ends of time buckets in proportion."""
+    buckets, tokens = c.reached, np.nansum(_processed(c, _filled(c.reached.values)), axis=1)
+    ends = np.minimum(buckets.began + buckets.width * np.arange(buckets.most + 1), span(c)[1])
+    found: NDArray[np.float64] = np.interp(times, ends, np.append(0.0, tokens))
+    return found
+
+
+def losses(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) -> Answer:
+    """Return the mean loss of each learner's merged updates over equal stretches; None where no update states one."""
+    count = len(c.learners.known)
+    if not count:
+        return {"at": [], "seconds": 0.0, "learners": {}}
+    # As in `series`, stretches are not made so short that most have no commit.
+    first, last = np.searchsorted(c.rows["written_at"], [begin, end])
+    most = max(2, min(points, POINTS_MAX, CELLS_MAX // count, max(LEAST, int(last - first) // 4)))
+    edges, found = c.by_learner.spans(begin, end, most)
+    means = _mean_losses(found)
+    return {
+        "at": _plain(edges[1:]),
+        "seconds": float(edges[1] - edges[0]),
+        "learners": {name: _plain(means[:, n]) for n, name in enumerate(c.learners.known)},
+    }
+
+
+def loss_curves(c: RunHistory, at: float) -> dict[str, list[Point]]:
+    """Return by learner the mean losses of its merged updates over equal stretches of time that had ended by `at`.
+
+    A curve has at most `CURVE_POINTS` points. Learners whose updates state no loss are left out.
+    """
+    buckets = c.by_learner
+    there = np.flatnonzero(buckets.values[: buckets.whole(at), :, LEARNER.index("loss_steps")].any(axis=1))
+    count = int(there[-1]) + 1 if there.size else 0
+    each = max(1, math.ceil(count / CURVE_POINTS))
+    starts = range(0, count, each)
+    means = [_mean_losses(buckets.over(start, min(start + each, count))) for start in starts]
+    found: dict[str, list[Point]] = {}
+    for start, row in zip(starts, means, strict=True):
+        for name, loss in zip(c.learners.known, row.tolist(), strict=False):
+            if not math.isnan(loss):
+                found.setdefault(name, []).append(Point(buckets.end(start), loss))
+    return found
+
+
+def _mean_losses(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean losses […, learners] of sums […, learners, fields of `LEARNER`]; NaN where there is none."""
+    loss, steps = (sums[..., LEARNER.index(name)] for name in ("loss_sum", "loss_steps"))
+    means: NDArray[np.float64] = np.where(steps > 0, loss / np.maximum(steps, 1.0), math.nan)
+    return means
+
+
 def _goodput(c: RunHistory, ends: NDArray[np.float64]) -> list[float | None]:
     """Return, for each time, the share of the tokens processed by learners that was merged.
 
@@ -232,31 +291,19 @@ def _goodput(c: RunHistory, ends: NDArray[np.float64]) -> list[float | None]:
 def heard(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) -> Answer:
     """Return the learners' heartbeats over time, for as long as a board listened.
 
-    These are the loss of each learner, and of all learners the tokens per second, the shares of processed tokens by
-    what became of them, and the bytes fetched.
+    These are the shares of processed tokens by what became of them, and the bytes fetched.
     """
     count = len(c.learners.known)
     if not count:
-        return {"at": [], "seconds": 0.0, "loss": {}, "tokens_per_s": [], "parts": {}, "bytes_down": []}
+        return {"at": [], "seconds": 0.0, "parts": {}, "bytes_down": []}
     most = max(2, min(points, POINTS_MAX, CELLS_MAX // count))
     edges, found = c.beats.spans(begin, end, most)
-    found = found[:, :count]
-    held = _filled(found)
+    held = _filled(found[:, :count])
     processed = np.nansum(held[:, :, BEAT.index("processed")], axis=1)
     parts = {part: _ratio(np.nansum(held[:, :, BEAT.index(part)], axis=1), processed) for part in PARTS}
-    step_s, step, tokens = (held[:, :, BEAT.index(name)] for name in ("step_s", "step", "tokens"))
-    left = held[:, :, BEAT.index("left")] > 0
-    with np.errstate(invalid="ignore", divide="ignore"):
-        speed = np.where(~left & (step > 0) & (step_s > 0), tokens / step / step_s, 0.0)
-        # A learner that was not heard in this stretch counts as not training.
-        speed = np.where(np.isnan(found[:, :, BEAT.index("step")]), 0.0, speed)
-    spoke = ~np.isnan(found[:, :, BEAT.index("step")]).all(axis=1)
-    loss = found[:, :, BEAT.index("loss")]
     return {
         "at": _plain(edges[1:]),
         "seconds": float(edges[1] - edges[0]),
-        "loss": {name: _plain(loss[:, n]) for n, name in enumerate(c.learners.known)},
-        "tokens_per_s": _plain(np.where(spoke, np.nan_to_num(speed).sum(axis=1), math.nan)),
         "parts": parts,
         "bytes_down": _plain(_some(held[:, :, BEAT.index("bytes_down")])),
     }
@@ -279,7 +326,7 @@ def learners(c: RunHistory, at: float) -> list[Answer]:
         found.append({
             "learner": name,
             "incarnation": max(newest[n], int(beat["incarnation"] or 0)),
-            **{key: int(row[key]) for key in LEARNER if not key.endswith("_s") and key != "weight"},
+            **{key: int(row[key]) for key in LEARNER if key not in MEANS},
             "participation": _share(row["expected"] - row["missing"], row["expected"]),
             "train_s": row["train_s"] / merged,
             "upload_s": row["upload_s"] / merged,
@@ -289,6 +336,7 @@ def learners(c: RunHistory, at: float) -> list[Answer]:
             "step": own["step"],
             "processed": None if math.isnan(processed[n]) else float(processed[n]),
             "taken_at": own["taken_at"],
+            "loss": own["loss"],
             "said": None if beat["step"] is None else beat,
         })  # fmt: skip
     return found

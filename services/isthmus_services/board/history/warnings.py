@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.inspect.health_summary import health
+from isthmus.inspect.health_summary import NAMED_MAX, health
+from isthmus.inspect.losses import rising
 from isthmus.inspect.status import Status
 from isthmus.log.log_health import STANDS, standing
 from isthmus_services.board.history import time_views
@@ -39,22 +40,38 @@ def warnings(
     c: RunHistory, at: float, status: Status | None, run: str, bus: str, listened_s: float
 ) -> list[dict[str, Any]]:
     """Return the problems, the most urgent first. `status`: the present status; None for a past moment."""
-    found = [*_now(c, status, run, bus, listened_s)] if status is not None else []
+    known = _now(c, status, run, bus, listened_s) if status is not None else None
+    # The health of the present run names the losses that rise, too.
+    found = _losses(c, at if status is None else math.inf, run) if known is None else known
     found += _log(c, math.inf if status is not None else at, at, run, status is not None and bool(status.live))
     return [asdict(w) for w in found]
 
 
-def _now(c: RunHistory, status: Status, run: str, bus: str, listened_s: float) -> Sequence[Notice]:
-    if not bus or listened_s < c.run.pace.silence_s:
-        return []  # silent learners are known only after a while of listening
+def _now(c: RunHistory, status: Status, run: str, bus: str, listened_s: float) -> list[Notice] | None:
+    """Return what the bus says of the present run; None if too little was heard of it."""
+    # Silent learners are known only after a while of listening. The page itself shows for how long a bus has been away.
+    if not bus or listened_s < c.run.pace.silence_s or status.bus_error or not status.hearing.learners:
+        return None
     found = health(status, run, bus)
-    # The page itself shows for how long the bus has been away, and what to check.
-    if status.bus_error or (found.ok and not found.notable) or not status.hearing.learners:
+    if found.ok and not found.notable:
         return []
     do = "each part names its command; docs/when-it-rings.md has a row for each"
-    if not status.live and "done" in found.said:
+    if not status.live and "done" in found.said and "isthmus " not in found.said:
         do = "nothing, if this is its end; learners that are started again go on where they stopped"
     return [Notice(found.said, do)]
+
+
+def _losses(c: RunHistory, at: float, run: str) -> list[Notice]:
+    """Return a notice of each learner whose loss rose, as the merged updates state it."""
+    return [
+        Notice(
+            f"the loss of {name} rises: {now:.4g} or more in its newest updates, {lowest:.4g} at its lowest",
+            "the chart of losses shows since when: look at its data of that time, or start it again with a lower "
+            f"learning rate. isthmus replay {run} draws all losses, too",
+            f"learners/{name}",
+        )
+        for name, (lowest, now) in rising(time_views.loss_curves(c, at)).items()
+    ][:NAMED_MAX]
 
 
 def _log(c: RunHistory, at: float, now: float, run: str, live: bool) -> list[Notice]:

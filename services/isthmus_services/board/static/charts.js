@@ -41,17 +41,42 @@
     return values[k];
   };
 
+  /* The mean of the known values in a window of `width` points around each one; unknown where none is known. */
+  const smoothed = (values, width) => {
+    const half = Math.floor(width / 2);
+    return values.map((_, k) => {
+      const there = values.slice(Math.max(0, k - half), k + half + 1).filter(I.known);
+      return there.length ? there.reduce((a, b) => a + b, 0) / there.length : null;
+    });
+  };
+  /* Powers of ten for a logarithmic axis, few enough. */
+  const decades = (low, high) => {
+    const first = Math.ceil(Math.log10(low) - 1e-9), count = Math.floor(Math.log10(high) + 1e-9) - first + 1, step = Math.ceil(count / 6);
+    return Array.from({ length: Math.ceil(count / step) }, (_, n) => 10 ** (first + n * step));
+  };
+  const FEWEST = 20; // points from which a line is smoothed
+
   const told = (line, show) => {
     const there = line.values.filter(I.known);
     if (!there.length) return `${line.name}: not known`;
     return `${line.name}: last ${show(there[there.length - 1])}, least ${show(Math.min(...there))}, most ${show(Math.max(...there))}`;
   };
 
-  /* lines: [{name, values}] over `at` [seconds since 1970]; `show` says a value with its unit; `mark`: a moment. */
-  I.Chart = ({ title, term, unit, at, lines, show, mark, span, zero = true, max, note, onZoom }) => {
+  /* lines: [{name, values, noisy}] over `at` [seconds since 1970]; `show` says a value with its unit; `mark`: a moment.
+     Values of a noisy line are drawn faintly, under their moving mean. `none` says why no value is known, and what gives one. */
+  I.Chart = ({ title, term, unit, at, lines, show, mark, span, zero = true, max, note, none, onZoom }) => {
     const box = useRef(null), readout = useRef(null);
     const look = I.useLook(box);
-    const some = lines.filter((l) => l.values.some(I.known));
+    const width = 2 * Math.ceil(at.length / 40) + 1, each = (at[at.length - 1] - at[0]) / (at.length - 1);
+    // Values of very different sizes, such as losses that explode, are told apart on a logarithmic axis only. There a
+    // mean would show the large ones before they come.
+    const all = lines.flatMap((l) => l.values).filter(I.known).sort((a, b) => a - b);
+    const log = !zero && all.length > 0 && all[0] > 0 && all[all.length - 1] > 50 * all[Math.floor(all.length / 4)];
+    const some = lines.filter((l) => l.values.some(I.known)).map((l) => {
+      const smooth = l.noisy && !log && l.values.filter(I.known).length >= FEWEST;
+      return { ...l, smooth, drawn: smooth ? smoothed(l.values, width) : l.values };
+    });
+    const faint = some.filter((l) => l.smooth);
     const signature = `${at.length} ${at[0]} ${at[at.length - 1]} ${some.map((l) => l.name + l.values.filter(I.known).length).join()} ${JSON.stringify(some.map((l) => l.values.slice(-3)))}`;
     useEffect(() => {
       if (!box.current || !look.width || !some.length) return undefined;
@@ -61,21 +86,22 @@
         width: look.width, height: 190, cursor: { drag: { x: !!onZoom, y: false }, points: { size: 6 } }, legend: { show: false },
         scales: {
           x: { time: true, range: span ? () => [span[0], Math.max(span[1], span[0] + 1)] : undefined },
-          y: { range: (_, low, high) => {
+          y: log ? { distr: 3 } : { range: (_, low, high) => {
             const top = max !== undefined ? max : high > (zero ? 0 : low) ? high + 0.06 * (high - (zero ? 0 : low)) : high + 1;
             return [zero ? Math.min(0, low) : low - 0.06 * (high - low || 1), top];
           } },
         },
-        axes: [{ ...axis, space: 80, splits: (u) => I.timeTicks(u.scales.x.min, u.scales.x.max, Math.max(2, u.bbox.width / devicePixelRatio / 80)).map((t) => t[0]),
-          values: (u, ticks) => I.timeTicks(u.scales.x.min, u.scales.x.max, Math.max(2, u.bbox.width / devicePixelRatio / 80)).map((t) => t[1]).slice(0, ticks.length) }, { ...axis, size: 64, values: (_, ticks) => ticks.map(show), ...(show === I.count ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e6, 1e7] } : {}) }],
-        series: [{}, ...some.map((line) => ({
-          label: line.name, stroke: css(`c${line.color}`), width: 2, dash: DASHES[line.dash], spanGaps: !!line.join,
-          points: { show: true, size: 4, filter: () => alone(line) },
-        }))],
+        axes: [{ ...axis, space: 70, size: (_, words) => ((words || []).some((w) => w.includes("\n")) ? 50 : 34), splits: (u) => I.timeTicks(u.scales.x.min, u.scales.x.max, Math.max(2, u.bbox.width / devicePixelRatio / 70)).map((t) => t[0]),
+          values: (u, ticks) => I.timeTicks(u.scales.x.min, u.scales.x.max, Math.max(2, u.bbox.width / devicePixelRatio / 70)).map(([, word, day]) => (day ? `${word}\n${day}` : word)).slice(0, ticks.length) }, { ...axis, size: 64, values: (_, ticks) => ticks.map(show), ...(log ? { splits: (u) => decades(u.scales.y.min, u.scales.y.max), filter: (_, ticks) => ticks } : {}) }],
+        series: [{}, ...faint.map((line) => ({ stroke: `${css(`c${line.color}`)}55`, width: 1, spanGaps: !!line.join, points: { show: false } })),
+          ...some.map((line) => ({
+            label: line.name, stroke: css(`c${line.color}`), width: 2, dash: DASHES[line.dash], spanGaps: !!line.join,
+            points: { show: true, size: 4, filter: () => alone(line) },
+          }))],
         hooks: {
           setCursor: [(u) => {
             const k = u.cursor.idx;
-            if (readout.current) readout.current.textContent = k === null || k === undefined ? "" : `${I.date(at[k])}: ${some.map((l) => `${l.name} ${show(l.values[k])}`).join(", ")}`;
+            if (readout.current) readout.current.textContent = k === null || k === undefined ? "" : `${I.date(at[k])}: ${some.map((l) => `${l.name} ${show(l.values[k])}${l.smooth ? ` (mean ${show(l.drawn[k])})` : ""}`).join(", ")}`;
           }],
           draw: [(u) => {
             if (!I.known(mark)) return;
@@ -97,37 +123,39 @@
             u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
           }],
         },
-      }, [at, ...some.map((l) => l.values)], box.current);
+      }, [at, ...faint.map((l) => l.values), ...some.map((l) => l.drawn)], box.current);
       return () => plot.destroy();
     }, [look.width, look.dark, signature, mark, span && span.join()]);
     const said = some.map((line) => told(line, show)).join("; ");
-    return html`<figure><figcaption>${term ? html`<${I.Term} name=${term}>${title}</${I.Term}>` : title}${unit ? ` [${unit}]` : ""}</figcaption>
+    return html`<figure><figcaption>${term ? html`<${I.Term} name=${term}>${title}</${I.Term}>` : title}${unit ? ` [${unit}]` : ""}${log ? ", on a logarithmic axis" : ""}</figcaption>
       ${some.length
         ? html`<div class="chart" ref=${box} role="img" aria-label=${`${title} over time. ${said}`}></div>
             <${I.Legend} entries=${some.map((line) => [
               html`<line x1="0" x2="24" y1="5.5" y2="5.5" stroke=${`var(--c${line.color})`} stroke-width="3" stroke-dasharray=${DASHES[line.dash].join(" ")}/>`,
-              `${line.name} ${show(shown(line.values, at, mark))}`])}/><p class="readout" ref=${readout}></p>`
-        : html`<div ref=${box}></div><p class="note">${note || "Nothing is known of it."}</p>`}
-      ${some.length && note ? html`<p class="note">${note}</p>` : null}</figure>`;
+              `${line.name} ${show(shown(line.drawn, at, mark))}`])}/>
+            ${faint.length ? html`<p class="note">Bold: mean over ${I.seconds(width * each)}. Faint: each ${I.seconds(each)}.</p>` : null}
+            ${note ? html`<p class="note">${note}</p>` : null}<p class="readout" ref=${readout}></p>`
+        : html`<div ref=${box}></div><p class="note">${none}</p>`}</figure>`;
   };
   /* Give lines their colours and dashes. */
   I.styled = (lines) => lines.map((line, n) => ({ color: n % 8, dash: n % 8 === n ? n % DASHES.length : (n + 1) % DASHES.length, ...line }));
 
   /* --- a picture with rows ------------------------------------------------------------------------------------- */
 
-  const AXIS = 26;
-
-  /* Ticks of a time axis: round steps, few enough. */
+  /* Ticks of a time axis, in round steps and few enough: [time, time of day, date]. The date is empty where the tick
+     before it has the same, or all ticks have; where steps are days, the first text is the date. */
   I.timeTicks = (begin, end, most) => {
     const steps = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800, 2592000];
     const step = steps.find((s) => (end - begin) / s <= most) || 31536000;
     const shift = step >= 3600 ? new Date(begin * 1000).getTimezoneOffset() * 60 : 0;
     const ticks = [];
     for (let t = Math.ceil((begin - shift) / step) * step + shift; t <= end; t += step) ticks.push(t);
-    const format = new Intl.DateTimeFormat("en-GB", step >= 86400 ? { day: "numeric", month: "short" }
-      : step >= 3600 && end - begin > 86400 ? { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }
-      : step >= 60 ? { hour: "2-digit", minute: "2-digit" } : { minute: "2-digit", second: "2-digit", fractionalSecondDigits: step < 1 ? 1 : undefined });
-    return ticks.map((t) => [t, format.format(new Date(t * 1000))]);
+    const date = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: step > 604800 ? "numeric" : undefined });
+    const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", ...(step < 60 ? { second: "2-digit" } : {}), ...(step < 1 ? { fractionalSecondDigits: 1 } : {}) });
+    const days = [begin, ...ticks].map((t) => date.format(new Date(t * 1000)));
+    if (step >= 86400) return ticks.map((t, n) => [t, days[n + 1], ""]);
+    const several = days[0] !== date.format(new Date(end * 1000));
+    return ticks.map((t, n) => [t, clock.format(new Date(t * 1000)), several && (n === 0 || days[n + 1] !== days[n]) ? days[n + 1] : ""]);
   };
 
   /* Rows over time on a canvas. paint(ctx, row, y, height, x(t), left, right); read(row, t) says what is there; open(row, t)
@@ -139,7 +167,8 @@
     const label = Math.min(150, Math.max(36, 7.2 * Math.max(...names.map((n) => n.length), 1) + 12));
     const left = look.width < 480 ? Math.min(label, 90) : label;
     const x = (t) => left + ((t - begin) / Math.max(end - begin, 1e-9)) * (look.width - left - 4);
-    const total = names.length * height + AXIS;
+    const ticks = look.width ? I.timeTicks(begin, end, Math.max(2, Math.floor((look.width - left) / 70))) : [];
+    const total = names.length * height + (ticks.some(([, , day]) => day) ? 42 : 26);
     useEffect(() => {
       if (!canvas.current || !look.width) return;
       const ratio = devicePixelRatio || 1, c = canvas.current;
@@ -151,12 +180,15 @@
       ctx.font = "12px system-ui, sans-serif";
       ctx.textBaseline = "middle";
       const text = css("text"), line = css("line");
-      I.timeTicks(begin, end, Math.max(2, Math.floor((look.width - left) / 90))).forEach(([t, word]) => {
+      ticks.forEach(([t, ...words]) => {
         ctx.fillStyle = line;
         ctx.fillRect(x(t), 0, 1, names.length * height + 4);
         ctx.fillStyle = text;
         ctx.textAlign = "center";
-        ctx.fillText(word, Math.min(look.width - 20, Math.max(left + 10, x(t))), total - AXIS / 2 + 2);
+        words.forEach((word, n) => {
+          const half = ctx.measureText(word).width / 2;
+          ctx.fillText(word, Math.min(look.width - half, Math.max(left + half, x(t))), names.length * height + 15 + 16 * n);
+        });
       });
       names.forEach((name, n) => {
         ctx.save();

@@ -61,7 +61,7 @@
       else if (piece && distance(piece, t) < (data.end - data.begin) / 20) I.go(I.href(`updates/${piece.fragment}/${piece.learner}/${piece.base}`));
       else I.go(I.href(`learners/${names[n]}`));
     };
-    if (!names.length) return html`<p class="note">No learner is known yet.</p>`;
+    if (!names.length) return html`<p class="note">No learner is known yet: its first heartbeat or merged update begins its lane.</p>`;
     return html`<figure><figcaption>What each learner did${exact ? "" : ": what became of its rounds"}, over time</figcaption>
       <${I.Rows} title="Learners over time" names=${names} height=${height} begin=${data.begin} end=${data.end} mark=${mark}
         paint=${paint} read=${read} open=${open} step=${(data.end - data.begin) / 60} version=${version}/>

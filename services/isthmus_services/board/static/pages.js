@@ -30,7 +30,7 @@
       ${button("Later ▶", whole || end >= all[1], begin + width / 2, end + width / 2)}
       ${LATELY.filter(([, s]) => s === 60 || s < all[1] - all[0]).map(([word, s]) => button(word, false, all[1] - s, all[1]))}
       ${button("All of it", whole, all[0], all[1])}
-      <span class="note">${I.date(begin)} to ${I.date(end)}</span></div>`;
+      <span class="note">${I.span(begin, end)}</span></div>`;
   };
 
   /* --- Run ---------------------------------------------------------------------------------------------------- */
@@ -55,7 +55,7 @@
         { key: "reason", name: "reason", left: true }, { key: "times", name: "times", show: (r) => I.count(r.times) },
         { key: "lost", name: "is its work lost?", left: true, by: (r) => (r.lost ? "yes" : "no"), show: (r) => (r.lost ? "yes" : "no: another update took its place") },
         { key: "why", name: "why", left: true },
-      ]}/>` : html`<p class="note">None.</p>`}`}</${Answer}>`;
+      ]}/>` : html`<p class="note">No update was rejected by this moment.</p>`}`}</${Answer}>`;
   };
 
   /* Restarts and takeovers, newest first: what happened while nobody looked. */
@@ -94,28 +94,32 @@
   };
 
   const RunCharts = ({ l, measured, at }) => {
-    const span = [l.begin, l.end], onZoom = I.offline ? null : zoom, common = { mark: at, span, onZoom };
-    const losses = Object.entries(l.heard.loss).map(([name, values]) => ({ name, values, join: true }));
-    const some = losses.filter((x) => x.values.some(I.known));
-    const shown = some.length > 8 ? meanOf(some) : some;
+    const span = [l.begin, l.end], onZoom = I.offline ? null : zoom, each = `each ${I.seconds(l.log.seconds)}`;
+    // Where there is no commit, no chart from the log has a value: one reason for all of them.
+    const none = l.log.commits.some((n) => n > 0) ? "" : I.where.query.from || I.where.query.to ? "No commit was written in this stretch of time: zoom out, or choose another one." : "Nothing was merged yet: the first commit begins this chart.";
+    const common = { mark: at, span, onZoom, none }, log = { ...common, at: l.log.at };
+    const line = (name, values) => ({ name, values: none ? [] : values, noisy: true });
+    const losses = Object.entries(l.losses.learners).map(([name, values]) => ({ name, values, join: true, noisy: true })).filter((x) => x.values.some(I.known));
+    const many = losses.length > 8;
     return html`<div class="charts">
+      <${Chart} ...${common} title="Training loss" term="losses" unit="mean of each merged update" at=${l.losses.at} lines=${styled(many ? meanOf(losses) : losses)} show=${loss} zero=${false}
+        none=${none || "No merged update states a loss. Give it in the training loop: link.step(tokens=…, loss=…). The chart then has every update from there on."} note=${many ? "Of many learners: the mean, the least and the most." : ""}/>
       ${measured && Object.entries(measured.series).filter(([, p]) => p.length).map(([name, points]) => html`<${Chart} ...${common} title=${`${name}, of the global model`} unit="as its follower measures it"
-        at=${points.map((p) => p[0])} lines=${styled([{ name, values: points.map((p) => p[2]), join: true }])} show=${(v) => I.number(v, 4)} zero=${false}/>`)}
-      <${Chart} ...${common} title="Loss of learners" term="loss" unit="nats a token, as each says" at=${l.heard.at} lines=${styled(shown)} show=${(v) => I.number(v, 3)} zero=${false}
-        note=${some.length ? (some.length > 8 ? "Of many learners: the mean, the least and the most." : "") : "Only known while a board listens to the bus: the log holds no loss of learners. `isthmus follow` measures the global model's."}/>
-      <${Chart} ...${common} title="Tokens merged" term="tokens" unit="tokens a second" at=${l.log.at} lines=${styled([{ name: "merged", values: l.log.tokens_per_s }])} show=${I.short}/>
-      ${l.heard.at.length ? html`<${Chart} ...${common} title="Tokens trained" term="rate" unit="tokens a second, as learners say" at=${l.heard.at} lines=${styled([{ name: "trained", values: l.heard.tokens_per_s, join: true }])} show=${I.short}/>` : null}
-      <${Chart} ...${common} title="Participation and goodput" term="participation" at=${l.log.at} max=${1.05} lines=${styled([{ name: "participation", values: l.log.participation }, { name: "goodput", values: l.log.goodput, join: true }])} show=${(v) => I.share(v)}/>
-      <${Chart} ...${common} title="Rounds closed, by what" term="round" unit=${`each ${I.seconds(l.log.seconds)}`} at=${l.log.at} lines=${styled([...Object.entries(l.log.closed_by).map(([name, values]) => ({ name, values })), { name: "quorum missed", values: l.log.quorum_missed }])} show=${I.count}/>
-      <${Chart} ...${common} title="Period" term="period" unit="steps, mean over the commits" at=${l.log.at} lines=${styled([{ name: "period", values: l.log.period }])} show=${(v) => I.number(v, 3)}/>
-      <${Chart} ...${common} title="Late and rejected updates" term="late" unit=${`each ${I.seconds(l.log.seconds)}`} at=${l.log.at} lines=${styled([{ name: "late", values: l.log.late }, { name: "rejected", values: l.log.rejected }])} show=${I.count}/>
-      <${Chart} ...${common} title="Bytes of merged updates" unit="bytes a second" at=${l.log.at} lines=${styled([{ name: "up", values: l.log.bytes_up_per_s }])} show=${I.bytes}/>
-      ${l.heard.at.length ? html`<${Chart} ...${common} title="The ledger" term="ledger" unit="share of tokens processed" max=${1.05} at=${l.heard.at} lines=${styled(PARTS.map((name) => ({ name, values: l.heard.parts[name], join: true })))} show=${(v) => I.share(v, 1)}/>` : null}
+        at=${points.map((p) => p[0])} lines=${styled([{ name, values: points.map((p) => p[2]), join: true }])} show=${loss} zero=${false}/>`)}
+      <${Chart} ...${log} title="Tokens trained and merged" term="trained" unit="tokens a second" lines=${styled([line("trained", l.log.trained_per_s), line("merged", l.log.tokens_per_s)])} show=${I.short}/>
+      <${Chart} ...${log} title="Participation and goodput" term="participation" max=${1.05} none=${none || "No round of this time expected a learner: its commits only healed fragments."} lines=${styled([line("participation", l.log.participation), { ...line("goodput", l.log.goodput), noisy: false, join: true }])} show=${(v) => I.share(v)}/>
+      <${Chart} ...${log} title="Rounds closed, by what" term="round" unit=${each} lines=${styled([...Object.entries(l.log.closed_by).map(([name, values]) => line(name, values)), line("quorum missed", l.log.quorum_missed)])} show=${(v) => I.number(v, 3)}/>
+      <${Chart} ...${common} title="Period" term="period" unit="steps, mean over the commits" at=${l.log.at} lines=${styled([line("period", l.log.period)])} show=${(v) => I.number(v, 3)}/>
+      <${Chart} ...${log} title="Late and rejected updates" term="late" unit=${each} lines=${styled([line("late", l.log.late), line("rejected", l.log.rejected)])} show=${(v) => I.number(v, 3)}/>
+      <${Chart} ...${log} title="Bytes of merged updates" unit="bytes a second" lines=${styled([line("up", l.log.bytes_up_per_s)])} show=${I.bytes}/>
+      <${Chart} ...${common} title="The ledger" term="ledger" unit="share of tokens processed" max=${1.05} at=${l.heard.at} lines=${styled(PARTS.map((name) => ({ name, values: l.heard.parts[name] || [], join: true })))} show=${(v) => I.share(v, 1)}
+        none="No learner was heard in this stretch of time. Learners say it on the bus: only a board that listens while they train can draw it. The table below has it as of their newest checkpoints." note="Drawn for the time in which a board listened."/>
     </div>`;
   };
+  const loss = (v) => (I.known(v) && Math.abs(v) >= 1e4 ? I.short(v) : I.number(v, 4));
   const meanOf = (lines) => {
     const over = (f) => lines[0].values.map((_, k) => { const there = lines.map((l) => l.values[k]).filter(I.known); return there.length ? f(there) : null; });
-    return [{ name: "mean", values: over((v) => v.reduce((a, b) => a + b, 0) / v.length), join: true }, { name: "least", values: over((v) => Math.min(...v)), join: true }, { name: "most", values: over((v) => Math.max(...v)), join: true }];
+    return [{ name: "mean", values: over((v) => v.reduce((a, b) => a + b, 0) / v.length), join: true, noisy: true }, { name: "least", values: over((v) => Math.min(...v)), join: true, noisy: true }, { name: "most", values: over((v) => Math.max(...v)), join: true, noisy: true }];
   };
 
   /* The ledger of learners as of their checkpoints, where nobody listened. */
@@ -129,7 +133,7 @@
         const sums = Object.fromEntries(PARTS.map((p) => [p, x.fragments.reduce((a, f) => a + f[p], 0) / Math.max(1, x.fragments.length)]));
         return { learner, step: x.step, processed: x.processed, ...sums };
       });
-      return html`<p class="note">Of each learner as of its newest checkpoint, in the mean over fragments.</p><${Table} name="Ledger of learners" rows=${rows} empty="No checkpoint is kept." columns=${[
+      return html`<p class="note">Of each learner as of its newest checkpoint, in the mean over fragments.</p><${Table} name="Ledger of learners" rows=${rows} empty="The store has no checkpoint: each learner adds its row when it stores one." columns=${[
         { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` }, { key: "step", name: "step", show: (r) => I.count(r.step) },
         { key: "processed", name: "processed [tokens]", show: (r) => I.count(r.processed) }, ...PARTS.map((p) => ({ key: p, name: p, term: MEANS[p], show: (r) => I.share(r[p] / Math.max(1, r.processed), 1) }))]}/>`;
     }}</${Answer}>`;
@@ -153,7 +157,7 @@
       <${Answer} of=${table} what="learners">${(d) => {
         const rows = d.learners.filter((r) => r.learner.toLowerCase().includes(filter.toLowerCase()) && KINDS[only](r));
         return html`<p class="note">${I.count(rows.length)} of ${I.count(d.learners.length)}; sums are as of ${I.date(d.as_of)}.</p>
-          <${Table} name="Learners" rows=${rows} first="learner" columns=${LEARNER} empty=${d.learners.length ? "None is like that." : "Nobody has trained yet."}/>
+          <${Table} name="Learners" rows=${rows} first="learner" columns=${LEARNER} empty=${d.learners.length ? "No learner is like that: change the name or the choice above." : "No learner is known yet: it appears with its first heartbeat or merged update."}/>
           ${state.data ? html`<h3>Over time</h3><${Answer} of=${lanes} what="lanes">${(l) => html`<${Zoom} begin=${l.begin} end=${l.end} all=${[state.data.begin, state.data.end]}/>
             <${I.Lanes} data=${l} mark=${at} only=${rows.map((r) => r.learner)}/>`}</${Answer}>` : null}`;
       }}</${Answer}>`;
@@ -171,7 +175,7 @@
     { key: "state", name: "state", term: "state", left: true, by: (r) => r.state || "", show: (r) => r.state || "not known" },
     { key: "incarnation", name: "incarnation", term: "incarnation" },
     { key: "step", name: "step", term: "step", by: (r) => said(r, "step") ?? r.step, show: (r) => html`${I.count(said(r, "step") ?? r.step)}${said(r, "target") ? `/${I.count(said(r, "target"))}` : ""}` },
-    { key: "loss", name: "loss", term: "loss", by: (r) => said(r, "loss"), show: (r) => I.number(said(r, "loss"), 4) },
+    { key: "loss", name: "loss", term: "loss", by: (r) => said(r, "loss") ?? r.loss, show: (r) => loss(said(r, "loss") ?? r.loss) },
     { key: "rate", name: "tokens/s", term: "rate", by: (r) => rate(r), show: (r) => (r.said && r.said.left ? "" : I.short(rate(r))) },
     { key: "expected", name: "expected", term: "expected", show: (r) => I.count(r.expected) },
     { key: "participation", name: "in", term: "participation", show: (r) => I.share(r.participation) },
@@ -198,10 +202,10 @@
         <dt>Merged</dt><dd>${I.count(d.row.merged)} updates, ${I.short(d.row.tokens)} tokens, in ${I.share(d.row.participation)} of the rounds that expected it</dd>
         <dt>Late, missing, rejected</dt><dd>${I.count(d.row.late)}, ${I.count(d.row.missing)}, ${I.count(d.row.rejected)} (and ${I.count(d.row.repeated)} by which nothing was lost)</dd>
         <dt>In the mean</dt><dd>trains ${I.seconds(d.row.train_s)} for an update, sends it in ${I.seconds(d.row.upload_s)}, and it waits ${I.seconds(d.row.wait_s)} to be merged; ${I.share(d.row.weight)} of the weight of its rounds</dd>
-        ${d.row.said ? html`<dt>Last said</dt><dd>step ${I.count(d.row.said.step)}, loss ${I.number(d.row.said.loss, 4)}, ${I.seconds(d.row.said.step_s)} a step, ${PARTS.map((p) => `${p} ${I.share(d.row.said[p] / Math.max(1, d.row.said.processed), 1)}`).join(", ")}</dd>` : null}</dl>
-      <h3>Incarnations</h3><${Table} name="Incarnations" rows=${d.incarnations} first="incarnation" columns=${INCARNATIONS} empty="Nothing of it was merged yet."/>
+        ${d.row.said ? html`<dt>Last said</dt><dd>step ${I.count(d.row.said.step)}, loss ${loss(d.row.said.loss)}, ${I.seconds(d.row.said.step_s)} a step, ${PARTS.map((p) => `${p} ${I.share(d.row.said[p] / Math.max(1, d.row.said.processed), 1)}`).join(", ")}</dd>` : null}</dl>
+      <h3>Incarnations</h3><${Table} name="Incarnations" rows=${d.incarnations} first="incarnation" columns=${INCARNATIONS} empty="No update of this learner was merged yet: the first one begins this table."/>
       ${state.data && lanes.data ? html`<h3>Over time</h3><${Zoom} begin=${lanes.data.begin} end=${lanes.data.end} all=${[state.data.begin, state.data.end]}/><${I.Lanes} data=${lanes.data} mark=${at} only=${[name]}/>` : null}
-      <h3>In the newest rounds</h3><${Table} name="Newest updates" rows=${d.story} first="at" descending columns=${STORY} empty="The newest rounds say nothing of it."/>`}</${Answer}>`;
+      <h3>In the newest rounds</h3><${Table} name="Newest updates" rows=${d.story} first="at" descending columns=${STORY} empty="None of the newest rounds has an update of this learner: its next one appears here."/>`}</${Answer}>`;
   };
   const INCARNATIONS = [
     { key: "incarnation", name: "incarnation", term: "incarnation" }, { key: "began", name: "first step merged", left: true, show: (r) => I.date(r.began) },
@@ -273,7 +277,8 @@
     return html`<figure><figcaption>Fragments over time, by ${what === "made" ? "versions made" : what}</figcaption>
       <${I.Rows} title=${`Fragments by ${what}`} names=${names} height=${height} begin=${d.begin} end=${d.end} mark=${at} step=${(d.end - d.begin) / columns}
         paint=${paint} read=${read} open=${(n) => I.go(I.href(`fragments/${names[n]}`))} version=${`${what} ${d.end} ${d.fragments.reduce((a, f) => a + f.version, 0)}`}/>
-      <${I.Legend} entries=${scale.map((word, k) => [html`<rect width="24" height="11" fill=${I.shade(k / 2, dark)}/>`, word])}/></figure>`;
+      <${I.Legend} entries=${[...scale.map((word, k) => [html`<rect width="24" height="11" fill=${I.shade(k / 2, dark)}/>`, word]),
+        ...(what === "age" ? [] : [[html`<rect x="0.5" y="0.5" width="23" height="10" fill="none" stroke="var(--line)"/>`, "no commit"]])]}/></figure>`;
   };
 
   I.FragmentPage = ({ p }) => {
@@ -286,7 +291,7 @@
 
   /* --- Commits and updates ------------------------------------------------------------------------------------- */
 
-  const CommitTable = ({ d }) => html`<${Table} name="Commits" rows=${d.commits} first="written_at" descending empty="There is none like that." columns=${[
+  const CommitTable = ({ d }) => html`<${Table} name="Commits" rows=${d.commits} first="written_at" descending empty="There is no such commit by this moment: choose all above, or a later moment." columns=${[
     { key: "version", name: "commit", term: "commit", left: true, by: (r) => r.fragment * 1e7 + r.version, show: (r) => html`<${CommitLink} ...${r}/>` },
     { key: "written_at", name: "written", left: true, show: (r) => html`<${I.TimeLink} at=${r.written_at}/>` },
     { key: "inputs", name: "updates", show: (r) => `${r.inputs}${r.fresh < r.inputs ? ` (${r.fresh} fresh)` : ""}` },
@@ -318,7 +323,7 @@
         <${Link} to=${`fragments/${d.fragment}`}>fragment ${d.fragment}</${Link}> <${Link} to="" at=${d.header.written_at}>the run as it was then</${Link}></div>
       <p class="note">Opened ${I.date(d.header.opened_at)}, written ${I.date(d.header.written_at)} by <code>${d.header.writer}</code>.</p>
       <${I.Round} round=${d.round} fragment=${d.fragment} version=${d.version}/>
-      <h3>What it merged</h3><${Table} name="Updates merged" rows=${d.header.inputs} first="learner" empty="No update." columns=${[
+      <h3>What it merged</h3><${Table} name="Updates merged" rows=${d.header.inputs} first="learner" empty="No update: this commit heals its fragment, or its round closed without any." columns=${[
         { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` },
         { key: "base", name: "update", left: true, show: (r) => html`<${UpdateLink} fragment=${d.fragment} learner=${r.learner} base=${r.base}>from version ${r.base}</${UpdateLink}>` },
         { key: "incarnation", name: "incarnation", term: "incarnation" }, { key: "steps", name: "steps" }, { key: "tokens", name: "tokens", show: (r) => I.count(r.tokens) },
@@ -374,7 +379,7 @@
       const known = d.syncers.map((s) => ({ ...s, alive: alive.get(s.syncer) }));
       const fresh = (d.alive || []).filter((a) => !d.syncers.some((s) => s.syncer === a.syncer)).map((a) => ({ syncer: a.syncer, commits: 0, keeps: [], first_at: null, last_at: null, merge_s: null, publish_s: null, alive: a }));
       return html`
-        <${Table} name="Syncers" rows=${[...known, ...fresh]} first="last_at" descending empty="No syncer has written a commit." columns=${[
+        <${Table} name="Syncers" rows=${[...known, ...fresh]} first="last_at" descending empty="No syncer has written a commit by this moment: a syncer appears with its first heartbeat or commit." columns=${[
           { key: "syncer", name: "syncer", term: "syncer", left: true, show: (r) => html`<code>${r.syncer}</code>` },
           { key: "state", name: "state", left: true, by: (r) => syncerState(r, d), show: (r) => syncerState(r, d) },
           { key: "commits", name: "commits", show: (r) => I.count(r.commits) }, { key: "keeps", name: "keeps fragments", left: true, by: (r) => r.keeps.length, show: (r) => ranges(r.keeps) },
@@ -383,17 +388,18 @@
           { key: "lag", name: "loop lag", by: (r) => (r.alive ? r.alive.lag_ms : null), show: (r) => (r.alive ? I.seconds(r.alive.lag_ms / 1000) : "") }]}/>
         <h3>Store and bus</h3>
         <dl class="pair"><dt>Store answers this page in</dt><dd>${pair(d.store_ms)}</dd><dt>Bus answers this page in</dt><dd>${pair(d.bus_ms)}</dd></dl>
-        <div class="charts"><${Chart} title="What a round takes after it has closed" unit="means" at=${d.lines.at} mark=${I.where.at} lines=${styled([{ name: "merging", values: d.lines.merge_s }, { name: "publishing", values: d.lines.publish_s }, { name: "closed to in the log", values: d.lines.commit_s }])} show=${I.seconds} note="Publishing and the log are the store's latency as syncers see it."/>
-        <${Chart} title="Rounds wait" unit="means" at=${d.lines.at} mark=${I.where.at} lines=${styled([{ name: "from opening to closing", values: d.lines.waited_s }])} show=${I.seconds}/></div>
-        <h3><${Term} name="takeover">Takeovers</${Term}></h3><${Table} name="Takeovers" rows=${d.takeovers} first="at" descending empty="No fragment has changed its keeper." columns=${[
+        <div class="charts"><${Chart} title="What a round takes after it has closed" unit="means" at=${d.lines.at} mark=${I.where.at} lines=${styled([{ name: "merging", noisy: true, values: d.lines.merge_s }, { name: "publishing", noisy: true, values: d.lines.publish_s }, { name: "closed to in the log", noisy: true, values: d.lines.commit_s }])} show=${I.seconds} none=${unmerged} note="Publishing and the log are the store's latency as syncers see it."/>
+        <${Chart} title="Rounds wait" unit="means" at=${d.lines.at} mark=${I.where.at} lines=${styled([{ name: "from opening to closing", noisy: true, values: d.lines.waited_s }])} show=${I.seconds} none=${unmerged}/></div>
+        <h3><${Term} name="takeover">Takeovers</${Term}></h3><${Table} name="Takeovers" rows=${d.takeovers} first="at" descending empty="No fragment has changed its keeper by this moment: a takeover appears when a syncer goes on for another one." columns=${[
           { key: "at", name: "last fragment at", left: true, show: (r) => I.date(r.at) }, { key: "from", name: "from", left: true }, { key: "to", name: "to", left: true },
           { key: "fragments", name: "fragments", left: true, by: (r) => r.fragments.length, show: (r) => ranges(r.fragments.map((f) => f.fragment).sort((a, b) => a - b)) },
           { key: "stood_s", name: "no commit for", by: (r) => r.stood_s.largest, show: (r) => `${I.seconds(r.stood_s.median)}, at most ${I.seconds(r.stood_s.largest)}` },
           { key: "longest", name: "longest", left: true, by: (r) => r.fragments[0].fragment, show: (r) => html`<${CommitLink} ...${r.fragments[0]}/>` }]}/>
-        <h3>Learners that came back</h3><${Table} name="Restarts" rows=${d.restarts} first="began" descending empty="No learner was restarted." columns=${[
+        <h3>Learners that came back</h3><${Table} name="Restarts" rows=${d.restarts} first="began" descending empty="No learner was restarted by this moment: a restart appears with the first merged update after it." columns=${[
           { key: "began", name: "trains again from", left: true, show: (r) => I.date(r.began) }, { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` }, { key: "incarnation", name: "incarnation", term: "incarnation" }, { key: "step", name: "from step", show: (r) => I.count(r.step) }, { key: "away_s", name: "away for", show: (r) => I.seconds(r.away_s) }]}/>`;
     }}</${Answer}>`;
   };
+  const unmerged = "No round has closed yet: the first commit begins this chart.";
   const syncerState = (r, d) => (r.alive ? (r.alive.stopping ? "stopped" : !r.alive.live ? "silent" : !r.alive.able ? "cannot serve for now" : r.alive.waiting_for ? `waits for ${r.alive.waiting_for}` : `lives, holds ${r.alive.held}`) : d.alive ? "gone" : "not known");
   const pair = (x) => (x === null ? "not known" : x.median === null ? "not measured yet" : `${I.seconds(x.median / 1000)} in the median, ${I.seconds(x.largest / 1000)} at most`);
   const ranges = (list) => {

@@ -35,7 +35,7 @@
     <dd class="value">${value}</dd>${more ? html`<dd class="more">${more}</dd>` : null}</div>`;
 
   /* A table that sorts by any column. columns: {key, name, term, left, show(row), by(row)}. */
-  I.Table = ({ name, columns, rows, first, descending = false, empty = "There is none." }) => {
+  I.Table = ({ name, columns, rows, first, descending = false, empty }) => {
     const [order, set] = useState({ key: first || columns[0].key, down: descending });
     const sorted = useMemo(() => {
       const column = columns.find((c) => c.key === order.key) || columns[0];

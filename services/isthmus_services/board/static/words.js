@@ -12,6 +12,11 @@ window.Isthmus = {};
 
   I.known = known;
   I.date = (s) => (known(s) ? zone.format(new Date(s * 1000)) : none);
+  const day = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium" });
+  I.span = (a, b) => { // the zone once, and the date once where it is the same
+    const [first, last] = [a, b].map((s) => day.format(new Date(s * 1000)));
+    return first === last ? `${first}, ${I.clock(a)} to ${I.clock(b)} ${I.date(b).split(" ").pop()}` : `${first}, ${I.clock(a)} to ${I.date(b)}`;
+  };
   I.clock = (s) => (known(s) ? clock.format(new Date(s * 1000)) : none);
   I.count = (x) => (known(x) ? Math.round(x).toLocaleString("en") : none);
   I.share = (x, digits = 0) => (known(x) ? `${(100 * x).toFixed(digits)} %` : none);
@@ -20,6 +25,7 @@ window.Isthmus = {};
 
   I.short = (x) => {
     if (!known(x)) return none;
+    if (Math.abs(x) >= 1e15) return x.toExponential(1);
     for (const [size, name] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
       if (Math.abs(x) >= size) return `${Number((x / size).toPrecision(3))} ${name}`;
     return `${Number(x.toPrecision(3))}`;
@@ -68,7 +74,8 @@ window.Isthmus = {};
     age: "How long ago the newest version of a fragment was written.",
     syncer: "A process that opens rounds, merges updates and writes commits. Any number may run; each keeps some of the fragments.",
     takeover: "A fragment's keeper was gone, and another syncer went on with it.",
-    loss: "How well a model predicts its text: lower is better. A learner's own, on what it trains with.",
+    loss: "How well a model predicts its text: lower is better. A learner's own, on what it trains with; in a table, of its last step as it says, or else the mean in its newest merged update.",
+    losses: "How well a learner's model predicts the text that it trains with: lower is better. Each merged update states the mean over its steps, so the curve covers the whole run; no last step of a heartbeat is in it.",
     tokens: "Pieces of text that were trained on. Those of an update count by its fragment's share of the model.",
     cosine: "How alike two directions are: 1 is the same, 0 has nothing in common, −1 is the opposite.",
     weight: "How much its update counted in a round: tokens² / steps, as a share of all that were merged.",
@@ -83,6 +90,7 @@ window.Isthmus = {};
     expected: "Rounds that counted on it: it was heard of, or had come lately.",
     step: "How many optimizer steps it has done, over all its incarnations; then how many it is to do.",
     rate: "Tokens it trains a second, as it says.",
+    trained: "What learners had trained, by the counts in their merged updates. Work that was never followed by a merged update is not in it.",
     up: "What it has sent to the store over all its incarnations, checkpoints included.",
     down: "What it has fetched from the store over all its incarnations.",
     share: "An update of one fragment holds the same tokens as those of the others: each counts them by the fragment's share of the model.",
