@@ -16,6 +16,16 @@ from isthmus.store import open_store
 from isthmus_services.main import main
 from support.world import seed_of
 
+HEAL = "isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)"
+"""The advice for damage to the log, of the doctor and of gc."""
+
+FREES = (
+    "isthmus gc … --apply frees what the run does not need any more and is over an hour old. If that is not enough, "
+    "isthmus gc … --apply --keep 8 keeps 8 versions in place of 64; and once all learners and syncers of the run are "
+    "stopped, isthmus gc … --apply --keep 8 --min-age 0 keeps no young objects either"
+)
+"""The advice for a store that is full."""
+
 
 @dataclass
 class Doctor:

@@ -328,12 +328,12 @@ async def test_a_syncer_with_a_wrong_clock(doctor: Doctor, folder: Path) -> None
 @row(
     "doctor", "log: commits: fragment …: …: is missing, and version … is there…",
     means="An object of the log was lost. `isthmus heal` says whether its fragment can still be served and verified.",
-    do="isthmus heal … says what can be done", then="`ok log: commits` once the object is restored from a backup",
+    do=HEAL, then="`ok log: commits` once the object is restored from a backup",
 )  # fmt: skip
 @row(
     "doctor", "log: commits: … more fragments are damaged",
     means="More fragments have such damage than are named.",
-    do="isthmus heal … says what can be done", then="`ok log: commits`",
+    do=HEAL, then="`ok log: commits`",
 )  # fmt: skip
 async def test_holes_in_the_log(doctor: Doctor, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_run(folder, fragments=8) as w:
@@ -356,7 +356,51 @@ async def test_holes_in_the_log(doctor: Doctor, folder: Path, monkeypatch: pytes
 @row(
     "doctor", "log: progress: fragment … stands still: most others were merged 8 times since it was",
     means="One part of the model is not merged any more. Learners go on with what they have of it.",
-    do="the syncers' logs say why; isthmus heal … says what can be done",
+@row(
+    "doctor", "log: commits: fragment …: …: not a commit: …",
+    means="A commit was overwritten. The doctor reads the newest commits and 32 others at random, so that it may find an old "
+    "one only when it runs again.",
+    do=HEAL, then="`ok log: commits` once the object is restored from a backup",
+)  # fmt: skip
+@row(
+    "doctor", "log: commits: fragment …: …: is not the commit that … names as the one before it",
+    means="A commit was overwritten by another one, which is whole in itself.",
+    do=HEAL, then="`ok log: commits` once the object is restored from a backup",
+)  # fmt: skip
+async def test_old_commits_that_were_overwritten(doctor: Doctor, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_run(folder, fragments=8) as w:
+        await grown(w, 6)
+        kept = {commit_key(p, 1): await w.store.get(commit_key(p, 1)) for p in (3, 5)}
+        await w.store.put(commit_key(3, 1), b"nonsense")
+        commit = await w.log.commit(5, 1)
+        assert commit is not None
+        other = msgspec.structs.replace(commit.header, attempt="another")
+        await w.store.put(commit_key(5, 1), bytes(frame.draft(frame.Kind.COMMIT, other).blob))
+        monkeypatch.setattr(doctor_log, "SAMPLED", 1000)  # as if the doctor ran often enough
+        text = await prints(doctor, "finds", str(folder))
+        doctor.capsys.readouterr()
+        assert await asyncio.to_thread(does, text, "heal") == 1
+        said = " ".join(doctor.capsys.readouterr().out.split())
+        assert commit_key(3, 1) in said, "heal names what to restore"
+        assert f"{commit_key(5, 2)}: follows commit " in said, "heal cannot tell which of the two is the other one"
+        for key, blob in kept.items():
+            await w.store.put(key, bytes(blob))
+        text = await prints(doctor, "finds_no_more", str(folder))
+        assert "is missing, by their names; the newest and " in text
+
+
+async def test_the_doctor_reads_other_old_commits_each_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_log, "SAMPLED", 4)
+    async with a_run(folder) as w:
+        await grown(w, 8)
+        found = await log_health.look(w.log)
+        drawn = [doctor_log._sample(found, w.runtime) for _ in range(64)]
+        heads = [head.version for head in found.heads if head is not None]
+    assert all(len(set(one)) == 4 for one in drawn)
+    assert {one for sample in drawn for one in sample} == {(p, v) for p in (0, 1) for v in range(1, heads[p])}
+
+
+    do=f"the syncers' logs say why; {HEAL}",
     then="no more word of it, once the fragment is merged again",
     lost="what learners trained of this fragment meanwhile, beyond their newest update",
 )  # fmt: skip

@@ -41,9 +41,9 @@ NOT_IN_STATUS = {
 PLAIN = {
     "status": {"… more fragments are damaged, too"},
     "heal": {
-        # status says this, and has a row
-        "is missing, and version … is there: restore it from a backup. A run with a snapshot after it goes on, and "
-        "`isthmus replay` ends before it",
+        # The doctor and gc say this, and have rows.
+        "isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
+        "merged updates were read; published values were only looked for: isthmus replay … reads them",
         "cannot be healed: …",  # the row of each reason begins with it
         "… fragments: … sound, … healed, … that cannot be folded",  # the last line, of every run
         "healed: version … restarts from version … as published",  # what the rows say that you then see

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from advice.followed import advises, command_in, isthmus, mine, says
+from advice.doctors import HEAL
+from advice.followed import advises, command_in, commands_in, isthmus, mine, says
 from advice.rows import row
 from advice.test_status import PACE, Fault, training
 from isthmus.errors import Denied, StoreFull, Unavailable
@@ -42,7 +43,7 @@ def objects(folder: Path) -> int:
     "gc",
     "…: is missing below the end of the log: nothing is collected",
     means="A commit is gone. Garbage collection could delete what is left of its work, so it does nothing.",
-    do="isthmus heal … says what can be done",
+    do=HEAL,
     then="`isthmus heal` names the commit. Once it is restored from a backup, gc collects.",
 )
 async def test_a_log_with_a_hole(folder: Path) -> None:
@@ -68,7 +69,7 @@ async def test_a_log_with_a_hole(folder: Path) -> None:
     "gc",
     "…: is not the commit that … names as the one before it: nothing more is collected",
     means="A commit is damaged, in the store or on its way. It is not packed, since its copy would be the only one.",
-    do="isthmus heal … says what can be done",
+    do=HEAL,
     then="`isthmus heal` names the commit. Once it is restored from a backup, gc goes on.",
 )
 async def test_a_commit_that_changes_while_it_is_packed(folder: Path) -> None:
@@ -129,7 +130,7 @@ async def test_a_store_that_is_full_of_what_is_needed(folder: Path) -> None:
     "collection failed, and nothing is collected until this is mended: …",
     means="With `--every`: the store denied a request, or the log of one fragment is damaged. Then no fragment is collected, "
     "and the store fills up.",
-    do="nothing is collected until this is mended: … isthmus heal … says what can be done",
+    do=f"nothing is collected until this is mended: … {HEAL}",
     then="The next line has `… objects deleted`. For a denied request the line has the store's answer: `isthmus doctor` with "
     "`--role collector` says which permission is missing.",
 )

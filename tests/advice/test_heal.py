@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from advice.doctors import HEAL
 from advice.followed import advises, command_in, isthmus, mine, says
 from advice.rows import Row, row
 from advice.test_status import FEW, Fault, finished, training
@@ -205,6 +206,38 @@ async def test_a_commit_below_a_snapshot_that_is_missing(folder: Path) -> None:
 
 @row(
     "heal",
+    "fragment … cannot be healed: …: is missing, and its snapshot is there",
+    means="The newest commit is gone. The snapshot of its version shows that it existed; the snapshot alone is not used.",
+    do="restore it from a backup, or go on in a new run from the newest version that can be exported (`isthmus export`, "
+    "then `isthmus init --from`)",
+    then="With the object restored: `… sound`.",
+    lost="without a backup: what that commit merged",
+)
+@row(
+    "doctor",
+    "log: commits: fragment …: …: is missing, and its snapshot is there: restore it from a backup, or go on in a new run from "
+    "the newest version that can be exported (`isthmus export`, then `isthmus init --from`) (fragment … can be read up to "
+    "version …)",
+    means="The newest commit is gone. The snapshot of its version shows that it existed.",
+    do=HEAL,
+    then="`ok log: commits` once the object is restored from a backup",
+)
+async def test_the_newest_commit_that_is_missing(folder: Path) -> None:
+    here, noticed = mine(test_the_newest_commit_that_is_missing)
+    async with world(folder, FEW) as w:
+        await finished(w)
+        hole = folder / commit_key(0, (await newest_commit(w, 0)).version)
+        kept = hole.read_bytes()
+        hole.unlink()
+        code, told = await isthmus("doctor", w.run.url, "--size", "0.02")
+        assert (code, noticed.is_in(told)) == (1, True), told
+        await heal(here, w)
+        hole.write_bytes(kept)
+        await sound(w)
+
+
+@row(
+    "heal",
     "fragment … cannot be healed: the chain of commits is broken: …: not a commit: …",
     means="A commit is damaged, and later versions exist.",
     do="restore that object from a backup, or go on in a new run from the newest version that can be exported (`isthmus "
@@ -379,10 +412,10 @@ async def test_snapshots_that_are_gone(folder: Path) -> None:
 
 @row(
     "heal",
-    "…: diagnose with a role that may read updates, as syncers do",
+    "…: only readers and syncers may read updates",
     means="The credentials in use may not read the learners' updates. Nothing is known to be damaged.",
-    do="diagnose with a role that may read updates, as syncers do",
-    then="With such credentials heal gives its diagnosis.",
+    do="diagnose with the env of the reader's folder, or of a syncer's",
+    then="With these credentials heal gives its diagnosis.",
 )
 async def test_a_reader_without_rights(folder: Path) -> None:
     (here,) = mine(test_a_reader_without_rights)
@@ -400,7 +433,7 @@ async def test_a_reader_without_rights(folder: Path) -> None:
     "heal",
     "dry run: nothing was written",
     means="Heal has only looked. The lines above say what `--apply` would do.",
-    do="use --apply to restart the fragments as described above",
+    do="use --apply, as a syncer, to restart the fragments as described above",
     then="`… healed` in the last line.",
 )
 async def test_a_dry_run(folder: Path) -> None:

@@ -489,8 +489,8 @@ async def finished(w: World, versions: int = 6) -> None:
 
 @row(
     "status",
-    "the log of fragment … is damaged: …: is missing, and version … is there: restore it from a backup. A run with a "
-    "snapshot after it goes on, and `isthmus replay` ends before it (fragment … can be read up to version …); …; the logs of "
+    "the log of fragment … is damaged: …: is missing, and version … is there: restore it from a backup. The run goes "
+    "on from the snapshot after it, and `isthmus replay` ends before it (fragment … can be read up to version …); …; the logs of "
     "… more fragments are damaged, too",
     means="Objects that the log names are missing, or commits cannot be read. Three fragments are named, the others counted.",
     like="Where the store is away, status says so and ends with an error instead.",

@@ -9,7 +9,8 @@ from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, R
 from isthmus.errors import IsthmusError, LogCorrupt
 from isthmus.format.records.keys import commit_key
 from isthmus.log import Commit, Log
-from isthmus.log.log_health import STANDS, collects, look
+from isthmus.log.holes import ask_heal
+from isthmus.log.log_health import STANDS, LogState, collects, look
 from isthmus.log.run import Run
 from isthmus.runtime.clock import Runtime, cores
 from isthmus.store import EdgeStore
@@ -20,7 +21,7 @@ NAMED_MAX = 8
 
 async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
     """Yield findings about the commits of a run. The objects that they name are not verified: `replay` does that."""
-    heal = f"isthmus heal {store.url} says what can be done"
+    heal = ask_heal(store.url)
     try:
         log = Log(run, store.at_start, runtime)
         await log.members.refresh(log.store)

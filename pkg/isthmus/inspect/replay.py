@@ -20,7 +20,7 @@ from isthmus.format.records.objects import CommitHeader, Input, SnapshotHeader
 from isthmus.format.rules import STALENESS_MAX, Bounds
 from isthmus.inspect.losses import LossCurves
 from isthmus.log import Commit, Log, fold
-from isthmus.log.holes import require_whole
+from isthmus.log.holes import lacking, require_whole
 from isthmus.log.listing import ShareDone, all_or, earliest
 from isthmus.log.merge import Advance, State
 from isthmus.log.updates import Update
@@ -330,7 +330,7 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[Comm
             continue
         if at.version < top < VERSION_MAX:
             key = commit_key(p, at.version + 1)
-            result.difference = Difference(p, at.version + 1, key, f"is missing, and version {top} is there")
+            result.difference = Difference(p, at.version + 1, key, lacking(at.version + 1, top))
         return result
 
 

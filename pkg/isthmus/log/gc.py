@@ -31,6 +31,7 @@ from isthmus.format.records.keys import (
 from isthmus.format.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, ClaimHeader, PackedHeader, SegmentHeader
 from isthmus.format.rules import CHECKPOINTS_KEPT, KEPT_VERSIONS, MIN_AGE_S, STALENESS_MAX, MemberRole
 from isthmus.log import Commit, Log, fold
+from isthmus.log.holes import ask_heal
 from isthmus.log.listing import by_learner, checkpoints_in, parts_in
 from isthmus.reasons import Reason
 from isthmus.store import Entry, checked
@@ -221,9 +222,9 @@ async def _plan_packing(log: Log, p: int, start: int, before: float, found: Garb
         commit = await log.commit(p, version)
         if commit is None:
             raise LogCorrupt(
-                commit_key(p, version), "is missing below the end of the log: nothing is collected; "
-                f"isthmus heal {log.run.url} says what can be done"
-            )  # fmt: skip
+                commit_key(p, version),
+                f"is missing below the end of the log: nothing is collected; {ask_heal(log.run.url)}",
+            )
         if commit.in_segment:
             packed_to = version
             break  # commits are packed in ascending order, so all below are packed
@@ -255,7 +256,7 @@ async def _pack(log: Log, run: list[tuple[int, int]]) -> None:
         if following is None or frame.digest(blob) != following.header.previous:
             raise LogCorrupt(
                 key, f"is not the commit that {commit_key(p, version + 1)} names as the one before it: nothing more is "
-                f"collected; isthmus heal {log.run.url} says what can be done"
+                f"collected; {ask_heal(log.run.url)}"
             )  # fmt: skip
         following = log.verifier.commit(blob, p, version)
         blobs.append(blob)

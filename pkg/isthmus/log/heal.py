@@ -129,7 +129,10 @@ async def _diagnose(log: Log, p: int) -> Diagnosis:
         )
     except LogCorrupt as error:
         if error.refused:
-            raise Denied(f"{error}: diagnose with a role that may read updates, as syncers do") from None
+            raise Denied(
+                f"{error}: only readers and syncers may read updates: diagnose with the env of the reader's folder, or "
+                "of a syncer's"
+            ) from None
         wrong = error
     try:
         newest = await log.newest(p)

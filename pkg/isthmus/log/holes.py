@@ -28,6 +28,22 @@ from isthmus.store.base import is_there
 AHEAD = 8
 """Versions beyond the end that are requested one by one."""
 
+GOES_ON = "restore it from a backup. The run goes on from the snapshot after it, and `isthmus replay` ends before it"
+IN_A_NEW_RUN = (
+    "restore it from a backup, or go on in a new run from the newest version that can be exported (`isthmus export`, "
+    "then `isthmus init --from`)"
+)
+
+
+def lacking(version: int, known: int) -> str:
+    """Return what is wrong with a commit that is missing. `known`: the newest version of which any object is there."""
+    return f"is missing, and {'its snapshot' if known == version else f'version {known}'} is there"
+
+
+def ask_heal(url: str) -> str:
+    """Return the advice to run `isthmus heal` on a run, and who may."""
+    return f"isthmus heal {url} says what can be done (run it as the reader, and with --apply as a syncer)"
+
 
 async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = False) -> None:
     """Raise `LogCorrupt` if a version beyond the end of a fragment's log is known, so that one before it is missing.
@@ -40,11 +56,7 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
     key = commit_key(fragment, head + 1)
     # There is no hole if a syncer has committed this version meanwhile.
     if known and not await is_there(log.store, key):
-        raise LogCorrupt(
-            key, f"is missing, and version {max(known)} is there: restore it from a backup, or go on in a new run "
-            "from the newest version that can be exported (`isthmus export`, then `isthmus init --from`)",
-            (fragment, head),
-        )  # fmt: skip
+        raise LogCorrupt(key, f"{lacking(head + 1, max(known))}: {IN_A_NEW_RUN}", (fragment, head))
 
 
 async def known_beyond(log: Log, fragment: int, head: int, *, lists: bool = False) -> list[int]:
@@ -103,7 +115,7 @@ async def require_commits(log: Log, fragment: int, head: int) -> int:
     except Denied:
         await require_whole(log, fragment, head)
         first = max([1, *(version for version, _ in snapshots if version <= head)])
-        await _require_all(log, fragment, range(first, head + 1), head)
+        await _require_all(log, fragment, range(first, head + 1), head, snapshots)
         return first
     there = {version for entry in entries if (version := commit_in(entry.key))}
     # A key beyond the end counts only if there is a valid commit under it.
@@ -113,23 +125,26 @@ async def require_commits(log: Log, fragment: int, head: int) -> int:
     newest = max([head, *known])
     # Commits may be created while a long listing is read, so versions that it lacks are requested before they are
     # reported missing. Versions beyond the end are requested too: a store may list objects that it does not return.
-    await _require_all(log, fragment, (v for v in range(1, newest + 1) if v not in there or v > head), newest)
+    await _require_all(
+        log, fragment, (v for v in range(1, newest + 1) if v not in there or v > head), newest, snapshots
+    )
     listed = commit_key(fragment, min(beyond, default=head))
     if beyond and not await is_there(log.store, listed):
         raise LogCorrupt(listed, "is listed, and the store does not give it out", (fragment, head))
     return 1
 
 
-async def _require_all(log: Log, fragment: int, versions: Iterable[int], newest: int) -> None:
+async def _require_all(
+    log: Log, fragment: int, versions: Iterable[int], newest: int, snapshots: Sequence[tuple[int, str]]
+) -> None:
     for asked in batched(versions, AHEAD):
         found = await asyncio.gather(*(is_there(log.store, commit_key(fragment, version)) for version in asked))
         for version, there in zip(asked, found, strict=True):
             if not there:
-                raise LogCorrupt(
-                    commit_key(fragment, version), f"is missing, and version {newest} is there: restore it from a "
-                    "backup. A run with a snapshot after it goes on, and `isthmus replay` ends before it",
-                    (fragment, version - 1),
-                )  # fmt: skip
+                # A snapshot is used only together with the commit that published it.
+                passed = any(version < at <= newest for at, _ in snapshots)
+                more = f"{lacking(version, newest)}: {GOES_ON if passed else IN_A_NEW_RUN}"
+                raise LogCorrupt(commit_key(fragment, version), more, (fragment, version - 1))
 
 
 def batched(values: Iterable[int], count: int) -> Iterator[Sequence[int]]:
@@ -153,13 +168,6 @@ async def require_chain(log: Log, fragment: int, head: int) -> None:
     except LogCorrupt as error:
         if error.key.startswith(MEMBERS):
             raise  # its detail has the advice
-        raise LogCorrupt(
-            error.key, f"{error.detail}: restore it from a backup. The run goes on from the snapshot after it, and "
-            "`isthmus replay` ends before it", (fragment, at)
-        ) from None  # fmt: skip
+        raise LogCorrupt(error.key, f"{error.detail}: {GOES_ON}", (fragment, at)) from None
     if at < head:
-        key = commit_key(fragment, at + 1)
-        raise LogCorrupt(
-            key, f"is missing, and version {head} is there: restore it from a backup. The run goes on from the "
-            "snapshot after it, and `isthmus replay` ends before it", (fragment, at)
-        )  # fmt: skip
+        raise LogCorrupt(commit_key(fragment, at + 1), f"{lacking(at + 1, head)}: {GOES_ON}", (fragment, at))

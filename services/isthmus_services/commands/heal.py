@@ -34,9 +34,13 @@ def run(settings: declared.Heal) -> int:
             print(line)
         left += not diagnosis.sound and commit is None
     sound = sum(diagnosis.sound for diagnosis in found)
+    if sound:
+        print(
+            f"merged updates were read; published values were only looked for: isthmus replay {settings.run} reads them"
+        )
     print(f"{len(found)} fragments: {sound} sound, {len(healed)} healed, {left} that cannot be folded")
     if left and not settings.apply and any(d.wound for d in found):
-        print("dry run: nothing was written; use --apply to restart the fragments as described above")
+        print("dry run: nothing was written; use --apply, as a syncer, to restart the fragments as described above")
     report.write_json(
         {
             "applied": settings.apply,
