@@ -10,13 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from advice.doctors import Doctor, does, printed, small_run
+from advice.doctors import HEAL, Doctor, does, printed, small_run
 from advice.rows import row
 from isthmus.agent.speed import Speeds
 from isthmus.codecs import kernels
 from isthmus.doctor import log as doctor_log
 from isthmus.format.records.keys import commit_key, members_key
 from isthmus.format.rules import Pace, Rules
+from isthmus.format.records import frame
 from isthmus.log import log_health
 from isthmus.log.log_health import STANDS
 from isthmus.runtime.clock import Runtime, single_threaded
@@ -354,9 +355,6 @@ async def test_holes_in_the_log(doctor: Doctor, folder: Path, monkeypatch: pytes
 
 
 @row(
-    "doctor", "log: progress: fragment … stands still: most others were merged 8 times since it was",
-    means="One part of the model is not merged any more. Learners go on with what they have of it.",
-@row(
     "doctor", "log: commits: fragment …: …: not a commit: …",
     means="A commit was overwritten. The doctor reads the newest commits and 32 others at random, so that it may find an old "
     "one only when it runs again.",
@@ -402,6 +400,9 @@ async def test_the_doctor_reads_other_old_commits_each_time(folder: Path, monkey
 
     do=f"the syncers' logs say why; {HEAL}",
     then="no more word of it, once the fragment is merged again",
+@row(
+    "doctor", "log: progress: fragment … stands still: most others were merged 8 times since it was",
+    means="One part of the model is not merged any more. Learners go on with what they have of it.",
     lost="what learners trained of this fragment meanwhile, beyond their newest update",
 )  # fmt: skip
 async def test_a_fragment_that_stands(doctor: Doctor, folder: Path) -> None:

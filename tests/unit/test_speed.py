@@ -70,10 +70,8 @@ async def findings(kind: RoleKind) -> list[Finding]:
             await train(w.learner("a"), 40)
         found = [f async for f in doctor_log.examine_log(w.run, w.store, Role(kind), w.runtime)]
         made = sum(map(len, (await all_commits(w.log)).values()))
-        assert {f.said for f in found if f.check == "log: commits"} <= {
-            f"none of {made:,} is missing; isthmus replay verifies what they merged",
-            f"none since the newest snapshots is missing; this role may not list all {made:,}",
-        }
+        (said,) = (f.said for f in found if f.check == "log: commits")
+        assert said.startswith(f"none of {made:,} is missing, by their names; the newest and ")
         return [f for f in found if f.check == "machine: merging"]
 
 

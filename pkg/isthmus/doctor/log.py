@@ -1,5 +1,6 @@
 """Check a run's log: missing or damaged commits, fragments that stand still, garbage, and this machine's speed."""
 
+import asyncio
 import statistics
 from collections.abc import AsyncIterator, Sequence
 
@@ -26,6 +27,8 @@ async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) 
         log = Log(run, store.at_start, runtime)
         await log.members.refresh(log.store)
         found = await look(log)
+        sample = _sample(found, runtime)
+        wrong = {**await _damaged(log, sample), **found.wrong}
     except IsthmusError as error:
         words = advice_for(store.url)
         refused, away = words.reading.format(url=store.url), words.away.format(url=store.url)
@@ -35,7 +38,7 @@ async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) 
         yield Finding("log: commits", FAILURE, f"the log cannot be read: {error}", more)
         return
     alike = dict[str, list[int]]()  # a missing membership is missing for all fragments
-    for p, why in found.wrong.items():
+    for p, why in sorted(wrong.items()):
         alike.setdefault(why, []).append(p)
     for why, fragments in list(alike.items())[:NAMED_MAX]:
         yield Finding("log: commits", FAILURE, f"fragment {', '.join(map(str, fragments))}: {why}", heal)
@@ -53,18 +56,56 @@ async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) 
     newest = max((head for head in found.heads if head is not None), key=_written_at, default=None)
     if newest is not None and (skewed := await _clock(newest, log, runtime)) is not None:
         yield skewed
-    if found.wrong:
+    if wrong:
         return
     if newest is None:
         yield Finding("log: commits", OK, "there is none yet")
         return
     commits = sum(head.version for head in found.heads if head is not None)
     if found.whole_log:
-        yield Finding("log: commits", OK, f"none of {commits:,} is missing; isthmus replay verifies what they merged")
+        said = f"none of {commits:,} is missing, by their names; the newest and {len(sample)} older ones at random"
+        more = f"isthmus heal {store.url} reads all that syncers need, isthmus replay all that is in the store"
+        yield Finding("log: commits", OK, f"{said} were read; {more}")
     else:
         said = f"none since the newest snapshots is missing; this role may not list all {commits:,}"
         more = "run the doctor with a reader's or a syncer's credentials to check all of them"
         yield Finding("log: commits", NOTE, said, more)
+
+
+SAMPLED = 32
+"""Older commits that are read, so that one which was overwritten is found sooner or later."""
+
+READ_AT_ONCE = 8
+
+
+def _sample(found: LogState, runtime: Runtime) -> list[tuple[int, int]]:
+    """Return (fragment, version) of random commits, of fragments in which nothing is known to be wrong."""
+    heads = [(p, head.version) for p, head in enumerate(found.heads) if head is not None and p not in found.wrong]
+    total = sum(head - 1 for _, head in heads)  # the newest one has no successor that names it
+    chosen, drawn = list[tuple[int, int]](), sorted(runtime.random.sample(range(total), min(SAMPLED, total)))
+    for p, head in heads:
+        chosen += [(p, 1 + number) for number in drawn if 0 <= number < head - 1]
+        drawn = [number - (head - 1) for number in drawn]
+    return chosen
+
+
+async def _damaged(log: Log, sample: Sequence[tuple[int, int]]) -> dict[int, str]:
+    """Return, by fragment, which of these commits is damaged, or is not the one that its successor names."""
+    slots, found = asyncio.Semaphore(READ_AT_ONCE), dict[int, str]()
+
+    async def read(p: int, version: int) -> None:
+        key = commit_key(p, version)
+        async with slots:
+            try:
+                commit, following = await log.commit(p, version), await log.commit(p, version + 1)
+            except LogCorrupt as error:
+                found[p] = str(error)
+                return
+        if commit is not None and following is not None and following.header.previous != commit.digest:
+            found[p] = f"{key}: is not the commit that {commit_key(p, version + 1)} names as the one before it"
+
+    await asyncio.gather(*(read(p, version) for p, version in sample))
+    return found
 
 
 def _written_at(commit: Commit) -> float:
