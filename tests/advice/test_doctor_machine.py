@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from advice.doctors import Doctor, small_run
+from advice.doctors import FREES, Doctor, small_run
 from advice.rows import row
 from integration.test_full_store import IN_A_DISK_OF_ITS_OWN, own_mounts  # noqa: F401  (a fixture)
 from isthmus.codecs.kernels import ARITHMETIC
@@ -28,14 +28,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 @row(
     "doctor", "machine: disk: … GB free below …",
     means="The disk of the run's folder is nearly full: a warning below 2 GiB, a failure below 100 MiB.",
-    do="make room; isthmus gc … --apply deletes what the run does not need any more", then="`ok machine: disk`",
+    do=f"make room: {FREES}", then="`ok machine: disk`",
 )  # fmt: skip
 @row(
     "doctor", "store: may write: … is full (No space left on device): give it more space, or free what the run does not "
     "need any more: isthmus gc … lists what can be deleted, and --apply deletes it",
     means="The store takes no more objects. Learners train on; no round goes on.",
-    do="make room; isthmus gc … --apply frees what the run does not need any more. Until then nothing is merged, and "
-    "nothing is lost",
+    do=f"make room: {FREES}. Until then nothing is merged, and nothing is lost",
     then="`ok store: may write`",
 )  # fmt: skip
 @pytest.mark.tier("all")  # integration/test_full_store.py covers the main case
@@ -48,7 +47,7 @@ def test_a_disk_without_room(doctor: Doctor, run: str, tmp_path: Path) -> None:
         mount -t tmpfs -o size=64m tmpfs {disk} && cp -r {run} {disk}/run || exit 99
         head -c 100M /dev/zero > {disk}/ballast 2> /dev/null
         {ISTHMUS} doctor {disk}/run --size 0.02 > {out}/full; echo $? >> {out}/full
-        isthmus=$(sed -n 's/.*isthmus \\(gc .* --apply\\) deletes.*/\\1/p' {out}/full | head -1)
+        isthmus=$(sed -n 's/.*isthmus \\(gc .* --min-age 0\\) keeps.*/\\1/p' {out}/full | head -1)
         {ISTHMUS} $isthmus > {out}/gc 2>&1; echo $? >> {out}/gc
         mount -o remount,size=1g {disk}; {ISTHMUS} doctor {disk}/run --size 0.02 > {out}/low
         mount -o remount,size=4g {disk}; {ISTHMUS} doctor {disk}/run --size 0.02 > {out}/roomy

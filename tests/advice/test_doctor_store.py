@@ -16,7 +16,7 @@ from typing import Any
 import boto3
 import pytest
 
-from advice.doctors import Doctor, printed, small_run
+from advice.doctors import FREES, Doctor, printed, small_run
 from advice.gate import Gate, error, gate
 from advice.rows import row
 from isthmus.store.files import FileStore
@@ -280,15 +280,13 @@ def test_no_bucket(doctor: Doctor, gated: tuple[Gate, str]) -> None:
     "doctor", "store: may write: … is full (its disks are): give it more space, or free what the run does not need any "
     "more: isthmus gc … lists what can be deleted, and --apply deletes it",
     means="The store takes no more objects. Learners train on; no round goes on.",
-    do="make room; isthmus gc … --apply frees what the run does not need any more. Until then nothing is merged, and "
-    "nothing is lost",
+    do=f"make room: {FREES}. Until then nothing is merged, and nothing is lost",
     then="`ok store: may write`",
 )  # fmt: skip
 @row(
     "doctor", "store: may write: …: InternalError: …",
     means="The store answers and takes no object. SeaweedFS says this when it has no room.",
-    do="see the store's own log: it may be full (disks, volumes, quota) or damaged. If it is full, isthmus gc … --apply "
-    "frees what the run does not need any more",
+    do=f"see the store's own log: it may be full (disks, volumes, quota) or damaged. If it is full: {FREES}",
     then="`ok store: may write`",
 )  # fmt: skip
 @row(

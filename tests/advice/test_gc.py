@@ -12,6 +12,7 @@ from advice.doctors import HEAL
 from advice.followed import advises, command_in, commands_in, isthmus, mine, says
 from advice.rows import row
 from advice.test_status import PACE, Fault, training
+from isthmus.doctor.advice import IN_BUCKET, IN_FOLDER, IN_GOOGLE, Advice
 from isthmus.errors import Denied, StoreFull, Unavailable
 from isthmus.format.records.keys import checkpoint_key, commit_key
 from isthmus.format.records.objects import MemberSpec
@@ -192,6 +193,21 @@ async def test_objects_that_are_young(folder: Path) -> None:
         code, told = await isthmus("gc", w.run.url, "--keep", "1", "--apply", "--min-age", "0")
         assert (code, says(here, told)) == (0, False), told
         assert (await isthmus("replay", w.run.url))[0] == 0
+
+
+@pytest.mark.parametrize("kind", [IN_BUCKET, IN_GOOGLE, IN_FOLDER], ids=["bucket", "google", "folder"])
+async def test_the_chain_of_commands_for_a_full_store(folder: Path, kind: Advice) -> None:
+    """The doctor advises three commands in turn. In a young run only the last one makes room."""
+    chain = [words for words in commands_in(kind.full.format(url=folder)) if words[0] == "gc"]
+    assert len(chain) == 3
+    async with world(folder, SNAPSHOTS) as w:
+        await grown(w, 20)
+        left = [objects(folder)]
+        for words in chain:
+            code, told = await isthmus(*words)
+            assert code == 0, told
+            left.append(objects(folder))
+    assert left[0] == left[1] == left[2] > left[3], "objects in the store, before and after each command"
 
 
 @row(

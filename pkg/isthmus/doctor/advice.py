@@ -34,6 +34,11 @@ class Advice:
     """For a write that the store neither accepts nor denies."""
 
 
+FREES = (
+    "isthmus gc {url} --apply frees what the run does not need any more and is over an hour old. If that is not "
+    "enough, isthmus gc {url} --apply --keep 8 keeps 8 versions in place of 64; and once all learners and syncers of "
+    "the run are stopped, isthmus gc {url} --apply --keep 8 --min-age 0 keeps no young objects either"
+)
 IN_BUCKET = Advice(
     refused="use credentials with s3:GetObject below {url}, and s3:ListBucket (a missing key must be 404, not 403)",
     away="check that a store answers at this address (AWS_ENDPOINT_URL, or endpoint= in the URL)",
@@ -48,10 +53,8 @@ IN_BUCKET = Advice(
     "smaller codec (int4) or a larger H (--sync-every)",
     large="raise the store's limit on the size of one object, or that of a gateway before it",
     own="use the role's own credentials, which `isthmus access` writes",
-    full="make room; isthmus gc {url} --apply frees what the run does not need any more. Until then nothing is merged, "
-    "and nothing is lost",
-    taken="see the store's own log: it may be full (disks, volumes, quota) or damaged. If it is full, isthmus gc {url} "
-    "--apply frees what the run does not need any more",
+    full="make room: " + FREES + ". Until then nothing is merged, and nothing is lost",
+    taken="see the store's own log: it may be full (disks, volumes, quota) or damaged. If it is full: " + FREES,
 )
 IN_GOOGLE = Advice(
     refused="use a service account with storage.objects.get and storage.objects.list on this bucket "

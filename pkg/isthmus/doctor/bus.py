@@ -265,8 +265,9 @@ def _memory(facts: ServerFacts) -> list[Finding]:
         said = f"{facts.memory_used / facts.memory_max:.0%} of {facts.memory_max / 1e6:.0f} MB in use"
         more = "raise maxmemory, or delete what else is stored on this server"
         if policy == "noeviction" and facts.memory_used >= facts.memory_max:
-            full = f"the server is full, and refuses messages: {said}"
-            found.append(Finding("bus: memory", FAILURE, full, f"{more}: then processes go on by themselves"))
+            said = f"the server is full, and refuses messages: {said}"
+            more += ": then processes go on by themselves"
+            found.append(Finding("bus: memory", FAILURE, said, more))
         else:
             found.append(Finding("bus: memory", WARNING, said, more))
     return found

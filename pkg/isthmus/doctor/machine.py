@@ -12,6 +12,7 @@ import numpy as np
 
 from isthmus.codecs import CODECS, codec, kernels, pack
 from isthmus.codecs.kernels import ARITHMETIC, F32
+from isthmus.doctor.advice import FREES
 from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, RoleKind, counted
 from isthmus.format.layout import Spec, TensorClass, partition
 from isthmus.format.rules import MergeRule, Rules
@@ -41,7 +42,7 @@ def _disk(run: Path) -> Finding:
     said = f"{free / 1e9:.1f} GB free below {folder}"
     if free < DISK_WARNING:
         outcome = FAILURE if free < DISK_FAILURE else WARNING
-        more = f"make room; isthmus gc {run} --apply deletes what the run does not need any more"
+        more = "make room: " + FREES.format(url=run)
         return Finding("machine: disk", outcome, said, more)
     return Finding("machine: disk", OK, said)
 
