@@ -470,3 +470,6 @@ def test_a_wrong_word_is_reported_before_anything_is_made(
     assert main(["create", "--folder", str(tmp_path / "new"), "--bus", "redis://127.0.0.1:1", *words]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+    (plain.folder / "remembered" / "reader" / "aws-credentials").unlink()  # the store's secrets cannot be read again
+    said = plain.create("remembered", "--bus-users", "file")
+    assert said.count("differs: aws-credentials; give it a copy again, and its processes notice it by themselves") == 1

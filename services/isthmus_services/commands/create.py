@@ -128,7 +128,8 @@ def _create(
         lines.append(f"  {state:9}  . {shlex.quote(str(folder / who.user / ENV))} && {_command(who, folder)}")
         if state == "changed":
             what = ", ".join(_differences(earlier, now))
-            lines.append(f"             differs: {what}; give it a copy again, and restart its processes")
+            more = "its processes notice it by themselves" if what == access.CREDENTIALS else "restart its processes"
+            lines.append(f"             differs: {what}; give it a copy again, and {more}")
     if (learners := sum(who.participant == Participant.LEARNER for who in everybody)) > 1:
         lines.append(
             "each learner trains on all of the data, in an order of its own; for disjoint parts add --shard I/M to "
