@@ -190,8 +190,8 @@ def test_a_file_that_is_damaged_or_a_link(doctor: Doctor, run: str, tmp_path: Pa
 
 
 @row(
-    "doctor", "bus: access: redis://…: the server asks for a password (…) or refuses the one it got: …",
-    means="The server wants a user or a password that this process does not have.",
+    "doctor", "bus: access: redis://…: the server does not know this user, or refuses its password: …",
+    means="The server has no such user, or its password is another one than this process has.",
     do="use the …'s own user and password, with the ACL of `isthmus access`", then="`ok bus: access`",
 )  # fmt: skip
 def test_another_password(

@@ -29,7 +29,13 @@ ERRORS: dict[str, tuple[bytes, type[Exception], str]] = {
     "ASK": (b"ASK 3999 127.0.0.1:6381", Denied, "not in a cluster"),
     "CROSSSLOT": (b"CROSSSLOT Keys in request don't hash to the same slot", Denied, "not in a cluster"),
     "NOAUTH": (b"NOAUTH Authentication required.", Denied, "ISTHMUS_BUS_PASSWORD_FILE"),
-    "WRONGPASS": (b"WRONGPASS invalid username-password pair or user is disabled.", Denied, "refuses the one it got"),
+    "WRONGPASS": (b"WRONGPASS invalid username-password pair or user is disabled.", Denied, "install the run's users"),
+    "without any password configured": (
+        b"ERR AUTH <password> called without any password configured for the default user. Are you sure your "
+        b"configuration is correct?",
+        Denied,
+        "leave user and password out",
+    ),
     "NOPERM": (b"NOPERM this user has no permissions to run the 'xadd' command", Denied, "isthmus access"),
     "OOM": (b"OOM command not allowed when used memory > 'maxmemory'.", Unavailable, "raise maxmemory"),
     "MISCONF": (b"MISCONF Redis is configured to save RDB snapshots, but it's unable to", Unavailable, "disk"),
@@ -52,7 +58,7 @@ WELL = {
 RECONNECT = {"READONLY", "MASTERDOWN", "UNBLOCKED"}
 """After these errors, the bus opens a new connection and looks the server's name up again: it may lead elsewhere."""
 
-CLOSES = {"LOADING", "NOAUTH", "WRONGPASS", "max number of clients"}
+CLOSES = {"LOADING", "NOAUTH", "WRONGPASS", "without any password configured", "max number of clients"}
 """After these errors, redis-py itself closes the connection."""
 
 
@@ -97,6 +103,20 @@ async def test_every_error_has_its_meaning(name: str, request_: str) -> None:
                 await (bus.append("s", b"x") if request_ == "append" else bus.read({"s": ""}, 0.0))
         again = name in RECONNECT | CLOSES
         assert len(connections) == (2 if again else 1)
+
+
+async def test_a_server_that_is_no_redis_is_called_so(seaweedfs: Server) -> None:
+    async with open_bus(seaweedfs.url.replace("http:", "redis:"), b"r" * 32) as bus:
+        with pytest.raises(Unavailable, match=r"what answers there is no Redis: check the address .*HTTP/1\.1 400"):
+            await bus.append("s", b"x")
+
+
+async def test_a_refused_user_is_named_and_its_password_is_not(redis: Server) -> None:
+    url = redis.url.replace("redis://", "redis://learner-eu-1:not-this-one@")
+    async with open_bus(url, b"r" * 32) as bus:
+        with pytest.raises(Denied, match=r"as user learner-eu-1: .*let its administrator install the run's") as refused:
+            await bus.append("s", b"x")
+    assert "not-this-one" not in str(refused.value)
 
 
 # --- real servers -----------------------------------------------------------------------------------------------------

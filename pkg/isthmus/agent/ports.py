@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from isthmus.bus import Bus, open_bus
-from isthmus.errors import BucketMissing, Denied, IsthmusError, RunMissing, Unavailable
+from isthmus.errors import BucketMissing, IsthmusError, RunMissing, Unavailable
 from isthmus.format.records.keys import snapshots_prefix
 from isthmus.format.records.messages import SYNCER_STREAM
 from isthmus.log import Log
@@ -19,7 +19,6 @@ from isthmus.log.trust import Trust
 from isthmus.runtime.clock import Runtime, threaded
 from isthmus.runtime.urls import Place
 from isthmus.store import EdgeStore, open_store
-from isthmus.store.refused import DENIED
 
 TRUSTING = Trust()
 """The trust of a process that only reads: no key, and no demands on the run."""
@@ -57,12 +56,6 @@ async def known_run(store: EdgeStore, trust: Trust = TRUSTING) -> Run:
     except RunMissing as missing:
         near = "" if missing.beside else await run_below(store.at_start)
         raise RunMissing(store.url, near, beside=missing.beside, pinned=trust.run_digest) from None
-    except BucketMissing:
-        raise
-    except Denied as error:
-        if DENIED["AccessDenied"] not in str(error):
-            raise
-        raise Denied(f"{error}: check the run's address, and whose credentials these are") from None
 
 
 @asynccontextmanager

@@ -279,7 +279,8 @@ class RedisBus(Bus):
                     raise asyncio.CancelledError
         except (RedisError, OSError, TimeoutError) as error:
             found = meaning(error)
-            said = f"{self.url}: {found.words}{': ' if found.words else ''}{told(error)}"
+            user = f" as user {self.user}" if self.user and found.action == Action.END else ""
+            said = f"{self.url}{user}: {found.words}{': ' if found.words else ''}{told(error)}"
             if isinstance(error, RedisConnectionError) and "connecting to" in said:
                 said = f"{said.rstrip('.')}: check that a server of the bus is started there, and that it is reachable"
             if found.action == Action.END:

@@ -28,9 +28,16 @@ class Meaning:
 
 _PASSWORD = Meaning(
     Action.END,
-    "the server asks for a password (redis://USER:PASSWORD@host:port; commands take ISTHMUS_BUS_USER and "
-    "ISTHMUS_BUS_PASSWORD_FILE) or refuses the one it got",
+    "the server asks for a password: redis://USER:PASSWORD@host:port, or ISTHMUS_BUS_USER and "
+    "ISTHMUS_BUS_PASSWORD_FILE",
 )
+_REFUSED = Meaning(
+    Action.END,
+    "the server does not know this user, or refuses its password: let its administrator install the run's users "
+    "(`isthmus create … --bus-users server`, or --aclfile with redis/users.acl, on Redis 7), or correct "
+    "ISTHMUS_BUS_USER and ISTHMUS_BUS_PASSWORD_FILE",
+)
+_UNPROTECTED = "without any password configured"
 _CLUSTER = Meaning(
     Action.END,
     "this is a node of a Redis Cluster, and the run's streams are on another node: use a server that is not in a "
@@ -48,7 +55,12 @@ MEANINGS: dict[str, Meaning] = {
     "ASK": _CLUSTER,
     "CROSSSLOT": _CLUSTER,
     "NOAUTH": _PASSWORD,
-    "WRONGPASS": _PASSWORD,
+    "WRONGPASS": _REFUSED,
+    _UNPROTECTED: Meaning(
+        Action.END,
+        "the server has no passwords, and got one: leave user and password out (ISTHMUS_BUS_USER, "
+        "ISTHMUS_BUS_PASSWORD_FILE), or let its administrator set them",
+    ),
     "NOPERM": Meaning(Action.END, "the user of the bus lacks a right: `isthmus access` writes users that have it"),
     "OOM": Meaning(Action.WAIT, "the server's memory is full: raise maxmemory, or delete other data stored there"),
     "MISCONF": Meaning(
@@ -63,6 +75,10 @@ MEANINGS: dict[str, Meaning] = {
 """Meanings by the first word of the error, or by another word in it."""
 
 OTHERS = Meaning(Action.WAIT, "")
+_NO_REDIS = Meaning(
+    Action.WAIT,
+    "what answers there is no Redis: check the address of the bus, redis://HOST:PORT (--bus, ISTHMUS_BUS)",
+)
 
 _CLASSES: dict[type[Exception], str] = {
     # redis-py removes the first word from errors that it has a class for.
@@ -74,7 +90,6 @@ _CLASSES: dict[type[Exception], str] = {
     redis.AskError: "ASK",  # MOVED too
     redis.ClusterCrossSlotError: "CROSSSLOT",
     redis.AuthenticationWrongNumberOfArgsError: "NOAUTH",
-    redis.AuthenticationError: "NOAUTH",
     redis.AuthorizationError: "NOPERM",
     redis.NoPermissionError: "NOPERM",
     redis.OutOfMemoryError: "OOM",
@@ -87,5 +102,10 @@ def meaning(error: BaseException) -> Meaning:
     for kind in type(error).__mro__:
         if kind in _CLASSES:
             return MEANINGS[_CLASSES[kind]]
+    if isinstance(error, redis.InvalidResponse):
+        return _NO_REDIS
+    if isinstance(error, redis.AuthenticationError):  # one class for three errors, whose first word it removes
+        said = str(error)
+        return MEANINGS[_UNPROTECTED if _UNPROTECTED in said else "WRONGPASS" if "invalid" in said else "NOAUTH"]
     found = _WORDS.search(str(error))
     return MEANINGS[found[0]] if found else OTHERS

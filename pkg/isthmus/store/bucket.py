@@ -31,8 +31,8 @@ from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank, fill
 from isthmus.runtime.clock import Runtime, wait_for_foreign_threads
 from isthmus.runtime.urls import Place
 from isthmus.store.base import PART_BYTES, RANGE_BYTES, Entry, Store, is_there, part_of
-from isthmus.store.credentials import GOOGLE, Identity, access, google_host
-from isthmus.store.refused import DENIED, EXPIRED, MISSING, RangeBeyondEnd, refusal, refused_read
+from isthmus.store.credentials import GOOGLE, Identity, access, google_host, google_signer
+from isthmus.store.refused import DENIED, EXPIRED, MISSING, RangeBeyondEnd, doubted, refusal, refused_read
 
 PARTS_AT_ONCE = 4
 RANGES_AT_ONCE = 8
@@ -263,11 +263,12 @@ class BucketStore(Store):
     def _fail(self, error: BaseException, key: str, *, reads: bool = False) -> NoReturn:
         """Raise what this failure means to the caller. `reads`: an object was read, so it may be missing."""
         status, code = _status(error), _code(error)
+        signer = self._identity.origin if self._identity else google_signer() if self.url.startswith("gs:") else ""
         if code in EXPIRED and self._identity is not None and self._identity.doubt():
-            raise Unavailable(f"{self._where}: credentials are fetched anew: {DENIED[code]} ({code})") from None
+            raise doubted(code, where=self._where, signer=signer) from None
         if _TOKEN in _words(error):
             kind = Denied if status is not None and status < 500 else Unavailable
-            raise kind(f"{self._where}: no credentials from Google: {_told(error)}") from None
+            raise kind(f"{self._where}: no credentials from Google: {_told(error)}, for {signer}") from None
         if _PROVIDER in str(error) and self._identity is not None and (failed := self._identity.failure) is not None:
             raise type(failed)(f"{self._where}: {failed}") from None
         if isinstance(error, PreconditionError) and status == 412:
@@ -275,8 +276,8 @@ class BucketStore(Store):
         if status is not None or code:
             about = code or str(status), status, _said(error)
             if reads:
-                raise refused_read(*about, key=key, url=self.url, where=self._where) from None
-            raise refusal(*about, url=self.url, where=self._where) from None
+                raise refused_read(*about, key=key, url=self.url, where=self._where, signer=signer) from None
+            raise refusal(*about, url=self.url, where=self._where, signer=signer) from None
         if _ELSEWHERE in str(error):
             raise Denied(
                 f"{self._where}: {DENIED['PermanentRedirect']}: set AWS_REGION, or ?region= in the URL"

@@ -104,16 +104,24 @@ def _has_files(environment: Mapping[str, str]) -> bool:
 def _of_botocore(region: str | None, authorities: bytes | None, now: Callable[[], float]) -> Access:
     from botocore import UNSIGNED
     from botocore.config import Config
-    from botocore.exceptions import BotoCoreError
+    from botocore.exceptions import BotoCoreError, ProfileNotFound
     from botocore.session import get_session
 
+    session = get_session()
     try:
-        session = get_session()
         # Unlike AWS's other libraries, botocore reads only AWS_DEFAULT_REGION.
         region = region or session.get_config_variable("region") or DEFAULT_REGION
         # A client knows every place where an endpoint may be set. An unsigned one asks for no credentials yet.
         client = session.create_client("s3", region_name=region, config=Config(signature_version=UNSIGNED))
         endpoint = client.meta.endpoint_url
+    except ProfileNotFound:
+        files = " and ".join(str(session.get_config_variable(name)) for name in ("credentials_file", "config_file"))
+        known = ", ".join(session.available_profiles) or "no profiles"
+        asked = session.get_config_variable("profile")
+        raise InputError(
+            f"there is no AWS profile {asked}: {files} have {known}: set AWS_PROFILE to one of theirs, or "
+            "AWS_SHARED_CREDENTIALS_FILE to the file that has it"
+        ) from None
     except (BotoCoreError, ValueError) as error:
         raise InputError(f"AWS's configuration: {error}") from None
     asked_for = None if endpoint.endswith(".amazonaws.com") else endpoint
@@ -137,6 +145,15 @@ def google_host(environment: Mapping[str, str] = os.environ) -> str:
     return environment.get("GOOGLE_BASE_URL") or named or GOOGLE
 
 
+def google_signer(environment: Mapping[str, str] = os.environ) -> str:
+    """Return whose credentials sign requests to Google: a variable and the key file that it names."""
+    for name in ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_APPLICATION_CREDENTIALS"):
+        if file := environment.get(name):
+            return f"the key file {file} ({name})"
+    key = "GOOGLE_SERVICE_ACCOUNT_KEY"
+    return f"the key in {key}" if environment.get(key) else "this machine's own service account (no key file is named)"
+
+
 # --- credentials ------------------------------------------------------------------------------------------------------
 
 
@@ -145,6 +162,8 @@ class Identity(Protocol):
 
     failure: PortError | None
     """The error of the last attempt to fetch credentials; None if it succeeded."""
+    origin: str
+    """The access key, and where it comes from: a variable, a file, a role. Never the secret. Empty before `ask`."""
 
     def ask(self) -> Coroutine[Any, Any, Any]:
         """Return `access_key_id`, `secret_access_key`, `token` and `expires_at`, a datetime in UTC or None.
@@ -169,6 +188,7 @@ class Fixed(Identity):
 
     def __init__(self, known: Mapping[str, Any]) -> None:
         self._known = known
+        self.origin = f"the access key {known['access_key_id']} of AWS_ACCESS_KEY_ID"
 
     @override
     async def ask(self) -> Any:
@@ -199,6 +219,7 @@ class Found(Identity):
         """`settings`: botocore's variables when the store was opened: region, profile and files. `now`: a clock [s]."""
         self._settings = settings
         self.failure: PortError | None = None
+        self.origin = ""
         self._now = now
         self._files = _files(settings)
         self._known: dict[str, Any] | None = None
@@ -271,11 +292,14 @@ class Found(Identity):
             frozen = None if found is None else found.get_frozen_credentials()
         except Exception as error:  # botocore asks a dozen providers, each with errors of its own
             self._session = None
-            raise _meaning(error) from None
+            raise _meaning(error, self._tried()) from None
         if frozen is None:
             self._session = None
             # A metadata service that does not answer looks as if there were none.
-            raise Denied(NO_CREDENTIALS) if self._known is None else Unavailable("no credentials are found any more")
+            if self._known is None:
+                raise Denied(f"{NO_CREDENTIALS} (looked in {self._tried()})")
+            raise Unavailable(f"no credentials are found any more in {self._tried()}")
+        self.origin = f"the access key {frozen.access_key} of {self._source(found.method)}"
         ends: datetime | None = getattr(found, "_expiry_time", None)
         ends = None if ends is None else ends.astimezone(UTC)
         self._known = {
@@ -287,9 +311,22 @@ class Found(Identity):
         left_s = math.inf if ends is None else (ends - datetime.now(UTC)).total_seconds()
         self._again_at = self._now() + max(0.1, SPENT * left_s)
 
+    def _source(self, method: str) -> str:
+        """Return where credentials come from, which botocore found by this method."""
+        variable = {"shared-credentials-file": "credentials_file", "config-file": "config_file"}.get(method)
+        if variable is None:
+            return "AWS_ACCESS_KEY_ID" if method == "env" else f"botocore's source {method}"
+        return f"{self._settings[variable]}, profile {self._settings['profile'] or 'default'}"
 
-def _meaning(error: Exception) -> PortError:
-    """Return the error to raise after a failure to fetch credentials."""
+    def _tried(self) -> str:
+        """Return where credentials were looked for."""
+        files = " and ".join(name for name in (self._settings[f] for f in ("credentials_file", "config_file")) if name)
+        profile = self._settings["profile"] or "default"
+        return f"the environment, profile {profile} of {files}, and this machine's role"
+
+
+def _meaning(error: Exception, tried: str) -> PortError:
+    """Return the error to raise after a failure to fetch credentials. `tried`: where they were looked for."""
     from botocore.exceptions import (
         BotoCoreError,
         ClientError,
@@ -299,17 +336,17 @@ def _meaning(error: Exception) -> PortError:
         PartialCredentialsError,
     )
 
-    said = f"credentials cannot be fetched: {told(error)}"
+    said = f"credentials cannot be fetched: {told(error)} (looked in {tried})"
     if isinstance(error, ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         passes = status >= 500 or status == 429 or error.response.get("Error", {}).get("Code") in _THROTTLED
         return Unavailable(said) if passes else Denied(said)
     if isinstance(error, PartialCredentialsError):
-        return Denied(f"{NO_CREDENTIALS} ({error})")
+        return Denied(f"{NO_CREDENTIALS} ({error}; looked in {tried})")
     if isinstance(error, CredentialRetrievalError | HTTPClientError | MetadataRetrievalError | OSError):
         return Unavailable(said)
     if isinstance(error, BotoCoreError):
-        return Denied(f"{NO_CREDENTIALS} ({error})")
+        return Denied(f"{NO_CREDENTIALS} ({error}; looked in {tried})")
     return Unavailable(said)
 
 

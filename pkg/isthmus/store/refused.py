@@ -50,6 +50,21 @@ DENIED = {
     "NotImplemented": "the server does not implement this request (conditional PUT is needed)",
 }
 
+_WHOSE = "check the run's address, and whose credentials these are"
+_EXPIRED = "replace them by credentials that are valid"
+NEXT = {
+    "AccessDenied": _WHOSE,
+    "401": _WHOSE,
+    "403": _WHOSE,
+    "InvalidAccessKeyId": "check the store's address, and use an access key that exists there",
+    "SignatureDoesNotMatch": "correct the secret key there",
+    "ExpiredToken": _EXPIRED,
+    "ExpiredTokenException": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
+    "InvalidToken": _EXPIRED,
+}
+"""What to do about answers to the credentials themselves, by code."""
+
 MISSING = "NoSuchKey"
 _BEYOND = {"InvalidRange", "416"}
 # Concurrent conditional writes, of which none has won yet: the same request has to be sent again.
@@ -60,10 +75,11 @@ class RangeBeyondEnd(IsthmusError):
     """The range starts beyond the end of the object."""
 
 
-def refusal(code: str, status: int | None, message: str, *, url: str, where: str) -> PortError:
+def refusal(code: str, status: int | None, message: str, *, url: str, where: str, signer: str = "") -> PortError:
     """Return the error to raise for a request that a bucket at `where` answered with this code or HTTP status.
 
-    It is never `ObjectMissing`: writes, listings and deletions cannot find an object missing.
+    `signer`: the credentials that signed the request, and where they come from; empty if not known. The error is never
+    `ObjectMissing`: writes, listings and deletions cannot find an object missing.
     """
     if code == "NoSuchBucket":
         return BucketMissing(url, where)
@@ -72,19 +88,29 @@ def refusal(code: str, status: int | None, message: str, *, url: str, where: str
     if code in DENIED or status in (401, 403, 405):
         # Google's message names the permission that is missing. S3's says no more than the code.
         more = f": {message}" if message and url.startswith("gs:") else ""
-        return Denied(f"{where}: {DENIED.get(code, 'refused')} ({code or status}){more}")
+        do = NEXT.get(code, "" if code in DENIED else NEXT.get(str(status), ""))
+        return Denied(f"{where}: {DENIED.get(code, 'refused')} ({code or status}){more}{_signed(signer, do)}")
     said = f"{code or status}: {message}".strip()
     if status == 404:
         said += " (404, but not as a store answers: a gateway in between, or a wrong endpoint)"
     return Unavailable(f"{where}: {said}" + (" (conflict)" if code in _CONFLICT else ""))
 
 
+def doubted(code: str, *, where: str, signer: str) -> Unavailable:
+    """Return the error to raise for an answer of `EXPIRED`, if newer credentials may help. See `refusal`."""
+    return Unavailable(f"{where}: credentials are fetched anew: {DENIED[code]} ({code}){_signed(signer, NEXT[code])}")
+
+
+def _signed(signer: str, do: str) -> str:
+    return (f", signed with {signer}" if signer else "") + f": {do}" if do else ""
+
+
 def refused_read(
-    code: str, status: int | None, message: str, *, key: str, url: str, where: str
+    code: str, status: int | None, message: str, *, key: str, url: str, where: str, signer: str = ""
 ) -> PortError | RangeBeyondEnd:
     """Return the error to raise for a failed read, which may also mean a missing object or a range beyond its end."""
     if code == MISSING:
         return ObjectMissing(key)
     if code in _BEYOND:
         return RangeBeyondEnd(key)
-    return refusal(code, status, message, url=url, where=where)
+    return refusal(code, status, message, url=url, where=where, signer=signer)

@@ -31,7 +31,17 @@ from isthmus.runtime.clock import Runtime
 from isthmus.runtime.urls import Place
 from isthmus.store.base import PART_BYTES, Entry, Store, is_there, part_of
 from isthmus.store.credentials import Access, Identity, access
-from isthmus.store.refused import DENIED, EXISTS, EXPIRED, MISSING, NO_UPLOAD, RangeBeyondEnd, refusal, refused_read
+from isthmus.store.refused import (
+    DENIED,
+    EXISTS,
+    EXPIRED,
+    MISSING,
+    NO_UPLOAD,
+    RangeBeyondEnd,
+    doubted,
+    refusal,
+    refused_read,
+)
 
 PARTS_MAX = 10_000
 """Largest number of parts that stores accept for one object."""
@@ -379,14 +389,14 @@ class S3Store(Store):
         """Raise what this failure means to the caller. `reads`: an object was read, so it may be missing."""
         where = f"{self.url} at {self._client.meta.endpoint_url}"
         if isinstance(error, ClientError):
+            signer = self._identity.origin if self._identity else ""
             if _code(error) in EXPIRED and self._identity is not None and self._identity.doubt():
-                code = _code(error)
-                raise Unavailable(f"{where}: credentials are fetched anew: {DENIED[code]} ({code})") from None
+                raise doubted(_code(error), where=where, signer=signer) from None
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             about = _code(error), status, str(error.response.get("Error", {}).get("Message", ""))
             if reads:
-                raise refused_read(*about, key=key, url=self.url, where=where) from None
-            raise refusal(*about, url=self.url, where=where) from None
+                raise refused_read(*about, key=key, url=self.url, where=where, signer=signer) from None
+            raise refusal(*about, url=self.url, where=where, signer=signer) from None
         if isinstance(error, ParamValidationError):
             raise InputError(f"{where}: {str(error).splitlines()[-1]}") from None
         if isinstance(error, HTTPClientError | aiohttp.ClientError | OSError | TimeoutError):
