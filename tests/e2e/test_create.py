@@ -363,6 +363,43 @@ def test_a_learner_is_added_and_one_that_was_removed_is_not(plain: Plain) -> Non
     assert f"isthmus members add s3://more/run a --as learner --public-key {key}" in said
 
 
+def test_a_learner_that_left_is_named_and_removed_with_all_it_had(plain: Plain, tmp_path: Path) -> None:
+    plain.forget_users()
+    plain.create("leaves", "--learner", "a", "--learner", "b", *SERVER, *SMALL)
+    folder = plain.folder / "leaves"
+    (folder / "learner-a").rename(tmp_path / "learner-a")
+    said = plain.create("leaves", *SERVER)
+    assert "warning: learner-a has no folder in" in said
+    assert "is still a member and a user of the store" in said
+    command = re.findall(r"isthmus (create .* --remove learner-a)$", said, re.MULTILINE)[0].split()
+    kept = settings(tmp_path / "learner-a")
+    assert forking.isthmus("members", "list", environment=kept).returncode == 0, "it still has its rights"
+    for _ in range(2):
+        done = forking.isthmus(*command, environment=plain.environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "removed: learner-a" in done.stdout
+        assert "members: b, gc, syncer-*" in done.stdout
+        assert "warning: learner-a" not in done.stdout
+    assert not any("user learner-a" in line for line in plain.users())
+    refused = forking.isthmus("members", "list", environment=kept)
+    assert (refused.returncode, "the access key is not known there" in refused.stderr) == (2, True), refused.stderr
+    assert forking.isthmus("members", "list", environment=settings(folder / "learner-b")).returncode == 0
+
+    owner = settings(folder / "owner")
+    assert forking.isthmus("members", "remove", owner["ISTHMUS_RUN"], "b", environment=owner).returncode == 0
+    said = plain.create("leaves", *SERVER)
+    assert re.search(
+        "warning: learner-b is not a member, and is still a user of the store: .*--remove learner-b\n", said
+    )
+    plain.create("leaves", *SERVER, "--remove", "b")
+    assert not (folder / "learner-b").exists()
+    said = plain.create("leaves", "--remove", "c", code=2)
+    assert "--remove c: no participant has this name: learner-a or learner-b" in said
+    said = plain.create("leaves", "--learner", "b", code=2)
+    assert "add it again with `isthmus keys new b --folder .` and `isthmus members add s3://leaves/run b" in said
+    assert "--remove NAME" in (folder / "README").read_text()
+
+
 @pytest.mark.tier("all")
 def test_what_differs_is_an_error_and_nothing_is_changed(plain: Plain, tmp_path: Path) -> None:
     plain.forget_users()
@@ -424,9 +461,14 @@ def test_without_users_of_the_bus_all_use_it_alike(plain: Plain, redis: Server) 
     environment = {**plain.environment, "ISTHMUS_BUS": redis.url}
     done = forking.isthmus(*plain.words("alike", "--learner", "a", *SERVER, *SMALL), environment=environment)
     assert (done.returncode, "use Redis 7 or newer, or --bus-users none" in done.stderr) == (2, True), done.stderr
-    words = plain.words("alike", "--learner", "a", "--bus-users", "none")
+    assert not (plain.folder / "alike").exists(), "the bus is asked before anything is made"
+    done = forking.isthmus(*plain.words("alike", "--learner", "a", *SMALL), environment=environment)
+    assert (done.returncode, "use Redis 7 or newer, or --bus-users none" in done.stderr) == (2, True), done.stderr
+    words = plain.words("alike", "--learner", "a", "--bus-users", "none", *SMALL)
     done = forking.isthmus(*words, environment=environment)
     assert done.returncode == 0, done.stderr
+    assert f"warning: {plain.store.url} and {redis.url} can be reached from this machine alone" in done.stdout
+    assert "users.acl" not in (plain.folder / "alike" / "README").read_text()
     found = settings(plain.folder / "alike" / "learner-a")
     assert (found["ISTHMUS_BUS"], "ISTHMUS_BUS_USER" in found) == (redis.url, False)
     found = settings(plain.folder / "alike" / "reader")
@@ -451,6 +493,9 @@ def test_a_folder_remembers_its_bus_and_what_changed_is_named(plain: Plain) -> N
     assert said.count("  changed") == 4, "the owner and the collector do not use the bus"
     differs = "ISTHMUS_BUS_PASSWORD_FILE, ISTHMUS_BUS_USER, bus-password, bus-user"
     assert said.count(f"differs: {differs}; give it a copy again, and restart its processes") == 4
+    (plain.folder / "remembered" / "reader" / "aws-credentials").unlink()  # the store's secrets cannot be read again
+    said = plain.create("remembered", "--bus-users", "file")
+    assert said.count("differs: aws-credentials; give it a copy again, and its processes notice it by themselves") == 1
 
 
 @pytest.mark.parametrize(
@@ -470,6 +515,3 @@ def test_a_wrong_word_is_reported_before_anything_is_made(
     assert main(["create", "--folder", str(tmp_path / "new"), "--bus", "redis://127.0.0.1:1", *words]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
-    (plain.folder / "remembered" / "reader" / "aws-credentials").unlink()  # the store's secrets cannot be read again
-    said = plain.create("remembered", "--bus-users", "file")
-    assert said.count("differs: aws-credentials; give it a copy again, and its processes notice it by themselves") == 1

@@ -1,6 +1,7 @@
 """Users of a Redis server, set there by an administrator."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,29 +35,34 @@ class UsersSet:
     """Whether anyone may use the server without a password."""
 
 
-async def set_users(url: str, users: Sequence[BusUser]) -> UsersSet:
+async def require_users(url: str) -> None:
+    """Raise `InputError` if the Redis of this URL is too old for a run's users; `Denied` and `Unavailable`."""
+    async with _opened(url) as client:
+        version = str((await client.info("server"))["redis_version"])
+    if int(version.partition(".")[0]) < 7:
+        raise InputError(
+            f"{redacted(url)}: Redis {version} cannot let a user only read a key: use Redis 7 or newer, or --bus-users "
+            "none, with which all participants use the bus alike"
+        )
+
+
+async def set_users(url: str, users: Sequence[BusUser], removed: Sequence[str] = ()) -> UsersSet:
     """Set these users on the Redis of this URL, which names an administrator, and save them in its ACL file.
 
-    Raises `InputError` if a user exists with another password (then nothing is changed), or if the server is too old
-    for such users; `Denied` and `Unavailable`.
+    `removed`: names of users that are deleted there. Raises `InputError` if a user exists with another password (then
+    nothing is changed); `Denied` and `Unavailable`.
     """
-    client: Any = Redis.from_url(
-        url, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=WRITE_TIMEOUT_S, decode_responses=True
-    )
-    shown = redacted(url)
-    try:
+    async with _opened(url) as client:
         for user in users:
             there = await client.acl_getuser(user.name)
             if there is not None and there["passwords"] != [user.digest]:
                 raise InputError(
-                    f"{shown}: the server has a user {user.name} with another password, of another installation: use "
-                    f"a Redis of its own for this run, or remove that user there (ACL DELUSER {user.name})"
+                    f"{redacted(url)}: the server has a user {user.name} with another password, of another "
+                    "installation: use a Redis of its own for this run, or remove that user there (ACL DELUSER "
+                    f"{user.name})"
                 )
-        version = str((await client.info("server"))["redis_version"])
-        if int(version.partition(".")[0]) < 7:
-            raise InputError(
-                f"{shown}: Redis {version} cannot let a user only read a key: use Redis 7 or newer, or --bus-users none"
-            )
+        if removed:
+            await client.acl_deluser(*removed)
         for user in users:
             rules = user.rules.split()
             await client.execute_command("ACL", "SETUSER", user.name, "reset", "on", f"#{user.digest}", *rules)
@@ -69,10 +75,25 @@ async def set_users(url: str, users: Sequence[BusUser]) -> UsersSet:
             saved = False
         default = await client.acl_getuser("default")
         return UsersSet(saved, bool(default) and {"on", "nopass"} <= set(default["flags"]))
+
+
+@asynccontextmanager
+async def _opened(url: str) -> AsyncIterator[Any]:
+    """Open a client of the Redis of this URL, and turn its errors into `Denied` and `Unavailable`."""
+    client: Any = Redis.from_url(
+        url, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=WRITE_TIMEOUT_S, decode_responses=True
+    )
+    try:
+        yield client
     except (RedisError, OSError, TimeoutError) as error:
         found = meaning(error)
-        said = f"{shown}: {found.words}{': ' if found.words else ''}{told(error)}"
-        final = found.action == Action.END or isinstance(error, ResponseError)
-        raise (Denied if final else Unavailable)(said) from None
+        name = client.connection_pool.connection_kwargs.get("username")
+        user = f"as user {name}" if name else "without a user"
+        if found.action == Action.END or isinstance(error, ResponseError):
+            raise Denied(
+                f"{redacted(url)} {user}: {told(error)}: name an administrator of the bus with --bus-user and "
+                "--bus-password-file, or use --bus-users file (its administrator installs the users) or none"
+            ) from None
+        raise Unavailable(f"{redacted(url)}: {found.words}{': ' if found.words else ''}{told(error)}") from None
     finally:
         await client.aclose()

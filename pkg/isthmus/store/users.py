@@ -13,9 +13,11 @@ from botocore.parsers import ResponseParserError
 from isthmus.errors import Denied, Unavailable, told
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.urls import Place
+from isthmus.store.credentials import Identity
 from isthmus.store.s3 import open_client
 
 _THERE = "EntityAlreadyExists"
+_GONE = "NoSuchEntity"
 _PASSING = {"Throttling", "ThrottlingException", "RequestLimitExceeded", "ServiceUnavailable"}
 
 
@@ -30,8 +32,10 @@ class AccessKey:
 class StoreUsers:
     """Creates users, each with one policy and one access key. What is right already stays as it is."""
 
-    def __init__(self, client: Any, bucket: str, *, conditional: bool) -> None:
+    def __init__(self, client: Any, bucket: str, identity: Identity, *, conditional: bool) -> None:
+        """`identity`: the source of the credentials that sign requests."""
         self._client = client
+        self._identity = identity
         self._where = f"users of bucket {bucket} at {client.meta.endpoint_url}"
         self.conditional = conditional
         """Whether this is AWS, whose policies can say that an object may only be created."""
@@ -58,6 +62,44 @@ class StoreUsers:
             return AccessKey(made["AccessKeyId"], made["SecretAccessKey"])
         raise AssertionError("unreachable: the failure was raised")
 
+    async def remove(self, name: str) -> bool:
+        """Delete a user with its policy and its access keys; return whether there was such a user.
+
+        Raises what `ensure` does.
+        """
+        with self._failures():
+            try:
+                user = (await self._client.get_user(UserName=name))["User"]["Arn"]
+            except ClientError as error:
+                if _code(error) == _GONE:
+                    return False
+                raise
+            arn = user.replace(":user/", ":policy/", 1)
+            for key in (await self._client.list_access_keys(UserName=name))["AccessKeyMetadata"]:
+                await self._client.delete_access_key(UserName=name, AccessKeyId=key["AccessKeyId"])
+            with _passing_over(_GONE):
+                await self._client.detach_user_policy(UserName=name, PolicyArn=arn)
+            with _passing_over(_GONE):
+                for version in (await self._client.list_policy_versions(PolicyArn=arn))["Versions"]:
+                    if not version["IsDefaultVersion"]:
+                        await self._client.delete_policy_version(PolicyArn=arn, VersionId=version["VersionId"])
+                await self._client.delete_policy(PolicyArn=arn)
+            await self._client.delete_user(UserName=name)
+        return True
+
+    async def named(self, prefix: str) -> list[str]:
+        """Return the names of the users that begin with a prefix, in order. Raises what `ensure` does."""
+        found: list[str] = []
+        more: dict[str, str] = {}
+        with self._failures():
+            while True:
+                page = await self._client.list_users(**more)
+                found += [user["UserName"] for user in page["Users"] if user["UserName"].startswith(prefix)]
+                if not page.get("IsTruncated"):
+                    break
+                more = {"Marker": page["Marker"]}
+        return sorted(found)
+
     async def _attach(self, name: str, arn: str, policy: Mapping[str, Any]) -> None:
         """Give a user its managed policy. An inline policy of a user may have 2,048 characters, which are too few."""
         text = json.dumps(policy, separators=(",", ":"))
@@ -79,7 +121,9 @@ class StoreUsers:
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             passes = status == 429 or (status >= 500 and status != 501) or _code(error) in _PASSING
-            raise (Unavailable if passes else Denied)(f"{self._where}: {error}") from None
+            if passes:
+                raise Unavailable(f"{self._where}: {error}") from None
+            raise Denied(f"{self._where}: {error}, signed with {self._identity.origin}") from None
         except (BotoCoreError, aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unavailable(f"{self._where}: {told(error)}") from None
 
@@ -112,4 +156,4 @@ async def open_users(url: str, runtime: Runtime) -> AsyncIterator[StoreUsers]:
     """Open the users of the store with the bucket of this URL (s3://). Raises `InputError`."""
     place = Place.of(url)
     async with open_client(place, runtime, "iam") as (client, found):
-        yield StoreUsers(client, place.authority, conditional=found.endpoint is None)
+        yield StoreUsers(client, place.authority, found.identity, conditional=found.endpoint is None)

@@ -59,9 +59,11 @@ README = """\
 Created by `isthmus access` or `isthmus create`. Everything here except `policies/` is secret. Each participant has a
 folder with the settings of its process (ISTHMUS_BUS_USER, ISTHMUS_BUS_PASSWORD_FILE, AWS_SHARED_CREDENTIALS_FILE): give
 it to that process alone.
-To remove a participant: delete its folder, run the command again, and install the files below on the servers again.
+To remove a participant NAME: `isthmus create RUN --folder DIR --remove NAME` removes the member, its folder, and its
+users where it has made them. With `isthmus access` alone: `isthmus members remove RUN NAME --key OWNER`, delete the
+folder, and run `isthmus access` again. Then install the files below on the servers again, and delete the user there.
 
-redis/                  users.acl, redis.conf: for redis-server (digests of passwords, no passwords)
+{redis}
 store/root-*            the administrator, for a store that you run yourself
 store/users             name and secret of each user, one per line, for a store that you run yourself
 store/seaweedfs.json    identities with their policies
@@ -71,7 +73,7 @@ policies/ceph.json      one bucket policy
 
 How to install them (DIR is this folder; NAME is one of store/users):
 
-Redis 7    redis-server DIR/redis/redis.conf --aclfile DIR/redis/users.acl
+{install}
 SeaweedFS  weed mini -s3.config=DIR/store/seaweedfs.json (`weed s3 -config`): store/root-user is then its administrator
 MinIO      for each NAME: mc admin policy create STORE NAME DIR/policies/minio/NAME.json; mc admin user add STORE, which
            reads the name and its secret from standard input; mc admin policy attach STORE NAME --user NAME
@@ -91,6 +93,19 @@ SeaweedFS object is lost. Versioning of the bucket keeps it (no policy here gran
 MinIO and SeaweedFS refuse a listing without a prefix. AWS and Ceph answer 404 instead of 403 for a missing key only to
 users that may list, possibly without a prefix: on these stores, a participant can list all names in the bucket.
 """
+
+
+REDIS = {
+    True: (
+        "redis/                  users.acl, redis.conf: for redis-server (digests of passwords, no passwords)",
+        "Redis 7    redis-server DIR/redis/redis.conf --aclfile DIR/redis/users.acl",
+    ),
+    False: (
+        "redis/                  redis.conf: for redis-server. All participants use it alike, as one user",
+        "Redis      redis-server DIR/redis/redis.conf",
+    ),
+}
+"""What the README says of Redis, by whether participants have users there."""
 
 
 def run(settings: declared.Access) -> int:
@@ -165,7 +180,8 @@ def prepare(
             path.unlink()
         _json(folder / "policies" / "ceph.json", ceph_bucket_policy(identities, bucket, prefix))
         _json(folder / SEAWEEDFS_FILE, seaweedfs_identities(keys, (ROOT, root), bucket, prefix))
-    write_secret(folder / "README", README)
+    redis, install = REDIS[bus_users]
+    write_secret(folder / "README", README.replace("{redis}", redis).replace("{install}", install))
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 

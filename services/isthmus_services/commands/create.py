@@ -10,14 +10,15 @@ import hashlib
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from isthmus.agent.ports import open_log, open_place
-from isthmus.bus.users import set_users
-from isthmus.errors import BucketMissing, Denied, InputError, RunMissing
+from isthmus.bus.users import require_users, set_users
+from isthmus.errors import BucketMissing, Denied, InputError, RunMissing, Unavailable
 from isthmus.format.permissions import Participant
 from isthmus.format.records.objects import MemberSpec
 from isthmus.format.rules import MemberRole, Pace, overdrive
@@ -26,7 +27,7 @@ from isthmus.format.signing.keys import kept_signer, public_line, read_public
 from isthmus.log.membership import Membership, changed, write
 from isthmus.log.run import Run, read_run
 from isthmus.log.trust import Trust
-from isthmus.runtime.urls import Place, as_user
+from isthmus.runtime.urls import Place, as_user, redacted
 from isthmus.store import credentials
 from isthmus_services.commands import access, init
 from isthmus_services.commands.members import heads_of
@@ -56,6 +57,9 @@ COMMANDS: Mapping[Participant, str] = {
     Participant.FOLLOWER: "isthmus follow --exec COMMAND --series ",
     Participant.READER: "isthmus status --watch",
 }
+
+ADMINISTRATOR = "--admin-profile, --admin-credentials, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+"""How the store's administrator is named."""
 
 VARIABLES = (
     *("ISTHMUS_RUN", "ISTHMUS_RUN_DIGEST", "ISTHMUS_OWNER", "ISTHMUS_ROLE", "ISTHMUS_LEARNER", "ISTHMUS_MODEL"),
@@ -98,16 +102,23 @@ def _create(
                 f"{folder / who.user} is missing: put a copy of it back; otherwise new credentials would replace those "
                 "that its processes use"
             )
-    made, owner = _run_of(settings, folder)
-    members = asyncio.run(_admit(settings, owner, folder, theirs))
+    untried = _asked_bus(settings)
+    with _administering():
+        made, owner = _run_of(settings, folder)
+        removed = asyncio.run(_removed(settings, owner, folder)) if settings.remove else ()
+        members = asyncio.run(_admit(settings, owner, folder, theirs))
     _, strict = access.as_before(folder, None if known.exists() else place, settings.strict)
     named = settings.learner or (), settings.series or ()
-    everybody = access.identities_in(folder, *named, checkpoints=not strict)
-    in_store = asyncio.run(_store_users(settings.run, place, folder, everybody))
+    gone = {who.user for who in removed}
+    everybody = [who for who in access.identities_in(folder, *named, checkpoints=not strict) if who.user not in gone]
+    with _administering():
+        in_store, strays = asyncio.run(_store_users(settings.run, place, folder, everybody, removed))
+    for who in removed:  # only now: until here, its folder says that there is something to remove
+        shutil.rmtree(folder / who.user, ignore_errors=True)
     access.prepare(folder, *named, strict=strict, bus_users=settings.bus_users != "none")
     access.write_secret(folder / BUS_FILE, json.dumps({"bus": bus, "bus_users": settings.bus_users}) + "\n")
-    on_bus = _bus_users(settings, folder, everybody)
-    site = _Site(settings, made, bus, credentials.access())
+    on_bus = _bus_users(settings, folder, everybody, removed) + untried
+    site = _Site(settings, made, bus, credentials.access().at(Place.of(settings.run)))
     for who in everybody:
         site.write(folder / who.user, who)
     after = _contents(folder)
@@ -115,8 +126,11 @@ def _create(
         f"{made.url}: run {made.digest[:8].hex()}, signed by its owner {fingerprint(owner.author)}",
         *([f"warning: {warning}"] if (warning := overdrive(made.rules)) else []),
         f"members: {', '.join(m.name for m in members.members)} (membership {members.version})",
+        *([f"removed: {', '.join(who.user for who in removed)}"] if removed else []),
         in_store,
         on_bus,
+        *_left_over(settings, members, everybody, strays),
+        *_of_this_machine(site),
         "give each participant a copy of its folder, and of no other; commands, in bash or zsh:",
     ]
     for who in everybody:
@@ -219,6 +233,17 @@ def _administrator(settings: declared.Create) -> Iterator[None]:
         os.environ.update(before)
 
 
+@contextlib.contextmanager
+def _administering() -> Iterator[None]:
+    """Add to what the store refuses whose credentials are needed. Raises `Denied`."""
+    try:
+        yield
+    except BucketMissing:
+        raise
+    except Denied as error:
+        raise Denied(f"{error}; this command needs those of the store's administrator: {ADMINISTRATOR}") from None
+
+
 # --- the run and its members ------------------------------------------------------------------------------------------
 
 
@@ -273,7 +298,7 @@ async def _admit(settings: declared.Create, owner: Signer, folder: Path, theirs:
     named += [Identity(Participant.FOLLOWER, name) for name in settings.series or ()]
     async with open_log(settings.run, Trust(owner)) as log:
         now = log.members.current
-        wanted = {who.name if who.participant == Participant.LEARNER else who.user: who for who in named}
+        wanted = {_member(who): who for who in named}
         if not now.version:
             # The names of syncers begin with syncer-, unless they are given one.
             wanted |= {"syncer-*": Identity(Participant.SYNCER), "gc": Identity(Participant.COLLECTOR)}
@@ -282,9 +307,14 @@ async def _admit(settings: declared.Create, owner: Signer, folder: Path, theirs:
             path, role = folder / who.user / KEY, ROLES[who.participant]
             there = next((m for m in now.members if m.name == name), None)
             if there is None and any(m.name == name for version in log.members.versions for m in version.members):
+                kept = _public(path).exists()
+                key = f"{path}.pub" if kept else f"{name}.pub"
                 raise InputError(
                     f"{name} was removed from the members of {settings.run}: leave it out, or add it again with "
-                    f"`isthmus members add {settings.run} {name} --as {role} --public-key {path}.pub`"
+                    + ("" if kept else f"`isthmus keys new {name} --folder .` and ")
+                    + f"`isthmus members add {settings.run} {name} --as {role} --public-key {key} --key "
+                    f"{folder / Participant.OWNER / KEY}`"
+                    + ("" if kept else f", then run this command again with --public-key {name}={key}")
                 )
             if there is not None and not (path.exists() or _public(path).exists()):
                 raise InputError(f"{name} is a member of {settings.run}, and {path} is missing: put its folder back")
@@ -300,6 +330,69 @@ async def _admit(settings: declared.Create, owner: Signer, folder: Path, theirs:
         if entries == list(now.members):
             return now
         return await write(log.store, log.members, owner, entries, await heads_of(log), log.runtime.wall())
+
+
+async def _removed(settings: declared.Create, owner: Signer, folder: Path) -> list[Identity]:
+    """Remove members, in one version of the membership; return the learners and followers that are to be removed.
+
+    Raises `InputError` for a name that no participant has or had.
+    """
+    async with open_log(settings.run, Trust(owner)) as log:
+        now = log.members.current
+        specs = [m for version in log.members.versions for m in version.members]
+        known = {who.user: who for who in access.identities_in(folder, (), (), checkpoints=True) if who.name}
+        for who in map(_identity_of, specs):
+            known |= {who.user: who} if who else {}
+        found: list[Identity] = []
+        for name in settings.remove or ():
+            meant = [who for who in known.values() if name in (who.name, who.user)]
+            if len(meant) != 1:
+                which = " or ".join(who.user for who in meant or known.values()) or "nobody: none was made"
+                raise InputError(f"--remove {name}: {'which' if meant else 'no participant has this name'}: {which}")
+            found += meant
+        if both := {*(settings.learner or ()), *(settings.series or ())} & {who.name for who in found}:
+            raise InputError(f"{min(both)} is to be added and to be removed: leave one of the two out")
+        gone = {_member(who) for who in found}
+        entries = [m for m in now.members if m.name not in gone]
+        if entries != list(now.members):
+            await write(log.store, log.members, owner, entries, await heads_of(log), log.runtime.wall())
+        return found
+
+
+def _member(who: Identity) -> str:
+    """Return the name under which a participant is a member."""
+    return who.name if who.participant == Participant.LEARNER else who.user
+
+
+def _identity_of(member: MemberSpec) -> Identity | None:
+    """Return the learner or follower that a member is; None for others, and for a pattern of names."""
+    if "*" in member.name:
+        return None
+    if member.role == MemberRole.LEARNER:
+        return Identity(Participant.LEARNER, member.name)
+    series = member.name.removeprefix(f"{Participant.FOLLOWER}-")
+    follows = member.role == MemberRole.FOLLOWER and series != member.name
+    return Identity(Participant.FOLLOWER, series) if follows else None
+
+
+def _left_over(
+    settings: declared.Create, members: Membership, everybody: Sequence[Identity], strays: Sequence[str]
+) -> list[str]:
+    """Return warnings of learners and followers that have a part of what a participant has, and not the rest.
+
+    `strays`: those that are users of the store and have no folder.
+    """
+    admitted = {who.user: who for who in map(_identity_of, members.members) if who}
+    have = {who.user for who in everybody if who.name}
+    said = []
+    for user in sorted({*admitted, *strays} ^ have):
+        lacks = "is not a member" if user in have else f"has no folder in {settings.folder}"
+        rights = ["a member"] * (user in admitted) + ["a user of the store"] * (user not in admitted or user in strays)
+        said.append(
+            f"warning: {user} {lacks}, and is still {' and '.join(rights)}: if it is to take part no longer, isthmus "
+            f"create {settings.run} --folder {shlex.quote(settings.folder)} --remove {user}"
+        )
+    return said
 
 
 def _author(path: Path, name: str, theirs: bytes | None) -> bytes:
@@ -320,31 +413,62 @@ def _public(path: Path) -> Path:
 # --- users of the store and the bus -----------------------------------------------------------------------------------
 
 
-async def _store_users(url: str, place: tuple[str, str], folder: Path, everybody: Sequence[Identity]) -> str:
-    """Create missing users at the store, and write their credentials. Return a line that says what was done."""
+async def _store_users(
+    url: str, place: tuple[str, str], folder: Path, everybody: Sequence[Identity], removed: Sequence[Identity]
+) -> tuple[str, list[str]]:
+    """Create missing users at the store, write their credentials, and delete those of removed participants.
+
+    Return a line that says what was done, and the participants with names that are users there without a folder here.
+    """
     from isthmus.store.users import open_users  # imports botocore, which a command that fails earlier does not need
 
     run = hashlib.sha256("/".join(place).encode()).hexdigest()[:8]  # an account may have several runs
+    prefix, strays = f"isthmus-{run}-", list[str]()
     async with open_place(url) as store, open_users(url, store.runtime) as users:
         for who in everybody:
             path = folder / who.user / access.CREDENTIALS
             known = access.read_key(path)[0] if path.exists() else ""
             document = policy(who, *place, AWS if users.conditional else MINIO)
             try:
-                key = await users.ensure(f"isthmus-{run}-{who.user}", document, known)
+                key = await users.ensure(prefix + who.user, document, known)
             except Denied as error:
                 if who is not everybody[0]:
                     raise
+                again = ", and delete there those of " + ", ".join(w.user for w in removed) if removed else ""
                 return (
-                    f"store: users could not be created ({error}): create them as {folder}/README says, with the names "
-                    f"and secrets of {folder}/{access.USERS_FILE} and the policies of {folder}/policies"
-                )
+                    f"store: users could not be created ({error}): name the store's administrator ({ADMINISTRATOR}), "
+                    f"or create them as {folder}/README says, with the names and secrets of "
+                    f"{folder}/{access.USERS_FILE} and the policies of {folder}/policies{again}"
+                ), []
             if key is not None:
                 access.write_key(path, key.id, key.secret)
-    return f"store: {len(everybody)} users isthmus-{run}-…, each with its own policy and access key"
+        for who in removed:
+            await users.remove(prefix + who.user)
+        expected = {who.user for who in everybody}
+        with contextlib.suppress(Denied):  # an administrator may lack this right alone
+            there = [name.removeprefix(prefix) for name in await users.named(prefix)]
+            strays = [user for user in there if user not in expected and "-" in user]
+    return f"store: {len(everybody)} users {prefix}…, each with its own policy and access key", strays
 
 
-def _bus_users(settings: declared.Create, folder: Path, everybody: Sequence[Identity]) -> str:
+def _asked_bus(settings: declared.Create) -> str:
+    """Ask the bus whether it takes users, before anything is made. Return what to add if it could not be asked.
+
+    Raises `InputError` if it is too old, and `Denied` and `Unavailable` where users are to be set now.
+    """
+    if settings.bus_users != "none":
+        try:
+            asyncio.run(require_users(shared.bus_of(settings, settings.run)))
+        except (Denied, Unavailable) as error:
+            if settings.bus_users == "server":
+                raise
+            return f"; it was not asked for its version, which must be Redis 7 or newer ({error})"
+    return ""
+
+
+def _bus_users(
+    settings: declared.Create, folder: Path, everybody: Sequence[Identity], removed: Sequence[Identity]
+) -> str:
     """Set the users on the bus, if that is asked for. Return a line that says what was done or is to be done."""
     if settings.bus_users == "none":
         return "bus: all participants use it alike, without users of their own"
@@ -359,7 +483,7 @@ def _bus_users(settings: declared.Create, folder: Path, everybody: Sequence[Iden
         for who in everybody
         if has_bus(who.participant)
     ]
-    done = asyncio.run(set_users(shared.bus_of(settings, settings.run), users))
+    done = asyncio.run(set_users(shared.bus_of(settings, settings.run), users, [who.user for who in removed]))
     return f"bus: {len(users)} users set" + (
         ", and saved in the server's ACL file" if done.saved else
         f"; they are lost when the server restarts, unless it is started with --aclfile {acl}"
@@ -367,6 +491,19 @@ def _bus_users(settings: declared.Create, folder: Path, everybody: Sequence[Iden
         "; warning: its user `default` needs no password, so anyone may use it: ACL SETUSER default off"
         if done.is_open else ""
     )  # fmt: skip
+
+
+def _of_this_machine(site: "_Site") -> list[str]:
+    """Return a warning if the folders name addresses that other machines cannot reach."""
+    named = {"AWS_ENDPOINT_URL": site.store.endpoint, "--bus": site.bus}
+    found = {flag: url for flag, url in named.items() if url and Place.of(url).is_loopback}
+    if not found:
+        return []
+    return [
+        f"warning: {' and '.join(map(redacted, found.values()))} can be reached from this machine alone, and so the "
+        f"folders work on no other: for other machines, run this command again with {' and '.join(found)} as they "
+        "reach it"
+    ]
 
 
 # --- what a participant gets ------------------------------------------------------------------------------------------

@@ -87,6 +87,15 @@ class Create(OnBus, Participants, ModelOfRun, ArithmeticOfRun, PaceOfRun, Seeded
             "the public key of a learner that has its own private key: a .pub file", metavar="NAME=FILE", flag_only=True
         ),
     ] = None
+    remove: Annotated[
+        list[str] | None,
+        Setting(
+            "a learner or a series that takes part no longer: remove the member, its users of store and bus, and its "
+            "folder",
+            metavar="NAME",
+            flag_only=True,
+        ),
+    ] = None
     admin_profile: Annotated[
         str | None,
         Setting("profile of the store's administrator (default: the environment's credentials)", metavar="NAME"),
