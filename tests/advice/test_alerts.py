@@ -504,7 +504,8 @@ async def test_learners_that_are_too_slow(tmp_path: Path, capsys: pytest.Capture
         async with f.learner("b", slow[0]), f.learner("c", slow[1]), f.learner("d", slow[2]):
             await minutes(25)
             with folder_of_the_run(tmp_path / "run") as run:
-                code, told = follow(name, run, "explain", capsys, P="0")
+                newest = max(int(path.name) for path in Path(run, "commits/00000").iterdir())
+                code, told = follow(name, run, "explain", capsys, **{"P/VERSION": f"0/{newest}"})
                 assert code == 0, told
         for loop in slow:
             loop.step_s = STEP_S
