@@ -283,7 +283,7 @@ class Syncer:
         return False
 
     def _dropped(self, stream: str) -> None:
-        self.tallies.drop(learner_of(stream) or stream)
+        self.tallies.drop(learner_of(stream) or stream, self._runtime.now())
         self.metrics.messages_dropped.inc()
 
     def _gap(self) -> None:
@@ -463,7 +463,8 @@ class Syncer:
         return tuple(p for p, k in enumerate(self.coordinators) if k.broken or k.overdue(silent_s))
 
     def _alive(self, *, stopping: bool = False) -> Alive:
-        loudest = sorted(self.tallies.dropped.items(), key=lambda item: -item[1])[:DROPPED_LISTED]
+        lately = self.tallies.lately_dropped(self._runtime.now())
+        loudest = sorted(lately.items(), key=lambda item: -item[1])[:DROPPED_LISTED]
         return Alive(
             run=self._run.digest,
             id=self._runtime.new_id(),

@@ -188,7 +188,7 @@ class FragmentCoordinator:
         self._inbox.put_own(Turn())
 
     def _dropped(self, author: str) -> None:
-        self._tallies.drop(author)
+        self._tallies.drop(author, self._runtime.now())
         self._metrics.messages_dropped.inc()
 
     async def recover(self) -> None:

@@ -1,7 +1,9 @@
 """What the fragments of one syncer share: limits, updates read ahead, and tallies."""
 
 import asyncio
+import math
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from isthmus.rounds.admission import Admission
@@ -10,6 +12,9 @@ from isthmus.syncer.inbox import Fetched
 
 DROPPED_MAX = 1024
 """The most authors of which dropped messages are counted."""
+
+DROPPED_S = 60.0
+"""Dropped messages are reported for this long after the last one."""
 
 
 class ReadAhead:
@@ -55,9 +60,18 @@ class Tallies:
     commits_lost: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
-    """Messages that were dropped since too many waited, by author."""
+    """Messages that were dropped because too many waited, by author; none of them long before the last one."""
+    dropped_at: float = -math.inf
+    """When the last message was dropped [s]."""
 
-    def drop(self, author: str) -> None:
+    def lately_dropped(self, now: float) -> Mapping[str, int]:
+        """Return how many messages of each author were dropped; nothing once none was dropped for `DROPPED_S`."""
+        return self.dropped if now - self.dropped_at <= DROPPED_S else {}
+
+    def drop(self, author: str, now: float) -> None:
         """Count a dropped message."""
+        if not self.lately_dropped(now):
+            self.dropped.clear()
+        self.dropped_at = now
         if author in self.dropped or len(self.dropped) < DROPPED_MAX:
             self.dropped[author] = self.dropped.get(author, 0) + 1

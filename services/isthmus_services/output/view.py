@@ -167,9 +167,9 @@ def syncers(status: Status) -> list[Text]:
         )
         if alive.dropped:
             loudest = ", ".join(f"{count:,} of {who}" for who, count in alive.dropped.items())
-            lines.append(
-                Text(f"syncer {alive.syncer} dropped messages because its queue was full: {loudest}", style="yellow")
-            )
+            said = f"syncer {alive.syncer} dropped messages because its queue was full: {loudest}; they are sent again"
+            more = "if this goes on for minutes, give this syncer a faster machine, or start one more"
+            lines.append(Text(f"{said}; {more}", style="yellow"))
         if not alive.able and not alive.stopping:
             lines.append(
                 Text(f"syncer {alive.syncer} cannot serve for now: other syncers take over its fragments", style="red")

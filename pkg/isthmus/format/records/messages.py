@@ -205,7 +205,7 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     members: Counter = 0
     """The newest version of the membership that the syncer knows."""
     dropped: Annotated[dict[Name, Counter], msgspec.Meta(max_length=DROPPED_LISTED)] = {}
-    """Messages dropped since the syncer started, because too many of one author waited; by author, the worst only."""
+    """Messages dropped lately because too many of one author waited; by author, the worst only."""
     slow: Annotated[tuple[Index, ...], msgspec.Meta(max_length=1 << 12)] = ()
     """The fragments of `broken` whose log is only slow to read: nothing is known to be damaged."""
     refused: Annotated[tuple[Index, ...], msgspec.Meta(max_length=1 << 12)] = ()
