@@ -1,7 +1,9 @@
 """What `isthmus doctor` says of a run's log, its owner and members, and of a bus that is not the run's."""
 
 import asyncio
+import os
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -15,9 +17,9 @@ from advice.rows import row
 from isthmus.agent.speed import Speeds
 from isthmus.codecs import kernels
 from isthmus.doctor import log as doctor_log
+from isthmus.format.records import frame
 from isthmus.format.records.keys import commit_key, members_key
 from isthmus.format.rules import Pace, Rules
-from isthmus.format.records import frame
 from isthmus.log import log_health
 from isthmus.log.log_health import STANDS
 from isthmus.runtime.clock import Runtime, single_threaded
@@ -398,11 +400,11 @@ async def test_the_doctor_reads_other_old_commits_each_time(folder: Path, monkey
     assert {one for sample in drawn for one in sample} == {(p, v) for p in (0, 1) for v in range(1, heads[p])}
 
 
-    do=f"the syncers' logs say why; {HEAL}",
-    then="no more word of it, once the fragment is merged again",
 @row(
     "doctor", "log: progress: fragment … stands still: most others were merged 8 times since it was",
     means="One part of the model is not merged any more. Learners go on with what they have of it.",
+    do=f"the syncers' logs say why; {HEAL}",
+    then="no more word of it, once the fragment is merged again",
     lost="what learners trained of this fragment meanwhile, beyond their newest update",
 )  # fmt: skip
 async def test_a_fragment_that_stands(doctor: Doctor, folder: Path) -> None:
@@ -431,6 +433,7 @@ async def test_a_run_that_nobody_collects(doctor: Doctor, folder: Path, monkeypa
     monkeypatch.setattr(log_health, "GROWN", 6)
     async with a_run(folder, pace=msgspec.structs.replace(PACE, snapshot_every=3)) as w:
         await grown(w, 8)
+    os.utime(min((folder / "values/00000").iterdir()), (time.time() - log_health.LEFT_S - 60.0,) * 2)
     text = await prints(doctor, "finds", str(folder))
     young = ("--keep", "2", "--min-age", "0")
     assert await asyncio.to_thread(main, [*printed(text, "gc"), "--apply", *young]) == 0

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -381,6 +382,9 @@ async def test_a_run_that_grows_and_is_not_collected_says_what_to_do(
         await grow(w, 8)
         assert (await log_health.look(w.log)).uncollected == 0
         await grow(w, 12)
+        assert (await log_health.look(w.log)).uncollected == 0, "all of it is young"
+        await asyncio.sleep(log_health.LEFT_S)
+        await grow(w, 14)
         found = (await log_health.look(w.log)).uncollected
         assert found >= 12
         async with serving(w.syncer("s9")) as syncer:
@@ -409,6 +413,7 @@ async def test_status_says_that_a_run_grows_until_it_is_collected(
     monkeypatch.setattr(log_health, "GROWN", 6)
     async with world(folder, SMALL) as w:
         await grow(w, 8)
+        os.utime(min((folder / "values/00000").iterdir()), (time.time() - log_health.LEFT_S - 60.0,) * 2)
         for says in (True, False):
             assert await asyncio.to_thread(main, ["status", str(folder)]) in (0, 1)
             said = " ".join(capsys.readouterr().out.split())

@@ -1,7 +1,9 @@
 """A commit that is missing below a newer one is found when the log is read, and no other commit takes its place."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -191,6 +193,20 @@ def test_a_fragment_stands_when_most_others_were_merged_eight_times_since() -> N
     assert standing([None, 100.0, 101.0], [None, 1.0, None]) == []
     assert standing([5.0], [None]) == []
     assert standing([None, None], [None, None]) == []
+
+
+@in_virtual_time
+async def test_a_clock_that_is_wrong_makes_no_fragment_stand() -> None:
+    """The syncer of four fragments has a clock ten minutes ahead, so the commits of the two others look old."""
+    async with world(Path(), seed_of(Rules(fragments=6, sync_every=4), PACE)) as w:
+        wrong = replace(w, runtime=replace(w.runtime, wall=lambda: w.runtime.wall() + 600.0))
+        async with serving(wrong.syncer("s1")), serving(w.syncer("s3")):
+            await train(w.learner("l0"), 150, step_s=0.05)
+        state = await look(w.log)
+        heads = [head for head in state.heads if head is not None]
+        assert min(head.version for head in heads) > 2 * STANDS
+        assert Counter(head.header.writer for head in heads) == {"s1": 4, "s3": 2}
+        assert state.standing == []
 
 
 async def test_a_fragment_that_stands_is_seen(folder: Path) -> None:

@@ -1,14 +1,20 @@
 """The condition of a log: its newest commits, missing or damaged objects, and fragments that stand still."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import operator
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from isthmus.errors import Denied, LogCorrupt
 from isthmus.format.records.keys import UPDATES, values_prefix
-from isthmus.format.rules import KEPT_VERSIONS
+from isthmus.format.rules import KEPT_VERSIONS, MIN_AGE_S
 from isthmus.log import Commit, Log
 from isthmus.log.holes import require_commits
+from isthmus.log.run import Run
+from isthmus.runtime.urls import Place
 
 STANDS = 8
 """A fragment stands still when most other fragments were merged this many times since its last merge."""
@@ -16,10 +22,22 @@ STANDS = 8
 LOOKS_AT_ONCE = 8
 
 NEWEST = 3
-"""Commits before a fragment's newest one that are read, so that damage to them is noticed soon."""
+"""The least number of commits before a fragment's newest one that are read, so that damage to them is noticed soon."""
+
+RECENT = 24
+"""Commits of all fragments that are read at least, so that what they say of a learner does not rest on a few."""
 
 GROWN = 8 * KEPT_VERSIONS
 """Versions from which on a run whose garbage was never collected is reported."""
+
+LEFT_S = 2 * MIN_AGE_S
+"""An object that is older than this many seconds would be gone if garbage was collected once an hour."""
+
+APART_S = 3600.0
+"""Times of two syncers' clocks that differ by less than this many seconds do not show which of them was earlier."""
+
+ROOM = 16 << 20
+"""A disk is full if it has less room than this many bytes, or than eight bytes a parameter: no checkpoint fits then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +46,8 @@ class LogState:
 
     heads: Sequence[Commit | None]
     """The newest readable commit of each fragment; None if there is none."""
+    recent: Sequence[Commit] = ()
+    """The newest commits of all fragments, those of `heads` included, in no order."""
     wrong: Mapping[int, str] = field(default_factory=dict)
     """By fragment, the object that is missing or damaged, and how."""
     standing: Sequence[int] = ()
@@ -48,6 +68,8 @@ async def look(log: Log, hints: Mapping[int, int] | None = None, *, objects: boo
     slots = asyncio.Semaphore(LOOKS_AT_ONCE)
     wrong: dict[int, str] = {}
     from_first: list[bool] = []
+    recent: list[Commit] = []
+    before = max(NEWEST, math.ceil(RECENT / len(log.run.layout.fragments)))
 
     async def one(p: int) -> Commit | None:
         newest = None
@@ -57,8 +79,9 @@ async def look(log: Log, hints: Mapping[int, int] | None = None, *, objects: boo
                 head = newest.version if newest else 0
                 from_first.append(await require_commits(log, p, head) <= 1)
                 # The newest commits may have been skipped: the search for the end begins at a hint or a snapshot.
-                for version in range(max(1, head - NEWEST), head):
-                    await log.commit(p, version)
+                recent.extend(filter(None, [newest]))
+                for version in range(max(1, head - before), head):
+                    recent.extend(filter(None, [await log.commit(p, version)]))
                 if objects:
                     await require_objects(log, p, head)
             except LogCorrupt as error:
@@ -69,7 +92,7 @@ async def look(log: Log, hints: Mapping[int, int] | None = None, *, objects: boo
     heads = await asyncio.gather(*(one(f.index) for f in log.run.layout.fragments))
     still = await _standing(log, heads, wrong)
     grown = await uncollected(log, heads[0].version) if heads[0] is not None and 0 not in wrong else 0
-    return LogState(heads, dict(sorted(wrong.items())), still, grown, all(from_first))
+    return LogState(heads, recent, dict(sorted(wrong.items())), still, grown, all(from_first))
 
 
 async def require_objects(log: Log, p: int, head: int) -> None:
@@ -102,11 +125,21 @@ async def require_objects(log: Log, p: int, head: int) -> None:
 
 
 async def uncollected(log: Log, head: int) -> int:
-    """Return the first fragment's head if it is `GROWN` or more and nothing was ever collected; else 0."""
+    """Return the first fragment's head if it is `GROWN` or more and garbage is never collected; else 0.
+
+    A young run has nothing to collect yet: its oldest published value must be `LEFT_S` older than its newest, by the
+    store's own times. Returns 0 without permission to list values.
+    """
     if head < GROWN:
         return 0
     first = await log.commit(0, 1)
-    return 0 if first is not None and first.in_segment else head
+    if first is not None and first.in_segment:
+        return 0
+    try:
+        times = [entry.modified for entry in await log.store.list(values_prefix(0))]
+    except Denied:
+        return 0
+    return head if times and max(times) - min(times) > LEFT_S else 0
 
 
 def collects(url: str, versions: int) -> str:
@@ -115,6 +148,15 @@ def collects(url: str, versions: int) -> str:
         f"nothing was collected in {versions:,} versions: the run grows until its store is full. isthmus gc {url} "
         "lists what can be deleted, --apply deletes it, and --apply --every 3600 repeats this hourly"
     )
+
+
+def room_left(run: Run) -> int | None:
+    """Return how many bytes are free on the disk of a run in a folder if it is full; else, and of a bucket, None."""
+    folder = Place.of(run.url).folder
+    if folder is None:
+        return None
+    free = shutil.disk_usage(folder).free
+    return free if free < max(ROOM, 8 * run.layout.size) else None
 
 
 async def _last_readable(log: Log, p: int) -> Commit | None:
@@ -133,30 +175,49 @@ async def _last_readable(log: Log, p: int) -> Commit | None:
 
 
 async def _standing(log: Log, heads: Sequence[Commit | None], wrong: Mapping[int, str]) -> list[int]:
-    async def before(p: int, head: Commit | None) -> float | None:
-        """Return when the fragment was merged for the `STANDS`-th time from the end; None if it had fewer merges."""
+    async def before(p: int, head: Commit | None) -> Commit | None:
+        """Return the fragment's `STANDS`-th commit from the end; None if it has fewer."""
         if head is None or head.version < STANDS or p in wrong:
             return None
         try:
-            commit = await log.commit(p, head.version - STANDS + 1)
+            return await log.commit(p, head.version - STANDS + 1)
         except LogCorrupt:
             return None
-        return commit.header.written_at if commit else None
 
     since = await asyncio.gather(*(before(p, head) for p, head in enumerate(heads)))
-    return standing([head.header.written_at if head else None for head in heads], since)
+    return standing(heads, since, is_later)
 
 
-def standing(last: Sequence[float | None], since: Sequence[float | None]) -> list[int]:
+def is_later(commit: Commit, other: Commit) -> bool:
+    """Return whether a commit was made after another one, of any fragment, however wrong the clocks of syncers are.
+
+    A learner's lives and steps only go up, so they decide where both commits merged the same learners. Else times of
+    one clock decide, or of two clocks that are over `APART_S` apart.
+    """
+    known = {given.learner: (given.incarnation, given.step) for given in other.header.inputs}
+    both = [
+        (given.incarnation, given.step) > known[given.learner]
+        for given in commit.header.inputs
+        if given.learner in known
+    ]
+    if both:
+        return all(both)
+    apart = commit.header.written_at - other.header.written_at
+    return apart > (0.0 if commit.header.writer == other.header.writer else APART_S)
+
+
+def standing(
+    last: Sequence[object], since: Sequence[object], later: Callable[[Any, Any], bool] = operator.gt
+) -> list[int]:
     """Return the fragments that stand still.
 
-    `last`: when each fragment was last merged, None if never; `since`: when it was merged for the `STANDS`-th time from
-    the end [both in seconds since 1970].
+    `last`: each fragment's last merge, None if it has none; `since`: its `STANDS`-th merge from the end. `later`: tells
+    whether one merge was later than another; by default, merges are given as times.
     """
     return [
         p
         for p, at in enumerate(last)
-        if is_most(began is not None and (at is None or began > at) for q, began in enumerate(since) if q != p)
+        if is_most(began is not None and (at is None or later(began, at)) for q, began in enumerate(since) if q != p)
     ]
 
 
