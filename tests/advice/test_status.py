@@ -4,29 +4,34 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import pytest
 from redis import Redis
 
 from advice.followed import advises, command_in, isthmus, mine, says
 from advice.rows import Row, row
+from integration.test_full_store import IN_A_DISK_OF_ITS_OWN, own_mounts  # noqa: F401  (a fixture)
 from isthmus.bus import default_bus
 from isthmus.errors import Denied, Unavailable
+from isthmus.format.layout import Spec, TensorClass
 from isthmus.format.records.keys import commit_key
 from isthmus.format.rules import Pace, Rules
 from isthmus.inspect.health_summary import health
-from isthmus.inspect.status import read_status
+from isthmus.inspect.status import Live, read_status
 from isthmus.learner import LearnerAgent
 from isthmus.log import log_health
 from isthmus.store import Layer, Patience, Store
 from isthmus.store.layer import Send
 from isthmus.syncer import snapshots
+from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import redis_server
 from support.forking import Forked, nursery
 from support.world import NumpyReplica, World, seed_of, serving, train, until, world
@@ -223,11 +228,13 @@ async def test_a_bus_that_is_away(folder: Path, tmp_path: Path) -> None:
 
 @row(
     "status",
-    "no process is heard, and none has left: all were killed or are cut off, or the bus refuses their messages",
+    "0 of … learners merge; no process is heard, and none has left (the last commit is of …): all were killed or are cut "
+    "off, or the bus refuses their messages",
     means="Learners and syncers were heard once, did not say that they leave, and are all silent now.",
     like="A Redis whose memory is full, or an embedded bus on a full disk: its readers see a run in which nobody speaks.",
-    do="isthmus doctor … --bus … --role syncer tries it",
-    then="Once the bus takes messages, `… of … learners merge`: no process need be started again.",
+    do="isthmus doctor … --bus … --role syncer tries it; if it finds no failure, start them again by their old commands",
+    then="Once the bus takes messages, `… of … learners merge`: processes that live go on by themselves. A second process "
+    "under the name of one that lives would end it.",
 )
 async def test_a_bus_that_is_full(folder: Path, tmp_path: Path) -> None:
     (here,) = mine(test_a_bus_that_is_full)
@@ -235,7 +242,10 @@ async def test_a_bus_that_is_full(folder: Path, tmp_path: Path) -> None:
         async with world(folder, FEW, redis.url) as w, serving(w.syncer("s1")), training(w.learner("a")):
             await well(w)
             client.config_set("maxmemory", 1)
-            code, told = await isthmus(*command_in(await said(here, w), "doctor"))
+            line = await said(here, w)
+            assert "no messages come from" not in line
+            assert "start one with" not in line
+            code, told = await isthmus(*command_in(line, "doctor"))
             assert (code, "memory is full" in told) == (1, True), told
             client.config_set("maxmemory", 0)
             await well(w)
@@ -262,6 +272,59 @@ async def test_a_learner_that_was_killed(folder: Path) -> None:
             assert (await well(w)).startswith("2 of 2")
             assert again.incarnation == 2
             assert again.history.step > 0
+            assert not says(here, await well(w))
+
+
+@row(
+    "status",
+    "… has joined … times since its last checkpoint and went on after step … each time",
+    means="The learner is started again and again, and loses each time what it trained. Two machines may run it under one "
+    "name: each that joins ends the other. Or it dies within its first minute, for instance of memory.",
+    like="A learner that was killed three times within a minute by chance: the sentence goes with its next checkpoint.",
+    do="two processes have its name, or it dies before it can store one; its log says which",
+    then="With one process left, or once the learner lives long enough to store a checkpoint, the sentence goes away.",
+    lost="what each life trained and had not merged",
+)
+async def test_a_learner_that_restarts_in_vain(folder: Path) -> None:
+    (here,) = mine(test_a_learner_that_restarts_in_vain)
+    async with world(folder, FEW) as w, serving(w.syncer("s1")):
+        await train(w.learner("a", checkpoint_s=0.05), 20, done=False)
+        await w.learner("a").join()
+        async with training(w.learner("a")):
+            await well(w)
+        again = w.learner("a")
+        async with training(again):
+            line = await said(here, w)
+            assert again.history.step > 0
+            assert (
+                f"a has joined 3 times since its last checkpoint and went on after step {again.history.step} ea" in line
+            )
+            live = Live(w.log, w.store, w.bus, w.runtime)
+            await live.begin()
+            following = asyncio.ensure_future(live.run())
+            await until(lambda: bool(live.status().restarts), "a reader that goes on looking sees it, too")
+            following.cancel()
+        async with training(w.learner("a", checkpoint_s=0.1)):
+            assert not says(here, await well(w))
+
+
+@row(
+    "status",
+    "… has a quorum of …, and … learners were ever heard: its rounds wait for every learner, and until their deadline for "
+    "one that stalls",
+    means="This syncer was started with a `--quorum` that this run's learners cannot reach. It merges all the same.",
+    like="A run whose other learners are yet to be started.",
+    do="start the other learners, or start the syncer again with --quorum K, where K is at most …",
+    then="The sentence goes away.",
+)
+async def test_a_quorum_that_cannot_be_reached(folder: Path) -> None:
+    (here,) = mine(test_a_quorum_that_cannot_be_reached)
+    async with world(folder, FEW) as w, training(w.learner("a")), training(w.learner("b")):
+        async with serving(w.syncer("s1", msgspec.structs.replace(PACE, quorum=5))):
+            line = await said(here, w)
+            assert "s1 has a quorum of 5, and 2 learners" in line
+            assert "quorum 5, " in (await isthmus("status", w.run.url, "--bus", w.bus.url))[1]
+        async with serving(w.syncer("s1", msgspec.structs.replace(PACE, quorum=2))):
             assert not says(here, await well(w))
 
 
@@ -517,10 +580,10 @@ async def test_a_finished_run_with_commits_missing(folder: Path) -> None:
 
 @row(
     "status",
-    "fragment … stands still: most others were merged … times since it was",
-    means="Something keeps this fragment alone from being merged: the store does not take its objects, or its syncer hangs.",
+    "… still: most others were merged at least … times since then",
+    means="`fragment … stands still`, or `fragments … stand still`. Something keeps these fragments alone from being merged: the store does not take its objects, or its syncer hangs.",
     like="`the log of fragment … is damaged` names an object.",
-    do="the syncers' logs say why, and isthmus heal … whether its log is sound",
+    do="the syncers' logs say why, and isthmus heal … says whether the log is sound",
     then="If `isthmus heal` calls the log sound, nothing is damaged: the log of the syncer that holds the fragment has "
     "what fails. Once that is over, the fragment moves again.",
 )
@@ -546,12 +609,15 @@ async def test_a_fragment_that_stands_still(folder: Path, caplog: pytest.LogCapt
 
 @row(
     "status",
-    "… explodes: its updates are cut to … of their length, in … of … fragments",
-    means="The learner's updates are many times as long as usual. They are merged at a part of their length.",
+    "… explodes: of its … newest updates, … were cut to less than a fifth of their length…, and … rejected",
+    means="The learner's updates are many times as long as usual, or not finite. They are merged at a part of their length, "
+    "or not at all. The learner is not counted as one that merges.",
     like="A learner's first or last update may be cut a little; status then says nothing.",
-    do="the table of learners shows its loss, isthmus explain … … its round; stop or expel it",
-    then="`isthmus explain` names the learner's update and what it was cut to. Without that learner the sentence goes away "
-    "with the next round of each fragment.",
+    do="the table of learners shows its loss, isthmus explain … … such a round; stop it, lower the learning rate or clip "
+    "gradients, and start it under a new name, so that it begins with the run's model instead of its own checkpoint; the "
+    "owner can expel it",
+    then="`isthmus explain` names the learner's update and what it was cut to, or why it was rejected. Once the learner "
+    "has stopped, the sentence goes away.",
     lost="most of what that learner trained",
 )
 async def test_a_learner_that_explodes(folder: Path) -> None:
@@ -564,6 +630,7 @@ async def test_a_learner_that_explodes(folder: Path) -> None:
         async with training(w.learner("wild"), 0.3):
             line = await said(here, w)
             assert "wild explodes" in line
+            assert line.startswith("3 of 4 learners merge")
             code, told = await isthmus(*command_in(line, "explain"))
             assert (code, "of its length (norm" in told) == (0, True), told
         await well(w)
@@ -582,16 +649,16 @@ async def test_a_loss_that_rises(folder: Path) -> None:
     (here,) = mine(test_a_loss_that_rises)
     async with world(folder, FEW) as w, serving(w.syncer("s1")) as syncer, training(w.learner("a")):
         far = iter(range(10**9))
-        async with training(w.learner("b"), loss=lambda: 1.0 + 9.0 / (1 + next(far))):
+        async with training(w.learner("b", checkpoint_s=0.1), loss=lambda: 1.0 + 9.0 / (1 + next(far))):
             await until(lambda: syncer.coordinators[0].head > 20, "it learns")
             await well(w)
-        async with training(w.learner("b"), loss=lambda: 4.0):
+        async with training(w.learner("b", checkpoint_s=0.1), loss=lambda: 4.0):
             line = await said(here, w)
             assert "of b rises: 4 or more" in line
             code, told = await isthmus(*command_in(line, "replay"))
             assert code == 0, told
             assert [name for name in "ab" if re.search(rf"│ {name} .*rises", told)] == ["b"], told
-        async with training(w.learner("b"), loss=lambda: 0.9):
+        async with training(w.learner("b", checkpoint_s=0.1), loss=lambda: 0.9):
             await well(w)
 
 
@@ -623,7 +690,8 @@ async def test_a_learner_that_has_all_weight(folder: Path) -> None:
 @row(
     "status",
     "nothing was collected in … versions: the run grows until its store is full",
-    means="No garbage collection has run. Every update and every version stays in the store.",
+    means="The oldest published value is over two hours older than the newest. A collector that ran meanwhile would have "
+    "deleted it, unless its `--min-age` is longer.",
     do="isthmus gc … lists what can be deleted, --apply deletes it, and --apply --every 3600 repeats this hourly",
     then="The sentence goes away. Objects younger than an hour stay until the next collection.",
 )
@@ -637,6 +705,7 @@ async def test_a_run_whose_garbage_was_never_collected(folder: Path, monkeypatch
             await train(w.learner("a"), 10, step_s=0.001, enough=lambda: syncer.coordinators[0].head >= 70)
         for path in folder.rglob("*"):
             os.utime(path, (w.runtime.wall() - 86400.0,) * 2)
+        os.utime(max((folder / "values/00000").iterdir()))
         _, out = await isthmus("status", w.run.url)
         advises(here, out)
         gc = command_in(out, "gc")
@@ -676,3 +745,45 @@ async def test_a_finished_run_with_an_update_missing(folder: Path) -> None:
         assert f"has {len(kept) - 1} bytes, and version 3 merged {len(kept)} bytes" in (await status(w))[1]
         path.write_bytes(kept)
         assert not says(here, (await status(w))[1])
+
+
+@row(
+    "status",
+    "the disk of … is full: … MB are left",
+    means="The disk of a run in a folder has no room for another checkpoint. Learners train on; little or nothing is merged.",
+    like="A bucket is never said to be full: the processes' logs have what its server answers.",
+    do="make room on it: isthmus gc … --apply frees what the run does not need and is over an hour old; if that is not "
+    "enough, stop all processes of the run, delete the rest by isthmus gc … --apply --keep 8 --min-age 0 and start them again",
+    then="The sentence goes away, and processes that still run go on by themselves.",
+)
+@pytest.mark.tier("all")
+@pytest.mark.usefixtures("own_mounts")
+async def test_a_disk_that_is_full(folder: Path, tmp_path: Path) -> None:
+    """The run itself fills a disk of 64 MB: only what the last command deletes makes room."""
+    (here,) = mine(test_a_disk_that_is_full)
+    specs = [Spec("layer", (400_000,), "float32", TensorClass.DENSE)]
+    rules = Rules(fragments=1, sync_every=1, codec_up="f32", codec_down="f32")
+    pace = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4)
+    async with (
+        world(folder, seed_of(rules, pace, specs)) as w,
+        serving(w.syncer("s1"), killed=True) as syncer,
+        training(w.learner("a")),
+    ):
+        await until(lambda: syncer.coordinators[0].head >= 16, "it has grown")
+    disk, out, isthmus_ = tmp_path / "disk", tmp_path, " ".join(isthmus_command())
+    disk.mkdir()
+    size = 1 + sum(path.stat().st_size + 4096 for path in folder.rglob("*")) // 2**20
+    script = f"""
+        mount -t tmpfs -o size={size + 4}m tmpfs {disk} && cp -r {folder} {disk}/run || exit 99
+        {isthmus_} status {disk}/run > {out}/full
+        sed -n 's/.*isthmus \\(gc .*\\) frees what.*/\\1/p' {out}/full > {out}/first
+        sed -n 's/.*by isthmus \\(gc .*\\) and start.*/\\1/p' {out}/full > {out}/then
+        {isthmus_} $(cat {out}/first) > {out}/gc 2>&1 || exit 98
+        {isthmus_} $(cat {out}/then) >> {out}/gc 2>&1 || exit 97
+        {isthmus_} status {disk}/run > {out}/roomy
+    """
+    command_ = [*IN_A_DISK_OF_ITS_OWN, "sh", "-c", script]
+    done = await asyncio.to_thread(subprocess.run, command_, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + (out / "gc").read_text()
+    advises(here, (out / "full").read_text())
+    assert not says(here, (out / "roomy").read_text())

@@ -152,25 +152,43 @@ async def test_many_learners_with_trouble() -> None:
 @row(
     "status",
     "…: waits for a merge (every update is rejected: …)",
-    means="non-finite, overflow, too-long: what this learner trains is not a number, or a hundred times as long as usual.",
-    like="The other reasons have rows of their own, with other advice.",
+    means="non-finite: what this learner trains is not a number, and it does not send it. overflow, too-long: it is a "
+    "hundred times as long as usual, and no round closes that could list it.",
+    like="`… explodes` is said of updates that rounds reject. The other reasons have rows of their own, with other advice.",
     do="lower the learning rate or clip gradients, and start it under a new name, so that it begins with the run's model "
     "instead of its own checkpoint",
     then="It is merged again.",
     lost="what it trained since it diverged",
 )
-@pytest.mark.parametrize("speed", [math.nan, 1e6], ids=["non-finite", "too-long"])
 @in_virtual_time
-async def test_a_learner_that_diverged(speed: float) -> None:
+async def test_a_learner_that_diverged() -> None:
     (here,) = mine(test_a_learner_that_diverged)
     async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")), training(w.learner("c")):
         await asyncio.sleep(3.0)
-        async with training(w.learner("b"), speed):
+        async with training(w.learner("b"), math.nan):
             await said(here, w)
         again = w.learner("b-2")
         async with training(again):
             await over(here, w)
             assert again.incarnation == 1, "it has no checkpoint to begin with"
+
+
+@in_virtual_time
+async def test_a_learner_whose_updates_are_rejected_as_too_long_explodes_for_as_long_as_it_trains() -> None:
+    """Its own heartbeat says that it waits for a merge, now and then: status says one thing all the time."""
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")), training(w.learner("c")):
+        await asyncio.sleep(3.0)
+        async with training(w.learner("b"), 1e6):
+            await asyncio.sleep(5.0)
+            lines = []
+            for _ in range(20):
+                lines.append(await line(w))
+                await asyncio.sleep(0.5)
+            assert [one for one in lines if not one.startswith("2 of 3 learners merge; b explodes: ")] == []
+            assert "rejected (too-long)" in lines[-1]
+        async with training(w.learner("b-2")):
+            await asyncio.sleep(10.0)
+            assert "explodes" not in await line(w)
 
 
 class Loses(Layer):
@@ -369,7 +387,7 @@ async def test_a_syncer_that_hears_nothing() -> None:
     "status",
     "… is heard, and the membership does not name it: its work is not merged",
     means="This learner was expelled, and trains on. Syncers ignore it.",
-    do="end it, or make it a member again (isthmus members list … lists the members)",
+    do="end it, or make it a member again, as the owner: isthmus members add … … --public-key FILE.pub",
     then="The sentence goes away.",
     lost="what it has trained since it was expelled",
 )

@@ -110,6 +110,7 @@ async def test_a_pipe_gets_a_line_now_and_then(folder: Path) -> None:
         try:
             line = (await asyncio.wait_for(process.stdout.readline(), 120 + LINES_EVERY_S)).decode()
             assert re.search(r"^\d\d:\d\d:\d\d  \d+ commits, 2 of 2 learners here, [\d,]+ tokens: merged", line)
+            assert "; 2 of 2 learners merge" in line
         finally:
             process.send_signal(signal.SIGINT)
             await process.wait()

@@ -22,6 +22,7 @@ from isthmus.format.records.messages import (
 from isthmus.inspect.bus_view import BusView
 from isthmus.inspect.health_summary import Health, health
 from isthmus.inspect.losses import Point
+from isthmus.inspect.restarts import Restarts
 from isthmus.inspect.status import Status
 from isthmus.log import Commit
 
@@ -55,14 +56,21 @@ def left(learner: str, done: bool) -> Leave:
     return Leave(run=RUN, id="l", learner=learner, incarnation=1, step=3, done=done)
 
 
-def commit(written_at: float, fragment: int = 0, **scales: float) -> Commit:
-    """Return a commit written at this time. `scales`: learners merged, and the share of their updates' length."""
+def commit(
+    written_at: float, fragment: int = 0, version: int = 0, rejected: Sequence[tuple[str, str]] = (), **scales: float
+) -> Commit:
+    """Return a commit written at this time. `scales`: learners merged, and the share of their updates' length;
+    `rejected`: learners whose updates were rejected, and why."""
+    turned = [SimpleNamespace(learner=name, reason=reason) for name, reason in rejected]
     inputs = [
         SimpleNamespace(learner=name, scale=scale, weight=1.0, tokens=1, loss=None) for name, scale in scales.items()
     ]
     return cast(
         Commit,
-        SimpleNamespace(header=SimpleNamespace(written_at=written_at, fragment=fragment, inputs=inputs), version=0),
+        SimpleNamespace(
+            header=SimpleNamespace(written_at=written_at, fragment=fragment, inputs=inputs, rejected=turned),
+            version=version,
+        ),
     )
 
 
@@ -135,15 +143,48 @@ def test_who_fell_silent_is_named_and_ends_no_check_as_long_as_others_merge() ->
     assert not of(beat("a"), alive()).notable
 
 
-def test_if_nobody_is_heard_the_bus_may_refuse_messages() -> None:
+def test_if_nobody_is_heard_nothing_is_to_be_started_before_the_bus_was_tried() -> None:
     found = of(silent=[beat("a"), beat("b"), alive()])
     assert not found.ok
     assert found.said == (
-        "0 of 2 learners merge; no process is heard, and none has left: all were killed or are cut off, or the bus "
-        "refuses their messages: isthmus doctor s3://b/run --bus redis://h --role syncer tries it; no syncer is heard; "
-        "the last commit is of 12:04:24; start one with: isthmus syncer s3://b/run --bus redis://h; no messages come "
-        "from a, b: started again under its name, it goes on from its checkpoint"
+        "0 of 2 learners merge; no process is heard, and none has left (the last commit is of 12:04:24): all were killed "
+        "or are cut off, or the bus refuses their messages: isthmus doctor s3://b/run --bus redis://h --role syncer "
+        "tries it; if it finds no failure, start them again by their old commands"
     )
+
+
+def test_a_full_disk_is_said_whether_or_not_processes_are_heard() -> None:
+    full = (
+        "; the disk of r is full: 3 MB are left; make room on it: isthmus gc r --apply frees what the run does not need "
+        "and is over an hour old; if that is not enough, stop all processes of the run, delete the rest by isthmus gc r "
+        "--apply --keep 8 --min-age 0 and start them again"
+    )
+    found = looked(beat("a"), alive(), room=3_000_000)
+    assert (found.ok, found.said) == (False, f"1 of 1 learners merge{full}")
+    hearing = BusView(RUN)
+    hearing.take(learner_stream("a"), BusItem("1-0", encode(beat("a"))), None)
+    assert health(Status(hearing, [], "", 0.0, NOW, room=3_000_000), "r", "b").said.endswith(full)
+
+
+def test_a_quorum_of_more_learners_than_there_are_is_said_and_is_no_failure() -> None:
+    found = of(beat("a"), alive(quorum=5), silent=[beat("b")])
+    assert found.ok
+    assert found.said.endswith(
+        "; s has a quorum of 5, and 2 learners were ever heard: its rounds wait for every learner, and until their "
+        "deadline for one that stalls; start the other learners, or start the syncer again with --quorum K, where K is "
+        "at most 2"
+    )
+    assert "quorum" not in of(beat("a"), left("b", done=True), alive(quorum=2)).said
+
+
+def test_a_learner_that_restarts_in_vain_is_named() -> None:
+    found = looked(beat("a"), alive(), restarts={"a": Restarts(4, 1822)})
+    assert (found.ok, found.said) == (
+        False,
+        "1 of 1 learners merge; a has joined 4 times since its last checkpoint and went on after step 1822 each time: "
+        "two processes have its name, or it dies before it can store one; its log says which",
+    )
+    assert "has joined at least 8 times" in looked(beat("a"), alive(), restarts={"a": Restarts(8, 0)}).said
 
 
 def test_a_bus_that_is_away_is_all_that_can_be_said() -> None:
@@ -258,7 +299,8 @@ def test_a_finished_run_that_is_damaged_or_stands_is_not_well() -> None:
     assert "the logs of 2 more fragments are damaged, too" in damaged.said
     stands = looked(left("a", done=True), standing=(3,))
     assert not stands.ok
-    assert "fragment 3 stands still: most others were merged 8 times since it was" in stands.said
+    assert "; fragment 3 stands still: most others were merged at least 8 times since then; " in stands.said
+    assert "; fragments 3, 4 stand still: " in looked(left("a", done=True), standing=(3, 4)).said
 
 
 def test_a_damaged_fragment_is_not_said_to_stand_as_well() -> None:
@@ -287,9 +329,8 @@ def test_a_learner_with_the_weight_but_not_the_work_is_named() -> None:
         commits = []
         for p, of in enumerate(heads):
             inputs = [SimpleNamespace(learner=n, scale=1.0, weight=w, tokens=t, loss=None) for n, w, t in of]
-            commits.append(
-                SimpleNamespace(header=SimpleNamespace(written_at=COMMITTED_AT, fragment=p, inputs=inputs), version=0)
-            )
+            header = SimpleNamespace(written_at=COMMITTED_AT, fragment=p, inputs=inputs, rejected=())
+            commits.append(SimpleNamespace(header=header, version=0))
         return health(Status(hearing, cast("list[Commit | None]", commits), "", 0.0, NOW), "r", "b")
 
     found = of_inputs(
@@ -307,22 +348,34 @@ def test_a_learner_with_the_weight_but_not_the_work_is_named() -> None:
 
 
 def test_a_learner_that_explodes_is_named() -> None:
-    hearing = BusView(RUN)
-    for said in (beat("a"), beat("b"), alive()):
-        stream = SYNCER_STREAM if isinstance(said, Alive) else learner_stream(said.learner)
-        hearing.take(stream, BusItem("1-0", encode(said)), 1.0)
-
-    def of_commits(*heads: Commit | None) -> Health:
+    def of_commits(*heads: Commit | None, waits: str = "") -> Health:
+        hearing = BusView(RUN)
+        for said in (beat("a"), beat("b", waits), alive()):
+            stream = SYNCER_STREAM if isinstance(said, Alive) else learner_stream(said.learner)
+            hearing.take(stream, BusItem("1-0", encode(said)), 1.0)
         return health(Status(hearing, list(heads), "", 0.0, NOW), "r", "b")
 
     found = of_commits(
         commit(COMMITTED_AT, 0, a=1.0, b=1e-3), commit(COMMITTED_AT, 1, a=0.4, b=2e-3), commit(COMMITTED_AT, 2, a=1.0, b=1.0), None
     )  # fmt: skip
     assert not found.ok
-    assert found.said == (
-        "2 of 2 learners merge; b explodes: its updates are cut to 0.001 of their length, in 2 of 3 fragments; the "
-        "table of learners shows its loss, isthmus explain r 0/0 its round; stop or expel it"
+    advice = (
+        "; stop it, lower the learning rate or clip gradients, and start it under a new name, so that it begins with "
+        "the run's model instead of its own checkpoint; the owner can expel it"
     )
+    assert found.said == (
+        "1 of 2 learners merge; b explodes: of its 3 newest updates, 2 were cut to less than a fifth of their length "
+        "(the shortest to 0.001), and 0 rejected; the table of learners shows its loss, isthmus explain r 0/0 such a "
+        f"round{advice}"
+    )
+    # Nothing else is said of it while a part of its updates is rejected, merged or cut.
+    mixed = [commit(COMMITTED_AT, p, 7, [("b", "too-long")] if p < 2 else (), a=1.0, b=0.5) for p in range(4)]
+    found = of_commits(*mixed, waits="a merge (every update is rejected: too-long)")
+    assert found.said == (
+        "1 of 2 learners merge; b explodes: of its 6 newest updates, 0 were cut to less than a fifth of their length, "
+        "and 2 rejected (too-long); the table of learners shows its loss, isthmus explain r 0/7 such a round" + advice
+    )
+    assert of_commits(commit(COMMITTED_AT, 0, 0, [("b", "stale"), ("b", "stale")], a=1.0)).ok
     # A learner that is cut a little, as first and last updates are, is not reported.
     assert of_commits(commit(COMMITTED_AT, 0, a=0.4), commit(COMMITTED_AT, 1, a=1.0)).ok
     assert of_commits(commit(COMMITTED_AT, 0, a=0.6, b=1.0)).ok
@@ -330,3 +383,13 @@ def test_a_learner_that_explodes_is_named() -> None:
     # Nor is one that trained on alone after a restart.
     assert of_commits(commit(COMMITTED_AT, 0, a=0.29, b=1.0), commit(COMMITTED_AT, 1, a=0.3, b=1.0)).ok
     assert not of_commits(commit(COMMITTED_AT, 0, a=0.05, b=1.0)).ok
+    # A learner that is gone is no longer to be stopped.
+    assert of_commits(commit(COMMITTED_AT, 0, a=1.0, c=0.05)).ok
+
+
+def test_what_a_learner_moved_counts_over_its_restarts() -> None:
+    hearing = BusView(RUN)
+    for life, up in [(1, 70), (1, 100), (2, 5), (1, 101)]:
+        said = msgspec.structs.replace(beat("a"), incarnation=life, bytes_up=up)
+        hearing.take(learner_stream("a"), BusItem("1-0", encode(said)), 1.0)
+    assert hearing.learners["a"].traffic == (105, 2, 0)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from isthmus.bus.base import BusItem
 from isthmus.errors import RecordInvalid
@@ -22,6 +23,15 @@ from isthmus.log.membership import Members
 from isthmus.reasons import Reason
 
 
+class Traffic(NamedTuple):
+    """What a learner has moved [bytes]."""
+
+    up: int = 0
+    down: int = 0
+    checkpoints: int = 0
+    """Those among `up` that are of checkpoints."""
+
+
 @dataclass(slots=True)
 class LearnerView:
     """A learner, as its messages show it."""
@@ -30,9 +40,21 @@ class LearnerView:
     incarnation: int = 0
     step: int = 0
     heartbeat: Heartbeat | None = None
+    earlier: Traffic = field(default_factory=Traffic)
+    """What earlier incarnations moved, as far as their heartbeats were heard."""
     left: Leave | None = None
     heard_at: float | None = None
     """When a message of the learner was last received live, on the reader's clock; None if never."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """What all its incarnations moved, as far as their heartbeats were heard."""
+        beat, earlier = self.heartbeat, self.earlier
+        if beat is None:
+            return earlier
+        return Traffic(
+            earlier.up + beat.bytes_up, earlier.down + beat.bytes_down, earlier.checkpoints + beat.checkpoint_bytes
+        )
 
 
 @dataclass(slots=True)
@@ -136,6 +158,8 @@ class BusView:
         view.step = message.step
         view.heard_at = view.heard_at if at is None else at
         if isinstance(message, Heartbeat):
+            if view.heartbeat is not None and view.heartbeat.incarnation < message.incarnation:
+                view.earlier = view.traffic
             view.heartbeat = message
         elif isinstance(message, Leave):
             view.left = message

@@ -2,25 +2,33 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from isthmus.format.records.keys import MEMBERS, members_key
 from isthmus.format.records.messages import Alive
 from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.losses import rising
+from isthmus.inspect.restarts import CLAIMS_READ
 from isthmus.inspect.status import Status
 from isthmus.log.log_health import STANDS
-from isthmus.reasons import remedy_of
+from isthmus.reasons import REMEDIES, Reason, remedy_of
 
 FAR = 0.2
-"""A learner explodes if in most fragments its updates are clipped to less than this share of their length.
+"""A learner explodes if most of its newest updates are rejected as diverged, or clipped to less than this share of
+their length.
 
 An honest learner that trained on alone after a restart was seen clipped to 0.29 of it for a while.
 """
 
 VERY_FAR = 0.1
 """If the newest commits have only one update of a learner, it must be clipped to less than this share instead."""
+
+DIVERGED = (Reason.NON_FINITE, Reason.OVERFLOW, Reason.TOO_LONG)
+"""Reasons for which no update of a learner that trains well is rejected."""
+
+REFUSED = 0.2
+"""A learner explodes, too, if more than one update and this share of its newest ones are rejected as diverged."""
 
 HEAVY, WORKED = 0.9, 0.75
 """A learner is too heavy if its updates have more than this share of the newest rounds' weight, with less than that
@@ -64,7 +72,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         check = "" if "check that" in why else f"; check that {bus} is reachable"
         return Health(False, f"{why}: it is unknown which processes are live; {last}{check}")
     here = sorted((v for v in status.hearing.learners.values() if v.name in status.live), key=lambda v: v.name)
-    troubled = {v.name: trouble for v in here if (trouble := _trouble(v, run, bus))}
+    exploding = _exploding(status, run)
+    troubled = {v.name: trouble for v in here if v.name not in exploding and (trouble := _trouble(v, run, bus))}
     strangers = sorted(name for name, at in status.hearing.strangers.items() if at >= status.live_since)
     known = [v for v in status.hearing.learners.values() if v.left is None and v.name not in strangers]
     silent = sorted(v.name for v in known if v.name not in status.live)
@@ -73,16 +82,19 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         found, ailing = _nobody(status, last, syncer, bus, young=young), _of_log(status, run)
         ailing += [*_of_losses(status, run), *_of_strangers(strangers, run)]
         return Health(found.ok and not ailing, "; ".join([found.said, *ailing]))
-    parts = [f"{len(here) - len(troubled)} of {len(known)} learners merge"]
+    if not here and not status.syncers_live:
+        # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
+        ailing = [*_of_room(status, run), *_of_log(status, run), *_of_strangers(strangers, run)]
+        silence = (
+            f"0 of {len(known)} learners merge; no process is heard, and none has left ({last}): all were killed or "
+            f"are cut off, or the bus refuses their messages: isthmus doctor {run} --bus {bus} --role syncer tries it; "
+            "if it finds no failure, start them again by their old commands"
+        )
+        return Health(False, "; ".join([silence, *ailing]), notable=True)
+    parts = [f"{len(here) - len(troubled) - len(exploding)} of {len(known)} learners merge"]
     able = [name for name in status.syncers_live if status.hearing.syncers[name].able]
     if not status.syncers_live:
         parts = [f"0 of {len(known)} learners merge"]
-        if not here:
-            # Processes that all fell silent, and did not leave, may be alive on a bus that is full.
-            parts.append(
-                "no process is heard, and none has left: all were killed or are cut off, or the bus refuses their "
-                f"messages: isthmus doctor {run} --bus {bus} --role syncer tries it"
-            )
         parts.append(f"no syncer is heard; {last}; start one with: {syncer}")
     elif not able:
         parts += [
@@ -94,16 +106,17 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         parts.append(f"{len(troubled) - NAMED_MAX} more learners have such trouble: the table of learners names them")
     if silent:
         more = f" and {len(silent) - NAMED_MAX} more" if len(silent) > NAMED_MAX else ""
-        why = "it was killed or is cut off; " if here or status.syncers_live else ""
         parts.append(
-            f"no messages come from {', '.join(silent[:NAMED_MAX])}{more}: {why}started again under its name, it goes "
-            "on from its checkpoint"
+            f"no messages come from {', '.join(silent[:NAMED_MAX])}{more}: it was killed or is cut off; started again "
+            "under its name, it goes on from its checkpoint"
         )
     parts += _of_strangers(strangers, run)
     if len(here) < expected:
         parts.append(f"{expected} learners are expected, {len(here)} are heard: start the others, or expect fewer")
-    ailing = [*_of_clocks(status), *_of_syncers(status, run), *_of_log(status, run), *_of_learners(status, run)]
-    ailing += [*_of_losses(status, run), *_of_weight(status, run)]
+    parts += _of_quorums(status, able)
+    ailing = [*_of_room(status, run), *_of_clocks(status), *_of_syncers(status, run), *_of_log(status, run)]
+    ailing += [*list(exploding.values())[:NAMED_MAX], *_restarting(status), *_of_losses(status, run, exploding)]
+    ailing += _of_weight(status, run)
     parts += ailing
     # A silent learner is no failure: it may have been taken away on purpose, and the run goes on without it.
     ok = bool(able) and bool(here) and len(here) >= expected and not troubled and not ailing
@@ -117,36 +130,83 @@ def _of_strangers(strangers: Sequence[str], run: str) -> list[str]:
     more = f" and {len(strangers) - NAMED_MAX} more" if len(strangers) > NAMED_MAX else ""
     return [
         f"{', '.join(strangers[:NAMED_MAX])}{more} is heard, and the membership does not name it: its work is not "
-        f"merged; end it, or make it a member again (isthmus members list {run} lists the members)"
+        f"merged; end it, or make it a member again, as the owner: isthmus members add {run} {strangers[0]} "
+        "--public-key FILE.pub"
     ]
 
 
-def _of_learners(status: Status, run: str) -> list[str]:
-    """Return the learners whose updates are far longer than usual in the newest commits, each with what to do."""
+def _exploding(status: Status, run: str) -> dict[str, str]:
+    """Return the live learners whose newest updates are far longer than usual or not finite, each with what to do."""
     scales = defaultdict[str, list[tuple[float, str]]](list)
-    for commit in filter(None, status.heads):
+    refused = defaultdict[str, list[tuple[str, str]]](list)
+    for commit in status.recent or filter(None, status.heads):
+        place = f"{commit.header.fragment}/{commit.version}"
         for given in commit.header.inputs:
-            scales[given.learner].append((given.scale, f"{commit.header.fragment}/{commit.version}"))
-    found = []
-    for name, seen in sorted(scales.items()):
-        cut = [(scale, place) for scale, place in seen if scale < FAR]
+            scales[given.learner].append((given.scale, place))
+        for turned in commit.header.rejected:
+            if turned.reason in DIVERGED:
+                refused[turned.learner].append((turned.reason, place))
+    found = {}
+    for name in sorted(status.live & (scales.keys() | refused.keys())):
+        cut = sorted((scale, place) for scale, place in scales[name] if scale < FAR)
+        gone = refused[name]
+        seen, bad = len(scales[name]) + len(gone), len(cut) + len(gone)
         # A single update that is clipped a little may be a learner's first or last one, of a step or two.
-        if 2 * len(cut) > len(seen) and (len(cut) > 1 or min(cut)[0] < VERY_FAR):
-            scale, place = min(cut)
-            found.append(
-                f"{name} explodes: its updates are cut to {scale:.2g} of their length, in {len(cut)} of {len(seen)} "
-                f"fragments; the table of learners shows its loss, isthmus explain {run} {place} its round; stop or "
-                "expel it"
+        most = 2 * bad > seen and (bad > 1 or bool(gone) or cut[0][0] < VERY_FAR)
+        if most or (len(gone) > 1 and len(gone) > REFUSED * seen):
+            _, place = gone[0] if gone else cut[0]
+            least = f" (the shortest to {cut[0][0]:.2g})" if cut else ""
+            why = f" ({', '.join(sorted({reason for reason, _ in gone}))})" if gone else ""
+            found[name] = (
+                f"{name} explodes: of its {seen} newest updates, {len(cut)} were cut to less than a fifth of their "
+                f"length{least}, and {len(gone)} rejected{why}; the table of learners shows its loss, isthmus explain "
+                f"{run} {place} such a round; stop it, {REMEDIES[Reason.TOO_LONG]}; the owner can expel it"
             )
-    return found[:NAMED_MAX]
+    return found
 
 
-def _of_losses(status: Status, run: str) -> list[str]:
-    """Return the learners whose losses rise, each with what to do."""
+def _restarting(status: Status) -> list[str]:
+    """Return the learners that are started again and again before they can store a checkpoint, with what to do."""
+    return [
+        f"{name} has joined {'at least ' if found.joined == CLAIMS_READ else ''}{found.joined} times since its last "
+        f"checkpoint and went on after step {found.step} each time: two processes have its name, or it dies before it "
+        "can store one; its log says which"
+        for name, found in sorted(status.restarts.items())
+    ][:NAMED_MAX]
+
+
+def _of_quorums(status: Status, able: Sequence[str]) -> list[str]:
+    """Return the syncers whose rounds ask for more learners than were ever heard, with what to do."""
+    heard = len(status.hearing.learners)
+    names = [name for name in sorted(able) if status.hearing.syncers[name].quorum > max(1, heard)]
+    if not names:
+        return []
+    most = max(status.hearing.syncers[name].quorum for name in names)
+    return [
+        f"{', '.join(names[:NAMED_MAX])} has a quorum of {most}, and {heard} learners were ever heard: its rounds wait "
+        "for every learner, and until their deadline for one that stalls; start the other learners, or start the "
+        f"syncer again with --quorum K, where K is at most {heard}"
+    ]
+
+
+def _of_room(status: Status, run: str) -> list[str]:
+    """Return that the disk of a run in a folder is full, with what to do."""
+    if status.room is None:
+        return []
+    return [
+        f"the disk of {run} is full: {status.room / 1e6:.0f} MB are left; make room on it: isthmus gc {run} --apply "
+        "frees what the run does not need and is over an hour old; if that is not enough, stop all processes of the "
+        f"run, delete the rest by isthmus gc {run} --apply --keep 8 --min-age 0 and start them again"
+    ]
+
+
+def _of_losses(status: Status, run: str, exploding: Collection[str] = ()) -> list[str]:
+    """Return the learners whose losses rise, each with what to do, but for those that explode."""
     return [
         f"the loss of {name} rises: {now:.4g} or more in its newest updates, {lowest:.4g} at its lowest; look at its "
         f"data, or start it again with a lower learning rate; isthmus replay {run} draws all losses"
         for name, (lowest, now) in rising(status.losses).items()
+        if name not in exploding
     ][:NAMED_MAX]
 
 
@@ -229,9 +289,10 @@ def _of_log(status: Status, run: str) -> list[str]:
     if damaged:
         found.append(f"isthmus heal {run} says what can be done")
     if still := [p for p in status.standing if p not in status.wrong]:
+        them = f"fragment {_list(still)} stands" if len(still) == 1 else f"fragments {_list(still)} stand"
         found.append(
-            f"fragment {_list(still)} stands still: most others were merged {STANDS} times since it was; the syncers' "
-            f"logs say why, and isthmus heal {run} whether its log is sound"
+            f"{them} still: most others were merged at least {STANDS} times since then; the syncers' logs say why, and "
+            f"isthmus heal {run} says whether the log is sound"
         )
     return found
 

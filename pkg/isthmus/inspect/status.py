@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,9 +17,10 @@ from isthmus.format.records.keys import learner_in
 from isthmus.format.records.objects import CheckpointHeader, FragmentPoint
 from isthmus.inspect.bus_view import BusView, LearnerView
 from isthmus.inspect.losses import LossCurves, Point, sampled
+from isthmus.inspect.restarts import Restarts, in_vain
 from isthmus.log import Commit, Log
 from isthmus.log.bus_messages import may_speak, streams_of
-from isthmus.log.log_health import STANDS, is_most, look
+from isthmus.log.log_health import LOOKS_AT_ONCE, RECENT, STANDS, is_most, look, room_left
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.urls import redacted
 from isthmus.store import EdgeStore, Entry, checked
@@ -57,6 +58,12 @@ class Status:
     """The longest period of a fragment now [steps]; 0: not known."""
     losses: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     """By learner, the losses of its merged updates over the life of the run, sampled from the log."""
+    recent: Sequence[Commit] = ()
+    """The newest commits of all fragments, several of each, those of `heads` included."""
+    restarts: Mapping[str, Restarts] = field(default_factory=dict)
+    """By live learner that was started again and again since its last checkpoint: how often."""
+    room: int | None = None
+    """The bytes that are free on the disk of a run in a folder, if it is full; else None."""
 
     @property
     def live(self) -> set[str]:
@@ -143,6 +150,7 @@ class Status:
                 {
                     "learner": v.name,
                     "incarnation": v.incarnation,
+                    "joined_in_vain": self.restarts[v.name].joined if v.name in self.restarts else 0,
                     "step": v.step,
                     "steps_target": v.heartbeat.steps_target if v.heartbeat else 0,
                     "loss": v.heartbeat.loss if v.heartbeat else None,
@@ -166,6 +174,7 @@ class Status:
                     "live": a.syncer in self.syncers_live,
                     "commits": a.commits,
                     "held": a.held,
+                    "quorum": a.quorum,
                     "broken": list(a.broken),
                     "slow": list(a.slow),
                     "refused": list(a.refused),
@@ -179,6 +188,7 @@ class Status:
             ],
             "losses": {name: [list(point) for point in points] for name, points in self.losses.items()},
             "uncollected": self.uncollected,
+            "disk_full_bytes_left": self.room,
             "rejected": self.rejected,
             "messages_rejected": self.messages_rejected,
             "clipped": self.clipped,
@@ -211,6 +221,9 @@ class Live:
         """Whether the run object was missing when it was last looked for. Only the owner of this object looks."""
         self._damaged: dict[int, str] = {}  # by fragment, why its newest commit cannot be read
         self._losses = LossCurves()
+        self._recent = deque[Commit](maxlen=max(RECENT, 4 * len(log.run.layout.fragments)))
+        self._joined: dict[str, tuple[int, Restarts | None]] = {}  # by learner: the incarnation at its last look
+        self._room: int | None = None
         self._others: dict[int, dict[int, int]] = {}  # by fragment, all fragments' versions when it was last merged
         self._log = log
         self._runtime = runtime
@@ -278,7 +291,8 @@ class Live:
         still = [p for p, then in self._others.items() if self._stands(p, then)]
         return Status(
             self.hearing, heads, self.bus_trouble, since, self._runtime.wall(), wrong=dict(self._damaged),
-            standing=still, period=_period(self._log, heads), losses=self._losses.points(),
+            standing=still, period=_period(self._log, heads), losses=self._losses.points(), recent=tuple(self._recent),
+            restarts={name: found for name, (_, found) in self._joined.items() if found is not None}, room=self._room,
         )  # fmt: skip
 
     def _stands(self, p: int, then: dict[int, int]) -> bool:
@@ -304,6 +318,7 @@ class Live:
                             self.hearing.heads[p] = self._version(p)
                 if again:
                     looked = self._runtime.now()
+                    await self._look()
                     if self._listener.down_since is not None:
                         await self._newest()
                 self.refused = ""
@@ -313,6 +328,15 @@ class Live:
                 if not self.refused:
                     logger.warning("reading the log is denied: %s", error)
                 self.refused = str(error)
+
+    async def _look(self) -> None:
+        """Look at the room of the run's disk, and at the claims of learners that joined or lately joined in vain."""
+        self._room = await _room(self._log)
+        for name in self.hearing.live(self._runtime.now() - self._log.run.pace.silence_s):
+            incarnation = self.hearing.learners[name].incarnation
+            known = self._joined.get(name)
+            if known is None or known[0] != incarnation or known[1] is not None:
+                self._joined[name] = incarnation, await in_vain(self._log, name, incarnation)
 
     async def _newest(self) -> None:
         if self._log.members.withheld is not None:
@@ -346,6 +370,7 @@ class Live:
             self.commits[commit.header.fragment] = commit
             self._others[commit.header.fragment] = self._versions()
             self._losses.take([commit])
+            self._recent.append(commit)
             self.on_commit(commit)
 
     def _version(self, p: int) -> int:
@@ -385,6 +410,13 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
     await log.members.refresh(log.store)  # messages may have named a newer version meanwhile
     # A syncer that is at work reads these objects itself, and reports what it cannot fold.
     state = await look(log, hearing.heads, objects=not hearing.syncers_heard)
+    slots = asyncio.Semaphore(LOOKS_AT_ONCE)
+
+    async def restarted(name: str) -> tuple[str, Restarts | None]:
+        async with slots:
+            return name, await in_vain(log, name, hearing.learners[name].incarnation)
+
+    restarts = await asyncio.gather(*map(restarted, sorted(hearing.live(-math.inf))))
     return Status(
         hearing,
         list(state.heads),
@@ -396,7 +428,17 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
         uncollected=state.uncollected,
         period=_period(log, state.heads),
         losses=(await sampled(log, state.heads)).points(),
+        recent=state.recent,
+        restarts={name: found for name, found in restarts if found is not None},
+        room=await _room(log),
     )
+
+
+async def _room(log: Log) -> int | None:
+    try:
+        return await log.runtime.offload(room_left, log.run)
+    except OSError:
+        return None  # the folder is away, which reading the run says
 
 
 def _period(log: Log, heads: Sequence[Commit | None]) -> float:

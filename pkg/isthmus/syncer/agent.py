@@ -484,6 +484,7 @@ class Syncer:
             able=self._able(),
             members=self._log.members.current.version,
             dropped=dict(loudest),
+            quorum=self.pace.quorum,
         )
 
     async def _last_words(self) -> None:

@@ -108,7 +108,7 @@ async def _watch(settings: declared.Status, console: Console) -> None:
             if console.is_terminal:
                 await _display(live, ports.log.run, ports.bus.url, console, following, settings.expect or 0)
             else:
-                await _lines(live, following)
+                await _lines(live, ports.log.run, ports.bus.url, following, settings.expect or 0)
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
@@ -130,12 +130,15 @@ async def _display(
     following.result()
 
 
-async def _lines(live: Live, following: "asyncio.Future[None]") -> None:
+async def _lines(live: Live, made: Run, bus: str, following: "asyncio.Future[None]", expected: int) -> None:
     while not following.done():
         status = live.status()
         waits = {p: names for p in status.hearing.rounds if (names := status.waited_for(p))}
-        said = f", rounds wait for {', '.join(sorted(set.union(*waits.values())))}" if waits else ""
-        trouble = f", {status.bus_error}" if status.bus_error else ""
-        print(f"{time.strftime('%H:%M:%S')}  {view.totals(status)}{said}{trouble}", flush=True)
+        said = [f"{time.strftime('%H:%M:%S')}  {view.totals(status)}"]
+        if waits:
+            said[0] += f", rounds wait for {', '.join(sorted(set.union(*waits.values())))}"
+        if live.trouble and not status.bus_error:  # `health` says what the bus does
+            said.append(live.trouble)
+        print("; ".join([*said, health(status, made.url, bus, expected).said]), flush=True)
         await asyncio.wait([following], timeout=LINES_EVERY_S)
     following.result()

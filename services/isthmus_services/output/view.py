@@ -159,10 +159,11 @@ def syncers(status: Status) -> list[Text]:
         live = "stopped" if alive.stopping else "alive" if alive.syncer in status.syncers_live else "silent"
         holds = "holds" if live == "alive" else "held"
         waiting = f", waiting for {alive.waiting_for}" if alive.waiting_for else ""
+        quorum = f", quorum {alive.quorum}" if alive.quorum else ""
         lines.append(
             Text(
-                f"syncer {alive.syncer}: {live}, {holds} {alive.held} of {len(alive.heads)} fragments, "
-                f"{alive.commits} commits since its start, loop lag {alive.lag_ms:.0f} ms{waiting}"
+                f"syncer {alive.syncer}: {live}, {holds} {alive.held} of {len(alive.heads)} fragments"
+                f"{quorum}, {alive.commits} commits since its start, loop lag {alive.lag_ms:.0f} ms{waiting}"
             )
         )
         if alive.dropped:
@@ -187,8 +188,9 @@ def totals(status: Status) -> str:
     beats = [v.heartbeat for v in status.hearing.learners.values() if v.heartbeat is not None]
     processed = sum(b.ledger.processed for b in beats)
     shares = " ".join(f"{part} {sum(getattr(b.ledger, part) for b in beats) / max(processed, 1):.0%}" for part in PARTS)
-    checkpoints = sum(b.checkpoint_bytes for b in beats)
-    up, down = sum(b.bytes_up for b in beats) - checkpoints, sum(b.bytes_down for b in beats)
+    moved = [v.traffic for v in status.hearing.learners.values()]
+    checkpoints = sum(t.checkpoints for t in moved)
+    up, down = sum(t.up for t in moved) - checkpoints, sum(t.down for t in moved)
     commits = sum(commit.version for commit in status.heads if commit is not None)
     here = "?" if status.bus_error else len(status.live)
     return (

@@ -212,6 +212,8 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     """The fragments of `broken` for which the store denied a read."""
     holed: Annotated[tuple[Index, ...], msgspec.Meta(max_length=1 << 12)] = ()
     """Fragments that the syncer can hold although a commit that other processes would need is missing in their log."""
+    quorum: Counter = 0
+    """Learners with a fresh update that the syncer's rounds need before grace starts; 0: the author did not say."""
 
 
 FromLearner = Announce | Pass | Heartbeat | Progress | Leave
