@@ -254,7 +254,7 @@ def finish(s: Stack, name: str) -> None:
         totals = state["totals"]
         c.said = (
             f"{totals['commits']:,} commits, {totals['participation']:.0%} of the places filled, "
-            f"{totals['goodput']:.0%} of the tokens merged, losses {', '.join(f'{loss:.2f}' for loss in sorted(losses))}"
+            f"{totals['kept']:.0%} of the tokens merged, losses {', '.join(f'{loss:.2f}' for loss in sorted(losses))}"
         )
         assert sorted(row["learner"] for row in rows if row["merged"]) == ["a", "b", "c", "d"], rows
         assert max(losses) < LOSS_BEFORE / 2, losses

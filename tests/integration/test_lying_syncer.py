@@ -294,7 +294,7 @@ async def test_steps_that_there_was_no_time_for_are_named(folder: Path) -> None:
     given = msgspec.structs.replace(
         newest.header.inputs[0], key=key, digest=frame.digest(blob), learner="a", incarnation=9, base=newest.version,
         steps=steps, tokens=said.tokens, step=steps, tokens_seen=said.tokens_seen, bytes=len(blob), norm=norm,
-        weight=by.weight, scale=by.scale, clipped=tuple(map(str, by.clipped)), believed=by.steps, train_s=1.0,
+        weight=by.weight, scale=by.scale, clipped=tuple(map(str, by.clipped)), believed=by.steps, train_s=1.0, loss=None,
     )  # fmt: skip
     at = await fold.fold(w.log, 0, fold.Merging(w.log))
     made = await fold.combine(w.log, at.carried, 0, (given,), fold.outer_of(newest.header), codec("f32"))

@@ -186,11 +186,12 @@ async def train(
     enough: Callable[[], bool] = lambda: True,
     toward: Sequence[F32] | None = None,
     done: bool = True,
+    wait_s: float = 0.0,
 ) -> NumpyReplica:
     """Join, train a toy problem for this many steps and on until `enough` holds, finish the uploads, and leave.
 
     `toward`: the values to which each fragment is pulled; zero by default. `done`: whether the learner says that it has
-    trained all its steps.
+    trained all its steps. `wait_s`: how long it waits for the answers to its last uploads.
     """
     await agent.join()
     replica = NumpyReplica(agent.layout)
@@ -205,7 +206,7 @@ async def train(
             values -= np.float32(0.02) * away + draw.normal(scale=1e-3, size=values.size).astype(np.float32)
         boundary.after_step(tokens, 1.0)
         await asyncio.sleep(step_s)
-    agent.drain(done=done)
+    agent.drain(done=done, wait_s=wait_s)
     await task
     return replica
 

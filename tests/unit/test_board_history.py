@@ -191,8 +191,8 @@ def test_a_life_that_trains_again_has_processed_that_too() -> None:
     # `b` resumed at token 400 of 600: it processed 600 tokens in its first incarnation and 300 in its second. The
     # updates of its second fragment begin 100 tokens earlier in each incarnation.
     assert time_views.totals(c, after(3) + 60.0)["processed"] == 3600 + 100 + 600 + 100 + 300 + 100
-    goodput = time_views.series(c, CREATED_AT, after(3) + 60.0)["goodput"]
-    assert goodput[-1] == pytest.approx((3600 + 600 + 300) / (3600 + 600 + 300 + 300))
+    kept = time_views.series(c, CREATED_AT, after(3) + 60.0)["kept"]
+    assert kept[-1] == pytest.approx((3600 + 600 + 300) / (3600 + 600 + 300 + 300))
     assert c.incarnations[c.learners.number("b"), 2].tokens == (300, 700)
     away = [one["away_s"] for one in time_views.incarnations(c) if one["learner"] == "b"]
     assert away == [None, (opened_at(3) - 6.5) - (opened_at(1) - 1.0)]

@@ -219,9 +219,9 @@ MUTANTS = [
         row("what-came-after-is-of-the-past", "last = moments.whole(at)\n", "last = moments.whole(at) + 1\n"),
         row("as-old-as-another-clock-says", "at if now is None else now\n", "at\n"),
         row(
-            "participation-of-those-who-were-missing",
-            '_share(count["expected"] - count["missing"], count["expected"])',
-            '_share(count["missing"], count["expected"])',
+            "participation-of-all-that-was-read",
+            '_share(rows.until("share", n), rows.until("shared", n))',
+            '_share(rows.until("share", len(rows)), rows.until("shared", n))',
         ),
         row("trained-again-for-nothing", "before.get(n, 0) - found.tokens[0], 0)", "before.get(n, 0), 0)"),
         row("a-round-is-open-after-it-has-closed", "if opened <= at < closed:", "if opened <= at:"),
@@ -249,8 +249,8 @@ MUTANTS = [
         ),
         row(
             "one-round-as-it-was",
-            "result = await fold.combine(log, at.carried, fragment, inputs, settings.outers(h), codec(h.codec_down))",
-            "result = await fold.combine(log, at.carried, fragment, inputs, fold.outer_of(h), codec(h.codec_down))",
+            "log, state, p, inputs, self.outers(header), codec(header.codec_down), accumulator=accumulator",
+            "log, state, p, inputs, fold.outer_of(header), codec(header.codec_down), accumulator=accumulator",
         ),
     ),
 ]

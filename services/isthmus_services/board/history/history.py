@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from isthmus.errors import LogCorrupt
 from isthmus.format.records.objects import CommitHeader, Input
 from isthmus.log import Commit, Log
+from isthmus.log.figures import places
 from isthmus.log.run import Run
 from isthmus.reasons import HARMLESS
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED, Rows
 from isthmus_services.board.history.time_buckets import Kept, TimeBuckets
 
-FORMAT = 8
+FORMAT = 9
 """Format version of the file. A file of another format is not used, and the log is read again."""
 
 INCARNATIONS_MAX = 20_000
@@ -224,10 +225,12 @@ class RunHistory:
         if writer == len(self.first_written):
             self.first_written.append(h.written_at)
         self.first_written[writer] = min(self.first_written[writer], h.written_at)
+        there, count = places(h)
         self.rows.append((
             h.written_at, h.fragment, h.version, writer, self.closings.number(w.closed_by, NAMES_MAX),
             QUORUM_MISSED * w.quorum_missed | HEALED * (h.healed is not None),
-            len(h.inputs), sum(i.base == h.version - 1 for i in h.inputs), len(w.expected), len(w.missing), len(h.late),
+            len(h.inputs), sum(i.base == h.version - 1 for i in h.inputs), len(w.expected), len(w.missing),
+            there / max(1, count), count > 0, len(h.late),
             max(0, rejected - end.rejected), max(0, repeated - end.repeated),
             sum(i.tokens for i in h.inputs) * float(self.shares[h.fragment]), sum(i.bytes for i in h.inputs),
             w.grace_s, w.waited_s, w.merge_s, w.publish_s, h.written_at - w.closed_at,

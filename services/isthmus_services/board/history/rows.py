@@ -25,6 +25,8 @@ COLUMNS: dict[str, str] = {
     "fresh": "<u2",  # inputs on the newest base
     "expected": "<u2",
     "missing": "<u2",
+    "share": "<f8",  # of the learners expected, or in nevertheless, that are in the commit; 0 if it heals
+    "shared": "u1",  # 0 if the commit heals, else 1
     "late": "<u2",
     "rejected": "<u4",
     "repeated": "<u4",  # rejected, but no work was lost by it

@@ -123,7 +123,7 @@ def as_of(c: RunHistory, at: float) -> float:
 def totals(c: RunHistory, at: float) -> Answer:
     """Return the totals of a run at a time: exact, from the commits written by then.
 
-    Only `processed`, `goodput` and `learners` are sums by learner, and count up to `as_of`.
+    Only `processed`, `kept` and `learners` are sums by learner, and count up to `as_of`.
     """
     rows, n = c.rows, c.rows.place(at)
     count = {
@@ -142,11 +142,11 @@ def totals(c: RunHistory, at: float) -> Answer:
         "updates": count["inputs"],
         "fresh": count["fresh"],
         "expected": count["expected"],
-        "participation": _share(count["expected"] - count["missing"], count["expected"]),
+        "participation": _share(rows.until("share", n), rows.until("shared", n)),
         "tokens": count["tokens"],
         "as_of": as_of(c, at),
         "processed": int(processed),
-        "goodput": _share(min(processed, float(merged[:, LEARNER.index("tokens")].sum())), processed),
+        "kept": _share(min(processed, float(merged[:, LEARNER.index("tokens")].sum())), processed),
         "bytes_up": count["bytes"],
         "late": count["late"],
         "rejected": count["rejected"],
@@ -189,17 +189,16 @@ def series(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) ->
     def sums(name: str) -> NDArray[np.float64]:
         return np.diff(rows.sums(name)[cut])
 
-    expected, missing = sums("expected"), sums("missing")
     return {
         "at": _plain(edges[1:]),
         "seconds": seconds,
         "commits": _plain(n),
         "tokens_per_s": _plain(sums("tokens") / seconds),
         "trained_per_s": _plain(np.maximum(np.diff(_trained(c, edges)), 0.0) / seconds),
-        "goodput": _goodput(c, edges[1:]),
+        "kept": _kept(c, edges[1:]),
         "bytes_up_per_s": _plain(sums("bytes") / seconds),
         "updates": _plain(sums("inputs")),
-        "participation": _ratio(expected - missing, expected),
+        "participation": _ratio(sums("share"), sums("shared")),
         "late": _plain(sums("late")),
         "rejected": _plain(sums("rejected")),
         "quorum_missed": _plain(sums(f"flags&{QUORUM_MISSED}")),
@@ -274,7 +273,7 @@ def _mean_losses(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     return means
 
 
-def _goodput(c: RunHistory, ends: NDArray[np.float64]) -> list[float | None]:
+def _kept(c: RunHistory, ends: NDArray[np.float64]) -> list[float | None]:
     """Return, for each time, the share of the tokens processed by learners that was merged.
 
     Both are taken from the counts in merged updates, so neither has the work after a learner's newest merged update.
@@ -381,7 +380,7 @@ def fragments(c: RunHistory, begin: float, end: float, at: float, now: float | N
         cut[0] = np.searchsorted(times, begin, side="right")
         sums = {
             name: np.diff(rows.fragment_sums(name)[cut + (begins[p] if len(places) else 0)])
-            for name in ("inputs", "expected", "missing")
+            for name in ("inputs", "share", "shared")
         }
         before = np.concatenate([[c.run.header.created_at], times])[cut[1:]]
         found.append({
@@ -392,7 +391,7 @@ def fragments(c: RunHistory, begin: float, end: float, at: float, now: float | N
             "made": [int(x) for x in np.diff(cut)],
             "inputs": [int(x) for x in sums["inputs"]],
             "ages_s": _plain(edges[1:] - before),
-            "participation": _ratio(sums["expected"] - sums["missing"], sums["expected"]),
+            "participation": _ratio(sums["share"], sums["shared"]),
             "broken": c.broken.get(p, ""),
         })  # fmt: skip
     return {"edges": _plain(edges), "fragments": found}

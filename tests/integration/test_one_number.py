@@ -1,0 +1,127 @@
+"""One word, one number: on one run, every place that shows a figure has the figure that is computed here by hand."""
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from advice.test_status import training
+from isthmus.format.records.messages import PARTS
+from isthmus.format.records.objects import CommitHeader
+from isthmus.format.rules import Pace, Rules
+from isthmus.inspect.status import read_status
+from isthmus.log.figures import participation
+from isthmus.reasons import HARMLESS
+from isthmus_services.demo import judge
+from isthmus_services.demo.watch import Watch
+from isthmus_services.main import main
+from isthmus_services.output.view import rejections
+from support.boards import a_board, ask
+from support.world import World, all_commits, seed_of, serving, train, until, world
+
+RULES = Rules(fragments=3, sync_every=3)
+PACE = Pace(quorum=1, grace=0.0, heartbeat_s=0.1, silence_s=1.0, snapshot_every=4096)
+"""Without grace, rounds close without the slower learner."""
+
+
+async def run_of(w: World) -> tuple[Any, list[CommitHeader]]:
+    """Train a quick learner, a slow one and one that is killed; return the syncer and the commits in order of time."""
+    async with serving(w.syncer("s1")) as syncer:
+        done = False
+        others = [
+            asyncio.ensure_future(train(w.learner(name), 1, step_s=step_s, enough=lambda: done, wait_s=30.0))
+            for name, step_s in (("a", 0.01), ("b", 0.05))
+        ]
+        async with training(w.learner("c", checkpoint_s=0.2)):
+            await until(lambda: min(k.head for k in syncer.coordinators) >= 4, "rounds are made")
+        await train(w.learner("c"), 20, wait_s=30.0)
+        await until(lambda: min(k.head for k in syncer.coordinators) >= 12, "more rounds are made")
+        done = True
+        await asyncio.gather(*others)
+        commits = [c.header for chain in (await all_commits(w.log)).values() for c in chain]
+    return syncer, sorted(commits, key=lambda h: h.written_at)
+
+
+async def test_every_figure_is_the_same_wherever_it_is_shown(folder: Path, tmp_path: Path) -> None:
+    async with world(folder, seed_of(RULES, PACE)) as w:
+        syncer, headers = await run_of(w)
+        status = await read_status(w.log, w.bus, w.runtime, 0.1)
+        async with a_board(w.log) as (url, _):
+            totals = (await ask(url, "state"))["totals"]
+            learners = {row["learner"]: row for row in (await ask(url, "learners"))["learners"]}
+        commits = [c for chain in (await all_commits(w.log)).values() for c in chain]
+    metrics = {
+        sample.name: sample.value for family in syncer.metrics.registry.collect() for sample in family.samples
+        if not sample.labels
+    }  # fmt: skip
+    labelled: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in syncer.metrics.registry.collect():
+        for sample in family.samples:
+            labelled.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+
+    # participation
+    shares = []
+    for h in headers:
+        there = {i.learner for i in h.inputs}
+        shares.append(len(there) / len(there | set(h.waited.expected)))
+    mean = sum(shares) / len(shares)
+    assert 0.3 < mean < 1.0, "some places were empty, or this compares nothing"
+    assert participation(headers) == pytest.approx(mean)
+    assert totals["participation"] == pytest.approx(mean)
+    assert metrics["isthmus_participation_ratio_sum"] / metrics["isthmus_participation_ratio_count"] == pytest.approx(
+        mean
+    )
+    watch = Watch("demo", 3, 30, cast(Any, SimpleNamespace(commits={})), cast(Any, SimpleNamespace()))
+    for commit in commits:
+        watch.committed(commit)
+    assert watch._totals()[0] == pytest.approx(mean)
+
+    # merged: updates, and tokens by a fragment's share of the parameters
+    updates = sum(len(h.inputs) for h in headers)
+    assert totals["updates"] == updates == sum(row["merged"] for row in learners.values())
+    assert sum(labelled["isthmus_updates_merged_total"].values()) == updates
+    sizes = [f.size / w.run.layout.size for f in w.run.layout.fragments]
+    tokens = sum(i.tokens * sizes[h.fragment] for h in headers for i in h.inputs)
+    assert totals["tokens"] == pytest.approx(tokens, abs=1.0)
+    by_fragment = labelled["isthmus_merged_tokens_total"]
+    assert sum(n * sizes[int(p)] for (p,), n in by_fragment.items()) == pytest.approx(tokens)
+    beats = [v.heartbeat for v in status.hearing.learners.values()]
+    ledgers = [beat.ledger for beat in beats if beat is not None]
+    assert len(ledgers) == 3
+    assert sum(ledger.merged for ledger in ledgers) == pytest.approx(tokens)
+
+    # missed its round
+    missed = sum(len(h.late) for h in headers)
+    assert totals["late"] == missed == metrics["isthmus_updates_missed_round_total"]
+
+    # rejected, and rejected without loss
+    by_reason: dict[str, int] = {}
+    for h in headers:
+        for r in h.rejected:
+            by_reason[r.reason] = by_reason.get(r.reason, 0) + r.count
+    assert status.rejected == by_reason == judge.rejected(commits)
+    assert totals["rejected"] == sum(n for reason, n in by_reason.items() if reason not in HARMLESS)
+    assert totals["repeated"] == sum(n for reason, n in by_reason.items() if reason in HARMLESS)
+    said, spare = rejections(by_reason)
+    assert sum(int(part.split()[-1]) for part in (said, spare) if part for part in part.split(", ")) == sum(
+        by_reason.values()
+    )
+    counted = {reason: n for (reason,), n in labelled["isthmus_rejections_total"].items() if n}
+    for reason, n in status.messages_rejected.items():
+        counted[reason] -= n
+    assert {reason: n for reason, n in counted.items() if n} == by_reason
+
+    # the ledger has every token once; that of `status --ledger` is as of the newest checkpoint
+    for ledger in ledgers:
+        parts = (ledger.merged, ledger.overwritten, ledger.late, ledger.pending, ledger.rejected, ledger.lost)
+        assert sum(parts) == pytest.approx(ledger.processed)
+    words = ["status", str(w.run.url), "--ledger", "--json", str(tmp_path / "status.json")]
+    assert await asyncio.to_thread(main, words) == 0
+    stored = json.loads((tmp_path / "status.json").read_text())["ledgers"]
+    assert "c" in stored, "it has kept a checkpoint"
+    for kept in stored.values():
+        for row in kept["fragments"]:
+            assert sum(row[part] for part in PARTS) == kept["processed"]
