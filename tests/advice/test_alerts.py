@@ -587,6 +587,27 @@ async def test_a_learner_that_is_too_heavy(tmp_path: Path) -> None:
 
 
 @alarm(
+    "IsthmusLearnerRestarts",
+    means="A learner's process ends and is started again, over and over: it dies early, or two processes have its name.",
+    like="Spot machines that are taken away often.",
+    then="15 minutes after its last restart the alert ends.",
+    lost="what each life trained since the last checkpoint and had not merged",
+)
+@in_virtual_time
+async def test_a_learner_that_restarts_again_and_again(tmp_path: Path) -> None:
+    async with fleet() as f, f.syncer("s1"), f.learner("b"):
+        for _ in range(4):
+            async with f.learner("a"):
+                await minutes(1.5)
+        async with f.learner("a", checkpoint_s=30.0):
+            await minutes(0.3)
+            assert "a has joined 5 times since its last checkpoint" in await f.status()
+            await minutes(17)
+            assert "a has joined" not in await f.status()
+            ends(f.recording, tmp_path, "IsthmusLearnerRestarts")
+
+
+@alarm(
     "IsthmusLossRises",
     means="A learner's mean loss of a quarter of an hour is well above the lowest of twelve hours.",
     like="A learner whose data or schedule changed on purpose: the alert ends after twelve hours.",
