@@ -41,6 +41,21 @@ def test_what_stays_out_is_said_with_its_reason() -> None:
     assert "5% sent and not answered (no syncer is heard; start one): that goes on" in said
 
 
+def test_much_work_without_an_answer_is_a_warning_with_what_to_do() -> None:
+    assert not replace(FOUND, unanswered=30.0).much_unanswered
+    found = replace(FOUND, unanswered=300.0, ledger=replaced(LEDGER, merged=550.0, pending=300.0))
+    assert found.much_unanswered
+    assert "WHAT WAS NOT ANSWERED IS NOT IN THE MODEL: start this learner and the others again soon" in str(found)
+    assert "merged strongly cut, and may bring little (`isthmus explain s3://b/run FRAGMENT/VERSION` says" in str(found)
+
+
+def test_much_overwritten_work_is_shown_with_what_to_change() -> None:
+    assert "adopt" not in str(replace(FOUND, ledger=replaced(LEDGER, merged=570.0, overwritten=380.0)))
+    found = replace(FOUND, ledger=replaced(LEDGER, merged=350.0, overwritten=600.0))
+    assert "60% overwritten, 5% trained" in str(found)
+    assert "keep it with join(adopt='carry') or --adopt carry, or create the next run with a larger" in str(found)
+
+
 def test_earlier_lives_and_longer_stays_are_told_too() -> None:
     said = str(replace(FOUND, steps_done=4600, seconds=8000.0, versions=(3, 3)))
     assert "600 steps in 2.2 h, 4,600 over all its incarnations; its model is at version 3" in said

@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 from isthmus.format.records.messages import PARTS, Tally
 
+MUCH_UNANSWERED = 0.1
+"""Share of a learner's tokens, sent and not answered, from which on its end is a warning."""
+
+MUCH_OVERWRITTEN = 0.5
+"""Share of a learner's tokens, overwritten by versions, from which on the summary says what to change. Less costs
+little: in the lab, runs that overwrote 38 % ended no worse than those that carried local work on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -37,6 +44,11 @@ class Summary:
         return self.ledger.processed > 0 and not self.ledger.merged
 
     @property
+    def much_unanswered(self) -> bool:
+        """Whether much of the learner's work was sent, and no commit has answered it."""
+        return self.unanswered >= MUCH_UNANSWERED * max(self.ledger.processed, 1.0)
+
+    @property
     def diverged(self) -> bool:
         """Whether the learner's last loss was a NaN or an infinity."""
         return self.loss is not None and not math.isfinite(self.loss)
@@ -60,9 +72,20 @@ class Summary:
         parts.append((f"sent and not answered ({self.trouble or 'its rounds were open'})", self.unanswered / whole))
         parts.append(("trained since it was last sent", (self.ledger.pending - self.unanswered) / whole))
         shares = ", ".join(f"{share:.0%} {part}" for part, share in parts if part == "merged" or share >= 0.005)
-        waits = ": that goes on when this learner comes back" if self.ledger.pending / whole >= 0.005 else ""
+        more = ": that goes on when this learner comes back" if self.ledger.pending / whole >= 0.005 else ""
+        if self.much_unanswered:
+            more = (
+                f"; WHAT WAS NOT ANSWERED IS NOT IN THE MODEL: start this learner and the others again soon, with "
+                "close(wait=600) or --wait-at-end 600, and then a syncer; work that comes late is merged strongly cut, "
+                f"and may bring little (`isthmus explain {self.run} FRAGMENT/VERSION` says how much)"
+            )
+        if self.ledger.overwritten / whole >= MUCH_OVERWRITTEN:
+            more += (
+                "; versions overwrite much, as they come many steps after the work they contain: keep it with "
+                "join(adopt='carry') or --adopt carry, or create the next run with a larger sync_every"
+            )
         return (
-            f"{line}; of its {self.ledger.processed:,.0f} tokens {shares}{waits}; the model: isthmus export {self.run}"
+            f"{line}; of its {self.ledger.processed:,.0f} tokens {shares}{more}; the model: isthmus export {self.run}"
         )
 
 

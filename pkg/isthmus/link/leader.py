@@ -134,4 +134,5 @@ class Leader(Side):
         finally:
             self.loop.close()
         found = self._thread.agent.summary()
-        logger.log(logging.WARNING if found.never_merged or found.diverged else logging.INFO, "%s", found)
+        stands_out = found.never_merged or found.diverged or found.much_unanswered
+        logger.log(logging.WARNING if stands_out else logging.INFO, "%s", found)
