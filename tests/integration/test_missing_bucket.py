@@ -37,13 +37,18 @@ async def waited(run: str) -> Run:
         return await known_run(store)
 
 
-async def test_join_creates_the_bucket_of_the_run_that_it_creates(join: Callable[..., isthmus.Link]) -> None:
+async def test_join_creates_the_bucket_of_the_run_that_it_creates_and_warns(
+    join: Callable[..., isthmus.Link], caplog: pytest.LogCaptureFixture
+) -> None:
     run = f"s3://made-{uuid4().hex}/run"
     with pytest.raises(BucketMissing, match=r"call join\(\.\.\., create=Rules\.suited\)"):
         await asyncio.to_thread(join, run)
     waiting = asyncio.ensure_future(waited(run))
     link = await asyncio.to_thread(join, run, Rules.suited)
     await asyncio.to_thread(link.close)
+    warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING" and "created the bucket" in r.msg]
+    assert len(warned) == 1
+    assert f"for a new run {run}: if that is a mistyped address" in warned[0]
     assert [s.name for s in (await waiting).layout.specs] == ["weight", "bias"]
 
 

@@ -26,7 +26,7 @@ from isthmus.log.trust import Trust, trust_of
 from isthmus.runtime import log_lines
 from isthmus.runtime.urls import Place, as_environment_says
 from isthmus.sinks import Sink
-from isthmus.store import EdgeStore, make_bucket, require_create_only
+from isthmus.store import EdgeStore, endpoint_of, make_bucket, require_create_only
 
 if TYPE_CHECKING:
     import torch
@@ -239,7 +239,11 @@ class _Seeding:
                 await make_bucket(place, store.runtime)
             except Denied as error:
                 raise Denied(f"{missing}; join could not create it: {error}") from None
-            logger.info("created the bucket %s, which did not exist", place.authority)
+            logger.warning(
+                "created the bucket %s at %s, which did not exist, for a new run %s: if that is a mistyped address, "
+                "stop this learner, correct it, and delete the bucket",
+                place.authority, endpoint_of(self.run), self.run,
+            )  # fmt: skip
             found = await self._found(store)
         found.require(self._specs(), self.frozen)
         return found
