@@ -6,7 +6,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from isthmus_services.demo.judge import Point
+from isthmus_services.demo.judge import WHOLE_STEPS, Point
 from isthmus_services.output.report import save
 from isthmus_services.output.view import rejections
 
@@ -67,8 +67,12 @@ def show(report: dict[str, object], console: Console) -> None:
     gain = number("single_val_loss") - number("global_val_loss")
     table.add_row("held-out loss, global model", f"{number('global_val_loss'):.4f} nats/byte")
     table.add_row("held-out loss, one learner alone", f"{number('single_val_loss'):.4f} nats/byte")
-    table.add_row("gain", f"{gain:+.4f}")
+    settings = report["settings"]
+    assert isinstance(settings, dict)
+    brief = "" if settings["steps"] >= WHOLE_STEPS else " (too short to compare)"
+    table.add_row("gain", f"{gain:+.4f}{brief}")
     table.add_row("tokens trained (lost)", f"{number('tokens_total'):,.0f} ({number('tokens_lost'):,.0f})")
+    table.add_row("tokens pending, not in the model", f"{number('tokens_pending'):,.0f}")
     table.add_row("commits", f"{number('commits'):,.0f}")
     table.add_row("participation", f"{number('participation'):.1%}")
     counts = report["updates_rejected"]

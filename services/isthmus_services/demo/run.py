@@ -173,6 +173,7 @@ class Totals:
         self._down: dict[tuple[str, int], int] = {}
         self._lost: dict[tuple[str, int], int] = {}
         self._seen: dict[str, int] = {}
+        self._pending: dict[str, float] = {}
 
     def take(self, said: BusItem) -> None:
         """Take the counts of the heartbeats in a message."""
@@ -194,11 +195,17 @@ class Totals:
             if view.heartbeat is not None:
                 beat = view.heartbeat
                 self._seen[view.name] = max(beat.tokens_seen, self._seen.get(view.name, 0))
+                self._pending[view.name] = beat.ledger.pending
 
     @property
     def bytes_down(self) -> int:
         """Bytes that the learners fetched."""
         return sum(self._down.values())
+
+    @property
+    def tokens_pending(self) -> float:
+        """Tokens that were trained and are not in the model: no commit has answered them."""
+        return sum(self._pending.values())
 
     @property
     def tokens_lost(self) -> int:
@@ -283,6 +290,7 @@ async def _judge(
         "held_out_bytes": held_out.numel(),
         "tokens_total": traffic.tokens_total,
         "tokens_lost": traffic.tokens_lost,
+        "tokens_pending": round(traffic.tokens_pending),
         "commits": len(commits),
         "commits_per_fragment": per_fragment,
         "participation": round(participation(c.header for c in commits) or 0.0, 4),
