@@ -114,7 +114,10 @@ async def served(feed: Feed, api: Api, address: str, token: str | None) -> Async
             site = web.TCPSite(runner, host, port)
             await site.start()
         except OSError as error:
-            raise InputError(f"--http {address}: {error.strerror or error}") from None
+            raise InputError(
+                f"--http {address}: {error.strerror or error}: choose another address; port 0 takes a free one "
+                f"(--http {host}:0)"
+            ) from None
         shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{runner.addresses[0][1]}/"
         yield url + (f"?{urlencode({'token': token})}" if token else "")

@@ -110,6 +110,9 @@ def _listen(answer: Callable[[str], tuple[int, str, bytes]], address: str) -> Th
     try:
         server = Server((host.strip("[]"), int(port)), Handler)
     except OSError as error:
-        raise InputError(f"--http {address}: {error.strerror or error}") from None
+        raise InputError(
+            f"--http {address}: {error.strerror or error}: choose another address; port 0 takes a free one "
+            f"(--http {host}:0)"
+        ) from None
     server.daemon_threads = True
     return server
