@@ -274,11 +274,11 @@ def test_a_learner_asked_to_stop_leaves_and_can_come_back(folder: Path, tmp_path
         (row,) = json.loads((tmp_path / "s.json").read_text())["learners"]
         assert row["state"] == "left"
         again = p.isthmus("l0", *arguments)
-        wait_for(lambda: "for the 2. time" in p.said("l0"), "a second joining")
+        wait_for(lambda: "(start 2 of this name)" in p.said("l0"), "a second joining")
         again.terminate()
         p.ends(again, TOLD_TO_STOP)
         # No token was lost, because the learner stored all work under way before it left.
-        assert "(0 tokens lost)" in p.said("l0").split("for the 2. time")[1]
+        assert "(0 tokens lost)" in p.said("l0").split("(start 2 of this name)")[1]
 
 
 @pytest.mark.timeout(600)
@@ -414,6 +414,7 @@ REPORT_KEYS = {
     "single_val_loss",
     "tokens_total",
     "tokens_lost",
+    "tokens_pending",
     "commits",
     "commits_per_fragment",
     "participation",

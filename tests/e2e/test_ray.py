@@ -51,7 +51,7 @@ def test_workers_share_a_run_with_a_plain_loop_and_ray_brings_them_back(
         p.ends(job)
         said = p.said("ray")
     assert f"eu-1 has trained {STEPS} steps on 2 workers" in said
-    (step,) = re.findall(r"for the 2. time: goes on after step (\d+)", said)
+    (step,) = re.findall(r"\(start 2 of this name\): goes on after step (\d+)", said)
     assert 0 < int(step) < STEPS, "the learner continued from its checkpoint"
     commits = commits_of(run)
     assert judge.continuous(commits)

@@ -27,7 +27,7 @@ def test_a_learner_and_a_syncer_say_how_it_went(folder: Path, tmp_path: Path) ->
         of_learner, of_syncer = messages(p.said("l")), messages(p.said("s"))
     starts, joined, asked, ends = of_learner[0], of_learner[1], of_learner[-2], of_learner[-1]
     assert starts == f"l0 starts: {run}, 100000 steps in all, part 1 of 4 of the data"
-    assert joined.startswith(f"l0 joined {run} for the 1. time")
+    assert joined.startswith(f"l0 joined {run} (start 1 of this name)")
     assert asked == "l0 was asked to stop by SIGTERM: it finishes its step, completes its uploads and leaves"
     assert re.match(r"l0: [\d,]+ steps in ", ends)
     assert "read in" in of_syncer[0]

@@ -119,7 +119,7 @@ def test_two_organisations_train_under_the_permissions_with_tls(island: Island, 
         assert ended(second) == 0, us.log.read_text()[-3000:]
         merging.terminate()
         assert ended(merging) == 0
-    assert "for the 2. time" in eu.log.read_text()
+    assert "(start 2 of this name)" in eu.log.read_text()
 
     reader = Site(island, tmp_path, "reader")
     status = reader.run("status", "--json", "status.json")

@@ -125,7 +125,7 @@ def test_an_arrays_learners_come_back_under_names_of_their_own(cluster: Slurm, t
     assert [(cluster.job(job)["JobState"], cluster.job(job)["Restarts"]) for job in jobs] == [("COMPLETED", "1")] * 2
     assert [re.findall(r"ended with (\d+) after", words) for words in said] == [["143", "0"], ["137", "0"]], said
     for words in said:
-        (step,) = re.findall(r"for the 2. time: goes on after step (\d+)", words)
+        (step,) = re.findall(r"\(start 2 of this name\): goes on after step (\d+)", words)
         assert 0 < int(step) < 300
     cluster.tell("scancel", syncers)
     assert merged(run) == {(name, life) for name in names for life in (1, 2)}

@@ -317,7 +317,7 @@ class AgentThread:
                 self.donor = await find_donor(self.agent)
             history = self.agent.history
             logger.info(
-                "%s joined %s for the %d. time: goes on after step %d (%d tokens lost), in %.2f s",
+                "%s joined %s (start %d of this name): goes on after step %d (%d tokens lost), in %.2f s",
                 learner,
                 run_url,
                 self.agent.incarnation,
