@@ -347,7 +347,8 @@ def require_may(members: Members, signer: Signer | None, role: Role, name: str |
     mine, there = fingerprint(signer.author), now.member(name) if name else None
     said = f"{url}: the membership does not name {name or 'anybody'} with the key {mine} as a {role.value}"
     if theirs := now.owners_of(signer.author):
-        more = f"it is the key of {theirs}: use the folder, or the key, of {name or f'a {role.value}'}"
+        known = name if there is not None and there.name == name else ""  # another name may be a random one
+        more = f"it is the key of {theirs}: use the folder, or the key, of {known or f'a {role.value}'}"
         free = there is None or there.name != name
         if free and any(may_share(m.role, role) for m in now.members if m.key == signer.author):
             more += f"; or the run's owner makes it a {role.value}'s, too: {_add(url, name, role)}"
