@@ -8,7 +8,7 @@ FUZZ_VENV := .venv-fuzz
 RAY_VENV := .venv-ray
 PEERS := torchft==0.2.0 opentelemetry-api opentelemetry-sdk opentelemetry-exporter-otlp pypiquant==4.1.0 tsugi-mend==0.1.5 \
 	hivemind==1.1.12
-# More for pip, for example the index of another build of torch (see README, Install).
+# More for pip, for example the index of another build of torch (see CONTRIBUTING.md).
 PIP_ARGS ?=
 ARGS ?=
 
