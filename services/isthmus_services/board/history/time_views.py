@@ -189,13 +189,14 @@ def series(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) ->
     def sums(name: str) -> NDArray[np.float64]:
         return np.diff(rows.sums(name)[cut])
 
+    processed = np.nansum(_processed(c, _filled(c.reached.values)), axis=1)
     return {
         "at": _plain(edges[1:]),
         "seconds": seconds,
         "commits": _plain(n),
         "tokens_per_s": _plain(sums("tokens") / seconds),
-        "trained_per_s": _plain(np.maximum(np.diff(_trained(c, edges)), 0.0) / seconds),
-        "kept": _kept(c, edges[1:]),
+        "trained_per_s": _plain(np.maximum(np.diff(_trained(c, processed, edges)), 0.0) / seconds),
+        "kept": _kept(c, processed, edges[1:]),
         "bytes_up_per_s": _plain(sums("bytes") / seconds),
         "updates": _plain(sums("inputs")),
         "participation": _ratio(sums("share"), sums("shared")),
@@ -222,11 +223,14 @@ def _processed(c: RunHistory, reached: NDArray[np.float64]) -> NDArray[np.float6
     return tokens
 
 
-def _trained(c: RunHistory, times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the tokens that learners had trained by each time, between the ends of time buckets in proportion."""
-    buckets, tokens = c.reached, np.nansum(_processed(c, _filled(c.reached.values)), axis=1)
+def _trained(c: RunHistory, processed: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the tokens that learners had trained by each time, between the ends of time buckets in proportion.
+
+    `processed`: these tokens by the end of each bucket.
+    """
+    buckets = c.reached
     ends = np.minimum(buckets.began + buckets.width * np.arange(buckets.most + 1), span(c)[1])
-    found: NDArray[np.float64] = np.interp(times, ends, np.append(0.0, tokens))
+    found: NDArray[np.float64] = np.interp(times, ends, np.append(0.0, processed))
     return found
 
 
@@ -273,7 +277,7 @@ def _mean_losses(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     return means
 
 
-def _kept(c: RunHistory, ends: NDArray[np.float64]) -> list[float | None]:
+def _kept(c: RunHistory, processed: NDArray[np.float64], ends: NDArray[np.float64]) -> list[float | None]:
     """Return, for each time, the share of the tokens processed by learners that was merged.
 
     Both are taken from the counts in merged updates, so neither has the work after a learner's newest merged update.
@@ -281,7 +285,6 @@ def _kept(c: RunHistory, ends: NDArray[np.float64]) -> list[float | None]:
     if not len(c.learners.known):
         return [None] * len(ends)
     merged = np.cumsum(c.by_learner.values[:, :, LEARNER.index("tokens")].sum(axis=1))
-    processed = np.nansum(_processed(c, _filled(c.reached.values)), axis=1)
     ended = np.array([c.by_learner.whole(float(t)) - 1 for t in ends])
     known = np.array([c.reached.whole(float(t)) - 1 for t in ends])
     return _ratio(np.where(ended < 0, 0.0, merged[ended]), np.where(known < 0, 0.0, processed[known]))
