@@ -507,6 +507,7 @@ async def test_learners_that_are_too_slow(tmp_path: Path, capsys: pytest.Capture
                 newest = max(int(path.name) for path in Path(run, "commits/00000").iterdir())
                 code, told = follow(name, run, "explain", capsys, **{"P/VERSION": f"0/{newest}"})
                 assert code == 0, told
+                assert re.search(r"(missing|late): ", told), told
         for loop in slow:
             loop.step_s = STEP_S
         async with f.learner("b", slow[0]), f.learner("c", slow[1]), f.learner("d", slow[2]):

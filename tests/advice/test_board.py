@@ -195,7 +195,7 @@ async def test_updates_that_are_rejected(folder: Path, monkeypatch: pytest.Monke
 )
 @row(
     "board",
-    "fragment … stands still: most others were merged … times since it was",
+    "fragment … stands still: most others were merged at least 8 times since then",
     means="The same, when no learner trains any more: this fragment was left behind when the run ended.",
     do="the syncers' logs say why; isthmus heal … says whether its log is sound",
     then="`isthmus heal` calls it sound, or names what is damaged. Once learners train again and the cause has gone, it moves.",

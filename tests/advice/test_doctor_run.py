@@ -401,7 +401,7 @@ async def test_the_doctor_reads_other_old_commits_each_time(folder: Path, monkey
 
 
 @row(
-    "doctor", "log: progress: fragment … stands still: most others were merged 8 times since it was",
+    "doctor", "log: progress: fragment … stands still: most others were merged at least 8 times since then",
     means="One part of the model is not merged any more. Learners go on with what they have of it.",
     do=f"the syncers' logs say why; {HEAL}",
     then="no more word of it, once the fragment is merged again",

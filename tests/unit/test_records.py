@@ -218,7 +218,7 @@ def test_a_header_over_its_limit_is_never_written() -> None:
 
 def test_a_loss_costs_its_bytes_only_where_there_is_one() -> None:
     stated = msgspec.structs.replace(UPDATE, loss=2.25)
-    assert b"loss" not in frame.draft(Kind.UPDATE, UPDATE, 0).blob
+    assert b"loss" not in bytes(frame.draft(Kind.UPDATE, UPDATE, 0).blob)
     assert frame.parse(frame.draft(Kind.UPDATE, stated, 0).blob, Kind.UPDATE, UpdateHeader)[0] == stated
     for wrong in (math.nan, math.inf, 1.8e308):
         with pytest.raises(RecordInvalid):

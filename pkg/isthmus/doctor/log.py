@@ -11,7 +11,7 @@ from isthmus.errors import IsthmusError, LogCorrupt
 from isthmus.format.records.keys import commit_key
 from isthmus.log import Commit, Log
 from isthmus.log.holes import ask_heal
-from isthmus.log.log_health import STANDS, LogState, collects, look
+from isthmus.log.log_health import LogState, collects, look, stands
 from isthmus.log.run import Run
 from isthmus.runtime.clock import Runtime, cores
 from isthmus.store import EdgeStore
@@ -45,9 +45,7 @@ async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) 
     if others := sum(map(len, list(alike.values())[NAMED_MAX:])):
         yield Finding("log: commits", FAILURE, f"{others} more fragments are damaged", heal)
     if found.standing:
-        named = ", ".join(map(str, found.standing))
-        said = f"fragment {named} stands still: most others were merged {STANDS} times since it was"
-        yield Finding("log: progress", WARNING, said, f"the syncers' logs say why; {heal}")
+        yield Finding("log: progress", WARNING, stands(found.standing), f"the syncers' logs say why; {heal}")
     if found.uncollected:
         said, _, advice = collects(store.url, found.uncollected).partition(". ")
         yield Finding("log: size", NOTE, said, advice)

@@ -11,7 +11,7 @@ from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.losses import rising
 from isthmus.inspect.restarts import CLAIMS_READ
 from isthmus.inspect.status import Status
-from isthmus.log.log_health import STANDS
+from isthmus.log.log_health import stands
 from isthmus.reasons import REMEDIES, Reason, remedy_of
 
 FAR = 0.2
@@ -289,10 +289,8 @@ def _of_log(status: Status, run: str) -> list[str]:
     if damaged:
         found.append(f"isthmus heal {run} says what can be done")
     if still := [p for p in status.standing if p not in status.wrong]:
-        them = f"fragment {_list(still)} stands" if len(still) == 1 else f"fragments {_list(still)} stand"
         found.append(
-            f"{them} still: most others were merged at least {STANDS} times since then; the syncers' logs say why, and "
-            f"isthmus heal {run} says whether the log is sound"
+            f"{stands(still)}; the syncers' logs say why, and isthmus heal {run} says whether the log is sound"
         )
     return found
 

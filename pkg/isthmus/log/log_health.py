@@ -21,6 +21,9 @@ STANDS = 8
 
 LOOKS_AT_ONCE = 8
 
+NAMED_MAX = 8
+"""The most fragments that are named."""
+
 NEWEST = 3
 """The least number of commits before a fragment's newest one that are read, so that damage to them is noticed soon."""
 
@@ -219,6 +222,13 @@ def standing(
         for p, at in enumerate(last)
         if is_most(began is not None and (at is None or later(began, at)) for q, began in enumerate(since) if q != p)
     ]
+
+
+def stands(fragments: Sequence[int]) -> str:
+    """Return in words that these fragments stand still."""
+    named = ", ".join(map(str, fragments[:NAMED_MAX])) + (" and others" if len(fragments) > NAMED_MAX else "")
+    them = f"fragment {named} stands" if len(fragments) == 1 else f"fragments {named} stand"
+    return f"{them} still: most others were merged at least {STANDS} times since then"
 
 
 def is_most(moved: Iterable[bool]) -> bool:

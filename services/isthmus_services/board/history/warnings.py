@@ -10,7 +10,7 @@ import numpy as np
 from isthmus.inspect.health_summary import NAMED_MAX, health
 from isthmus.inspect.losses import rising
 from isthmus.inspect.status import Status
-from isthmus.log.log_health import STANDS, standing
+from isthmus.log.log_health import APART_S, STANDS, standing, stands
 from isthmus_services.board.history import time_views
 from isthmus_services.board.history.history import RunHistory
 from isthmus_services.board.history.rows import QUORUM_MISSED
@@ -126,19 +126,23 @@ def _log(c: RunHistory, at: float, now: float, run: str, live: bool) -> list[Not
 
 def _standing(c: RunHistory, at: float, run: str) -> list[Notice]:
     """Return a notice of fragments that stood still while most others were merged, whether or not learners train."""
-    count, written = c.rows.place(at), c.rows["written_at"]
-    last, since = list[float | None](), list[float | None]()
+    count, written, writer = c.rows.place(at), c.rows["written_at"], c.rows["writer"]
+    last, since = list[int | None](), list[int | None]()
     for p in range(len(c.ends)):
         places = c.rows.of(p)
         made = int(np.searchsorted(places, count))
-        last.append(float(written[places[made - 1]]) if made else None)
-        since.append(float(written[places[made - STANDS]]) if made >= STANDS else None)
-    still = [p for p in standing(last, since) if p not in c.broken]
+        last.append(int(places[made - 1]) if made else None)
+        since.append(int(places[made - STANDS]) if made >= STANDS else None)
+
+    def later(row: int, other: int) -> bool:
+        return bool(written[row] - written[other] > (0.0 if writer[row] == writer[other] else APART_S))
+
+    still = [p for p in standing(last, since, later) if p not in c.broken]
     if not still:
         return []
     return [
         Notice(
-            f"fragment {_list(still)} stands still: most others were merged {STANDS} times since it was",
+            stands(still),
             f"the syncers' logs say why; isthmus heal {run} says whether its log is sound",
             f"fragments/{still[0]}",
         )
