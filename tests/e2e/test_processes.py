@@ -457,7 +457,7 @@ def test_the_demo_recovers_and_reports(tmp_path: Path, given: tuple[str, ...], s
     assert (report["kills_by_kind"]["syncer"] >= 1) == killed
     assert report["recoveries"] == report["kills"]
     assert report["tokens_total"] == 2 * steps * 256 + report["tokens_lost"]
-    assert report["held_out_bytes"] >= 64 << 10
+    assert report["held_out_bytes"] > 64 * 128, "64 windows, and the byte after them"
     assert sum(report["commits_per_fragment"]) == report["commits"]
     assert min(report["commits_per_fragment"]) >= 1, "every fragment of the model was merged"
     assert 0.3 < report["participation"] <= 1.0

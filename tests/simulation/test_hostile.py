@@ -82,7 +82,8 @@ class Story:
         return self.before(what, key)
 
     async def begin(self, syncers: int, learners: int, pace: Pace | None = None) -> Run:
-        rules = Rules(fragments=FRAGMENTS, sync_every=4)
+        # The period is fixed, so that the number of commits shows how long rounds take.
+        rules = Rules(fragments=FRAGMENTS, sync_every=4, sync_every_max=4)
         specs = [Spec(f"t{i}", (16,), "float32", TensorClass.DENSE) for i in range(FRAGMENTS)]
         self.run = await self.world.create(
             Seed(specs, [np.ones(16, np.float32) for _ in specs], {}, rules, pace or Pace())

@@ -87,14 +87,15 @@ async def sampled(log: Log, heads: Sequence[Commit | None]) -> LossCurves:
 def rise(points: Sequence[Point]) -> tuple[float, float] | None:
     """Return a rising loss as its lowest level before and the lowest of the `NEWEST` points; None if it does not rise.
 
-    A level is the median of `NEWEST` points in a row. The loss rises if all newest points lie clearly above the lowest
+    A level is the median of some points in a row: of a quarter of them, at least three and at most `NEWEST`. The loss rises if all newest points lie clearly above the lowest
     level before: by more than `RISEN` of the way that it came down from its first points, by more than the newest
     points scatter, and by more than `LEAST`.
     """
     before, newest = [p.loss for p in points[:-NEWEST]], [p.loss for p in points[-NEWEST:]]
     if len(before) < NEWEST:
         return None
-    lowest = min(statistics.median(before[k : k + NEWEST]) for k in range(len(before) - NEWEST + 1))
+    row = max(3, min(NEWEST, len(before) // 4))
+    lowest = min(statistics.median(before[k : k + row]) for k in range(len(before) - row + 1))
     now, middle = min(newest), statistics.median(newest)
     spread = statistics.median(abs(loss - middle) for loss in newest)
     fell = statistics.median(before[:3]) - lowest
