@@ -74,6 +74,10 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(folder: Path, tmp_p
     assert metrics["isthmus_participation_ratio_sum"] / metrics["isthmus_participation_ratio_count"] == pytest.approx(
         mean
     )
+    for name, row in learners.items():
+        asked = [h for h in headers if name in h.waited.expected]
+        there_of = [h for h in asked if name in {i.learner for i in h.inputs}]
+        assert row["participation"] == pytest.approx(len(there_of) / len(asked))
     watch = Watch("demo", 3, 30, cast(Any, SimpleNamespace(commits={})), cast(Any, SimpleNamespace()))
     for commit in commits:
         watch.committed(commit)

@@ -27,7 +27,7 @@ from isthmus.reasons import HARMLESS
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED, Rows
 from isthmus_services.board.history.time_buckets import Kept, TimeBuckets
 
-FORMAT = 9
+FORMAT = 10
 """Format version of the file. A file of another format is not used, and the log is read again."""
 
 INCARNATIONS_MAX = 20_000
@@ -44,16 +44,17 @@ AT_ONCE = 16
 """Number of fragments whose logs are read at the same time."""
 
 LEARNER = (
-    "expected", "merged", "fresh", "missing", "passed", "late", "rejected", "repeated", "clipped", "tokens", "steps",
-    "bytes", "train_s", "upload_s", "fetch_s", "wait_s", "weight", "gone", "loss_sum", "loss_steps",
+    "expected", "there", "merged", "fresh", "missing", "passed", "late", "rejected", "repeated", "clipped", "tokens",
+    "steps", "bytes", "train_s", "upload_s", "fetch_s", "wait_s", "weight", "gone", "loss_sum", "loss_steps",
 )  # fmt: skip
 """The fields that are summed for each learner.
 
 `tokens` and `steps` are multiplied by the fragment's share of the parameters, so over all fragments they add up to the
 learner's own counts. The times are those of merged updates [seconds]: `train_s` in training, `upload_s` from then until
 the syncer heard of the update, `fetch_s` until the update was accumulated, `wait_s` until the round closed. `weight` is
-in shares of a round's weight. `gone` counts how often a round stopped expecting the learner. `loss_sum` is the sum of
-the losses that merged updates state, each multiplied by the update's steps; `loss_steps` counts these steps.
+in shares of a round's weight. `there` counts the rounds that expected the learner and merged it. `gone` counts how often
+a round stopped expecting the learner. `loss_sum` is the sum of the losses that merged updates state, each multiplied by
+the update's steps; `loss_steps` counts these steps.
 """
 
 REACHED = ("incarnation", "step", "tokens", "taken_at", "loss")
@@ -244,6 +245,7 @@ class RunHistory:
             self._merged(h)
         counted: dict[str, list[int]] = {
             "expected": [self.learner(name) for name in w.expected],
+            "there": [self.learner(name) for name in {i.learner for i in h.inputs}.intersection(w.expected)],
             "missing": [self.learner(name) for name in w.missing],
             "passed": [self.learner(passing.learner) for passing in w.passed],
             "late": [self.learner(late.learner) for late in h.late],

@@ -329,7 +329,7 @@ def learners(c: RunHistory, at: float) -> list[Answer]:
             "learner": name,
             "incarnation": max(newest[n], int(beat["incarnation"] or 0)),
             **{key: int(row[key]) for key in LEARNER if key not in MEANS},
-            "participation": _share(row["expected"] - row["missing"], row["expected"]),
+            "participation": _share(row["there"], row["expected"]),
             "train_s": row["train_s"] / merged,
             "upload_s": row["upload_s"] / merged,
             "fetch_s": row["fetch_s"] / merged,
