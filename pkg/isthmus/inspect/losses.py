@@ -87,9 +87,9 @@ async def sampled(log: Log, heads: Sequence[Commit | None]) -> LossCurves:
 def rise(points: Sequence[Point]) -> tuple[float, float] | None:
     """Return a rising loss as its lowest level before and the lowest of the `NEWEST` points; None if it does not rise.
 
-    A level is the median of some points in a row: of a quarter of them, at least three and at most `NEWEST`. The loss rises if all newest points lie clearly above the lowest
-    level before: by more than `RISEN` of the way that it came down from its first points, by more than the newest
-    points scatter, and by more than `LEAST`.
+    A level is the median of some points in a row: of a quarter of them, at least three and at most `NEWEST`. The loss
+    rises if all newest points lie clearly above the lowest level before: by more than `RISEN` of the way that it came
+    down from its first points, by more than the newest points scatter, and by more than `LEAST`.
     """
     before, newest = [p.loss for p in points[:-NEWEST]], [p.loss for p in points[-NEWEST:]]
     if len(before) < NEWEST:

@@ -52,9 +52,9 @@ LEARNER = (
 `tokens` and `steps` are multiplied by the fragment's share of the parameters, so over all fragments they add up to the
 learner's own counts. The times are those of merged updates [seconds]: `train_s` in training, `upload_s` from then until
 the syncer heard of the update, `fetch_s` until the update was accumulated, `wait_s` until the round closed. `weight` is
-in shares of a round's weight. `there` counts the rounds that expected the learner and merged it. `gone` counts how often
-a round stopped expecting the learner. `loss_sum` is the sum of the losses that merged updates state, each multiplied by
-the update's steps; `loss_steps` counts these steps.
+in shares of a round's weight. `there` counts the rounds that expected the learner and merged it. `gone` counts how
+often a round stopped expecting the learner. `loss_sum` is the sum of the losses that merged updates state, each
+multiplied by the update's steps; `loss_steps` counts these steps.
 """
 
 REACHED = ("incarnation", "step", "tokens", "taken_at", "loss")
