@@ -100,7 +100,7 @@ def guarded(redis_7: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @row(
     "doctor", "store: run: no run at …",
     means="The place of the run can be reached, and no run was created there.",
-    do="create it: isthmus init …", then="`ok store: run`, with the run's digest",
+    do="if its address is right, create it: isthmus init …", then="`ok store: run`, with the run's digest",
 )  # fmt: skip
 def test_a_bus_in_a_folder_to_come(doctor: Doctor, folder: Path) -> None:
     text = doctor.finds(str(folder))

@@ -445,7 +445,7 @@ LEARNER = ("--role", "learner", "--learner", "eu-1", "--bus", "sqlite:///dev/shm
     "doctor", "store: run: no run at s3://…: check the URL; `isthmus init …` creates a run of the built-in model there; "
     "for a model of your own, add --model PACKAGE.MODULE:FUNCTION, or call join(…)",
     means="The bucket can be reached, and there is no run below this prefix.",
-    do="create it: isthmus init …", then="`ok store: run`, with the run's digest",
+    do="if its address is right, create it: isthmus init …", then="`ok store: run`, with the run's digest",
 )  # fmt: skip
 @pytest.mark.tier("all")
 def test_a_bucket_without_a_run(doctor: Doctor, gated: tuple[Gate, str]) -> None:

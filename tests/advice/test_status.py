@@ -456,7 +456,7 @@ async def test_a_syncer_without_the_right_to_read_updates(folder: Path) -> None:
     "fragment … cannot be folded",
     means="An update or a snapshot that the log needs is damaged or gone, and no syncer has the fragment's state.",
     like="`is slow to be read` and `may not be read` are no damage.",
-    do="isthmus heal … says what can be done",
+    do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
     then="`isthmus heal` names the object, and what `--apply` restarts the fragment from.",
     lost="the fragment's momentum, unless the object can be restored",
 )
@@ -557,7 +557,7 @@ async def finished(w: World, versions: int = 6) -> None:
     "… more fragments are damaged, too",
     means="Objects that the log names are missing, or commits cannot be read. Three fragments are named, the others counted.",
     like="Where the store is away, status says so and ends with an error instead.",
-    do="isthmus heal … says what can be done",
+    do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
     then="`isthmus heal` has a line for each of these fragments. Once their objects are restored from a backup, status says "
     "nothing of them.",
 )
@@ -719,7 +719,7 @@ async def test_a_run_whose_garbage_was_never_collected(folder: Path, monkeypatch
     "the log of fragment … is damaged: updates/…: is missing, and version … merged … bytes",
     means="An update that was merged since the newest snapshot is gone or cut: no new syncer can start with the fragment.",
     like="Status looks for these objects only if no syncer is heard, and compares no bytes: `isthmus replay` does.",
-    do="isthmus heal … says what can be done",
+    do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
     then="`isthmus heal` names the object and what `--apply` restarts the fragment from. With the object restored from a "
     "backup, status says nothing of it.",
     lost="without a backup: the fragment's momentum",

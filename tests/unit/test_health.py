@@ -264,7 +264,7 @@ def test_what_may_not_be_read_is_not_said_to_be_damaged() -> None:
 
 def test_only_what_is_damaged_is_to_be_healed() -> None:
     found = of(beat("a"), alive(broken=(1, 2, 3), slow=(1,), refused=(2,)))
-    assert "fragment 3 cannot be folded: isthmus heal s3://b/run says what can be done" in found.said
+    assert "fragment 3 cannot be folded: isthmus heal s3://b/run says what can be done (run it" in found.said
 
 
 def test_a_hole_in_the_log_of_what_is_served_is_said() -> None:
@@ -288,7 +288,7 @@ def test_damage_is_said_once_whoever_finds_it() -> None:
     assert not found.ok
     assert found.said == (
         "1 of 1 learners merge; the log of fragment 1 is damaged: commits/1: is missing; the log of fragment 2 is "
-        "damaged: commits/2: no; isthmus heal r says what can be done"
+        "damaged: commits/2: no; isthmus heal r says what can be done (run it as the reader, and with --apply as a syncer)"
     )
 
 

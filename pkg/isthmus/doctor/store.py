@@ -60,7 +60,9 @@ def _not_there(folder: Path) -> Iterator[Finding]:
         yield Finding(check, FAILURE, f"{said}, and {above} is not writable", more)
         return
     yield Finding(check, OK, f"{said}; {above} is writable; the other checks need the folder")
-    yield Finding("store: run", WARNING, f"no run at {folder}", f"create it: isthmus init {folder}")
+    yield Finding(
+        "store: run", WARNING, f"no run at {folder}", f"if its address is right, create it: isthmus init {folder}"
+    )
 
 
 async def examine_store(url: str, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding | Run]:
@@ -111,7 +113,9 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
         elif near := await run_below(store):
             yield Finding("store: run", WARNING, str(RunMissing(store.url, near)), f"name {near}")
         else:
-            yield Finding("store: run", WARNING, str(error), f"create it: isthmus init {store.url}")
+            yield Finding(
+                "store: run", WARNING, str(error), f"if its address is right, create it: isthmus init {store.url}"
+            )
     except InputError as error:
         yield Finding("store: run", FAILURE, str(error), "install the release of Isthmus that created the run")
     except LogCorrupt as error:

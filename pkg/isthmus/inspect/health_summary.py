@@ -11,6 +11,7 @@ from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.losses import rising
 from isthmus.inspect.restarts import CLAIMS_READ
 from isthmus.inspect.status import Status
+from isthmus.log.holes import ask_heal
 from isthmus.log.log_health import stands
 from isthmus.reasons import REMEDIES, Reason, remedy_of
 
@@ -266,7 +267,7 @@ def _of_syncers(status: Status, run: str) -> list[str]:
     if holed:
         found.append(f"a commit of fragment {_list(holed)} is missing: isthmus heal {run} names it")
     if damaged:
-        found.append(f"fragment {_list(damaged)} cannot be folded: isthmus heal {run} says what can be done")
+        found.append(f"fragment {_list(damaged)} cannot be folded: {ask_heal(run)}")
     return found
 
 
@@ -287,7 +288,7 @@ def _of_log(status: Status, run: str) -> list[str]:
     if len(damaged) > NAMED_MAX:
         found.append(f"the logs of {len(damaged) - NAMED_MAX} more fragments are damaged, too")
     if damaged:
-        found.append(f"isthmus heal {run} says what can be done")
+        found.append(ask_heal(run))
     if still := [p for p in status.standing if p not in status.wrong]:
         found.append(
             f"{stands(still)}; the syncers' logs say why, and isthmus heal {run} says whether the log is sound"
