@@ -539,7 +539,7 @@ def test_a_loss_too_large_to_sum_is_not_known(loss: float) -> None:
 def test_a_loss_that_rose_is_said_of_finished_runs_and_of_past_moments() -> None:
     fell = [2.0 + 8.0 / version for version in range(1, 31)]
     c = of_losses([*fell, *[6.0] * 10], [*fell, *[2.0] * 10])
-    said = "the loss of a rises: 6 or more in its newest updates, 2.3 at its lowest"
+    said = "the loss of a rises: 6 or more in its newest updates, 2.289 at its lowest"
     assert [line.replace("2.302", "2.3") for line in told(c, math.inf)] == [said]
     assert told(c, after(30)) == [], "it had not risen yet"
     assert len(told(c, after(40))) == 1

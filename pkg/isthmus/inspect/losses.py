@@ -1,6 +1,7 @@
 """Training losses over the life of a run, as the inputs of its commits state them, and whether they rise."""
 
 import asyncio
+import itertools
 import statistics
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,13 +13,22 @@ from isthmus.log import Commit, Log
 SAMPLES = 16
 """Commits of the first fragment, evenly spaced, from which a curve is sampled where the whole log is not read."""
 
+LAST = 8
+"""Newest commits of the first fragment that are read as well."""
+
 AT_ONCE = 8
 
 POINTS_MAX = 512
 """Points of a curve that are kept. When there are more, every other one of the older half is dropped."""
 
-NEWEST = 8
-"""Newest points of a curve that must all be high before a loss counts as rising, and least number of points before."""
+SPANS = 32
+"""Equal spans of a curve's time, over which means are taken before they are compared."""
+
+NEWEST = 4
+"""Newest of these means that must all be high before a loss counts as rising."""
+
+BEFORE_LEAST = 8
+"""Fewest means before the newest ones."""
 
 RISEN = 0.2
 """Share of what a learner's loss fell by in all, by which it must have risen again."""
@@ -29,8 +39,8 @@ LEAST = 0.02
 ENDED = 1 / 8
 """A loss counts for as long as its newest point is younger than this share of the time that all curves cover."""
 
-SPREADS = 4.0
-"""Multiple of the newest points' median distance from their median that a rise must exceed."""
+SPREADS = 3.0
+"""Multiple of the median difference between neighbouring means that a rise must exceed."""
 
 
 class Point(NamedTuple):
@@ -78,28 +88,38 @@ async def sampled(log: Log, heads: Sequence[Commit | None]) -> LossCurves:
         return [found] if found else []
 
     spaced = {1 + k * (head - 1) // SAMPLES for k in range(SAMPLES)}
-    chosen = {*spaced, *range(max(1, head - NEWEST + 1), head)} - {head} if head else set[int]()
+    chosen = {*spaced, *range(max(1, head - LAST + 1), head)} - {head} if head else set[int]()
     for commits in await asyncio.gather(*(one(version) for version in sorted(chosen))):
         curves.take(commits)
     return curves
 
 
 def rise(points: Sequence[Point]) -> tuple[float, float] | None:
-    """Return a rising loss as its lowest level before and the lowest of the `NEWEST` points; None if it does not rise.
+    """Return a rising loss as its lowest level before and its lowest newest mean; None if it does not rise.
 
-    A level is the median of some points in a row: of a quarter of them, at least three and at most `NEWEST`. The loss
-    rises if all newest points lie clearly above the lowest level before: by more than `RISEN` of the way that it came
-    down from its first points, by more than the newest points scatter, and by more than `LEAST`.
+    Points near each other state the same steps, so means are taken over `SPANS` equal spans of time. A level is the
+    median of `NEWEST` means in a row. The loss rises if the `NEWEST` last means all lie above the lowest level before:
+    by more than `RISEN` of the way that it came down from its first means, by more than `LEAST`, and by more than
+    `SPREADS` times the median difference between neighbouring means.
     """
-    before, newest = [p.loss for p in points[:-NEWEST]], [p.loss for p in points[-NEWEST:]]
-    if len(before) < NEWEST:
+    means = _means(points)
+    before, newest = means[:-NEWEST], means[-NEWEST:]
+    if len(before) < BEFORE_LEAST:
         return None
-    row = max(3, min(NEWEST, len(before) // 4))
-    lowest = min(statistics.median(before[k : k + row]) for k in range(len(before) - row + 1))
-    now, middle = min(newest), statistics.median(newest)
-    spread = statistics.median(abs(loss - middle) for loss in newest)
+    lowest = min(statistics.median(before[k : k + NEWEST]) for k in range(len(before) - NEWEST + 1))
+    scatter = statistics.median(abs(b - a) for a, b in itertools.pairwise(means))
     fell = statistics.median(before[:3]) - lowest
-    return (lowest, now) if now - lowest > max(RISEN * fell, LEAST * abs(lowest), SPREADS * spread) else None
+    now = min(newest)
+    return (lowest, now) if now - lowest > max(RISEN * fell, LEAST * abs(lowest), SPREADS * scatter) else None
+
+
+def _means(points: Sequence[Point]) -> list[float]:
+    """Return the mean loss of each span of time that has points; `points` are in order of time."""
+    if not points:
+        return []
+    first, whole = points[0].at, max(points[-1].at - points[0].at, 1e-9)
+    spans = itertools.groupby(points, lambda point: min(SPANS - 1, int((point.at - first) / whole * SPANS)))
+    return [statistics.fmean(point.loss for point in group) for _, group in spans]
 
 
 def rising(curves: Mapping[str, Sequence[Point]]) -> dict[str, tuple[float, float]]:
