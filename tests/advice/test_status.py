@@ -640,7 +640,8 @@ async def test_a_learner_that_explodes(folder: Path) -> None:
     "status",
     "the loss of … rises: … or more in its newest updates, … at its lowest",
     means="All of the learner's newest merged updates state a loss well above the lowest level that it had reached.",
-    like="A learner whose data or schedule changed on purpose, as at the start of another stage of training.",
+    like="A learner whose data or schedule changed on purpose, as at the start of another stage of training. (A learner "
+    'that is started again uses the rate in its checkpoint unless it joins with `hyperparameters="passed"`.)',
     do="look at its data, or start it again with a lower learning rate; isthmus replay … draws all losses",
     then="`isthmus replay` has a curve of each learner's loss. The sentence goes away once some of its newest updates "
     "are low again.",

@@ -258,7 +258,7 @@ def _show(found: Plan) -> None:
     s, day = found.syncer, found.day
     console.print(
         "in the model: utilisation × goodput × merged, the share of "
-        f"time whose work is in a commit; one such token is worth {_worth(found)} of data parallel's",
+        f"time whose work is in a commit; a processed token is worth {_worth(found)} of data parallel's",
         highlight=False,
     )
     console.print(
