@@ -42,6 +42,12 @@ def test_an_unknown_merge_is_still_refused() -> None:
         Rules.suited(merge="mode").check()
 
 
+def test_sending_isotropically_does_not_go_with_a_plain_mean() -> None:
+    with pytest.raises(InputError, match="isotropic_up does not go with merge avg"):
+        Rules.suited(merge="avg", isotropic_up=True).check()
+    assert Rules.suited(merge="rda", isotropic_up=True).check()
+
+
 @pytest.mark.parametrize("merge", ["rda", "avg"])
 @pytest.mark.parametrize("period", [1, 12, 48, 64])
 def test_what_suits_is_not_warned_of(merge: str, period: int) -> None:
