@@ -78,8 +78,8 @@ def test_a_loop_without_logging_shows_its_lines_and_takes_the_bus_of_the_environ
 def test_a_loop_without_logging_shows_its_restart_and_that_nothing_is_merged(tmp_path: Path) -> None:
     lines = "\n".join(lines_of(UNMERGED, str(tmp_path / "run")))
     said = [
-        r"a joined \S+ for the 1\. time: goes on after step 0 ", r"a: no syncer is heard .*: isthmus syncer ",
-        r"a: 100 steps in .*NONE OF ITS WORK WAS MERGED", r"a joined \S+ for the 2\. time: goes on after step 100 ",
+        r"a joined \S+ \(start 1 of this name\): goes on after step 0 ", r"a: no syncer is heard .*: isthmus syncer ",
+        r"a: 100 steps in .*NONE OF ITS WORK WAS MERGED", r"a joined \S+ \(start 2 of this name\): goes on after step 100 ",
         r"a: 100 steps in .* 200 over all its incarnations",
     ]  # fmt: skip
     assert re.search(".*".join(said), lines, re.S), lines
