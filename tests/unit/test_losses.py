@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from isthmus.format.records.fields import LOSS_MAX
 from isthmus.inspect import losses
 from isthmus.inspect.losses import LossCurves, Point, rise, sampled
 from isthmus.log import Commit, Log
@@ -92,20 +93,29 @@ async def test_a_sample_spans_the_log_and_has_all_newest() -> None:
     headers = [commit(version, a=float(version)).header for version in range(1, 401)]
     log = RecordedLog(headers)
     other = commit(7, 1, b=0.5)
-    found = (await sampled(cast(Log, log), [await log.commit(0, 400), other, None])).points()
+    newest = [c for version in (400, 398, 399) if (c := await log.commit(0, version)) is not None]
+    found = (await sampled(cast(Log, log), [*newest, other])).points()
     versions = [p.loss for p in found["a"]]
-    assert (versions[0], versions[-losses.LAST :]) == (1.0, [float(v) for v in range(393, 401)])
+    assert (versions[0], versions[-3:]) == (1.0, [398.0, 399.0, 400.0])
     assert max(np.diff(versions)) <= 400 / losses.SAMPLES + 1
-    assert len(versions) <= losses.SAMPLES + losses.LAST
+    assert len(versions) == losses.SAMPLES + 3
     assert [p.loss for p in found["b"]] == [0.5]
-    assert (await sampled(cast(Log, log), [None])).points() == {}
-    assert [p.loss for p in (await sampled(cast(Log, log), [await log.commit(0, 1)])).points()["a"]] == [1.0]
+    assert (await sampled(cast(Log, log), [])).points() == {}
+    assert [p.loss for p in (await sampled(cast(Log, log), [commit(1, a=1.0)])).points()["a"]] == [1.0]
 
 
 def test_a_curve_is_drawn_from_its_lowest_mean_to_its_highest() -> None:
     assert curves.curve(points(range(16)), 0.0, 16.0) == "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██"
     assert curves.curve(points([5.0, 5.0]), 0.0, 16.0) == "▁▁" + 14 * " "
     assert curves.curve([Point(3.0, 2.0)], 3.0, 3.0) == "▁" + 15 * " "
+
+
+def test_the_largest_losses_that_can_be_stated_are_drawn_and_judged() -> None:
+    """Any learner can state them, so they must not stop who looks."""
+    wild = [Point(float(k), LOSS_MAX * (1 if k % 2 else -1)) for k in range(64)]
+    assert rise(wild) is None
+    assert curves.curve(wild, 0.0, 64.0).strip()
+    assert curves.curve([*wild[:1], Point(1.0, 0.0)], 0.0, 16.0)[0] == "▁"
 
 
 def test_the_table_says_where_each_loss_began_and_ended() -> None:

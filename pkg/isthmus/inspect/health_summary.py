@@ -11,6 +11,7 @@ from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.losses import rising
 from isthmus.inspect.restarts import CLAIMS_READ
 from isthmus.inspect.status import Status
+from isthmus.log.figures import shares
 from isthmus.log.holes import ask_heal
 from isthmus.log.log_health import stands
 from isthmus.reasons import REMEDIES, Reason, remedy_of
@@ -215,12 +216,10 @@ def _of_weight(status: Status, run: str) -> list[str]:
     """Return the learner that has almost all weight without almost all work, with what to do."""
     place, weights, tokens = "", defaultdict[str, float](float), defaultdict[str, float](float)
     for commit in filter(None, status.heads):
-        of = commit.header.inputs
-        if len({given.learner for given in of}) > 1:
+        for learner, (weight, worked) in shares(commit.header).items():
             place = f"{commit.header.fragment}/{commit.version}"
-            for given in of:
-                weights[given.learner] += given.weight / sum(i.weight for i in of)
-                tokens[given.learner] += given.tokens / sum(i.tokens for i in of)
+            weights[learner] += weight
+            tokens[learner] += worked
     rounds = sum(weights.values())
     return [
         f"{name} has {weight / rounds:.0%} of the weight of the newest rounds, with {tokens[name] / rounds:.0%} of "

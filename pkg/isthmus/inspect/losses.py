@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import statistics
 from bisect import insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from isthmus.errors import LogCorrupt
@@ -12,9 +12,6 @@ from isthmus.log import Commit, Log
 
 SAMPLES = 16
 """Commits of the first fragment, evenly spaced, from which a curve is sampled where the whole log is not read."""
-
-LAST = 8
-"""Newest commits of the first fragment that are read as well."""
 
 AT_ONCE = 8
 
@@ -72,12 +69,14 @@ class LossCurves:
         return {name: tuple(points) for name, points in sorted(self._points.items())}
 
 
-async def sampled(log: Log, heads: Sequence[Commit | None]) -> LossCurves:
-    """Return curves from the newest commits of all fragments, and a sample of the first fragment's. Raises
-    `Unavailable`."""
+async def sampled(log: Log, known: Collection[Commit]) -> LossCurves:
+    """Return curves from commits that were read already, and a sample of the first fragment's. Raises `Unavailable`.
+
+    `known`: the newest commit of each fragment, and others.
+    """
     curves, slots = LossCurves(), asyncio.Semaphore(AT_ONCE)
-    curves.take(filter(None, heads))
-    head = heads[0].version if heads and heads[0] else 0
+    curves.take(known)
+    read = {commit.version for commit in known if commit.header.fragment == 0}
 
     async def one(version: int) -> list[Commit]:
         try:
@@ -87,9 +86,8 @@ async def sampled(log: Log, heads: Sequence[Commit | None]) -> LossCurves:
             return []  # what looks at the log's condition says so
         return [found] if found else []
 
-    spaced = {1 + k * (head - 1) // SAMPLES for k in range(SAMPLES)}
-    chosen = {*spaced, *range(max(1, head - LAST + 1), head)} - {head} if head else set[int]()
-    for commits in await asyncio.gather(*(one(version) for version in sorted(chosen))):
+    spaced = {1 + k * (max(read) - 1) // SAMPLES for k in range(SAMPLES)} if read else set[int]()
+    for commits in await asyncio.gather(*(one(version) for version in sorted(spaced - read))):
         curves.take(commits)
     return curves
 

@@ -245,7 +245,7 @@ class Live:
         for p, version in enumerate(known):
             self.hearing.heads[p] = max(version, self.hearing.heads.get(p, 0))
         await self._newest()
-        self._losses = await sampled(self._log, [self.commits.get(f.index) for f in self._log.run.layout.fragments])
+        self._losses = await sampled(self._log, self.commits.values())
         self._others = {f.index: self._versions() for f in self._log.run.layout.fragments}
 
     async def run(self) -> None:
@@ -427,7 +427,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
         standing=state.standing,
         uncollected=state.uncollected,
         period=_period(log, state.heads),
-        losses=(await sampled(log, state.heads)).points(),
+        losses=(await sampled(log, state.recent)).points(),
         recent=state.recent,
         restarts={name: found for name, found in restarts if found is not None},
         room=await _room(log),

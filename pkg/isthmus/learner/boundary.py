@@ -78,7 +78,7 @@ class Captured:
     train_s: float
     """Seconds since the base was adopted."""
     loss: float | None
-    """Mean loss of these steps, or None if none gave a finite one (see `Losses`)."""
+    """Mean loss of these steps; None if none gave one that counts (see `Losses`)."""
 
 
 @dataclass(frozen=True, slots=True)

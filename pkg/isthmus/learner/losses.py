@@ -3,18 +3,20 @@
 import math
 from collections import deque
 
+from isthmus.format.records.fields import LOSS_MAX
+
 STEPS_KEPT = 8192
 
 
 class Losses:
-    """Keeps the finite losses of the newest `STEPS_KEPT` steps that gave one."""
+    """Keeps the losses of the newest `STEPS_KEPT` steps that gave one of at most `LOSS_MAX` in size."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[int, float]] = deque(maxlen=STEPS_KEPT)
 
     def add(self, step: int, loss: float) -> None:
-        """Note the loss of a step. One that is not finite is left out, because a mean with it says nothing."""
-        if math.isfinite(loss):
+        """Note the loss of a step. A larger one, or a NaN, is left out, because a mean with it says nothing."""
+        if abs(loss) <= LOSS_MAX:
             self._kept.append((step, loss))
 
     def mean_after(self, step: int) -> float | None:
@@ -24,4 +26,4 @@ class Losses:
             if at <= step:
                 break
             found.append(loss)
-        return math.fsum(loss / len(found) for loss in found) if found else None
+        return math.fsum(found) / len(found) if found else None

@@ -12,10 +12,23 @@ def places(header: CommitHeader) -> tuple[int, int]:
     return len(there), len(there.union(header.waited.expected))
 
 
+def shares(header: CommitHeader) -> dict[str, tuple[float, float]]:
+    """Return by learner its shares of a commit's weight and tokens; nothing for a commit of fewer than two learners."""
+    inputs = header.inputs
+    if len({given.learner for given in inputs}) < 2:
+        return {}
+    weight, tokens = sum(given.weight for given in inputs), sum(given.tokens for given in inputs)
+    found: dict[str, tuple[float, float]] = {}
+    for given in inputs:
+        so_far = found.get(given.learner, (0.0, 0.0))
+        found[given.learner] = so_far[0] + given.weight / weight, so_far[1] + given.tokens / tokens
+    return found
+
+
 def participation(headers: Iterable[CommitHeader]) -> float | None:
     """Return the mean share of the learners expected, or in nevertheless, that are in a commit; None without commits.
 
     Commits that heal are left out.
     """
-    shares = [there / count for there, count in map(places, headers) if count]
-    return statistics.fmean(shares) if shares else None
+    found = [there / count for there, count in map(places, headers) if count]
+    return statistics.fmean(found) if found else None

@@ -36,7 +36,7 @@ IN_A_NEW_RUN = (
 
 
 def lacking(version: int, known: int) -> str:
-    """Return what is wrong with a commit that is missing. `known`: the newest version of which any object is there."""
+    """Return what is wrong with a commit that is missing. `known`: the newest version that has any object."""
     return f"is missing, and {'its snapshot' if known == version else f'version {known}'} is there"
 
 

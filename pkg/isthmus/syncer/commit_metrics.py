@@ -1,7 +1,7 @@
 """Metrics from the commits of one fragment: the rounds that this syncer committed, and the age of the newest commit."""
 
 from isthmus.format.records.objects import CommitHeader
-from isthmus.log.figures import places
+from isthmus.log.figures import places, shares
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import SyncerMetrics
 
@@ -43,11 +43,9 @@ class Counting:
         m.publish_seconds.observe(w.publish_s)
         there, count = places(header)
         m.participation.observe(there / count)
-        if there > 1:
-            weight, tokens = (sum(of) for of in zip(*((i.weight, i.tokens) for i in header.inputs), strict=True))
-            for given in header.inputs:
-                m.weight_shares.labels(given.learner).inc(given.weight / weight)
-                m.token_shares.labels(given.learner).inc(given.tokens / tokens)
+        for learner, (weight, tokens) in shares(header).items():
+            m.weight_shares.labels(learner).inc(weight)
+            m.token_shares.labels(learner).inc(tokens)
         for given in header.inputs:
             m.staleness.observe(header.version - 1 - given.base)
             m.updates_merged.labels(given.learner).inc()

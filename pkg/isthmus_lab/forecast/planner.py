@@ -212,7 +212,7 @@ def _reasons(case: Case, fixed: Fixed, best: Outcome) -> list[Choice]:
 def _codecs(case: Case, rules: Rules) -> str:
     """Return what the codecs of both ways cost in the lab, beside float32."""
     if case.learners == 1:
-        return "one learner merges with nobody"
+        return "a run of one learner has nothing to merge"
     way = case.learners, rules.merge, rules.isotropic_up
     cost = quality.coded(*way, rules.codec_up, rules.codec_down) - quality.coded(*way, "f32", "f32")
     if not quality.measured_pair(rules.codec_up, rules.codec_down):

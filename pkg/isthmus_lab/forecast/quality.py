@@ -159,7 +159,7 @@ def _bits(name: str) -> float:
 def ruled(merge: str) -> float:
     """Return the cost of a merge rule beside RDA, or beside whole isotropic merges for iso: 0.
 
-    A rule that ended below RDA counts as RDA: what was measured is within the spread of a seed.
+    A rule whose loss ended below that of RDA counts as RDA: the difference is within the spread between seeds.
     """
     rows = [r for r in quality().merges if r.merge == merge]
     if not rows:
@@ -168,7 +168,7 @@ def ruled(merge: str) -> float:
 
 
 def said(merge: str) -> str:
-    """Return what was measured of a merge rule beside RDA, in words; nothing for RDA and iso, which have many rows."""
+    """Return in words how a merge rule did beside RDA in the lab; nothing for RDA and iso, which have many rows."""
     rows = [r for r in quality().merges if r.merge == merge]
     return ", ".join(
         f"{r.loss:.3f} beside rda's {r.rda:.3f} with {r.learners} learners after {r.steps} steps" for r in rows

@@ -16,7 +16,7 @@ _LOSSES = (
     Column("lowest"),
     Column("newest"),
     Column("loss over time", 1, justify="left"),
-    Column("", justify="left"),
+    Column("trend", justify="left"),
 )
 
 

@@ -52,6 +52,10 @@ Weight = Annotated[float, msgspec.Meta(gt=0.0, le=1e300)]
 Scale = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 Finite = Annotated[float, msgspec.Meta(ge=-1.7e308, le=1.7e308)]
 
+LOSS_MAX = 1e30
+Loss = Annotated[float, msgspec.Meta(ge=-LOSS_MAX, le=LOSS_MAX)]
+"""A training loss. Sums of many of them, multiplied by steps, are finite."""
+
 
 def is_name(name: str) -> bool:
     """Return whether a text can be the name of a learner or syncer."""

@@ -14,6 +14,7 @@ from isthmus.format.records.fields import (
     Index,
     Instant,
     Key,
+    Loss,
     Name,
     PublicKey,
     Scale,
@@ -188,9 +189,9 @@ class UpdateHeader(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The tokens of those steps."""
     train_s: Seconds
     """Time from adopting the base to capturing the update."""
-    loss: Finite | None = None
-    """Mean training loss over those of its steps whose loss the loop gave, was finite and is still known: a learner
-    keeps the newest 8,192 of its present incarnation. None if there are none."""
+    loss: Loss | None = None
+    """Mean training loss over those of its steps whose loss the loop gave, was at most `LOSS_MAX` in size and is still
+    known: a learner keeps the newest 8,192 of its present incarnation. None if there are none."""
 
 
 class ClaimHeader(Record, frozen=True, kw_only=True):
@@ -373,8 +374,8 @@ class Input(Record, frozen=True, kw_only=True):
     """Why the weight is not tokens² / steps, or the scale is not 1: names of `isthmus.reasons.Clip`."""
     believed: Steps = 0
     """Steps for which there was time, if the update claimed more; else 0."""
-    loss: Finite | None = None
-    """The loss in the update's header: what its learner states, which nothing checks."""
+    loss: Loss | None = None
+    """The loss in the update's header. Its learner states it, and nobody can check whether it is true."""
 
 
 class Late(Record, frozen=True, kw_only=True):
