@@ -21,6 +21,7 @@ from isthmus.format.permissions import (
     LIST,
     READ,
     REPLACE,
+    RUN,
     Operation,
     Participant,
     grants,
@@ -88,7 +89,7 @@ def statements(who: Identity, bucket: str, prefix: str, dialect: Dialect, partit
 
     def keys(operation: Operation, *, large: bool | None = None) -> list[str]:
         found = [p for g in given if g.operation == operation and large in (None, g.large) for p in g.patterns]
-        return [below + p.replace(FRAGMENT, "?????") for p in dict.fromkeys(found)]
+        return [below + p.replace(FRAGMENT, 5 * "?").replace(RUN, 16 * "?") for p in dict.fromkeys(found)]
 
     def allow(sid: str, actions: Sequence[str], of: Sequence[str], condition: Document | None = None) -> None:
         if of:

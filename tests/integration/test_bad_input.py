@@ -68,7 +68,7 @@ def refused_by_process(*arguments: str, environment: Mapping[str, str] | None = 
         (["demo", "--kill-every", "-1"], "--kill-every -1: must be more than 0"),
         (["demo", "--data", "/nonexistent/text"], "--data /nonexistent/text: there is no such file"),
         (["demo", "--learners", "100000"], "too little text for 100000 shards"),
-        (["demo", "--store", "s3://bucket/run"], "give its bus"),
+        (["demo", "--bus", "mailto:x"], "a bus is redis://host:port, sqlite:///path or store: (the run's own store)"),
         (["demo", "--outer-momentum", "1.0"], "--outer-momentum 1.0: must be less than 1"),
         (["demo", "--outer-lr", "nan"], "--outer-lr nan: must be "),
         (["init", "x", "--quorum", "0"], "isthmus init: --quorum 0: must be at least 1"),

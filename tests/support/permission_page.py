@@ -24,8 +24,9 @@ HEAD = """\
 <!-- printed from isthmus.format.permissions by tests/support/permission_page.py; tests/unit/test_permissions.py compares -->
 
 The one table, of which `isthmus access` makes users of Redis and policies of stores, and which `isthmus doctor --role …`
-tries. What is not granted is forbidden. Keys are below the run; `<p>` is the five digits of a fragment, `NAME` one's own
-name (a follower's series), `*` anything.
+tries. What is not granted is forbidden. Keys are below the run; `<p>` is the five digits of a fragment, `<run>` the
+first 16 of the run's digest, `NAME` one's own name (a follower's series), `*` anything. Rows about `bus/` are for a bus in
+the store (`--bus store:`).
 
 | column | what was done to prove it, each grant and each refusal |
 |---|---|

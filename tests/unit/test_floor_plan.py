@@ -19,7 +19,8 @@ LIBRARY = (
     "interrupts reasons version",  # holding signals back · why updates are rejected
     "errors",
     "format runtime sinks",  # file formats, permissions · clocks, threads, metrics, URLs · where figures go
-    "bus codecs rounds store",  # bus and store are the two ports · packing of arrays · rounds, without I/O
+    "codecs rounds store",  # packing of arrays · rounds, without I/O · the port to object stores
+    "bus",  # the other port; it can be in the store
     "log",  # state = fold(merge, snapshot, commits)
     "agent inspect",  # what both kinds of agents share · reading the log only
     "doctor learner syncer",

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from isthmus.agent.tolerance import LATELY_S, REMIND_S, Tolerance, TolerantBus, TolerantStore
+from isthmus.bus import Bus
 from isthmus.errors import Denied, Unavailable
 from isthmus_lab.simulate.world import World
 
@@ -35,7 +36,9 @@ def drive(body: Callable[[Gate, TolerantStore, TolerantBus, Tolerance], Awaitabl
 
     async def go() -> None:
         admission, tolerance = Gate(), Tolerance(world.process("p").runtime)
-        await body(admission, TolerantStore(admission, tolerance), TolerantBus(admission, tolerance), tolerance)
+        await body(
+            admission, TolerantStore(admission, tolerance), TolerantBus(cast(Bus, admission), tolerance), tolerance
+        )
 
     try:
         world.clock.run_until_complete(go())

@@ -285,6 +285,7 @@ def test_user_and_password_of_the_bus_come_from_anywhere(tmp_path: Path) -> None
     assert bus_of("redis://h:1/2", bus_user="u", bus_password="p:w") == "redis://u:p%3Aw@h:1/2"
     assert bus_of("rediss://h", bus_user="u", bus_password_file=str(tmp_path / "p")) == "rediss://u:a%2Fb%40c@h"
     assert bus_of(None, "/runs/a").startswith("sqlite:///runs/a")
+    assert bus_of(None, "s3://bucket/run") == "store:"
 
 
 def test_a_loop_of_ones_own_takes_user_and_password_of_the_bus_from_the_same_variables(tmp_path: Path) -> None:
@@ -299,7 +300,6 @@ def test_a_loop_of_ones_own_takes_user_and_password_of_the_bus_from_the_same_var
 @pytest.mark.parametrize(
     ("bus", "more", "message"),
     [
-        (None, {}, "give its bus"),
         ("redis://u:p@h", {"bus_password": "x"}, "leave one out"),
         ("redis://h", {"bus_password": "x", "bus_password_file": "y"}, "leave one out"),
         ("redis://h", {"bus_password_file": "/nonexistent/p"}, "--bus-password-file /nonexistent/p: No such file"),

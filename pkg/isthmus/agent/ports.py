@@ -95,7 +95,7 @@ async def open_ports(
     async with open_place(url, threads=max(THREADS, compute or 0), compute=compute, gpu=gpu) as store:
         run = await (find(store) if find else known_run(store, trust))
         log = await _log(run, store, trust)
-        async with open_bus(bus_url, log.run.digest) as bus:
+        async with open_bus(bus_url, log.run.digest, store, run.pace.heartbeat_s) as bus:
             yield Ports(log, store, bus, store.runtime)
 
 

@@ -115,9 +115,13 @@ class TolerantBus(Bus):
     """A bus whose denials are tolerated for a while."""
 
     def __init__(self, bus: Bus, tolerance: Tolerance) -> None:
-        self.url = bus.url
+        self.url, self.polled = bus.url, bus.polled
         self._bus = bus
         self._tolerance = tolerance
+
+    @override
+    def hurry(self) -> None:
+        self._bus.hurry()
 
     @override
     async def append(self, stream: str, *bodies: bytes) -> None:

@@ -6,25 +6,48 @@ from pathlib import Path
 
 from isthmus.bus.base import START, Bus, BusItem
 from isthmus.bus.sqlite import open_sqlite
+from isthmus.bus.store import SCHEME, StoreBus
 from isthmus.errors import InputError
+from isthmus.format.rules import Pace
 from isthmus.runtime.urls import Place
+from isthmus.store import EdgeStore
 
-__all__ = ["START", "Bus", "BusItem", "default_bus", "open_bus"]
+__all__ = ["IN_STORE", "START", "Bus", "BusItem", "default_bus", "default_pace", "in_store", "open_bus"]
 
 EMBEDDED_FILE = "bus.sqlite"
 
 
-def default_bus(run_url: str) -> str | None:
-    """Return the URL of the embedded bus beside a file store, or None for a run in a bucket."""
+IN_STORE = f"{SCHEME}:"
+"""The URL of the bus in the run's own store."""
+
+PACE_IN_STORE = Pace(heartbeat_s=5.0, silence_s=15.0)
+"""Each heartbeat and each look for messages is a request to the store."""
+
+
+def in_store(bus_url: str) -> bool:
+    """Return whether the bus at this URL is in the run's own store."""
+    return Place.of(bus_url).scheme == SCHEME
+
+
+def default_bus(run_url: str) -> str:
+    """Return the URL of the bus of a run for which none is given: a file in the run's folder, else the store."""
     folder = Place.of(run_url).folder
-    return None if folder is None else f"sqlite://{folder / EMBEDDED_FILE}"
+    return IN_STORE if folder is None else f"sqlite://{folder / EMBEDDED_FILE}"
+
+
+def default_pace(bus_url: str) -> Pace:
+    """Return the default pace of a run that is created for this bus."""
+    return PACE_IN_STORE if in_store(bus_url) else Pace()
 
 
 @asynccontextmanager
-async def open_bus(url: str, run: bytes) -> AsyncIterator[Bus]:
-    """Open `redis://host`, `rediss://…`, `unix://…` or `sqlite:///path` for the run with this digest.
+async def open_bus(
+    url: str, run: bytes, store: EdgeStore | None = None, beat_s: float = PACE_IN_STORE.heartbeat_s
+) -> AsyncIterator[Bus]:
+    """Open `redis://host`, `rediss://…`, `unix://…`, `sqlite:///path` or `store:` for the run with this digest.
 
-    Raises `InputError` for a URL of another kind. Nothing is contacted before the first request.
+    `store`: the run's own, which `store:` means; `beat_s`: the heartbeat of its processes. Raises `InputError` for a
+    URL of another kind. Nothing is contacted before the first request.
     """
     place, name = Place.of(url), run[:8].hex()
     if place.scheme in ("redis", "rediss", "unix"):
@@ -35,5 +58,8 @@ async def open_bus(url: str, run: bytes) -> AsyncIterator[Bus]:
     elif place.scheme == "sqlite":
         async with open_sqlite(Path(place.path), name) as sqlite:
             yield sqlite
+    elif place.scheme == SCHEME and not place.path and store is not None:
+        yield StoreBus(store.for_bus, store.runtime, name, beat_s)
     else:
-        raise InputError(f"{place}: a bus is redis://host:port or sqlite:///path, not {place.scheme or 'a path'}")
+        known = f"redis://host:port, sqlite:///path or {IN_STORE} (the run's own store)"
+        raise InputError(f"{place}: a bus is {known}, not {place.scheme or 'a path'}")

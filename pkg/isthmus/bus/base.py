@@ -47,6 +47,12 @@ class Bus(Protocol):
     """
 
     url: str
+    polled: bool = False
+    """Whether each look for messages is a request of its own, which costs money: say only what is needed."""
+
+    def hurry(self) -> None:
+        """Note that answers are due soon. A bus that is `polled` looks more often for a while."""
+        return
 
     async def append(self, stream: str, *bodies: bytes) -> None:
         """Add messages to the end of a stream, in this order, in one round trip."""

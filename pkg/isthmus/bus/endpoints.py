@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from isthmus.bus.base import NAMES_MAX, START, Bus, BusItem, Refused
 from isthmus.errors import Unavailable
-from isthmus.format.records.messages import AnyMessage, batches
+from isthmus.format.records.messages import Announce, AnyMessage, Call, batches
 from isthmus.format.signing import Signer
 from isthmus.runtime.clock import Runtime
 
@@ -29,6 +29,9 @@ A live agent sends a message every heartbeat.
 
 BACKOFF_S = (0.1, 2.0)
 
+ASKING = (Announce, Call)
+"""Messages that others answer at once: a round is open, or opens."""
+
 
 class Speaker:
     """Appends messages to one stream, from a bounded queue."""
@@ -46,6 +49,8 @@ class Speaker:
 
     def say(self, message: AnyMessage) -> None:
         """Queue a message."""
+        if isinstance(message, ASKING):
+            self._bus.hurry()
         self._unsaid.append(message)
         self._wake.set()
 

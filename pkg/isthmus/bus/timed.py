@@ -19,10 +19,14 @@ class TimedBus(Bus):
     """Counts failures of all requests and measures their durations, except of reads: those wait for messages."""
 
     def __init__(self, bus: Bus, metrics: "Metrics", runtime: Runtime) -> None:
-        self.url = bus.url
+        self.url, self.polled = bus.url, bus.polled
         self._bus = bus
         self._metrics = metrics
         self._runtime = runtime
+
+    @override
+    def hurry(self) -> None:
+        self._bus.hurry()
 
     @override
     async def append(self, stream: str, *bodies: bytes) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from isthmus.bus import Bus, open_bus
+from isthmus.bus import Bus, in_store, open_bus
 from isthmus.bus.base import VALUE_MAX
 from isthmus.bus.redis import RedisBus, ServerFacts
 from isthmus.doctor.findings import (
@@ -23,6 +23,7 @@ from isthmus.errors import Denied, InputError, IsthmusError, Unavailable
 from isthmus.format.records.messages import SYNCER_STREAM
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.urls import Place
+from isthmus.store import open_store
 
 LATENCY_SAMPLES = 20
 OLDEST_VERSION = (6, 0)
@@ -39,8 +40,11 @@ FULL_SHARE = 0.8
 """Share of maxmemory in use above which a warning is given."""
 
 
-async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
-    """Yield findings about the bus of a run; `run` is the run's digest."""
+async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime, place: str = "") -> AsyncIterator[Finding]:
+    """Yield findings about the bus of a run.
+
+    `run`: the run's digest; `place`: the URL of the run, for a bus in its store.
+    """
     if not role.on_bus:
         yield Finding("bus: access", OK, f"not needed: a {role.kind} does not use the bus")
         return
@@ -48,6 +52,10 @@ async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime) -> Asy
         if (folder := _missing(url)) is not None:
             said = f"not tried: {folder}, the folder of its file, does not exist yet"
             yield Finding("bus: access", WARNING, said, "run the doctor again once the run is created")
+            return
+        if in_store(url):
+            async with open_store(place, runtime) as store, open_bus(url, run, store) as bus:
+                yield await _in_store(bus, role, runtime)
             return
         async with open_bus(url, run) as bus:
             async for finding in _examine(bus, role, runtime):
@@ -74,6 +82,17 @@ def _on_disk(bus: Bus, error: IsthmusError) -> str:
     if "it is a link" in str(error):
         return "remove the link, or name the file that it leads to"
     return f"let this user write {path} and in {path.parent} (SQLite keeps two more files beside it), on a local disk"
+
+
+async def _in_store(bus: Bus, role: Role, runtime: Runtime) -> Finding:
+    """Return the finding about a bus in the run's store, where the store's permissions decide who may say what."""
+    try:
+        started = runtime.now()
+        await bus.tail(role.stream or SYNCER_STREAM)
+        took_ms = 1e3 * (runtime.now() - started)
+        return Finding("bus: access", OK, f"in the run's own store; a look for messages takes {took_ms:.0f} ms")
+    except IsthmusError as error:
+        return Finding("bus: access", FAILURE, str(error), "do what the checks of the store say: the bus is in it")
 
 
 async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:

@@ -21,6 +21,7 @@ from isthmus.format.permissions import (
     OWN,
     READ,
     REPLACE,
+    RUN,
     Operation,
     grants,
 )
@@ -158,7 +159,7 @@ def _is_short(prefix: str) -> bool:
 
 def _key(pattern: str, mark: str) -> str:
     """Return a key that fits a pattern; if the pattern has a `*`, no object has this key."""
-    return pattern.replace(FRAGMENT, "00000").replace("/*/", "/000000/").replace("*", mark)
+    return pattern.replace(FRAGMENT, 5 * "0").replace(RUN, 16 * "0").replace("/*/", "/000000/").replace("*", mark)
 
 
 def _shown(keys: Sequence[str]) -> str:

@@ -86,7 +86,7 @@ async def examine_part(
             if (finding := judge_key(log.members, role, trust)) is not None:
                 yield finding
             if role.on_bus and bus:
-                async with open_bus(bus, run.digest) as opened:
+                async with open_bus(bus, run.digest, store, run.pace.heartbeat_s) as opened:
                     if (finding := await _is_of_run(log, opened, runtime)) is not None:
                         yield finding
     except IsthmusError:

@@ -43,6 +43,9 @@ READ, LIST, CREATE, REPLACE, DELETE = Operation
 FRAGMENT = "<p>"
 """Stands for the five digits of a fragment. A * would also match slashes, as in updates/0/OTHER/NAME/…"""
 
+RUN = "<run>"
+"""Stands for the first 16 digits of a run's digest, in keys of a bus in the store."""
+
 OWN = "NAME"
 """Stands for the learner's own name, and for a follower's series."""
 
@@ -73,6 +76,9 @@ _TRIED = (
     _grant(REPLACE, "scratch/*", "as above"),
     _grant(DELETE, "scratch/*", "as above"),
 )
+_BUS = f"bus/{RUN}"
+_HEARS = "which processes speak, on a bus in the store"
+_SPEAKS = "its own words there: one object, written again for each message"
 _CHECKPOINTS = f"learners/{OWN}/*/checkpoints/*"
 
 GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
@@ -91,6 +97,10 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _grant(LIST, "commits/<p>/", "whether one is missing"),
         _grant(CREATE, "commits/*", "the log: creating a commit decides"),
         _grant(REPLACE, "values/* snapshots/*", "keys end in a digest, two may publish one round, a PUT is sent again"),
+        _grant(READ, f"{_BUS}/*", "what is said on a bus in the store"),
+        _grant(LIST, f"{_BUS}/", _HEARS),
+        _grant(REPLACE, f"{_BUS}/syncer/*", _SPEAKS),
+        _grant(DELETE, f"{_BUS}/syncer/*", "those of processes that ended"),
     ),
     Participant.COLLECTOR: (
         _PUBLISHED,
@@ -100,6 +110,8 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _grant(READ, "learners/*/checkpoints/*", "which of a signed run's checkpoints are their learners' own"),
         _grant(REPLACE, "segments/* commits/*", "packs commits, and leaves a pointer under each one's key"),
         _grant(DELETE, "values/* snapshots/* updates/* learners/*/checkpoints/*", "what no kept commit needs"),
+        _grant(LIST, "bus/", "the words of processes that ended, on a bus in the store"),
+        _grant(DELETE, "bus/*", "as above"),
     ),
     Participant.LEARNER: (
         _PUBLISHED,
@@ -110,6 +122,10 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _grant(CREATE, f"learners/{OWN}/*/claim", "an incarnation of a name is taken once"),
         _grant(REPLACE, _CHECKPOINTS, "who may delete may replace; nobody's log depends on a checkpoint"),
         _grant(DELETE, _CHECKPOINTS, "its own old ones; never an update or a claim"),
+        _grant(READ, f"{_BUS}/syncer/* {_BUS}/learner/{OWN}/*", "what is said on a bus in the store"),
+        _grant(LIST, f"{_BUS}/syncer/ {_BUS}/learner/{OWN}/", _HEARS),
+        _grant(REPLACE, f"{_BUS}/learner/{OWN}/*", _SPEAKS),
+        _grant(DELETE, f"{_BUS}/learner/{OWN}/*", "those of its earlier processes"),
     ),
     Participant.FOLLOWER: (
         _PUBLISHED,
@@ -126,6 +142,8 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
             LIST, "values/<p>/ updates/* learners/* evaluations/*", "explain looks for updates, status for learners"
         ),
         _grant(LIST, "commits/<p>/", "whether one is missing"),
+        _grant(READ, f"{_BUS}/*", "what is said on a bus in the store"),
+        _grant(LIST, f"{_BUS}/", _HEARS),
     ),
 }
 """The grants of each participant. To list is to read names. Without it some stores answer 403, not 404, for a key that
@@ -174,8 +192,9 @@ def streams(participant: Participant, name: str = "") -> tuple[Sequence[str], Se
 
 def fits(pattern: str, key: str) -> bool:
     """Return whether a key fits a pattern of the table."""
-    parts = re.split(f"({re.escape(FRAGMENT)}|\\*)", pattern)
-    expression = "".join({FRAGMENT: "[0-9]{5}", "*": ".*"}.get(part, re.escape(part)) for part in parts)
+    parts = re.split(f"({re.escape(FRAGMENT)}|{re.escape(RUN)}|\\*)", pattern)
+    meant = {FRAGMENT: "[0-9]{5}", RUN: "[0-9a-f]{16}", "*": ".*"}
+    expression = "".join(meant.get(part, re.escape(part)) for part in parts)
     return re.fullmatch(expression, key, re.DOTALL) is not None
 
 

@@ -109,7 +109,7 @@ class Reporter:
         """
         assert self.boundary is not None, "run before attach"
         said = self.boundary.step
-        while True:
+        while not self._bus.polled:  # there each report would be a request, and heartbeats must do
             await asyncio.sleep(self._pace.heartbeat_s * PROGRESS_BEATS)
             if self.boundary.step == said:
                 continue

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from isthmus.agent.ports import TRUSTING, known_run
-from isthmus.bus import default_bus
+from isthmus.bus import default_bus, default_pace
 from isthmus.errors import BucketMissing, Denied, InputError, RunMissing, Unavailable
 from isthmus.format.layout import Spec
 from isthmus.format.rules import CHECKPOINT_S, Adoption, FrozenCheck, Hyperparameters, Pace, Rules, named
@@ -156,8 +156,6 @@ def join(
     frozen_check = named(FrozenCheck, frozen, "value of frozen=")
     log_lines.show()
     bus = bus or os.environ.get("ISTHMUS_BUS") or default_bus(run)
-    if bus is None:
-        raise InputError(f"{run} is in a bucket: pass the URL of its bus, bus='redis://host:port', or set ISTHMUS_BUS")
     bus = as_environment_says(bus, os.environ)
     trust = trust_of(key, owner, insecure, run_digest)
     settings = named(Hyperparameters, hyperparameters, "value of hyperparameters=")
@@ -168,7 +166,8 @@ def join(
     thread = AgentThread(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust)
     with group.call("JOIN") as said:
         try:
-            plan = _Seeding(run, bus, create, vectors, pace or Pace(), trust, group, thread, group.frozen(frozen_check))
+            pace = pace or default_pace(bus)
+            plan = _Seeding(run, bus, create, vectors, pace, trust, group, thread, group.frozen(frozen_check))
             thread.start(plan.enter, partial(group.find_donor, thread), partial(group.assembled, thread))
             leader = Leader(thread, group, _bring_to_where_it_was(group, thread))
         except BaseException:

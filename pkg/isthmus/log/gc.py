@@ -16,6 +16,7 @@ from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Sto
 from isthmus.format.records import frame
 from isthmus.format.records.frame import Blob, Kind
 from isthmus.format.records.keys import (
+    BUS,
     LEARNERS,
     SCRATCH,
     UPDATES,
@@ -44,7 +45,10 @@ NOBODYS = frozenset({Reason.UNSIGNED, Reason.NOT_A_MEMBER})
 """Reasons that make a checkpoint or a claim junk for good: damage in transit neither makes nor removes a valid
 signature."""
 
-UNNAMED = ("snapshots", "checkpoints", "scratch")
+SAID_S = 86400.0
+"""Age in seconds below which messages of a bus in the store stay, so that `status` can tell how a process ended."""
+
+UNNAMED = ("snapshots", "checkpoints", "scratch", "messages")
 """Kinds of objects that no commit names, in the order in which they are deleted."""
 
 
@@ -99,6 +103,8 @@ async def plan(
     # An interrupted `isthmus doctor` leaves probe objects behind.
     probes = [e for e in listed if e.key.split("/")[2:3] == ["doctor"]]
     _doom(found, "scratch", [*await log.store.list(SCRATCH), *probes], before)
+    # A process of a bus in the store writes its words again with every heartbeat, so old ones are of one that ended.
+    _doom(found, "messages", await log.store.list(BUS), log.runtime.wall() - max(min_age_s, SAID_S))
     if log.signer is not None and log.signer.author == log.members.current.owner:
         # Only the owner deletes claims. A collector that removed a valid claim could make a learner begin an
         # incarnation that belongs to another process.

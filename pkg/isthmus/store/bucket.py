@@ -29,7 +29,7 @@ from typing_extensions import override
 from isthmus.errors import Denied, InputError, Unavailable, first_cause, legible
 from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank, fill
 from isthmus.runtime.clock import Runtime, wait_for_foreign_threads
-from isthmus.runtime.urls import Place
+from isthmus.runtime.urls import Place, redacted
 from isthmus.store.base import PART_BYTES, RANGE_BYTES, Entry, Store, is_there, part_of
 from isthmus.store.credentials import GOOGLE, Identity, access, google_host, google_signer
 from isthmus.store.refused import DENIED, EXPIRED, MISSING, RangeBeyondEnd, doubted, refusal, refused_read
@@ -347,7 +347,7 @@ async def open_s3(place: Place, runtime: Runtime) -> AsyncIterator[BucketStore]:
     """
     bucket = place.authority
     if not _BUCKET.fullmatch(bucket):
-        raise InputError(f"{place.url}: {bucket} is no valid name of a bucket")
+        raise InputError(f"{place}: {redacted(bucket)} is no valid name of a bucket")
     found = access(now=runtime.now).at(place)
     in_path = found.in_path(bucket)
     where = found.endpoint or f"https://s3.{found.region}.amazonaws.com"

@@ -12,7 +12,7 @@ from isthmus.store.base import Entry, Store
 from isthmus.store.limited import LimitedStore
 from isthmus.store.measured import MeasuredStore, Traffic
 from isthmus.store.regions import Regions
-from isthmus.store.retrying import AT_START, RUNNING, Patience, RetryingStore
+from isthmus.store.retrying import AT_START, ONCE, RUNNING, Patience, RetryingStore
 from isthmus.store.watched import Outage, WatchedStore
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ class EdgeStore(RetryingStore):
     def at_start(self) -> "EdgeStore":
         """The same store for the first requests: it reports a failure within seconds."""
         return self.with_patience(AT_START)
+
+    @property
+    def for_bus(self) -> "EdgeStore":
+        """The same store for messages: nothing is tried twice, and their bytes are not those of the run's objects."""
+        return EdgeStore(self._before, self.runtime, ONCE, outage=self.outage)
 
     def _restacked(self, patience: Patience, metrics: "Metrics | None") -> "EdgeStore":
         edge = EdgeStore(

@@ -40,6 +40,10 @@ BESIDE = Patience(attempts=2)
 """For buckets beside the run's own: there is another place to ask, or the caller asks again."""
 
 
+ONCE = Patience(attempts=1, request_s=5.0)
+"""For the bus: whatever matters is said again, and the next look for messages comes soon."""
+
+
 class RetryingStore(Layer):
     """Retries requests that raise `Unavailable`.
 

@@ -131,7 +131,7 @@ class Syncer:
         self._tolerant = TolerantStore(store, self._tolerance)
         self._log = log.through(self._tolerant)
         self._unknown = asyncio.Event()
-        bus = TolerantBus(TimedBus(bus, self.metrics, runtime), self._tolerance)
+        self._bus = bus = TolerantBus(TimedBus(bus, self.metrics, runtime), self._tolerance)
         self._runtime = runtime
         self._run = log.run
         self._live = LiveLearners(self.pace, runtime.now(), log.run.header.bounds)
@@ -224,6 +224,9 @@ class Syncer:
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(self.vitals.watch())]
             background.append(tasks.create_task(self._attend()))
+            if self._bus.polled:
+                with contextlib.suppress(Unavailable):
+                    await self._bus.append(SYNCER_STREAM, b"")  # the newest write is what dates the messages there
             # Follow the stream even before it exists: other syncers must be heard from their first message.
             await self._listener.follow(SYNCER_STREAM)
             async for stream, said in self._listener.backlog():

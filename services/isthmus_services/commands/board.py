@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.agent.ports import bus_answers, open_log, open_ports
-from isthmus.bus import default_bus
+from isthmus.bus import default_bus, in_store
 from isthmus.errors import InputError, Unavailable
 from isthmus.runtime.urls import Place
 from isthmus.store import EdgeStore
@@ -118,10 +118,10 @@ async def _begun(feed: Feed) -> Feed:
 
 
 def _bus(settings: declared.Board) -> str | None:
-    """Return the URL of the bus to listen to. None: none is given and there is none beside the run; none is created."""
+    """Return the URL of the bus to listen to. None: none is given, and the run's folder has none; none is created."""
     if settings.bus is None:
         beside = default_bus(settings.run)
-        if beside is None or not os.path.exists(Place.of(beside).path):
+        if not in_store(beside) and not os.path.exists(Place.of(beside).path):
             return None
     return shared.bus_of(settings, settings.run)
 

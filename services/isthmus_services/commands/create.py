@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.agent.ports import open_log, open_place
+from isthmus.bus import IN_STORE, default_pace, in_store
 from isthmus.bus.users import require_users, set_users
 from isthmus.errors import BucketMissing, Denied, InputError, RunMissing, Unavailable
 from isthmus.format.permissions import Participant
 from isthmus.format.records.objects import MemberSpec
-from isthmus.format.rules import MemberRole, Pace, overdrive
+from isthmus.format.rules import MemberRole, overdrive
 from isthmus.format.signing import Signer, fingerprint
 from isthmus.format.signing.keys import kept_signer, public_line, read_public
 from isthmus.log.membership import Membership, changed, write
@@ -104,7 +105,7 @@ def _create(
             )
     untried = _asked_bus(settings)
     with _administering():
-        made, owner = _run_of(settings, folder)
+        made, owner = _run_of(settings, folder, bus)
         removed = asyncio.run(_removed(settings, owner, folder)) if settings.remove else ()
         members = asyncio.run(_admit(settings, owner, folder, theirs))
     _, strict = access.as_before(folder, None if known.exists() else place, settings.strict)
@@ -112,7 +113,7 @@ def _create(
     gone = {who.user for who in removed}
     everybody = [who for who in access.identities_in(folder, *named, checkpoints=not strict) if who.user not in gone]
     with _administering():
-        in_store, strays = asyncio.run(_store_users(settings.run, place, folder, everybody, removed))
+        on_store, strays = asyncio.run(_store_users(settings.run, place, folder, everybody, removed))
     for who in removed:  # only now: until here, its folder says that there is something to remove
         shutil.rmtree(folder / who.user, ignore_errors=True)
     access.prepare(folder, *named, strict=strict, bus_users=settings.bus_users != "none")
@@ -127,7 +128,7 @@ def _create(
         *([f"warning: {warning}"] if (warning := overdrive(made.rules)) else []),
         f"members: {', '.join(m.name for m in members.members)} (membership {members.version})",
         *([f"removed: {', '.join(who.user for who in removed)}"] if removed else []),
-        in_store,
+        on_store,
         on_bus,
         *_left_over(settings, members, everybody, strays),
         *_of_this_machine(site),
@@ -177,7 +178,9 @@ def _as_before(settings: declared.Create, folder: Path) -> declared.Create:
     """Return the settings, completed with what earlier calls said of the bus. Raises `OSError`."""
     known, authorities = folder / BUS_FILE, folder / Participant.READER / BUS_CA
     earlier: dict[str, str] = json.loads(known.read_text()) if known.exists() else {}
-    bus, users = settings.bus or earlier.get("bus"), settings.bus_users or earlier.get("bus_users", "file")
+    bus, users = settings.bus or earlier.get("bus", IN_STORE), settings.bus_users or earlier.get("bus_users", "file")
+    if in_store(bus):
+        return replace(settings, bus=bus, bus_users="none")
     if settings.bus is None and bus and (settings.bus_user or users != earlier["bus_users"]):
         bus = _without_user(bus)
     trusts = authorities.exists() and (bus or "").startswith("rediss:")
@@ -192,11 +195,14 @@ def _without_user(bus: str) -> str:
 
 def _bus(settings: declared.Create) -> str:
     """Return the URL of the bus as participants get it. Raises `InputError`."""
-    if settings.bus is None:
-        raise InputError("give the run's bus with --bus redis://host:port: the settings of each participant name it")
+    assert settings.bus is not None, "the store's, if no other is given"
     place = Place.of(settings.bus)
+    if in_store(settings.bus):
+        return settings.bus
     if place.scheme not in ("redis", "rediss"):
-        raise InputError(f"--bus {place}: a run in a bucket needs a bus that all reach: redis://host:port")
+        raise InputError(
+            f"--bus {place}: a run in a bucket needs a bus that all reach, redis://host:port or {IN_STORE}"
+        )
     if settings.bus_users == "none":
         return as_user(settings.bus, settings.bus_user, settings.bus_password, settings.bus_password_file)
     return _without_user(settings.bus)
@@ -247,7 +253,7 @@ def _administering() -> Iterator[None]:
 # --- the run and its members ------------------------------------------------------------------------------------------
 
 
-def _run_of(settings: declared.Create, folder: Path) -> tuple[Run, Signer]:
+def _run_of(settings: declared.Create, folder: Path, bus: str) -> tuple[Run, Signer]:
     """Return the run, after creating a missing one, and the owner's key. Raises `InputError` if the run differs."""
     path = folder / Participant.OWNER / KEY
     there = asyncio.run(_found(settings.run))
@@ -269,7 +275,7 @@ def _run_of(settings: declared.Create, folder: Path) -> tuple[Run, Signer]:
     made = init.create(
         settings,
         settings.run,
-        shared.pace_of(settings, Pace()),
+        shared.pace_of(settings, default_pace(bus)),
         Trust(owner),
         model=settings.model,
         source=settings.source,
@@ -470,6 +476,8 @@ def _bus_users(
     settings: declared.Create, folder: Path, everybody: Sequence[Identity], removed: Sequence[Identity]
 ) -> str:
     """Set the users on the bus, if that is asked for. Return a line that says what was done or is to be done."""
+    if in_store(settings.bus or ""):
+        return "bus: in the run's own store, where the policies say who speaks"
     if settings.bus_users == "none":
         return "bus: all participants use it alike, without users of their own"
     acl = shlex.quote(str(folder / access.ACL_FILE))

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from isthmus.agent.ports import THREADS
+from isthmus.bus import in_store
 from isthmus.doctor import (
     FAILURE,
     NOTE,
@@ -85,9 +86,9 @@ async def examine(url: str, bus: str, role: Role, trust: Trust, runtime: Runtime
             yield said
     async for finding in examine_way("store", url, runtime):
         yield finding
-    async for finding in examine_bus(bus, digest, role, runtime):
+    async for finding in examine_bus(bus, digest, role, runtime, url):
         yield finding
-    if role.on_bus:
+    if role.on_bus and not in_store(bus):
         async for finding in examine_way("bus", bus, runtime):
             yield finding
     if run is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.agent.ports import TRUSTING, open_place
+from isthmus.bus import default_pace
 from isthmus.errors import InputError, RunMissing
 from isthmus.format import isotropic
 from isthmus.format.layout import Spec
@@ -28,7 +29,7 @@ def run(settings: declared.Init) -> int:
     made = create(
         settings,
         settings.run,
-        shared.pace_of(settings, Pace()),
+        shared.pace_of(settings, default_pace(shared.bus_of(settings, settings.run))),
         shared.trust_in(settings),
         model=settings.model,
         source=settings.source,

@@ -15,12 +15,11 @@ import msgspec
 
 from isthmus import codecs
 from isthmus.agent.ports import bus_answers, open_place, open_ports
-from isthmus.bus import open_bus
+from isthmus.bus import default_pace, in_store, open_bus
 from isthmus.bus.base import BusItem
 from isthmus.errors import BucketMissing, InputError, ObjectMissing, RecordInvalid
 from isthmus.format.records.keys import RUN_KEY
 from isthmus.format.records.messages import Heartbeat, decode
-from isthmus.format.rules import Pace
 from isthmus.inspect.bus_view import BusView
 from isthmus.inspect.status import Live
 from isthmus.log import Log
@@ -80,7 +79,7 @@ def run(settings: declared.Demo) -> int:
             store, bus = _servers(out, stack)
         keys = identities.new(out / mark.KEYS, settings.learners) if signed else None
         trust = Trust(keys.owner, keys.fingerprint) if keys else Trust()
-        made = init.create(settings, store, Pace(), trust, create_bucket=settings.servers)
+        made = init.create(settings, store, default_pace(bus), trust, create_bucket=settings.servers)
         codecs.warm(made.rules.codec_up, made.rules.codec_down)  # compiled once, for all processes
         print(
             f"{store}: {made.layout.size:,} parameters in {len(made.layout.fragments)} fragments, "
@@ -355,7 +354,7 @@ def _servers(out: Path, stack: ExitStack) -> tuple[str, str]:
 
 async def _require_usable(a: declared.Demo, bus: str) -> None:
     """Raise, before files of an earlier demo are deleted, unless the bus answers and the store has room for a run."""
-    if a.bus:
+    if a.bus and not in_store(a.bus):
         async with open_bus(bus, bytes(32)) as opened:
             await bus_answers(opened)
     if not a.store:

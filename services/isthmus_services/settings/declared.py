@@ -67,7 +67,7 @@ class Demo(OnBus, ArithmeticOfRun, Seeded, Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Init(InRun, TakingPart, ModelOfRun, ArithmeticOfRun, PaceOfRun, Seeded):
+class Init(InRun, OnBus, TakingPart, ModelOfRun, ArithmeticOfRun, PaceOfRun, Seeded):
     """Settings of `isthmus init`."""
 
     create_bucket: CreateBucket = False

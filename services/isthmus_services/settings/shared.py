@@ -72,7 +72,11 @@ class OnBus:
 
     bus: Annotated[
         str | None,
-        Setting("URL of the bus, redis://host:port (default: the embedded bus of a run in a folder)", metavar="URL"),
+        Setting(
+            "URL of the bus: redis://host:port, or store: for the run's own store (default: store:, but an embedded "
+            "file for a run in a folder)",
+            metavar="URL",
+        ),
     ] = None
     bus_user: Annotated[str | None, Setting("user name on the bus, if its URL has none", metavar="NAME")] = None
     bus_password: Annotated[str | None, Setting("password of the bus", secret=True)] = None
@@ -250,13 +254,10 @@ class Participants:
 
 
 def bus_of(settings: OnBus, run: str) -> str:
-    """Return the URL of the bus, with user and password in it. Raises `InputError` if --bus is needed but missing."""
+    """Return the URL of the bus, with user and password in it. Raises `InputError`."""
     from isthmus.bus import default_bus  # imports asyncio, which `isthmus --help` does not need
 
-    bus = settings.bus or default_bus(run)
-    if bus is None:
-        raise InputError(f"{run} is in a bucket: give its bus with --bus redis://host:port")
-    bus = trusting(bus, settings.bus_ca)
+    bus = trusting(settings.bus or default_bus(run), settings.bus_ca)
     return as_user(bus, settings.bus_user, settings.bus_password, settings.bus_password_file)
 
 

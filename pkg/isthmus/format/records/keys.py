@@ -5,7 +5,9 @@ import re
 from isthmus.format.records.fields import KEY_MAX, KEY_PATTERN, is_name
 
 RUN_KEY = "run"
-UPDATES, LEARNERS, SCRATCH, EVALUATIONS, MEMBERS = "updates/", "learners/", "scratch/", "evaluations/", "members/"
+UPDATES, LEARNERS, SCRATCH, EVALUATIONS, MEMBERS, BUS = (
+    "updates/", "learners/", "scratch/", "evaluations/", "members/", "bus/"
+)  # fmt: skip
 
 
 def update_key(fragment: int, learner: str, base: int, digest: bytes) -> str:
