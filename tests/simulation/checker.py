@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from isthmus.bus.endpoints import UNSAID_MAX
+from isthmus.bus.store import open_box
 from isthmus.codecs.kernels import F32
 from isthmus.errors import IsthmusError, RecordInvalid
 from isthmus.format.records import frame
 from isthmus.format.records.frame import Body, Kind
-from isthmus.format.records.keys import commit_key, is_versioned, version_in
+from isthmus.format.records.keys import BUS, commit_key, is_versioned, version_in
 from isthmus.format.records.messages import (
     SYNCER_STREAM,
     Alive,
@@ -118,6 +119,7 @@ class Checker:
         self.waiting = Waiting(self)
         self.values = Values(self)
         self.names: set[str] = set()  # learners that ever sent a message
+        self.said_last: dict[str, int] = {}  # by box of a bus in the store, the newest message
         self.originals: dict[str, bytes] = {}  # what a hostile learner stored first under each key
         self.initial = []
         for p in range(len(self.run.layout.fragments)):
@@ -149,6 +151,9 @@ class Checker:
 
     def written(self, key: str, data: bytes, before: bytes | None) -> None:
         """Check an object that was just written."""
+        if key.startswith(BUS):
+            self.boxed(key, data)
+            return
         if is_its_own(key):
             self.originals.setdefault(key, data)
         elif before is not None and before != data:
@@ -174,6 +179,15 @@ class Checker:
                     self.violate(f"{key}: {what}")
         if kind in ("commits", "snapshots", "learners"):
             self.say("store", f"has {key}")
+
+    def boxed(self, key: str, data: bytes) -> None:
+        """Take note of what was said by writing a box of a bus in the store."""
+        opened = open_box(data)
+        assert opened is not None, f"{key} is no box"
+        for said in opened.said:
+            if said.number > self.said_last.get(key, 0):
+                self.said_last[key] = said.number
+                self.said(key.split("/", 2)[2].rpartition("/")[0], said.body)
 
     def committed(self, key: str, data: bytes) -> None:
         """Check a commit that was just written."""

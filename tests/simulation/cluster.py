@@ -14,7 +14,7 @@ import numpy as np
 
 from isthmus.errors import Denied, IsthmusError, LogCorrupt, RunMissing, first_cause
 from isthmus.format.records import frame, messages
-from isthmus.format.records.keys import UPDATES, commits_prefix, snapshot_key, snapshots_prefix, updates_prefix
+from isthmus.format.records.keys import BUS, UPDATES, commits_prefix, snapshot_key, snapshots_prefix, updates_prefix
 from isthmus.format.records.messages import SYNCER_STREAM
 from isthmus.learner import LearnerAgent
 from isthmus.learner import agent as learner_agent
@@ -199,7 +199,8 @@ class Cluster:
             costs=s.costs,
             bytes_scale=BYTES_SCALE,
         )
-        ports = seat.ports = self.world.ports(process, seat.store, seat.bus)
+        beat_s = s.pace.heartbeat_s if s.kind is Kind.BUCKET else None
+        ports = seat.ports = self.world.ports(process, seat.store, seat.bus, beat_s)
         strange = {planned.fault for planned in s.planned}
         if Fault.GATEWAY in strange:
             ports.store.landmark = snapshots_prefix(0)
@@ -299,6 +300,8 @@ class Cluster:
                         self.spawn(self.live(seat))
                 case Fault.WIPED:
                     self.world.streams.wipe()
+                    for key in [key for key in self.world.objects.blobs if key.startswith(BUS)]:
+                        self.world.objects.delete(key)
                     syncers = [s for s in self.seats if s.is_syncer and s.processes]
                     if planned.draw < 0.5 and syncers:
                         # The bus and the syncers were on one machine.

@@ -81,6 +81,7 @@ class Kind(StrEnum):
     HOSTILE = "hostile"
     OVERLOAD = "overload"
     LIARS = "liars"
+    BUCKET = "bucket"
 
 
 SHARES = {Kind.PLAIN: 0.89, Kind.CHOIR: 0.02, Kind.SIEGE: 0.06, Kind.THIN: 0.01, Kind.HOSTILE: 0.02}
@@ -91,6 +92,9 @@ OVERLOADS = 0.01
 
 LIES = 0.02
 """Share of plain seeds in which a member lies. It is drawn separately."""
+
+BUCKETS = 0.05
+"""Share of plain seeds whose bus is in the store. It is drawn separately."""
 
 STRANGER = "stranger"
 """The name under which false messages are sent on the syncers' stream."""
@@ -261,10 +265,14 @@ def draw(seed: int, kind: Kind | None = None) -> Scenario:
             return _overload(scenario)
         case Kind.LIARS:
             return _liars(scenario)
+        case Kind.BUCKET:
+            return _bucket(scenario)
         case _ if kind is None and random.Random(f"overload/{seed}").random() < OVERLOADS:
             return _overload(scenario)
         case _ if kind is None and random.Random(f"liars/{seed}").random() < LIES:
             return _liars(scenario)
+        case _ if kind is None and random.Random(f"bus/box/{seed}").random() < BUCKETS:
+            return _bucket(scenario)
         case _:
             return _rests(scenario)
 
@@ -388,6 +396,19 @@ def _liars(s: Scenario) -> Scenario:
             quick.pace, grace=0.8, staleness=max(1, quick.pace.staleness), quorum=min(quick.pace.quorum, quick.learners)
         ),
         vigil_s=quick.goes_on_s + 5.0,
+    )
+
+
+def _bucket(s: Scenario) -> Scenario:
+    """Put the bus into the store: what is said are objects, and listings of them may be late or repeat themselves."""
+    d = random.Random(f"bucket/{s.seed}/drawn")
+    of_servers = (Fault.DEMOTED, Fault.DEAF, Fault.FALSE_WORD)
+    late = {Fault.LISTED_LATE: d.uniform(0.05, 0.3), Fault.LISTED_TWICE: d.uniform(0.05, 0.3)}
+    return replace(
+        s,
+        kind=Kind.BUCKET,
+        bus={fault: chance for fault, chance in s.bus.items() if fault is not Fault.SWALLOWED} | late,
+        planned=tuple(planned for planned in s.planned if planned.fault not in of_servers),
     )
 
 

@@ -300,23 +300,25 @@ class StoreBus(Bus):
             every_s = (QUICK if clock < self._quick_until else SLOW) * self._beat_s
             if not now and all(clock < self._looked.get(stream, -every_s) + every_s for stream in streams):
                 return
-            boxes = [(s, writer, box) for s in streams for writer, box in self._boxes.get(s, {}).items()]
-            live = [(s, writer) for s, writer, box in boxes if clock - box.changed_at < LIVE_BEATS * self._beat_s]
+            live = {id(box) for *_, box in self._known(streams) if clock - box.changed_at < LIVE_BEATS * self._beat_s}
             many = len(live) > ASKED_MAX
             list_s = 0.0 if now or many else (LIST_BEATS if live else 1.0) * self._beat_s
             for prefix in self._prefixes(streams):
                 if clock - self._listed_at(prefix) >= list_s:
                     await self._list(prefix)
-            asked = dict.fromkeys([] if many else live)
-            asked |= {
-                (s, w): None for s in streams for w, box in self._boxes.get(s, {}).items() if box.listed != box.read
-            }
+            asked = [
+                known for known in self._known(streams)
+                if (known[2].listed != known[2].read) or (id(known[2]) in live and not many)
+            ]  # fmt: skip
             failed = [e for e in await asyncio.gather(*(self._ask(*one) for one in asked)) if e is not None]
             if failed and len(failed) == len(asked):  # one box that cannot be read hides no other
                 raise failed[0]
-            self._looked = {s: at for s, at in self._looked.items() if clock - at < KEPT_S} | dict.fromkeys(
-                streams, clock
-            )
+            recent = ((stream, at) for stream, at in self._looked.items() if clock - at < KEPT_S)
+            self._looked = {**dict(recent), **dict.fromkeys(streams, clock)}
+
+    def _known(self, streams: Iterable[str]) -> list[tuple[str, str, _Box]]:
+        """Return the boxes of others that are known of these streams, with stream and writer."""
+        return [(stream, writer, box) for stream in streams for writer, box in self._boxes.get(stream, {}).items()]
 
     def _prefixes(self, streams: Collection[str]) -> list[str]:
         """Return what to list: a few streams each by itself, else all at once."""
@@ -342,10 +344,9 @@ class StoreBus(Bus):
         self._store_now = max([self._store_now, *(entry.modified for _, _, entry in found)])
         return found
 
-    async def _ask(self, stream: str, writer: str) -> Unavailable | Denied | None:
+    async def _ask(self, stream: str, writer: str, box: _Box) -> Unavailable | Denied | None:
         """Read a box; return why it cannot be read."""
-        box, key = self._boxes[stream][writer], self._key(stream, writer)
-        listed = box.listed
+        key, listed = self._key(stream, writer), box.listed
         try:
             async with self._reads:
                 opened = open_box(await self._store.get_range(key, 0, HEAD_BYTES))

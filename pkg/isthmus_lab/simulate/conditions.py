@@ -41,6 +41,9 @@ class Fault(StrEnum):
     DEMOTED = "bus failed over"  # open connections now lead to a replica
     UNMOUNTED = "mount lost"  # the folder is another one, without the run
     FALSE_WORD = "version said that does not exist"
+    # To listings of a bus in the store.
+    LISTED_LATE = "listing of earlier"
+    LISTED_TWICE = "listing with repetitions, in no order"
 
 
 UNHEARD = frozenset({Fault.CUT_OFF, Fault.HALF_CUT, Fault.LOST_REQUEST, Fault.SILENT})

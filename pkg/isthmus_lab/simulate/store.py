@@ -82,6 +82,8 @@ class SimulatedStore(Store):
         self.read_bytes: Counter[str] = Counter()
         """Number of reads, and bytes that they returned, by the first part of the key."""
         self.mount: Mount | None = None
+        self._earlier: dict[str, Sequence[Entry]] = {}
+        """By prefix, the last listing that was not late, where listings may be late."""
         self._objects = objects
         self._process = process
         self._clock = process.clock
@@ -114,6 +116,16 @@ class SimulatedStore(Store):
         """See `Store.list`. Pages are read one after another: an object written meanwhile may be listed or not."""
         if prefix and not prefix.endswith("/"):
             raise ValueError(f"a prefix ends with '/': {prefix!r}")
+        if Fault.LISTED_LATE not in self.conditions.chances:
+            return await self._pages(prefix)
+        found, draw = await self._pages(prefix), self._process.random
+        strange = self.conditions.strikes(draw, f"list {prefix}", Fault.LISTED_LATE, Fault.LISTED_TWICE)
+        if strange is Fault.LISTED_LATE:
+            return self._earlier.get(prefix, ())
+        self._earlier[prefix] = found
+        return draw.choices(found, k=2 * len(found)) + [*found] if strange is Fault.LISTED_TWICE and found else found
+
+    async def _pages(self, prefix: str) -> Sequence[Entry]:
         first: list[Entry] = await self._request("list", prefix, lambda: self._there.list(prefix))
         if len(first) < 2:
             return first

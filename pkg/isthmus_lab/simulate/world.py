@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from typing_extensions import override
 
+from isthmus.bus.store import StoreBus
 from isthmus.codecs.kernels import F32
 from isthmus.format.layout import Layout
 from isthmus.format.rules import Pace
@@ -54,7 +55,7 @@ class SimulatedPorts:
 
     process: Process
     store: EdgeStore
-    bus: SimulatedBus
+    bus: SimulatedBus | StoreBus
     wire: SimulatedStore
 
 
@@ -87,8 +88,17 @@ class World:
         """Make a process. Its randomness depends on the world's seed, its name and the number of its life."""
         return Process(self.clock, name, f"{self.seed}/{name}/{life}", **options)
 
-    def ports(self, process: Process, store: Conditions | None = None, bus: Conditions | None = None) -> SimulatedPorts:
-        """Connect a process to the store and the bus; return its ports."""
+    def ports(
+        self,
+        process: Process,
+        store: Conditions | None = None,
+        bus: Conditions | None = None,
+        beat_s: float | None = None,
+    ) -> SimulatedPorts:
+        """Connect a process to the store and the bus; return its ports.
+
+        `beat_s`: the heartbeat of a run whose bus is in its store; None: the bus is a server.
+        """
         wire = SimulatedStore(self.objects, process, store or Conditions())
         runtime = process.runtime
 
@@ -97,7 +107,10 @@ class World:
             return nullcontext(EdgeStore(there, runtime, BESIDE))
 
         edge = EdgeStore(wire, runtime, regions=Regions(beside, runtime))
-        return SimulatedPorts(process, edge, SimulatedBus(self.streams, process, bus or Conditions()), wire)
+        if beat_s is None:
+            return SimulatedPorts(process, edge, SimulatedBus(self.streams, process, bus or Conditions()), wire)
+        boxes = EdgeStore(SimulatedStore(self.objects, process, bus or Conditions()), runtime).for_bus
+        return SimulatedPorts(process, edge, StoreBus(boxes, runtime, 16 * "0", beat_s), wire)
 
     async def create(self, seed: Seed) -> Run:
         """Create the run in the store."""
