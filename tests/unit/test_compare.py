@@ -16,14 +16,17 @@ import pytest
 
 from isthmus.agent.speed import Speeds
 from isthmus.errors import InputError
-from isthmus_lab.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, Job, Way, compare, held
+from isthmus_lab.commands.plan import _lasting
+from isthmus_lab.forecast.compare import ACROSS, ASSUMED, DECOUPLED, ONE_PLACE, Comparison, Job, Way, compare, held
 from isthmus_lab.forecast.island import Island
 from isthmus_lab.forecast.learning import Measured, lab
 from isthmus_lab.forecast.outcome import DAY_S
 from isthmus_lab.forecast.planner import Plan, plan
 from isthmus_lab.forecast.search import Fixed
-from isthmus_lab.training.decoupled import COMPARED, IN_MEMORY_S
-from isthmus_lab.training.setting import WINDOW_TOKENS, Failures, Wires
+from isthmus_lab.training.decoupled import COMPARED, IN_MEMORY_S, IN_ONE_PLACE
+from isthmus_lab.training.experiment import PARALLEL, base, named
+from isthmus_lab.training.setting import WINDOW_TOKENS, Failures, Shape, Wires
+from isthmus_lab.training.training import train
 from isthmus_services.board.prices import Prices
 from isthmus_services.main import main
 
@@ -70,7 +73,42 @@ def test_any_failure_stops_a_job_and_its_own_alone_a_learner() -> None:
     # Eight times an hour all learners stand still for a minute: 1 / (1 + 480 / 3600). Checkpoints cost a little more.
     assert failing.way(ONE_PLACE).goodput == pytest.approx(1 / (1 + 480 / 3600), rel=0.06)
     assert failing.way(DECOUPLED).goodput == pytest.approx(calm.way(DECOUPLED).goodput / (1 + 66 / 3600), rel=1e-6)
-    assert failing.way(ACROSS).goodput == failing.way(ONE_PLACE).goodput
+    # Across the links a job fails as often, and works for one second of each step.
+    across = failing.way(ACROSS)
+    assert across.goodput == pytest.approx(failing.way(ONE_PLACE).goodput / across.step_s)
+
+
+def test_learners_of_unequal_speed_are_compared_token_by_token() -> None:
+    fast, slow = Island(name="fast", step_s=1.0), Island(name="slow", step_s=3.0)
+    fixed = replace(RDA, sync_every=24, fragments=12)
+    found = compared(1e8, fast, slow, fixed=fixed)
+    one, across, ours = found.ways
+    # A step of two learners' tokens, three quarters of them on the fast one, takes 1.5 s on either.
+    assert one.step_s == pytest.approx(1.5)
+    assert one.processed == pytest.approx((1.0 + 1.0 / 3.0) * 1000 * DAY_S)
+    assert one.goodput == 1.0
+    assert across.goodput == pytest.approx(one.step_s / across.step_s)
+    # Copies take a share of a step's time, twice or thrice less of a long step.
+    assert 0.98 * one.processed < ours.processed < one.processed
+    assert ours.goodput == pytest.approx(ours.processed / one.processed, rel=0.01)
+
+
+def test_goodput_is_the_same_figure_in_the_plan_the_comparison_and_the_lab() -> None:
+    """Two learners that never fail: across the links, gradients take 1.6 s after each step of a second."""
+    wires = Wires(latency_s=0.0, spread=0.0, gbit_s=0.01, parameters=1e6)
+    there = named(base(120, learners=2, shape=Shape(width=16, layers=1, heads=1), until="time", wires=wires), "")
+    job = named(there, "", **PARALLEL)
+    island = Island(name="a", count=2, up_gbit_s=0.01, down_gbit_s=0.01, latency_s=0.0)
+    fixed = replace(RDA, sync_every=there.rules.sync_every, fragments=there.rules.fragments)
+    forecast = planned(1e6, island, fixed=fixed).forecasts[0]
+    found = compared(1e6, island, job=Job(overlapped=False), fixed=fixed)
+    assert forecast.goodput == pytest.approx(found.way(DECOUPLED).goodput, rel=1e-12)
+    assert forecast.goodput == forecast.utilization
+    # The run is short: learners first fetch the model for three seconds of 120, and at its end they wait for each other.
+    assert found.way(DECOUPLED).goodput == pytest.approx(train(there, 0).goodput, abs=0.05)
+    assert found.way(ACROSS).goodput == pytest.approx(1.0 / 2.6)
+    assert found.way(ACROSS).goodput == pytest.approx(train(job, 0).goodput, abs=0.01)
+    assert found.way(ONE_PLACE).goodput == train(named(job, "", wires=IN_ONE_PLACE), 0).goodput == 1.0
 
 
 def test_a_job_that_checkpoints_by_the_clock_loses_half_of_the_time_between() -> None:
@@ -213,9 +251,10 @@ def test_the_command_says_what_it_rests_on_and_where_it_pays(
         "a day of 64 GPUs in 8 learners, 2.9e+09 parameters",
         "rests on: a lab model of 0.26 million parameters",
         "parity (1) is what was published at large scale",
-        "it pays if a learner fails more often than every",
+        "it pays if a learner fails more often than every 22.6 seconds; at parity if a learner fails more often than",
         "it pays below",
         "1e+06 tokens in a learner's step (--step-tokens)",
+        "the comparison assumes: GPUs cost the same in every place",
         "isthmus init s3://BUCKET/RUN",
     ):
         assert part in shown, part
@@ -223,7 +262,24 @@ def test_the_command_says_what_it_rests_on_and_where_it_pays(
     one, across, ours = report["compare"]["ways"]
     assert ours["learnt"] == pytest.approx(ours["processed"] * report["worth"]["long"])
     assert across["learnt"] < ours["learnt"] < one["learnt"]
+    assert report["compare"]["mtbf_hours"] == pytest.approx(22.6 / 3600.0, rel=0.01)
+    assert report["compare"]["gbit_s_at_parity"] == "always"
     assert report["init"].startswith("isthmus init")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.5, "0.5 seconds"), (22.6, "22.6 seconds"), (600.0, "10 minutes"), (7200.0, "2 hours"), (3e6, "34.7 days")],
+)
+def test_a_duration_is_said_in_the_unit_in_which_it_is_read(seconds: float, said: str) -> None:
+    assert _lasting(seconds) == said
+
+
+def test_the_page_has_what_the_comparison_assumes() -> None:
+    page = (
+        (RESULTS.parent / "compare.md").read_text().partition("<!-- assumed -->")[2].partition("<!-- /assumed -->")[0]
+    )
+    assert [" ".join(item.split()) for item in page.strip().removeprefix("- ").split("\n- ")] == list(ASSUMED)
 
 
 def test_beyond_what_the_lab_measured_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,7 @@ COMMANDS = (
 """Modules and packages of `isthmus_services`, which may import all of `isthmus`."""
 
 LABORATORY = (
-    "simulate",  # worlds in virtual time
+    "simulate working_time",  # worlds in virtual time · what goodput is
     "forecast training",  # forecasts of a run · experiments with real gradients
     "bench worker",
     "commands",

@@ -18,7 +18,7 @@ from isthmus.format.rules import MergeRule
 from isthmus.runtime.clock import single_threaded
 from isthmus_lab.commands import declared
 from isthmus_lab.forecast import speeds
-from isthmus_lab.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, compare
+from isthmus_lab.forecast.compare import ACROSS, ASSUMED, DECOUPLED, ONE_PLACE, Comparison, compare
 from isthmus_lab.forecast.island import START_S, Island
 from isthmus_lab.forecast.outcome import SYNCER_CORES, SYNCER_GBIT_S, Forecast
 from isthmus_lab.forecast.planner import Plan, plan
@@ -32,6 +32,9 @@ GPUS = 8
 """GPUs of each learner if `--gpus` is not given."""
 
 STEP_TOKENS = 1e6
+
+TURNS = ("mtbf_hours", "mtbf_hours_at_parity", "gbit_s", "gbit_s_at_parity")
+"""Fields of a comparison at which decoupled training stops paying."""
 
 
 def run(arguments: declared.Plan) -> int:
@@ -71,7 +74,8 @@ def run(arguments: declared.Plan) -> int:
             assumed.append(f"{STEP_TOKENS:g} tokens in a learner's step (--step-tokens)")
         beside = compare(found, islands, prices, arguments.step_tokens or STEP_TOKENS)
         _show_compared(found, beside, islands)
-        report["compare"] = msgspec.to_builtins(beside)
+        turns = {name: _turn(getattr(beside, name)) for name in TURNS}
+        report["compare"] = msgspec.to_builtins(beside) | turns | {"assumed": ASSUMED}
     else:
         _show(found)
     console = stdout()
@@ -152,6 +156,11 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _turn(found: float | None) -> float | str:
+    """Return where decoupled training stops paying, or whether it does never or always."""
+    return "never" if found is None else "always" if math.isinf(found) else found
+
+
 def plain(found: Plan) -> dict[str, Any]:
     """Return the plan as plain data for a report. An infinite `mtbf_hours` becomes None."""
     report = msgspec.to_builtins(found)
@@ -227,7 +236,15 @@ def _islands(arguments: declared.Plan, file: dict[str, Any], assumed: list[str])
     if not isinstance(tables, list) or not tables:
         raise InputError(f"{arguments.islands}: has no [[learner]] tables")
     found = [converted(table, Island, f"{arguments.islands}, learner {n + 1}") for n, table in enumerate(tables)]
-    for name, what in (("step_s", "1 s a step"), ("gpus", f"{GPUS} GPUs")):
+    plain = Island(name="learner")
+    for name, what in (
+        ("step_s", "1 s a step"),
+        ("gpus", f"{GPUS} GPUs"),
+        ("up_gbit_s", f"{plain.up_gbit_s:g} Gbit/s up"),
+        ("down_gbit_s", f"{plain.down_gbit_s:g} Gbit/s down"),
+        ("latency_s", f"{plain.latency_s:g} s to the store"),
+        ("mtbf_hours", "no failures"),
+    ):
         if silent := [i.name for i, table in zip(found, tables, strict=True) if name not in table]:
             assumed.append(f"{what} of {', '.join(silent)} ({name})")
     if silent := [i.name for i in found if i.restart_s is None and not math.isinf(i.mtbf_hours)]:
@@ -257,7 +274,7 @@ def _show(found: Plan) -> None:
         console.print(_restart(f), highlight=False)
     s, day = found.syncer, found.day
     console.print(
-        "in the model: utilisation × goodput × merged, the share of "
+        "goodput: utilisation, less what failures take; in the model: goodput × merged, the share of "
         f"time whose work is in a commit; a processed token is worth {_worth(found)} of data parallel's",
         highlight=False,
     )
@@ -339,7 +356,10 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island]) -
     )
     one = beside.way(ONE_PLACE)
     ways = beside.ways
-    table.add_row("a step", *(f"{w.step_s:.3g} s" for w in ways))
+    steps = [f"{w.step_s:.3g} s" for w in ways]
+    if (slowest := max(i.step_s for i in islands)) > ways[-1].step_s:
+        steps[-1] += f" to {slowest:.3g} s"
+    table.add_row("a step", *steps)
     table.add_row("goodput", *(f"{w.goodput:.1%}" for w in ways))
     table.add_row("tokens processed", *(f"{w.processed:.3g}" for w in ways))
     table.add_row("worth of a token", *(f"{w.worth:.2f}" for w in ways))
@@ -367,6 +387,7 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island]) -
     say(f"compared with one place, which must have {gpus:,} GPUs: {_pays_place(beside)}")
     say(f"compared with data parallel across the links ({ours.learnt / beside.way(ACROSS).learnt:.3g} times it): "
         f"{_pays_links(beside)}")  # fmt: skip
+    say(f"the comparison assumes: {'; '.join(ASSUMED)}")
 
 
 def _pays_place(beside: Comparison) -> str:
@@ -375,15 +396,24 @@ def _pays_place(beside: Comparison) -> str:
             return "never"
         if math.isinf(hours):
             return "at any failure rate"
-        return f"if a learner fails more often than every {hours:.3g} hours"
+        return f"if a learner fails more often than every {_lasting(hours * 3600.0)}"
 
     return f"it pays {when(beside.mtbf_hours)}; at parity {when(beside.mtbf_hours_at_parity)}"
+
+
+def _lasting(seconds: float) -> str:
+    """Return a duration in the unit in which it is read, as "23 seconds" or "19.7 hours"."""
+    units = {"days": 86400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
+    name = next((name for name, unit in units.items() if seconds >= 2.0 * unit), "seconds")
+    return f"{seconds / units[name]:.3g} {name}"
 
 
 def _pays_links(beside: Comparison) -> str:
     def until(gbit_s: float | None) -> str:
         if gbit_s is None:
             return "never"
-        return "at any bandwidth" if math.isinf(gbit_s) else f"below {gbit_s:.3g} Gbit/s each"
+        if math.isinf(gbit_s):
+            return "at any bandwidth"
+        return f"below {gbit_s:.3g} Gbit/s each" if gbit_s >= 1.0 else f"below {1000.0 * gbit_s:.3g} Mbit/s each"
 
     return f"it pays {until(beside.gbit_s)}; at parity {until(beside.gbit_s_at_parity)}"

@@ -4,7 +4,7 @@ There are three ways to use the same GPUs for a day. *Data parallel in one place
 links that cost nothing. Any failure stops all of them, and they continue from their last checkpoint. *Data parallel
 across the links*: the GPUs stay where they are and all-reduce bfloat16 gradients in every step. *Decoupled*: as
 planned. The tokens learnt are the tokens that failures do not take back, times the worth of a token (`learning`). Data
-parallel pays no loss, by definition.
+parallel pays no loss, by definition. `ASSUMED` has what else the figures rest on.
 """
 
 import math
@@ -18,9 +18,25 @@ from isthmus_lab.forecast.goodput import Cluster, fits, young
 from isthmus_lab.forecast.island import START_S, Island
 from isthmus_lab.forecast.outcome import CHECKPOINT_BYTES, DAY_S, goodput_of
 from isthmus_lab.forecast.planner import Plan
+from isthmus_lab.working_time import goodput
 from isthmus_services.board.prices import Prices
 
 ONE_PLACE, ACROSS, DECOUPLED = "data parallel in one place", "data parallel across the links", "decoupled"
+
+ASSUMED = (
+    "GPUs cost the same in every place, and are paid while they stand still",
+    "store, bus and syncers never fail, failures are independent, and a learner that failed returns with all its GPUs",
+    "a data-parallel batch has the tokens of one step of every learner, divided by the learners' speeds, so that no "
+    "learner waits for another; learners of decoupled training take steps of equal size, each at its own speed",
+    "a batch of all learners costs data parallel no loss, and its checkpoints take half a second each, at Young's "
+    "interval",
+    "one place starts again without reading over a link; across the links, every failure reads checkpoint and model",
+    "gradients cross the links in bfloat16, in a ring, during the backward pass, which is two thirds of a step",
+    "the worth of a token was measured with learners of equal speed that do not fail",
+    "where it begins to pay, every learner has this rate of failures, or every link this bandwidth each way, and the "
+    "settings of the plan stay",
+)
+"""What the figures rest on beside the arguments, each printed with them and listed in docs/compare.md."""
 
 GRADIENTS = OnTheWire(name="bf16", up_bits=16.0, down_bits=16.0)
 
@@ -46,8 +62,9 @@ class Way:
 
     name: str
     step_s: float
+    """Seconds of a step, with the wait for the links; of the fastest learner if learners take their own steps."""
     goodput: float
-    """Share of the time spent in steps that failures do not take back."""
+    """Share of the learners' time in work that no failure undoes (`working_time.goodput`)."""
     processed: float
     """Tokens a day in those steps."""
     worth: float
@@ -93,20 +110,20 @@ def compare(found: Plan, islands: Sequence[Island], prices: Prices, tokens: floa
         raise InputError(f"a step has at least one token, not {tokens:g}")
     learners = sum(i.count for i in islands)
     gpu_usd = found.day["gpu_usd"]
-    one = _parallel(ONE_PLACE, islands, max(i.step_s for i in islands), tokens, gpu_usd, job)
-    step_s = max(_across(found.params, i, learners, job) for i in islands)
+    one = _parallel(ONE_PLACE, islands, tokens, gpu_usd, job)
+    step_s = _across(found.params, islands, job)
     steps = one.goodput * DAY_S / step_s
     moved = 2.0 * (1.0 - 1.0 / learners) * 2.0 * found.params * steps * learners / 1e9
     egress = moved * prices.egress_gb if len({i.region for i in islands}) > 1 else 0.0
     read = found.params * CHECKPOINT_BYTES
-    across = _parallel(ACROSS, islands, step_s, tokens, gpu_usd + egress, job, read)
+    across = _parallel(ACROSS, islands, tokens, gpu_usd + egress, job, step_s, read)
     ours = _decoupled(found, islands, tokens)
     plain = ours.processed
 
     def beats(worth: float) -> Callable[[float], bool]:
         def at(mtbf_hours: float) -> bool:
             failing = [replace(i, mtbf_hours=mtbf_hours) for i in islands]
-            theirs = _parallel(ONE_PLACE, failing, one.step_s, tokens, gpu_usd, job).learnt
+            theirs = _parallel(ONE_PLACE, failing, tokens, gpu_usd, job).learnt
             return _decoupled(found, failing, tokens).processed * worth >= theirs
 
         return at
@@ -114,8 +131,8 @@ def compare(found: Plan, islands: Sequence[Island], prices: Prices, tokens: floa
     def slower(worth: float) -> Callable[[float], bool]:
         def at(gbit_s: float) -> bool:
             linked = [replace(i, up_gbit_s=gbit_s, down_gbit_s=gbit_s) for i in islands]
-            step_s = max(_across(found.params, i, learners, job) for i in linked)
-            return plain * worth >= _parallel(ACROSS, linked, step_s, tokens, gpu_usd, job, read).learnt
+            step_s = _across(found.params, linked, job)
+            return plain * worth >= _parallel(ACROSS, linked, tokens, gpu_usd, job, step_s, read).learnt
 
         return at
 
@@ -144,48 +161,58 @@ def held(rate: float, stall_s: float, job: Job) -> float:
     return fits(1.0 / rate, block, rate) * rate * share / (1.0 + rate * stall_s)
 
 
+def _computing_s(islands: Sequence[Island]) -> float:
+    """Return the seconds in which all learners compute a data-parallel batch, divided among them by their speeds."""
+    return sum(i.count for i in islands) / sum(i.count / i.step_s for i in islands)
+
+
 def _parallel(
-    name: str, islands: Sequence[Island], step_s: float, tokens: float, usd: float, job: Job, read: float | None = None
-) -> Way:
+    name: str, islands: Sequence[Island], tokens: float, usd: float, job: Job, step_s: float = 0.0,
+    read: float | None = None,
+) -> Way:  # fmt: skip
     """Return one data-parallel job of all learners; the failure of any learner stops it.
 
-    `read`: bytes that a learner reads over its link before the job continues; in one place reading costs nothing.
+    `step_s`: seconds of a step with the wait for the links, if there is one. `read`: bytes that a learner reads over
+    its link before the job continues; in one place reading costs nothing.
     """
-    learners = sum(i.count for i in islands)
+    learners, computing_s = sum(i.count for i in islands), _computing_s(islands)
+    step_s = max(step_s, computing_s)
     rates = [i.count / (i.mtbf_hours * 3600.0) for i in islands]
     rate = sum(rates)
     away = [i.away_s(read) if read is not None else START_S if i.restart_s is None else i.restart_s for i in islands]
     stall_s = sum(r * s for r, s in zip(rates, away, strict=True)) / rate if rate else 0.0
-    goodput = held(rate, stall_s, job)
-    processed = learners * tokens * goodput * DAY_S / step_s
-    return Way(name=name, step_s=step_s, goodput=goodput, processed=processed, worth=1.0, learnt=processed, usd=usd)
+    useful = goodput(computing_s * held(rate, stall_s, job), 0.0, step_s)
+    processed = learners * tokens * useful * DAY_S / computing_s
+    return Way(name=name, step_s=step_s, goodput=useful, processed=processed, worth=1.0, learnt=processed, usd=usd)
 
 
-def _across(params: float, island: Island, learners: int, job: Job) -> float:
-    """Return the seconds of a step in which all gradients cross one learner's links."""
-    link = Setup(
-        params=params, step_s=island.step_s, learners=learners, sync_every=1, fragments=1, latency_s=island.latency_s
-    )
-    gbit_s = min(island.up_gbit_s, island.down_gbit_s)
-    if job.overlapped or learners == 1:
-        return island.step_s / bandwidth.exact(DATA_PARALLEL, link, GRADIENTS, gbit_s)
-    return island.step_s + link.volume * params * GRADIENTS.up_bits / (gbit_s * 1e9) + 2.0 * island.latency_s
+def _across(params: float, islands: Sequence[Island], job: Job) -> float:
+    """Return the seconds of a step in which all gradients cross every learner's links: that of the slowest link."""
+    learners, computing_s = sum(i.count for i in islands), _computing_s(islands)
+
+    def over(island: Island) -> float:
+        link = Setup(
+            params=params, step_s=computing_s, learners=learners, sync_every=1, fragments=1, latency_s=island.latency_s
+        )
+        gbit_s = min(island.up_gbit_s, island.down_gbit_s)
+        if job.overlapped or learners == 1:
+            return computing_s / bandwidth.exact(DATA_PARALLEL, link, GRADIENTS, gbit_s)
+        return computing_s + link.volume * params * GRADIENTS.up_bits / (gbit_s * 1e9) + 2.0 * island.latency_s
+
+    return max(map(over, islands))
 
 
 def _decoupled(found: Plan, islands: Sequence[Island], tokens: float) -> Way:
     """Return the planned decoupled training, for islands whose failure rates may differ from those of the plan."""
-    steps = spent = here = 0.0
-    for f, island in zip(found.forecasts, islands, strict=True):
-        goodput = goodput_of(island, f.restart_s + f.lost_s)
-        steps += island.count * f.utilization * goodput / island.step_s
-        spent += island.count * f.utilization * goodput
-        here += island.count
-    processed = steps * tokens * DAY_S
+    useful = [
+        (i, goodput_of(i, f.utilization, f.restart_s, f.lost_s)) for f, i in zip(found.forecasts, islands, strict=True)
+    ]
+    processed = sum(i.count * share / i.step_s for i, share in useful) * tokens * DAY_S
     worth = found.worth.long
     return Way(
         name=DECOUPLED,
         step_s=min(i.step_s for i in islands),
-        goodput=spent / here,
+        goodput=goodput(sum(i.count * share for i, share in useful), 0.0, sum(i.count for i in islands)),
         processed=processed,
         worth=worth,
         learnt=processed * worth,

@@ -22,9 +22,7 @@ import msgspec
 import numpy as np
 
 from isthmus.format.rules import MergeRule
-
-Figures = Any
-"""A number, or an array of numbers with one element for each candidate."""
+from isthmus_lab.working_time import Figures
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

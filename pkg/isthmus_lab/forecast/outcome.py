@@ -21,8 +21,8 @@ from isthmus.syncer.agent import FETCHES_MAX
 from isthmus.syncer.snapshots import snapshot_after
 from isthmus_lab.forecast import learning, quality, traffic
 from isthmus_lab.forecast.island import Island
-from isthmus_lab.forecast.learning import Figures
 from isthmus_lab.forecast.matrices import Matrices
+from isthmus_lab.working_time import Figures, goodput
 from isthmus_services.board.prices import Prices
 
 DAY_S = 86400.0
@@ -139,7 +139,7 @@ class Forecast:
     kept: float
     """Share of a learner's tokens that a commit will hold; incoming versions overwrite the rest."""
     goodput: float
-    """Share of the time that is left after failures: restarts and the work that failures take back are subtracted."""
+    """Share of the time in work that no failure undoes: `utilization`, less restarts and what failures take back."""
     lost_s: float
     """Seconds of training that a failure takes back: the work that no update holds yet."""
     restart_s: float
@@ -149,7 +149,7 @@ class Forecast:
     read_s: float
     """Seconds that reading them takes."""
     in_model: float
-    """Share of a learner's time whose work a commit holds: the product of utilisation, goodput and `kept`."""
+    """Share of a learner's time whose work a commit holds: the product of goodput and `kept`."""
     up_load: float
     """Share of a learner's uplink that is used, checkpoints included."""
     down_load: float
@@ -281,8 +281,7 @@ def outcome(case: Case, rules: Rules) -> Outcome:
     params, islands, learners = case.params, case.islands, case.learners
     took, costs = case.speeds(rules), case.messages(rules.fragments)
     whole = case.checkpoint(rules)
-    slowest = min(island.up_gbit_s for island in islands)
-    checkpoint_s = float(math.ceil(max(CHECKPOINT_S, whole * 8.0 / (CHECKPOINT_SHARE * slowest * 1e9))))
+    every_s = checkpoint_s(case, rules)
     wire = _wire(params, rules, costs.learner, packing_s(params, case.matrices, rules, took))
     arithmetic_s = params / rules.fragments * (learners * took.add_s + took.round_s)
     if rules.merge == MergeRule.ISO:
@@ -292,7 +291,7 @@ def outcome(case: Case, rules: Rules) -> Outcome:
         pack_s=wire.pack_s, arithmetic_s=arithmetic_s,
     )  # fmt: skip
     # A checkpoint that is too large for the store is not sent.
-    saved_s = checkpoint_s if whole <= OBJECT_MAX else math.inf
+    saved_s = every_s if whole <= OBJECT_MAX else math.inf
     forecasts = [_forecast(case, island, rules, wire, each, saved_s) for island in islands]
     rounds_day = rules.fragments * DAY_S / each.period_s
     syncer = _syncer(params, rules, Pace(), learners, wire, costs.syncer, arithmetic_s, rounds_day)
@@ -302,7 +301,7 @@ def outcome(case: Case, rules: Rules) -> Outcome:
     day["usd"] += day["gpu_usd"] + day["syncer_usd"]
     kept = sum(f.kept * f.island.count for f in forecasts) / learners
     worth = quality.worth(rules, learners, kept, case.matrices.gain(rules.iso_block))
-    steps = sum(f.utilization * f.goodput * f.island.count / f.island.step_s for f in forecasts)
+    steps = sum(f.goodput * f.island.count / f.island.step_s for f in forecasts)
     load, busiest = max(((max(each.loads(i)), i) for i in islands), key=lambda pair: pair[0])
     return Outcome(
         rules=rules,
@@ -312,12 +311,19 @@ def outcome(case: Case, rules: Rules) -> Outcome:
         checkpoint=whole,
         day=day,
         worth=worth,
-        checkpoint_s=checkpoint_s,
+        checkpoint_s=every_s,
         learnt=steps * worth.long,
         kept=kept,
         load=load,
         busiest=busiest,
     )
+
+
+def checkpoint_s(case: Case, rules: Rules) -> float:
+    """Return the whole seconds between two checkpoints of a learner, as the slowest uplink allows."""
+    slowest = min(island.up_gbit_s for island in case.islands)
+    needed_s = case.checkpoint(rules) * 8.0 / (CHECKPOINT_SHARE * slowest * 1e9)
+    return float(math.ceil(max(CHECKPOINT_S, needed_s)))
 
 
 def isotropic_s(matrices: Matrices, rules: Rules, took: Speeds, block: int | None = None) -> float:
@@ -337,9 +343,15 @@ def packing_s(params: float, matrices: Matrices, rules: Rules, took: Speeds) -> 
     return params / rules.fragments * took.add_s + level_s
 
 
-def goodput_of(island: Island, away_s: Figures) -> Figures:
-    """Return the share of a learner's time that failures do not take, `away_s` seconds each: restart and lost work."""
-    return 1.0 / (1.0 + away_s / (island.mtbf_hours * 3600.0))
+def goodput_of(island: Island, utilization: Figures, restart_s: float, lost_s: Figures) -> Figures:
+    """Return a learner's goodput.
+
+    `utilization`: the share of the time between failures in which it computes. Each failure takes the seconds of a
+    restart, and takes back `lost_s` seconds between failures.
+    """
+    rate = 1.0 / (island.mtbf_hours * 3600.0)
+    undone_s = lost_s * rate
+    return goodput(utilization * (1.0 + undone_s), utilization * undone_s, 1.0 + undone_s + restart_s * rate)
 
 
 def lost_s(island: Island, sync_every: Figures) -> Figures:
@@ -380,7 +392,7 @@ def _forecast(case: Case, island: Island, rules: Rules, wire: Wire, each: Round,
     lost = lost_s(island, rules.sync_every)
     read = case.read(rules)
     restart_s = island.away_s(read)
-    goodput = goodput_of(island, restart_s + lost)
+    useful = goodput_of(island, step_share, restart_s, lost)
     rounds_day = rules.fragments * DAY_S / each.period_s
     # `traffic` counts the requests of a small model, one per object. Large objects take more: parts and ranges.
     more = {"get": requests_to_read(wire.down) - 1, "create": requests_to_write(wire.up) - 1}
@@ -390,12 +402,12 @@ def _forecast(case: Case, island: Island, rules: Rules, wire: Wire, each: Round,
         back_s=float(each.back_s(island, case.islands)),
         utilization=step_share,
         kept=kept,
-        goodput=goodput,
+        goodput=useful,
         lost_s=lost,
         restart_s=restart_s,
         read_gb=read / 1e9,
         read_s=island.reading_s(read),
-        in_model=step_share * goodput * kept,
+        in_model=useful * kept,
         up_load=up_load + saving * 8.0 / (island.up_gbit_s * 1e9),
         down_load=down_load,
         up_gb_day=(rounds_day * wire.up + DAY_S * saving) / 1e9,

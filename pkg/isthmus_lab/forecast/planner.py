@@ -1,7 +1,7 @@
 """Planning a run: choose the settings for a model and a set of learners, each with its reason.
 
 The settings that learn most per dollar are chosen (`search`). Settings that are given are kept. Where another value of
-one of them would learn more, the plan says how much more, and what it would choose.
+one of them would learn more, by a thousandth or more, the plan says how much more, and what it would choose.
 """
 
 import math
@@ -41,6 +41,9 @@ KEPT_GIVEN = 0.7
 
 OVERLAP_MAX = 1024
 """Highest `overlap` in a plan, in steps: an update that takes longer does not come back within any period."""
+
+ALMOST = 0.999
+"""Shares from this on are called larger than this."""
 
 OTHERS = 3
 """Ways to merge that the reason of the merge rule compares with the best one."""
@@ -235,12 +238,7 @@ def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
         return f"iso, {size}{', sent so' if of.isotropic_up else ''}"
 
     def share(of: Outcome) -> str:
-        learns = f"{of.per_usd / best.per_usd:.1%} as much" if best.per_usd else "nothing"
-        return (
-            f"{named(of.rules)} {learns}"
-            if of.fits or not best.fits
-            else f"{named(of.rules)} needs {of.load:.0%} of a link"
-        )
+        return f"{named(of.rules)} {_beside(of, best)}"
 
     others = sorted((o for o in found.by_way if o is not best), key=lambda o: o.rank, reverse=True)
     most = "as you asked" if fixed.merge else f"learns most{' per dollar' if case.gpu_usd else ''}"
@@ -267,21 +265,31 @@ def _adapts(case: Case, best: Outcome) -> str:
 
 
 def _why_period(case: Case, fixed: Fixed, best: Outcome) -> str:
-    """Return the reason for this period, compared with the nearest periods that were tried."""
+    """Return the reason for this period, compared with a shorter and a longer one."""
     if not best.fits:
         return f"even so {best.busiest.name} needs {best.load:.0%} of its link, more than {HEADROOM:.0%}"
     if not best.learnt:
         return "nothing comes back within any period"
     at = f"{best.kept:.0%} of the work merged, {best.load:.0%} of a link ({HEADROOM:.0%} at most)"
+    here = best.rules.sync_every
+    shorter = [h for h in PERIODS if (fixed.fragments or 1) <= h < here]
+    longer = [h for h in PERIODS if h > here]
     others = []
-    periods = [h for h in PERIODS if h >= (fixed.fragments or 1)]
-    here = periods.index(best.rules.sync_every)
-    for h in (*periods[max(0, here - 1) : here], *periods[here + 1 : here + 2]):
+    for h in (*shorter[-1:], *longer[:1]):
         other = search(case, replace(fixed, sync_every=h, merge=best.rules.merge, iso_block=best.rules.iso_block)).best
-        share = f"learns {other.per_usd / best.per_usd:.1%} as much" if other.fits else f"needs {other.load:.0%}"
-        others.append(f"{h} {share}")
+        others.append(f"{h} {_beside(other, best)}")
     most = "learns most per dollar" if case.gpu_usd else "learns most"
-    return f"{most}: {at}; {', '.join(others)}" if others else at
+    return f"{most}: {at}; beside it {', '.join(others)}" if others else at
+
+
+def _beside(other: Outcome, best: Outcome) -> str:
+    """Return how much another choice learns, beside the best; what learns less is never said to learn as much."""
+    if best.fits and not other.fits:
+        return f"needs {other.load:.0%} of a link"
+    if not best.per_usd:
+        return "learns nothing"
+    share = other.per_usd / best.per_usd
+    return f"learns {share:.1%} as much" if share < ALMOST else f"learns over {ALMOST:.1%} as much"
 
 
 def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
@@ -292,7 +300,9 @@ def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
     better = list(freed(case, fixed, best))
     # Only where the plan itself would choose another period is the period to blame.
     too_short = any(name == "sync_every" and o.rules.sync_every > rules.sync_every for name, o in better)
-    tried = "for this model whatever is chosen" if fixed == FREE else "for this model with the settings that you gave"
+    tried = f"for this model at any period up to {PERIODS[-1]} steps"
+    if fixed != FREE:
+        tried = "for this model with the settings that you gave"
     if learners == 1:
         found.append("one learner has nobody to merge with: a plain training loop does the same")
     fastest = case.step_s
@@ -318,8 +328,8 @@ def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
                 f"{name}: its steps take {f.island.step_s / fastest:.1f} times those of the fastest: it answers with "
                 f"few steps and weighs little; a smaller batch there makes its steps shorter"
             )
-        if f.goodput < 0.9:
-            found.append(f"{name}: failures and restarts cost {1 - f.goodput:.0%} of its time")
+        if (here := f.goodput / f.utilization) < 0.9:
+            found.append(f"{name}: failures and restarts cost {1 - here:.0%} of its time")
     if rules.merge in ROBUST:
         found.append(
             f"merging by {rules.merge} compares the updates of a round with one another: its time is not in this "

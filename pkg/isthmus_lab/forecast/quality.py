@@ -196,6 +196,7 @@ def gained(parts: int) -> float:
     return max(0.0, learning.between(points, parts))
 
 
+@lru_cache(maxsize=1 << 16)
 def base(learners: int, merge: str, sync_every: float, gain: float) -> tuple[float, float]:
     """Return the costs of learners and period in short and in long runs.
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from isthmus.errors import InputError
 from isthmus.log import Log
 from isthmus_lab.forecast.goodput import Shares, fits
+from isthmus_lab.working_time import goodput
 
 _LIFE = re.compile(r"learners/(?P<learner>[^/]+)/(?P<life>[0-9]+)/(?P<what>claim|checkpoints/(?P<step>[0-9]+)-)")
 
@@ -120,7 +121,7 @@ async def observe(log: Log) -> Observed:
         recovery_s=recovering / failures if failures else 0.0,
         checkpoint_s=statistics.median(every) * step_s if every else 0.0,
         steps=steps,
-        goodput=steps * step_s / total,
+        goodput=goodput(steps * step_s, 0.0, total),
         uptime=_uptime([(life.began, life.last[0]) for of in by_learner.values() for life in of]),
     )
 

@@ -1,7 +1,8 @@
 """The search for the best rules: all combinations of the settings that a plan may choose, as arrays.
 
-The work merged, the worth of a token and the load of the links are computed exactly for all combinations at once, and
-the dollars from below. `outcome` then computes the combinations that can be the best, in order, until none is left.
+The work merged, the worth of a token, the load of the links and the dollars are computed for all combinations at once.
+A coarse list of periods is tried first, then every period between the neighbours of the best ones. `outcome` then
+computes the combinations that can be the best, in order, until none is left.
 """
 
 import math
@@ -12,15 +13,19 @@ from functools import lru_cache
 import numpy as np
 
 from isthmus.errors import InputError
-from isthmus.format.rules import FRAGMENTS_MAX, KEPT_VERSIONS, MergeRule, Rules
+from isthmus.format.rules import FRAGMENTS_MAX, KEPT_VERSIONS, MergeRule, Pace, Rules
+from isthmus.log.merge import state_bytes
+from isthmus.store.base import PART_BYTES, RANGE_BYTES
+from isthmus.syncer import snapshots
 from isthmus_lab.forecast import learning, quality, traffic
-from isthmus_lab.forecast.learning import Figures
 from isthmus_lab.forecast.outcome import (
     DAY_S,
     HEADROOM,
+    OBJECT_MAX,
     Case,
     Outcome,
     Round,
+    checkpoint_s,
     goodput_of,
     isotropic_s,
     lost_s,
@@ -28,6 +33,7 @@ from isthmus_lab.forecast.outcome import (
     packing_s,
     utilization,
 )
+from isthmus_lab.working_time import Figures
 
 PERIODS = (
     12,
@@ -56,7 +62,12 @@ PERIODS = (
     640,
     768,
 )
-"""Periods H that are tried: steps between two syncs of a fragment."""
+"""Periods H that are tried first: steps between two syncs of a fragment. Every period from the first to the last counts
+as tried: the best one lies between neighbours of the best of these (a test compares with all)."""
+
+NEAR = 0.8
+"""Codecs that score less than this share of the best with the periods tried first are not tried with the others: from a
+period to the next, scores differ by less."""
 
 FRAGMENT_BYTES = 64 << 20
 """Largest payload of an update, from which the least number of fragments follows: a failed request is repeated whole.
@@ -73,6 +84,9 @@ ISO_BLOCKS = (0, 2048, 1024, 512, 256, 128)
 
 PACK_CORES = 0.25
 """Cores of a learner's host that packing may take; if it takes more, matrices are sent as they are."""
+
+WORTH_SAYING = 1e-3
+"""Least gain of a setting that is worth a hint, as a share: smaller ones would be printed as 0.0 %."""
 
 ROUNDING = 1e-9
 """Relative difference between a figure of the search and the same of `outcome`, at most."""
@@ -114,20 +128,24 @@ def search(case: Case, fixed: Fixed) -> Found:
         if grid is None:
             continue
         kept = [max(before, float(of.max())) for before, of in zip(kept, grid.kept, strict=True)]
-        by_way.append(max(grid.contenders(), key=lambda o: o.rank))
+        finer = None if fixed.sync_every else _Grid.of(case, grid.between(fixed), *way)
+        by_way.append(max((finer or grid).contenders(), key=lambda o: o.rank))
     # Of equals, the first is chosen: the plainest way to merge.
     return Found(best=max(by_way, key=lambda o: o.rank), by_way=by_way, kept=kept)
 
 
 def freed(case: Case, fixed: Fixed, best: Outcome) -> Iterator[tuple[str, Outcome]]:
-    """Yield each setting that was given at the cost of a worse outcome, and the best outcome without giving it."""
+    """Yield each setting that was given at the cost of a worse outcome, and the best outcome without giving it.
+
+    Outcomes that are worse by less than `WORTH_SAYING` count as equal.
+    """
     for name in (n for n, value in vars(fixed).items() if value is not None):
         try:
             other = search(case, replace(fixed, **{name: None})).best
         except InputError:
             continue
         if other.rank[:3] > best.rank[:3] and (
-            other.fits > best.fits or other.per_usd > best.per_usd * (1.0 + ROUNDING)
+            other.fits > best.fits or other.per_usd > best.per_usd * (1.0 + WORTH_SAYING)
         ):
             yield name, other
 
@@ -179,7 +197,11 @@ class _Space:
     @classmethod
     def of(cls, case: Case, fixed: Fixed) -> "_Space":
         """Return the combinations that given settings leave. Raises `InputError` if P and H exclude one another."""
-        pairs, periods = _pairs(fixed), _periods(fixed)
+        return cls.around(case, fixed, _pairs(fixed), _periods(fixed))
+
+    @classmethod
+    def around(cls, case: Case, fixed: Fixed, pairs: list[tuple[str, str]], periods: list[int]) -> "_Space":
+        """Return the combinations of these codecs and periods."""
         p = _fragments(case, fixed, periods, [up for up, _ in pairs])
         up_bits, down_bits = (_bits(case.params, p, [pair[n] for pair in pairs]) for n in range(2))
         return cls(pairs=pairs, periods=periods, fragments=p, up_bits=up_bits, down_bits=down_bits)
@@ -197,9 +219,9 @@ class _Grid:
     load: Figures
     kept: list[Figures]
     bound: Figures
-    """`Outcome.per_usd`, at most; −inf for what cannot be chosen."""
+    """`Outcome.per_usd`, rounded up; −inf for what cannot be chosen."""
     usd: Figures
-    """Dollars a day, at least."""
+    """Dollars a day, rounded down."""
 
     @classmethod
     def of(cls, case: Case, space: _Space, merge: str, block: int, sent: bool) -> "_Grid | None":
@@ -235,12 +257,12 @@ class _Grid:
         load = np.max([np.maximum(*each.loads(island)) for island in case.islands], axis=0)
         steps: Figures = 0.0
         for island in case.islands:
-            goodput = goodput_of(island, island.away_s(case.read(rules[0])) + lost_s(island, h))
-            steps = steps + utilization(case.params, island, h) * goodput * island.count / island.step_s
+            away_s, used = island.away_s(case.read(rules[0])), utilization(case.params, island, h)
+            steps = steps + goodput_of(island, used, away_s, lost_s(island, h)) * island.count / island.step_s
         learnt = steps * _worth(case, merge, block, sent, pairs, periods, kept)
         rounds_day = p * DAY_S / period_s
         usd = case.gpu_usd + 24.0 * case.prices.core_hour * np.maximum(1.0, each.arithmetic_s * rounds_day / DAY_S)
-        usd = usd + _traffic_usd(case, each, rounds_day, costs)
+        usd = usd + _traffic_usd(case, rules, each, rounds_day, costs)
         value = learnt * DAY_S / usd if case.gpu_usd else learnt + 0.0 * usd
         bound = np.where(possible, value * (1.0 + ROUNDING), -np.inf)
         return cls(
@@ -248,10 +270,25 @@ class _Grid:
             usd=usd * (1.0 - ROUNDING),
         )  # fmt: skip
 
+    def _scores(self) -> Figures:
+        """Return the bounds; −inf for what links cannot carry, if they can carry anything."""
+        fits = self.load <= HEADROOM
+        return np.where(fits, self.bound, -np.inf) if (fits & np.isfinite(self.bound)).any() else self.bound
+
+    def between(self, fixed: Fixed) -> _Space:
+        """Return all periods between the neighbours of the best ones, with the codecs that may be the best."""
+        scores, tried = self._scores(), self.space.periods
+        by_pair = scores.max(axis=(0, 1))
+        near = np.flatnonzero(by_pair >= NEAR * by_pair.max())
+        best = set(scores.max(axis=1).argmax(axis=0)[near].tolist())
+        shortest = max(PERIODS[0], fixed.fragments or 1)
+        spans = [(tried[n - 1] if n else shortest, tried[min(n + 1, len(tried) - 1)]) for n in best]
+        periods = sorted({h for low, high in spans for h in range(low, high + 1)})
+        return _Space.around(self.case, fixed, [self.space.pairs[n] for n in near], periods)
+
     def contenders(self) -> Iterator[Outcome]:
         """Yield outcomes among which the best is."""
-        bound, fits = self.bound, self.load <= HEADROOM
-        bound = np.where(fits, bound, -np.inf) if (fits & np.isfinite(bound)).any() else bound
+        bound, fits = self._scores(), self.load <= HEADROOM
         long = np.broadcast_to(np.array(self.space.periods)[:, None, None], bound.shape)
         order = np.lexsort((-long.ravel(), self.usd.ravel(), np.where(fits, 0.0, self.load).ravel(), -bound.ravel()))
         best: Outcome | None = None
@@ -307,13 +344,9 @@ def _fragments(case: Case, fixed: Fixed, periods: Sequence[int], up: Sequence[st
     """Return the numbers of fragments that are tried, by period and codec: [H, multiples, codec]."""
     if fixed.fragments:
         return np.full((len(periods), 1, len(up)), fixed.fragments)
-    bounded = [min(h, case.tensors or h) for h in periods]
-    found = []
-    for most in bounded:
-        least = [min(most, _least(case.params, codec)) for codec in up]
-        usual = [max(n, min(most, FRAGMENTS_USUAL)) for n in least]
-        found.append([[min(u, n * times) for n, u in zip(least, usual, strict=True)] for times in FINE])
-    return np.array(found)
+    most = np.array([min(h, case.tensors or h) for h in periods])[:, None, None]
+    least = np.minimum(most, [_least(case.params, codec) for codec in up])
+    return np.minimum(np.maximum(least, np.minimum(most, FRAGMENTS_USUAL)), least * np.array(FINE)[:, None])
 
 
 def _least(params: float, up: str) -> int:
@@ -359,21 +392,43 @@ def _worth(
     return learning.weighed(costs[:, 0, None, None], costs[:, 1, None, None], near, more, mean)[1]
 
 
-def _traffic_usd(case: Case, each: Round, rounds_day: Figures, costs: dict[int, traffic.MessageCosts]) -> Figures:
-    """Return the dollars of requests, egress and stored bytes of a day, at least: large objects take more requests."""
-    prices = case.prices
+def _traffic_usd(
+    case: Case, rules: Sequence[Rules], each: Round, rounds_day: Figures, costs: dict[int, traffic.MessageCosts]
+) -> Figures:
+    """Return the dollars of requests, egress and stored bytes of a day, as `outcome` counts them. `rules`: by pair."""
+    prices, learners, p = case.prices, case.learners, each.fragments
     abroad = sum(i.count for i in case.islands if i.region != case.store_region)
     usd = rounds_day * each.down * abroad / 1e9 * prices.egress_gb
-    kept = each.fragments * KEPT_VERSIONS * (case.learners * each.up + each.down)
-    usd = usd + kept / 1e9 * prices.storage_gb_month / 30.0
+    state = np.array([state_bytes(r) for r in rules])
+    size = case.params / p * state
+    by_bytes = np.maximum(snapshots.WORTH * state * np.floor(case.params / p), snapshots.LEAST)
+    rounds = np.ceil(by_bytes / np.maximum(1.0, learners * each.up))
+    between = np.minimum(Pace().snapshot_every, np.maximum(1.0, rounds))
+    saved_s, whole = (np.array([of(r) for r in rules]) for of in (lambda r: checkpoint_s(case, r), case.checkpoint))
+    kept = p * KEPT_VERSIONS * (learners * each.up + each.down) + case.params * state * KEPT_VERSIONS / between
+    usd = usd + (kept + 2.0 * learners * whole) / 1e9 * prices.storage_gb_month / 30.0
+    # Large objects take more requests than `traffic` measures: parts and ranges.
+    reads = rounds_day * learners * (_reads(each.down) + _reads(each.up) - 2.0)
+    parts = learners * (_writes(each.up) - 1.0) + _writes(each.down) - 1.0 + (_writes(size) - 1.0) / between
+    writes = rounds_day * parts + np.where(whole <= OBJECT_MAX, learners * DAY_S / saved_s * _writes(whole), 0.0)
+    usd = usd + (reads * prices.get_per_1000 + writes * prices.put_per_1000) / 1000.0
 
     def a_round(cost: traffic.MessageCosts) -> float:
         total = 0.0
-        for requests, times in ((cost.syncer.requests, 1), (cost.learner.requests, case.learners)):
-            reads = requests.get("get", 0.0)
-            total += (
-                times * (reads * prices.get_per_1000 + (sum(requests.values()) - reads) * prices.put_per_1000) / 1000.0
-            )
+        for requests, times in ((cost.syncer.requests, 1), (cost.learner.requests, learners)):
+            read = requests.get("get", 0.0)
+            written = sum(requests.values()) - read
+            total += times * (read * prices.get_per_1000 + written * prices.put_per_1000) / 1000.0
         return total
 
-    return usd + rounds_day * _each(np.minimum(each.fragments, 12), {n: a_round(cost) for n, cost in costs.items()})
+    return usd + rounds_day * _each(np.minimum(p, 12), {n: a_round(cost) for n, cost in costs.items()})
+
+
+def _reads(size: Figures) -> Figures:
+    """Return what `requests_to_read` does, of arrays."""
+    return np.maximum(1.0, np.ceil(size / RANGE_BYTES))
+
+
+def _writes(size: Figures) -> Figures:
+    """Return what `requests_to_write` does, of arrays."""
+    return np.where(size <= PART_BYTES, 1.0, np.ceil(size / PART_BYTES) + 2.0)

@@ -125,7 +125,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     val_loss: float
     """Held-out loss of the global model, nats per byte."""
     goodput: float
-    """Share of the learners' time spent in steps that no failure took back."""
+    """Share of the learners' time in steps that no failure took back (`working_time.goodput`)."""
     uptime: float
     """Share of the time in which at least one learner trained."""
     participation: float

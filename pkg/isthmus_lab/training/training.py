@@ -29,6 +29,7 @@ from isthmus_lab.simulate.world import SimulatedPorts, Times, World, learn, serv
 from isthmus_lab.training import trainee
 from isthmus_lab.training.setting import WINDOW_TOKENS, Failures, Row, Setting
 from isthmus_lab.training.variants import merged_by, variant
+from isthmus_lab.working_time import goodput
 
 Progress = Callable[[float], None]
 
@@ -140,7 +141,7 @@ def _data_parallel(setting: Setting, seed: int, progress: Progress) -> Row:
         seed=seed,
         tokens=steps * setting.learners * setting.batch * WINDOW_TOKENS,
         val_loss=trainee.val_loss(model),
-        goodput=trained / (setting.learners * wall),
+        goodput=goodput(trained, 0.0, setting.learners * wall),
         uptime=1.0 - down / wall,
         participation=1.0,
         up_bits_per_param=16.0,
@@ -393,7 +394,7 @@ class _Lab:
             seed=self.seed,
             tokens=self.tokens,
             val_loss=loss,
-            goodput=(trained - lost * per_token) / here,
+            goodput=goodput(trained, lost * per_token, here),
             uptime=1.0 - _all_down(seats, self._began, self._began + wall) / wall,
             participation=participation,
             up_bits_per_param=self._bits("updates"),
