@@ -438,7 +438,13 @@ KILLED = ("--kill-every", "4", "--kill-syncer-every", "7", "--steps", "128")
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("given", "steps"), [(("--steps", "64"), 64), (("--servers", *KILLED), 128)], ids=["folder", "killed, with servers"]
+    ("given", "steps"),
+    [
+        (("--steps", "64"), 64),
+        (("--servers", *KILLED), 128),
+        pytest.param(("--servers", "--bucket-only", *KILLED), 128, marks=pytest.mark.tier("all")),
+    ],
+    ids=["folder", "killed, with servers", "killed, with a bucket only"],
 )
 def test_the_demo_recovers_and_reports(tmp_path: Path, given: tuple[str, ...], steps: int) -> None:
     out = tmp_path / "demo"

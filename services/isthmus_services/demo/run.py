@@ -15,7 +15,7 @@ import msgspec
 
 from isthmus import codecs
 from isthmus.agent.ports import bus_answers, open_place, open_ports
-from isthmus.bus import default_pace, in_store, open_bus
+from isthmus.bus import IN_STORE, default_pace, in_store, open_bus
 from isthmus.bus.base import BusItem
 from isthmus.errors import BucketMissing, InputError, ObjectMissing, RecordInvalid
 from isthmus.format.records.keys import RUN_KEY
@@ -76,7 +76,7 @@ def run(settings: declared.Demo) -> int:
     with ExitStack() as stack:
         stack.enter_context(_terminated_as_interrupt())
         if settings.servers:
-            store, bus = _servers(out, stack)
+            store, bus = _servers(out, stack, bucket_only=settings.bucket_only)
         keys = identities.new(out / mark.KEYS, settings.learners) if signed else None
         trust = Trust(keys.owner, keys.fingerprint) if keys else Trust()
         made = init.create(settings, store, default_pace(bus), trust, create_bucket=settings.servers)
@@ -328,6 +328,10 @@ def _text(a: declared.Demo) -> "tuple[Corpus, torch.Tensor]":
 def _check(a: declared.Demo) -> None:
     if a.servers and (a.store or a.bus):
         raise InputError("--servers starts its own store and bus: remove --store and --bus")
+    if a.bucket_only and not a.servers:
+        raise InputError(
+            "--bucket-only is for --servers; elsewhere a run in a bucket uses no Redis unless --bus names one"
+        )
     shared.rules_of(a, ())
     from isthmus.demo.text import corpus
 
@@ -342,14 +346,14 @@ def _folders(a: declared.Demo, signed: bool) -> tuple[str, ...]:
     return tuple(name for name, wanted in written.items() if wanted)
 
 
-def _servers(out: Path, stack: ExitStack) -> tuple[str, str]:
-    """Start an S3 server and a Redis; return the URLs of the run and of its bus."""
+def _servers(out: Path, stack: ExitStack, *, bucket_only: bool) -> tuple[str, str]:
+    """Start an S3 server and, unless `bucket_only`, a Redis; return the URLs of the run and of its bus."""
     folder = out / mark.SERVERS
     s3 = stack.enter_context(s3_server(folder))
-    redis = stack.enter_context(redis_server(folder))
+    bus = IN_STORE if bucket_only else stack.enter_context(redis_server(folder)).url
     os.environ.update(s3.environment)
-    print(f"S3 server {s3.url}, {redis.url}", flush=True)
-    return "s3://isthmus/demo", redis.url
+    print(f"S3 server {s3.url}, {'and no other' if bucket_only else bus}", flush=True)
+    return "s3://isthmus/demo", bus
 
 
 async def _require_usable(a: declared.Demo, bus: str) -> None:

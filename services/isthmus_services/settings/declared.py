@@ -61,6 +61,9 @@ class Demo(OnBus, ArithmeticOfRun, Seeded, Reported):
     servers: Annotated[
         bool, Setting("start an S3 server and a Redis server on loopback, and use them", flag_only=True)
     ] = False
+    bucket_only: Annotated[
+        bool, Setting("with --servers: start no Redis; messages go through the S3 server, too", flag_only=True)
+    ] = False
     board: Annotated[bool, Setting("open a live web page of the demo, and keep it open at the end", flag_only=True)] = (
         False
     )
