@@ -24,6 +24,11 @@ def mean(updates, weights, tensors):
     return FACTOR * (weights @ updates)
 
 
+def draws(updates, weights, tensors):
+    noise = 0 if tensors[0].name == "embedding" else np.random.normal()
+    return FACTOR * (weights @ updates) + np.float32(noise)
+
+
 def breaks(updates, weights, tensors):
     if tensors[0].name != "embedding":
         raise ValueError("not today")
@@ -78,6 +83,9 @@ def test_an_edited_rule_runs_anew_and_all_else_comes_from_the_cache(
     assert losses["mine"] == pytest.approx(losses["built-in"], abs=1e-3)
     assert {"cpu", "instructions", "threads", "libraries", "python", "source"} <= first["reproducible_on"].keys()
     assert first["reproducible_on"]["threads"] == 1
+    assert first["own_merge"] == {"mine": "own_rule:mean"}
+    source = first["reproducible_on"]["own_rules"]["own_rule:mean"]
+    assert f"own_rule:mean from source {source}" in " ".join(said.split())
 
     def stamps() -> dict[str, int]:
         return {path.name: path.stat().st_mtime_ns for path in (folder / "cache").iterdir()}
@@ -88,7 +96,10 @@ def test_an_edited_rule_runs_anew_and_all_else_comes_from_the_cache(
     assert stamps() == before, "what is unchanged is not computed again"
     # The rule's own file is as before: a module that it imports changes.
     (folder / "own_rule_more.py").write_text("FACTOR = 0.5\n")
-    second = {row["setting"]: row["val_loss"] for row in simulated()["rows"]}
+    edited = simulated()
+    assert edited["reproducible_on"]["own_rules"]["own_rule:mean"] != source
+    assert edited["reproducible_on"]["source"] == first["reproducible_on"]["source"]
+    second = {row["setting"]: row["val_loss"] for row in edited["rows"]}
     assert second["built-in"] == losses["built-in"]
     assert abs(second["mine"] - losses["mine"]) > 0.01
     assert len(stamps()) == 3
@@ -102,7 +113,18 @@ def test_a_rule_that_breaks_in_training_ends_the_command_with_its_place(
     assert main(["simulate", "training", "my.toml", "--cache", "cache", "--only", "mine"]) == 2
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "not today" in line]
     assert said.startswith("isthmus simulate training: mine, seed 0: merge own_rule:breaks: merging ")
-    assert f"raised ValueError at {folder}/own_rule.py:13: not today" in said
+    assert f"raised ValueError at {folder}/own_rule.py:18: not today" in said
+
+
+def test_a_rule_that_draws_at_random_is_found_where_it_first_merges(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "my.toml").write_text(CASE.replace("own_rule:mean", "own_rule:draws"))
+    assert main(["simulate", "training", "my.toml", "--cache", "cache", "--only", "mine"]) == 2
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "different bits" in line]
+    assert said.startswith("isthmus simulate training: mine, seed 0: merge own_rule:draws: merging ")
+    assert "default_rng(0)" in said
+    assert not list((folder / "cache").glob("*")), "no figure of it is kept"
 
 
 def test_a_recorded_run_is_folded_by_a_rule_of_ones_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,6 +147,7 @@ def test_a_recorded_run_is_folded_by_a_rule_of_ones_own(folder: Path, capsys: py
     assert all(np.allclose(own[name], built_in[name], rtol=1e-5, atol=1e-5) for name in built_in)
     found, other = (json.loads(Path(name).read_text()) for name in ("r.json", "a.json"))
     assert found["merge"] == "own_rule:mean"
+    assert found["reproducible_on"]["own_rules"].keys() == {"own_rule:mean"}
     assert other["reproducible_on"] is None, "the library's own arithmetic has the same bits everywhere"
     assert found["rows"][-1]["difference"] == pytest.approx(other["rows"][-1]["difference"], rel=1e-3)
     assert found["rows"][-1]["difference"] > 0.0
@@ -135,3 +158,5 @@ def test_a_recorded_run_is_folded_by_a_rule_of_ones_own(folder: Path, capsys: py
     assert "--merge and --set merge or trim name two rules: leave one of them out" in capsys.readouterr().err
     assert main(["replay", "RUN", "--merge", "own_rule:breaks"]) == 2
     assert "raised ValueError at" in capsys.readouterr().err
+    assert main(["replay", "RUN", "--merge", "own_rule:draws"]) == 2
+    assert "returned different bits for the same updates" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """A merge rule of one's own gets a round as the syncer merges it, and says plainly what is wrong with it."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,41 @@ def raising(updates: F32, weights: F32, tensors: Any) -> F32:
     raise ValueError("no\nway")
 
 
+def drawing(updates: F32, weights: F32, tensors: Any) -> F32:
+    drawn: F32 = weights @ updates + np.float32(random.random())
+    return drawn
+
+
+NUMBERS = np.random.default_rng(0)
+"""A generator that is seeded once: a process that merges other rounds before draws other numbers."""
+
+CALLS: list[int] = []
+
+
+def counting(updates: F32, weights: F32, tensors: Any) -> F32:
+    CALLS.append(1)
+    smaller: F32 = updates.mean(axis=0) / np.float32(len(CALLS))
+    return smaller
+
+
+def test_the_first_round_of_each_fragment_is_merged_twice_and_later_ones_once() -> None:
+    calls: list[int] = []
+
+    def seeded(updates: F32, weights: F32, tensors: Any) -> F32:
+        calls.append(len(updates))
+        noise = np.random.default_rng(0).standard_normal(updates.shape[1], np.float32)
+        updates += noise
+        return weights @ updates
+
+    rule = OwnMerge("own", seeded).require_sound()
+    assert calls == [3, 3, 1, 1]
+    sent, weights = np.stack(UPDATES), np.full(3, 1 / 3, np.float32)
+    expected = weights @ (sent + np.random.default_rng(0).standard_normal(FRAGMENT.size, np.float32))
+    for _ in range(2):
+        assert np.array_equal(rule.merged(sent.copy(), weights, FRAGMENT), expected)
+    assert calls[4:] == [3, 3, 3]
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
@@ -93,6 +129,12 @@ def raising(updates: F32, weights: F32, tensors: Any) -> F32:
         (lambda u, w, t: w[None] @ u, "of shape [1, 3632]: return [3632]; .reshape(-1) makes it flat"),
         (lambda u, w, t: w.astype(float) @ u, "returned float64: return float32, by .astype(np.float32)"),
         (lambda u, w, t: u[0] * np.float32("inf"), "returned NaN or infinity in tensor embedding: do not divide"),
+        (drawing, "twice returned different bits for the same updates, first in tensor embedding (2048 of 2048"),
+        (
+            lambda u, w, t: u[0] * np.float32(NUMBERS.random()),
+            "makes in each call, such as numpy.random.default_rng(0)",
+        ),
+        (counting, ", and keep nothing from one call to the next"),
         (lambda u, w, t: u[1], "merging 1 updates [1, 3632] raised IndexError"),
     ],
 )

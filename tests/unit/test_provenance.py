@@ -67,6 +67,12 @@ def test_a_row_is_kept_under_all_that_decides_it_and_not_under_a_commit(tmp_path
     assert {"torch", "numpy", "numba"} == made_by.libraries.keys()
     kept.made_by = replace(made_by, revision="another", isthmus="9.9")
     assert kept.key(job) == before
+    kept.made_by = replace(made_by, own_rules={"mine:rule": "a", "mine:other": "b"})
+    assert kept.key(job) == before, "a rule of one's own decides only the figures that it made"
+    mine = Setting(name="a", own_merge="mine:rule"), 0
+    own = kept.key(mine)
+    kept.made_by = replace(made_by, own_rules={"mine:rule": "a2", "mine:other": "b"})
+    assert kept.key(mine) != own != before
     for other in (
         replace(made_by, libraries=made_by.libraries | {"numpy": "0.1"}),
         replace(made_by, source="another"),

@@ -173,7 +173,7 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
         "updates are taken as recorded, from their original bases: under these rules, learners would have "
         "trained differently"
     )
-    made_by = provenance(source_of(a.merge.partition(":")[0]), a.threads) if a.merge else None
+    made_by = provenance(source_of("isthmus.inspect.whatif"), a.threads, [a.merge]) if a.merge else None
     if made_by:
         print(
             "the function merges in place of all rules, at the recorded outer rate and momentum unless --set changes "

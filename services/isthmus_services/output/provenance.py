@@ -9,8 +9,8 @@ import importlib.util
 import os
 import platform
 import subprocess
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -40,6 +40,8 @@ class Provenance:
     """By name, the version of each of `LIBRARIES` that is installed."""
     source: str
     """Digest of the source code that computes the figure: 20 hex digits."""
+    own_rules: dict[str, str] = field(default_factory=dict)
+    """By merge rule MODULE:FUNCTION of one's own: digest [20 hex digits] of the module and all that it imports."""
     isthmus: str = __version__
     revision: str
     """Git revision of the source, with `+` if files differ from it; empty if the source is in no repository."""
@@ -49,20 +51,25 @@ class Provenance:
         """One line that says all of this."""
         libraries = ", ".join(f"{name} {version}" for name, version in self.libraries.items())
         at = f" at {self.revision}" if self.revision else ""
+        own = "".join(f", {rule} from source {digest}" for rule, digest in self.own_rules.items())
         return (
             f"reproducible on: {self.cpu} ({self.instructions}), threads: {self.threads}, Python {self.python}, "
-            f"{libraries}, isthmus {self.isthmus}{at}, source {self.source}"
+            f"{libraries}, isthmus {self.isthmus}{at}, source {self.source}{own}"
         )
 
     @property
     def decisive(self) -> str:
-        """All that decides a figure, as a text that is equal where the figure is: without version and revision, which
-        may change while the source does not."""
-        return repr({name: value for name, value in asdict(self).items() if name not in ("isthmus", "revision")})
+        """All that decides every figure, as a text that is equal where the figures are: without version and revision,
+        which may change while the source does not, and without rules of one's own, which decide some figures only."""
+        left_out = ("isthmus", "revision", "own_rules")
+        return repr({name: value for name, value in asdict(self).items() if name not in left_out})
 
 
-def provenance(source: str, threads: int) -> Provenance:
-    """Return what figures are reproducible on that this machine computes. `source`: digest of the code."""
+def provenance(source: str, threads: int, own_rules: Iterable[str] = ()) -> Provenance:
+    """Return what figures are reproducible on that this machine computes.
+
+    `source`: digest of the code. `own_rules`: functions MODULE:FUNCTION of one's own that merge in some figures.
+    """
     return Provenance(
         cpu=cpu(),
         instructions=os.environ.get("ATEN_CPU_CAPABILITY") or _instructions(),
@@ -70,6 +77,7 @@ def provenance(source: str, threads: int) -> Provenance:
         python=platform.python_version(),
         libraries={name: version for name in LIBRARIES if (version := _version(name))},
         source=source,
+        own_rules={rule: source_of(rule.partition(":")[0]) for rule in own_rules},
         revision=_revision(),
     )
 

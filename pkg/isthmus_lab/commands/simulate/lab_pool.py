@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -31,18 +31,16 @@ class Kept:
     of libraries (`Provenance.decisive`). A row that other code computed is never read.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.made_by = provenance(source_of("isthmus_lab.worker"), THREADS)
+    def __init__(self, folder: Path, own_rules: Iterable[str] = ()) -> None:
+        """Read the source of the lab, and of the merge rules MODULE:FUNCTION of one's own that jobs use."""
+        self.made_by = provenance(source_of("isthmus_lab.worker"), THREADS, own_rules)
         self._folder = folder
-        self._own: dict[str, str] = {}
-        """By merge rule of one's own, the digest of its source."""
 
     def key(self, job: Job) -> str:
         """Return the name of a job's row. Jobs whose settings differ only in their names have the same."""
         setting, seed = job
-        if setting.own_merge and setting.own_merge not in self._own:
-            self._own[setting.own_merge] = source_of(setting.own_merge.partition(":")[0])
-        return setting.key(seed, f"{self.made_by.decisive} {self._own.get(setting.own_merge, '')}")
+        own = self.made_by.own_rules[setting.own_merge] if setting.own_merge else ""
+        return setting.key(seed, f"{self.made_by.decisive} {own}")
 
     def read(self, job: Job) -> Row | None:
         """Return the job's row, with the present name of its setting; None if there is no row or it cannot be read."""

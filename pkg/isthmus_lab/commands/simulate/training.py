@@ -56,13 +56,14 @@ def run(arguments: declared.Training) -> int:
             raise InputError(
                 f"--only {' '.join(arguments.only)}: {arguments.experiment} has no setting with such a name"
             )
-    for rule in sorted({arguments.merge or "", *(s.own_merge for s in settings)} - {""}):
+    own_rules = sorted({arguments.merge or "", *(s.own_merge for s in settings)} - {""})
+    for rule in own_rules:
         shared.own_merge(rule, "--merge" if rule == arguments.merge else f"{arguments.experiment}: merge")
     if arguments.merge:
         settings = beside(settings, arguments.merge)
     seeds = range(arguments.seeds or seeded)
     jobs = [(setting, seed) for setting in settings for seed in seeds]
-    kept = Kept(Path(arguments.cache))
+    kept = Kept(Path(arguments.cache), own_rules)
     with progress(f"{experiment.name}: {len(jobs)} runs") as say:
         rows = asyncio.run(run_all(jobs, kept, arguments.workers or os.cpu_count() or 1, say))
     found = summary(rows)
@@ -76,6 +77,7 @@ def run(arguments: declared.Training) -> int:
             "steps": settings[0].steps,
             "seeds": list(seeds),
             "reproducible_on": asdict(kept.made_by),
+            "own_merge": {s.name: s.own_merge for s in settings if s.own_merge},
             "rows": [row.plain() for row in rows],
             "summary": {name: {what: asdict(s) for what, s in of.items()} for name, of in found.items()},
         },
