@@ -7,11 +7,12 @@ import pytest
 
 from isthmus.errors import InputError
 from isthmus.format.rules import Pace, Rules
+from isthmus_lab.commands.simulate.training import _ends, _failing
 from isthmus_lab.training import own_case
 from isthmus_lab.training.experiment import base, named
 from isthmus_lab.training.experiments import EXPERIMENTS
 from isthmus_lab.training.own_case import EXAMPLE, STEPS, beside, read
-from isthmus_lab.training.setting import Setting
+from isthmus_lab.training.setting import Failures, Setting
 from isthmus_services.main import main
 
 
@@ -86,6 +87,23 @@ def test_an_error_names_the_file_the_field_and_what_is_meant(text: str, said: st
 def test_a_file_that_is_not_there_can_be_written(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"`isthmus simulate training example > .*my.toml` writes one"):
         read(tmp_path / "my.toml")
+
+
+def test_what_ends_a_run_and_what_a_failure_costs_are_said_of_these_settings() -> None:
+    plain, timed = named(base(40), ""), named(base(600), "", until="time", method="data-parallel")
+    assert _ends([plain]) == (
+        "a run ends after the tokens of 40 steps of each learner, of which faster ones and guests take more"
+    )
+    assert _ends([timed]) == "a run ends after the time of 600 steps of its fastest learner"
+    both = _ends([plain, named(base(75), ""), timed])
+    assert "the tokens of 40 to 75 steps" in both
+    assert both.endswith("; or a run ends after the time of 600 steps of its fastest learner")
+    assert not _failing([plain, timed])
+    failures = Failures(every_s=10.0)
+    (said,) = _failing([named(plain, "", failures=failures), timed])
+    assert "then reads its checkpoint and the newest version over its link" in said
+    (said,) = _failing([plain, named(timed, "", failures=failures)])
+    assert "from a checkpoint in memory" in said
 
 
 def test_a_function_is_tried_once_beside_settings_that_differ_only_in_their_merge() -> None:

@@ -26,7 +26,7 @@ seeds = 1                     # runs of each case, with seeds 0, 1, …
 
 # The task: a byte-level GPT that learns Python source code. A window is 128 bytes.
 learners = 4                  # each trains on its own part of the text
-steps = 150                   # optimizer steps of each learner
+steps = 150                   # optimizer steps of a learner, on average: faster learners take more
 batch = 1                     # windows in a learner's step
 inner = "adamw"               # the inner optimizer: adamw or muon
 peak_lr = 0.003               # its largest rate, after …
@@ -86,7 +86,7 @@ spread = 0.2                  # of the latency, as a share of it
 
 # [failures]
 # every_s = 100.0             # mean seconds of training between two failures of a learner
-# repair_s = 20.0
+# repair_s = 20.0             # mean seconds until a new process reads its checkpoint and the model over its link
 # moments = "own"             # with which a learner continues: own, peer, mean or fresh
 # checkpoint_s = 30.0
 

@@ -31,7 +31,8 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
     every_s: Positive
     """Mean virtual seconds of training between two failures of one learner."""
     repair_s: Positive = 20.0
-    """Mean virtual seconds until a new process runs on the machine."""
+    """Mean virtual seconds until a new process runs on the machine. It then reads its checkpoint and the newest version
+    over its link."""
     moments: Moments = "own"
     """Moments with which the inner optimizer continues: those of its `own` checkpoint, those of a `peer` (under a new
     name), the `mean` of all peers' moments, or `fresh` ones."""
@@ -127,7 +128,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     goodput: float
     """Share of the learners' time in steps that no failure took back (`working_time.goodput`)."""
     uptime: float
-    """Share of the time in which at least one learner trained."""
+    """Share of the time in which at least one learner had a process, which may still read its checkpoint."""
     participation: float
     """Mean share of the expected learners whose updates are in a commit; 1 for data parallel."""
     up_bits_per_param: float

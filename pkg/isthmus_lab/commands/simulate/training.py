@@ -97,11 +97,43 @@ def _show(experiment: Experiment, settings: Sequence[Setting], found: Summary, s
     if experiment.published:
         console.print(f"published: {experiment.published}", style="dim", highlight=False)
     spread = "mean ± standard deviation over seeds" if seeds > 1 else "one seed"
-    console.print(f"{spread} · {settings[0].steps} steps per learner", style="dim", highlight=False)
+    for line in (f"{spread}; {_ends(settings)}", *_failing(settings)):
+        console.print(line, style="dim", highlight=False)
     if any(s.name.endswith(f"→ {s.own_merge}") for s in settings):
         said = "→: the same setting, merged by your function at RDA's outer rate and momentum"
         console.print(said, style="dim", highlight=False)
     console.print(made_by.line, style="dim", highlight=False)
+
+
+def _ends(settings: Sequence[Setting]) -> str:
+    """Return what ends the runs: tokens or time, for the fewest and the most steps among the settings."""
+
+    def span(until: str) -> str:
+        steps = sorted({s.steps for s in settings if s.until == until})
+        return f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+
+    said = {
+        "tokens": "a run ends after the tokens of {} steps of each learner, of which faster ones and guests take more",
+        "time": "a run ends after the time of {} steps of its fastest learner",
+    }
+    used = [until for until in said if any(s.until == until for s in settings)]
+    return "; or ".join(said[until].format(span(until)) for until in used)
+
+
+def _failing(settings: Sequence[Setting]) -> list[str]:
+    """Return a line that says what a failure costs, if any setting has failures."""
+    failing = [s for s in settings if s.failures]
+    found = []
+    if any(s.method == "decoupled" for s in failing):
+        found.append(
+            "after a failure, a learner is away for the repair, then reads its checkpoint and the newest version over "
+            "its link, up to 24 bytes per parameter: none of this is goodput, only the repair is no uptime"
+        )
+    if any(s.method == "data-parallel" for s in failing):
+        found.append(
+            "after a failure, a data-parallel job waits for the repair and goes on from a checkpoint in memory"
+        )
+    return found
 
 
 def _cell(value: Spread, form: str) -> str:
