@@ -45,7 +45,9 @@ class Training(Reported):
             "function that merges updates, tried beside the built-in rules", metavar="MODULE:FUNCTION", flag_only=True
         ),
     ] = None
-    steps: Annotated[int | None, Setting("optimizer steps per learner", metavar="N", ge=1, flag_only=True)] = None
+    steps: Annotated[
+        int | None, Setting("optimizer steps of a learner, on average", metavar="N", ge=1, flag_only=True)
+    ] = None
     only: Annotated[
         list[str] | None,
         Setting("run only settings whose names match a pattern; write ? for a comma", metavar="NAME", flag_only=True),
