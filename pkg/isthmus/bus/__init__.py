@@ -12,7 +12,17 @@ from isthmus.format.rules import Pace
 from isthmus.runtime.urls import Place
 from isthmus.store import EdgeStore
 
-__all__ = ["IN_STORE", "START", "Bus", "BusItem", "default_bus", "default_pace", "in_store", "open_bus"]
+__all__ = [
+    "IN_STORE",
+    "PACE_IN_STORE",
+    "START",
+    "Bus",
+    "BusItem",
+    "default_bus",
+    "default_pace",
+    "in_store",
+    "open_bus",
+]
 
 EMBEDDED_FILE = "bus.sqlite"
 

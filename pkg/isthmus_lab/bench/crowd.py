@@ -154,6 +154,7 @@ class Crowd:
 
     async def announce(self, name: str, said: bytes) -> None:
         """Publish an encoded announcement."""
+        self.ports.bus.hurry()
         await self.ports.bus.append(learner_stream(name), said)
 
     async def until(self, wanted: Sequence[int]) -> None:

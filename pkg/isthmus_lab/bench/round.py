@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.agent.ports import open_place, open_ports
+from isthmus.bus import IN_STORE, PACE_IN_STORE
 from isthmus.format.layout import Spec, TensorClass
 from isthmus.format.records.keys import value_key
 from isthmus.format.rules import Pace, Rules
@@ -56,6 +57,30 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
             )
             lag = quantile(lags, 0.99)
             yield row("round", LAG, sized(size), [lag], "ms", aim=LAG_MS, at_most=True)
+        yield from _by_bus(place, bus, repeats)
+
+
+def _by_bus(place: str, redis: str, repeats: int) -> Iterator[Row]:
+    """Yield the time of a round with the bus in the store, beside the same with Redis."""
+    for beat_s in (PACE_IN_STORE.heartbeat_s, 1.0):
+        found = {
+            bus: asyncio.run(
+                _measure(
+                    f"{place}/{bus.partition(':')[0]}-{beat_s:g}", bus, 128 * 1024, 64 << 10, repeats, lambda _: None,
+                    heartbeat_s=beat_s, silence_s=3.0 * beat_s,
+                )
+            )[0]
+            for bus in (redis, IN_STORE)
+        }  # fmt: skip
+        yield row(
+            "round",
+            f"{LEARNERS} learners, heartbeat {beat_s:g} s, the bus in the store, beside Redis",
+            sized(64 << 10),
+            [1e3 * s for s in found[IN_STORE]],
+            "ms",
+            limits=[1e3 * s for s in found[redis]],
+            at_most=True,
+        )
 
 
 @contextmanager
@@ -102,17 +127,17 @@ async def made(url: str, sizes: list[int], learners: int, code: str = "int4", **
 
 
 async def _measure(
-    url: str, bus: str, params: int, size: int, repeats: int, say: Say
+    url: str, bus: str, params: int, size: int, repeats: int, say: Say, **pace: float
 ) -> tuple[list[float], list[float], list[float]]:
     """Return seconds of rounds and of raw calls, and the longest delays [ms] of the syncer's loop."""
-    await made(url, [params], LEARNERS)
+    await made(url, [params], LEARNERS, "int4", **pace)
     rounds: list[float] = []
     raw: list[float] = []
     with syncing(url, bus):
         async with open_ports(url, bus) as ports, asyncio.TaskGroup() as tasks:
             crowd = Crowd(ports, LEARNERS)
             background = [tasks.create_task(crowd.listen()), tasks.create_task(crowd.beat())]
-            await asyncio.sleep(2.0)  # until the syncer knows the learners
+            await asyncio.sleep(max(2.0, 2.0 * pace.get("heartbeat_s", 1.0)))  # until the syncer knows the learners
             for number in range(repeats + 2):
                 said = {name: await crowd.store(name, 0) for name in crowd.names}
                 *early, last = crowd.names

@@ -291,6 +291,15 @@ class Plan(Reported):
             flag_only=True,
         ),
     ] = None
+    requests_per_hour: Annotated[
+        float | None,
+        Setting(
+            "most requests of a learner to the store in an hour, if the bus is in the store: it sets the heartbeat",
+            metavar="N",
+            gt=0,
+            flag_only=True,
+        ),
+    ] = None
     fragments: Annotated[
         int | None, Setting("fix the number of fragments (default: chosen)", metavar="P", ge=1, flag_only=True)
     ] = None

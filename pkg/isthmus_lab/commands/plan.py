@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
+from isthmus.bus import IN_STORE
 from isthmus.errors import InputError
 from isthmus.format.layout import Spec
 from isthmus.format.rules import MergeRule
@@ -22,7 +23,9 @@ from isthmus_lab.forecast.compare import ACROSS, ASSUMED, DECOUPLED, ONE_PLACE, 
 from isthmus_lab.forecast.island import START_S, Island
 from isthmus_lab.forecast.outcome import SYNCER_CORES, SYNCER_GBIT_S, Forecast
 from isthmus_lab.forecast.planner import Plan, plan
+from isthmus_lab.forecast.polling import BEAT_MAX_S, BusCosts, bus_costs, costs_within
 from isthmus_lab.forecast.search import Fixed
+from isthmus_services.board.prices import Prices
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.settings import shared
 from isthmus_services.settings.prices import prices_of
@@ -67,8 +70,10 @@ def run(arguments: declared.Plan) -> int:
         speeds=table.of,
         specs=specs,
     )
-    line = init_line(found, arguments.model)
-    report = plain(found) | {"init": line, "speeds": {"named": named, "how": table.how}}
+    bus = _bus(arguments, found, islands, prices)
+    line = init_line(found, arguments.model, bus if arguments.requests_per_hour else None)
+    in_store = msgspec.to_builtins(bus)
+    report = plain(found) | {"init": line, "bus_in_store": in_store, "speeds": {"named": named, "how": table.how}}
     if arguments.compare:
         if arguments.step_tokens is None:
             assumed.append(f"{STEP_TOKENS:g} tokens in a learner's step (--step-tokens)")
@@ -79,6 +84,7 @@ def run(arguments: declared.Plan) -> int:
     else:
         _show(found)
     console = stdout()
+    console.print(_priced(bus), highlight=False)
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
     console.print(f"syncer arithmetic: {named}: {table.how}", highlight=False)
@@ -96,8 +102,37 @@ def run(arguments: declared.Plan) -> int:
     return 0
 
 
-def init_line(found: Plan, model: str | None = None) -> str:
-    """Return the command that creates a run with the settings of the plan."""
+def _bus(arguments: declared.Plan, found: Plan, islands: Sequence[Island], prices: Prices) -> BusCosts:
+    """Return what a bus in the store would cost. Raises `InputError` if no heartbeat keeps within the bound."""
+    step_s = min(island.step_s for island in islands)
+    learners = sum(island.count for island in islands)
+    bound = arguments.requests_per_hour
+    if bound is None:
+        return bus_costs(found.rules, learners, step_s, prices)
+    of_objects = max(sum(f.requests_day.values()) for f in found.forecasts) / 24.0
+    within = costs_within(found.rules, learners, step_s, prices, bound, of_objects)
+    if within is None:
+        least = of_objects + sum(bus_costs(found.rules, learners, step_s, prices, BEAT_MAX_S).learner.values())
+        raise InputError(
+            f"--requests-per-hour {bound:g}: with H = {found.rules.sync_every}, a learner makes {of_objects:,.0f} "
+            f"requests an hour for updates, versions and checkpoints, and {least:,.0f} with messages, at a heartbeat "
+            f"of {BEAT_MAX_S:g} s: allow at least so many, or give a longer period (--sync-every) or fewer --fragments"
+        )
+    return within
+
+
+def _priced(bus: BusCosts) -> str:
+    """Return what a bus in the store costs, in one line."""
+    learner, syncer = (sum(of.values()) for of in (bus.learner, bus.syncer))
+    return (
+        f"without a server for messages (--bus store:): heartbeat {bus.beat_s:g} s; {learner:,.0f} more requests an "
+        f"hour of a learner and {syncer:,.0f} of the syncer, ${bus.usd_hour:.3f} an hour in all; a message is read "
+        f"after at most {bus.heard_s[0]:g} s while an answer is due, else {bus.heard_s[1]:g} s"
+    )
+
+
+def init_line(found: Plan, model: str | None = None, bus: BusCosts | None = None) -> str:
+    """Return the command that creates a run with the settings of the plan; `bus`: for this bus in the store."""
     rules, pace = found.rules, found.pace
     words = ["isthmus", "init", "s3://BUCKET/RUN", "--model", model or "PACKAGE.MODULE:FUNCTION"]
     words += ["--fragments", str(rules.fragments), "--sync-every", str(rules.sync_every)]
@@ -109,6 +144,8 @@ def init_line(found: Plan, model: str | None = None) -> str:
     words += ["--codec", rules.codec_up, "--codec-down", rules.codec_down]
     words += ["--outer-lr", f"{rules.outer_lr:g}", "--outer-momentum", f"{rules.outer_momentum:g}"]
     words += ["--overlap", f"{pace.overlap:g}", "--quorum", str(pace.quorum)]
+    if bus is not None:
+        words += ["--bus", IN_STORE, "--heartbeat", f"{bus.beat_s:g}", "--silence", f"{3.0 * bus.beat_s:g}"]
     return shlex.join(words)
 
 
@@ -349,9 +386,9 @@ def _forecasts(found: Plan) -> list[Table]:
 
 def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island]) -> None:
     console = stdout()
-    gpus = sum(i.gpus * i.count for i in islands)
+    gpus, learners = sum(i.gpus * i.count for i in islands), sum(i.count for i in islands)
     table = _columns(
-        f"a day of {gpus:,} GPUs in {sum(i.count for i in islands)} learners, {found.params:.3g} parameters",
+        f"a day of {gpus:,} GPUs in {learners} learner{'s' if learners > 1 else ''}, {found.params:.3g} parameters",
         ("", "data parallel, one place", "data parallel, across the links", "decoupled"),
     )
     one = beside.way(ONE_PLACE)
@@ -366,7 +403,7 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island]) -
     table.add_row("tokens learnt", *(f"{w.learnt:.3g}" for w in ways))
     table.add_row("relative to one place", *(f"{w.learnt / one.learnt:.0%}" for w in ways))
     table.add_row("dollars", *(f"{w.usd:,.0f}" for w in ways))
-    table.add_row("learnt per dollar", *(f"{w.per_usd:.3g}" for w in ways))
+    table.add_row("learnt per dollar", *(f"{w.per_usd:.3g}" if w.usd else "free" for w in ways))
     console.print(table)
     ours, rules = beside.way(DECOUPLED), found.rules
     worth = found.worth

@@ -123,7 +123,7 @@ class SimulatedStore(Store):
         if strange is Fault.LISTED_LATE:
             return self._earlier.get(prefix, ())
         self._earlier[prefix] = found
-        return draw.choices(found, k=2 * len(found)) + [*found] if strange is Fault.LISTED_TWICE and found else found
+        return [*draw.choices(found, k=2 * len(found)), *found] if strange is Fault.LISTED_TWICE and found else found
 
     async def _pages(self, prefix: str) -> Sequence[Entry]:
         first: list[Entry] = await self._request("list", prefix, lambda: self._there.list(prefix))

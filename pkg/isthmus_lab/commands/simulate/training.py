@@ -110,11 +110,12 @@ def _ends(settings: Sequence[Setting]) -> str:
 
     def span(until: str) -> str:
         steps = sorted({s.steps for s in settings if s.until == until})
-        return f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+        fewest = f"{steps[0]} to " if len(steps) > 1 else ""
+        return f"{fewest}{steps[-1]} step{'s' if steps[-1] > 1 else ''}"
 
     said = {
-        "tokens": "a run ends after the tokens of {} steps of each learner, of which faster ones and guests take more",
-        "time": "a run ends after the time of {} steps of its fastest learner",
+        "tokens": "a run ends after the tokens of {} of each learner, of which faster ones and guests take more",
+        "time": "a run ends after the time of {} of its fastest learner",
     }
     used = [until for until in said if any(s.until == until for s in settings)]
     return "; or ".join(said[until].format(span(until)) for until in used)
