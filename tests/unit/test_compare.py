@@ -8,6 +8,7 @@ experiment. The model's predictions use only the settings and rows of other expe
 import itertools
 import json
 import math
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -280,6 +281,14 @@ def test_the_page_has_what_the_comparison_assumes() -> None:
         (RESULTS.parent / "compare.md").read_text().partition("<!-- assumed -->")[2].partition("<!-- /assumed -->")[0]
     )
     assert [" ".join(item.split()) for item in page.strip().removeprefix("- ").split("\n- ")] == list(ASSUMED)
+
+
+def test_what_costs_nothing_has_no_price_per_dollar(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--params", "1e6", "--compare", "--gpu-hour", "0", "--learners", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "a day of 8 GPUs in 1 learner, 1e+06 parameters" in shown
+    assert re.search(r"learnt per dollar +│ +free │ +free │ +[0-9.e+]+ │", shown)
+    assert "inf" not in shown
 
 
 def test_beyond_what_the_lab_measured_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:

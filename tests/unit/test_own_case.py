@@ -95,6 +95,7 @@ def test_what_ends_a_run_and_what_a_failure_costs_are_said_of_these_settings() -
         "a run ends after the tokens of 40 steps of each learner, of which faster ones and guests take more"
     )
     assert _ends([timed]) == "a run ends after the time of 600 steps of its fastest learner"
+    assert "the tokens of 1 step of each learner" in _ends([named(base(1), "")])
     both = _ends([plain, named(base(75), ""), timed])
     assert "the tokens of 40 to 75 steps" in both
     assert both.endswith("; or a run ends after the time of 600 steps of its fastest learner")

@@ -109,13 +109,15 @@ def test_the_first_round_of_each_fragment_is_merged_twice_and_later_ones_once() 
         updates += noise
         return weights @ updates
 
-    rule = OwnMerge("own", seeded).require_sound()
+    OwnMerge("own", seeded).require_sound()
     assert calls == [3, 3, 1, 1]
     sent, weights = np.stack(UPDATES), np.full(3, 1 / 3, np.float32)
     expected = weights @ (sent + np.random.default_rng(0).standard_normal(FRAGMENT.size, np.float32))
+    first = OwnMerge("own", seeded)
     for _ in range(2):
-        assert np.array_equal(rule.merged(sent.copy(), weights, FRAGMENT), expected)
-    assert calls[4:] == [3, 3, 3]
+        assert np.array_equal(first.merged(sent.copy(), weights, FRAGMENT), expected)
+    first.merged(sent[:2].copy(), np.full(2, 0.5, np.float32), FRAGMENT)
+    assert calls[4:] == [3, 3, 3, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,23 @@ def test_a_restart_is_a_start_and_what_reading_the_checkpoint_takes(capsys: pyte
     assert "a restart takes 90 s: as given; without that it would be 60 s to start and 250 s to read" in said
 
 
+def test_no_share_is_printed_as_nothing_or_as_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    said = shown(capsys, "--params", "2.9e9", "--learners", "8")
+    assert "in the lab both ways take less than 0.1% of a token's worth" in said
+    for words in ("--params 1e8 --learners 8 --sync-every 27", "--params 2.9e9 --learners 8", "--params 1e6"):
+        said = shown(capsys, *words.split())
+        assert "learns 100.0% as much" not in said
+        assert " 0.0% more" not in said
+
+
+def test_more_fragments_than_any_period_that_is_tried_need_a_longer_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--params", "1e8", "--fragments", "900"]) == 2
+    assert "the plan tries up to 768: give --sync-every 900 or longer, or fewer --fragments" in capsys.readouterr().err
+    assert "--fragments 900 --sync-every 900" in shown(
+        capsys, "--params", "1e8", "--fragments", "900", "--sync-every", "900"
+    )
+
+
 def test_what_was_not_measured_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--params", "1e8", "--learners", "4", "--merge", "rda")
     assert (

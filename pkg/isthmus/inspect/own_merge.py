@@ -15,8 +15,8 @@ It returns Δ [n] float32. The outer optimizer takes its step with Δ, as with t
 in place of all built-in rules, also in place of the mean of embeddings. It may change `updates`, which is a copy.
 
 The same arguments must give the same bits, or no figure can be had again. So the function keeps nothing from one call
-to the next, and seeds in each call the random numbers that it draws. The first round of each fragment is merged twice,
-and the bits are compared.
+to the next, and seeds in each call the random numbers that it draws. The first round of each fragment with any number
+of updates is merged twice, and the bits are compared.
 
 A real run cannot use such a rule: every syncer must compute the same bits from the same log, at any later time.
 """
@@ -58,8 +58,8 @@ class OwnMerge:
 
     name: str
     function: Merge
-    _compared: set[int] = field(default_factory=set, repr=False, compare=False)
-    """Fragments of which a round was merged twice, and the bits were equal."""
+    _compared: set[tuple[int, int]] = field(default_factory=set, repr=False, compare=False)
+    """Fragments, and numbers of updates, of which a round was merged twice, and the bits were equal."""
 
     def require_sound(self) -> "OwnMerge":
         """Merge a round of three made-up updates and one of a single update; return self. Raises `InputError`.
@@ -69,7 +69,6 @@ class OwnMerge:
         draw = np.random.default_rng(0)
         updates = draw.standard_normal((3, _SAMPLE.size)).astype(np.float32)
         for count in (3, 1):
-            self._compared.clear()
             self.merged(updates[:count].copy(), np.full(count, 1.0 / count, np.float32), _SAMPLE)
         self._compared.clear()
         return self
@@ -78,9 +77,9 @@ class OwnMerge:
         """Return Δ [n] of a round of updates [m, n] with weights [m]. Raises `InputError` if the function fails.
 
         It fails if it raises, or returns anything but n finite float32 values, or if the first round of this fragment
-        gives other values when it is merged again.
+        with as many updates gives other values when it is merged again.
         """
-        if fragment.index in self._compared:
+        if (fragment.index, len(updates)) in self._compared:
             return self._once(updates, weights, fragment)
         delta = self._once(updates.copy(), weights.copy(), fragment).copy()
         again = self._once(updates, weights, fragment)
@@ -93,7 +92,7 @@ class OwnMerge:
                     "elements): draw random numbers from a generator that the function makes in each call, such as "
                     "numpy.random.default_rng(0), and keep nothing from one call to the next"
                 )
-        self._compared.add(fragment.index)
+        self._compared.add((fragment.index, len(updates)))
         return delta
 
     def _once(self, updates: F32, weights: F32, fragment: Fragment) -> F32:

@@ -42,6 +42,9 @@ KEPT_GIVEN = 0.7
 OVERLAP_MAX = 1024
 """Highest `overlap` in a plan, in steps: an update that takes longer does not come back within any period."""
 
+NOTHING = 5e-4
+"""Shares below this would be printed as 0.0 %."""
+
 ALMOST = 0.999
 """Shares from this on are called larger than this."""
 
@@ -152,7 +155,8 @@ def plan(
         Choice(
             name="syncers",
             value=max(1, math.ceil(best.syncer["cores"] / SYNCER_CORES)),
-            reason=f"merging takes {best.syncer['cores']:.1f} cores; several syncers share the fragments",
+            reason=f"merging takes {best.syncer['cores']:.2g} cores, of {SYNCER_CORES:g} in a syncer; several syncers "
+            "share the fragments",
         ),
     ]
     return Plan(
@@ -222,7 +226,8 @@ def _codecs(case: Case, rules: Rules) -> str:
         said = "not measured; by its bits it would take"
     else:
         said = "in the lab both ways take"
-    return f"{said} {-math.expm1(-learning.lab().shrinks * cost):.1%} of a token's worth"
+    taken = -math.expm1(-learning.lab().shrinks * cost)
+    return f"{said} {taken:.1%} of a token's worth" if taken >= NOTHING else f"{said} less than 0.1% of a token's worth"
 
 
 def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:

@@ -336,7 +336,10 @@ def _periods(fixed: Fixed) -> list[int]:
         )
     found = [fixed.sync_every] if fixed.sync_every else [h for h in PERIODS if h >= (fixed.fragments or 1)]
     if not found:
-        raise InputError(f"{fixed.fragments} fragments: more than {PERIODS[-1]} need a period of their own, sync_every")
+        raise InputError(
+            f"{fixed.fragments} fragments need a period of at least as many steps, and the plan tries up to "
+            f"{PERIODS[-1]}: give --sync-every {fixed.fragments} or longer, or fewer --fragments"
+        )
     return found
 
 
