@@ -33,8 +33,10 @@ ASSUMED = (
     "one place starts again without reading over a link; across the links, every failure reads checkpoint and model",
     "gradients cross the links in bfloat16, in a ring, during the backward pass, which is two thirds of a step",
     "the worth of a token was measured with learners of equal speed that do not fail",
-    "where it begins to pay, every learner has this rate of failures, or every link this bandwidth each way, and the "
-    "settings of the plan stay",
+    "if learners are in several regions, all gradients pay for egress; of decoupled training, only what learners "
+    "outside the store's region read",
+    "where it begins to pay, every learner has this rate of failures, or every link this bandwidth each way; latencies "
+    "and the settings of the plan stay",
 )
 """What the figures rest on beside the arguments, each printed with them and listed in docs/compare.md."""
 

@@ -128,12 +128,13 @@ async def _check(run_url: str, json: str | None) -> int:
     table.add_row("time of each", f"{seen.span_s:.0f} s", "")
     every = f", every {seen.mtbf_s:.1f} s of a learner" if seen.failures else ""
     table.add_row("failures", f"{seen.failures}{every}", "input")
-    table.add_row("recovery", f"{seen.recovery_s:.1f} s", "input")
+    table.add_row("recovery", f"{seen.recovery_s:.1f} s" if seen.failures else "none", "input")
     table.add_row("step", f"{seen.step_s * 1000:.0f} ms", "input")
-    table.add_row("between checkpoints", f"{seen.checkpoint_s:.1f} s", "input")
+    between = f"{seen.checkpoint_s:.1f} s" if seen.checkpoint_s else "not two of a learner"
+    table.add_row("between checkpoints", between, "input")
     console = stdout()
     console.print(table)
-    console.print(f"the model is off by {found.error:+.1%}", highlight=False)
+    console.print(f"the model is off by {100.0 * found.error:+.1f} points of goodput", highlight=False)
     write_json(
         {
             "predicted_goodput": predicted.goodput,
