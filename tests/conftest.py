@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from isthmus.errors import InputError
 from isthmus_services.servers import Server, redis_server, s3_server
 from release import pythons
 from support import reaper, tiers
+from support.azure import azure_server
 
 if TYPE_CHECKING:
     import torch
@@ -189,12 +191,26 @@ def moto() -> Iterator[Server]:
     S3Response.put_object = put_object  # type: ignore[method-assign]
 
 
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Start Azurite, Microsoft's emulator of Azure Blob Storage. Its one account is named in its source."""
+    if (program := shutil.which("azurite-blob")) is None:
+        if os.environ.get("ISTHMUS_REQUIRE_AZURITE"):
+            pytest.fail("azurite-blob is not on PATH", pytrace=False)
+        pytest.skip("no azurite-blob on PATH (npm install --global azurite): az:// is not tried on a server")
+    try:
+        with azure_server(program, tmp_path_factory.mktemp("azure")) as server:
+            yield server
+    except InputError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Server], None]:
-    """Point the AWS environment at a server."""
+    """Point the environment of the stores' clients at a server."""
 
     def point(server: Server) -> None:
-        for name in [n for n in os.environ if n.startswith("AWS_")]:
+        for name in [n for n in os.environ if n.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
             monkeypatch.delenv(name)
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)

@@ -125,6 +125,11 @@ class Denied(PortError):
     """The request cannot succeed as it is: credentials, permissions, no bucket, or a server that lacks a feature."""
 
 
+def azure_container_command(name: str) -> str:
+    """Return the command that creates a container of Azure."""
+    return f'az storage container create --account-name "$AZURE_STORAGE_ACCOUNT_NAME" --name {name} --auth-mode login'
+
+
 class BucketMissing(Denied):
     """The bucket does not exist."""
 
@@ -133,10 +138,14 @@ class BucketMissing(Denied):
         self.command = f"isthmus init {url} --create-bucket"
         """The command that creates the bucket. Few of a run's participants may: it takes an administrator's
         credentials."""
+        what, more = "bucket (NoSuchBucket)", ""
         if url.startswith("gs:"):
             self.command = f"gcloud storage buckets create gs://{bucket}"
-        more = "" if url.startswith("gs:") else f", with a run of the built-in model; {OWN_MODEL}"
-        super().__init__(f"{where}: there is no such bucket (NoSuchBucket): `{self.command}` creates it{more}")
+        elif url.startswith("az:"):
+            what, self.command = "container (ContainerNotFound)", azure_container_command(bucket)
+        else:
+            more = f", with a run of the built-in model; {OWN_MODEL}"
+        super().__init__(f"{where}: there is no such {what}: `{self.command}` creates it{more}")
         self.url = url
 
 

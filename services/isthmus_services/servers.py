@@ -113,8 +113,8 @@ def redis_server(
         command += ["--port", str(port)]
     command += ["--bind", "127.0.0.1", "--dir", str(folder)]
     command += list(arguments or ("--save", "", "--appendonly", "no"))
-    with _running(command, folder / "redis.log", {}) as process:
-        _until(lambda: _answers(port), process, "Redis", folder / "redis.log")
+    with running(command, folder / "redis.log", {}) as process:
+        until(lambda: answers(port), process, "Redis", folder / "redis.log")
         yield Server(f"{'rediss' if certificate else 'redis'}://127.0.0.1:{port}", process, {})
 
 
@@ -152,14 +152,15 @@ def s3_server(
     command += arguments
     keys = {"AWS_ACCESS_KEY_ID": credentials[0], "AWS_SECRET_ACCESS_KEY": credentials[1]}
     log = folder / "seaweedfs.log"
-    with _running(command, log, keys) as process:
-        _until(lambda: _answers(s3) and _serves_s3(s3, tls=bool(certificate)), process, "SeaweedFS", log)
+    with running(command, log, keys) as process:
+        until(lambda: answers(s3) and _serves_s3(s3, tls=bool(certificate)), process, "SeaweedFS", log)
         endpoint = f"{'https' if certificate else 'http'}://127.0.0.1:{s3}"
         yield Server(endpoint, process, {**keys, "AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1"})
 
 
 @contextmanager
-def _running(command: list[str], log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str], log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server with more variables in its environment. Its output goes to a file."""
     with open(log, "ab") as out:
         process = subprocess.Popen(
             tied(command),
@@ -181,7 +182,8 @@ def _running(command: list[str], log: Path, environment: Mapping[str, str]) -> I
             process.wait()
 
 
-def _until(ready: Callable[[], bool], process: subprocess.Popen[bytes], name: str, log: Path) -> None:
+def until(ready: Callable[[], bool], process: subprocess.Popen[bytes], name: str, log: Path) -> None:
+    """Wait until a server is ready. Raises `InputError` if it ends before that, or takes too long."""
     until = time.monotonic() + START_S
     while not ready():
         if process.poll() is not None:
@@ -191,7 +193,8 @@ def _until(ready: Callable[[], bool], process: subprocess.Popen[bytes], name: st
         time.sleep(0.05)
 
 
-def _answers(port: int) -> bool:
+def answers(port: int) -> bool:
+    """Return whether a server listens on this port of loopback."""
     try:
         with socket.create_connection(("127.0.0.1", port), 0.5):
             return True

@@ -209,7 +209,7 @@ def test_a_limit_on_the_size_of_a_file(doctor: Doctor, folder: Path) -> None:
 
 
 @row(
-    "doctor", "store: address: …: runs live in s3://bucket/prefix, in gs://bucket/prefix or in a folder, not in …",
+    "doctor", "store: address: …: runs live in s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or in a folder, not in …",
     means="The URL of the run is of no kind that is known.",
     do="correct the URL of the run, or what is named here", then="`ok store: access`",
 )  # fmt: skip

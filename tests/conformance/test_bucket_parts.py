@@ -13,6 +13,7 @@ from isthmus.errors import ObjectMissing
 from isthmus.format.records.frame import Gathered
 from isthmus.store import EdgeStore, bucket
 from isthmus_services.servers import Server
+from support.azure import CONTAINER
 
 PART = 5 << 20
 """The smallest part that servers accept."""
@@ -34,7 +35,7 @@ class Asked:
         monkeypatch.setattr(bucket.BucketStore, "_ask", ask)
 
 
-@pytest.fixture(params=["seaweedfs", "moto"])
+@pytest.fixture(params=["seaweedfs", "moto", "azurite"])
 def opened(
     request: pytest.FixtureRequest, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], Any]:
@@ -44,7 +45,11 @@ def opened(
 
     @asynccontextmanager
     async def open_it() -> AsyncIterator[EdgeStore]:
-        async with open_place(f"s3://b{uuid.uuid4().hex[:10]}/p", make=True) as store:
+        if request.param == "azurite":
+            url, make = f"az://{CONTAINER}/{uuid.uuid4().hex[:10]}", False
+        else:
+            url, make = f"s3://b{uuid.uuid4().hex[:10]}/p", True
+        async with open_place(url, make=make) as store:
             yield store
 
     return open_it

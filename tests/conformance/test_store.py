@@ -23,7 +23,7 @@ from isthmus_services.servers import Server
 
 T = TypeVar("T")
 
-KINDS = ["files", "moto", "seaweedfs", "moto by aiobotocore", "seaweedfs by aiobotocore", "simulated"]
+KINDS = ["files", "moto", "seaweedfs", "moto by aiobotocore", "seaweedfs by aiobotocore", "azurite", "simulated"]
 
 CLIENTS = ["s3", "s3+aiobotocore"]
 
@@ -54,11 +54,12 @@ def opened(
         if server == "moto":
             page = 7
             monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", str(page))
-        url = f"s3{client and f'+{client}'}://conformance/{uuid.uuid4().hex[:10]}/some/prefix"
+        scheme = "az" if server == "azurite" else f"s3{client and f'+{client}'}"
+        url = f"{scheme}://conformance/{uuid.uuid4().hex[:10]}/some/prefix"
 
     @asynccontextmanager
     async def open_it() -> AsyncIterator[EdgeStore]:
-        async with open_place(url, make=True) as store:
+        async with open_place(url, make=not url.startswith("az:")) as store:
             yield store
 
     return Opened(open_it, page=page)

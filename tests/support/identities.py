@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import re
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -46,10 +47,10 @@ Handler = Callable[[Request], Awaitable[Answer | None]]
 async def serving(handler: "Callable[[Request, asyncio.StreamWriter], Awaitable[Answer | None]]") -> AsyncIterator[str]:
     """Serve HTTP on loopback; yield the URL."""
 
-    open_now: set[asyncio.Task[None] | None] = set()
+    open_now: dict[asyncio.Task[None], socket.socket] = {}
 
-    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        open_now.add(asyncio.current_task())
+    async def one(connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection)
         try:
             while True:
                 raw = await reader.readuntil(b"\r\n\r\n")
@@ -68,18 +69,30 @@ async def serving(handler: "Callable[[Request, asyncio.StreamWriter], Awaitable[
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            open_now.discard(asyncio.current_task())
             await _closed(writer)
 
-    server = await asyncio.start_server(one, "127.0.0.1", 0)
+    def accept() -> None:
+        with contextlib.suppress(BlockingIOError):
+            connection, _ = listening.accept()
+            task = asyncio.create_task(one(connection))
+            open_now[task] = connection
+            task.add_done_callback(open_now.pop)
+
+    # asyncio's own server leaks a connection that it accepted just before it is closed.
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.setblocking(False)
+    loop = asyncio.get_running_loop()
+    loop.add_reader(listening, accept)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
-        server.close()
-        left = [task for task in open_now if task is not None]
+        loop.remove_reader(listening)
+        left = dict(open_now)
         for task in left:
             task.cancel()
-        await asyncio.gather(*left)
+        await asyncio.gather(*left, return_exceptions=True)
+        for closed in (listening, *left.values()):
+            closed.close()
 
 
 async def _closed(writer: asyncio.StreamWriter) -> None:

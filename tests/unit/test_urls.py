@@ -18,6 +18,7 @@ from isthmus.store import open_store
         ("s3://bucket/exp#1", "# ends a URL"),
         ("s3+aiobotocore://bucket/exp#1", "# ends a URL"),
         ("gs://bucket/exp#1", "# ends a URL"),
+        ("az://container/exp#1", "# ends a URL"),
         ("file:///tmp/exp#1", "# ends a URL"),
         ("file:///tmp/exp?1", r"\? ends a URL"),
         ("s3://bucket/a//b", "between two slashes"),

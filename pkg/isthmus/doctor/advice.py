@@ -74,6 +74,28 @@ IN_GOOGLE = Advice(
     full=IN_BUCKET.full,
     taken=IN_BUCKET.taken,
 )
+_AZURES_KEYS = "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, or a managed or workload identity"
+IN_AZURE = Advice(
+    refused=f"use credentials with the role Storage Blob Data Reader on this container ({_AZURES_KEYS}), from a "
+    "network that the storage account lets in",
+    away="check that a store answers at this address (AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ENDPOINT), and that "
+    f"credentials are named: {_AZURES_KEYS}",
+    clear="use an address with https:// (AZURE_STORAGE_ENDPOINT)",
+    reading="use credentials that may read what is named here: the role Storage Blob Data Reader, or a SAS token with "
+    "r and l",
+    listing="use credentials that may list this container: the role Storage Blob Data Reader, or a SAS token with l",
+    writing="use credentials that may write below {place}: the role Storage Blob Data Contributor, or a SAS token with "
+    "c and w",
+    deleting="use credentials that may delete below {place}: the role Storage Blob Data Contributor, or a SAS token "
+    "with d",
+    creating="use Azure's own address: this one ignores If-None-Match, and a syncer refuses it",
+    slow=IN_BUCKET.slow,
+    large=IN_BUCKET.large,
+    own="use the role's own identity, whose role assignment has a condition on the blobs' path "
+    "(Microsoft.Storage/storageAccounts/blobServices/containers/blobs:path)",
+    full=IN_BUCKET.full,
+    taken=IN_BUCKET.taken,
+)
 IN_FOLDER = Advice(
     refused="let this user read and enter {url} and what is in it: see owner and mode (ls -ld), chown or chmod",
     clear="",  # a folder has no address
@@ -99,7 +121,7 @@ BUCKET = "create it with an administrator's credentials: {command}"
 def advice_for(url: str) -> Advice:
     """Return the advice for the kind of store that a URL names."""
     place = Place.of(url)
-    return IN_FOLDER if not place.in_bucket else IN_GOOGLE if place.scheme == "gs" else IN_BUCKET
+    return {"gs": IN_GOOGLE, "az": IN_AZURE}.get(place.scheme, IN_BUCKET) if place.in_bucket else IN_FOLDER
 
 
 def what_to_do(error: IsthmusError, url: str, refused: str, other: str) -> str:

@@ -31,6 +31,9 @@ PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379}
 USED_BY = {"store": "AWS_ENDPOINT_URL", "bus": "--bus"}
 """The setting that usually names the host, by what is looked for."""
 
+NAMED_BY = {"gs": "GOOGLE_BASE_URL", "az": "AZURE_STORAGE_ACCOUNT_NAME or AZURE_STORAGE_ENDPOINT"}
+"""The setting that names the host, by the scheme of a store with another one."""
+
 
 @dataclass(frozen=True)
 class ConnectionAttempt:
@@ -61,7 +64,10 @@ class Way:
     used: str = ""
     """Name of the route's interface; empty if the route is not known."""
     named_by: str = ""
-    """The environment variable that names the host, if it is not the usual one of `USED_BY`: a proxy's, or Google's."""
+    """The environment variable that names the host, if it is not the usual one of `USED_BY`.
+
+    It is a proxy's, or that of Google or Azure.
+    """
 
 
 async def examine_way(what: str, url: str, runtime: Runtime) -> AsyncIterator[Finding]:
@@ -82,7 +88,7 @@ async def examine_way(what: str, url: str, runtime: Runtime) -> AsyncIterator[Fi
     if proxy:
         said = f"requests to {target} go through the proxy {host}:{port} ({proxy})"
         yield Finding(f"{what}: proxy", NOTE, said, f"if none is wanted, set NO_PROXY={target.host}")
-    named_by = proxy or ("GOOGLE_BASE_URL" if Place.of(url).scheme == "gs" else "")
+    named_by = proxy or NAMED_BY.get(Place.of(url).scheme, "")
     for finding in judge(await _look(what, host, port, named_by, runtime)):
         yield finding
 

@@ -81,7 +81,7 @@ class Place:
     @property
     def in_bucket(self) -> bool:
         """Whether this is in a bucket."""
-        return self.scheme in ("s3", "s3+obstore", "s3+aiobotocore", "gs")
+        return self.scheme in ("s3", "s3+obstore", "s3+aiobotocore", "gs", "az")
 
     @property
     def prefix(self) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from isthmus.errors import InputError
+from isthmus.errors import InputError, azure_container_command
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.urls import Place
 from isthmus.store.atomic import require_create_only
@@ -40,10 +40,11 @@ __all__ = [
 
 @asynccontextmanager
 async def open_store(url: str, runtime: Runtime, *, make: bool = False) -> AsyncIterator[EdgeStore]:
-    """Open `s3://bucket/prefix`, `gs://bucket/prefix`, `file:///path` or a path. `make`: create a missing bucket.
+    """Open `s3://bucket/prefix`, `gs://…`, `az://container/prefix`, `file:///path` or a path.
 
-    `s3+aiobotocore://` uses another client for the same buckets; `s3+obstore://` is the same as `s3://`. Raises
-    `InputError` for a URL of another kind. Without `make`, nothing is contacted before the first request.
+    `make`: create a missing bucket. `s3+aiobotocore://` uses another client for the same buckets; `s3+obstore://` is
+    the same as `s3://`. Raises `InputError` for a URL of another kind. Without `make`, nothing is contacted before the
+    first request.
     """
     place = Place.of(url)
     if make and place.in_bucket:
@@ -79,7 +80,7 @@ async def _open(place: Place, runtime: Runtime) -> AsyncIterator[Store]:
             raise InputError(f"{folder} is a file; a run is a folder")
         yield FileStore(folder, runtime)
     else:
-        known = "s3://bucket/prefix, in gs://bucket/prefix or in a folder"
+        known = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or in a folder"
         raise InputError(f"{place}: runs live in {known}, not in {place.scheme}://")
 
 
@@ -91,7 +92,7 @@ def _opener(scheme: str) -> Callable[..., AbstractAsyncContextManager[Store]]:
         return open_s3
     from isthmus.store import bucket
 
-    return bucket.open_google if scheme == "gs" else bucket.open_s3
+    return {"gs": bucket.open_google, "az": bucket.open_azure}.get(scheme, bucket.open_s3)
 
 
 def endpoint_of(url: str) -> str | None:
@@ -99,9 +100,11 @@ def endpoint_of(url: str) -> str | None:
     place = Place.of(url)
     if not place.in_bucket:
         return None
-    from isthmus.store.credentials import access, google_host
+    from isthmus.store.credentials import access, azure_host, google_host
 
-    return google_host() if place.scheme == "gs" else access().at(place).host(place.authority)
+    if place.scheme in ("gs", "az"):
+        return google_host() if place.scheme == "gs" else azure_host()
+    return access().at(place).host(place.authority)
 
 
 async def compares_sums(url: str, key: str, runtime: Runtime) -> bool | None:
@@ -151,9 +154,11 @@ async def open_probe(url: str, key: str, runtime: Runtime) -> AsyncIterator[Prob
 
 
 async def make_bucket(place: Place, runtime: Runtime) -> None:
-    """Create the bucket of a place unless it exists. Raises `Denied`, `Unavailable`, or `InputError` for a `gs://`."""
+    """Create the bucket of a place unless it exists. Raises `Denied`, `Unavailable`; `InputError` but for `s3://`."""
     if place.scheme == "gs":
         raise InputError(f"{place}: create the bucket first: gcloud storage buckets create gs://{place.authority}")
+    if place.scheme == "az":
+        raise InputError(f"{place}: create the container first: {azure_container_command(place.authority)}")
     from isthmus.store.s3 import open_s3
 
     async with open_s3(place, runtime) as store:

@@ -1,4 +1,4 @@
-"""A store in a bucket, over obstore: S3, stores with its protocol, and Google Cloud Storage.
+"""A store in a bucket, over obstore: S3, stores with its protocol, Google Cloud Storage, and Azure Blob Storage.
 
 Only parts and ranges of large objects are retried here; a layer above retries other requests. Requests run on threads
 of the library, outside the interpreter. A small request takes a quarter of the CPU time that aiobotocore needs for it
@@ -31,8 +31,8 @@ from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank, fill
 from isthmus.runtime.clock import Runtime, wait_for_foreign_threads
 from isthmus.runtime.urls import Place, redacted
 from isthmus.store.base import PART_BYTES, RANGE_BYTES, Entry, Store, is_there, part_of
-from isthmus.store.credentials import GOOGLE, Identity, access, google_host, google_signer
-from isthmus.store.refused import DENIED, EXPIRED, MISSING, RangeBeyondEnd, doubted, refusal, refused_read
+from isthmus.store.credentials import GOOGLE, Identity, access, azure_host, google_host, signer_of
+from isthmus.store.refused import DENIED, EXISTS, EXPIRED, MISSING, RangeBeyondEnd, doubted, refusal, refused_read
 
 PARTS_AT_ONCE = 4
 RANGES_AT_ONCE = 8
@@ -58,15 +58,23 @@ PART_TRIES = 3
 PART_PAUSE_S = 0.5
 _FINAL = (PreconditionError, FileNotFoundError, PermissionDeniedError, UnauthenticatedError)
 _BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{1,255}")
-_STATUS = re.compile(r"status code: (\d{3})")
+_CONTAINER = re.compile(r"[a-z0-9](-?[a-z0-9]){2,62}")
+_STATUS = re.compile(r"(?:status |\()code: (\d{3})")
+_NOT_IN_BATCH = re.compile(r"Bulk delete request failed for key .*\(code: 404\)")
+"""obstore deletes at Azure by a batch of one, whose answer has no code for a blob that does not exist."""
+
 _CODE = re.compile(r"<Code>(\w[\w.]*)</Code>")
 _MESSAGES = [
     re.compile(r"<Message>([^<]*)</Message>"),
     re.compile(r"<Details>([^<]*)</Details>"),
+    re.compile(r"<AuthenticationErrorDetail>([^<]*)</AuthenticationErrorDetail>"),
     re.compile(r'"message"\s*:\s*"([^"]*)"'),
 ]
 _TOKEN = "token request"
-"""Words in obstore's error if Google gave no token for the requests."""
+"""Words in obstore's error if Google or Azure gave no token for the requests."""
+
+_BEYOND = "object was only"
+"""Words in obstore's error if the store answers with a range that is not in the object (Azurite, at its very end)."""
 
 _PROVIDER = "External AWS credential provider"
 """Words in obstore's error if the credentials could not be fetched."""
@@ -153,8 +161,9 @@ class BucketStore(Store):
                 self._fail(error, key)
             self._whole = True
             return await self.create(key, data)
-        except AlreadyExistsError as error:
-            if _status(error) == 409:  # two concurrent creates, and neither has won yet
+        except (AlreadyExistsError, PreconditionError) as error:
+            # Azure says with 409 that the object exists. S3 says that two creates are under way, and none has won yet.
+            if _status(error) == 409 and _code(error) not in EXISTS:
                 self._fail(error, key)
             return False
         except (BaseError, OSError, TimeoutError) as error:
@@ -179,11 +188,9 @@ class BucketStore(Store):
     async def delete(self, key: str) -> None:
         try:
             await obstore.delete_async(self._clients.write, self._prefix + key)
-        except FileNotFoundError as error:
-            if _code(error) != MISSING:
-                self._fail(error, key)
         except (BaseError, OSError, TimeoutError) as error:
-            self._fail(error, key)
+            if _code(error) not in MISSING:
+                self._fail(error, key)
 
     async def _write(self, key: str, data: Data, mode: Any) -> None:
         async with asyncio.timeout(READ_TIMEOUT.total_seconds() + len(data) / WRITE_LEAST):
@@ -263,15 +270,19 @@ class BucketStore(Store):
     def _fail(self, error: BaseException, key: str, *, reads: bool = False) -> NoReturn:
         """Raise what this failure means to the caller. `reads`: an object was read, so it may be missing."""
         status, code = _status(error), _code(error)
-        signer = self._identity.origin if self._identity else google_signer() if self.url.startswith("gs:") else ""
+        signer = self._identity.origin if self._identity else signer_of(self.url)
         if code in EXPIRED and self._identity is not None and self._identity.doubt():
             raise doubted(code, where=self._where, signer=signer) from None
         if _TOKEN in _words(error):
             kind = Denied if status is not None and status < 500 else Unavailable
-            raise kind(f"{self._where}: no credentials from Google: {_told(error)}, for {signer}") from None
+            whom = "Azure" if self.url.startswith("az:") else "Google"
+            why = _told(error).partition(": start the store")[0]  # what gives out tokens is no store
+            raise kind(f"{self._where}: no credentials from {whom}: {why}, for {signer}") from None
         if _PROVIDER in str(error) and self._identity is not None and (failed := self._identity.failure) is not None:
             raise type(failed)(f"{self._where}: {failed}") from None
-        if isinstance(error, PreconditionError) and status == 412:
+        if reads and _BEYOND in _words(error):
+            raise RangeBeyondEnd(key) from None
+        if reads and isinstance(error, PreconditionError) and status == 412:
             raise Unavailable(f"{self._where}: {key} was replaced while it was read") from None
         if status is not None or code:
             about = code or str(status), status, _said(error)
@@ -304,7 +315,8 @@ def _words(error: BaseException) -> str:
 def _told(error: BaseException) -> str:
     # Only the tree of causes shows that the certificate was the reason.
     if found := _CERTIFICATE.search(str(error)):
-        return f"its certificate is not trusted ({found[1]}); AWS_CA_BUNDLE names a file of authorities"
+        of_s3 = "; AWS_CA_BUNDLE names a file of authorities" if "Generic S3" in str(error) else ""
+        return f"its certificate is not trusted ({found[1]}){of_s3}"
     if "kind: Connect" in str(error):
         return _unconnected(str(error))
     said = _words(error).partition(" - ")
@@ -324,7 +336,7 @@ def _unconnected(tree: str) -> str:
 def _said(error: BaseException) -> str:
     """Return the server's own words in an error: its message and details, or else the beginning of its answer."""
     if found := [one for pattern in _MESSAGES for one in pattern.findall(_words(error))]:
-        return " ".join(found)
+        return " ".join(" ".join(one.partition("RequestId:")[0].split()) for one in found)
     answer = "" if "<" in _words(error) else _words(error).partition("status code: ")[2].partition(": ")[2]
     return legible(" ".join(answer.split())[:200])
 
@@ -336,7 +348,7 @@ def _status(error: BaseException) -> int | None:
 
 def _code(error: BaseException) -> str:
     found = _CODE.search(_words(error))
-    return found[1] if found else ""
+    return found[1] if found else "BlobNotFound" if _NOT_IN_BATCH.search(_words(error)) else ""
 
 
 @asynccontextmanager
@@ -395,6 +407,33 @@ async def open_google(place: Place, runtime: Runtime) -> AsyncIterator[BucketSto
     host = google_host()
     where = "Google Cloud Storage" if host == GOOGLE else host
     yield BucketStore(clients, place.prefix, place.url, where, runtime)
+
+
+@asynccontextmanager
+async def open_azure(place: Place, runtime: Runtime) -> AsyncIterator[BucketStore]:
+    """Open a container of Azure Blob Storage.
+
+    The library finds the storage account and the credentials in `AZURE_STORAGE_ACCOUNT_NAME` and the like. Raises
+    `InputError` if it finds no account, or cannot read a key.
+    """
+    if not _CONTAINER.fullmatch(place.authority):
+        raise InputError(
+            f"{place}: {redacted(place.authority)} is no valid name of a container (small letters, digits and single "
+            "hyphens, 3 to 63; the storage account is named by AZURE_STORAGE_ACCOUNT_NAME)"
+        )
+
+    def client(retries: int, **limits: Any) -> Any:
+        options: Any = {"allow_http": True, "connect_timeout": CONNECT_TIMEOUT, "timeout": _NO_LIMIT, **limits}
+        return obstore.store.AzureStore(place.authority, client_options=options, retry_config={"max_retries": retries})
+
+    try:
+        clients = _clients(client)
+    except BaseError as error:
+        raise InputError(
+            f"{place.url}: {_told(error)} (AZURE_STORAGE_ACCOUNT_NAME names the storage account, and "
+            "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN or an identity the credentials)"
+        ) from None
+    yield BucketStore(clients, place.prefix, place.url, azure_host(), runtime)
 
 
 def _clients(client: Callable[..., Any]) -> Clients:

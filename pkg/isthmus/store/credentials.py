@@ -154,6 +154,40 @@ def google_signer(environment: Mapping[str, str] = os.environ) -> str:
     return f"the key in {key}" if environment.get(key) else "this machine's own service account (no key file is named)"
 
 
+_AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
+_AZURE_TOKENS = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
+
+
+def azure_host(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the URL for containers of Azure: AZURE_STORAGE_ENDPOINT, or Azure's own for the storage account."""
+    named = environment.get("AZURE_STORAGE_ENDPOINT") or environment.get("AZURE_ENDPOINT")
+    return named or f"https://{environment.get('AZURE_STORAGE_ACCOUNT_NAME', '')}.blob.core.windows.net"
+
+
+def azure_signer(environment: Mapping[str, str] = os.environ) -> str:
+    """Return whose credentials sign requests to Azure: a variable, or the identity that it names."""
+    kinds = (
+        ("the bearer token", ("AZURE_STORAGE_TOKEN",)),
+        ("the account key", _AZURE_KEYS),
+        ("the workload identity", ("AZURE_FEDERATED_TOKEN_FILE",)),
+        ("the client secret", ("AZURE_CLIENT_SECRET", "AZURE_STORAGE_CLIENT_SECRET")),
+        ("the SAS token", _AZURE_TOKENS),
+        ("the login of Azure's command line", ("AZURE_USE_AZURE_CLI",)),
+    )
+    found = (f"{what} ({name})" for what, names in kinds for name in names if environment.get(name))
+    return next(found, "this machine's managed identity (no variable names a key, a SAS token or a client)")
+
+
+def signer_of(url: str) -> str:
+    """Return whose credentials sign requests to this store, if the library finds them by itself; empty if it does not.
+
+    They are those of Google and Azure.
+    """
+    signers = {"gs": google_signer, "az": azure_signer}
+    scheme = Place.of(url).scheme
+    return signers[scheme]() if scheme in signers else ""
+
+
 # --- credentials ------------------------------------------------------------------------------------------------------
 
 

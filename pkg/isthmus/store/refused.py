@@ -1,6 +1,6 @@
-"""What a bucket's error answers mean, for every client: S3's codes and HTTP statuses.
+"""What a bucket's error answers mean, for every client: the codes of S3, Google and Azure, and HTTP statuses.
 
-Only a read can find an object missing, and only with the store's own code (`NoSuchKey`). Any other 404 comes from a
+Only a read can find an object missing, and only with the store's own code (`MISSING`). Any other 404 comes from a
 gateway in between, or from a route that is being reloaded, so it counts as an outage.
 `tests/conformance/test_answers.py` has the table of what each answer to each request means.
 """
@@ -9,7 +9,7 @@ from isthmus.errors import BucketMissing, Denied, IsthmusError, ObjectMissing, P
 
 NO_CREDENTIALS = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
-EXISTS = {"PreconditionFailed", "412"}
+EXISTS = {"PreconditionFailed", "412", "BlobAlreadyExists"}
 
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId"}
 """Codes with which stores answer to expired or replaced credentials."""
@@ -48,6 +48,16 @@ DENIED = {
     "405": "the server does not take this request: is that the address of an object store?",
     "301": "the bucket is in another region",
     "NotImplemented": "the server does not implement this request (conditional PUT is needed)",
+    "AuthenticationFailed": "the key or token is not accepted",
+    "AuthorizationFailure": "access denied",
+    "AuthorizationPermissionMismatch": "access denied",
+    "InsufficientAccountPermissions": "access denied",
+    "KeyBasedAuthenticationNotPermitted": "this storage account accepts no account key",
+    "NoAuthenticationInformation": "the request has no credentials",
+    "PublicAccessNotPermitted": "the request has no credentials",
+    "AccountIsDisabled": "the storage account is disabled",
+    "BlobImmutableDueToPolicy": "a policy of the container keeps this object as it is",
+    "BlobArchived": "the object is in an archive",
 }
 
 _WHOSE = "check the run's address, and whose credentials these are"
@@ -58,6 +68,11 @@ NEXT = {
     "403": _WHOSE,
     "InvalidAccessKeyId": "check the store's address, and use an access key that exists there",
     "SignatureDoesNotMatch": "correct the secret key there",
+    "AuthenticationFailed": "correct the key, or replace the token by one that is valid",
+    "AuthorizationFailure": _WHOSE,
+    "AuthorizationPermissionMismatch": _WHOSE,
+    "InsufficientAccountPermissions": _WHOSE,
+    "KeyBasedAuthenticationNotPermitted": "use a managed identity, a workload identity or a client secret",
     "ExpiredToken": _EXPIRED,
     "ExpiredTokenException": _EXPIRED,
     "TokenRefreshRequired": _EXPIRED,
@@ -65,7 +80,10 @@ NEXT = {
 }
 """What to do about answers to the credentials themselves, by code."""
 
-MISSING = "NoSuchKey"
+MISSING = {"NoSuchKey", "BlobNotFound"}
+"""What stores answer if there is no such object: S3 and Google, and Azure."""
+
+_NO_BUCKET = {"NoSuchBucket", "ContainerNotFound"}
 _BEYOND = {"InvalidRange", "416"}
 # Concurrent conditional writes, of which none has won yet: the same request has to be sent again.
 _CONFLICT = {"ConditionalRequestConflict", "OperationAborted", "409"}
@@ -81,13 +99,13 @@ def refusal(code: str, status: int | None, message: str, *, url: str, where: str
     `signer`: the credentials that signed the request, and where they come from; empty if not known. The error is never
     `ObjectMissing`: writes, listings and deletions cannot find an object missing.
     """
-    if code == "NoSuchBucket":
+    if code in _NO_BUCKET:
         return BucketMissing(url, where)
     if code in FULL or status == 507:
         return StoreFull(where, url, FULL.get(code, FULL["507"]))
     if code in DENIED or status in (401, 403, 405):
-        # Google's message names the permission that is missing. S3's says no more than the code.
-        more = f": {message}" if message and url.startswith("gs:") else ""
+        # The messages of Google and Azure name what is missing. S3's says no more than the code.
+        more = f": {message}" if message and url.startswith(("gs:", "az:")) else ""
         do = NEXT.get(code, "" if code in DENIED else NEXT.get(str(status), ""))
         return Denied(f"{where}: {DENIED.get(code, 'refused')} ({code or status}){more}{_signed(signer, do)}")
     said = f"{code or status}: {message}".strip()
@@ -109,7 +127,7 @@ def refused_read(
     code: str, status: int | None, message: str, *, key: str, url: str, where: str, signer: str = ""
 ) -> PortError | RangeBeyondEnd:
     """Return the error to raise for a failed read, which may also mean a missing object or a range beyond its end."""
-    if code == MISSING:
+    if code in MISSING:
         return ObjectMissing(key)
     if code in _BEYOND:
         return RangeBeyondEnd(key)

@@ -181,7 +181,7 @@ class S3Store(Store):
         try:
             await self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
         except ClientError as error:
-            if _code(error) != MISSING:
+            if _code(error) not in MISSING:
                 self._fail(error, key)
         except _FAILURES as error:
             self._fail(error, key)

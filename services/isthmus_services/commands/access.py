@@ -136,6 +136,11 @@ def place_of(url: str) -> tuple[str, str]:
     place = Place.of(url)
     if not place.in_bucket or not place.authority:
         raise InputError(f"--run {place}: policies are for runs in buckets (s3://bucket/run)")
+    if place.scheme in ("gs", "az"):
+        raise InputError(
+            f"--run {place}: this command writes policies for s3:// only: leave --run out, and give each participant "
+            "its rights with the tools of this store (docs/permissions.md says which)"
+        )
     return place.authority, place.path.strip("/")
 
 

@@ -74,9 +74,9 @@ VARIABLES = (
 def run(settings: declared.Create) -> int:
     """Make what is missing, and print what each participant gets. No secret is printed."""
     access.require_names(settings)
-    place = access.place_of(settings.run)
-    if Place.of(settings.run).scheme == "gs":
+    if Place.of(settings.run).scheme in ("gs", "az"):
         raise InputError(f"{settings.run}: this command serves s3:// only: use isthmus init, isthmus keys and members")
+    place = access.place_of(settings.run)
     folder = Path(settings.folder)
     try:
         settings = _as_before(settings, folder)

@@ -6,7 +6,7 @@ MUTANTS = [
     *of(
         "store/bucket.py",
         "tests/unit/test_bucket_answers.py",
-        row("a-conflict-means-exists", "if _status(error) == 409:", "if False:"),
+        row("a-conflict-means-exists", "if _status(error) == 409 and _code(error) not in EXISTS:", "if False:"),
         row("a-create-writes-over", "whole, mode=mode, use", 'whole, mode="overwrite", use'),
         row("a-write-is-sent-again", "write=client(0),", "write=client(2),"),
         row(
@@ -16,7 +16,7 @@ MUTANTS = [
         ),
         row("nothing-says-what-the-bytes-are", '                "checksum_algorithm": "SHA256",\n', ""),
         row("a-write-may-hang", "READ_TIMEOUT.total_seconds() + len(data) / WRITE_LEAST", "3600.0"),
-        row("no-bucket-is-nothing-to-delete", "if _code(error) != MISSING:", "if False:"),
+        row("no-bucket-is-nothing-to-delete", "if _code(error) not in MISSING:", "if False:"),
     ),
     *of(
         "store/bucket.py",
@@ -28,11 +28,11 @@ MUTANTS = [
         "store/refused.py",
         "tests/unit/test_bucket_answers.py tests/unit/test_store_answers.py",
         row("an-unknown-refusal-is-an-outage", "if code in DENIED or status in (401, 403, 405):", "if code in DENIED:"),
-        row("any-404-is-a-missing-object", "if code == MISSING:", "if code == MISSING or status == 404:"),
+        row("any-404-is-a-missing-object", "if code in MISSING:", "if code == MISSING or status == 404:"),
         row(
             "a-conflict-means-exists",
-            'EXISTS = {"PreconditionFailed", "412"}',
-            'EXISTS = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}',
+            'EXISTS = {"PreconditionFailed", "412", "BlobAlreadyExists"}',
+            'EXISTS = {"PreconditionFailed", "412", "BlobAlreadyExists", "ConditionalRequestConflict", "409"}',
         ),
     ),
     *of(

@@ -108,7 +108,7 @@ def bucket_of(url: str | None) -> str:
     if not (place.in_bucket or place.scheme == "file") or "@" in place.authority:
         raise InputError(
             f"--bucket {place}: write it as s3://BUCKET/PREFIX, "
-            "gs://BUCKET/PREFIX, or file:///PATH if the run is in a folder"
+            "gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, or file:///PATH if the run is in a folder"
         )
     return url
 
