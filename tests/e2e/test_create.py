@@ -96,10 +96,10 @@ class Place:
     def said(self) -> str:
         return "".join(f"--- {p.stem}\n{p.read_text(errors='replace')}" for p in sorted(self.folder.glob("*.log")))
 
-    def client(self, service: str) -> Any:
+    def client(self, service: str, credentials: tuple[str, str] = ROOT) -> Any:
         return boto3.client(
             service, endpoint_url=self.store.url, region_name="us-east-1", verify=str(self.authority.file),
-            aws_access_key_id=ROOT[0], aws_secret_access_key=ROOT[1],
+            aws_access_key_id=credentials[0], aws_secret_access_key=credentials[1],
         )  # fmt: skip
 
     def acl(self) -> list[str]:
@@ -123,6 +123,13 @@ def settings(folder: Path) -> dict[str, str]:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     return dict(line.partition("=")[::2] for line in done.stdout.split("\0") if line)
+
+
+def credentials_of(folder: Path) -> tuple[str, str]:
+    """Return a participant's access key and its secret."""
+    parsed = configparser.ConfigParser()
+    parsed.read(folder / "aws-credentials")
+    return parsed["default"]["aws_access_key_id"], parsed["default"]["aws_secret_access_key"]
 
 
 def secrets_in(folder: Path) -> list[str]:
@@ -227,6 +234,47 @@ def test_participants_merge_with_nothing_but_their_folders(place: Place, ran: Pa
         "follow", "--exec", "echo 0.5", "--series", "held-out", "--mixed", "--cuts", "1",
     )  # fmt: skip
     assert "held-out" in place.do("status-series", ran / "reader", "status")
+
+
+def test_a_signed_run_needs_nothing_but_the_bucket(place: Place) -> None:
+    """Without --bus, messages are in the store, and its policies say who may speak as whom."""
+    made, environment = place.folder / "alone", place.administrator()
+    for name in [name for name in environment if name.startswith("ISTHMUS_BUS")]:
+        del environment[name]
+    words = [word for word in place.words("alone", *LEARNERS[:4], *SMALL) if word not in ("--bus-users", "server")]
+    done = forking.isthmus(*words, "--heartbeat", "0.5", "--silence", "2", environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert "bus: in the run's own store" in done.stdout
+    given = place.folder / "given-alone"
+    shutil.copytree(made, given)
+    assert settings(given / "learner-eu-1")["ISTHMUS_BUS"] == "store:"
+    assert "ISTHMUS_BUS_USER" not in settings(given / "learner-eu-1")
+    syncer = place.start("alone-syncer", given / "syncer", "syncer")
+    learners = [place.start(f"alone-{n}", given / f"learner-{n}", "learner", *TRAINING) for n in ("eu-1", "us-1")]
+    for process in learners:
+        assert process.wait(HANGS_S) == 0, place.said()
+    syncer.terminate()
+    assert syncer.wait(HANGS_S) == 0, place.said()
+    report = place.folder / "alone.json"
+    place.do("alone-status", given / "reader", "status", "--check", "--json", str(report))
+    rows = {row["learner"]: row for row in json.loads(report.read_text())["learners"]}
+    assert {name: row["state"] for name, row in rows.items()} == {"eu-1": "done", "us-1": "done"}, "their last words"
+    assert all(row["ledger"]["merged"] > 0 for row in rows.values())
+    assert "0 differ" in place.do("alone-replay", given / "reader", "replay")
+    # One learner cannot speak as another, or as a syncer.
+    s3 = place.client("s3")
+    boxes = [o["Key"] for o in s3.list_objects_v2(Bucket="alone", Prefix="team/run/bus/")["Contents"]]
+    assert sorted({box.split("/bus/")[1].partition("/")[2].rpartition("/")[0] for box in boxes}) == [
+        "learner/eu-1", "learner/us-1", "syncer",
+    ]  # fmt: skip
+    own = credentials_of(given / "learner-eu-1")
+    eu = place.client("s3", own)
+    for box in boxes:
+        if "/learner/eu-1/" in box:
+            eu.put_object(Bucket="alone", Key=box, Body=b"mine")
+            continue
+        with pytest.raises(eu.exceptions.ClientError, match="AccessDenied"):
+            eu.put_object(Bucket="alone", Key=box, Body=b"forged")
 
 
 @pytest.mark.tier("all")

@@ -98,7 +98,7 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _grant(CREATE, "commits/*", "the log: creating a commit decides"),
         _grant(REPLACE, "values/* snapshots/*", "keys end in a digest, two may publish one round, a PUT is sent again"),
         _grant(READ, f"{_BUS}/*", "what is said on a bus in the store"),
-        _grant(LIST, f"{_BUS}/", _HEARS),
+        _grant(LIST, f"{_BUS}/*", _HEARS),
         _grant(REPLACE, f"{_BUS}/syncer/*", _SPEAKS),
         _grant(DELETE, f"{_BUS}/syncer/*", "those of processes that ended"),
     ),
@@ -143,7 +143,7 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         ),
         _grant(LIST, "commits/<p>/", "whether one is missing"),
         _grant(READ, f"{_BUS}/*", "what is said on a bus in the store"),
-        _grant(LIST, f"{_BUS}/", _HEARS),
+        _grant(LIST, f"{_BUS}/*", _HEARS),
     ),
 }
 """The grants of each participant. To list is to read names. Without it some stores answer 403, not 404, for a key that
