@@ -324,8 +324,9 @@ async def test_each_role_does_what_it_may_and_nothing_else(stores: OpenAll) -> N
         administrator = run.pop(ADMINISTRATOR)
         strict = {STRICT}
         for key, expected in KEYS.items():
-            # A strict learner reads published objects, and no objects of other learners.
+            # A strict learner reads published objects and what syncers say, and no objects of other learners.
             published = key.split("/")[0] in ("run", "members", "commits", "segments", "values", "snapshots")
+            published = published or (key.startswith("bus/") and "/syncer/" in key)
             readers = set(expected.read) | (strict if published else set())
             assert {who for who, s in run.items() if await found(s.get(key))} == readers, key
             assert {who for who, s in run.items() if await allowed(s.put(key, b"x"))} == set(expected.replace), key
@@ -337,7 +338,8 @@ async def test_each_role_does_what_it_may_and_nothing_else(stores: OpenAll) -> N
             assert {who for who, s in run.items() if await allowed(s.create(key, b"x"))} == may_create, key
             await administrator.delete(key)
         for prefix, listers in LISTS.items():
-            named = set(listers) | (strict if prefix in ("members/", "snapshots/00003/") else set())
+            others = prefix in ("members/", "snapshots/00003/") or prefix.endswith("/syncer/")
+            named = set(listers) | (strict if others else set())
             # S3 answers 404 for a missing key only if the caller may also list it, so each reader may list.
             named |= {u for u in IDENTITIES if may(IDENTITIES[u].participant, READ, f"{prefix}x", IDENTITIES[u].name)}
             named |= strict if may(Participant.LEARNER, READ, f"{prefix}x", "lab-1", checkpoints=False) else set()

@@ -54,6 +54,8 @@ def _checkpoint(*own: str) -> Who:
     return Who({EU, US, READER, FOLLOWER, COLLECTOR}, NOBODY, own, {COLLECTOR, *own})
 
 
+RUN, BOX = "0123456789abcdef", "fedcba9876543210"
+
 KEYS: Mapping[str, Who] = {
     RUN_KEY: Who(ALL, {OWNER}),
     "members/000000000001": Who(ALL, {OWNER}),
@@ -77,6 +79,9 @@ KEYS: Mapping[str, Who] = {
     evaluation_key(SERIES, 8, DIGEST): Who({FOLLOWER, READER}, NOBODY, {FOLLOWER}),
     evaluation_key("other", 8, DIGEST): Who({READER}),
     "scratch/x": Who({OWNER, SYNCER, COLLECTOR}, NOBODY, {OWNER, SYNCER, COLLECTOR}, {OWNER, SYNCER, COLLECTOR}),
+    f"bus/{RUN}/syncer/{BOX}": Who({EU, US, SYNCER, READER}, NOBODY, {SYNCER}, {SYNCER, COLLECTOR}),
+    f"bus/{RUN}/learner/eu-1/{BOX}": Who({EU, SYNCER, READER}, NOBODY, {EU}, {EU, COLLECTOR}),
+    f"bus/{RUN}/learner/us-1/{BOX}": Who({US, SYNCER, READER}, NOBODY, {US}, {US, COLLECTOR}),
     "elsewhere": Who(NOBODY),
 }
 
@@ -96,6 +101,10 @@ LISTS: Mapping[str, Collection[str]] = {
     "evaluations/": {READER},
     f"evaluations/{SERIES}/": {FOLLOWER, READER},
     "scratch/": {OWNER, SYNCER, COLLECTOR},
+    "bus/": {COLLECTOR},
+    f"bus/{RUN}/": {SYNCER, READER},
+    f"bus/{RUN}/syncer/": {EU, US, SYNCER, READER},
+    f"bus/{RUN}/learner/eu-1/": {EU, SYNCER, READER},
 }
 
 STREAMS = (SYNCER_STREAM, learner_stream("eu-1"), learner_stream("us-1"))
