@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import formatdate
 from pathlib import Path
+from threading import Lock
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from advice.gate import Answer, Gate, gate
@@ -26,6 +27,9 @@ class Google:
     objects: dict[str, bytes] = field(default_factory=dict)
     honours: bool = True
     """Whether creates with x-goog-if-generation-match: 0 are create-only."""
+    page: int = 1000
+    """How many objects a listing has in one answer."""
+    _writing: Lock = field(default_factory=Lock)
 
     def answer(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes, dict[str, str]]:
         """Return the answer to a request: status, body and headers."""
@@ -41,14 +45,15 @@ class Google:
             who = f"someone@project.iam.gserviceaccount.com does not have {needs} access to the bucket."
             return *_error(403, "AccessDenied", "Access denied.", who), {}
         if not key:
-            return 200, self._listing(asked.get("prefix", [""])[0]), {}
+            return 200, self._listing(asked.get("prefix", [""])[0], asked.get("continuation-token", [""])[0]), {}
         there = {"ETag": '"1"', "Last-Modified": formatdate(usegmt=True)}
         if method == "PUT":
-            if self.honours and headers.get("x-goog-if-generation-match") == "0" and key in self.objects:
-                return *_error(
-                    412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold."
-                ), {}
-            self.objects[key] = body
+            with self._writing:
+                if self.honours and headers.get("x-goog-if-generation-match") == "0" and key in self.objects:
+                    return *_error(
+                        412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold."
+                    ), {}
+                self.objects[key] = body
             return 200, b"", there
         if key not in self.objects:
             return *_error(404, "NoSuchKey", "The specified key does not exist."), {}
@@ -63,11 +68,15 @@ class Google:
             return 206, whole[start:stop], {**there, "Content-Range": f"bytes {start}-{stop - 1}/{len(whole)}"}
         return 200, whole, there
 
-    def _listing(self, prefix: str) -> bytes:
+    def _listing(self, prefix: str, after: str) -> bytes:
         item = "<Contents><Key>{}</Key><LastModified>{}</LastModified><ETag>1</ETag><Size>{}</Size></Contents>"
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")  # those that the doctor asks for are new
-        found = [item.format(k, now, len(v)) for k, v in sorted(self.objects.items()) if k.startswith(prefix)]
-        head = f"<Name>b</Name><KeyCount>{len(found)}</KeyCount><IsTruncated>false</IsTruncated>"
+        left = [(k, len(v)) for k, v in sorted(self.objects.items()) if k.startswith(prefix) and k > after]
+        found = [item.format(k, now, size) for k, size in left[: self.page]]
+        more = f"<NextContinuationToken>{left[self.page - 1][0]}</NextContinuationToken>" if left[self.page :] else ""
+        head = (
+            f"<Name>b</Name><KeyCount>{len(found)}</KeyCount><IsTruncated>{str(bool(more)).lower()}</IsTruncated>{more}"
+        )
         return f"<ListBucketResult>{head}{''.join(found)}</ListBucketResult>".encode()
 
 

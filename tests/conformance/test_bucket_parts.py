@@ -2,8 +2,8 @@
 
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from isthmus.format.records.frame import Gathered
 from isthmus.store import EdgeStore, bucket
 from isthmus_services.servers import Server
 from support.azure import CONTAINER
+from support.manners import mannered
 
 PART = 5 << 20
 """The smallest part that servers accept."""
@@ -35,11 +36,12 @@ class Asked:
         monkeypatch.setattr(bucket.BucketStore, "_ask", ask)
 
 
-@pytest.fixture(params=["seaweedfs", "moto", "azurite"])
+@pytest.fixture(params=["seaweedfs", "moto", "azurite", "moto as hugging-face", "moto as r2"])
 def opened(
     request: pytest.FixtureRequest, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], Any]:
-    use(request.getfixturevalue(request.param))
+) -> Iterator[Callable[[], Any]]:
+    server, _, manners = request.param.partition(" as ")
+    use(given := request.getfixturevalue(server))
     monkeypatch.setattr(bucket, "PART_BYTES", PART)
     monkeypatch.setattr(bucket, "RANGE_BYTES", PART)
 
@@ -52,7 +54,8 @@ def opened(
         async with open_place(url, make=make) as store:
             yield store
 
-    return open_it
+    with mannered(manners, given.url, monkeypatch) if manners else nullcontext():
+        yield open_it
 
 
 async def test_what_is_put_in_parts_is_there_whole(opened: Callable[[], Any]) -> None:

@@ -3,8 +3,8 @@
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from advice.google import google
 from isthmus.agent.ports import open_place
 from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
 from isthmus.format.records.frame import Blob, Gathered
@@ -20,10 +21,25 @@ from isthmus.store.layer import Send
 from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import World
 from isthmus_services.servers import Server
+from support.manners import mannered
 
 T = TypeVar("T")
 
-KINDS = ["files", "moto", "seaweedfs", "moto by aiobotocore", "seaweedfs by aiobotocore", "azurite", "simulated"]
+KINDS = [
+    *(
+        "files",
+        "moto",
+        "seaweedfs",
+        "moto by aiobotocore",
+        "seaweedfs by aiobotocore",
+        "azurite",
+        "google",
+        "simulated",
+    ),
+    *("moto as hugging-face", "moto as r2", "moto as directory"),
+    *(f"moto as {manners} by aiobotocore" for manners in ("hugging-face", "r2", "directory")),
+]
+"""A server, the manners of another store, and the client if it is not the usual one."""
 
 CLIENTS = ["s3", "s3+aiobotocore"]
 
@@ -38,9 +54,26 @@ class Opened:
     """How many keys the server lists in one answer."""
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture
+def started() -> Iterator[ExitStack]:
+    """Return a stack of servers that end with the test."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def tiered(kind: str) -> Any:
+    """Return a kind as a parameter. Of stores that only list in another way, and of a second client, few tests are quick."""
+    seldom = " as " in kind and (" by " in kind or "directory" in kind)
+    return pytest.param(kind, marks=[pytest.mark.tier("all")] if seldom else [])
+
+
+@pytest.fixture(params=[tiered(kind) for kind in KINDS])
 def opened(
-    request: pytest.FixtureRequest, tmp_path: Path, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    use: Callable[[Server], None],
+    monkeypatch: pytest.MonkeyPatch,
+    started: ExitStack,
 ) -> Opened:
     """Return how to open an empty store of this kind."""
     page = 1000
@@ -48,9 +81,18 @@ def opened(
         return simulated()
     if request.param == "files":
         url = str(tmp_path / "store")
+    elif request.param == "google":
+        there, _ = started.enter_context(google(tmp_path))
+        page = there.page = 7
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(there.key))
+        monkeypatch.delenv("GOOGLE_BASE_URL", raising=False)
+        url = "gs://bucket/some/prefix"
     else:
         server, _, client = request.param.partition(" by ")
-        use(request.getfixturevalue(server))
+        server, _, manners = server.partition(" as ")
+        use(given := request.getfixturevalue(server))
+        if manners:
+            started.enter_context(mannered(manners, given.url, monkeypatch))
         if server == "moto":
             page = 7
             monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", str(page))
@@ -59,7 +101,7 @@ def opened(
 
     @asynccontextmanager
     async def open_it() -> AsyncIterator[EdgeStore]:
-        async with open_place(url, make=not url.startswith("az:")) as store:
+        async with open_place(url, make=not url.startswith(("az:", "gs:"))) as store:
             yield store
 
     return Opened(open_it, page=page)
@@ -246,6 +288,31 @@ async def test_both_clients_of_buckets_see_the_same_objects(
         await one.delete("k/y")
         with pytest.raises(ObjectMissing):
             await other.get("k/y")
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    ("manners", "met"),
+    [("hugging-face", {"copied": 2, "slow": 1}), ("r2", {"busy": 1}), ("directory", {"unsorted": 1})],
+)
+async def test_the_manners_of_another_store_are_met(
+    moto: Server,
+    use: Callable[[Server], None],
+    monkeypatch: pytest.MonkeyPatch,
+    manners: str,
+    met: Mapping[str, int],
+    client: str,
+) -> None:
+    use(moto)
+    with mannered(manners, moto.url, monkeypatch) as seen:
+        async with open_place(f"{client}://b{uuid.uuid4().hex[:10]}/run", make=True) as store:
+            await asyncio.gather(*(store.put(f"k/{i}", b"x") for i in (2, 10, 1)))
+            assert [entry.key for entry in await store.list("k/")] == ["k/1", "k/10", "k/2"]
+            assert sum(await asyncio.gather(*(store.create("once", b"%d" % i) for i in range(8)))) <= 1
+            assert bytes(await store.get("once")) == bytes(await store.get_range("once", 0, 9))
+    # Hugging Face's gateway reads by itself for this client.
+    wanted = {**met, "copied": 0} if client == "s3+aiobotocore" and "copied" in met else met
+    assert all(seen[what] >= count if count else not seen[what] for what, count in wanted.items()), seen
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ DIRECTORIES = {
     "e2e": "all", "chaos": "all", "release": "all", "scale": "all", "gpu": "all",
 }  # fmt: skip
 
-SERVERS = {"redis", "seaweedfs", "moto", "azurite"}
+SERVERS = {"redis", "seaweedfs", "moto", "azurite", "google"}
 """Fixtures that start a real server, and words in the parameters of a test that stand for one."""
 
 
