@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from isthmus.errors import Denied, ObjectMissing, Unavailable
+from isthmus.errors import Denied, ObjectMissing, Unavailable, first_cause
 from isthmus.format.records import frame
 from isthmus.runtime.clock import single_threaded
 from isthmus.store import EdgeStore, Patience, Store
@@ -292,6 +292,31 @@ async def test_a_store_that_looks_first_and_writes_later_is_found_out_by_a_race(
         assert why.startswith(found)
         assert bool(why) is bool(found)
         assert store.blobs == {}, "nothing is left behind"
+
+
+@pytest.mark.parametrize(("answered", "raised"), [(2, False), (1, True)])
+async def test_a_race_counts_if_two_racers_get_an_answer(answered: int, raised: bool) -> None:
+    """R2 lets one write of a key through in a second, and refuses the others with 429."""
+
+    class Busy(Memory):
+        tries = -2  # those before the race
+
+        async def create(self, key: str, data: bytes) -> bool:
+            self.tries += 1
+            if self.tries > answered:
+                raise Unavailable("429")
+            return await super().create(key, data)
+
+    async def at_once() -> None:
+        return None
+
+    store = Busy(at_once)
+    if raised:
+        with pytest.raises(ExceptionGroup) as caught:
+            await why_not_create_only(cast(Store, store), single_threaded(0), racers=16)
+        assert isinstance(first_cause(caught.value), Unavailable)
+    else:
+        assert await why_not_create_only(cast(Store, store), single_threaded(0), racers=16) == ""
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

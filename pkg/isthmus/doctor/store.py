@@ -20,6 +20,7 @@ from isthmus.doctor.findings import (
     spread,
     untried,
 )
+from isthmus.doctor.kinds import recognised
 from isthmus.doctor.log import examine_log
 from isthmus.errors import (
     Denied,
@@ -79,6 +80,8 @@ async def examine_store(url: str, role: Role, runtime: Runtime, size: int) -> As
             endpoint = endpoint_of(url)
             if endpoint and (said := in_the_clear(endpoint)):
                 yield Finding("store: TLS", WARNING, said, advice_for(url).clear)
+            for kind in recognised(url):
+                yield kind
             async for finding in examine_open_store(store, role, runtime, size):
                 yield finding
     except InputError as error:

@@ -159,7 +159,15 @@ async def make_bucket(place: Place, runtime: Runtime) -> None:
         raise InputError(f"{place}: create the bucket first: gcloud storage buckets create gs://{place.authority}")
     if place.scheme == "az":
         raise InputError(f"{place}: create the container first: {azure_container_command(place.authority)}")
+    from isthmus.store.credentials import access
     from isthmus.store.s3 import open_s3
+
+    if zone := access().at(place).zone(place.authority):
+        raise InputError(
+            f"{place}: create the directory bucket first: aws s3api create-bucket --bucket {place.authority} "
+            f"--create-bucket-configuration 'Location={{Type=AvailabilityZone,Name={zone}}},"
+            "Bucket={Type=Directory,DataRedundancy=SingleAvailabilityZone}'"
+        )
 
     async with open_s3(place, runtime) as store:
         await store.create_bucket()

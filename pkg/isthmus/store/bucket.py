@@ -374,6 +374,7 @@ async def open_s3(place: Place, runtime: Runtime) -> AsyncIterator[BucketStore]:
                 "region": found.region,
                 **({"endpoint": where} if in_path else {}),
                 "virtual_hosted_style_request": not in_path,
+                "s3_express": bool(found.zone(bucket)),
                 # The server verifies this against the bytes it received. Without it SeaweedFS 4.48 keeps an empty
                 # object for good, even under the key of a commit, when a PUT loses its connection before the first
                 # byte of the body.

@@ -30,6 +30,10 @@ _ENDPOINT = re.compile(r"https?://[\w.~:/?#\[\]@!$&'()*+,;=%-]+", re.ASCII | re.
 """The characters of a URL; obstore panics at any other."""
 
 
+_DIRECTORY = re.compile(r".+--([a-z0-9-]+)--x-s3")
+"""The name of a directory bucket ends with its zone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """Where requests go and how they are signed."""
@@ -65,9 +69,15 @@ class Access:
         """
         return self.endpoint is not None or "." in bucket
 
+    def zone(self, bucket: str) -> str:
+        """Return the zone of a directory bucket of S3 Express One Zone; empty for any other bucket."""
+        found = _DIRECTORY.fullmatch(bucket) if self.endpoint is None else None
+        return found[1] if found else ""
+
     def host(self, bucket: str) -> str:
         """Return the URL of the host that requests for a bucket go to."""
-        host = f"s3.{self.region}.amazonaws.com"
+        zone = self.zone(bucket)
+        host = f"s3express-{zone}.{self.region}.amazonaws.com" if zone else f"s3.{self.region}.amazonaws.com"
         return self.endpoint or (f"https://{host}" if self.in_path(bucket) else f"https://{bucket}.{host}")
 
 
