@@ -51,6 +51,7 @@ def gate(upstream: str, serve: Serve | None = None, certificate: tuple[Path, Pat
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # a body would wait 40 ms for the acknowledgement of its head
 
         def _handle(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
