@@ -83,6 +83,16 @@ def test_every_service_is_hardened_limited_and_pinned() -> None:
             assert port.startswith("127.0.0.1:"), f"{name} would be reachable from outside"
 
 
+def test_another_store_is_one_variable_away() -> None:
+    text = (ROOT / "compose.yaml").read_text()
+    assert "MinIO is archived" in text
+    assert re.search(r"OBJECT_STORE_IMAGE=\S+/silo:", text)
+    (files,) = re.findall(r"COMPOSE_FILE=(\S+)", text)
+    assert "infra/compose/seaweedfs.yaml" in files
+    assert all((ROOT / file).exists() for file in files.split(":"))
+    assert text.count("image: ${OBJECT_STORE_IMAGE:-") == 2, "the server, and the client that makes its users"
+
+
 def test_it_fits_a_laptop() -> None:
     total = 0.0
     for spec in compose().values():
