@@ -3,14 +3,17 @@
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+from advice.azure import azure
 from isthmus.agent.ports import open_place
 from isthmus.errors import BucketMissing, Denied, InputError, ObjectMissing, Unavailable
 from isthmus.store import EdgeStore, Patience
 from isthmus.store.credentials import azure_host, azure_signer
 from isthmus_services.commands.access import place_of
+from isthmus_services.main import main
 from support.identities import Answer, Request, serving
 
 ONCE = Patience(attempts=1)
@@ -146,6 +149,16 @@ async def test_a_container_and_policies_are_not_made_here() -> None:
             pass
     with pytest.raises(InputError, match="policies for s3:// only: leave --run out"):
         place_of("az://container/run")
+
+
+def test_the_demo_says_how_to_make_the_container(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with azure() as (there, server):
+        there.containers.clear()
+        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", server.url)
+        assert main(["demo", "--store", "az://container/demo", "--out", str(tmp_path)]) == 2
+    assert "create it: az storage container create" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from isthmus.inspect.status import Live
 from isthmus.log import Log
 from isthmus.log.figures import participation
 from isthmus.log.trust import OWNER, Trust, is_near
-from isthmus.runtime.urls import redacted
+from isthmus.runtime.urls import Place, redacted
 from isthmus.store import EdgeStore
 from isthmus_services.commands import init
 from isthmus_services.demo import board, identities, judge, mark, report
@@ -369,7 +369,12 @@ async def _require_usable(a: declared.Demo, bus: str) -> None:
     except ObjectMissing:
         return
     except BucketMissing as error:
-        raise InputError(f"{error.url}: there is no such bucket: create it, or add --create-bucket") from None
+        how = (
+            "create it, or add --create-bucket"
+            if Place.of(a.store).scheme[:2] == "s3"
+            else f"create it: {error.command}"
+        )
+        raise InputError(f"{error.url}: there is no such bucket: {how}") from None
     raise InputError(f"{a.store} already holds a run: choose another --store (a demo needs a new run)")
 
 
