@@ -1,6 +1,7 @@
 """The bus in the run's own store: what stores and writers can do to it, and what it costs."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from isthmus.bus import START
+from isthmus.bus import PACE_IN_STORE, START, default_pace
 from isthmus.bus.endpoints import Listener
 from isthmus.bus.store import (
     ABANDONED_S,
@@ -28,6 +29,7 @@ from isthmus.bus.store import (
 )
 from isthmus.errors import Denied, Unavailable
 from isthmus.format.records.frame import Body, Data
+from isthmus.format.rules import Pace
 from isthmus.store import EdgeStore, Entry
 from isthmus.store.layer import Layer
 from isthmus_lab.simulate.conditions import Conditions
@@ -394,3 +396,15 @@ def test_a_long_box_is_read_whole_only_if_the_newest_messages_do_not_reach_back(
         assert requests(store)["get"] <= 2  # once for the message, once to see that there is no other
 
     drive(body)
+
+
+def test_requests_are_rare_only_where_they_cost_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert default_pace("store:", "s3://bucket/run") == PACE_IN_STORE
+    assert default_pace("redis://host", "s3://bucket/run") == Pace()
+    assert default_pace("store:", "/folder") == Pace()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:8333")
+    assert default_pace("store:", "s3://bucket/run") == Pace()
+    assert PACE_IN_STORE.heartbeat_s > Pace().heartbeat_s

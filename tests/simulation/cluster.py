@@ -89,6 +89,8 @@ class Seat:
     """Whether its last process ended because it could fold no fragment."""
     refused_at: float = -1e9
     """When the store last denied it a request that was not for a learner's update."""
+    resumed_at: float = -1e9
+    """When its process last went on after a pause: until then it cannot end."""
     ports: SimulatedPorts | None = None
     """The ports of its newest process."""
     lives: int = 0
@@ -243,9 +245,10 @@ class Cluster:
         damaged = self.scenario.store.get(Fault.CORRUPTED) or self.scenario.hostile is Hostility.OVERWRITES
         damaged = damaged or bool(self.checker.lies)  # no process can join a run in which a lie has a commit's key
         lost = any(planned.fault is Fault.UNMOUNTED for planned in self.scenario.planned)
+        blamed_at = max(seat.refused_at, seat.resumed_at)
         if error is not None and not isinstance(error, IsthmusError):
             self.checker.violate(f"{seat.name} ended by {error!r}", error)
-        elif isinstance(error, Denied) and seat.is_syncer and self.world.clock.time() - seat.refused_at > 1.0:
+        elif isinstance(error, Denied) and seat.is_syncer and self.world.clock.time() - blamed_at > 1.0:
             self.checker.violate(f"{seat.name} was ended by what a learner has stored: {error}")
         elif (isinstance(error, LogCorrupt) and not damaged) or (isinstance(error, RunMissing) and not lost):
             self.checker.violate(f"{seat.name}: {error}")
@@ -285,6 +288,7 @@ class Cluster:
                 case Fault.PAUSED:
                     process, _ = seat.processes[life]
                     process.pause()
+                    seat.resumed_at = self.world.clock.time() + planned.lasts_s
                     self.later(planned.lasts_s, process.resume)
                     self.later(planned.lasts_s, functools.partial(self.checker.disturb, seat.name))
                 case Fault.CUT_OFF:

@@ -10,7 +10,7 @@ from isthmus.bus.store import SCHEME, StoreBus
 from isthmus.errors import InputError
 from isthmus.format.rules import Pace
 from isthmus.runtime.urls import Place
-from isthmus.store import EdgeStore
+from isthmus.store import EdgeStore, endpoint_of
 
 __all__ = [
     "IN_STORE",
@@ -45,9 +45,14 @@ def default_bus(run_url: str) -> str:
     return IN_STORE if folder is None else f"sqlite://{folder / EMBEDDED_FILE}"
 
 
-def default_pace(bus_url: str) -> Pace:
-    """Return the default pace of a run that is created for this bus."""
-    return PACE_IN_STORE if in_store(bus_url) else Pace()
+def default_pace(bus_url: str, run_url: str) -> Pace:
+    """Return the default pace of a run that is created at this URL, for this bus. Raises `InputError`.
+
+    The requests to a bus in a store cost nothing if the store is on this machine.
+    """
+    endpoint = endpoint_of(run_url)
+    near = endpoint is None or Place.of(endpoint).is_loopback
+    return PACE_IN_STORE if in_store(bus_url) and not near else Pace()
 
 
 @asynccontextmanager

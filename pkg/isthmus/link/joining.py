@@ -166,7 +166,7 @@ def join(
     thread = AgentThread(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust)
     with group.call("JOIN") as said:
         try:
-            pace = pace or default_pace(bus)
+            pace = pace or default_pace(bus, run)
             plan = _Seeding(run, bus, create, vectors, pace, trust, group, thread, group.frozen(frozen_check))
             thread.start(plan.enter, partial(group.find_donor, thread), partial(group.assembled, thread))
             leader = Leader(thread, group, _bring_to_where_it_was(group, thread))

@@ -275,7 +275,7 @@ def _run_of(settings: declared.Create, folder: Path, bus: str) -> tuple[Run, Sig
     made = init.create(
         settings,
         settings.run,
-        shared.pace_of(settings, default_pace(bus)),
+        shared.pace_of(settings, default_pace(bus, settings.run)),
         Trust(owner),
         model=settings.model,
         source=settings.source,

@@ -29,7 +29,7 @@ def run(settings: declared.Init) -> int:
     made = create(
         settings,
         settings.run,
-        shared.pace_of(settings, default_pace(shared.bus_of(settings, settings.run))),
+        shared.pace_of(settings, default_pace(shared.bus_of(settings, settings.run), settings.run)),
         shared.trust_in(settings),
         model=settings.model,
         source=settings.source,

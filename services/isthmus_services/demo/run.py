@@ -79,7 +79,7 @@ def run(settings: declared.Demo) -> int:
             store, bus = _servers(out, stack, bucket_only=settings.bucket_only)
         keys = identities.new(out / mark.KEYS, settings.learners) if signed else None
         trust = Trust(keys.owner, keys.fingerprint) if keys else Trust()
-        made = init.create(settings, store, default_pace(bus), trust, create_bucket=settings.servers)
+        made = init.create(settings, store, default_pace(bus, store), trust, create_bucket=settings.servers)
         codecs.warm(made.rules.codec_up, made.rules.codec_down)  # compiled once, for all processes
         print(
             f"{store}: {made.layout.size:,} parameters in {len(made.layout.fragments)} fragments, "
