@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from isthmus.format.records.objects import LISTED_MAX
-from isthmus.format.rules import Pace
+from isthmus.format.rules import STALENESS_MAX, Pace
 from isthmus.reasons import Reason
 from isthmus.rounds.events import (
     Action,
@@ -173,6 +173,21 @@ def test_a_base_can_be_merged_as_long_as_it_is_not_stale_and_only_once(staleness
     before = story.rounds.rejected_total.get("base-merged", 0)
     story.announce("a", 0, name="again")
     assert story.rounds.rejected_total == ({"base-merged": before} if before else {}) | {"stale": 1}
+
+
+def test_an_update_that_was_merged_is_never_called_stale() -> None:
+    """Its learner announces it until it has read the commit: that loses no work, however many versions later it is."""
+    story = Story("a", "b", pace=Pace(quorum=1, heartbeat_s=1.0, silence_s=3.0, staleness=1))
+    story.commit("a")
+    for _ in range(6):
+        story.commit("b")
+    story.announce("a", 0)
+    assert story.rounds.rejected_total == {"base-merged": 1}
+    story.announce("a", 0, name="another, which was never merged")
+    assert story.rounds.rejected_total == {"base-merged": 1, "stale": 1}
+    for _ in range(STALENESS_MAX):
+        story.commit("b")
+    assert set(story.rounds._merged_last) == {"b"}, "it is not remembered for ever"
 
 
 # --- what a commit lists ----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from isthmus.format.records.objects import (
     Seen,
     What,
 )
-from isthmus.format.rules import BOUNDS, Bounds, Pace
+from isthmus.format.rules import BOUNDS, STALENESS_MAX, Bounds, Pace
 from isthmus.reasons import FINAL, Reason
 from isthmus.rounds.admission import Admission
 from isthmus.rounds.events import (
@@ -186,6 +186,7 @@ class Rounds:
         """Steps between two uploads of the fragment, as the newest commit says."""
         self._live = live
         self._merged: dict[str, int] = {}  # newest base merged, by learner
+        self._merged_last: dict[str, tuple[int, bytes]] = {}  # base and digest of the newest update merged, by learner
         self._refused: dict[bytes, tuple[int, Reason]] = {}  # base and reason of each update that is rejected for good
         self._recent: list[set[str]] = []  # learners of the last two commits
         self._waiting: dict[tuple[str, int], Pointer] = {}
@@ -651,6 +652,8 @@ class Rounds:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _judge(self, pointer: Pointer) -> Reason | None:
+        if self._merged_last.get(pointer.learner) == (pointer.base, pointer.digest):
+            return Reason.BASE_MERGED  # however old: its work is in the model, and its learner has not read that yet
         if pointer.base < self.head - self._pace.staleness:
             return Reason.STALE
         if pointer.base <= self._merged.get(pointer.learner, -1):
@@ -682,10 +685,14 @@ class Rounds:
         self.period = commit.period or float(self._shortest)
         for given in commit.inputs:
             self._merged[given.learner] = max(given.base, self._merged.get(given.learner, -1))
+            if given.base >= self._merged_last.get(given.learner, (-1, b""))[0]:
+                self._merged_last[given.learner] = given.base, given.digest
         # Updates on older bases are stale anyway. Forgetting these bases bounds memory by the number of active
         # learners.
         oldest = commit.version - self._pace.staleness - 1
         self._merged = {who: base for who, base in self._merged.items() if base >= oldest}
+        recent = commit.version - STALENESS_MAX
+        self._merged_last = {who: last for who, last in self._merged_last.items() if last[0] >= recent}
         # Count the rounds in a row that waited for a learner that neither came nor passed: it only gives signs of life.
         came = {given.learner for given in commit.inputs} | {p.learner for p in commit.waited.passed}
         self._missed = {who: n for who, n in self._missed.items() if who not in came}
