@@ -30,7 +30,7 @@ from isthmus.bus.store import (
 from isthmus.errors import Denied, Unavailable
 from isthmus.format.records.frame import Body, Data
 from isthmus.format.rules import Pace
-from isthmus.store import EdgeStore, Entry
+from isthmus.store import EdgeStore, Entry, rewrite_s
 from isthmus.store.layer import Layer
 from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import World
@@ -74,14 +74,16 @@ class Strange(Layer):
             raise Unavailable("the answer was lost")
 
 
-def drive(body: Callable[[Callable[[str], tuple[StoreBus, Strange]], World], Awaitable[None]]) -> None:
+def drive(
+    body: Callable[[Callable[[str], tuple[StoreBus, Strange]], World], Awaitable[None]], gap_s: float = 0.0
+) -> None:
     """Run `body` in virtual time with a function that opens the bus for a process of this name."""
     world = World("boxes")
 
     def opened(name: str) -> tuple[StoreBus, Strange]:
         process = world.process(name)
         store = Strange(world.ports(process, Conditions(0.01)).store)
-        return StoreBus(store, process.runtime, RUN, BEAT_S), store
+        return StoreBus(store, process.runtime, RUN, BEAT_S, gap_s), store
 
     async def go() -> None:
         await body(opened, world)
@@ -244,6 +246,29 @@ def test_appends_at_once_are_one_write() -> None:
         assert (await heard(reader, "syncer"))[0] == [b"first", *(b"%d" % n for n in range(20))]
 
     drive(body)
+
+
+def test_where_a_key_may_be_written_once_a_second_it_is() -> None:
+    async def body(opened: Callable[[str], tuple[StoreBus, Strange]], world: World) -> None:
+        (writer, store), (reader, _) = opened("w"), opened("r")
+        began = world.clock.time()
+        await writer.append("syncer", b"0")
+        assert world.clock.time() - began < 0.1, "the first is written at once"
+        await asyncio.gather(*(writer.append("syncer", b"%d" % n) for n in range(1, 20)))
+        assert 1.0 <= world.clock.time() - began < 1.2
+        assert requests(store)["put"] == 2
+        assert (await heard(reader, "syncer"))[0] == [b"%d" % n for n in range(20)]
+
+    drive(body, gap_s=1.0)
+
+
+def test_stores_that_limit_writes_of_a_key_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", "auto")
+    assert rewrite_s("gs://bucket/run") == 1.0
+    assert rewrite_s("s3://bucket/run") == 0.0
+    assert rewrite_s("/folder") == 0.0
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://account.r2.cloudflarestorage.com")
+    assert rewrite_s("s3://bucket/run") == 1.0
 
 
 def test_a_box_keeps_what_is_new_and_little_of_what_is_old() -> None:

@@ -10,7 +10,7 @@ from isthmus.bus.store import SCHEME, StoreBus
 from isthmus.errors import InputError
 from isthmus.format.rules import Pace
 from isthmus.runtime.urls import Place
-from isthmus.store import EdgeStore, endpoint_of
+from isthmus.store import EdgeStore, endpoint_of, rewrite_s
 
 __all__ = [
     "IN_STORE",
@@ -74,7 +74,7 @@ async def open_bus(
         async with open_sqlite(Path(place.path), name) as sqlite:
             yield sqlite
     elif place.scheme == SCHEME and not place.path and store is not None:
-        yield StoreBus(store.for_bus, store.runtime, name, beat_s)
+        yield StoreBus(store.for_bus, store.runtime, name, beat_s, rewrite_s(store.url))
     else:
         known = f"redis://host:port, sqlite:///path or {IN_STORE} (the run's own store)"
         raise InputError(f"{place}: a bus is {known}, not {place.scheme or 'a path'}")

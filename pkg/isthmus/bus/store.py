@@ -156,6 +156,7 @@ class _Own:
     newest: int = 0
     stored: int = 0
     """The newest message that the store has taken."""
+    written_at: float = -math.inf
     tidied: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -190,14 +191,17 @@ class StoreBus(Bus):
 
     polled = True
 
-    def __init__(self, store: Store, runtime: Runtime, run: str, beat_s: float) -> None:
-        """`run`: the beginning of the run's digest in hexadecimal. `beat_s`: the heartbeat of the run's processes."""
+    def __init__(self, store: Store, runtime: Runtime, run: str, beat_s: float, gap_s: float = 0.0) -> None:
+        """`run`: the beginning of the run's digest in hexadecimal. `beat_s`: the heartbeat of the run's processes.
+
+        `gap_s`: least time between two writes of a box. What is said meanwhile goes with the next one.
+        """
         self.url = f"{SCHEME}:"
         self._store = store
         self._runtime = runtime
         self._prefix = f"{BUS}{run}/"
         self._writer = runtime.new_id()
-        self._beat_s = beat_s
+        self._beat_s, self._gap_s = beat_s, gap_s
         self._own: dict[str, _Own] = {}
         self._boxes: dict[str, dict[str, _Box]] = {}
         """By stream and writer."""
@@ -226,6 +230,7 @@ class StoreBus(Bus):
         try:
             async with own.lock:  # whoever waits here may find that another append has sent its messages
                 if own.stored < last:
+                    await asyncio.sleep(own.written_at + self._gap_s - self._runtime.now())
                     await self._write(stream, own)
         except BaseException:
             # Their numbers are not used again: a reader may have seen the write whose answer was lost.
@@ -233,7 +238,7 @@ class StoreBus(Bus):
             raise
 
     async def _write(self, stream: str, own: _Own) -> None:
-        now = self._runtime.now()
+        own.written_at = now = self._runtime.now()
         own.trim(now)
         own.written += 1
         newest = own.newest

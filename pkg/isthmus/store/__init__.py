@@ -107,6 +107,15 @@ def endpoint_of(url: str) -> str | None:
     return access().at(place).host(place.authority)
 
 
+R2 = ".r2.cloudflarestorage.com"
+
+
+def rewrite_s(url: str) -> float:
+    """Return how far apart two writes of one key must be [s]: Google and R2 refuse more than one in a second (429)."""
+    limited = Place.of(url).scheme == "gs" or (Place.of(endpoint_of(url) or "").host or "").endswith(R2)
+    return 1.0 if limited else 0.0
+
+
 async def compares_sums(url: str, key: str, runtime: Runtime) -> bool | None:
     """Return whether the store at a URL rejects a PUT whose bytes do not match the checksum sent with every PUT.
 
