@@ -8,6 +8,7 @@
 import argparse
 import importlib
 import os
+import re
 import select
 import signal
 import sys
@@ -147,7 +148,13 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn
     flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
     if flag is None:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    parser.error(f"there is no flag {flag}{resolve.did_you_mean(flag, parser._option_string_actions)}")
+    known, word = parser._option_string_actions, flag.lstrip("-")
+    # A word of what a flag takes tells more than its letters: --port is not --export, but the PORT of --http HOST:PORT.
+    takes = {name: a.metavar for name, a in known.items() if word.upper() in re.split(r"\W+", str(a.metavar))}
+    if len(takes) == 1:
+        ((near, what),) = takes.items()
+        parser.error(f"there is no flag {flag}: did you mean {near} {what}?")
+    parser.error(f"there is no flag {flag}{resolve.did_you_mean(word, (name.lstrip('-') for name in known), '--{}')}")
 
 
 def _run(command: Command, arguments: argparse.Namespace) -> int:

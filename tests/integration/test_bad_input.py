@@ -85,6 +85,8 @@ def refused_by_process(*arguments: str, environment: Mapping[str, str] | None = 
         (["simulate", "trainig"], "isthmus simulate: there is no command trainig: did you mean training?"),
         (["plan", "--parms", "2.9e9"], "isthmus plan: there is no flag --parms: did you mean --params?"),
         (["simulate", "bandwidth", "--parms=1e9"], "there is no flag --parms: did you mean --params?"),
+        (["board", "nowhere", "--port", "80"], "there is no flag --port: did you mean --http HOST:PORT?"),
+        (["syncer", "nowhere", "--host=x"], "there is no flag --host: did you mean --http HOST:PORT?"),
         (["status", "nowhere", "--zzz"], "isthmus status: there is no flag --zzz (see isthmus status --help)"),
         (["status", "nowhere", "and", "more"], "unrecognized arguments: and more"),
         ([], "required"),

@@ -17,6 +17,7 @@ import pytest
 
 from isthmus.agent.speed import Speeds
 from isthmus.errors import InputError
+from isthmus.format.rules import MergeRule
 from isthmus_lab.commands.plan import _lasting
 from isthmus_lab.forecast.compare import ACROSS, ASSUMED, DECOUPLED, ONE_PLACE, Comparison, Job, Way, compare, held
 from isthmus_lab.forecast.island import Island
@@ -298,6 +299,12 @@ def test_beyond_what_the_lab_measured_it_says_so(capsys: pytest.CaptureFixture[s
     shown = " ".join(capsys.readouterr().out.split())
     assert "M = 64 is beyond the 16 that were measured" in shown
     assert "H = 256 is beyond the 96 that were measured" in shown
+    rda, iso = lab(MergeRule.RDA), lab(MergeRule.ISO)
+    assert (max(rda.by_learners), max(iso.by_learners)) == (16, 16)
+    (said,) = re.findall(
+        r"beyond H = (\d+) \(isotropic merges: beyond H = (\d+)\)", (RESULTS.parent / "compare.md").read_text()
+    )
+    assert said == (str(max(rda.by_period)), str(max(iso.by_period)))
 
 
 # --- what a token is worth --------------------------------------------------------------------------------------------
