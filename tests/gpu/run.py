@@ -54,7 +54,7 @@ PARTS = (
     Part("tests", "The tests that carry the mark `gpu`", 130.0, None),
     Part("codecs", "Codecs on the device, beside a copy within it, and matrices of isotropic merges", 45.0,
          lambda folder, s: parts.codecs()),
-    Part("steps-1M", "What a learner of a million parameters costs the training thread", 25.0,
+    Part("steps-1M", "What a learner of a million parameters costs the training thread", 40.0,
          lambda folder, s: parts.steps("1M", s / 4)),
     Part("steps-100M", "The same with a hundred million", 40.0, lambda folder, s: parts.steps("100M", s / 4)),
     Part("steps-1B", "The same with a billion, without checkpoints", 90.0, lambda folder, s: parts.steps("1B", s / 4)),
