@@ -12,6 +12,8 @@ from advice.test_status import training
 from isthmus.format.records.messages import PARTS
 from isthmus.format.records.objects import CommitHeader
 from isthmus.format.rules import Pace, Rules
+from isthmus.inspect.losses import LossCurves
+from isthmus.inspect.replay import replay
 from isthmus.inspect.status import read_status
 from isthmus.log.figures import participation
 from isthmus.reasons import HARMLESS
@@ -32,7 +34,16 @@ async def run_of(w: World) -> tuple[Any, list[CommitHeader]]:
     async with serving(w.syncer("s1")) as syncer:
         done = False
         others = [
-            asyncio.ensure_future(train(w.learner(name), 1, step_s=step_s, enough=lambda: done, wait_s=30.0))
+            asyncio.ensure_future(
+                train(
+                    w.learner(name),
+                    1,
+                    step_s=step_s,
+                    enough=lambda: done,
+                    wait_s=30.0,
+                    loss=lambda step: 9 / (1 + step),
+                )
+            )
             for name, step_s in (("a", 0.01), ("b", 0.05))
         ]
         async with training(w.learner("c", checkpoint_s=0.2)):
@@ -53,6 +64,8 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(folder: Path, tmp_p
             totals = (await ask(url, "state"))["totals"]
             learners = {row["learner"]: row for row in (await ask(url, "learners"))["learners"]}
         commits = [c for chain in (await all_commits(w.log)).values() for c in chain]
+        curves = LossCurves()
+        await replay(w.log, losses=curves)
     metrics = {
         sample.name: sample.value for family in syncer.metrics.registry.collect() for sample in family.samples
         if not sample.labels
@@ -96,6 +109,13 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(folder: Path, tmp_p
     ledgers = [beat.ledger for beat in beats if beat is not None]
     assert len(ledgers) == 3
     assert sum(ledger.merged for ledger in ledgers) == pytest.approx(tokens)
+
+    # newest merged loss: of the update captured last
+    for name, points in curves.points().items():
+        merged = [i for h in headers for i in h.inputs if i.learner == name and i.loss is not None]
+        assert learners[name]["loss"] == points[-1].loss == max((i.taken_at, i.loss or 0.0) for i in merged)[1]
+        assert set(status.losses[name]) <= set(points)
+    assert curves.points().keys() == learners.keys() == status.losses.keys()
 
     # missed its round
     missed = sum(len(h.late) for h in headers)

@@ -187,11 +187,12 @@ async def train(
     toward: Sequence[F32] | None = None,
     done: bool = True,
     wait_s: float = 0.0,
+    loss: Callable[[int], float] = lambda _: 1.0,
 ) -> NumpyReplica:
     """Join, train a toy problem for this many steps and on until `enough` holds, finish the uploads, and leave.
 
     `toward`: the values to which each fragment is pulled; zero by default. `done`: whether the learner says that it has
-    trained all its steps. `wait_s`: how long it waits for the answers to its last uploads.
+    trained all its steps. `wait_s`: how long it waits for the answers to its last uploads. `loss`: that of a step.
     """
     await agent.join()
     replica = NumpyReplica(agent.layout)
@@ -204,7 +205,7 @@ async def train(
         for p, values in enumerate(replica.values):
             away = values if toward is None else values - toward[p]
             values -= np.float32(0.02) * away + draw.normal(scale=1e-3, size=values.size).astype(np.float32)
-        boundary.after_step(tokens, 1.0)
+        boundary.after_step(tokens, loss(boundary.step))
         await asyncio.sleep(step_s)
     agent.drain(done=done, wait_s=wait_s)
     await task

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from isthmus.format.records.objects import CommitHeader, Healed, Input, Passing, Seen
 from isthmus.format.rules import Rules
+from isthmus.inspect.losses import LossCurves
 from isthmus.log import Commit, Log
 from isthmus.log.log_health import STANDS
 from isthmus.log.run import Run
@@ -511,9 +512,70 @@ def test_losses_of_a_whole_life_come_from_the_log() -> None:
     assert set(time_views.losses(c, *time_views.span(c))["learners"]["b"]) == {None}
     rows = {r["learner"]: r["loss"] for r in time_views.learners(c, after(2))}
     assert (rows["a"], rows["b"]) == (3.0, None)
+    stateless = {r["learner"]: r["loss"] for r in time_views.learners(c, after(3))}
+    assert stateless["a"] == 3.0, "the newest one that states a loss"
     # Heartbeats state the loss of the last step, which is another quantity.
     c.beats.one(after(2), c.learner("b"), step=7.0, loss=9.0)
     assert set(time_views.losses(c, *time_views.span(c))["learners"]["b"]) == {None}
+
+
+def late_behind_newer(width: int = 1) -> RunHistory:
+    """Return versions of which the last merges an update that was captured before the one of the version before it."""
+    newer = given("a", 1, 2, step=24, loss=2.0, taken_at=opened_at(2))
+    older = given("a", 0, 3, step=12, loss=3.0, taken_at=opened_at(1))
+    c = read([committed(1, given("b", 0, 1)), committed(2, newer), committed(3, older)])
+    while c.reached.width < width * ROUND_S:  # later buckets, and pairs of buckets
+        for buckets in (c.reached, c.losses, c.by_learner, c.beats):
+            buckets._double()
+    return c
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_the_newest_update_is_the_one_captured_last_not_the_one_committed_last(width: int) -> None:
+    c = late_behind_newer(width)
+    row = next(r for r in time_views.learners(c, math.inf) if r["learner"] == "a")
+    assert (row["step"], row["loss"], row["taken_at"]) == (24.0, 2.0, opened_at(2))
+
+
+def test_a_learner_goes_no_steps_back_when_an_older_update_is_merged() -> None:
+    c = late_behind_newer()
+    steps = [
+        row["step"] or 0.0
+        for at in np.arange(CREATED_AT, after(4), 0.5).tolist()
+        for row in time_views.learners(c, at)
+        if row["learner"] == "a"
+    ]
+    assert steps == sorted(steps)
+    assert {0.0, 24.0} == set(steps)
+    trained = time_views.series(c, *time_views.span(c), 30)
+    assert sum(trained["trained_per_s"]) * trained["seconds"] == pytest.approx(
+        time_views.totals(c, math.inf)["processed"]
+    )
+
+
+def test_a_step_is_the_newest_of_the_log_and_of_what_was_heard() -> None:
+    c = late_behind_newer()
+
+    def step() -> object:
+        return next(r["step"] for r in time_views.learners(c, math.inf) if r["learner"] == "a")
+
+    number = c.learner("a")
+    c.beats.one(after(1), number, incarnation=1.0, step=20.0)
+    assert step() == 24.0, "the board did not listen since"
+    c.beats.one(after(3), number, incarnation=1.0, step=30.0)
+    assert step() == 30.0
+    c.beats.one(after(3), number, incarnation=2.0, step=10.0)
+    assert step() == 10.0, "a later incarnation goes on from its checkpoint"
+
+
+def test_of_updates_captured_at_once_the_largest_loss_counts_in_any_order() -> None:
+    both = [committed(1, given("a", 0, 1, p=p, loss=loss), p=p) for p, loss in enumerate((3.0, 2.0))]
+    for headers in (both, both[::-1]):
+        c = read(headers)
+        assert next(r["loss"] for r in time_views.learners(c, math.inf) if r["learner"] == "a") == 3.0
+    curves = LossCurves()
+    curves.take(Commit(h, bytes(32)) for h in both)
+    assert curves.points()["a"][-1].loss == 3.0
 
 
 def test_a_stretch_of_several_updates_has_the_mean_over_their_steps() -> None:

@@ -25,7 +25,9 @@ from isthmus.format.records.messages import (
 )
 from isthmus.inspect.bus_view import BusView
 from isthmus.inspect.status import Status
+from isthmus.log import Commit
 from isthmus_services.output import view
+from support import commits
 
 RUN = bytes(range(32))
 
@@ -135,6 +137,19 @@ def test_what_people_read_on_a_terminal_holds_no_control_characters() -> None:
         decode(encode(msgspec.structs.replace(alive(1), waiting_for="\x1b]52;c;aGk=\x07")))
     with pytest.raises(RecordInvalid):
         decode(encode(msgspec.structs.replace(alive(1), rejected={"\x1b[2J": 1})))
+
+
+def test_a_learner_that_is_merged_and_missing_has_an_older_update_in() -> None:
+    """A round may merge a learner's update on an older version, and miss the one on the newest."""
+    header = commits.committed(5, commits.given("a", 4, 5), commits.given("b", 3, 5))
+    header = msgspec.structs.replace(
+        header, waited=msgspec.structs.replace(header.waited, expected=("a", "b", "c"), missing=("b", "c"))
+    )
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(view.fragments(Status(heard(), [Commit(header, bytes(32))], "", 0.0, 1.0), 200))
+    shown = console.export_text()
+    assert "2/3" in shown
+    assert "b (older update in), c" in shown
 
 
 def test_what_processes_say_of_themselves_is_shown_and_not_obeyed() -> None:

@@ -1,4 +1,8 @@
-"""Training losses over the life of a run, as the inputs of its commits state them, and whether they rise."""
+"""Training losses over the life of a run, as the inputs of its commits state them, and whether they rise.
+
+A learner's newest merged loss is that of its merged update that was captured last, of those that state a loss; of
+several captured at once, the largest. This is the largest of its points. An update committed last may be an older one.
+"""
 
 import asyncio
 import itertools
@@ -41,7 +45,7 @@ SPREADS = 3.0
 
 
 class Point(NamedTuple):
-    """The loss of one merged update."""
+    """The loss of one merged update. Points are ordered by time, then by loss."""
 
     at: float
     """When the update was captured [seconds since 1970]."""

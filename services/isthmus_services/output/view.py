@@ -136,6 +136,8 @@ def _fragment(status: Status, p: int) -> list[str]:
         return [str(p), "0", *[""] * (len(_FRAGMENTS) - 3), waits]
     w = commit.header.waited
     there, count = places(commit.header)
+    merged = {given.learner for given in commit.header.inputs}
+    missing = [f"{name} (older update in)" if name in merged else name for name in w.missing]
     return [
         str(p),
         str(commit.version),
@@ -146,7 +148,7 @@ def _fragment(status: Status, p: int) -> list[str]:
         f"{w.waited_s * 1e3:.0f}",
         f"{math.ceil(commit.header.period)}" if commit.header.period else "",
         w.closed_by if commit.header.healed is None else "healed",
-        " ".join(w.missing),
+        ", ".join(missing),
         commit.header.writer,
         waits,
     ]

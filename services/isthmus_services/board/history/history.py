@@ -6,7 +6,6 @@ run are drawn from it (`time_views`); details of a commit are read from the comm
 """
 
 import asyncio
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from isthmus.errors import LogCorrupt
 from isthmus.format.records.objects import CommitHeader, Input
+from isthmus.inspect.losses import Point
 from isthmus.log import Commit, Log
 from isthmus.log.figures import places
 from isthmus.log.run import Run
@@ -27,7 +27,7 @@ from isthmus.reasons import HARMLESS
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED, Rows
 from isthmus_services.board.history.time_buckets import Kept, TimeBuckets
 
-FORMAT = 10
+FORMAT = 11
 """Format version of the file. A file of another format is not used, and the log is read again."""
 
 INCARNATIONS_MAX = 20_000
@@ -57,8 +57,8 @@ often a round stopped expecting the learner. `loss_sum` is the sum of the losses
 multiplied by the update's steps; `loss_steps` counts these steps.
 """
 
-REACHED = ("incarnation", "step", "tokens", "taken_at", "loss")
-"""Fields of a learner's newest merged update: its incarnation, the learner's own counts, when it was taken, its loss.
+REACHED = ("taken_at", "incarnation", "step", "tokens")
+"""Fields of a learner's newest merged update: when it was taken, its incarnation, the learner's own counts.
 
 An incarnation that resumes from a checkpoint counts again the work that a kill took.
 """
@@ -83,7 +83,6 @@ _OF_INPUT = np.array([
         "loss_sum", "loss_steps",
     )
 ])  # fmt: skip
-_TAKEN_AT = REACHED.index("taken_at")
 
 
 @dataclass(slots=True)
@@ -159,7 +158,9 @@ class RunHistory:
         began = run.header.created_at
         self.by_learner = TimeBuckets(began, LEARNER, Kept.SUM)
         self.by_reason = TimeBuckets(began, ("times",), Kept.SUM)
-        self.reached = TimeBuckets(began, REACHED, Kept.LAST)
+        self.reached = TimeBuckets(began, REACHED, Kept.NEWEST)
+        self.losses = TimeBuckets(began, Point._fields, Kept.NEWEST)
+        """By learner, its newest merged loss (see `isthmus.inspect.losses`)."""
         self.beats = TimeBuckets(began, BEAT, Kept.LAST)
         sizes = np.array([f.size for f in run.layout.fragments], np.float64)
         self.shares = sizes / sizes.sum()
@@ -193,7 +194,7 @@ class RunHistory:
         found = self.learners.find(name)
         if found is None:
             found = self.learners.number(name)
-            for moments in (self.by_learner, self.reached, self.beats):
+            for moments in (self.by_learner, self.reached, self.losses, self.beats):
                 moments.room(found + 1)
         return found
 
@@ -281,13 +282,12 @@ class RunHistory:
         ]  # fmt: skip
         sums = self.by_learner.at(h.written_at)
         np.add.at(sums, (np.asarray(who)[:, None], _OF_INPUT), np.array(what, np.float64))
-        reached = self.reached.at(h.written_at)
-        # Fragments are not read in order of time, so each bucket keeps the update that was taken last, not read last.
-        for number, i in sorted(zip(who, h.inputs, strict=True), key=lambda pair: pair[1].taken_at):
+        for number, i in zip(who, h.inputs, strict=True):
             self._lived(number, i)
-            if not i.taken_at < reached[number, _TAKEN_AT]:
-                loss = math.nan if i.loss is None else i.loss
-                reached[number] = i.incarnation, i.step, i.tokens_seen, i.taken_at, loss
+        counts = [(i.taken_at, i.incarnation, i.step, i.tokens_seen) for i in h.inputs]
+        self.reached.add(h.written_at, who, np.array(counts, np.float64))
+        if stated := [(n, Point(i.taken_at, i.loss)) for n, i in zip(who, h.inputs, strict=True) if i.loss is not None]:
+            self.losses.add(h.written_at, [n for n, _ in stated], np.array([point for _, point in stated], np.float64))
 
     def _lived(self, learner: int, given: Input) -> None:
         one = self.incarnations.get((learner, given.incarnation))
@@ -383,7 +383,7 @@ class RunHistory:
                 (made.closings, meta.closings), (made.reasons, meta.reasons),
             ):  # fmt: skip
                 names.restored(known)
-            if min(m.things for m in (made.by_learner, made.reached, made.beats)) < len(meta.learners):
+            if min(m.things for m in (made.by_learner, made.reached, made.losses, made.beats)) < len(meta.learners):
                 return None
         except Exception:  # zip, NumPy and MessagePack raise many different errors for a damaged file
             return None
@@ -396,6 +396,7 @@ class RunHistory:
         yield "learners", self.by_learner
         yield "reasons", self.by_reason
         yield "reached", self.reached
+        yield "losses", self.losses
         yield "beats", self.beats
 
 

@@ -26,6 +26,7 @@ class Kept(StrEnum):
 
     SUM = "sum"
     LAST = "last"  # NaN if there was none
+    NEWEST = "newest"  # the whole row of the largest first field, if alike the largest second; NaN if there was none
 
 
 class TimeBuckets:
@@ -84,9 +85,13 @@ class TimeBuckets:
         here = self.at(at)
         if self.kept == Kept.SUM:
             np.add.at(here, np.asarray(things, np.intp), values)
-        else:
+        elif self.kept == Kept.LAST:
             for thing, row in zip(things, values, strict=True):
                 np.copyto(here[thing], row, where=~np.isnan(row))
+        else:
+            for thing, row in zip(things, values, strict=True):
+                if _newer(row, here[thing]):
+                    here[thing] = row
 
     def one(self, at: float, thing: int, **values: float) -> None:
         """Record values of one thing, by the names of fields."""
@@ -110,7 +115,7 @@ class TimeBuckets:
     def until(self, at: float) -> NDArray[np.float64]:
         """Return the sums [things, fields] over all buckets that had ended by a time.
 
-        With `Kept.LAST`, return the last value of each thing, or NaN if it has none.
+        With `Kept.LAST`, return the last value of each thing, or NaN if there is none; with `NEWEST` its newest row.
         """
         return self.over(0, self.whole(at))
 
@@ -128,16 +133,23 @@ class TimeBuckets:
         return edges, found
 
     def over(self, first: int, last: int) -> NDArray[np.float64]:
-        """Return the sums, or last values, [things, fields] of the buckets from `first` to before `last`."""
+        """Return the sums, last values or newest rows [things, fields] of the buckets from `first` to before `last`."""
         part = self.values[first:last]
         if self.kept == Kept.SUM:
             summed: NDArray[np.float64] = part.sum(axis=0)
             return summed
-        return _last(part) if last > first else np.full(self.values.shape[1:], math.nan)
+        if last <= first:
+            return np.full(self.values.shape[1:], math.nan)
+        return _last(part) if self.kept == Kept.LAST else newest(part)[-1]
 
     def _double(self) -> None:
         first, second = self.values[0::2], self.values[1::2]
-        merged = first + second if self.kept == Kept.SUM else np.where(np.isnan(second), first, second)
+        if self.kept == Kept.SUM:
+            merged = first + second
+        elif self.kept == Kept.LAST:
+            merged = np.where(np.isnan(second), first, second)
+        else:
+            merged = np.where(_newer(second, first)[..., None], second, first)
         self.values = np.concatenate([merged, np.full_like(merged, self._empty)])
         self.width *= 2.0
 
@@ -162,6 +174,33 @@ class TimeBuckets:
             raise ValueError(f"{name}: {len(values)} moments of {values.shape[1]} things")
         self.values = np.full((self.most, *values.shape[1:]), self._empty)
         self.values[: len(values)] = values
+
+
+def newest(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return, for each bucket, the newest row of each thing up to it [buckets, things, fields]; NaN if there is none.
+
+    The newest row is that with the largest first field; of several alike, the one with the largest second field.
+    """
+    there = ~np.isnan(values[..., 0])
+    place = np.zeros(values.shape[1], np.intp)
+    places = np.empty(values.shape[:2], np.intp)
+    things = np.arange(values.shape[1])
+    for bucket in range(len(values)):
+        if there[bucket].any():
+            place = np.where(_newer(values[bucket], values[place, things]), bucket, place)
+        places[bucket] = place
+    found: NDArray[np.float64] = np.take_along_axis(values, places[..., None], axis=0)
+    return found
+
+
+def _newer(rows: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return whether rows […, fields] are newer than others (see `newest`). No row is newer than one without values."""
+    first, second = rows[..., 0], rows[..., 1]
+    over, under = others[..., 0], others[..., 1]
+    found: NDArray[np.bool_] = (
+        (first > over) | ((first == over) & (second > under)) | (np.isnan(over) & ~np.isnan(first))
+    )
+    return found
 
 
 def _last(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -18,6 +18,7 @@ from isthmus.inspect.losses import Point
 from isthmus.reasons import HARMLESS
 from isthmus_services.board.history.history import BEAT, LEARNER, REACHED, RunHistory
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED
+from isthmus_services.board.history.time_buckets import newest
 
 POINTS_MAX = 600
 """Largest number of points of a line over time."""
@@ -189,7 +190,7 @@ def series(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) ->
     def sums(name: str) -> NDArray[np.float64]:
         return np.diff(rows.sums(name)[cut])
 
-    processed = np.nansum(_processed(c, _filled(c.reached.values)), axis=1)
+    processed = np.nansum(_processed(c, newest(c.reached.values)), axis=1)
     return {
         "at": _plain(edges[1:]),
         "seconds": seconds,
@@ -314,20 +315,22 @@ def heard(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) -> 
 def learners(c: RunHistory, at: float) -> list[Answer]:
     """Return a row for each learner: its sums over the buckets that had ended by a time, and its last heartbeat."""
     sums, said, reached = c.by_learner.until(at), c.beats.until(at), c.reached.until(at)
-    processed = _processed(c, reached)
-    newest = dict.fromkeys(range(len(c.learners.known)), 0)
+    losses, processed = c.losses.until(at)[:, Point._fields.index("loss")], _processed(c, reached)
+    highest = dict.fromkeys(range(len(c.learners.known)), 0)
     for (n, incarnation), one in c.incarnations.items():
         if one.began <= at:
-            newest[n] = max(newest[n], incarnation)
+            highest[n] = max(highest[n], incarnation)
     found = []
     for n, name in enumerate(c.learners.known):
         row = dict(zip(LEARNER, (float(x) for x in sums[n]), strict=True))
         beat = dict(zip(BEAT, (None if math.isnan(x) else float(x) for x in said[n]), strict=True))
         own = dict(zip(REACHED, (None if math.isnan(x) else float(x) for x in reached[n]), strict=True))
-        merged = max(row["merged"], 1.0)
+        merged, loss = max(row["merged"], 1.0), float(losses[n])
+        # A board that did not listen for a while has heard less than the log says.
+        known = [(x["incarnation"], x["step"]) for x in (own, beat) if None not in (x["incarnation"], x["step"])]
         found.append({
             "learner": name,
-            "incarnation": max(newest[n], int(beat["incarnation"] or 0)),
+            "incarnation": max(highest[n], int(beat["incarnation"] or 0)),
             **{key: int(row[key]) for key in LEARNER if key not in MEANS},
             "participation": _share(row["there"], row["expected"]),
             "train_s": row["train_s"] / merged,
@@ -335,10 +338,10 @@ def learners(c: RunHistory, at: float) -> list[Answer]:
             "fetch_s": row["fetch_s"] / merged,
             "wait_s": row["wait_s"] / merged,
             "weight": row["weight"] / merged,
-            "step": own["step"],
+            "step": max(known, default=(0.0, None))[1],
             "processed": None if math.isnan(processed[n]) else float(processed[n]),
             "taken_at": own["taken_at"],
-            "loss": own["loss"],
+            "loss": None if math.isnan(loss) else loss,
             "said": None if beat["step"] is None else beat,
         })  # fmt: skip
     return found

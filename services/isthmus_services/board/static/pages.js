@@ -78,8 +78,8 @@
     const t = s.totals, b = s.bytes;
     const least = Math.min(...t.versions), most = Math.max(...t.versions);
     return html`<dl class="tiles" aria-label="Totals" id="totals">
-      <${Tile} term="tokens" name="Tokens merged" value=${html`<span id="tokens">${I.short(t.tokens)}</span>`} more=${`${I.count(t.tokens)}; processed ${I.short(t.processed)}`}/>
-      <${Tile} term="kept" name="Share of tokens merged" value=${I.share(t.kept)} more=${I.where.at === null ? "of those trained up to the newest merged updates" : `of those trained up to the newest merged updates, as of ${I.date(t.as_of)}`}/>
+      <${Tile} term="tokens" name="Tokens in commits" value=${html`<span id="tokens">${I.short(t.tokens)}</span>`} more=${`${I.count(t.tokens)}; processed ${I.short(t.processed)}`}/>
+      <${Tile} term="kept" name="Tokens merged" value=${I.share(t.kept)} more=${I.where.at === null ? "of those trained up to the newest merged updates" : `of those trained up to the newest merged updates, as of ${I.date(t.as_of)}`}/>
       <${Tile} term="commit" name="Commits" value=${html`<span id="commits">${I.count(t.commits)}</span>`} more=${`versions ${least}${most > least ? ` to ${most}` : ""}${t.last_commit_at ? `, last ${I.date(t.last_commit_at)}` : ""}`}/>
       <${Tile} term="participation" name="Participation" value=${I.share(t.participation)} more=${`of the learners that a round expects, the mean over commits; ${I.count(t.updates)} updates of ${t.learners} learners`}/>
       <${Tile} term="missed" name="Missed their round" value=${I.count(t.late)} more="they may still join the next round"/>
@@ -174,7 +174,7 @@
     { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` },
     { key: "state", name: "state", term: "state", left: true, by: (r) => r.state || "", show: (r) => r.state || "not known" },
     { key: "incarnation", name: "incarnation", term: "incarnation" },
-    { key: "step", name: "step", term: "step", by: (r) => said(r, "step") ?? r.step, show: (r) => html`${I.count(said(r, "step") ?? r.step)}${said(r, "target") ? `/${I.count(said(r, "target"))}` : ""}` },
+    { key: "step", name: "step", term: "step", show: (r) => html`${I.count(r.step)}${said(r, "target") ? `/${I.count(said(r, "target"))}` : ""}` },
     { key: "loss", name: "loss", term: "loss", by: (r) => said(r, "loss") ?? r.loss, show: (r) => loss(said(r, "loss") ?? r.loss) },
     { key: "rate", name: "tokens/s", term: "rate", by: (r) => rate(r), show: (r) => (r.said && r.said.left ? "" : I.short(rate(r))) },
     { key: "expected", name: "expected", term: "expected", show: (r) => I.count(r.expected) },

@@ -64,7 +64,7 @@ window.Isthmus = {};
     late: "In updates that came too late for any round.",
     rejected: "An update that was rejected: what was trained in it is lost.",
     repeated: "An update that was rejected because another update of the same learner took its place: harmless.",
-    missing: "A learner that a round expected and closed without.",
+    missing: "A learner that a round expected and that, when it closed, had sent no update on the newest version and had not passed. An older update of it may be in the commit.",
     participation: "Of the learners that a round expected, or that were in nevertheless, the share that is in its commit: the mean over commits.",
     kept: "Of the tokens that learners had trained up to their newest merged updates, the share that was merged. The log knows no later ones.",
     ledger: "Where the tokens went that a learner has processed: merged, overwritten by a new version, late, pending, rejected, lost.",
