@@ -52,6 +52,7 @@ class Strange(Layer):
         """Keys that cannot be read."""
         self.asked: list[str] = []
         self.puts_fail = False
+        self.full = False
 
     @override
     async def list(self, prefix: str) -> Sequence[Entry]:
@@ -69,6 +70,8 @@ class Strange(Layer):
     @override
     async def put(self, key: str, data: Data) -> None:
         self.asked.append(f"put {key}")
+        if self.full:
+            raise Unavailable("no room")
         await super().put(key, data)
         if self.puts_fail:
             raise Unavailable("the answer was lost")
@@ -232,6 +235,24 @@ def test_a_number_is_not_used_again_after_a_write_that_failed() -> None:
         store.puts_fail = False
         await writer.append("syncer", b"lost answer")
         assert (await heard(reader, "syncer", position))[0] == [b"lost answer"]
+
+    drive(body)
+
+
+def test_what_was_refused_is_not_said_later() -> None:
+    """Its sender says it again, or has given it up."""
+
+    async def body(opened: Callable[[str], tuple[StoreBus, Strange]], world: World) -> None:
+        (writer, store), (reader, _) = opened("w"), opened("r")
+        store.full = True
+        with pytest.raises(Unavailable):
+            await writer.append("syncer", b"given up")
+        with pytest.raises(Unavailable):
+            await writer.append("syncer", b"said again")
+        store.full = False
+        await writer.append("syncer", b"said again", b"more")
+        assert (await heard(reader, "syncer"))[0] == [b"said again", b"more"]
+        assert (await heard(writer, "syncer"))[0] == [b"said again", b"more"]
 
     drive(body)
 

@@ -4,13 +4,15 @@ import asyncio
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
-from isthmus.errors import LogCorrupt, ObjectMissing
+from isthmus.errors import Denied, LogCorrupt, ObjectMissing
 from isthmus.format.records import frame
 from isthmus.format.records.frame import Body, Kind
 from isthmus.format.records.keys import commit_key, version_in
@@ -22,6 +24,8 @@ from isthmus.log import Commit, fold, gc, log_health, merge
 from isthmus.log.gc import Garbage
 from isthmus.log.membership import Members, write
 from isthmus.log.merge import State
+from isthmus.store import Entry
+from isthmus.store.layer import Layer
 from isthmus_services.commands import syncer as service
 from isthmus_services.main import main
 from support.forking import isthmus, nursery
@@ -334,6 +338,35 @@ async def test_to_collect_again_and_again_without_applying_it_is_refused(folder:
         done = await asyncio.to_thread(isthmus, "gc", str(folder), "--every", "1")
         assert done.returncode == 2
         assert "--every needs --apply" in done.stderr
+
+
+class Denying(Layer):
+    """A store whose policies do not allow to list messages."""
+
+    @override
+    async def list(self, prefix: str) -> Sequence[Entry]:
+        if prefix == "bus/":
+            raise Denied("403")
+        return await super().list(prefix)
+
+
+async def test_the_words_of_processes_that_ended_are_collected_after_a_day(folder: Path) -> None:
+    """A bus in the store leaves one object for each process; `status` reads there how a process ended."""
+    async with world(folder, SMALL) as w:
+        await grow(w, 4)
+        for key in ("bus/0123456789abcdef/syncer/aaaaaaaaaaaaaaaa", "bus/0123456789abcdef/syncer/bbbbbbbbbbbbbbbb"):
+            await w.store.put(key, b"words")
+        hours_ago = time.time() - 3600.0 * 20
+        os.utime(folder / "bus/0123456789abcdef/syncer/aaaaaaaaaaaaaaaa", (hours_ago, hours_ago))
+        for age_s, left in ((0.0, 2), (3600.0 * 30, 1)):
+            os.utime(folder / "bus/0123456789abcdef/syncer/bbbbbbbbbbbbbbbb", 2 * (time.time() - age_s,))
+            done = await asyncio.to_thread(isthmus, "gc", str(folder), "--min-age", "0", "--apply")
+            assert done.returncode == 0, done.stderr
+            assert len(await w.store.list("bus/")) == left
+        # A collector of before, whose policy does not name this folder, collects the rest.
+        os.utime(folder / "bus/0123456789abcdef/syncer/aaaaaaaaaaaaaaaa", (1.0, 1.0))
+        assert "messages" in (await gc.plan(w.log, min_age_s=0.0)).doomed
+        assert "messages" not in (await gc.plan(w.log.through(Denying(w.store)), min_age_s=0.0)).doomed
 
 
 # --- in a syncer's process, and before the disk is full ---------------------------------------------------------------

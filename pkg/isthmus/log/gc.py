@@ -10,6 +10,7 @@ an older commit merged it or its base is too old for any staleness.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, StoreFull, Unavailable
@@ -104,7 +105,8 @@ async def plan(
     probes = [e for e in listed if e.key.split("/")[2:3] == ["doctor"]]
     _doom(found, "scratch", [*await log.store.list(SCRATCH), *probes], before)
     # A process of a bus in the store writes its words again with every heartbeat, so old ones are of one that ended.
-    _doom(found, "messages", await log.store.list(BUS), log.runtime.wall() - max(min_age_s, SAID_S))
+    with suppress(Denied):  # policies of earlier versions do not allow it, and no such run has its bus in the store
+        _doom(found, "messages", await log.store.list(BUS), log.runtime.wall() - max(min_age_s, SAID_S))
     if log.signer is not None and log.signer.author == log.members.current.owner:
         # Only the owner deletes claims. A collector that removed a valid claim could make a learner begin an
         # incarnation that belongs to another process.
