@@ -14,6 +14,13 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+A_GAP = (
+    "nothing after a short gap; of one of some minutes a part of the work: long updates are cut, and late ones are "
+    "rejected as stale (in one trial 16 % of the tokens of such a gap)"
+)
+"""What is lost while nothing is merged. An update that has waited holds many steps, and its bounds are those of others;
+and a round that closes before it comes makes its base old."""
+
 TOOLS = {
     "status": "`isthmus status`, and the board's warnings of the present",
     "board": "The board",
@@ -99,7 +106,8 @@ If each participant has a folder of its own (`isthmus create`), load its `env` b
 `board`, `explain`, `replay`, `export` and `heal`; a syncer's for `heal --apply`; the collector's for `gc`; the owner's for
 `members`; and for `doctor`, that of the participant in trouble. Without such folders, any shell will do.
 
-You have time: learners go on training by themselves, and the store keeps every merged update.
+You have minutes: learners go on training by themselves, and the store keeps every merged update. But what waits to be
+merged for longer [counts for less](your-loop.md#at-the-end): so the rows say what a gap in the merging loses.
 """
 
 

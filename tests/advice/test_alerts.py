@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from advice.followed import commands_in
 from advice.recorded import Recording, alerts
-from advice.rows import row
+from advice.rows import A_GAP, row
 from advice.test_status import Fault
 from isthmus.agent import health as vitals
 from isthmus.agent.health import Vitals
@@ -209,6 +209,7 @@ def _ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     means="Learners are scraped, and no syncer is: nothing is merged.",
     like="Prometheus does not find the syncers: `isthmus status` then lists them as alive.",
     then="`isthmus status` has `… of … learners merge`, and the alert ends.",
+    lost=A_GAP,
 )
 @alarm(
     "IsthmusNoStandby",
@@ -260,6 +261,7 @@ async def test_a_process_that_is_gone(tmp_path: Path) -> None:
     "IsthmusEventLoopSlow",
     means="The process gets too little CPU, or something in it holds its event loop.",
     then="With more CPU the delays end. `/healthz` answers 200.",
+    lost="what comes too late for its round and is overwritten",
 )
 @pytest.mark.tier("all")
 async def test_a_process_without_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,12 +325,14 @@ class Deaf(Bus):
     means="No request of this process to the store was answered for half a minute and longer.",
     like="If all processes report it, it is the store; if one does, its way there.",
     then="The process goes on by itself, and the doctor finds nothing.",
+    lost=A_GAP,
 )
 @alarm(
     "IsthmusBusSilent",
     means="The process cannot read from the bus, or not write to it, for half a minute and longer.",
     like="If all processes report it, it is Redis; if one does, its way there or its user.",
     then="The process goes on by itself: every message is sent again.",
+    lost=A_GAP,
 )
 @pytest.mark.tier("all")
 @in_virtual_time
@@ -355,7 +359,7 @@ async def test_store_and_bus_that_do_not_answer(tmp_path: Path, capsys: pytest.C
     means="Learners are expected or train, and some fragments had no commit for over five minutes.",
     like="A run whose H steps take minutes.",
     then="Once what they wait for is there, every fragment has a commit within H steps.",
-    lost="what is overwritten meanwhile: learners train on by themselves",
+    lost=A_GAP,
 )
 @pytest.mark.tier("all")
 @in_virtual_time

@@ -14,13 +14,14 @@ import msgspec
 import pytest
 
 from advice.followed import advises, command_in, commands_in, isthmus, mine, says
-from advice.rows import Row, pattern, row
+from advice.rows import A_GAP, Row, pattern, row
 from advice.test_alerts import Deaf
 from advice.test_status import FEW, PACE, Fault, command, finished, training
 from isthmus.errors import Denied, Unavailable
 from isthmus.format.records.keys import RUN_KEY, commit_key
 from isthmus.format.records.messages import encode, learner_stream
 from isthmus.format.rules import Rules
+from isthmus.inspect import status
 from isthmus_services.board import feed
 from isthmus_services.board.history import warnings
 from isthmus_services.board.history.time_views import loss_curves
@@ -63,14 +64,16 @@ async def quiet(here: Row, url: str) -> None:
     "board",
     "… of … learners merge; …",
     means="What `isthmus status` says of the run's processes and its log: the part above has a row for each sentence.",
-    do="each part names its command; docs/when-it-rings.md has a row for each",
+    do="isthmus syncer … --bus …",
     then="The warning goes away.",
+    like="Each problem is a warning of its own, with the command for it.",
+    lost="what the row of that sentence says",
 )
 @row(
     "board",
-    "no learner trains: … of … learners are done, … stopped before; …",
+    "no learner trains: … of … learners stopped; …",
     means="Some learners have left before their last step.",
-    do="nothing, if this is its end; learners that are started again go on where they stopped",
+    do="unless this is its end, start it again: it goes on from its checkpoint",
     then="With learners that train again, the warning goes away.",
 )
 async def test_what_status_says(folder: Path) -> None:
@@ -78,9 +81,7 @@ async def test_what_status_says(folder: Path) -> None:
     async with world(folder, FEW) as w, a_board(w.log, w) as (url, _):
         async with training(w.learner("a")):
             do = await warns(merge, url)
-            assert "each part names its command" in do
-            (said,) = [x["said"] for x in (await ask(url, "state"))["warnings"]]
-            async with command(folder.parent, *command_in(said, "syncer")):
+            async with command(folder.parent, *command_in(do, "syncer")):
                 await quiet(merge, url)
         async with serving(w.syncer("s2")):
             await train(w.learner("a"), 10, done=False)
@@ -109,6 +110,34 @@ async def test_a_commit_that_is_damaged(folder: Path) -> None:
             for words in commands_in(do):
                 code, told = await isthmus(*words)
                 assert (code, commit_key(1, 3) in told) == (1, True), told
+            path.write_bytes(kept)
+            await quiet(here, url)
+
+
+@row(
+    "board",
+    "… has a hole in its history (the run goes on): …",
+    means="A commit or a value from before the newest snapshot is missing or damaged, as `isthmus status` says it. The board "
+    "looks once a minute, also for damage of what it has read before.",
+    do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
+    then="With the object restored from a backup, the warning goes away within a minute or two.",
+    lost="without a backup: the proof of the versions before the snapshot, and nothing of the model",
+)
+@pytest.mark.parametrize("heard", [True, False], ids=["with its bus", "without"])
+async def test_damage_of_older_commits_that_were_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, heard: bool
+) -> None:
+    (here,) = mine(test_damage_of_older_commits_that_were_read)
+    monkeypatch.setattr(status, "INSPECT_EVERY_S", 0.2)
+    async with world(folder, FEW) as w:
+        await finished(w)
+        async with a_board(w.log, w if heard else None) as (url, _):
+            await state(url, lambda found: not found["warnings"], "it has read all")
+            path = folder / commit_key(1, 3)
+            kept = path.read_bytes()
+            path.unlink()
+            code, told = await isthmus(*command_in(await warns(here, url), "heal"))
+            assert (code, commit_key(1, 3) in told) == (1, True), told
             path.write_bytes(kept)
             await quiet(here, url)
 
@@ -195,9 +224,9 @@ async def test_updates_that_are_rejected(folder: Path, monkeypatch: pytest.Monke
 )
 @row(
     "board",
-    "fragment … stands still: most others were merged at least 8 times since then",
+    "… stands still: most others were merged at least 8 times since then",
     means="The same, when no learner trains any more: this fragment was left behind when the run ended.",
-    do="the syncers' logs say why; isthmus heal … says whether its log is sound",
+    do="the syncers' logs say why, and isthmus heal … says whether the log is sound",
     then="`isthmus heal` calls it sound, or names what is damaged. Once learners train again and the cause has gone, it moves.",
     lost="what learners trained of the fragment",
 )
@@ -231,6 +260,7 @@ async def test_a_fragment_that_is_not_merged(folder: Path, monkeypatch: pytest.M
     means="This machine gets no answer from the store. The page shows what was known before.",
     do="check that … is reachable from here",
     then="The line goes away, and the page goes on.",
+    lost="nothing, if only this machine is cut off; else " + A_GAP,
 )
 @row(
     "board",
@@ -238,6 +268,7 @@ async def test_a_fragment_that_is_not_merged(folder: Path, monkeypatch: pytest.M
     means="This machine gets no answer from the bus: who is there now is not known. The log is still read.",
     do="check that … is reachable from here",
     then="The line goes away, and the page shows who is there.",
+    lost="nothing, if only this machine is cut off; else " + A_GAP,
 )
 @row(
     "board",
@@ -328,6 +359,7 @@ async def test_a_learner_that_was_killed_is_named_while_others_merge(folder: Pat
             await state(url, lambda found: found["sentence"].startswith("2 of 2"), "both train")
         found = await state(url, lambda found: bool(found["warnings"]), "the killed learner is named")
         assert "no messages come from b: it was killed or is cut off" in found["warnings"][0]["said"]
+        assert "started again under its name" in found["warnings"][0]["do"]
 
 
 @row(

@@ -15,7 +15,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from advice.doctors import Doctor, settings, small_run
-from advice.rows import row
+from advice.rows import A_GAP, row
 from advice.wire import wire
 from infra import graph
 from isthmus.runtime.clock import Runtime
@@ -337,11 +337,13 @@ def test_a_server_that_is_nearly_full(doctor: Doctor, run: str, tmp_path: Path) 
     means="The server takes no messages. Learners train on, and no round goes on.",
     do="raise maxmemory, or delete what else is stored on this server: then processes go on by themselves",
     then="no `bus: memory`",
+    lost=A_GAP,
 )  # fmt: skip
 @row(
     "doctor", "bus: streams: …: the server's memory is full: raise maxmemory, or delete other data stored there: …",
     means="The server takes no messages. Learners train on, and rounds wait.",
     do="do what the server asks for; its log and INFO say more", then="`ok bus: streams`",
+    lost=A_GAP,
 )  # fmt: skip
 def test_a_server_that_is_full(doctor: Doctor, run: str, tmp_path: Path) -> None:
     with started(tmp_path) as url:

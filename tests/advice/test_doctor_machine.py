@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from advice.doctors import FREES, Doctor, small_run
-from advice.rows import row
+from advice.rows import A_GAP, row
 from integration.test_full_store import IN_A_DISK_OF_ITS_OWN, own_mounts  # noqa: F401  (a fixture)
 from isthmus.codecs.kernels import ARITHMETIC
 from isthmus.doctor import machine
@@ -34,8 +34,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     "doctor", "store: may write: … is full (No space left on device): give it more space, or free what the run does not "
     "need any more: isthmus gc … lists what can be deleted, and --apply deletes it",
     means="The store takes no more objects. Learners train on; no round goes on.",
-    do=f"make room: {FREES}. Until then nothing is merged, and nothing is lost",
+    do=f"make room: {FREES}. Until then nothing is merged; learners train on",
     then="`ok store: may write`",
+    lost=A_GAP,
 )  # fmt: skip
 @pytest.mark.tier("all")  # integration/test_full_store.py covers the main case
 @pytest.mark.usefixtures("own_mounts")

@@ -286,6 +286,7 @@ def test_an_unsigned_run_elsewhere(doctor: Doctor, keys: Keys, redis: Server, fo
     like="A bus that was emptied just now: then the next check finds the syncers, a heartbeat later.",
     do="this is the bus of another run, or of none: give the one that the syncers use (--bus, ISTHMUS_BUS)",
     then="`ok run: bus: the run's syncers are heard here`",
+    lost="what learners trained on the other bus, but for a part of their newest updates",
 )  # fmt: skip
 async def test_the_bus_of_another_run(doctor: Doctor, folder: Path, redis: Server) -> None:
     async with a_run(folder) as w:
@@ -357,13 +358,15 @@ async def test_holes_in_the_log(doctor: Doctor, folder: Path, monkeypatch: pytes
 
 
 @row(
-    "doctor", "log: commits: fragment …: …: not a commit: …",
+    "doctor", "log: commits: fragment … has a hole in its history (the run goes on): …: not a commit: …",
     means="A commit was overwritten. The doctor reads the newest commits and 32 others at random, so that it may find an old "
     "one only when it runs again.",
     do=HEAL, then="`ok log: commits` once the object is restored from a backup",
 )  # fmt: skip
 @row(
-    "doctor", "log: commits: fragment …: …: is not the commit that … names as the one before it",
+    "doctor",
+    "log: commits: fragment … has a hole in its history (the run goes on): …: is not the commit that … names as the one before "
+    "it: restore it from a backup: `isthmus replay` needs it, and a learner with an older checkpoint may",
     means="A commit was overwritten by another one, which is whole in itself.",
     do=HEAL, then="`ok log: commits` once the object is restored from a backup",
 )  # fmt: skip

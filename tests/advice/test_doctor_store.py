@@ -18,7 +18,7 @@ import pytest
 
 from advice.doctors import FREES, Doctor, printed, small_run
 from advice.gate import Gate, error, gate
-from advice.rows import row
+from advice.rows import A_GAP, row
 from isthmus.store.files import FileStore
 from isthmus_services.commands import access
 from isthmus_services.main import main
@@ -280,14 +280,16 @@ def test_no_bucket(doctor: Doctor, gated: tuple[Gate, str]) -> None:
     "doctor", "store: may write: … is full (its disks are): give it more space, or free what the run does not need any "
     "more: isthmus gc … lists what can be deleted, and --apply deletes it",
     means="The store takes no more objects. Learners train on; no round goes on.",
-    do=f"make room: {FREES}. Until then nothing is merged, and nothing is lost",
+    do=f"make room: {FREES}. Until then nothing is merged; learners train on",
     then="`ok store: may write`",
+    lost=A_GAP,
 )  # fmt: skip
 @row(
     "doctor", "store: may write: …: InternalError: …",
     means="The store answers and takes no object. SeaweedFS says this when it has no room.",
     do=f"see the store's own log: it may be full (disks, volumes, quota) or damaged. If it is full: {FREES}",
     then="`ok store: may write`",
+    lost=A_GAP,
 )  # fmt: skip
 @row(
     "doctor", "store: may delete: … access denied (AccessDenied), signed with …",

@@ -43,16 +43,20 @@ PLAIN = {
     "heal": {
         # The doctor and gc say this, and have rows.
         "isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
-        "merged updates were read; published values were only looked for: isthmus replay … reads them",
+        "read: commits, the updates merged since the newest snapshots, and the newest … values; not read: checkpoints, and "
+        "older values and snapshots, which isthmus replay … reads",
+        "the log of fragment … is damaged: …",  # status says it, and has rows
+        "with a hole in its history (the run goes on)",
         "cannot be healed: …",  # the row of each reason begins with it
-        "… fragments: … sound, … healed, … that cannot be folded",  # the last line, of every run
+        "that cannot be folded",  # in the last line
+        "is not what version … published: …",  # in place of `is missing, and version … published it`
         "healed: version … restarts from version … as published",  # what the rows say that you then see
         "is listed, and the store does not give it out",  # a store that contradicts itself; no advice is known
         "nothing to heal, or nothing to heal it from",  # an assertion
         "no published value can be read: …; …",
     },
     "gc": {
-        "commits to pack: … into … segments; kept for now because they are young: … objects",
+        "commits to pack: … into … segments",
         "foldable afterwards: from version …",
         "… objects deleted, … bytes; … commits packed",
         "no checkpoint of …",

@@ -10,7 +10,7 @@ import pytest
 
 from advice.doctors import HEAL
 from advice.followed import advises, command_in, commands_in, isthmus, mine, says
-from advice.rows import row
+from advice.rows import A_GAP, row
 from advice.test_status import PACE, Fault, training
 from isthmus.doctor.advice import IN_BUCKET, IN_FOLDER, IN_GOOGLE, Advice
 from isthmus.errors import Denied, StoreFull, Unavailable
@@ -102,6 +102,7 @@ async def _apply(w: World, plan: gc.Garbage) -> gc.Garbage:
     "helps.",
     do="give it more space",
     then="gc packs and deletes, and learners and syncers go on by themselves.",
+    lost=A_GAP,
 )
 async def test_a_store_that_is_full_of_what_is_needed(folder: Path) -> None:
     (here,) = mine(test_a_store_that_is_full_of_what_is_needed)
@@ -179,19 +180,34 @@ async def test_a_run_that_needs_everything(folder: Path) -> None:
 
 @row(
     "gc",
-    "objects younger than … s are kept for now",
+    "… objects younger than … s are kept for now",
     means="Nothing needs these objects, but a process may be about to use them.",
-    do="use --min-age 0 to delete them, but only if no learner and no syncer of the run is running",
-    then="`kept for now because they are young: 0 objects`.",
+    do="use --min-age 0 to delete them, but only once every learner and syncer of the run has ended; if the store is full "
+    "and they must go on, give it more space",
+    then="The objects are gone, and gc says this no more.",
+)
+@row(
+    "gc",
+    "nothing was deleted: there was nothing to delete",
+    means="gc had nothing to delete or to pack. With `yet`, objects that nothing needs are younger than `--min-age`.",
+    do="give it more space",
+    then="Learners and syncers go on by themselves.",
 )
 async def test_objects_that_are_young(folder: Path) -> None:
-    (here,) = mine(test_objects_that_are_young)
+    here, nothing = mine(test_objects_that_are_young)
     async with world(folder, SNAPSHOTS) as w:
         await grown(w)
+        before = objects(folder)
         _, told = await isthmus("gc", w.run.url, "--keep", "1", "--apply")
         advises(here, told)
+        advises(nothing, told)
+        assert told.rstrip().endswith("nothing to delete yet")
+        assert objects(folder) == before
         code, told = await isthmus("gc", w.run.url, "--keep", "1", "--apply", "--min-age", "0")
-        assert (code, says(here, told)) == (0, False), told
+        assert (code, says(here, told), says(nothing, told)) == (0, False, False), told
+        assert told.rstrip().endswith("done")
+        _, told = await isthmus("gc", w.run.url, "--keep", "1", "--apply", "--min-age", "0")
+        assert told.rstrip().endswith("nothing to delete")
         assert (await isthmus("replay", w.run.url))[0] == 0
 
 

@@ -183,8 +183,8 @@ async def test_a_commit_that_is_missing(folder: Path, backup: bool) -> None:
 
 @row(
     "heal",
-    "fragment … cannot be healed: …: is missing, and version … is there: restore it from a backup. The run goes on from "
-    "the snapshot after it, and `isthmus replay` ends before it",
+    "fragment … has a hole in its history (the run goes on): …: is missing, and version … is there: restore it from a "
+    "backup: `isthmus replay` needs it, and a learner with an older checkpoint may",
     means="A commit from before the newest snapshot is gone. Syncers and learners do not need it; a replay does.",
     do="restore it from a backup",
     then="`isthmus heal` calls the fragment sound, and `isthmus replay` verifies the whole log.",
@@ -197,7 +197,8 @@ async def test_a_commit_below_a_snapshot_that_is_missing(folder: Path) -> None:
         hole = folder / commit_key(0, 3)
         kept = hole.read_bytes()
         hole.unlink()
-        await heal(here, w)
+        told = await heal(here, w)
+        assert told.endswith("2 fragments: 1 sound, 1 with a hole in its history (the run goes on)")
         assert (await isthmus("replay", w.run.url))[0] == 1
         hole.write_bytes(kept)
         assert (await isthmus("replay", w.run.url))[0] == 0
@@ -245,13 +246,23 @@ async def test_the_newest_commit_that_is_missing(folder: Path) -> None:
     then="With the object restored: `… sound`.",
     lost="without a backup: what was merged into the run after that version",
 )
+@row(
+    "status",
+    "the log of fragment … is damaged: commits/…: not a commit: …",
+    means="One of a fragment's newest commits is damaged, and no snapshot is there to go on from without it.",
+    do="isthmus heal … says what can be done",
+    then="`isthmus heal` says whether the run goes on without it. With the object restored, status says nothing of it.",
+    lost="without a backup: what `isthmus heal` then says",
+)
 async def test_a_commit_that_is_damaged(folder: Path) -> None:
-    (here,) = mine(test_a_commit_that_is_damaged)
+    here, noticed = mine(test_a_commit_that_is_damaged)
     async with world(folder, FEW) as w:
         await grown(w)
         path = folder / commit_key(0, 2)
         kept = path.read_bytes()
         path.write_bytes(kept[:-9])
+        advises(noticed, told := (await isthmus("status", w.run.url, "--bus", w.bus.url))[1])
+        assert command_in(told, "heal") == ["heal", w.run.url]
         await heal(here, w)
         path.write_bytes(kept)
         await sound(w)
@@ -283,19 +294,22 @@ async def test_an_object_in_the_place_of_the_next_commit(folder: Path) -> None:
 
 @row(
     "heal",
-    "fragment … cannot be healed: commits/…: not a commit: …: restore it from a backup. The run goes on from the snapshot after it",
+    "fragment … has a hole in its history (the run goes on): commits/…: not a commit: …: restore it from a backup: `isthmus "
+    "replay` needs it, and a learner with an older checkpoint may",
     means="A commit from before the newest snapshot is damaged. Syncers and learners do not need it; a replay does. Status "
-    "and the doctor notice this only of the newest commits.",
-    do="restore it from a backup. The run goes on from the snapshot after it, and `isthmus replay` ends before it",
+    "looks at the newest commits alone, the doctor at 32 others, too, and the board at those that it reads.",
+    do="restore it from a backup: `isthmus replay` needs it, and a learner with an older checkpoint may",
     then="`isthmus heal` calls the fragment sound.",
     lost="without a backup: the proof of the versions before the snapshot, and nothing of the model",
 )
 @row(
     "status",
-    "the log of fragment … is damaged: commits/…: not a commit: …",
-    means="One of a fragment's newest commits is damaged.",
+    "fragment … has a hole in its history (the run goes on): commits/…: not a commit: …",
+    means="One of a fragment's newest commits is damaged, and a snapshot after it is there: syncers and learners do not need "
+    "the commit. `status --watch` and the board look once a minute, and go on saying it of a commit that has become old.",
     do="isthmus heal … says what can be done",
-    then="`isthmus heal` says whether the run goes on without it. With the object restored, status says nothing of it.",
+    then="`isthmus heal` says the same. With the object restored, status says nothing of it.",
+    lost="without a backup: the proof of the versions before the snapshot, and nothing of the model",
 )
 async def test_a_commit_below_a_snapshot_that_is_damaged(folder: Path) -> None:
     below, noticed = mine(test_a_commit_below_a_snapshot_that_is_damaged)
@@ -328,6 +342,7 @@ async def test_a_commit_below_a_snapshot_that_is_damaged(folder: Path) -> None:
     means="A version of the membership is gone, so that commits made under it cannot be verified. The commits are whole.",
     do="restore it from a backup; the commits are sound",
     then="`… of … learners merge`",
+    lost="without a backup: the run beyond that membership, except what can be exported from learners' checkpoints",
 )
 async def test_a_membership_that_is_missing(folder: Path) -> None:
     healed, noticed = mine(test_a_membership_that_is_missing)
@@ -357,13 +372,14 @@ async def test_a_membership_that_is_missing(folder: Path) -> None:
     means="What learners fetch is gone. The log can be folded without it, so nothing is lost.",
     do="Start one unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, and "
     "start them again: they write snapshots, which have all that is missing",
-    then="heal and status say nothing of it, and `isthmus export` gives the newest version.",
+    then="`isthmus export` gives the newest version. As long as the version is one of the newest four, heal and status say "
+    "that `isthmus replay` still needs the value: the fragment has a hole in its history, and the run goes on.",
 )
 @row(
     "status",
     "the log of fragment … is damaged: values/…: is missing, and version … published it",
     means="What learners fetch is gone.",
-    like="Status looks for it only if no syncer is heard.",
+    like="Of versions older than the newest four, status looks for values only if no syncer is heard.",
     do="isthmus heal … says what can be done",
     then="`isthmus heal` says how a syncer makes it again.",
 )
@@ -383,9 +399,73 @@ async def test_a_value_that_is_gone(folder: Path) -> None:
             await until(
                 lambda: len(syncer.held) == 2 and all(k.state is not None for k in syncer.coordinators), "it holds all"
             )
+        code, told = await isthmus("export", w.run.url, "-o", str(folder.parent / "model.safetensors"))
+        assert code == 0, told
         for tool in ("heal", "status"):
             more = ("--bus", w.bus.url) if tool == "status" else ()
-            assert "is missing" not in (await isthmus(tool, w.run.url, *more))[1]
+            told = " ".join((await isthmus(tool, w.run.url, *more))[1].split())
+            assert "fragment 0 has a hole in its history (the run goes on): values/" in told
+        async with serving(w.syncer("s10")) as syncer, training(w.learner("z")):
+            head = syncer.coordinators[0].head
+            await until(lambda: syncer.coordinators[0].head > head + 4, "learners and syncers go on")
+        await sound(w)
+
+
+@row(
+    "heal",
+    "fragment … has a hole in its history (the run goes on): values/…: is missing, and version … published it: restore it "
+    "from a backup: `isthmus replay` needs it, and a learner with an older checkpoint may",
+    means="A value that one of the newest four versions published is gone, and a snapshot has what it led to. Of a damaged "
+    "value heal says `is not what version … published`.",
+    do="restore it from a backup",
+    then="heal calls the fragment sound, and `isthmus replay` verifies the whole log.",
+    lost="without a backup: the proof of that version's value, and nothing of the model",
+)
+@row(
+    "status",
+    "fragment … has a hole in its history (the run goes on): values/…: is missing, and version … published it: restore it from "
+    "a backup: `isthmus replay` needs it, and a learner with an older checkpoint may",
+    means="A value that one of the newest four versions published is gone, and a snapshot has what it led to.",
+    like="Status only looks whether the values are there, and `isthmus heal` reads those of the newest four versions. Older "
+    "ones are read by `isthmus replay` alone.",
+    do="isthmus heal … says what can be done",
+    then="With the object restored, status says nothing of it.",
+    lost="without a backup: the proof of that version's value, and nothing of the model",
+)
+async def test_a_value_below_a_snapshot_that_is_gone(folder: Path) -> None:
+    healed, noticed = mine(test_a_value_below_a_snapshot_that_is_gone)
+    async with world(folder, FEW) as w:
+        await finished(w)
+        head = (await newest_commit(w, 0)).version
+
+        async def value_of(version: int) -> tuple[Path, bytes]:
+            commit = await w.log.commit(0, version)
+            assert commit is not None
+            path: Path = folder / commit.header.value_key
+            return path, path.read_bytes()
+
+        path, kept = await value_of(head)
+        path.unlink()
+        code, told = await isthmus("status", w.run.url, "--bus", w.bus.url, "--check")
+        assert code == 1, told
+        advises(noticed, told)
+        told = await heal(healed, w)
+        assert "1 with a hole in its history (the run goes on)" in told
+        path.write_bytes(bytes(len(kept)))
+        assert f"is not what version {head} published" in " ".join((await isthmus("heal", w.run.url))[1].split())
+        assert (await isthmus("replay", w.run.url))[0] == 1
+        path.write_bytes(kept)
+        old, kept = await value_of(head - 4)
+        old.unlink()
+        code, told = await isthmus("heal", w.run.url)
+        assert (code, "the newest 4 values; not read: checkpoints, and older values" in " ".join(told.split())) == (
+            0,
+            True,
+        )
+        code, told = await isthmus(*command_in(told, "replay"))
+        assert (code, str(old.relative_to(folder)) in told) == (1, True), told
+        old.write_bytes(kept)
+        assert (await isthmus("replay", w.run.url))[0] == 0
         await sound(w)
 
 

@@ -17,13 +17,14 @@ import pytest
 from redis import Redis
 
 from advice.followed import advises, command_in, isthmus, mine, says
-from advice.rows import Row, row
+from advice.rows import A_GAP, Row, row
 from integration.test_full_store import IN_A_DISK_OF_ITS_OWN, own_mounts  # noqa: F401  (a fixture)
 from isthmus.bus import default_bus
 from isthmus.errors import Denied, Unavailable
 from isthmus.format.layout import Spec, TensorClass
 from isthmus.format.records.keys import commit_key
 from isthmus.format.rules import Pace, Rules
+from isthmus.inspect import status as status_
 from isthmus.inspect.health_summary import health
 from isthmus.inspect.status import Live, read_status
 from isthmus.learner import LearnerAgent
@@ -161,6 +162,7 @@ async def command(folder: Path, *words: str) -> AsyncIterator[Forked]:
     "… syncers can serve for now`.",
     do="start one with: isthmus syncer … --bus …",
     then="Within seconds `… of … learners merge`. What the learners trained meanwhile is merged.",
+    lost=A_GAP,
 )
 async def test_a_run_without_a_syncer(folder: Path) -> None:
     (here,) = mine(test_a_run_without_a_syncer)
@@ -211,6 +213,7 @@ async def test_a_status_that_listens_to_another_bus(folder: Path) -> None:
     like="Only this machine is cut off: the time of the last commit moves on.",
     do="check that … is reachable",
     then="`… of … learners merge`. Every message is sent again, also to an empty Redis.",
+    lost=A_GAP,
 )
 async def test_a_bus_that_is_away(folder: Path, tmp_path: Path) -> None:
     (here,) = mine(test_a_bus_that_is_away)
@@ -232,9 +235,12 @@ async def test_a_bus_that_is_away(folder: Path, tmp_path: Path) -> None:
     "off, or the bus refuses their messages",
     means="Learners and syncers were heard once, did not say that they leave, and are all silent now.",
     like="A Redis whose memory is full, or an embedded bus on a full disk: its readers see a run in which nobody speaks.",
-    do="isthmus doctor … --bus … --role syncer tries it; if it finds no failure, start them again by their old commands",
-    then="Once the bus takes messages, `… of … learners merge`: processes that live go on by themselves. A second process "
+    do="look first whether they live, on each of their machines: pgrep -af isthmus (for a training loop of your own, the "
+    "name of its script in place of isthmus). Beside those that live, isthmus doctor … --bus … --role syncer says what "
+    "keeps them from the bus; start the others again by their old commands",
+    then="`pgrep` prints the processes that live. Once the bus takes messages, `… of … learners merge`: processes that live go on by themselves. A second process "
     "under the name of one that lives would end it.",
+    lost=A_GAP,
 )
 async def test_a_bus_that_is_full(folder: Path, tmp_path: Path) -> None:
     (here,) = mine(test_a_bus_that_is_full)
@@ -245,10 +251,27 @@ async def test_a_bus_that_is_full(folder: Path, tmp_path: Path) -> None:
             line = await said(here, w)
             assert "no messages come from" not in line
             assert "start one with" not in line
+            await names_a_process_that_lives(line, w)
             code, told = await isthmus(*command_in(line, "doctor"))
             assert (code, "memory is full" in told) == (1, True), told
             client.config_set("maxmemory", 0)
             await well(w)
+
+
+async def names_a_process_that_lives(line: str, w: World) -> None:
+    """Run the `pgrep` that a line advises beside a process with the command line of a learner, and one of another."""
+    (look,) = re.findall(r"pgrep -af isthmus", line)
+    lives = await asyncio.create_subprocess_exec("bash", "-c", f"exec -a 'isthmus learner {w.run.url}' sleep 60")
+    try:
+        for _ in range(100):
+            told = await asyncio.to_thread(subprocess.run, look.split(), capture_output=True, text=True, check=False)
+            if f"{lives.pid} isthmus learner {w.run.url}" in told.stdout:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"not named: {told.stdout}")
+    finally:
+        lives.kill()
+        await lives.wait()
 
 
 @row(
@@ -346,9 +369,10 @@ async def test_fewer_learners_than_are_expected(folder: Path) -> None:
 
 @row(
     "status",
-    "no learner trains: … of … learners are done, … stopped before; the last commit is of …; …",
+    "no learner trains: … of … learners stopped; the last commit is of …; … left before its last step",
     means="All learners have left, and some before their last step: by SIGTERM or by an error, which its log has.",
-    do="started again, it goes on from its checkpoint",
+    do="unless this is its end, start it again: it goes on from its checkpoint",
+    like="With `… learners are done, … stopped before`, the others had done all their steps.",
     then="`… of … learners merge`, and in the end all are done.",
 )
 async def test_a_learner_that_was_told_to_stop(folder: Path) -> None:
@@ -366,7 +390,7 @@ async def test_a_learner_that_was_told_to_stop(folder: Path) -> None:
 
 @row(
     "status",
-    "no learner trains: … of … learners are done; nothing was ever committed: what they learnt is not in the run",
+    "no learner trains: … of … learners are done; nothing was ever committed; what they learnt is not in the run",
     means="The learners trained all their steps without a syncer. Their checkpoints and last updates are in the store.",
     do="next time start a syncer first: isthmus syncer … --bus …",
     then="With a syncer, learners that are started anew are merged.",
@@ -413,6 +437,7 @@ async def test_a_syncer_whose_clock_is_an_hour_off(folder: Path, ahead_s: float)
     like="Without `waits for …` the syncer hears nothing of itself on the bus: see its log.",
     do="it goes on by itself once that is over; isthmus doctor … --bus … --role syncer, beside it, says what is wrong",
     then="The doctor names what fails from there. Once it is mended: `… of … learners merge`.",
+    lost=A_GAP,
 )
 async def test_syncers_that_do_not_reach_their_store(folder: Path) -> None:
     (here,) = mine(test_syncers_that_do_not_reach_their_store)
@@ -434,6 +459,7 @@ async def test_syncers_that_do_not_reach_their_store(folder: Path) -> None:
     like="`fragment … cannot be folded` is damage.",
     do="give it a syncer's rights (isthmus doctor … --role syncer, beside it, names what is missing)",
     then="The syncer tries again by itself, and the fragment is merged.",
+    lost=A_GAP,
 )
 async def test_a_syncer_without_the_right_to_read_updates(folder: Path) -> None:
     (here,) = mine(test_a_syncer_without_the_right_to_read_updates)
@@ -458,7 +484,7 @@ async def test_a_syncer_without_the_right_to_read_updates(folder: Path) -> None:
     like="`is slow to be read` and `may not be read` are no damage.",
     do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
     then="`isthmus heal` names the object, and what `--apply` restarts the fragment from.",
-    lost="the fragment's momentum, unless the object can be restored",
+    lost="the fragment's momentum, unless the object can be restored; and " + A_GAP,
 )
 async def test_a_fragment_that_cannot_be_folded(folder: Path) -> None:
     (here,) = mine(test_a_fragment_that_cannot_be_folded)
@@ -486,6 +512,7 @@ async def test_a_fragment_that_cannot_be_folded(folder: Path) -> None:
     means="The syncer takes longer than its silence allows to read this fragment's log.",
     do="see whether its machine or its way to the store is overloaded",
     then="The syncer serves the fragment as soon as it has read it.",
+    lost=A_GAP,
 )
 async def test_a_syncer_whose_way_to_the_store_is_slow(folder: Path) -> None:
     (here,) = mine(test_a_syncer_whose_way_to_the_store_is_slow)
@@ -509,10 +536,10 @@ async def test_a_syncer_whose_way_to_the_store_is_slow(folder: Path) -> None:
 
 @row(
     "status",
-    "a commit of fragment … is missing",
+    "fragment … has a hole in its history (the run goes on): isthmus heal … names what is missing",
     means="A syncer found a hole in the log below its snapshot. The run goes on; a replay ends before the hole. Whoever "
     "asks may not list commits, and so does not see which one is missing.",
-    do="isthmus heal … names it",
+    do="isthmus heal … names what is missing",
     then="`isthmus heal` names the object. Once it is restored from a backup, the sentence goes away within the time after "
     "which syncers look again: ten minutes.",
 )
@@ -552,10 +579,11 @@ async def finished(w: World, versions: int = 6) -> None:
 
 @row(
     "status",
-    "the log of fragment … is damaged: …: is missing, and version … is there: restore it from a backup. The run goes "
-    "on from the snapshot after it, and `isthmus replay` ends before it (fragment … can be read up to version …); …; the logs of "
-    "… more fragments are damaged, too",
-    means="Objects that the log names are missing, or commits cannot be read. Three fragments are named, the others counted.",
+    "fragment … has a hole in its history (the run goes on): …: is missing, and version … is there: restore it from a backup: "
+    "`isthmus replay` needs it, and a learner with an older checkpoint may (fragment … can be read up to version …); …; the logs of … more "
+    "fragments are damaged, too",
+    means="A commit from before the newest snapshot is missing, or cannot be read. Syncers and learners do not need it. Three "
+    "fragments are named, the others counted.",
     like="Where the store is away, status says so and ends with an error instead.",
     do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
     then="`isthmus heal` has a line for each of these fragments. Once their objects are restored from a backup, status says "
@@ -578,6 +606,48 @@ async def test_a_finished_run_with_commits_missing(folder: Path) -> None:
         await well(w)
 
 
+async def test_damage_of_older_commits_is_said_as_long_as_it_lasts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that looks once, that goes on looking, and that writes lines into a pipe. The syncer that has the state of
+    a fragment goes on beyond its damaged commit, so that this is soon an old one."""
+    monkeypatch.setattr(status_, "INSPECT_EVERY_S", 0.2)
+    pace = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4)
+    async with world(folder, seed_of(Rules(fragments=2, sync_every=4), pace)) as w, serving(w.syncer("s1")) as syncer:
+        live = Live(w.log, w.store, w.bus, w.runtime)
+        await live.begin()
+        following = asyncio.ensure_future(live.run())
+
+        def said_live() -> str:
+            return health(live.status(), w.run.url, w.bus.url).said
+
+        def adopted() -> int:
+            beat = live.hearing.learners["a"].heartbeat if "a" in live.hearing.learners else None
+            return beat.versions[0] if beat else 0
+
+        async with training(w.learner("a"), step_s=0.05):
+            await until(lambda: adopted() >= 4, "its learner is beyond the commit")
+            version = adopted()
+            path = folder / commit_key(0, version)
+            kept = path.read_bytes()
+            path.write_bytes(b"no commit")
+            await until(lambda: syncer.coordinators[0].head >= version + 5, "there is a snapshot after it")
+        hole = f"fragment 0 has a hole in its history (the run goes on): {commit_key(0, version)}: not a commit"
+        await until(lambda: hole in said_live(), "who looks on says it")
+        assert hole in (await status(w))[1]
+        async with command(folder.parent, "status", w.run.url, "--bus", w.bus.url, "--watch"):
+            await until(lambda: hole in (folder.parent / "status.log").read_text(), "the piped line says it")
+        async with training(w.learner("b")):  # the checkpoint of the other one may be older than the damaged commit
+            await until(lambda: syncer.coordinators[0].head > version + log_health.RECENT, "the commit is an old one")
+        looks = w.runtime.now()
+        await until(lambda: w.runtime.now() > looks + 1.0, "it was looked at again")
+        assert hole in said_live()
+        path.write_bytes(kept)
+        await until(lambda: "hole" not in said_live(), "it is restored")
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
 @row(
     "status",
     "… still: most others were merged at least … times since then",
@@ -586,6 +656,7 @@ async def test_a_finished_run_with_commits_missing(folder: Path) -> None:
     do="the syncers' logs say why, and isthmus heal … says whether the log is sound",
     then="If `isthmus heal` calls the log sound, nothing is damaged: the log of the syncer that holds the fragment has "
     "what fails. Once that is over, the fragment moves again.",
+    lost=A_GAP,
 )
 async def test_a_fragment_that_stands_still(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (here,) = mine(test_a_fragment_that_stands_still)
@@ -609,10 +680,11 @@ async def test_a_fragment_that_stands_still(folder: Path, caplog: pytest.LogCapt
 
 @row(
     "status",
-    "… explodes: of its … newest updates, … were cut to less than a fifth of their length…, and … rejected",
+    "… explodes: of its … newest updates, … cut to less than a fifth of their length (the shortest to …)",
     means="The learner's updates are many times as long as usual, or not finite. They are merged at a part of their length, "
     "or not at all. The learner is not counted as one that merges.",
-    like="A learner's first or last update may be cut a little; status then says nothing.",
+    like="`… rejected (…)`, in place of the cut or beside it, has the reason. A learner's first or last update may be cut a "
+    "little; status then says nothing.",
     do="the table of learners shows its loss, isthmus explain … … such a round; stop it, lower the learning rate or clip "
     "gradients, and start it under a new name, so that it begins with the run's model instead of its own checkpoint; the "
     "owner can expel it",
@@ -753,9 +825,11 @@ async def test_a_finished_run_with_an_update_missing(folder: Path) -> None:
     "the disk of … is full: … MB are left",
     means="The disk of a run in a folder has no room for another checkpoint. Learners train on; little or nothing is merged.",
     like="A bucket is never said to be full: the processes' logs have what its server answers.",
-    do="make room on it: isthmus gc … --apply frees what the run does not need and is over an hour old; if that is not "
-    "enough, stop all processes of the run, delete the rest by isthmus gc … --apply --keep 8 --min-age 0 and start them again",
+    do="enlarge it, or make room on it: isthmus gc … --apply frees what the run does not need and is over an hour old, which "
+    "is little in a young or small run; if that is not enough, stop all processes of the run, wait until they have ended, "
+    "delete the rest by isthmus gc … --apply --keep 8 --min-age 0 and start them again",
     then="The sentence goes away, and processes that still run go on by themselves.",
+    lost=A_GAP,
 )
 @pytest.mark.tier("all")
 @pytest.mark.usefixtures("own_mounts")

@@ -10,7 +10,7 @@ from pathlib import Path
 from advice.doctors import small_run
 from advice.followed import command_in, isthmus, mine, says
 from advice.gate import gate
-from advice.rows import row
+from advice.rows import A_GAP, row
 from advice.test_status import FEW, command, said, training, well
 from isthmus_services.servers import Server
 from support.world import serving, until, world
@@ -23,6 +23,7 @@ from support.world import serving, until, world
     like="`nothing was ever committed` is said of a run that never had a syncer.",
     do="start one with: isthmus syncer … --bus …",
     then="Within seconds `… of … learners merge`. The new syncer goes on from the newest commit.",
+    lost=A_GAP,
 )
 async def test_a_run_whose_syncer_was_killed(folder: Path) -> None:
     (here,) = mine(test_a_run_whose_syncer_was_killed)
@@ -42,6 +43,7 @@ async def test_a_run_whose_syncer_was_killed(folder: Path) -> None:
     like="A store that is down says `connection refused`.",
     do="`isthmus doctor` with the run's address says how long requests take; look at the store's own log and load",
     then="Once the store answers, status prints its table.",
+    lost="nothing, if learners and syncers have no such trouble; else " + A_GAP,
 )
 async def test_a_store_that_takes_requests_and_is_silent(
     moto: Server, use: Callable[[Server], None], tmp_path: Path

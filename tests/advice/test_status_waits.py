@@ -13,7 +13,7 @@ import pytest
 from typing_extensions import override
 
 from advice.followed import advises, mine, says
-from advice.rows import Row, row
+from advice.rows import A_GAP, Row, row
 from advice.test_alerts import Deaf
 from advice.test_status import Fault
 from advice.test_status import training as trains
@@ -64,6 +64,7 @@ async def over(here: Row, w: World) -> None:
     raise AssertionError(f"still said: {found}")
 
 
+CUT_OFF = "of what it trains meanwhile, what comes too late (stale) because others are merged; alone, what a gap loses"
 DOCTOR = (
     "it goes on by itself once that is over; isthmus doctor … --bus … --role learner, beside it, says what is wrong"
 )
@@ -75,6 +76,7 @@ DOCTOR = (
     means="This learner gets no answer from its store. It trains on.",
     do=DOCTOR,
     then="It uploads again, and is merged.",
+    lost=CUT_OFF,
 )
 @row(
     "status",
@@ -83,6 +85,7 @@ DOCTOR = (
     "After five minutes it ends with an error.",
     do=DOCTOR,
     then="With new credentials in their old place it goes on by itself.",
+    lost=CUT_OFF,
 )
 @row(
     "status",
@@ -91,6 +94,7 @@ DOCTOR = (
     like="A learner that is cut off from the bus altogether is silent: `no messages come from …`.",
     do=DOCTOR,
     then="It publishes again, and is merged.",
+    lost=CUT_OFF,
 )
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["store", "permission", "bus"])
 @in_virtual_time
@@ -357,6 +361,7 @@ async def test_a_learner_that_no_round_merges() -> None:
     means="The syncer publishes, and does not hear its own messages: its bus gives it none, without an error.",
     do="its log says why",
     then="Once it hears its messages, it takes its fragments up again.",
+    lost=A_GAP,
 )
 @in_virtual_time
 async def test_a_syncer_that_hears_nothing() -> None:

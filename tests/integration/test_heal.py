@@ -73,7 +73,7 @@ async def test_a_dry_run_says_what_is_broken_and_writes_nothing(
     assert f"fragment 0, at version {heads[0]}, cannot be folded beyond version 2: {key}" in said
     assert f"restarts it from version {heads[0]} as published, without its momentum" in said
     assert "Stop that syncer with SIGTERM" in said
-    assert "2 fragments: 1 sound, 0 healed, 1 that cannot be folded" in said
+    assert "2 fragments: 1 sound, 1 that cannot be folded" in said
     assert sorted(path for path in folder.rglob("*") if path.is_file()) == before
     report = json.loads((folder.parent / "heal.json").read_text())
     assert [f["sound"] for f in report["fragments"]] == [False, True]
@@ -84,7 +84,7 @@ async def test_a_sound_run_has_nothing_to_heal(folder: Path, capsys: pytest.Capt
     async with world(folder, FEW) as w:
         await grow(w, 2)
     assert await run("heal", str(folder), "--apply") == 0
-    assert "2 fragments: 2 sound, 0 healed" in capsys.readouterr().out
+    assert "2 fragments: 2 sound\n" in capsys.readouterr().out
 
 
 async def test_a_healed_fragment_goes_on_from_what_was_published_and_the_log_says_so_for_good(

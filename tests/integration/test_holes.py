@@ -151,7 +151,7 @@ def test_status_check_and_doctor_end_with_1(folder: Path, capsys: pytest.Capture
     assert f"{key}: is missing" in " ".join(capsys.readouterr().out.split())
     assert main(["doctor", str(folder)]) == 1
     said = capsys.readouterr().out
-    assert f"log: commits: fragment 0: {key}: is missing" in said
+    assert f"log: commits: fragment 0 has a hole in its history (the run goes on): {key}: is missing" in said
     assert "isthmus heal" in said
 
 
@@ -173,7 +173,7 @@ async def test_a_syncer_at_work_says_it_and_goes_on(
         await train(w.learner("l1"), 60, enough=lambda: bool(coordinators[0].hole) and coordinators[0].head > head + 8)
         assert commit_key(0, 3) in coordinators[0].hole
         assert not coordinators[1].hole
-        assert "goes on, but its log has a hole" in caplog.text
+        assert "fragment 0 has a hole in its history (the run goes on): commits/" in caplog.text
         status = await read_status(w.log, w.bus, w.runtime, 1.0)
         assert status.hearing.syncers["s1"].holed == (0,)
         assert set(status.wrong) == {0}

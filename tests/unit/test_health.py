@@ -148,16 +148,19 @@ def test_if_nobody_is_heard_nothing_is_to_be_started_before_the_bus_was_tried() 
     assert not found.ok
     assert found.said == (
         "0 of 2 learners merge; no process is heard, and none has left (the last commit is of 12:04:24): all were killed "
-        "or are cut off, or the bus refuses their messages: isthmus doctor s3://b/run --bus redis://h --role syncer "
-        "tries it; if it finds no failure, start them again by their old commands"
+        "or are cut off, or the bus refuses their messages; look first whether they live, on each of their machines: "
+        "pgrep -af isthmus (for a training loop of your own, the name of its script in place of isthmus). Beside those "
+        "that live, isthmus doctor s3://b/run --bus redis://h --role syncer says what keeps them from the bus; start the "
+        "others again by their old commands"
     )
 
 
 def test_a_full_disk_is_said_whether_or_not_processes_are_heard() -> None:
     full = (
-        "; the disk of r is full: 3 MB are left; make room on it: isthmus gc r --apply frees what the run does not need "
-        "and is over an hour old; if that is not enough, stop all processes of the run, delete the rest by isthmus gc r "
-        "--apply --keep 8 --min-age 0 and start them again"
+        "; the disk of r is full: 3 MB are left; enlarge it, or make room on it: isthmus gc r --apply frees what the run "
+        "does not need and is over an hour old, which is little in a young or small run; if that is not enough, stop all "
+        "processes of the run, wait until they have ended, delete the rest by isthmus gc r --apply --keep 8 --min-age 0 "
+        "and start them again"
     )
     found = looked(beat("a"), alive(), room=3_000_000)
     assert (found.ok, found.said) == (False, f"1 of 1 learners merge{full}")
@@ -196,6 +199,16 @@ def test_a_bus_that_is_away_is_all_that_can_be_said() -> None:
     assert found.said.endswith("; check that redis://h is reachable")
 
 
+def test_damage_is_said_whether_or_not_the_bus_answers() -> None:
+    status = Status(
+        BusView(RUN), [], "the bus cannot be reached: refused", 0.0, NOW, wrong={1: "commits/1: is missing"}
+    )
+    assert (
+        "; the log of fragment 1 is damaged: commits/1: is missing; isthmus heal r says"
+        in health(status, "r", "b").said
+    )
+
+
 def test_the_advice_for_a_bus_that_is_away_is_given_once() -> None:
     found = of(bus_error="the bus has not answered for 9 s: check that redis://h is reachable from here.")
     assert found.said == (
@@ -222,6 +235,11 @@ def test_a_syncer_that_is_there_and_does_not_serve_is_told(syncer: Alive, said: 
     [
         ([left("a", True), left("b", True)], True, "no learner trains: 2 of 2 learners are done; the last commit"),
         ([left("a", True), left("b", False)], False, "1 of 2 learners are done, 1 stopped before"),
+        (
+            [left("a", False)],
+            False,
+            "no learner trains: 1 of 1 learners stopped; the last commit is of 12:04:24; a left",
+        ),
         ([], False, "no learner trains, and none was ever heard"),
     ],
 )
@@ -271,7 +289,8 @@ def test_a_hole_in_the_log_of_what_is_served_is_said() -> None:
     found = of(beat("a"), alive(holed=(4,)))
     assert (found.ok, found.said) == (
         False,
-        "1 of 1 learners merge; a commit of fragment 4 is missing: isthmus heal s3://b/run names it",
+        "1 of 1 learners merge; fragment 4 has a hole in its history (the run goes on): isthmus heal s3://b/run names "
+        "what is missing",
     )
 
 
@@ -317,7 +336,9 @@ def test_a_rising_loss_is_named_while_it_lasts() -> None:
     )
     # A learner that left long ago is not reported for its last losses.
     assert looked(beat("a"), alive(), losses={"a": [*low, *high], "b": [*low, Point(99.0, 2.0)]}).ok
-    assert looked(left("a", done=True), losses={"a": [*low, *high]}).said.count("rises") == 1
+    assert looked(beat("b"), left("a", done=False), alive(), losses={"a": [*low, *high]}).ok
+    assert looked(left("a", done=True), losses={"a": [*low, *high]}).ok
+    assert looked(losses={"a": [*low, *high]}).said.count("rises") == 1, "of a learner on another bus nothing is known"
 
 
 def test_a_learner_with_the_weight_but_not_the_work_is_named() -> None:
@@ -364,16 +385,16 @@ def test_a_learner_that_explodes_is_named() -> None:
         "the run's model instead of its own checkpoint; the owner can expel it"
     )
     assert found.said == (
-        "1 of 2 learners merge; b explodes: of its 3 newest updates, 2 were cut to less than a fifth of their length "
-        "(the shortest to 0.001), and 0 rejected; the table of learners shows its loss, isthmus explain r 0/0 such a "
+        "1 of 2 learners merge; b explodes: of its 3 newest updates, 2 cut to less than a fifth of their length (the "
+        "shortest to 0.001); the table of learners shows its loss, isthmus explain r 0/0 such a "
         f"round{advice}"
     )
     # Nothing else is said of it while a part of its updates is rejected, merged or cut.
     mixed = [commit(COMMITTED_AT, p, 7, [("b", "too-long")] if p < 2 else (), a=1.0, b=0.5) for p in range(4)]
     found = of_commits(*mixed, waits="a merge (every update is rejected: too-long)")
     assert found.said == (
-        "1 of 2 learners merge; b explodes: of its 6 newest updates, 0 were cut to less than a fifth of their length, "
-        "and 2 rejected (too-long); the table of learners shows its loss, isthmus explain r 0/7 such a round" + advice
+        "1 of 2 learners merge; b explodes: of its 6 newest updates, 2 rejected (too-long); the table of learners shows its loss, isthmus explain r 0/7 such a round"
+        + advice
     )
     assert of_commits(commit(COMMITTED_AT, 0, 0, [("b", "stale"), ("b", "stale")], a=1.0)).ok
     # A learner that is cut a little, as first and last updates are, is not reported.

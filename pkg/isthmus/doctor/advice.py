@@ -36,8 +36,9 @@ class Advice:
 
 FREES = (
     "isthmus gc {url} --apply frees what the run does not need any more and is over an hour old. If that is not "
-    "enough, isthmus gc {url} --apply --keep 8 keeps 8 versions in place of 64; and once all learners and syncers of "
-    "the run are stopped, isthmus gc {url} --apply --keep 8 --min-age 0 keeps no young objects either"
+    "enough, isthmus gc {url} --apply --keep 8 keeps 8 versions in place of 64. In a young or small run both free "
+    "little: enlarge the disk or the store; or stop all learners and syncers of the run, wait until they have ended, "
+    "and isthmus gc {url} --apply --keep 8 --min-age 0 keeps no young objects either"
 )
 IN_BUCKET = Advice(
     refused="use credentials with s3:GetObject below {url}, and s3:ListBucket (a missing key must be 404, not 403)",
@@ -53,7 +54,7 @@ IN_BUCKET = Advice(
     "smaller codec (int4) or a larger H (--sync-every)",
     large="raise the store's limit on the size of one object, or that of a gateway before it",
     own="use the role's own credentials, which `isthmus access` writes",
-    full="make room: " + FREES + ". Until then nothing is merged, and nothing is lost",
+    full="make room: " + FREES + ". Until then nothing is merged; learners train on",
     taken="see the store's own log: it may be full (disks, volumes, quota) or damaged. If it is full: " + FREES,
 )
 IN_GOOGLE = Advice(

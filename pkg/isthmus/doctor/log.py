@@ -8,9 +8,9 @@ from isthmus.agent.speed import glance, too_slow
 from isthmus.doctor.advice import advice_for, what_to_do
 from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind
 from isthmus.errors import IsthmusError, LogCorrupt
-from isthmus.format.records.keys import commit_key
+from isthmus.format.records.keys import commit_in, commit_key
 from isthmus.log import Commit, Log
-from isthmus.log.holes import ask_heal
+from isthmus.log.holes import GOES_ON, HOLE, ask_heal, with_advice
 from isthmus.log.log_health import LogState, collects, look, stands
 from isthmus.log.run import Run
 from isthmus.runtime.clock import Runtime, cores
@@ -41,7 +41,8 @@ async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) 
     for p, why in sorted(wrong.items()):
         alike.setdefault(why, []).append(p)
     for why, fragments in list(alike.items())[:NAMED_MAX]:
-        yield Finding("log: commits", FAILURE, f"fragment {', '.join(map(str, fragments))}: {why}", heal)
+        hole = f" has {HOLE}" if GOES_ON in why else ""
+        yield Finding("log: commits", FAILURE, f"fragment {', '.join(map(str, fragments))}{hole}: {why}", heal)
     if others := sum(map(len, list(alike.values())[NAMED_MAX:])):
         yield Finding("log: commits", FAILURE, f"{others} more fragments are damaged", heal)
     if found.standing:
@@ -96,11 +97,11 @@ async def _damaged(log: Log, sample: Sequence[tuple[int, int]]) -> dict[int, str
         async with slots:
             try:
                 commit, following = await log.commit(p, version), await log.commit(p, version + 1)
+                if commit is not None and following is not None and following.header.previous != commit.digest:
+                    said = f"is not the commit that {commit_key(p, version + 1)} names as the one before it"
+                    raise LogCorrupt(key, said)
             except LogCorrupt as error:
-                found[p] = str(error)
-                return
-        if commit is not None and following is not None and following.header.previous != commit.digest:
-            found[p] = f"{key}: is not the commit that {commit_key(p, version + 1)} names as the one before it"
+                found[p] = str(await with_advice(log, p, commit_in(error.key) or version, error))
 
     await asyncio.gather(*(read(p, version) for p, version in sample))
     return found

@@ -12,7 +12,7 @@ from isthmus.inspect.losses import rising
 from isthmus.inspect.restarts import CLAIMS_READ
 from isthmus.inspect.status import Status
 from isthmus.log.figures import shares
-from isthmus.log.holes import ask_heal
+from isthmus.log.holes import HOLE, ask_heal, damage
 from isthmus.log.log_health import stands
 from isthmus.reasons import REMEDIES, Reason, remedy_of
 
@@ -50,14 +50,33 @@ NAMED_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the sentence on a run's health: a problem, and what to do about it."""
+
+    said: str
+    do: str = ""
+    """Empty: a fact that the next part goes on from, or that needs nothing."""
+    joint: str = "; "
+    """What stands between the two in the sentence."""
+
+    def __str__(self) -> str:
+        return f"{self.said}{self.joint}{self.do}" if self.do else self.said
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """The health of a run, which `status` prints first."""
 
     ok: bool
     """Whether nothing needs attention: learners train and all of them are merged, or all learners are done."""
-    said: str
+    parts: Sequence[Part]
     notable: bool = False
-    """Whether learners are at work and `said` has more than the count of those that merge."""
+    """Whether learners are at work and there is more to say than the count of those that merge."""
+
+    @property
+    def said(self) -> str:
+        """All parts in one sentence."""
+        return "; ".join(map(str, self.parts))
 
 
 def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
@@ -71,73 +90,86 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     syncer = f"isthmus syncer {run} --bus {bus}"
     if status.bus_error:
         why = status.bus_error.rstrip(".")
-        check = "" if "check that" in why else f"; check that {bus} is reachable"
-        return Health(False, f"{why}: it is unknown which processes are live; {last}{check}")
+        check = "" if "check that" in why else f"check that {bus} is reachable"
+        unknown = Part(f"{why}: it is unknown which processes are live; {last}", check)
+        return Health(False, [unknown, *of_log(status, run)])
     here = sorted((v for v in status.hearing.learners.values() if v.name in status.live), key=lambda v: v.name)
     exploding = _exploding(status, run)
-    troubled = {v.name: trouble for v in here if v.name not in exploding and (trouble := _trouble(v, run, bus))}
+    troubled = [trouble for v in here if v.name not in exploding and (trouble := _trouble(v, run, bus))]
     strangers = sorted(name for name, at in status.hearing.strangers.items() if at >= status.live_since)
     known = [v for v in status.hearing.learners.values() if v.left is None and v.name not in strangers]
     silent = sorted(v.name for v in known if v.name not in status.live)
     if not known:
         young = written > status.at - COMMITTED_S
-        found, ailing = _nobody(status, last, syncer, bus, young=young), _of_log(status, run)
-        ailing += [*_of_losses(status, run), *_of_strangers(strangers, run)]
-        return Health(found.ok and not ailing, "; ".join([found.said, *ailing]))
+        found = _nobody(status, last, syncer, bus, young=young)
+        ailing = [*of_log(status, run), *_of_losses(status, run), *_of_strangers(strangers, run)]
+        return Health(found.ok and not ailing, [*found.parts, *ailing])
     if not here and not status.syncers_live:
         # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
-        ailing = [*_of_room(status, run), *_of_log(status, run), *_of_strangers(strangers, run)]
-        silence = (
+        ailing = [*_of_room(status, run), *of_log(status, run), *_of_strangers(strangers, run)]
+        silence = Part(
             f"0 of {len(known)} learners merge; no process is heard, and none has left ({last}): all were killed or "
-            f"are cut off, or the bus refuses their messages: isthmus doctor {run} --bus {bus} --role syncer tries it; "
-            "if it finds no failure, start them again by their old commands"
+            "are cut off, or the bus refuses their messages",
+            "look first whether they live, on each of their machines: pgrep -af isthmus (for a training loop of your "
+            "own, the name of its script in place of isthmus). Beside those that live, isthmus doctor "
+            f"{run} --bus {bus} --role syncer says what keeps them from the bus; start the others again by their old "
+            "commands",
         )
-        return Health(False, "; ".join([silence, *ailing]), notable=True)
-    parts = [f"{len(here) - len(troubled) - len(exploding)} of {len(known)} learners merge"]
+        return Health(False, [silence, *ailing], notable=True)
+    parts = [Part(f"{len(here) - len(troubled) - len(exploding)} of {len(known)} learners merge")]
     able = [name for name in status.syncers_live if status.hearing.syncers[name].able]
     if not status.syncers_live:
-        parts = [f"0 of {len(known)} learners merge"]
-        parts.append(f"no syncer is heard; {last}; start one with: {syncer}")
+        parts = [
+            Part(f"0 of {len(known)} learners merge"),
+            Part(f"no syncer is heard; {last}", f"start one with: {syncer}"),
+        ]
     elif not able:
         parts += [
-            f"none of {len(status.syncers_live)} syncers can serve for now; {last}",
+            Part(f"none of {len(status.syncers_live)} syncers can serve for now; {last}"),
             *(_cannot(status.hearing.syncers[name], run, bus) for name in sorted(status.syncers_live)[:NAMED_MAX]),
         ]
-    parts += [f"{name}: {trouble}" for name, trouble in list(troubled.items())[:NAMED_MAX]]
+    parts += troubled[:NAMED_MAX]
     if len(troubled) > NAMED_MAX:
-        parts.append(f"{len(troubled) - NAMED_MAX} more learners have such trouble: the table of learners names them")
+        more = f"{len(troubled) - NAMED_MAX} more learners have such trouble"
+        parts.append(Part(more, "the table of learners names them", ": "))
     if silent:
         more = f" and {len(silent) - NAMED_MAX} more" if len(silent) > NAMED_MAX else ""
         parts.append(
-            f"no messages come from {', '.join(silent[:NAMED_MAX])}{more}: it was killed or is cut off; started again "
-            "under its name, it goes on from its checkpoint"
+            Part(
+                f"no messages come from {', '.join(silent[:NAMED_MAX])}{more}: it was killed or is cut off",
+                "started again under its name, it goes on from its checkpoint",
+            )
         )
     parts += _of_strangers(strangers, run)
     if len(here) < expected:
-        parts.append(f"{expected} learners are expected, {len(here)} are heard: start the others, or expect fewer")
+        fewer = f"{expected} learners are expected, {len(here)} are heard"
+        parts.append(Part(fewer, "start the others, or expect fewer", ": "))
     parts += _of_quorums(status, able)
-    ailing = [*_of_room(status, run), *_of_clocks(status), *_of_syncers(status, run), *_of_log(status, run)]
+    ailing = [*_of_room(status, run), *_of_clocks(status), *_of_syncers(status, run), *of_log(status, run)]
     ailing += [*list(exploding.values())[:NAMED_MAX], *_restarting(status), *_of_losses(status, run, exploding)]
     ailing += _of_weight(status, run)
     parts += ailing
     # A silent learner is no failure: it may have been taken away on purpose, and the run goes on without it.
     ok = bool(able) and bool(here) and len(here) >= expected and not troubled and not ailing
-    return Health(ok and not strangers, "; ".join(parts), len(parts) > 1)
+    return Health(ok and not strangers, parts, len(parts) > 1)
 
 
-def _of_strangers(strangers: Sequence[str], run: str) -> list[str]:
+def _of_strangers(strangers: Sequence[str], run: str) -> list[Part]:
     """Return that these learners are heard although the membership does not name them, with what to do."""
     if not strangers:
         return []
     more = f" and {len(strangers) - NAMED_MAX} more" if len(strangers) > NAMED_MAX else ""
     return [
-        f"{', '.join(strangers[:NAMED_MAX])}{more} is heard, and the membership does not name it: its work is not "
-        f"merged; end it, or make it a member again, as the owner: isthmus members add {run} {strangers[0]} "
-        "--public-key FILE.pub"
+        Part(
+            f"{', '.join(strangers[:NAMED_MAX])}{more} is heard, and the membership does not name it: its work is not "
+            "merged",
+            f"end it, or make it a member again, as the owner: isthmus members add {run} {strangers[0]} "
+            "--public-key FILE.pub",
+        )
     ]
 
 
-def _exploding(status: Status, run: str) -> dict[str, str]:
+def _exploding(status: Status, run: str) -> dict[str, Part]:
     """Return the live learners whose newest updates are far longer than usual or not finite, each with what to do."""
     scales = defaultdict[str, list[tuple[float, str]]](list)
     refused = defaultdict[str, list[tuple[str, str]]](list)
@@ -157,27 +189,33 @@ def _exploding(status: Status, run: str) -> dict[str, str]:
         most = 2 * bad > seen and (bad > 1 or bool(gone) or cut[0][0] < VERY_FAR)
         if most or (len(gone) > 1 and len(gone) > REFUSED * seen):
             _, place = gone[0] if gone else cut[0]
-            least = f" (the shortest to {cut[0][0]:.2g})" if cut else ""
-            why = f" ({', '.join(sorted({reason for reason, _ in gone}))})" if gone else ""
-            found[name] = (
-                f"{name} explodes: of its {seen} newest updates, {len(cut)} were cut to less than a fifth of their "
-                f"length{least}, and {len(gone)} rejected{why}; the table of learners shows its loss, isthmus explain "
-                f"{run} {place} such a round; stop it, {REMEDIES[Reason.TOO_LONG]}; the owner can expel it"
+            fates = list[str]()
+            if cut:
+                fates.append(f"{len(cut)} cut to less than a fifth of their length (the shortest to {cut[0][0]:.2g})")
+            if gone:
+                fates.append(f"{len(gone)} rejected ({', '.join(sorted({reason for reason, _ in gone}))})")
+            found[name] = Part(
+                f"{name} explodes: of its {seen} newest updates, {' and '.join(fates)}",
+                f"the table of learners shows its loss, isthmus explain {run} {place} such a round; stop it, "
+                f"{REMEDIES[Reason.TOO_LONG]}; the owner can expel it",
             )
     return found
 
 
-def _restarting(status: Status) -> list[str]:
+def _restarting(status: Status) -> list[Part]:
     """Return the learners that are started again and again before they can store a checkpoint, with what to do."""
     return [
-        f"{name} has joined {'at least ' if found.joined == CLAIMS_READ else ''}{found.joined} times since its last "
-        f"checkpoint and went on after step {found.step} each time: two processes have its name, or it dies before it "
-        "can store one; its log says which"
+        Part(
+            f"{name} has joined {'at least ' if found.joined == CLAIMS_READ else ''}{found.joined} times since its "
+            f"last checkpoint and went on after step {found.step} each time",
+            "two processes have its name, or it dies before it can store one; its log says which",
+            ": ",
+        )
         for name, found in sorted(status.restarts.items())
     ][:NAMED_MAX]
 
 
-def _of_quorums(status: Status, able: Sequence[str]) -> list[str]:
+def _of_quorums(status: Status, able: Sequence[str]) -> list[Part]:
     """Return the syncers whose rounds ask for more learners than were ever heard, with what to do."""
     heard = len(status.hearing.learners)
     names = [name for name in sorted(able) if status.hearing.syncers[name].quorum > max(1, heard)]
@@ -185,34 +223,43 @@ def _of_quorums(status: Status, able: Sequence[str]) -> list[str]:
         return []
     most = max(status.hearing.syncers[name].quorum for name in names)
     return [
-        f"{', '.join(names[:NAMED_MAX])} has a quorum of {most}, and {heard} learners were ever heard: its rounds wait "
-        "for every learner, and until their deadline for one that stalls; start the other learners, or start the "
-        f"syncer again with --quorum K, where K is at most {heard}"
+        Part(
+            f"{', '.join(names[:NAMED_MAX])} has a quorum of {most}, and {heard} learners were ever heard: its rounds "
+            "wait for every learner, and until their deadline for one that stalls",
+            f"start the other learners, or start the syncer again with --quorum K, where K is at most {heard}",
+        )
     ]
 
 
-def _of_room(status: Status, run: str) -> list[str]:
+def _of_room(status: Status, run: str) -> list[Part]:
     """Return that the disk of a run in a folder is full, with what to do."""
     if status.room is None:
         return []
     return [
-        f"the disk of {run} is full: {status.room / 1e6:.0f} MB are left; make room on it: isthmus gc {run} --apply "
-        "frees what the run does not need and is over an hour old; if that is not enough, stop all processes of the "
-        f"run, delete the rest by isthmus gc {run} --apply --keep 8 --min-age 0 and start them again"
+        Part(
+            f"the disk of {run} is full: {status.room / 1e6:.0f} MB are left",
+            f"enlarge it, or make room on it: isthmus gc {run} --apply frees what the run does not need and is over an "
+            "hour old, which is little in a young or small run; if that is not enough, stop all processes of the run, "
+            f"wait until they have ended, delete the rest by isthmus gc {run} --apply --keep 8 --min-age 0 and start "
+            "them again",
+        )
     ]
 
 
-def _of_losses(status: Status, run: str, exploding: Collection[str] = ()) -> list[str]:
-    """Return the learners whose losses rise, each with what to do, but for those that explode."""
+def _of_losses(status: Status, run: str, exploding: Collection[str] = ()) -> list[Part]:
+    """Return the learners whose losses rise, each with what to do, but for those that explode or have left."""
+    left = {view.name for view in status.hearing.learners.values() if view.left is not None}
     return [
-        f"the loss of {name} rises: {now:.4g} or more in its newest updates, {lowest:.4g} at its lowest; look at its "
-        f"data, or start it again with a lower learning rate; isthmus replay {run} draws all losses"
+        Part(
+            f"the loss of {name} rises: {now:.4g} or more in its newest updates, {lowest:.4g} at its lowest",
+            f"look at its data, or start it again with a lower learning rate; isthmus replay {run} draws all losses",
+        )
         for name, (lowest, now) in rising(status.losses).items()
-        if name not in exploding
+        if name not in exploding and name not in left
     ][:NAMED_MAX]
 
 
-def _of_weight(status: Status, run: str) -> list[str]:
+def _of_weight(status: Status, run: str) -> list[Part]:
     """Return the learner that has almost all weight without almost all work, with what to do."""
     place, weights, tokens = "", defaultdict[str, float](float), defaultdict[str, float](float)
     for commit in filter(None, status.heads):
@@ -222,15 +269,18 @@ def _of_weight(status: Status, run: str) -> list[str]:
             tokens[learner] += worked
     rounds = sum(weights.values())
     return [
-        f"{name} has {weight / rounds:.0%} of the weight of the newest rounds, with {tokens[name] / rounds:.0%} of "
-        f"their tokens: the others hardly count; isthmus explain {run} {place} shows the weights of a round and why; "
-        f"stop or expel {name} if it should not count for so much"
+        Part(
+            f"{name} has {weight / rounds:.0%} of the weight of the newest rounds, with {tokens[name] / rounds:.0%} "
+            "of their tokens: the others hardly count",
+            f"isthmus explain {run} {place} shows the weights of a round and why; stop or expel {name} if it should "
+            "not count for so much",
+        )
         for name, weight in weights.items()
         if weight > HEAVY * rounds and tokens[name] < WORKED * rounds
     ]
 
 
-def _of_clocks(status: Status) -> list[str]:
+def _of_clocks(status: Status) -> list[Part]:
     """Return the syncers whose clocks differ from this machine's, by commits that were announced just now."""
     found = dict[str, float]()
     for commit in filter(None, status.heads):
@@ -238,59 +288,77 @@ def _of_clocks(status: Status) -> list[str]:
         if heard is not None and heard[0] == commit.version and heard[1] >= status.live_since:
             found[commit.header.writer] = commit.header.written_at - status.at
     return [
-        f"the clock of {name} is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's: set both "
-        "by NTP (timedatectl set-ntp true); garbage collection and every time that is shown go by these clocks"
+        Part(
+            f"the clock of {name} is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's",
+            "set both by NTP (timedatectl set-ntp true); garbage collection and every time that is shown go by these "
+            "clocks",
+            ": ",
+        )
         for name, ahead in sorted(found.items())
         if abs(ahead) > CLOCKS_S
     ][:NAMED_MAX]
 
 
-def _of_syncers(status: Status, run: str) -> list[str]:
+def _of_syncers(status: Status, run: str) -> list[Part]:
     """Return the fragments that live syncers cannot serve, with what to do."""
-    found, damaged, holed = list[str](), set[int](), set[int]()
+    found, damaged, holed = list[Part](), set[int](), set[int]()
     for name in sorted(status.syncers_live):
         alive = status.hearing.syncers[name]
         if alive.slow:
             found.append(
-                f"fragment {_list(alive.slow)} is slow to be read by {name}, which leaves it to others; nothing is "
-                "known to be damaged: see whether its machine or its way to the store is overloaded"
+                Part(
+                    f"fragment {_list(alive.slow)} is slow to be read by {name}, which leaves it to others; nothing is "
+                    "known to be damaged",
+                    "see whether its machine or its way to the store is overloaded",
+                    ": ",
+                )
             )
         if alive.refused:
             found.append(
-                f"fragment {_list(alive.refused)} may not be read by {name}: give it a syncer's rights "
-                f"(isthmus doctor {run} --role syncer, beside it, names what is missing)"
+                Part(
+                    f"fragment {_list(alive.refused)} may not be read by {name}",
+                    f"give it a syncer's rights (isthmus doctor {run} --role syncer, beside it, names what is missing)",
+                    ": ",
+                )
             )
         damaged.update(set(alive.broken) - set(alive.slow) - set(alive.refused))
         holed.update(alive.holed)
     damaged, holed = damaged - status.wrong.keys(), holed - status.wrong.keys()
     if holed:
-        found.append(f"a commit of fragment {_list(holed)} is missing: isthmus heal {run} names it")
+        found.append(Part(f"fragment {_list(holed)} has {HOLE}", f"isthmus heal {run} names what is missing", ": "))
     if damaged:
-        found.append(f"fragment {_list(damaged)} cannot be folded: {ask_heal(run)}")
+        found.append(Part(f"fragment {_list(damaged)} cannot be folded", ask_heal(run), ": "))
     return found
 
 
-def _of_log(status: Status, run: str) -> list[str]:
-    """Return the problems of the log, with what to do."""
-    # A missing membership is missing for all fragments, and is said once.
-    found = sorted({why for why in status.wrong.values() if why.startswith(MEMBERS)})
+def of_log(status: Status, run: str) -> list[Part]:
+    """Return the problems of the log, with what to do. `run`: its address, for commands to copy."""
+    # A missing membership is missing for all fragments, and is said once. Its text may have the advice.
+    found = list[Part]()
+    for why in sorted({why for why in status.wrong.values() if why.startswith(MEMBERS)}):
+        said, _, do = why.partition(": restore ")
+        found.append(Part(said, f"restore {do or 'it from a backup'}", ": "))
     members = status.hearing.members
     if not found and members is not None and members.signed and (withheld := members.withheld):
         version, by = withheld
         found.append(
-            f"{by} says that it knows membership {version}, and the store has {members.current.version} as the newest "
-            f"one: if the store lost the others, restore {members_key(members.current.version + 1)} from a backup; "
-            "else it withholds them, and who was expelled by that may still be merged (SECURITY.md)"
+            Part(
+                f"{by} says that it knows membership {version}, and the store has {members.current.version} as the "
+                "newest one",
+                f"if the store lost the others, restore {members_key(members.current.version + 1)} from a backup; "
+                "else it withholds them, and who was expelled by that may still be merged (SECURITY.md)",
+                ": ",
+            )
         )
     damaged = [(p, why) for p, why in status.wrong.items() if not why.startswith(MEMBERS)]
-    found += [f"the log of fragment {p} is damaged: {why}" for p, why in damaged[:NAMED_MAX]]
-    if len(damaged) > NAMED_MAX:
-        found.append(f"the logs of {len(damaged) - NAMED_MAX} more fragments are damaged, too")
     if damaged:
-        found.append(ask_heal(run))
+        broken = [damage(p, why) for p, why in damaged[:NAMED_MAX]]
+        if len(damaged) > NAMED_MAX:
+            broken.append(f"the logs of {len(damaged) - NAMED_MAX} more fragments are damaged, too")
+        found.append(Part("; ".join(broken), ask_heal(run)))
     if still := [p for p in status.standing if p not in status.wrong]:
         found.append(
-            f"{stands(still)}; the syncers' logs say why, and isthmus heal {run} says whether the log is sound"
+            Part(stands(still), f"the syncers' logs say why, and isthmus heal {run} says whether the log is sound")
         )
     return found
 
@@ -308,29 +376,36 @@ def _nobody(status: Status, last: str, syncer: str, bus: str, *, young: bool) ->
     stopped = sorted(v.name for v in left if v.left is not None and not v.left.done)
     done = len(left) - len(stopped)
     if not left and young and not status.syncers_live:
-        return Health(
-            False, f"no learner and no syncer is heard, but the run goes on ({last}): {bus} is not the bus of its "
-            "processes; give --bus the URL that they have"
-        )  # fmt: skip
+        said = f"no learner and no syncer is heard, but the run goes on ({last}): {bus} is not the bus of its processes"
+        return Health(False, [Part(said, "give --bus the URL that they have")])
     if not left:
-        return Health(
-            False, f"no learner trains, and none was ever heard; {last}; start one, or check that {bus} is the bus of "
-            "the run's learners"
-        )  # fmt: skip
-    rest = f", {len(stopped)} stopped before" if stopped else ""
-    said = f"no learner trains: {done} of {len(left)} learners are done{rest}; {last}"
+        said = f"no learner trains, and none was ever heard; {last}"
+        return Health(False, [Part(said, f"start one, or check that {bus} is the bus of the run's learners")])
+    counts = [f"{done} of {len(left)} learners are done"] if done else []
+    if stopped:
+        counts.append(f"{len(stopped)} stopped before" if done else f"{len(stopped)} of {len(left)} learners stopped")
+    said = f"no learner trains: {', '.join(counts)}; {last}"
+    parts = [Part(said)]
     if stopped:
         more = f" and {len(stopped) - NAMED_MAX} more" if len(stopped) > NAMED_MAX else ""
-        said += f"; {', '.join(stopped[:NAMED_MAX])}{more}: started again, it goes on from its checkpoint"
+        parts = [
+            Part(
+                f"{said}; {', '.join(stopped[:NAMED_MAX])}{more} left before its last step",
+                "unless this is its end, start it again: it goes on from its checkpoint",
+            )
+        ]
     if not any(status.heads):
-        return Health(False, f"{said}: what they learnt is not in the run; next time start a syncer first: {syncer}")
-    if unanswered := _unanswered(status):
-        return Health(
-            False, f"{said}; these learners left with tokens that no syncer answered, which are not in the model: "
-            f"{', '.join(unanswered)}; start them again with --wait-at-end 600 (a loop of your own: "
-            f"link.close(wait=600)) and, once they have joined, a syncer: {syncer} --quorum {len(unanswered)}"
-        )  # fmt: skip
-    return Health(not stopped, said)
+        parts.append(Part("what they learnt is not in the run", f"next time start a syncer first: {syncer}"))
+    elif unanswered := _unanswered(status):
+        parts.append(
+            Part(
+                "these learners left with tokens that no syncer answered, which are not in the model: "
+                f"{', '.join(unanswered)}",
+                "start them again with --wait-at-end 600 (a loop of your own: link.close(wait=600)) and, once they "
+                f"have joined, a syncer: {syncer} --quorum {len(unanswered)}",
+            )
+        )
+    return Health(len(parts) == 1 and not stopped, parts)
 
 
 def _unanswered(status: Status) -> list[str]:
@@ -349,27 +424,26 @@ def _unanswered(status: Status) -> list[str]:
     return found
 
 
-def _trouble(view: LearnerView, run: str, bus: str) -> str:
-    """Return why updates of a live learner are not merged, with what to do; empty if they are, or may soon be."""
+def _trouble(view: LearnerView, run: str, bus: str) -> Part | None:
+    """Return why updates of a live learner are not merged, with what to do; None if they are, or may soon be."""
     if view.heartbeat is None or not (waiting := view.heartbeat.waiting_for):
-        return ""
-    return f"waits for {waiting}{_remedy(waiting, run, bus, 'learner')}"
+        return None
+    return Part(f"{view.name}: waits for {waiting}", _remedy(waiting, run, bus, "learner"), ": ")
 
 
-def _cannot(alive: Alive, run: str, bus: str) -> str:
+def _cannot(alive: Alive, run: str, bus: str) -> Part:
     """Return why a syncer cannot serve, with what to do."""
     if not alive.waiting_for:
-        return f"{alive.syncer}: its log says why"
-    return f"{alive.syncer}: waits for {alive.waiting_for}{_remedy(alive.waiting_for, run, bus, 'syncer')}"
+        return Part(alive.syncer, "its log says why", ": ")
+    return Part(f"{alive.syncer}: waits for {alive.waiting_for}", _remedy(alive.waiting_for, run, bus, "syncer"), ": ")
 
 
 def _remedy(waiting: str, run: str, bus: str, role: str) -> str:
-    """Return what to do about what a learner or a syncer waits for: after a colon, or empty if nothing is known."""
+    """Return what to do about what a learner or a syncer waits for."""
     if waiting.startswith("a merge ("):
-        remedy = remedy_of(waiting.removeprefix("a merge (").removesuffix(")"))
-        return f": {remedy}" if remedy else ""
+        return remedy_of(waiting.removeprefix("a merge (").removesuffix(")")) or "its log says why"
     doctor = f"isthmus doctor {run} --bus {bus} --role {role}"
-    return f": it goes on by itself once that is over; {doctor}, beside it, says what is wrong"
+    return f"it goes on by itself once that is over; {doctor}, beside it, says what is wrong"
 
 
 def _clock(at: float, now: float) -> str:

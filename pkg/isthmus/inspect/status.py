@@ -13,7 +13,7 @@ from isthmus.bus import Bus
 from isthmus.bus.base import BusItem
 from isthmus.bus.endpoints import Listener
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
-from isthmus.format.records.keys import learner_in
+from isthmus.format.records.keys import commit_in, commits_prefix, learner_in
 from isthmus.format.records.objects import CheckpointHeader, FragmentPoint
 from isthmus.inspect.bus_view import BusView, LearnerView
 from isthmus.inspect.losses import LossCurves, Point, sampled
@@ -30,6 +30,15 @@ __all__ = ["Ledger", "Live", "Status", "read_ledgers", "read_status"]
 logger = logging.getLogger(__name__)
 
 FOLLOW_EVERY_S = 0.25
+
+INSPECT_EVERY_S = 60.0
+"""Seconds between two looks at the condition of the log: its older commits, and the objects that they name."""
+
+INSPECT_PAUSE = 20.0
+"""The least pause between two such looks, in multiples of the time that the last one took."""
+
+SUSPECTS = 16
+"""The most commits of a fragment, once found damaged, that each such look reads again."""
 
 PROBE_EVERY_S = 5.0
 """Seconds between two looks at the log while the bus is away and announces no commits."""
@@ -220,6 +229,8 @@ class Live:
         self.run_is_gone = False
         """Whether the run object was missing when it was last looked for. Only the owner of this object looks."""
         self._damaged: dict[int, str] = {}  # by fragment, why its newest commit cannot be read
+        self._wrong: Mapping[int, str] = {}  # by fragment, what the last look at the log's condition found
+        self._suspects: dict[int, list[int]] = {}  # by fragment, versions whose commits were damaged at some time
         self._losses = LossCurves()
         self._recent = deque[Commit](maxlen=max(RECENT, 4 * len(log.run.layout.fragments)))
         self._joined: dict[str, tuple[int, Restarts | None]] = {}  # by learner: the incarnation at its last look
@@ -253,6 +264,7 @@ class Live:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
             tasks.create_task(self._follow())
+            tasks.create_task(self._inspect())
 
     @property
     def trouble(self) -> str:
@@ -290,7 +302,8 @@ class Live:
         since = self._runtime.now() - self._log.run.pace.silence_s
         still = [p for p, then in self._others.items() if self._stands(p, then)]
         return Status(
-            self.hearing, heads, self.bus_trouble, since, self._runtime.wall(), wrong=dict(self._damaged),
+            self.hearing, heads, self.bus_trouble, since, self._runtime.wall(),
+            wrong=dict(sorted({**self._wrong, **self._damaged}.items())),
             standing=still, period=_period(self._log, heads), losses=self._losses.points(), recent=tuple(self._recent),
             restarts={name: found for name, (_, found) in self._joined.items() if found is not None}, room=self._room,
         )  # fmt: skip
@@ -338,6 +351,29 @@ class Live:
             if known is None or known[0] != incarnation or known[1] is not None:
                 self._joined[name] = incarnation, await in_vain(self._log, name, incarnation)
 
+    async def _inspect(self) -> None:
+        """Look at the condition of the log again and again, and remember the damage that is found."""
+        while True:
+            began = self._runtime.now()
+            hints, objects = {p: commit.version for p, commit in self.commits.items()}, not self.status().syncers_live
+            asked = dict(self._suspects)
+            try:
+                self._wrong = (await look(self._log, hints, objects=objects, suspects=asked)).wrong
+            except (Unavailable, Denied):
+                pass  # following the newest commits fails in the same way, and `trouble` tells so
+            else:
+                for p in asked.keys() - self._wrong.keys():
+                    self._suspects[p] = [version for version in self._suspects[p] if version not in asked[p]]
+                for p, why in self._wrong.items():
+                    self._suspect(p, why)
+            await asyncio.sleep(max(INSPECT_EVERY_S, INSPECT_PAUSE * (self._runtime.now() - began)))
+
+    def _suspect(self, p: int, why: str) -> None:
+        """Remember which commit is damaged: it is still read when it is no longer among the newest ones."""
+        version = commit_in(why.partition(": ")[0]) if why.startswith(commits_prefix(p)) else 0
+        if version and version not in (known := self._suspects.setdefault(p, [])):
+            self._suspects[p] = [*known, version][-SUSPECTS:]
+
     async def _newest(self) -> None:
         if self._log.members.withheld is not None:
             await self._log.members.refresh(self._store)  # the version may not be withheld, but only new
@@ -361,6 +397,7 @@ class Live:
             if p not in self._damaged:
                 logger.warning("the log of fragment %d cannot be read to its end: %s", p, error)
             self._damaged[p] = str(error)
+            self._suspect(p, str(error))
             return None
         self._damaged.pop(p, None)
         return found

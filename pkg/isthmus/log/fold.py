@@ -411,13 +411,7 @@ class PublishedValue(Carry[F32]):
     async def _step(self, carried: F32, commit: Commit) -> F32:
         h = commit.header
         fragment = self.log.run.layout.fragments[h.fragment]
-        try:
-            largest = frame.largest(frame.Kind.VALUE, self.log.verifier.payload_most(frame.Kind.VALUE, h.fragment))
-            blob = await checked.read(self.log.store, self.log.runtime, h.value_key, largest)
-        except ObjectMissing:
-            raise LogCorrupt(h.value_key, f"is missing, and version {h.version} published it") from None
-        except RecordInvalid as error:
-            raise LogCorrupt(h.value_key, f"is not what version {h.version} published: {error}") from None
+        blob = await stored_value(self.log, commit)
         await self.log.members.reach(h.members, self.log.store)
         if h.healed is not None:
             await _require_source(self.log, h, h.healed.source)
@@ -426,6 +420,18 @@ class PublishedValue(Carry[F32]):
     @override
     async def restart(self, commit: Commit) -> F32:
         return (await restarted(self.log, commit)).state.published
+
+
+async def stored_value(log: Log, commit: Commit) -> Blob:
+    """Return the bytes of a commit's value object. Only their number is checked. Raises `LogCorrupt`."""
+    h = commit.header
+    try:
+        largest = frame.largest(frame.Kind.VALUE, log.verifier.payload_most(frame.Kind.VALUE, h.fragment))
+        return await checked.read(log.store, log.runtime, h.value_key, largest)
+    except ObjectMissing:
+        raise LogCorrupt(h.value_key, f"is missing, and version {h.version} published it") from None
+    except RecordInvalid as error:
+        raise LogCorrupt(h.value_key, f"is not what version {h.version} published: {error}") from None
 
 
 async def _require_source(log: Log, h: CommitHeader, source: int) -> None:

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from isthmus.codecs.kernels import ARITHMETIC, F32
-from isthmus.errors import Denied, LogCorrupt
+from isthmus.errors import Denied, LogCorrupt, RecordInvalid
 from isthmus.format.layout import TensorClass
 from isthmus.format.records import frame
 from isthmus.format.records.keys import MEMBERS, commit_in, snapshot_key, value_key
 from isthmus.format.records.objects import SCHEMA, CommitHeader, Healed, Waited
 from isthmus.log import Commit, Log, fold, merge
-from isthmus.log.holes import known_beyond, require_chain, require_whole
+from isthmus.log.holes import GOES_ON, known_beyond, require_chain, require_whole
 from isthmus.log.listing import all_or
-from isthmus.log.log_health import require_objects
+from isthmus.log.log_health import require_objects, require_values
 from isthmus.log.verify import HEALER
 
 RESTORE = (
@@ -42,6 +42,11 @@ class Diagnosis:
     """Why the fragment cannot be healed, or empty."""
     lacking: str = ""
     """What is missing of a log that can be folded all the same, and what to do; empty if nothing is."""
+
+    @property
+    def holed(self) -> bool:
+        """Whether only objects are missing or damaged that the run does not need: see `holes.HOLE`."""
+        return GOES_ON in self.hopeless
 
     @property
     def sound(self) -> bool:
@@ -122,11 +127,10 @@ async def _diagnose(log: Log, p: int) -> Diagnosis:
         try:
             await require_whole(log, p, at.version, lists=True)
             await require_chain(log, p, at.version)
+            lacking = await _lacking(log, p, at.version)
         except LogCorrupt as error:
             return Diagnosis(p, at.version, 0.0, hopeless=str(error))
-        return Diagnosis(
-            p, at.version, at.last[-1].header.written_at if at.last else 0.0, lacking=await _lacking(log, p, at.version)
-        )
+        return Diagnosis(p, at.version, at.last[-1].header.written_at if at.last else 0.0, lacking=lacking)
     except LogCorrupt as error:
         if error.refused:
             raise Denied(
@@ -164,16 +168,32 @@ async def _broken(log: Log, p: int, error: LogCorrupt) -> str:
 
 
 async def _lacking(log: Log, p: int, head: int) -> str:
-    """Return which object is missing that syncers can do without, as a published value, and what to do."""
+    """Return which object is missing that syncers can do without, as a published value, and what to do.
+
+    Raises `LogCorrupt` for one that only a replay needs.
+    """
     try:
         await require_objects(log, p, head)
+        await require_values(log, p, head, _read_value)
     except LogCorrupt as error:
+        if GOES_ON in error.detail:
+            raise
         return (
             f"{error.key} {error.detail}: a syncer can make it again. Start one unless one runs; once isthmus status "
             "says that syncers hold all fragments, stop them with SIGTERM, and start them again: they write snapshots, "
             "which have all that is missing"
         )
     return ""
+
+
+async def _read_value(log: Log, commit: Commit) -> None:
+    """Raise `LogCorrupt` if a commit's value object is damaged."""
+    try:
+        blob = await fold.stored_value(log, commit)
+        await log.runtime.offload(log.verifier.value, blob, commit.header)
+    except RecordInvalid as error:
+        detail = f"is not what version {commit.version} published: {error.detail}"
+        raise LogCorrupt(commit.header.value_key, detail) from None
 
 
 async def _newest_published(log: Log, p: int) -> int:

@@ -28,7 +28,12 @@ from isthmus.store.base import is_there
 AHEAD = 8
 """Versions beyond the end that are requested one by one."""
 
-GOES_ON = "restore it from a backup. The run goes on from the snapshot after it, and `isthmus replay` ends before it"
+HOLE = "a hole in its history (the run goes on)"
+"""What a fragment has whose log lacks an object that no syncer needs to go on: a newer snapshot is there."""
+
+GOES_ON = "restore it from a backup: `isthmus replay` needs it, and a learner with an older checkpoint may"
+"""The advice for such an object."""
+
 IN_A_NEW_RUN = (
     "restore it from a backup, or go on in a new run from the newest version that can be exported (`isthmus export`, "
     "then `isthmus init --from`)"
@@ -38,6 +43,15 @@ IN_A_NEW_RUN = (
 def lacking(version: int, known: int) -> str:
     """Return what is wrong with a commit that is missing. `known`: the newest version that has any object."""
     return f"is missing, and {'its snapshot' if known == version else f'version {known}'} is there"
+
+
+def damage(fragment: object, why: str) -> str:
+    """Return in words that a fragment's log has a hole, or that it is damaged. `why`: the text of a `LogCorrupt`."""
+    return (
+        f"fragment {fragment} has {HOLE}: {why}"
+        if GOES_ON in why
+        else f"the log of fragment {fragment} is damaged: {why}"
+    )
 
 
 def ask_heal(url: str) -> str:
@@ -145,6 +159,15 @@ async def _require_all(
                 passed = any(version < at <= newest for at, _ in snapshots)
                 more = f"{lacking(version, newest)}: {GOES_ON if passed else IN_A_NEW_RUN}"
                 raise LogCorrupt(commit_key(fragment, version), more, (fragment, version - 1))
+
+
+async def with_advice(log: Log, fragment: int, version: int, error: LogCorrupt) -> LogCorrupt:
+    """Return an error about a version's object; if a later snapshot is there, it says that only `replay` needs it."""
+    if error.key.startswith(MEMBERS) or GOES_ON in error.detail:
+        return error
+    if not any(at > version for at, _ in await log.snapshots(fragment)):
+        return error
+    return LogCorrupt(error.key, f"{error.detail}: {GOES_ON}", refused=error.refused)
 
 
 def batched(values: Iterable[int], count: int) -> Iterator[Sequence[int]]:

@@ -4,7 +4,7 @@ import asyncio
 import math
 import operator
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +12,10 @@ from isthmus.errors import Denied, LogCorrupt
 from isthmus.format.records.keys import UPDATES, values_prefix
 from isthmus.format.rules import KEPT_VERSIONS, MIN_AGE_S
 from isthmus.log import Commit, Log
-from isthmus.log.holes import require_commits
+from isthmus.log.holes import require_commits, with_advice
 from isthmus.log.run import Run
 from isthmus.runtime.urls import Place
+from isthmus.store.base import is_there
 
 STANDS = 8
 """A fragment stands still when most other fragments were merged this many times since its last merge."""
@@ -25,7 +26,8 @@ NAMED_MAX = 8
 """The most fragments that are named."""
 
 NEWEST = 3
-"""The least number of commits before a fragment's newest one that are read, so that damage to them is noticed soon."""
+"""The least number of commits before a fragment's newest one that are read, so that damage to them is noticed soon. The
+values of so many versions before the newest one are looked for."""
 
 RECENT = 24
 """Commits of all fragments that are read at least, so that what they say of a learner does not rest on a few."""
@@ -61,18 +63,31 @@ class LogState:
     """Whether all commits were looked for, not only those since the newest snapshots."""
 
 
-async def look(log: Log, hints: Mapping[int, int] | None = None, *, objects: bool = False) -> LogState:
+async def look(
+    log: Log,
+    hints: Mapping[int, int] | None = None,
+    *,
+    objects: bool = False,
+    suspects: Mapping[int, Collection[int]] | None = None,
+) -> LogState:
     """Return the condition of a log.
 
     `hints`: by fragment, a version that probably exists. `objects`: also look whether the objects that a new syncer
-    needs are there, in their sizes; that they are what commits say is checked by `replay` alone. Raises `Unavailable`,
-    and `Denied` if commits may not be read.
+    needs are there, in their sizes; that they are what commits say is checked by `replay` alone. `suspects`: by
+    fragment, older versions whose commits are read as well. Raises `Unavailable`, and `Denied` if commits may not be
+    read.
     """
     slots = asyncio.Semaphore(LOOKS_AT_ONCE)
     wrong: dict[int, str] = {}
     from_first: list[bool] = []
     recent: list[Commit] = []
     before = max(NEWEST, math.ceil(RECENT / len(log.run.layout.fragments)))
+
+    async def read(p: int, version: int) -> list[Commit]:
+        try:
+            return list(filter(None, [await log.commit(p, version)]))
+        except LogCorrupt as error:
+            raise await with_advice(log, p, version, error) from None
 
     async def one(p: int) -> Commit | None:
         newest = None
@@ -84,9 +99,12 @@ async def look(log: Log, hints: Mapping[int, int] | None = None, *, objects: boo
                 # The newest commits may have been skipped: the search for the end begins at a hint or a snapshot.
                 recent.extend(filter(None, [newest]))
                 for version in range(max(1, head - before), head):
-                    recent.extend(filter(None, [await log.commit(p, version)]))
+                    recent.extend(await read(p, version))
+                for version in (suspects or {}).get(p, ()):
+                    await read(p, version)
                 if objects:
                     await require_objects(log, p, head)
+                await require_values(log, p, head)
             except LogCorrupt as error:
                 wrong[p] = str(error)
                 newest = newest or await _last_readable(log, p)
@@ -127,20 +145,47 @@ async def require_objects(log: Log, p: int, head: int) -> None:
             )
 
 
+async def require_values(
+    log: Log, p: int, head: int, read: Callable[[Log, Commit], Awaitable[None]] | None = None
+) -> None:
+    """Raise `LogCorrupt` if the value that one of the newest versions published is missing.
+
+    `read`: also reads a value, and raises `LogCorrupt` if it is damaged. Values from before a healing commit, which
+    nobody reads, are not looked for; nor are those of packed commits, which the collector may have deleted. Does
+    nothing without permission to read values. Raises `Unavailable`.
+    """
+    for version in range(head, max(0, head - NEWEST - 1), -1):
+        commit = await log.commit(p, version)
+        if commit is None or commit.in_segment:
+            return
+        key = commit.header.value_key
+        try:
+            if not await is_there(log.store, key):
+                raise LogCorrupt(key, f"is missing, and version {version} published it")
+            if read is not None:
+                await read(log, commit)
+        except LogCorrupt as error:
+            raise await with_advice(log, p, version - 1, error) from None
+        except Denied:
+            return
+        if commit.header.healed is not None:
+            return
+
+
 async def uncollected(log: Log, head: int) -> int:
     """Return the first fragment's head if it is `GROWN` or more and garbage is never collected; else 0.
 
     A young run has nothing to collect yet: its oldest published value must be `LEFT_S` older than its newest, by the
-    store's own times. Returns 0 without permission to list values.
+    store's own times. Returns 0 without permission to list values, and if the first commit is damaged.
     """
     if head < GROWN:
         return 0
-    first = await log.commit(0, 1)
-    if first is not None and first.in_segment:
-        return 0
     try:
+        first = await log.commit(0, 1)
+        if first is not None and first.in_segment:
+            return 0
         times = [entry.modified for entry in await log.store.list(values_prefix(0))]
-    except Denied:
+    except (Denied, LogCorrupt):
         return 0
     return head if times and max(times) - min(times) > LEFT_S else 0
 

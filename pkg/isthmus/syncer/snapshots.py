@@ -10,7 +10,7 @@ from isthmus.format.layout import Fragment
 from isthmus.format.records.keys import snapshot_key
 from isthmus.format.rules import Pace, Rules
 from isthmus.log import Log, merge
-from isthmus.log.holes import require_commits
+from isthmus.log.holes import HOLE, require_commits
 from isthmus.log.merge import State, state_bytes
 from isthmus.runtime.clock import Runtime
 
@@ -100,7 +100,7 @@ class Snapshots:
             await require_commits(self._log, p, self._version)
         except LogCorrupt as error:
             if self.hole != str(error):
-                logger.error("fragment %d goes on, but its log has a hole: %s", p, error, extra={"fragment": p})
+                logger.error("fragment %d has %s: %s", p, HOLE, error, extra={"fragment": p})
             self.hole = str(error)
         except (Unavailable, Denied):
             return

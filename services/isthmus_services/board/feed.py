@@ -316,10 +316,11 @@ class Feed:
         while True:
             hearing = self.live.hearing
             rounds = {p: (r.version, len(r.answered), len(r.passed)) for p, r in hearing.rounds.items()}
+            status = self.live.status()
             now = (
                 len(self.history), self.reading, self._beats, rounds,
-                [id(alive) for alive in hearing.syncers.values()], self._away(), self.live.status().live,
-                self.live.run_is_gone, dict(self.history.broken),
+                [id(alive) for alive in hearing.syncers.values()], self._away(), status.live,
+                self.live.run_is_gone, dict(self.history.broken), status.wrong,
             )  # fmt: skip
             if now != seen:
                 seen = now

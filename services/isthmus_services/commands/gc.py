@@ -35,25 +35,26 @@ def run(settings: declared.Gc) -> int:
     # Leave the wrapping to the terminal: a URL has no good place for a line break.
     console.print(Text(f"garbage of {settings.run}", style="italic"), soft_wrap=True)
     console.print(fitted("", columns, rows, console.width))
-    packed = sum(map(len, plan.pack))
+    packed, nothing = sum(map(len, plan.pack)), not (plan.objects or plan.pack)
     first, last = min(plan.starts), max(plan.starts)
-    print(
-        f"commits to pack: {packed} into {len(plan.pack)} segments; "
-        f"kept for now because they are young: {plan.young} objects"
-    )
+    if packed:
+        print(f"commits to pack: {packed} into {len(plan.pack)} segments")
     if plan.young:
         print(
-            f"objects younger than {settings.min_age:g} s are kept for "
-            "now; use --min-age 0 to delete them, but only if no learner and no syncer of the run is "
-            "running"
+            f"{plan.young} objects younger than {settings.min_age:g} s are kept for now; use --min-age 0 to delete "
+            "them, but only once every learner and syncer of the run has ended; if the store is full and they must go "
+            "on, give it more space"
         )
-    if not (plan.objects or plan.young or plan.pack):
+    elif nothing:
         print(
             f"nothing can be deleted: the newest {settings.keep} versions are kept, and they need all objects; if the "
             "store is full, give it more space, or use a smaller --keep"
         )
     print(f"foldable afterwards: from version {first if first == last else f'{first} to {last} (by fragment)'}")
-    print("done" if settings.apply else "dry run: nothing was deleted; use --apply to delete")
+    if nothing:
+        print(f"nothing was deleted: there was nothing to delete{' yet' if plan.young else ''}")
+    else:
+        print("done" if settings.apply else "dry run: nothing was deleted; use --apply to delete")
     report.write_json(
         {
             "applied": settings.apply,

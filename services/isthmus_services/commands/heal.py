@@ -9,6 +9,8 @@ from isthmus.agent.ports import open_log
 from isthmus.format.rules import MemberRole
 from isthmus.log import Commit, heal
 from isthmus.log.heal import Diagnosis
+from isthmus.log.holes import GOES_ON, HOLE, damage
+from isthmus.log.log_health import NEWEST
 from isthmus.log.membership import require_may
 from isthmus_services.output import report
 from isthmus_services.output.progress import progress
@@ -27,18 +29,27 @@ def run(settings: declared.Heal) -> int:
         if diagnosis.hopeless:
             hopeless.setdefault(diagnosis.hopeless, []).append(diagnosis.fragment)
     for why, fragments in hopeless.items():
-        print(f"fragment {', '.join(map(str, fragments))} cannot be healed: {why}")
+        names = ", ".join(map(str, fragments))
+        print(damage(names, why) if GOES_ON in why else f"fragment {names} cannot be healed: {why}")
     for diagnosis in found:
         commit = healed.get(diagnosis.fragment)
         for line in _lines(diagnosis, commit, settings.apply, now):
             print(line)
         left += not diagnosis.sound and commit is None
-    sound = sum(diagnosis.sound for diagnosis in found)
+    sound, holed = sum(diagnosis.sound for diagnosis in found), sum(diagnosis.holed for diagnosis in found)
     if sound:
         print(
-            f"merged updates were read; published values were only looked for: isthmus replay {settings.run} reads them"
+            f"read: commits, the updates merged since the newest snapshots, and the newest {NEWEST + 1} values; not "
+            f"read: checkpoints, and older values and snapshots, which isthmus replay {settings.run} reads"
         )
-    print(f"{len(found)} fragments: {sound} sound, {len(healed)} healed, {left} that cannot be folded")
+    counts = {
+        "sound": sound,
+        "healed": len(healed),
+        f"with {HOLE}": holed,
+        "that cannot be folded": left - holed,
+    }
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    print(f"{len(found)} fragments: {told}")
     if left and not settings.apply and any(d.wound for d in found):
         print("dry run: nothing was written; use --apply, as a syncer, to restart the fragments as described above")
     report.write_json(

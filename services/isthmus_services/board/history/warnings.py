@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.inspect.health_summary import NAMED_MAX, health
+from isthmus.inspect.health_summary import NAMED_MAX, Part, health, of_log
 from isthmus.inspect.losses import rising
 from isthmus.inspect.status import Status
 from isthmus.log.log_health import APART_S, STANDS, standing, stands
@@ -41,24 +41,31 @@ def warnings(
 ) -> list[dict[str, Any]]:
     """Return the problems, the most urgent first. `status`: the present status; None for a past moment."""
     known = _now(c, status, run, bus, listened_s) if status is not None else None
-    # The health of the present run names the losses that rise, too.
-    found = _losses(c, at if status is None else math.inf, run) if known is None else known
-    found += _log(c, math.inf if status is not None else at, at, run, status is not None and bool(status.live))
-    return [asdict(w) for w in found]
+    if known is None:
+        known = _losses(c, at if status is None else math.inf, run)
+        known += _notices(of_log(status, run)) if status is not None else []
+    found = _log(c, math.inf if status is not None else at, at, run, status is not None and bool(status.live))
+    return [asdict(w) for w in [*known, *(w for w in found if not any(w.said in k.said for k in known))]]
 
 
 def _now(c: RunHistory, status: Status, run: str, bus: str, listened_s: float) -> list[Notice] | None:
-    """Return what the bus says of the present run; None if too little was heard of it."""
+    """Return what is to be said of the present run, that of the log included; None if too little was heard of it."""
     # Silent learners are known only after a while of listening. The page itself shows for how long a bus has been away.
     if not bus or listened_s < c.run.pace.silence_s or status.bus_error or not status.hearing.learners:
         return None
     found = health(status, run, bus)
-    if found.ok and not found.notable:
-        return []
-    do = "each part names its command; docs/when-it-rings.md has a row for each"
-    if not status.live and "done" in found.said and "isthmus " not in found.said:
-        do = "nothing, if this is its end; learners that are started again go on where they stopped"
-    return [Notice(found.said, do)]
+    return _notices(found.parts) if found.notable or not found.ok else []
+
+
+def _notices(parts: Sequence[Part]) -> list[Notice]:
+    """Return a notice for each part of a sentence that says what to do, begun by the parts before it that do not."""
+    found, begun = list[Notice](), list[str]()
+    for part in parts:
+        begun.append(part.said)
+        if part.do:
+            found.append(Notice("; ".join(begun), part.do))
+            begun = []
+    return found
 
 
 def _losses(c: RunHistory, at: float, run: str) -> list[Notice]:
@@ -143,7 +150,7 @@ def _standing(c: RunHistory, at: float, run: str) -> list[Notice]:
     return [
         Notice(
             stands(still),
-            f"the syncers' logs say why; isthmus heal {run} says whether its log is sound",
+            f"the syncers' logs say why, and isthmus heal {run} says whether the log is sound",
             f"fragments/{still[0]}",
         )
     ]
