@@ -32,6 +32,7 @@ from isthmus.format.records.frame import Body, Data
 from isthmus.format.rules import Pace
 from isthmus.store import EdgeStore, Entry, rewrite_s
 from isthmus.store.layer import Layer
+from isthmus.syncer.holders import BEATS_PER_INTERVAL, SILENT_BEATS
 from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import World
 
@@ -133,6 +134,18 @@ def test_the_beginning_of_a_box_has_the_newest_messages(bodies: list[bytes], cut
     if cut < len(box):
         assert not opened.whole or len(opened.said) == len(said)
     assert opened.reaches(said[-1].number - 1) == bool(opened.said)
+
+
+def test_a_box_without_messages_is_one() -> None:
+    opened = open_box(pack_box(3, 9, [])[:24])
+    assert opened is not None
+    assert (opened.written, opened.newest, opened.said) == (3, 9, ())
+
+
+def test_looks_are_close_enough_to_notice_signs_of_life() -> None:
+    """A syncer is taken for dead when it was silent for so many of its signs of life; one may have just been missed."""
+    assert SLOW + 1.0 / BEATS_PER_INTERVAL < SILENT_BEATS / BEATS_PER_INTERVAL
+    assert QUICK < SLOW
 
 
 @given(st.binary(max_size=600))
