@@ -187,13 +187,17 @@ async def _lacking(log: Log, p: int, head: int) -> str:
 
 
 async def _read_value(log: Log, commit: Commit) -> None:
-    """Raise `LogCorrupt` if a commit's value object is damaged."""
-    try:
-        blob = await fold.stored_value(log, commit)
-        await log.runtime.offload(log.verifier.value, blob, commit.header)
-    except RecordInvalid as error:
-        detail = f"is not what version {commit.version} published: {error.detail}"
-        raise LogCorrupt(commit.header.value_key, detail) from None
+    """Raise `LogCorrupt` if a commit's value object is damaged. One that was damaged on its way is read again."""
+    detail = ""
+    for _ in range(fold.READS):
+        try:
+            blob = await fold.stored_value(log, commit)
+            await log.runtime.offload(log.verifier.value, blob, commit.header)
+        except RecordInvalid as error:
+            detail = f"is not what version {commit.version} published: {error.detail}"
+        else:
+            return
+    raise LogCorrupt(commit.header.value_key, detail)
 
 
 async def _newest_published(log: Log, p: int) -> int:

@@ -11,7 +11,8 @@ from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.status import Ledger, Status
 from isthmus.log.evaluations import Point
 from isthmus.log.figures import places
-from isthmus.reasons import HARMLESS
+from isthmus.log.holes import HOLE
+from isthmus.reasons import LOSSLESS
 from isthmus_services.output.curves import curve, losses
 from isthmus_services.output.tables import OR_JSON, Column, fitted
 
@@ -32,11 +33,11 @@ def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
 
 
 def rejections(counts: Mapping[str, int]) -> tuple[str, str]:
-    """Return rejections by reason as two texts: the `HARMLESS` ones of every healthy run come second."""
+    """Return rejections by reason as two texts: those by which no work is lost (`LOSSLESS`) come second."""
     found = sorted(counts.items())
     return (
-        ", ".join(f"{reason} {count}" for reason, count in found if reason not in HARMLESS),
-        ", ".join(f"{reason} {count}" for reason, count in found if reason in HARMLESS),
+        ", ".join(f"{reason} {count}" for reason, count in found if reason not in LOSSLESS),
+        ", ".join(f"{reason} {count}" for reason, count in found if reason in LOSSLESS),
     )
 
 
@@ -181,7 +182,7 @@ def syncers(status: Status) -> list[Text]:
             why = "is slow to read" if p in alive.slow else "may not read" if p in alive.refused else "cannot fold"
             lines.append(Text(f"syncer {alive.syncer} {why} fragment {p}: see its log", style="red"))
         for p in alive.holed:
-            lines.append(Text(f"syncer {alive.syncer} misses a commit of fragment {p}: see its log", style="red"))
+            lines.append(Text(f"syncer {alive.syncer} finds that fragment {p} has {HOLE}: see its log", style="red"))
     return lines
 
 
