@@ -1,4 +1,7 @@
-"""`isthmus doctor`: run every check and print a line for each, with advice; exit code 1 if a check fails."""
+"""`isthmus doctor`: run every check and print a line for each, with advice, and the failures again at the end.
+
+The exit code is 1 if a check fails.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -64,6 +67,11 @@ def run(settings: declared.Doctor) -> int:
 
     asyncio.run(go())
     counts = {outcome: sum(f.outcome == outcome for f in found) for outcome in CheckOutcome}
+    if failures := [finding for finding in found if finding.outcome == FAILURE]:
+        console.print(f"\n{counted(len(failures), 'failure')}, to mend first:", highlight=False)
+        for finding in failures:
+            show(finding, console)
+        console.print()
     console.print(summary(counts), highlight=False)
     write_json({"role": role.kind, "counts": counts, "findings": [f.as_json() for f in found]}, settings.json)
     return 1 if counts[FAILURE] else 0
