@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, Bus, BusItem, Refused
 from isthmus.errors import Denied, Unavailable
+from isthmus.runtime.file_rights import why_denied
 
 T = TypeVar("T")
 
@@ -166,7 +167,7 @@ class SqliteBus(Bus):
                 message = str(error)
                 if "readonly" in message or "unable to open" in message:
                     self.close()
-                    raise Denied(f"{self.url}: {message}") from None
+                    raise Denied(f"{self.url}: {self._why() or message}") from None
                 if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
                     self.close()
                     raise Refused(f"{self.url}: {message}: free space on its disk") from None
@@ -175,13 +176,18 @@ class SqliteBus(Bus):
                     raise Unavailable(f"{self.url}: {message}") from None
             except PermissionError as error:
                 self.close()
-                raise Denied(f"{self.url}: {error}") from None
+                raise Denied(f"{self.url}: {self._why() or error}") from None
             except sqlite3.DatabaseError as error:
                 # The file is damaged or not a database. The operator sees the error, and the run goes on without a bus.
                 self.close()
                 raise Unavailable(f"{self.url}: {error}") from None
             await asyncio.sleep(_LOCKED_S)
         raise Unavailable(f"{self.url}: another process has held the file locked for {_LOCKED_S * _LOCKED_TRIES:g} s")
+
+    def _why(self) -> str:
+        """Return which right on the bus's files is missing, and the command that gives it; empty if none is."""
+        paths = [f"{self._path}{end}" for end in ("", "-wal", "-shm")]
+        return "" if os.path.isdir(self._path) else why_denied(paths, os.R_OK | os.W_OK, writing=True)
 
     def _open(self) -> sqlite3.Connection:
         with contextlib.suppress(FileNotFoundError):
@@ -191,7 +197,9 @@ class SqliteBus(Bus):
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise Denied(f"{self.url}: {error}") from None
+            folder = self._path.parent
+            why = why_denied([str(folder)], os.R_OK, writing=True, place=folder)
+            raise Denied(f"{self.url}: {why or error}") from None
         if self._path.is_symlink():  # an attacker who can write here would choose which file we write to
             raise Denied(f"{self.url}: it is a link to another file, and is not followed: remove it, or name that file")
         db = sqlite3.connect(self._path, isolation_level=None, timeout=0.0)

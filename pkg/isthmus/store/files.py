@@ -14,6 +14,7 @@ from isthmus.errors import Denied, ObjectMissing, StoreFull, Unavailable
 from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.format.records.keys import RUN_KEY
 from isthmus.runtime.clock import Runtime
+from isthmus.runtime.file_rights import why_denied
 from isthmus.store.base import Entry, Store
 
 T = TypeVar("T")
@@ -75,11 +76,19 @@ class FileStore(Store):
                 raise ObjectMissing(key) from None
             raise Denied(f"{path} is a folder, and an object has to be written there") from None
         except PermissionError as error:
-            raise Denied(f"{self.root}: {error.strerror}: {error.filename}") from None
+            raise Denied(f"{self.root}: {self._why(error, writing=fn not in (self._read, self._list))}") from None
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StoreFull(str(self.root), self.url, str(error.strerror)) from None
             raise Unavailable(f"{self.root}: {error}") from None
+
+    def _why(self, error: PermissionError, *, writing: bool) -> str:
+        """Return which right is missing, and the command that gives it."""
+        paths = [str(path) for path in (error.filename, error.filename2) if path]
+        return why_denied(paths, os.R_OK, writing=writing, place=self.root) or (
+            f"{error.strerror}: {error.filename}, though owner and mode allow it: see `lsattr -d` of it and of its "
+            "folder, the options of the mount, and SELinux or AppArmor"
+        )
 
     def _there(self, fn: Callable[..., T], path: Path, *args: object) -> T:
         """Run `fn` on a file of this folder, if it is still the same folder. On a thread.

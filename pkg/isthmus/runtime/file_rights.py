@@ -1,0 +1,67 @@
+"""Say which right on a path the user of this process lacks, and which command gives it."""
+
+import os
+import pwd
+import shlex
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def why_denied(paths: Iterable[str], needs: int, *, writing: bool, place: Path | None = None) -> str:
+    """Return which right this user lacks on the first of some paths that it may not use, and the command that gives it.
+
+    Empty if owner and mode allow the use of all paths, or if they cannot be read. `needs`: rights on a path that
+    exists, as in `os.access`; `writing`: whether the folder around it must be written as well; `place`: a folder that
+    may be given to this user with all that is in it. Without one, the command gives the file and its folder alone.
+    """
+    try:
+        for path in map(Path, map(os.path.abspath, paths)):
+            if (found := _lacking(path, needs, writing=writing)) is not None:
+                at, verb = found
+                there = os.stat(at)
+                return (
+                    f"user {_name(os.geteuid())} may not {verb} {at}, which is {_name(there.st_uid)}'s and has mode "
+                    f"{stat.filemode(there.st_mode)}: `{_command(at, verb, there.st_uid, place)}` allows it"
+                )
+    except OSError:  # another process deletes or moves what is looked at
+        pass
+    return ""
+
+
+def _lacking(path: Path, needs: int, *, writing: bool) -> tuple[Path, str] | None:
+    """Return what this user may not do, as a path and a verb; None if owner and mode allow everything."""
+    for above in reversed(path.parents):
+        if os.path.exists(above) and not _may(above, os.X_OK):
+            return above, "enter"
+    if os.path.exists(path) and not _may(path, needs | (os.X_OK if path.is_dir() else 0)):
+        return path, "write" if needs & os.W_OK else "read"
+    folder = next(above for above in path.parents if os.path.exists(above))
+    return (folder, "write in") if writing and not _may(folder, os.W_OK) else None
+
+
+def _command(path: Path, verb: str, owner: int, place: Path | None) -> str:
+    at, user = shlex.quote(str(path)), _name(os.geteuid())
+    all_of = None if place is None else place.absolute()
+    if owner == os.geteuid():
+        return f"chmod u+rwX {at}"
+    if verb == "enter" and (all_of is None or path in all_of.parents):
+        return f"sudo chmod a+x {at}"
+    if all_of is not None:
+        give = f"chown -R {user}" if os.path.exists(all_of) else f"install -d -o {user}"
+        return f"sudo {give} {shlex.quote(str(all_of))}"
+    if verb == "write in":
+        return f"sudo chown {user} {at}"
+    around = "" if _may(path.parent, os.W_OK) else f"{shlex.quote(str(path.parent))} "
+    return f"sudo chown {user} {around}{at}*"  # the star: SQLite keeps two more files beside a file
+
+
+def _may(path: Path, needs: int) -> bool:
+    return os.access(path, needs, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:  # a container may run as a user without a name
+        return str(user)
