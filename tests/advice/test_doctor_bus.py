@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -18,11 +19,13 @@ from advice.doctors import Doctor, settings, small_run
 from advice.rows import A_GAP, row
 from advice.wire import wire
 from infra import graph
+from integration.test_full_store import IN_A_DISK_OF_ITS_OWN, own_mounts  # noqa: F401  (a fixture)
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.clock import threaded as right
 from isthmus_services.commands import access
 from isthmus_services.commands import doctor as command
 from isthmus_services.main import main
+from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import Server, redis_server
 from support.authority import Authority
 
@@ -161,6 +164,34 @@ def test_a_file_that_cannot_be_written(doctor: Doctor, run: str, tmp_path: Path)
     assert not re.search(r"bus: access.*\n.*(ACL|password|TLS|host)", text)
     (tmp_path / "bus").rmdir()
     doctor.finds_no_more(run, "--bus", f"sqlite://{tmp_path}/bus")
+
+
+@row(
+    "doctor", "bus: access: sqlite://…: …: free space on its disk",
+    means="The disk of the embedded bus is full. Learners train on, and rounds wait.",
+    do="make room on the disk of … (df -h …): processes then go on by themselves. To delete the bus's own files helps little",
+    then="`ok bus: access`", lost=A_GAP,
+)  # fmt: skip
+@pytest.mark.usefixtures("own_mounts")
+def test_a_bus_on_a_disk_without_room(doctor: Doctor, run: str, tmp_path: Path) -> None:
+    """SQLite finds no room for its tables at first, and then, as the file is there, for its index."""
+    disk, isthmus = tmp_path / "disk", " ".join(isthmus_command())
+    disk.mkdir()
+    doctor_ = f"{isthmus} doctor {run} --bus sqlite://{disk}/bus --size 0.02"
+    script = f"""
+        mount -t tmpfs -o size=2m tmpfs {disk} || exit 99
+        head -c 10M /dev/zero > {disk}/ballast 2> /dev/null
+        {doctor_} > {tmp_path}/new
+        rm {disk}/ballast; {doctor_} > {tmp_path}/roomy; head -c 10M /dev/zero > {disk}/ballast 2> /dev/null
+        {doctor_} > {tmp_path}/old
+        exit 0
+    """
+    done = subprocess.run([*IN_A_DISK_OF_ITS_OWN, "sh", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = doctor.of({name: (tmp_path / name).read_text() for name in ("new", "old", "roomy")})
+    assert "database or disk is full" in told.finds("new")
+    assert "disk I/O error" in told.finds("old")
+    assert "ok      bus: access" in told.finds_no_more("roomy")
 
 
 @row(

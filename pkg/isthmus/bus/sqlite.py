@@ -7,6 +7,7 @@ deleted at any time: like any loss of the bus, this loses no training data.
 import asyncio
 import contextlib
 import os
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +29,9 @@ _LOCKED_TRIES = 100
 
 EXPIRE_S = 7 * 86400
 """A stream that has had no writes for about this long is dropped."""
+
+ROOM = 1 << 20
+"""Free bytes on the disk below which an I/O error is put down to a lack of room."""
 
 _NOW = "(julianday('now') - 2440587.5) * 86400.0"
 """SQL for the time in seconds since 1970, on the one clock that all processes on the machine share."""
@@ -168,7 +172,7 @@ class SqliteBus(Bus):
                 if "readonly" in message or "unable to open" in message:
                     self.close()
                     raise Denied(f"{self.url}: {self._why() or message}") from None
-                if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                if error.sqlite_errorcode == sqlite3.SQLITE_FULL or self._lacks_room(error):
                     self.close()
                     raise Refused(f"{self.url}: {message}: free space on its disk") from None
                 if "locked" not in message and "busy" not in message:
@@ -188,6 +192,11 @@ class SqliteBus(Bus):
         """Return which right on the bus's files is missing, and the command that gives it; empty if none is."""
         paths = [f"{self._path}{end}" for end in ("", "-wal", "-shm")]
         return "" if os.path.isdir(self._path) else why_denied(paths, os.R_OK | os.W_OK, writing=True)
+
+    def _lacks_room(self, error: sqlite3.OperationalError) -> bool:
+        """Return whether an I/O error comes from a full disk: SQLite says no more if its index finds no room there."""
+        of_io = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR
+        return of_io and shutil.disk_usage(self._path.parent).free < ROOM
 
     def _open(self) -> sqlite3.Connection:
         with contextlib.suppress(FileNotFoundError):

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from isthmus.bus import Bus, in_store, open_bus
-from isthmus.bus.base import VALUE_MAX
+from isthmus.bus.base import VALUE_MAX, Refused
 from isthmus.bus.redis import RedisBus, ServerFacts
 from isthmus.doctor.findings import (
     FAILURE,
@@ -77,6 +77,11 @@ def _on_disk(bus: Bus, error: IsthmusError) -> str:
     path = Path(place.path)
     if place.scheme != "sqlite":
         return ""
+    if isinstance(error, Refused):
+        return (
+            f"make room on the disk of {path.parent} (df -h {path.parent}): processes then go on by themselves. To "
+            "delete the bus's own files helps little"
+        )
     if isinstance(error, Unavailable):
         return f"delete {path}, {path}-wal and {path}-shm: processes make the bus anew, and nothing is lost"
     if "it is a link" in str(error):
