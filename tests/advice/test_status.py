@@ -278,7 +278,11 @@ async def names_a_process_that_lives(line: str, w: World) -> None:
     "status",
     "no messages come from …: it was killed or is cut off",
     means="These learners were heard once, did not say that they leave, and are silent now. The others are merged.",
-    like="A spot machine that was taken away on purpose: then nothing is to be done, and `--check` still ends with 0.",
+    like="A spot machine that was taken away on purpose: then nothing is to be done, and `--check` still ends with 0. Or a "
+    "learner that is started again and again, and dies each time before it joins (bad data, too little memory to load the "
+    "model): its log then has more lines of `isthmus learner` with `starts:` than lines with `joined`. The end of its log "
+    "says why. If it does not, the kernel may have ended it for want of memory: dmesg | grep -i oom, or the reason "
+    "OOMKilled of its container, whose count of restarts rises",
     do="started again under its name, it goes on from its checkpoint",
     then="The sentence goes away, and its incarnation is one higher.",
     lost="what it trained since its last checkpoint and was not merged",
@@ -296,6 +300,25 @@ async def test_a_learner_that_was_killed(folder: Path) -> None:
             assert again.incarnation == 2
             assert again.history.step > 0
             assert not says(here, await well(w))
+
+
+async def test_a_learner_that_dies_before_it_joins(folder: Path, tmp_path: Path) -> None:
+    """Its log has what the row tells to look for."""
+    (here,) = mine(test_a_learner_that_was_killed)
+    (tmp_path / "own.py").write_text("def train(task):\n    raise MemoryError('no room for the data')\n")
+    command = [*isthmus_command(), "learner", str(folder), "--learner", "b", "--steps", "9", "--train", "own:train"]
+    environment, log = {**os.environ, "PYTHONPATH": str(tmp_path)}, ""
+    async with world(folder, FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
+        async with training(w.learner("b", checkpoint_s=0.1)):
+            assert (await well(w)).startswith("2 of 2")
+        for _ in range(2):
+            ended = await asyncio.create_subprocess_exec(
+                *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+            )
+            log += (await ended.communicate())[0].decode()
+        await said(here, w)
+    assert (log.count(" starts: "), log.count(" joined ")) == (2, 0), log
+    assert log.splitlines()[-1].endswith("no room for the data")
 
 
 @row(
