@@ -113,7 +113,7 @@ def test_a_bus_in_a_folder_to_come(doctor: Doctor, folder: Path) -> None:
 
 
 @row(
-    "doctor", "bus: address: …: a bus is redis://host:port or sqlite:///path, not …",
+    "doctor", "bus: address: …: a bus is redis://host:port, sqlite:///path or store: (the run's own store), not …",
     means="The URL of the bus is of no kind that is known.",
     do="correct --bus or ISTHMUS_BUS: redis://host:port", then="`ok bus: access`",
 )  # fmt: skip

@@ -163,7 +163,7 @@ def test_a_key_and_an_owner_for_a_run_without(doctor: Doctor, keys: Keys, monkey
     monkeypatch.setenv("ISTHMUS_KEY", keys["eu-1"])
     monkeypatch.setenv("ISTHMUS_OWNER", f"{keys['owner']}.pub")
     text = doctor.finds(keys.unsigned, *EU)
-    for name in re.findall(r"(?:unset |no --owner \()(ISTHMUS_\w+)", text):
+    for name in set(re.findall(r"(?:unset |no --owner \()(ISTHMUS_\w+)", text)):
         monkeypatch.delenv(name)
     doctor.finds_no_more(keys.unsigned, *EU)
 
@@ -519,7 +519,7 @@ def test_a_run_object_that_is_gone(doctor: Doctor, folder: Path, capsys: pytest.
     asyncio.run(_one_commit(folder))
     kept = (folder / "run").read_bytes()
     (folder / "run").unlink()
-    (place,) = re.findall(r"→ restore (\S+) from a backup", doctor.finds(str(folder)))
+    (place,) = set(re.findall(r"→ restore (\S+) from a backup", doctor.finds(str(folder))))
     assert main(["init", str(folder)]) == 2, "init creates no run beside the log of another one"
     assert not (folder / "run").exists()
     assert main(["status", str(folder)]) == 2
