@@ -192,7 +192,7 @@ async def test_a_run_that_no_learner_ever_trained(folder: Path) -> None:
     "no learner and no syncer is heard, but the run goes on (the last commit is of …): … is not the bus of its processes",
     means="Somebody commits, and this bus has no message of it: the run's processes use another bus.",
     like="A bus that was emptied a moment ago, for a heartbeat.",
-    do="give --bus the URL that they have",
+    do="give --bus the URL that they have: redis://…, or store: for the run's own store",
     then="`… of … learners merge`.",
 )
 async def test_a_status_that_listens_to_another_bus(folder: Path) -> None:

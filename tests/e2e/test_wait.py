@@ -12,6 +12,7 @@ import pytest
 from e2e.test_processes import processes, wait_for
 from isthmus.agent.ports import LOOK_S, SAY_S, patiently
 from isthmus.errors import BucketMissing, Denied, ObjectMissing, RunMissing, Unavailable
+from isthmus.format.records.keys import RUN_KEY
 from isthmus.log.run import read_run
 from isthmus.runtime.clock import Runtime, inline
 from isthmus.store import Store
@@ -26,10 +27,13 @@ def messages(text: str) -> list[str]:
     return [json.loads(line)["message"] for line in text.splitlines() if line.startswith("{")]
 
 
-def test_a_syncer_that_was_started_first_serves_the_run_once_it_is_created(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bus", [(), ("--bus", "store:")], ids=["beside the run", "in its store"])
+def test_a_syncer_that_was_started_first_serves_the_run_once_it_is_created(
+    tmp_path: Path, bus: tuple[str, ...]
+) -> None:
     run = str(tmp_path / "run")
     with processes(tmp_path) as p:
-        syncer = p.isthmus("s", "syncer", run, "--name", "s1", "--wait")
+        syncer = p.isthmus("s", "syncer", run, "--name", "s1", "--wait", *bus)
         wait_for(lambda: "waits for the run" in p.said("s"), "the syncer says that it waits")
         assert main(["init", run]) == 0
         wait_for(lambda: "s1 serves" in p.said("s"), "it serves the run")
@@ -68,7 +72,12 @@ class Empty:
         self.answers = list(answers)
         self.asked = 0
 
+    async def list(self, prefix: str) -> list[NoReturn]:
+        return []
+
     async def get_range(self, key: str, start: int, stop: int) -> NoReturn:
+        if key != RUN_KEY:  # it is also looked whether the objects of a run are there whose run object is gone
+            raise ObjectMissing(key)
         self.asked += 1
         raise self.answers.pop(0) if self.answers else ObjectMissing(key)
 

@@ -150,7 +150,7 @@ async def _is_of_run(log: Log, bus: Bus, runtime: Runtime) -> Finding | None:
     if await _hears_syncers(log, bus, await bus.ago([SYNCER_STREAM], RECENT_S), runtime):
         return Finding("run: bus", OK, "the run's syncers are heard here")
     said = f"the run was committed to {max(0.0, min(ages)):.0f} s ago, and none of its syncers is heard on this bus"
-    more = "this is the bus of another run, or of none: give the one that the syncers use (--bus, ISTHMUS_BUS)"
+    more = "this is the bus of another run, or of none: give the one that the syncers use (--bus redis://… or store:)"
     return Finding("run: bus", FAILURE, said, more)
 
 

@@ -377,7 +377,8 @@ def _nobody(status: Status, last: str, syncer: str, bus: str, *, young: bool) ->
     done = len(left) - len(stopped)
     if not left and young and not status.syncers_live:
         said = f"no learner and no syncer is heard, but the run goes on ({last}): {bus} is not the bus of its processes"
-        return Health(False, [Part(said, "give --bus the URL that they have")])
+        do = "give --bus the URL that they have: redis://…, or store: for the run's own store"
+        return Health(False, [Part(said, do)])
     if not left:
         said = f"no learner trains, and none was ever heard; {last}"
         return Health(False, [Part(said, f"start one, or check that {bus} is the bus of the run's learners")])

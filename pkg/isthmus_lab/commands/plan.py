@@ -84,7 +84,7 @@ def run(arguments: declared.Plan) -> int:
     else:
         _show(found)
     console = stdout()
-    console.print(_priced(bus), highlight=False)
+    console.print(_priced(bus, _of_objects(found)), highlight=False)
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
     console.print(f"syncer arithmetic: {named}: {table.how}", highlight=False)
@@ -109,7 +109,7 @@ def _bus(arguments: declared.Plan, found: Plan, islands: Sequence[Island], price
     bound = arguments.requests_per_hour
     if bound is None:
         return bus_costs(found.rules, learners, step_s, prices)
-    of_objects = max(sum(f.requests_day.values()) for f in found.forecasts) / 24.0
+    of_objects = _of_objects(found)
     within = costs_within(found.rules, learners, step_s, prices, bound, of_objects)
     if within is None:
         least = of_objects + sum(bus_costs(found.rules, learners, step_s, prices, BEAT_MAX_S).learner.values())
@@ -121,13 +121,19 @@ def _bus(arguments: declared.Plan, found: Plan, islands: Sequence[Island], price
     return within
 
 
-def _priced(bus: BusCosts) -> str:
+def _of_objects(found: Plan) -> float:
+    """Return the requests an hour of the busiest learner for updates, versions and checkpoints."""
+    return max(sum(f.requests_day.values()) for f in found.forecasts) / 24.0
+
+
+def _priced(bus: BusCosts, of_objects: float) -> str:
     """Return what a bus in the store costs, in one line."""
     learner, syncer = (sum(of.values()) for of in (bus.learner, bus.syncer))
     return (
         f"without a server for messages (--bus store:): heartbeat {bus.beat_s:g} s; {learner:,.0f} more requests an "
-        f"hour of a learner and {syncer:,.0f} of the syncer, ${bus.usd_hour:.3f} an hour in all; a message is read "
-        f"after at most {bus.heard_s[0]:g} s while an answer is due, else {bus.heard_s[1]:g} s"
+        f"hour of a learner ({learner + of_objects:,.0f} in all) and {syncer:,.0f} of the syncer, "
+        f"${bus.usd_hour:.3f} an hour in all; a message is read after at most {bus.heard_s[0]:g} s while an answer is "
+        f"due, else {bus.heard_s[1]:g} s"
     )
 
 

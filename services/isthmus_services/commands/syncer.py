@@ -235,7 +235,7 @@ async def _there(url: str, bus_url: str, name: str, board: HealthServer, trust: 
         async with open_place(url, threads=1) as store:
             if not await waited("run", lambda: known_run(store, trust), store.runtime):
                 return False
-            async with open_bus(bus_url, (await known_run(store, trust)).digest) as bus:
+            async with open_bus(bus_url, (await known_run(store, trust)).digest, store) as bus:
                 if not await waited("bus", lambda: bus_answers(bus), store.runtime):
                     return False
     finally:
