@@ -26,10 +26,10 @@ class Reason(StrEnum):
     OTHER_HISTORY = "other-history"  # its author has read another commit than we have under the same key
     # About the round
     STALE = "stale"  # its base is more than `staleness` versions old
-    BASE_MERGED = "base-merged"  # an update of this learner with this or a newer base was already merged
-    SUPERSEDED = "superseded"  # the same learner sent an update with the same base and more tokens
+    BASE_MERGED = "base-merged"  # an update of this learner on this or a newer base was merged without this work
+    SUPERSEDED = "superseded"  # an update of the same learner on the same base has at least as many tokens
     OVERTAKEN = "overtaken"  # an update of the same learner with a newer base is already in the round
-    DUPLICATE = "duplicate"  # announced again
+    DUPLICATE = "duplicate"  # announced again: this very update waits, was merged, or was rejected before
     UNKNOWN_BASE = "unknown-base"  # its base does not exist (yet)
 
 
@@ -43,24 +43,18 @@ class Clip(StrEnum):
     SHORT = "short"  # far shorter than recent updates: its weight is cut, as RDA counts directions by weight alone
 
 
-HARMLESS = frozenset({Reason.SUPERSEDED, Reason.DUPLICATE, Reason.BASE_MERGED, Reason.OVERTAKEN})
-"""Reasons that occur in every healthy run. Another update of the same learner took the place of this one."""
+PASSING = frozenset({Reason.UNKNOWN_BASE, Reason.UNREADABLE, Reason.NOT_A_MEMBER, Reason.OTHER_HISTORY})
+"""Reasons for now: the update can still be merged, and its learner announces it again."""
 
-FINAL = frozenset(
-    reason.value
-    for reason in Reason
-    # These concern one of several updates with the same base, not the newest one, or a state that may pass.
-    if reason
-    not in (
-        Reason.SUPERSEDED,
-        Reason.DUPLICATE,
-        Reason.UNKNOWN_BASE,
-        Reason.BASE_MERGED,
-        Reason.UNREADABLE,
-        Reason.NOT_A_MEMBER,
-        Reason.OTHER_HISTORY,
-    )
-)
+LOSSLESS = PASSING | {Reason.SUPERSEDED, Reason.DUPLICATE}
+"""Reasons of rejections by which no work is lost.
+
+The work is merged, waits, or was counted as lost before; or the update may still be merged (`PASSING`). If it never is,
+it is rejected once more when it cannot be merged any longer. So an update whose work is lost is rejected once for a
+reason that is not among these.
+"""
+
+FINAL = frozenset(reason.value for reason in Reason if reason not in {*LOSSLESS, Reason.BASE_MERGED})
 """Reasons for good: an update that a commit lists as rejected for one is not announced again and never merged later."""
 
 

@@ -523,7 +523,7 @@ async def test_learners_that_are_too_slow(tmp_path: Path, capsys: pytest.Capture
     "IsthmusUpdatesRejected",
     means="More than a hundredth of the updates and messages are rejected for this reason (a tenth for `stale`), and more "
     "than ten in 15 minutes.",
-    like="duplicate, superseded, base-merged, overtaken and unknown-base are harmless and do not count.",
+    like="duplicate, superseded, base-merged, overtaken and unknown-base are usual and do not count.",
     then="15 minutes after the cause has gone, the alert ends.",
     lost="the work in these updates",
 )

@@ -16,7 +16,7 @@ from isthmus.inspect.losses import LossCurves
 from isthmus.inspect.replay import replay
 from isthmus.inspect.status import read_status
 from isthmus.log.figures import participation
-from isthmus.reasons import HARMLESS
+from isthmus.reasons import LOSSLESS
 from isthmus_services.demo import judge
 from isthmus_services.demo.watch import Watch
 from isthmus_services.main import main
@@ -127,8 +127,8 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(folder: Path, tmp_p
         for r in h.rejected:
             by_reason[r.reason] = by_reason.get(r.reason, 0) + r.count
     assert status.rejected == by_reason == judge.rejected(commits)
-    assert totals["rejected"] == sum(n for reason, n in by_reason.items() if reason not in HARMLESS)
-    assert totals["repeated"] == sum(n for reason, n in by_reason.items() if reason in HARMLESS)
+    assert totals["rejected"] == sum(n for reason, n in by_reason.items() if reason not in LOSSLESS)
+    assert totals["repeated"] == sum(n for reason, n in by_reason.items() if reason in LOSSLESS)
     said, spare = rejections(by_reason)
     assert sum(int(part.split()[-1]) for part in (said, spare) if part for part in part.split(", ")) == sum(
         by_reason.values()

@@ -113,8 +113,7 @@ async def test_an_old_announcement_played_again_is_turned_away(folder: Path) -> 
         await w.bus.append(learner_stream("l0"), first)
         await until(
             lambda: (
-                sum(coordinator.rounds.rejected_total.get(r, 0) - before.get(r, 0) for r in ("stale", "base-merged"))
-                == 1
+                sum(coordinator.rounds.rejected_total.get(r, 0) - before.get(r, 0) for r in ("stale", "duplicate")) == 1
             ),
             "the replay is counted",
         )

@@ -437,6 +437,8 @@ class Checker:
                 len(rounds._rejections) > LISTED_MAX + FINAL_EACH * len(self.names)
                 or len(rounds._opened) > 2
                 or len(rounds._merged) > len(self.names)
+                or any(len(bases) > coordinator._pace.staleness + 2 for bases in rounds._merged.values())
+                or max(len(rounds._losses), len(rounds._put_off)) > POINTERS_MAX + LISTED_MAX * STALENESS_MAX
             ):
                 self.violate(f"{who}: remembers more of fragment {p} than there is to remember")
         if sum(coordinator._has_slot for coordinator in syncer.coordinators) > ACCUMULATORS_MAX:

@@ -635,3 +635,21 @@ def test_a_fragment_that_stands_while_others_are_merged_is_said_also_when_nobody
     assert told(c, after(3 + STANDS - 1)) == [], "at that time it did not stand still yet"
     c.ends[0].broken = "commits/0: is missing"
     assert not any("stands" in said for said in told(c, math.inf))
+
+
+@pytest.mark.parametrize(
+    ("reason", "warns"),
+    [("base-merged", False), ("overtaken", False), ("duplicate", False), ("stale", True), ("unreadable", True)],
+)
+def test_only_rejections_that_show_a_problem_are_warned_of(reason: str, warns: bool) -> None:
+    """Every run has work that comes after an older update on its base was merged; nothing is wrong there."""
+    c = read(
+        committed(v, given("a", v - 1, v), rejected=(rejected("b", v - 1, reason, v),), rejected_total={reason: v})
+        for v in range(1, 60)
+    )
+    said = [line for line in told(c, math.inf) if "were rejected" in line]
+    assert len(said) == (2 if warns else 0)
+    row = next(r for r in time_views.learners(c, math.inf) if r["learner"] == "b")
+    assert row["faults"] == (59 if warns else 0)
+    listed = time_views.commits(c, math.inf, only="rejected")["total"]
+    assert listed == (0 if reason == "duplicate" else 59)

@@ -318,7 +318,7 @@ def test_a_sum_that_is_not_finite_turns_away_only_who_made_it_so() -> None:
     assert story.rounds.round is not None
     assert [who for who, _ in story.rounds.round.arrived] == ["a"]
     story.announce("evil")
-    assert story.rounds.rejected_total == {"overflow": 2}, "the update is rejected again"
+    assert story.rounds.rejected_total == {"overflow": 1, "duplicate": 1}, "the update is rejected again"
 
 
 # --- one or two learners ----------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import pytest
 
-from isthmus.reasons import HARMLESS, REJECTED, Reason, remedy_of
+from isthmus.reasons import FINAL, LOSSLESS, PASSING, REJECTED, REMEDIES, Reason, remedy_of
 from isthmus_services.output.view import rejections
 
 
@@ -13,6 +13,12 @@ def test_what_is_lost_by_nobody_is_no_rejection() -> None:
     assert rejections({}) == ("", "")
 
 
-@pytest.mark.parametrize("reason", sorted(set(Reason) - HARMLESS))
-def test_every_rejection_by_which_work_is_lost_has_a_remedy(reason: Reason) -> None:
+def test_only_work_that_is_lost_is_rejected_for_good() -> None:
+    assert not LOSSLESS & FINAL
+    assert LOSSLESS | FINAL | {Reason.BASE_MERGED} == set(Reason)
+    assert PASSING < LOSSLESS
+
+
+@pytest.mark.parametrize("reason", sorted(REMEDIES))
+def test_every_reason_for_which_all_updates_are_rejected_has_a_remedy(reason: Reason) -> None:
     assert remedy_of(f"{REJECTED}{reason.value}")

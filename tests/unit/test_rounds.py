@@ -225,6 +225,8 @@ def test_an_update_that_is_being_read_is_not_read_again_for_a_longer_one() -> No
     assert story.rounds.round is not None
     assert list(story.rounds.round.arrived.values()) == [read]
     assert story.rounds.fetches() == []
+    assert story.rounds.rejected_total == {"duplicate": 1, "superseded": 1}
+    story.commit("a")
     assert story.rounds.rejected_total == {"duplicate": 1, "superseded": 1, "base-merged": 1}
 
 

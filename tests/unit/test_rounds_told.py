@@ -1,12 +1,13 @@
 """A round handles messages that come late, that come twice, or of which a learner sends too many."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from isthmus.format.records.objects import LISTED_MAX
 from isthmus.format.rules import STALENESS_MAX, Pace
-from isthmus.reasons import Reason
+from isthmus.reasons import LOSSLESS, PASSING, Reason
 from isthmus.rounds.events import (
     Action,
     Appended,
@@ -17,6 +18,7 @@ from isthmus.rounds.events import (
     Hold,
     Invalid,
     Merge,
+    Refused,
     Tick,
     Unreachable,
 )
@@ -67,7 +69,7 @@ def test_what_the_log_turned_away_for_good_is_not_fetched_again() -> None:
     story = Story("a", "b")
     story.rounds.restored(1, [committed(1, given("b", 0, 1), rejected=(rejected("a", 0, Reason.NON_FINITE, 1),))])
     story.announce("a", 0)
-    assert story.rounds.rejected_total == {"non-finite": 1}
+    assert story.rounds.rejected_total == {"duplicate": 1}, "that commit counts the loss"
     story.announce("a", 0, name="another one on the same base")
     assert ("a", 0) in fetched(story.announce("b", 1, due=True))
 
@@ -166,13 +168,12 @@ def test_what_a_round_had_taken_when_anothers_commit_came_is_taken_up_again() ->
 def test_a_base_can_be_merged_as_long_as_it_is_not_stale_and_only_once(staleness: int) -> None:
     story = Story("a", "b", pace=Pace(quorum=1, heartbeat_s=1.0, silence_s=3.0, staleness=staleness))
     story.commit("a", "b")
-    for _ in range(staleness):
-        story.announce("a", 0, name="again")
-        assert story.rounds.rejected_total.get("stale") is None
+    for version in range(staleness):
+        story.announce("a", 0, tokens=9000, name=f"longer {version}")
+        assert story.rounds.rejected_total == {"base-merged": version + 1}
         story.commit("b")
-    before = story.rounds.rejected_total.get("base-merged", 0)
-    story.announce("a", 0, name="again")
-    assert story.rounds.rejected_total == ({"base-merged": before} if before else {}) | {"stale": 1}
+    story.announce("a", 0, tokens=9000, name="longer still")
+    assert story.rounds.rejected_total == ({"base-merged": staleness} if staleness else {}) | {"stale": 1}
 
 
 def test_an_update_that_was_merged_is_never_called_stale() -> None:
@@ -182,12 +183,123 @@ def test_an_update_that_was_merged_is_never_called_stale() -> None:
     for _ in range(6):
         story.commit("b")
     story.announce("a", 0)
-    assert story.rounds.rejected_total == {"base-merged": 1}
-    story.announce("a", 0, name="another, which was never merged")
-    assert story.rounds.rejected_total == {"base-merged": 1, "stale": 1}
+    assert story.rounds.rejected_total == {"duplicate": 1}
+    story.announce("a", 0, name="as long")
+    assert story.rounds.rejected_total == {"duplicate": 1, "superseded": 1}
+    story.announce("a", 0, tokens=9000, name="longer, which was never merged")
+    assert story.rounds.rejected_total == {"duplicate": 1, "superseded": 1, "stale": 1}
     for _ in range(STALENESS_MAX):
         story.commit("b")
-    assert set(story.rounds._merged_last) == {"b"}, "it is not remembered for ever"
+    assert {who: len(bases) for who, bases in story.rounds._merged.items()} == {"b": 1}, "not remembered for ever"
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_every_merged_update_that_could_be_merged_again_is_known(staleness: int) -> None:
+    story = Story("a", "b", pace=Pace(quorum=1, heartbeat_s=1.0, silence_s=3.0, staleness=staleness))
+    for _ in range(staleness + 1):
+        story.commit("a")
+    for base in range(1, staleness + 1):
+        story.announce("a", base)
+        assert story.rounds.rejected_total == {"duplicate": base}
+
+
+# --- whether work is lost ---------------------------------------------------------------------------------------------
+
+
+def lost(story: Story) -> dict[str, int]:
+    return {reason: n for reason, n in story.rounds.rejected_total.items() if n and reason not in LOSSLESS}
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("what", ["stale", "base-merged", "overtaken", "non-finite", "malformed"])
+def test_work_that_is_lost_is_lost_once_however_often_it_is_announced(what: str, listed: bool) -> None:
+    story = Story("a", "b")
+    if what == "stale":
+        for _ in range(3):
+            story.commit("b")
+    elif what == "base-merged":
+        story.commit("a")
+    elif what == "overtaken":
+        story.commit("b")
+        story.arrive(story.announce("a", 1, due=True))
+    for _ in range(3):
+        if what == "malformed":
+            story.rounds.on(Invalid(story.pointer("a", 0), Reason.MALFORMED), story.now)
+            continue
+        actions = story.announce("a", 0, tokens=9000, name="lost", due=True)
+        for found in actions:
+            if isinstance(found, Fetch):
+                story.rounds.on(Refused(found.pointer, Reason.NON_FINITE), story.now)
+        if listed and (said := story.rounds.rejections(lambda at: at)):
+            head = story.rounds.head
+            inputs = [given("a", 1, 2)] if (what, head) == ("overtaken", 1) else [given("b", head, head + 1)]
+            story.rounds.on(Appended(committed(head + 1, *inputs, rejected=said)), story.now)
+    assert lost(story) == {what: 1}
+    if not (listed and what == "malformed"):
+        assert story.rounds.rejected_total.get("duplicate", 0) == 2
+
+
+@pytest.mark.parametrize("reason", sorted(PASSING))
+@pytest.mark.parametrize("fate", ["merged", "replaced", "never merged", "longer"])
+def test_what_is_rejected_for_now_is_lost_only_if_it_is_never_merged(reason: Reason, fate: str) -> None:
+    story = Story("a", "b")
+    if reason == Reason.UNKNOWN_BASE:
+        story.announce("a", AHEAD_MAX + 1)
+        for _ in range(AHEAD_MAX + 1):
+            story.commit("b")
+    elif reason == Reason.OTHER_HISTORY:
+        story.rounds.on(Invalid(story.pointer("a", 0), reason), story.now)
+    else:
+        [fetch] = [a for a in story.announce("a", due=True) if isinstance(a, Fetch)]
+        story.rounds.on(Refused(fetch.pointer, reason), story.now)
+    assert (story.rounds.rejected_total, lost(story)) == ({reason.value: 1}, {})
+    base = story.rounds.head
+    if fate == "merged":
+        story.announce("a", base)
+        story.commit("a", "b")
+    elif fate == "replaced":
+        story.announce("a", base, tokens=9000, name="longer")
+        story.commit("b")
+    elif fate == "longer":
+        header = committed(base + 1, given("a", base, base + 1, "longer", tokens=9000))
+        story.rounds.on(Appended(header), story.now)
+    for _ in range(3):
+        story.commit("b")
+    assert lost(story) == ({"stale": 1} if fate in ("never merged", "replaced") else {})
+    assert story.rounds._put_off == {}
+
+
+def test_an_update_that_is_read_after_all_is_no_loss() -> None:
+    """A damaged copy, or one that has not arrived yet: the learner announces it again, and no commit has listed it."""
+    story = Story("a", "b")
+    for reason in (Reason.MISSING, Reason.MISSING, Reason.DIGEST_MISMATCH):
+        [fetch] = [a for a in story.announce("a", due=True) if isinstance(a, Fetch) and a.pointer.learner == "a"]
+        story.rounds.on(Refused(fetch.pointer, reason), story.now)
+    assert lost(story) == {"missing": 1}, "the same update is not lost twice"
+    story.arrive(story.announce("a", due=True))
+    assert (lost(story), story.rounds.rejected_total["duplicate"]) == ({}, 3)
+    assert listed(story) == [("a", 0, "duplicate")]
+
+
+def test_an_update_that_cannot_be_read_loses_nothing_where_a_longer_one_waits() -> None:
+    story = Story("a", "b")
+    [first] = [a for a in story.announce("a", due=True) if isinstance(a, Fetch)]
+    story.begin([first])
+    story.announce("a", tokens=9000, name="longer")
+    story.rounds.on(Refused(first.pointer, Reason.MISSING), story.now)
+    assert story.rounds.rejected_total == {"superseded": 1}
+    story.commit("a")
+    assert lost(story) == {"base-merged": 1}
+
+
+def test_a_rejection_is_listed_until_a_commit_lists_this_very_update() -> None:
+    story = Story("a", "b")
+    for name in ("first", "second"):
+        story.rounds.on(Invalid(replace(story.pointer("a", 0), digest=name.encode()), Reason.MALFORMED), story.now)
+    story.rounds.on(
+        Appended(committed(1, given("b", 0, 1), rejected=(rejected("a", 0, Reason.MALFORMED, 1),))), story.now
+    )
+    assert [r.digest for r in story.rounds.rejections(lambda at: at)] == [b"second"]
 
 
 # --- what a commit lists ----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from isthmus.format.rules import STALENESS_MAX
 from isthmus.inspect.persistence import differences
 from isthmus.log import Commit, Log
 from isthmus.log.listing import all_or
-from isthmus.reasons import FINAL, Reason
+from isthmus.reasons import FINAL, LOSSLESS, Reason
 
 _COMMIT = re.compile(r"(?:commits/)?(\d+)/(\d+)")
 _UPDATE_KEY = re.compile(r"updates/(\d+)/([^/]+)/(\d+)-([0-9a-f]{16})")
@@ -22,11 +22,14 @@ _UPDATE = re.compile(r"(\d+)/([^/]+)/(\d+)")
 
 _WHY = {
     Reason.STALE: "its base was more versions old than the staleness bound allows",
-    Reason.BASE_MERGED: "an update of this learner on this or a newer base was merged already",
-    Reason.SUPERSEDED: "the same learner sent an update with more tokens on the same base",
+    Reason.BASE_MERGED: "an update of this learner on this or a newer base was merged without this work",
+    Reason.SUPERSEDED: "another update of the same learner on the same base has at least as many tokens",
     Reason.OVERTAKEN: "a newer base of the same learner was already in the round",
-    Reason.DUPLICATE: "it was announced again while its first announcement was being handled",
+    Reason.DUPLICATE: "this very update was announced before: it waits, was merged, or was rejected then",
     Reason.UNKNOWN_BASE: "its base did not exist yet",
+    Reason.UNREADABLE: "the store denied it to the syncer; it may still be merged",
+    Reason.NOT_A_MEMBER: "its signer was no member then; it may still be merged",
+    Reason.OTHER_HISTORY: "its learner had read another commit than the syncer; it may still be merged",
     Reason.MISSING: "nothing was stored under its key when it was fetched",
     Reason.NON_FINITE: "it holds a NaN or an infinity",
     Reason.OVERFLOW: "merging it would leave float32's range",
@@ -136,7 +139,7 @@ async def _commit(log: Log, p: int, version: int) -> Explanation:
     for late_one in h.late:
         told.say(f"  late: {late_one.learner} from version {late_one.base}, heard {_missed(late_one, w.closed_at)}")
     for r in h.rejected:
-        told.say(f"  rejected: {r.learner} from version {r.base}, {r.count} times: {_reason(r)}")
+        told.say(f"  rejected{_without_loss(r)}: {r.learner} from version {r.base}, {r.count} times: {_reason(r)}")
     told.say(
         f"merged in {_s(w.merge_s)} ({h.dense.merge}, embeddings {h.embedding.merge}, rate {h.dense.learning_rate:g}, "
         f"momentum {h.dense.momentum:g}"
@@ -229,13 +232,15 @@ def _named(commits: Sequence[Commit], p: int, learner: str, base: int) -> set[st
 
 
 def _story(
-    commits: Sequence[Commit], p: int, learner: str, base: int, key: str, header: UpdateHeader | None
+    commits: Sequence[Commit], p: int, learner: str, base: int, key: str, header: UpdateHeader | str | None
 ) -> Explanation:
     """Explain one update, from the commits after its base."""
     told = Explanation(key)
     told.facts = {"key": key, "learner": learner, "fragment": p, "base": base, "fate": "unknown"}
     told.say(key)
-    if header is not None:
+    if isinstance(header, str):
+        told.say(f"what is stored there is not a valid update: {header}")
+    elif header is not None:
         told.say(
             f"trained by {learner} (incarnation {header.incarnation}) from version {base}: {header.steps} steps, "
             f"{header.tokens:,} tokens in {_s(header.train_s)}, up to its step {header.step}"
@@ -287,7 +292,7 @@ def _in_commit(told: Explanation, commit: Commit, key: str, passed_by: Sequence[
         told.facts |= {"fate": "late", "missed_s": late.heard_at - h.waited.closed_at, "late_for": h.version}
         said = True
     for r in filter(is_it, h.rejected):
-        told.say(f"rejected before version {h.version}, {r.count} times: {_reason(r)}")
+        told.say(f"rejected{_without_loss(r)} before version {h.version}, {r.count} times: {_reason(r)}")
         if told.facts["fate"] == "base-merged":
             told.facts["reason"] = r.reason
         elif r.reason != Reason.DUPLICATE or told.facts["fate"] == "unknown":
@@ -344,29 +349,29 @@ def _merged(told: Explanation, commit: Commit, i: Input, number: int) -> None:
     }
 
 
-async def _stored(log: Log, p: int, learner: str, base: int, digest: str) -> dict[str, UpdateHeader]:
+async def _stored(log: Log, p: int, learner: str, base: int, digest: str) -> dict[str, UpdateHeader | str]:
     """Return the headers of the learner's stored updates on this base, by key; with a digest, only of that update.
 
-    Raises `InputError` if an update is damaged.
+    In place of the header of an object that is not what its key says, the result has what is wrong with it.
     """
     if digest:
         keys = [update_key(p, learner, base, bytes.fromhex(digest))]
     else:
         entries = await log.store.list(updates_prefix(p, learner))
         keys = [e.key for e in entries if is_versioned(e.key) and version_in(e.key) == base]
-    found = {}
+    found: dict[str, UpdateHeader | str] = {}
     for key in keys:
         try:
             found[key] = (await log.open(await log.fetch(key, Kind.UPDATE, p), key, UpdateHeader)).header
         except ObjectMissing:
             continue
         except RecordInvalid as error:
-            raise InputError(f"{key} is damaged: {error}") from None
+            found[key] = str(error)
     return found
 
 
-def _tokens(header: UpdateHeader | None) -> int:
-    return header.tokens if header else 0
+def _tokens(header: UpdateHeader | str | None) -> int:
+    return header.tokens if isinstance(header, UpdateHeader) else 0
 
 
 def _how(i: Input, closed_at: float) -> str:
@@ -399,6 +404,10 @@ def why_of(reason: str) -> str:
 def _reason(r: Rejection) -> str:
     why = why_of(r.reason)
     return f"{r.reason} ({why})" if why else r.reason
+
+
+def _without_loss(r: Rejection) -> str:
+    return ", without loss" if r.reason in LOSSLESS else ""
 
 
 def _s(seconds: float) -> str:

@@ -27,7 +27,7 @@ from isthmus.format.records.objects import (
     What,
 )
 from isthmus.format.rules import BOUNDS, STALENESS_MAX, Bounds, Pace
-from isthmus.reasons import FINAL, Reason
+from isthmus.reasons import FINAL, LOSSLESS, PASSING, Reason
 from isthmus.rounds.admission import Admission
 from isthmus.rounds.events import (
     Abandon,
@@ -185,9 +185,12 @@ class Rounds:
         self.period = float(self._shortest)
         """Steps between two uploads of the fragment, as the newest commit says."""
         self._live = live
-        self._merged: dict[str, int] = {}  # newest base merged, by learner
-        self._merged_last: dict[str, tuple[int, bytes]] = {}  # base and digest of the newest update merged, by learner
-        self._refused: dict[bytes, tuple[int, Reason]] = {}  # base and reason of each update that is rejected for good
+        # By learner and base: digest and tokens of the merged update, as long as others on the base may come.
+        self._merged: dict[str, dict[int, tuple[bytes, int]]] = {}
+        # By digest of an update that is counted as lost: the head then, and whether it is lost for good.
+        self._losses: dict[bytes, tuple[int, bool]] = {}
+        # By learner and base: updates rejected for now. If one is never merged, its loss is still to be counted.
+        self._put_off: dict[tuple[str, int], Pointer] = {}
         self._recent: list[set[str]] = []  # learners of the last two commits
         self._waiting: dict[tuple[str, int], Pointer] = {}
         self._fetching: dict[tuple[str, int], Pointer] = {}
@@ -287,20 +290,20 @@ class Rounds:
             self._reject(pointer, Reason.UNKNOWN_BASE, now)
             return [CatchUp()]
         place = (pointer.learner, pointer.base)
-        reason = self._judge(pointer)
         known = self._longer.get(place) or self._waiting.get(place)
         in_round = self.round.arrived.get(place) if self.round else None
-        if reason is None and pointer.digest in {p.digest for p in (known, in_round) if p is not None}:
-            reason = Reason.DUPLICATE
-        elif reason is None and known is not None and known.rank > pointer.rank:
-            reason = Reason.SUPERSEDED
-        elif reason is None and known is None and len(self._waiting) >= POINTERS_MAX:
-            reason = Reason.OVERSIZED
-        if reason is not None:
-            self._reject(pointer, reason, now, count=not pointer.old)
-            # A duplicate or superseded due update may still open a round: the previous one may have failed.
-            if reason not in (Reason.DUPLICATE, Reason.SUPERSEDED):
-                return []
+        settled = self._judge(pointer)
+        if settled is None and known is None and len(self._waiting) >= POINTERS_MAX:
+            settled = Reason.OVERSIZED
+        if settled is not None:
+            self._reject(pointer, settled, now, count=not pointer.old)
+            return []
+        self._put_off.pop(place, None)
+        # Such an update still opens a round if it is due: the previous round may have failed.
+        if pointer.digest in {p.digest for p in (known, in_round) if p is not None}:
+            self._reject(pointer, Reason.DUPLICATE, now, count=not pointer.old)
+        elif known is not None and known.rank > pointer.rank:
+            self._reject(pointer, Reason.SUPERSEDED, now, count=not pointer.old)
         elif place in self._begun:
             # The update on this base that is being read is used. If newer ones replaced it while reading takes long, no
             # update would ever be read to its end.
@@ -383,8 +386,9 @@ class Rounds:
         assert self.round is not None, "arrived without a round"
         self._waiting.pop(place, None)
         if longer := self._longer.pop(place, None):
-            self._reject(longer, Reason.BASE_MERGED, now)
+            self._waiting[place] = longer  # the commit of this round settles it, or the round comes to nothing
         self.round.arrived[place] = pointer
+        self._take_back(pointer, now)
         self.round.note("in", pointer.learner, now)
         self._live.came(pointer.learner, self.elapsed_s(pointer.base, now) / max(1, pointer.steps))
         if pointer.base == self.head:
@@ -424,7 +428,8 @@ class Rounds:
             del self._waiting[place]
             if longer := self._longer.pop(place, None):
                 self._waiting[place] = longer
-        self._reject(pointer, reason, now)
+        # A longer update that waits holds its work.
+        self._reject(pointer, Reason.SUPERSEDED if place in self._waiting else reason, now)
         if reason in FINAL and pointer.base == self.head and place not in self._waiting:
             # The learner has answered with an update that cannot be merged. The round need not wait for another.
             return self._passed(pointer.learner, self.head + 1, now) + self.fetches()
@@ -531,6 +536,12 @@ class Rounds:
                 del self._waiting[place]
                 if pointer.digest not in merged:
                     self._reject(pointer, reason, now)
+        for place, pointer in list(self._put_off.items()):
+            reason = self._judge(pointer)
+            if reason is not None:
+                del self._put_off[place]
+                if reason not in LOSSLESS:
+                    self._reject(pointer, reason, now)
 
     def _caught_up(self, now: float) -> list[Action]:
         """Open the next round if a due update on the newest version waits for it."""
@@ -574,7 +585,7 @@ class Rounds:
             for place, pointer in self.round.arrived.items():
                 if pointer.digest in by:
                     self._reject(pointer, Reason.OVERFLOW, now)
-                    self._refused[pointer.digest] = pointer.base, Reason.OVERFLOW
+                    self._losses[pointer.digest] = self.head, True
                 else:
                     self._waiting.setdefault(place, pointer)
         self._end(now)
@@ -652,14 +663,18 @@ class Rounds:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _judge(self, pointer: Pointer) -> Reason | None:
-        if self._merged_last.get(pointer.learner) == (pointer.base, pointer.digest):
-            return Reason.BASE_MERGED  # however old: its work is in the model, and its learner has not read that yet
+        """Return why an update can never be merged, by what becomes of its work; None if it may be."""
+        merged = self._merged.get(pointer.learner, {})
+        digest, tokens = merged.get(pointer.base, (b"", 0))
+        # However old it is: its learner announces it until it has read what became of it.
+        if pointer.digest == digest or self._losses.get(pointer.digest, (0, False))[1]:
+            return Reason.DUPLICATE
+        if pointer.tokens <= tokens:
+            return Reason.SUPERSEDED
         if pointer.base < self.head - self._pace.staleness:
             return Reason.STALE
-        if pointer.base <= self._merged.get(pointer.learner, -1):
+        if pointer.base <= max(merged, default=-1):
             return Reason.BASE_MERGED
-        if pointer.digest in self._refused:
-            return self._refused[pointer.digest][1]
         if self.round is not None:
             newest = max((b for who, b in self.round.arrived if who == pointer.learner), default=-1)
             if pointer.base < newest:
@@ -669,6 +684,10 @@ class Rounds:
     def _reject(self, pointer: Pointer, reason: Reason, now: float, *, count: bool = True) -> None:
         if not count:
             return
+        if reason not in LOSSLESS and (pointer.digest in self._losses or self._judge(pointer) is Reason.DUPLICATE):
+            reason = Reason.DUPLICATE
+        if reason in PASSING and len(self._put_off) < POINTERS_MAX:
+            self._put_off[pointer.learner, pointer.base] = pointer
         self.rejected_total[reason.value] = self.rejected_total.get(reason.value, 0) + 1
         place = (pointer.learner, pointer.base, reason.value)
         if place not in self._rejections:
@@ -680,19 +699,31 @@ class Rounds:
                 return
         before = self._rejections[place][0] if place in self._rejections else 0
         self._rejections[place] = before + 1, now, pointer.digest
+        if reason not in LOSSLESS and len(self._losses) < POINTERS_MAX:
+            self._losses[pointer.digest] = self.head, False
+
+    def _take_back(self, pointer: Pointer, now: float) -> None:
+        """Count no loss for an update that was rejected and is read after all, before a commit has listed that."""
+        self._losses.pop(pointer.digest, None)
+        for place, (count, _, digest) in list(self._rejections.items()):
+            if digest == pointer.digest and place[2] not in LOSSLESS:
+                del self._rejections[place]
+                self.rejected_total[place[2]] -= count
+                for _ in range(count):
+                    self._reject(pointer, Reason.DUPLICATE, now)
 
     def _note_commit(self, commit: CommitHeader) -> None:
         self.period = commit.period or float(self._shortest)
         for given in commit.inputs:
-            self._merged[given.learner] = max(given.base, self._merged.get(given.learner, -1))
-            if given.base >= self._merged_last.get(given.learner, (-1, b""))[0]:
-                self._merged_last[given.learner] = given.base, given.digest
-        # Updates on older bases are stale anyway. Forgetting these bases bounds memory by the number of active
-        # learners.
-        oldest = commit.version - self._pace.staleness - 1
-        self._merged = {who: base for who, base in self._merged.items() if base >= oldest}
-        recent = commit.version - STALENESS_MAX
-        self._merged_last = {who: last for who, last in self._merged_last.items() if last[0] >= recent}
+            self._merged.setdefault(given.learner, {})[given.base] = given.digest, given.tokens
+        # Updates on older bases are stale anyway, except that a learner may announce its newest again. Forgetting these
+        # bases bounds memory by the number of active learners.
+        oldest, recent = commit.version - self._pace.staleness, commit.version - STALENESS_MAX
+        self._merged = {
+            who: {base: merged for base, merged in bases.items() if base >= oldest or base == max(bases)}
+            for who, bases in self._merged.items()
+            if max(bases) >= recent
+        }
         # Count the rounds in a row that waited for a learner that neither came nor passed: it only gives signs of life.
         came = {given.learner for given in commit.inputs} | {p.learner for p in commit.waited.passed}
         self._missed = {who: n for who, n in self._missed.items() if who not in came}
@@ -705,11 +736,16 @@ class Rounds:
             self.clipped_total[reason] = max(total, self.clipped_total.get(reason, 0))
         for reason, total in commit.rejected_total.items():
             self.rejected_total[reason] = max(total, self.rejected_total.get(reason, 0))
-        self._refused = {digest: of for digest, of in self._refused.items() if of[0] >= oldest}
+        self._losses = {digest: lost for digest, lost in self._losses.items() if lost[0] >= recent}
         for turned in commit.rejected:
             if turned.reason in FINAL:
-                self._refused[turned.digest] = turned.base, Reason(turned.reason)
-            self._rejections.pop((turned.learner, turned.base, turned.reason), None)
+                self._losses[turned.digest] = commit.version, True
+            place = (turned.learner, turned.base, turned.reason)
+            # Another update on the base, rejected for the same reason, is still to be listed: its learner repeats it.
+            if place in self._rejections and (
+                turned.reason not in FINAL or self._rejections[place][2] == turned.digest
+            ):
+                del self._rejections[place]
 
     def _known(self) -> set[str]:
         return set().union(*self._recent)

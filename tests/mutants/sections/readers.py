@@ -154,7 +154,8 @@ MUTANTS = [
         "isthmus_services/board/history/time_buckets.py",
         "tests/unit/test_board_history.py",
         row("one-moment-too-many", "while number >= self.most:", "while number > self.most:"),
-        row("halves-that-are-forgotten", "merged = first + second if", "merged = first if"),
+        row("halves-that-are-forgotten", "merged = first + second", "merged = first"),
+        row("whatever-was-committed-last", "(first > over) |", "(first == first) |"),
         row(
             "the-first-word-stays",
             "np.where(np.isnan(second), first, second)",
@@ -197,12 +198,12 @@ MUTANTS = [
         ),
         row(
             "what-is-lost-and-what-is-not-mixed-up",
-            "repeated = sum(h.rejected_total.get(reason, 0) for reason in HARMLESS)",
+            "repeated = sum(h.rejected_total.get(reason, 0) for reason in LOSSLESS)",
             "repeated = 0",
         ),
         row("rejections-of-all-versions-each-time", "max(0, rejected - end.rejected)", "max(0, rejected)"),
         row("fresh-is-any-base", "1, i.base == h.version - 1, bool(i.clipped)", "1, True, bool(i.clipped)"),
-        row("whatever-was-read-last", "if not i.taken_at < reached[number, _TAKEN_AT]:", "if True:"),
+        row("an-update-without-a-loss-counts", "if i.loss is not None]:", "]:"),
         row(
             "a-life-begins-with-what-was-read-first",
             "one.began, one.step = min(one.began, began), min(one.step, step)",

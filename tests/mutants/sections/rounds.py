@@ -1,6 +1,6 @@
 """Mistakes in rounds."""
 
-from mutants.mutant import argued, of, row
+from mutants.mutant import of, row
 
 MUTANTS = [
     *of(
@@ -37,15 +37,19 @@ MUTANTS = [
         ),
         row(
             "pointers-without-end",
-            "elif reason is None and known is None and len(self._waiting) >= POINTERS_MAX:",
-            "elif False:",
+            "if settled is None and known is None and len(self._waiting) >= POINTERS_MAX:",
+            "if False:",
         ),
         row(
             "staleness-is-exclusive",
             "if pointer.base < self.head - self._pace.staleness:",
             "if pointer.base <= self.head - self._pace.staleness:",
         ),
-        row("what-was-refused-is-fetched-again", "if pointer.digest in self._refused:", "if False:"),
+        row(
+            "what-was-refused-is-fetched-again",
+            "or self._losses.get(pointer.digest, (0, False))[1]:",
+            "or False:",
+        ),
         row(
             "late-work-makes-a-quorum",
             "if self.phase is Phase.OPEN and len(r.fresh) >= r.quorum:",
@@ -143,11 +147,10 @@ MUTANTS = [
             "        if not ready:\n            self._leave_line()\n",
             "        if not ready:\n",
         ),
-        argued(
+        row(
             "merged-bases-are-forgotten-a-version-early",
-            "oldest = commit.version - self._pace.staleness - 1",
-            "oldest = commit.version - self._pace.staleness",
-            "the one base that is forgotten earlier is stale from this commit on, and staleness is judged first",
+            "oldest, recent = commit.version - self._pace.staleness,",
+            "oldest, recent = commit.version - self._pace.staleness + 1,",
         ),
     ),
     *of(

@@ -12,7 +12,7 @@ import numpy as np
 from isthmus.errors import LogCorrupt
 from isthmus.format.records.objects import CommitHeader
 from isthmus.log import Log
-from isthmus.reasons import HARMLESS
+from isthmus.reasons import LOSSLESS
 from isthmus_services.board.history.history import RunHistory
 from isthmus_services.board.history.time_views import LISTED, Answer, rounds_open
 
@@ -185,7 +185,7 @@ def _pieces(h: CommitHeader) -> list[Answer]:
     for late in h.late:
         piece("late", late.learner, late.heard_at, late.heard_at, late.base)
     for r in h.rejected:
-        piece("repeated" if r.reason in HARMLESS else "rejected", r.learner, r.at, r.at, r.base)
+        piece("repeated" if r.reason in LOSSLESS else "rejected", r.learner, r.at, r.at, r.base)
     for seen in w.seen:
         if seen.what in ("gone", "here"):
             piece(seen.what, seen.learner, w.opened_at + seen.at, w.opened_at + seen.at, h.version - 1)
@@ -223,7 +223,7 @@ async def story(log: Log, c: RunHistory, name: str, at: float) -> list[Answer]:
             if x.learner == name
         ]
         found += [
-            entry | {"fate": "repeated" if r.reason in HARMLESS else "rejected", "base": r.base, "reason": r.reason}
+            entry | {"fate": "repeated" if r.reason in LOSSLESS else "rejected", "base": r.base, "reason": r.reason}
             for r in h.rejected
             if r.learner == name
         ]

@@ -23,7 +23,7 @@ from isthmus.inspect.losses import Point
 from isthmus.log import Commit, Log
 from isthmus.log.figures import places
 from isthmus.log.run import Run
-from isthmus.reasons import HARMLESS
+from isthmus.reasons import LOSSLESS, REMEDIES
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED, Rows
 from isthmus_services.board.history.time_buckets import Kept, TimeBuckets
 
@@ -44,8 +44,8 @@ AT_ONCE = 16
 """Number of fragments whose logs are read at the same time."""
 
 LEARNER = (
-    "expected", "there", "merged", "fresh", "missing", "passed", "late", "rejected", "repeated", "clipped", "tokens",
-    "steps", "bytes", "train_s", "upload_s", "fetch_s", "wait_s", "weight", "gone", "loss_sum", "loss_steps",
+    "expected", "there", "merged", "fresh", "missing", "passed", "late", "rejected", "repeated", "faults", "clipped",
+    "tokens", "steps", "bytes", "train_s", "upload_s", "fetch_s", "wait_s", "weight", "gone", "loss_sum", "loss_steps",
 )  # fmt: skip
 """The fields that are summed for each learner.
 
@@ -107,6 +107,7 @@ class _End:
     digest: bytes = b""
     rejected: int = 0
     repeated: int = 0
+    faults: int = 0
     broken: str = ""
     """Why the log cannot be read further; empty if it can."""
 
@@ -118,7 +119,7 @@ class _Meta(msgspec.Struct, forbid_unknown_fields=True):
     writers: list[tuple[str, float]]
     closings: list[str]
     reasons: list[str]
-    ends: list[tuple[int, bytes, int, int]]
+    ends: list[tuple[int, bytes, int, int, int]]
     incarnations: list[tuple[int, int, float, int, float, tuple[int, int]]]
     """The learner's number, the incarnation, and the fields of an `Incarnation`."""
 
@@ -221,8 +222,9 @@ class RunHistory:
 
     def _row(self, h: CommitHeader, end: _End) -> None:
         w = h.waited
-        repeated = sum(h.rejected_total.get(reason, 0) for reason in HARMLESS)
+        repeated = sum(h.rejected_total.get(reason, 0) for reason in LOSSLESS)
         rejected = sum(h.rejected_total.values()) - repeated
+        faults = sum(h.rejected_total.get(reason, 0) for reason in REMEDIES)
         writer = self.writers.number(h.writer, NAMES_MAX)
         if writer == len(self.first_written):
             self.first_written.append(h.written_at)
@@ -233,12 +235,12 @@ class RunHistory:
             QUORUM_MISSED * w.quorum_missed | HEALED * (h.healed is not None),
             len(h.inputs), sum(i.base == h.version - 1 for i in h.inputs), len(w.expected), len(w.missing),
             there / max(1, count), count > 0, len(h.late),
-            max(0, rejected - end.rejected), max(0, repeated - end.repeated),
+            max(0, rejected - end.rejected), max(0, repeated - end.repeated), max(0, faults - end.faults),
             sum(i.tokens for i in h.inputs) * float(self.shares[h.fragment]), sum(i.bytes for i in h.inputs),
             w.grace_s, w.waited_s, w.merge_s, w.publish_s, h.written_at - w.closed_at,
             h.period or float(self.run.rules.sync_every),
         ))  # fmt: skip
-        end.rejected, end.repeated = rejected, repeated
+        end.rejected, end.repeated, end.faults = rejected, repeated, faults
 
     def _learners(self, h: CommitHeader) -> None:
         w = h.waited
@@ -253,10 +255,12 @@ class RunHistory:
             "gone": [self.learner(seen.learner) for seen in w.seen if seen.what == "gone"],
             "rejected": [],
             "repeated": [],
+            "faults": [],
         }
         times: Counter[int] = Counter()
         for r in h.rejected:
-            counted["repeated" if r.reason in HARMLESS else "rejected"] += [self.learner(r.learner)] * r.count
+            counted["repeated" if r.reason in LOSSLESS else "rejected"] += [self.learner(r.learner)] * r.count
+            counted["faults"] += [self.learner(r.learner)] * r.count if r.reason in REMEDIES else []
             times[self.reasons.number(r.reason)] += r.count
         if times:
             self.by_reason.room(max(times) + 1)
@@ -352,7 +356,7 @@ class RunHistory:
         writers = list(zip(self.writers.known, self.first_written, strict=True))
         meta = _Meta(
             FORMAT, self.run.digest, self.learners.known, writers, self.closings.known, self.reasons.known,
-            [(e.version, e.digest, e.rejected, e.repeated) for e in self.ends],
+            [(e.version, e.digest, e.rejected, e.repeated, e.faults) for e in self.ends],
             [(*key, x.began, x.step, x.last, x.tokens) for key, x in self.incarnations.items()],
         )  # fmt: skip
         arrays: dict[str, NDArray[Any]] = {

@@ -30,6 +30,7 @@ COLUMNS: dict[str, str] = {
     "late": "<u2",
     "rejected": "<u4",
     "repeated": "<u4",  # rejected, but no work was lost by it
+    "faults": "<u4",  # rejected for a reason that shows a problem (`isthmus.reasons.REMEDIES`)
     "tokens": "<f8",  # multiplied by the fragment's share of the parameters
     "bytes": "<u8",
     "grace_s": "<f4",

@@ -194,7 +194,7 @@ def newest(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _newer(rows: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return whether rows […, fields] are newer than others (see `newest`). No row is newer than one without values."""
+    """Return whether rows […, fields] are newer than others (see `newest`). Any is newer than one without values."""
     first, second = rows[..., 0], rows[..., 1]
     over, under = others[..., 0], others[..., 1]
     found: NDArray[np.bool_] = (

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from isthmus.format.records.messages import PARTS
 from isthmus.inspect.explain import why_of
 from isthmus.inspect.losses import Point
-from isthmus.reasons import HARMLESS
+from isthmus.reasons import LOSSLESS
 from isthmus_services.board.history.history import BEAT, LEARNER, REACHED, RunHistory
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED
 from isthmus_services.board.history.time_buckets import newest
@@ -169,7 +169,7 @@ def reasons(c: RunHistory, at: float) -> list[Answer]:
     """
     sums = c.by_reason.until(at)
     found = [
-        {"reason": name, "times": int(sums[n, 0]), "lost": name not in HARMLESS, "why": why_of(name)}
+        {"reason": name, "times": int(sums[n, 0]), "lost": name not in LOSSLESS, "why": why_of(name)}
         for n, name in enumerate(c.reasons.known)
         if sums[n, 0]
     ]
@@ -425,6 +425,8 @@ def commits(
         wanted &= rows["closed_by"][chosen] == number if number is not None else False
     if only in ("missed", "healed"):
         wanted &= (rows["flags"][chosen] & (QUORUM_MISSED if only == "missed" else HEALED)) > 0
+    elif only == "rejected":
+        wanted &= (rows["rejected"][chosen] > 0) | (rows["faults"][chosen] > 0)
     elif only:
         wanted &= rows[only][chosen] > 0
     matching = chosen[wanted][::-1]

@@ -11,6 +11,7 @@ from isthmus.inspect.health_summary import NAMED_MAX, Part, health, of_log
 from isthmus.inspect.losses import rising
 from isthmus.inspect.status import Status
 from isthmus.log.log_health import APART_S, STANDS, standing, stands
+from isthmus.reasons import REMEDIES
 from isthmus_services.board.history import time_views
 from isthmus_services.board.history.history import RunHistory
 from isthmus_services.board.history.rows import QUORUM_MISSED
@@ -23,7 +24,7 @@ STUCK_PERIODS = 10.0
 
 STUCK_LEAST_S = 30.0
 LOST_SHARE = 0.3
-"""A learner is named if more than this share of its updates was rejected, harmless rejections not counted."""
+"""A learner is named if more than this share of its updates was rejected for reasons that show a problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def _log(c: RunHistory, at: float, now: float, run: str, live: bool) -> list[Not
             )
         )
     missed, turned = (
-        round(c.rows.until(name, count) - c.rows.until(name, first)) for name in (f"flags&{QUORUM_MISSED}", "rejected")
+        round(c.rows.until(name, count) - c.rows.until(name, first)) for name in (f"flags&{QUORUM_MISSED}", "faults")
     )
     if missed > lately / 2:
         found.append(
@@ -107,7 +108,7 @@ def _log(c: RunHistory, at: float, now: float, run: str, live: bool) -> list[Not
             )
         )
     if turned > lately / 2:
-        of = [r for r in time_views.reasons(c, at) if r["lost"]]
+        of = [r for r in time_views.reasons(c, at) if r["reason"] in REMEDIES]
         reasons = ", ".join(f"{r['reason']} ({r['why']})" if r["why"] else str(r["reason"]) for r in of)
         found.append(
             Notice(
@@ -118,10 +119,10 @@ def _log(c: RunHistory, at: float, now: float, run: str, live: bool) -> list[Not
             )
         )
     for row in time_views.learners(c, at):
-        if row["rejected"] > LOST_SHARE * max(1, row["merged"] + row["rejected"]) and row["rejected"] >= RECENT:
+        if row["faults"] > LOST_SHARE * max(1, row["merged"] + row["faults"]) and row["faults"] >= RECENT:
             found.append(
                 Notice(
-                    f"{row['learner']}: {row['rejected']} updates were rejected, {row['merged']} merged",
+                    f"{row['learner']}: {row['faults']} updates were rejected, {row['merged']} merged",
                     "its page lists its updates, each with the reason: its log says what to do about it",
                     f"learners/{row['learner']}",
                 )

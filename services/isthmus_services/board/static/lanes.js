@@ -16,7 +16,7 @@
     return found;
   };
 
-  const WORDS = { train: "trained for", upload: "was on its way", wait: "arrived, waited to be merged", merged: "merged", late: "missed its round", rejected: "was rejected", repeated: "was said again", gone: "not expected any more", here: "expected again" };
+  const WORDS = { train: "trained for", upload: "was on its way", wait: "arrived, waited to be merged", merged: "merged", late: "missed its round", rejected: "was rejected", repeated: "was rejected without loss", gone: "not expected any more", here: "expected again" };
 
   I.Lanes = ({ data, mark, only }) => {
     const all = data.learners.filter((l) => !only || only.includes(l.learner)).sort((a, b) => a.learner.localeCompare(b.learner, "en", { numeric: true }));
@@ -137,7 +137,7 @@
     [htmPreact.html`<path d="M8 1l8 9M16 1l-8 9" stroke="var(--rejected)" stroke-width="2"/>`, "rejected"],
     [htmPreact.html`<circle cx="12" cy="5.5" r="4" fill="none" stroke="var(--text)" stroke-width="2"/>`, "not expected any more"],
     [htmPreact.html`<circle cx="12" cy="5.5" r="4" fill="var(--text)"/>`, "expected again"],
-    [htmPreact.html`<text x="2" y="10">↻2</text>`, "restarted: its second incarnation"], [htmPreact.html`<rect x="10" y="4" width="3" height="4" fill="var(--wait)"/>`, "said again: nothing lost"], [I.box("away"), "away"],
+    [htmPreact.html`<text x="2" y="10">↻2</text>`, "restarted: its second incarnation"], [htmPreact.html`<rect x="10" y="4" width="3" height="4" fill="var(--wait)"/>`, "rejected without loss"], [I.box("away"), "away"],
   ];
   const SUMS = [[I.box("merged"), "merged"], [I.box("late"), "missed its round"], [I.box("rejected"), "rejected"], [I.box("wait"), "missing"], [I.box("away"), "no round expected it: it was away, or none was made"], [htmPreact.html`<text x="2" y="10">↻2</text>`, "restarted"]];
 })(window.Isthmus);

@@ -53,7 +53,7 @@
       <h2>Updates that were rejected</h2>
       ${s.reasons.length ? html`<${Table} name="Updates rejected by reason" first="times" descending rows=${s.reasons} columns=${[
         { key: "reason", name: "reason", left: true }, { key: "times", name: "times", show: (r) => I.count(r.times) },
-        { key: "lost", name: "is its work lost?", left: true, by: (r) => (r.lost ? "yes" : "no"), show: (r) => (r.lost ? "yes" : "no: it is merged, or another update holds it") },
+        { key: "lost", name: "is its work lost?", left: true, by: (r) => (r.lost ? "yes" : "no"), show: (r) => (r.lost ? "yes" : "no: its work is merged, waits, or was counted before") },
         { key: "why", name: "why", left: true },
       ]}/>` : html`<p class="note">No update was rejected by this moment.</p>`}`}</${Answer}>`;
   };
