@@ -19,6 +19,7 @@ from isthmus.learner.agent import LearnerAgent
 from isthmus.log.creation import Seed
 from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import Arrays, Times, World, learn, serve
+from isthmus_lab.training import trainee, training
 from isthmus_lab.training.experiment import base, named
 from isthmus_lab.training.experiments import EXPERIMENTS, chosen
 from isthmus_lab.training.setting import Failures, Guests, Row, Shape, Wires
@@ -42,6 +43,29 @@ def test_a_setting_and_seed_give_the_same_row_again() -> None:
     assert 0.9 < row.goodput <= 1.0
     assert row.participation > 0.9
     assert 4.0 < row.up_bits_per_param < 5.0
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("after_s", [0.0, 5.0])
+def test_a_syncer_that_fails_ends_the_run_with_its_error(after_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its learners would train on: for an hour of their time, and for nothing."""
+    steps = 0
+
+    async def fails(*_: object) -> None:
+        await asyncio.sleep(after_s)
+        raise RuntimeError("the syncer's error")
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return step(*arguments)
+
+    step = trainee.Trained.step
+    monkeypatch.setattr(training, "serve", fails)
+    monkeypatch.setattr(trainee.Trained, "step", counted)
+    with pytest.raises(RuntimeError, match="the syncer's error"):
+        train(named(TINY, "", steps=3600), 0)
+    assert steps <= 20
 
 
 class Voice(msgspec.Struct):

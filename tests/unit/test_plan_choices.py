@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from isthmus.format.isotropic import flop
 from isthmus.format.rules import MergeRule
 from isthmus_lab.forecast import matrices, quality, speeds
 from isthmus_lab.forecast.island import START_S, Island
@@ -233,6 +234,20 @@ def test_fewer_bits_one_rule_and_smaller_blocks_are_never_counted_as_better_than
     assert shares[0] == 1.0
     assert shares == sorted(shares, reverse=True)
     assert shares[-1] == 0.0
+
+
+def test_a_models_gain_in_blocks_is_the_mean_over_its_parameters() -> None:
+    shapes = [(96, 500), (512, 100), (40, 40)]
+    three = matrices.Matrices(shapes=shapes, times=3.0)
+    gained = quality.gained
+    assert gained(1) > gained(2) > gained(3) > 0.0
+    # In blocks of 40, the shorter sides of 96, 100 and 40 make 3, 3 and 1 parts; in blocks of 96 they make 1, 2 and 1.
+    in_40 = (48_000 + 51_200) * gained(3) + 1_600 * gained(1)
+    assert three.gain(40) == pytest.approx(in_40 / 100_800, rel=1e-12)
+    in_96 = (48_000 + 1_600) * gained(1) + 51_200 * gained(2)
+    assert three.gain(96) == pytest.approx(in_96 / 100_800, rel=1e-12)
+    assert (three.gain(0), matrices.Matrices(shapes=[]).gain(8)) == (1.0, 1.0)
+    assert three.flop(8) == 3.0 * sum(flop(m, n, 8) for m, n in shapes)
 
 
 def test_the_pages_tables_of_worth_and_costs_are_the_models() -> None:

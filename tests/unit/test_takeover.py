@@ -12,6 +12,7 @@ from isthmus.log import Log
 from isthmus.log.merge import state_bytes
 from isthmus.store import EdgeStore, Patience
 from isthmus.syncer import Syncer, agent, fragment_reader
+from isthmus.syncer.inbox import Heard
 from isthmus.syncer.snapshots import snapshot_after
 from isthmus_lab.simulate.conditions import Conditions
 from support.written_log import ONE_WAY_S, Asked, Written
@@ -66,6 +67,32 @@ def test_at_start_commits_are_read_and_states_when_fragments_are_taken() -> None
                 assert k.rounds.holding
             assert len(serving.wire.of("get", "snapshots/")) == 4
             assert serving.fold_s > 0.0
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_a_version_that_only_a_message_names_counts_until_the_log_was_read() -> None:
+    """Otherwise a false message would make a syncer read the log for ever, and give the fragment away."""
+
+    async def body(w: Written) -> None:
+        await grown(w)
+        async with syncer(w) as serving:
+            await asyncio.sleep(5.0)
+            coordinator = serving.coordinators[0]
+            reader = coordinator._reader
+            coordinator.offer("s2", Heard(50))
+            await asyncio.sleep(PACE.silence_s)
+            asked = len(serving.wire.of("get", "commits/00000/"))
+            await asyncio.sleep(3 * PACE.silence_s)
+            assert len(serving.wire.of("get", "commits/00000/")) == asked, "the log is not read for ever"
+            assert serving.held == {0, 1, 2, 3}
+            assert (reader.said, reader.retries, reader.overdue(0.0)) == (0, False, False)
+            # A version that is named while the log is read is looked for by the next read.
+            reader.learn_of(9, hearsay=True)
+            reader.looked(8)
+            assert (reader.said, reader.retries) == (9, True)
+            reader.looked(9)
+            assert (reader.said, reader.retries) == (0, False)
 
     Written(RULES, PACE).drive(body)
 

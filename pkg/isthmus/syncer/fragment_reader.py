@@ -108,9 +108,9 @@ class FragmentReader:
         return self._said
 
     def looked(self, said: int) -> None:
-        """Note that a read has reached the end of the log. `said`: the value of `said` when the read began; if the log
-        does not have that version, it was false."""
-        if self.version < self._said <= said:
+        """Note that a read has reached the end of the log. `said`: the value of `said` when the read began. If the log
+        does not have that version, it was false. One that was named meanwhile still counts."""
+        if self._said <= said:
             self._said = 0
 
     def overdue(self, silent_s: float) -> bool:

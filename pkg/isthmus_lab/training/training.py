@@ -241,14 +241,11 @@ class _Lab:
             seated = [tasks.create_task(self._sit(seat)) for seat in seats]
             seated += [tasks.create_task(self._visit(seat)) for seat in guests]
 
-            def served(syncer: "asyncio.Task[None]") -> None:
-                if not syncer.cancelled() and syncer.exception() is not None:
-                    for task in seated:
-                        task.cancel()  # Without a syncer, learners would train for nothing.
+            def ended(_: "asyncio.Task[None]") -> None:
+                for task in seated:
+                    task.cancel()  # A syncer that fails ends before its learners, which would train for nothing.
 
-            serving.add_done_callback(served)
-        if serving.done():
-            serving.result()
+            serving.add_done_callback(ended)
         wall = self.world.clock.time() - self._began
         stopping.set()
         await serving
