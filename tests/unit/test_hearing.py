@@ -1,6 +1,8 @@
 """The messages on the bus show which learners are live, which rounds are open, and which learners these wait for."""
 
 import io
+import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -150,6 +152,16 @@ def test_a_learner_that_is_merged_and_missing_has_an_older_update_in() -> None:
     shown = console.export_text()
     assert "2/3" in shown
     assert "b (older update in), c" in shown
+
+
+def test_every_field_of_the_json_of_status_is_described() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text().partition("## The JSON of status")[2]
+    hearing = heard(here("a"), alive(0), call(1))
+    found = Status(hearing, [Commit(commits.committed(1, commits.given("a", 0, 1)), bytes(32))], "", 0.0, 1.0).as_json()
+    names = set(found)
+    for rows in found.values():
+        names |= {name for row in rows for name in row} if isinstance(rows, list) else set()
+    assert names - set(re.findall(r"`(\w+)`", page)) == {"fragment", "learner", "syncer"}, "they name the rows"
 
 
 def test_what_processes_say_of_themselves_is_shown_and_not_obeyed() -> None:

@@ -147,6 +147,14 @@ MUTANTS = [
             "        if not ready:\n            self._leave_line()\n",
             "        if not ready:\n",
         ),
+        row("work-is-lost-each-time-it-is-announced", "(pointer.digest in self._losses or", "("),
+        row(
+            "what-is-rejected-for-now-is-never-lost",
+            "            self._put_off[pointer.learner, pointer.base] = pointer\n",
+            "            pass\n",
+        ),
+        row("what-is-merged-stays-lost", "        self._take_back(pointer, now)\n", ""),
+        row("more-work-than-was-merged-is-no-loss", "if pointer.tokens <= tokens:", "if tokens:"),
         row(
             "merged-bases-are-forgotten-a-version-early",
             "oldest, recent = commit.version - self._pace.staleness,",
