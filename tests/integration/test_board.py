@@ -24,6 +24,7 @@ from isthmus.log.membership import Members
 from isthmus_services.board.api import Api
 from isthmus_services.board.export import key_of, write
 from isthmus_services.board.feed import Feed
+from isthmus_services.board.history import time_views
 from isthmus_services.board.history.history import BEAT
 from support.boards import a_board, a_run, ask, costs
 from support.world import all_commits, seed_of, serving, train, until, world
@@ -234,6 +235,9 @@ async def test_a_signed_run_is_shown_and_what_nobody_may_say_is_not(folder: Path
 async def test_asking_of_a_far_future_changes_nothing_of_what_was_read(folder: Path) -> None:
     async with a_run(folder) as w, a_board(w.log, follow=False) as (url, feed):
         await feed.read_all()
+        buckets, last = feed.history.by_learner, time_views.span(feed.history)[1]
+        # Sums count once their bucket has ended, which must not happen between the two looks.
+        await until(lambda: buckets.whole(feed.wall) > buckets.place(last), "the last bucket has ended")
         before = [await ask(url, q) for q in ("lanes", "learners", "series")]
         width = feed.history.by_learner.width
         for question in ("learner/a", "learners", "state", "lanes?", "fragments", "services", "commits", "series?"):
