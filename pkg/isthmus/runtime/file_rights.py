@@ -12,8 +12,8 @@ def why_denied(paths: Iterable[str], needs: int, *, writing: bool, place: Path |
     """Return which right this user lacks on the first of some paths that it may not use, and the command that gives it.
 
     Empty if owner and mode allow the use of all paths, or if they cannot be read. `needs`: rights on a path that
-    exists, as bits such as os.R_OK; `writing`: whether the folder around it must be written as well; `place`: a folder that
-    may be given to this user with all that is in it. Without one, the command gives the file and its folder alone.
+    exists, as bits such as os.R_OK; `writing`: whether the folder around it must be written as well; `place`: a folder
+    that may be given to this user with all that is in it. Without one, the command gives the file and its folder alone.
     """
     try:
         for path in map(Path, map(os.path.abspath, paths)):
