@@ -341,12 +341,15 @@ async def test_a_syncer_with_a_wrong_clock(doctor: Doctor, folder: Path) -> None
 )  # fmt: skip
 async def test_holes_in_the_log(doctor: Doctor, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_run(folder, fragments=8) as w:
-        await grown(w, 3)
-        kept = {commit_key(p, 2): await w.store.get(commit_key(p, 2)) for p in range(8)}
+        await grown(w, 6)
+        kept = {key: await w.store.get(key) for key in (*(commit_key(p, 2) for p in range(7)), commit_key(7, 1))}
         for key in kept:
             await w.store.delete(key)
+        await w.store.put(commit_key(7, 1), b"nonsense")
         monkeypatch.setattr(doctor_log, "NAMED_MAX", 4)
+        monkeypatch.setattr(doctor_log, "SAMPLED", 1000)  # as if the doctor ran often enough
         text = await prints(doctor, "finds", str(folder))
+        assert re.findall(r"^failure log: commits: (?:fragment )?(\d)", text, re.MULTILINE) == 2 * [*"0123", "4"]
         doctor.capsys.readouterr()
         code = await asyncio.to_thread(does, text, "heal")
         said = doctor.capsys.readouterr().out

@@ -360,6 +360,8 @@ async def test_a_membership_that_is_missing(folder: Path) -> None:
             assert code == 1, told
             advises(here, told)
             assert told.count(members_key(2)) == 1, told
+        _, told = await isthmus("doctor", w.run.url, "--size", "0.02")
+        assert f"failure log: commits: fragment 0, 1, 2, 3: {members_key(2)}: is missing" in told
         path.write_bytes(kept)
         code, told = await isthmus("heal", w.run.url)
         assert code == 0, told
