@@ -11,7 +11,6 @@ from isthmus.doctor.findings import (
     NOTE,
     OK,
     WARNING,
-    CheckOutcome,
     Finding,
     Role,
     clock,
@@ -135,14 +134,29 @@ async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Find
                 yield finding
             yield clock("bus: clock", before - facts.time, 0.1, "the bus")
         yield await _values(bus)
-        if role.participant is not None:
-            yield await _administers(bus, role)
     if role.stream:
         yield await _stream(bus, role, position)
+    async for finding in _more_than_its_part(bus, role):
+        yield finding
+
+
+async def _more_than_its_part(bus: Bus, role: Role) -> AsyncIterator[Finding]:
+    """Yield findings about what the user may do beyond its role: a single one if no user is named for the bus."""
+    found = []
+    if isinstance(bus, RedisBus) and role.participant is not None:
+        found.append(await _administers(bus, role))
     if role.others_streams:
-        yield await _must_not(bus, role)
-    if not role.hears_all and isinstance(bus, RedisBus):
-        yield await _must_not_hear(bus, role)
+        found.append(await _must_not(bus, role))
+    if isinstance(bus, RedisBus) and not role.hears_all:
+        found.append(await _must_not_hear(bus, role))
+    over = [finding for finding in found if finding.advice == _of_its_own(role)]
+    if over and isinstance(bus, RedisBus) and not bus.user:
+        alike = "no user of the bus is named, so all participants have the same rights there"
+        more = "nothing, if all participants trust each other; else give each its user of `isthmus access` (Redis 7)"
+        yield Finding("bus: users", WARNING, f"{alike}: {'; '.join(finding.said for finding in over)}", more)
+        found = [finding for finding in found if finding not in over]
+    for finding in found:
+        yield finding
 
 
 def _tls(bus: RedisBus) -> Finding:
@@ -166,7 +180,7 @@ async def _administers(bus: RedisBus, role: Role) -> Finding:
     except IsthmusError as error:
         return untried(check, error)
     if found:
-        return _too_much(bus, role, check, f"this user may use {', '.join(found)}")
+        return Finding(check, FAILURE, f"this user may use {', '.join(found)}", _of_its_own(role))
     return Finding(check, OK, "settings, deletions and other users are out of this user's reach")
 
 
@@ -179,7 +193,7 @@ async def _must_not_hear(bus: Bus, role: Role) -> Finding:
             continue
         except IsthmusError as error:
             return untried(check, error)
-        return _too_much(bus, role, check, f"this user may listen to {other}", WARNING)
+        return Finding(check, WARNING, f"this user may listen to {other}", _of_its_own(role))
     return Finding(check, OK, "it hears the syncers and itself")
 
 
@@ -227,17 +241,8 @@ async def _must_not(bus: Bus, role: Role) -> Finding:
             continue
         except IsthmusError as error:
             return untried(check, error)
-        return _too_much(bus, role, check, f"this user may speak as {other}")
+        return Finding(check, FAILURE, f"this user may speak as {other}", _of_its_own(role))
     return Finding(check, OK, f"{' and '.join(role.others_streams)}: out of this role's reach")
-
-
-def _too_much(bus: Bus, role: Role, check: str, said: str, outcome: CheckOutcome = FAILURE) -> Finding:
-    """Return the finding that the user has rights of other participants: a warning if no user is named for the bus."""
-    if isinstance(bus, RedisBus) and not bus.user:
-        said += ": no user of the bus is named, so all participants have the same rights there"
-        more = "nothing, if all participants trust each other; else give each its user of `isthmus access` (Redis 7)"
-        return Finding(check, WARNING, said, more)
-    return Finding(check, outcome, said, _of_its_own(role))
 
 
 def _of_its_own(role: Role) -> str:
