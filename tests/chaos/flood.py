@@ -30,7 +30,7 @@ async def main(url: str, bus_url: str, learner: str) -> None:
     async with open_log(url, threads=1) as log:
         run = log.run
     number = 0
-    async with open_bus(bus_url, run.digest) as bus:
+    async with open_bus(bus_url, run.digest, None) as bus:
         while True:
             fragments = len(run.layout.fragments)
             bodies = [announcement(run, learner, (number + i) % fragments, number + i) for i in range(BATCH)]

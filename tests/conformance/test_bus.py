@@ -58,7 +58,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, use: Callable[[Server]
 async def opened_at(url: str, digest: bytes) -> AsyncIterator[Bus]:
     """Open a bus at its own URL, or in the store at this URL."""
     if Url.of(url).scheme in ("redis", "sqlite"):
-        async with open_bus(url, digest) as bus:
+        async with open_bus(url, digest, None) as bus:
             yield bus
         return
     async with open_place(url, make=True) as store, open_bus("store:", digest, store, BEAT_S) as bus:
@@ -332,7 +332,7 @@ async def test_a_cancelled_task_ends_while_the_connections_are_lost(tmp_path: Pa
     """A cancellation that redis-py loses may meet a request that fails."""
     with redis_server(tmp_path) as server:
         admin = Redis.from_url(server.url)
-        async with open_bus(server.url, b"r" * 32) as bus:
+        async with open_bus(server.url, b"r" * 32, None) as bus:
 
             async def talk() -> None:
                 while True:
@@ -384,7 +384,7 @@ async def test_a_distant_bus_is_not_one_round_trip_a_message() -> None:
 async def test_a_reader_ahead_of_what_is_left_starts_again(tmp_path: Path) -> None:
     """If Redis restarts empty, or without its last second, it issues ids again, and positions lie in the future."""
     with redis_server(tmp_path) as server:
-        async with open_bus(server.url, b"r" * 32) as bus:
+        async with open_bus(server.url, b"r" * 32, None) as bus:
             for i in range(10):
                 await bus.append("s", f"{i}".encode())
             _, position = await drain(bus, "s")
@@ -416,7 +416,7 @@ async def test_a_wiped_redis_is_heard_again(redis: Server) -> None:
     import redis as client
 
     run = os.urandom(32)
-    async with open_bus(redis.url, run) as bus:
+    async with open_bus(redis.url, run, None) as bus:
         await bus.append("s", b"before")
         _, position = await drain(bus, "s")
         with client.Redis.from_url(redis.url) as operator:
@@ -429,7 +429,7 @@ async def test_a_wiped_redis_is_heard_again(redis: Server) -> None:
 
 async def test_a_deleted_sqlite_file_is_made_again(tmp_path: Path) -> None:
     path, run = tmp_path / "bus.sqlite", os.urandom(32)
-    async with open_bus(f"sqlite://{path}", run) as bus, open_bus(f"sqlite://{path}", run) as reader:
+    async with open_bus(f"sqlite://{path}", run, None) as bus, open_bus(f"sqlite://{path}", run, None) as reader:
         for i in range(5):
             await bus.append("s", f"{i}".encode())
         _, position = await drain(reader, "s")
@@ -443,7 +443,7 @@ async def test_streams_that_nobody_writes_to_leave_the_sqlite_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "EXPIRE_S", 0.5)
-    async with open_bus(f"sqlite://{tmp_path / 'bus.sqlite'}", bytes(32)) as bus:
+    async with open_bus(f"sqlite://{tmp_path / 'bus.sqlite'}", bytes(32), None) as bus:
         await bus.append("gone", b"1")
         await asyncio.sleep(1.0)
         assert await bus.names() == {"gone"}
@@ -456,7 +456,7 @@ async def test_streams_that_nobody_writes_to_leave_the_sqlite_file(
 async def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
     path = tmp_path / "bus.sqlite"
     path.write_bytes(b"this is not a database at all" * 100)
-    async with open_bus(f"sqlite://{path}", bytes(32)) as bus:
+    async with open_bus(f"sqlite://{path}", bytes(32), None) as bus:
         with pytest.raises(Unavailable, match="not a database"):
             await bus.append("s", b"x")
 
@@ -465,7 +465,7 @@ async def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None
 
 
 async def failing(url: str) -> None:
-    async with open_bus(url, bytes(32)) as bus:
+    async with open_bus(url, bytes(32), None) as bus:
         await bus.tail("syncer")
 
 
@@ -506,7 +506,7 @@ def commands_of(client: Any) -> dict[str, int]:
 async def test_no_key_of_others_on_a_shared_redis_is_looked_at(redis: Server) -> None:
     import redis as client
 
-    async with open_bus(redis.url, os.urandom(32)) as bus:
+    async with open_bus(redis.url, os.urandom(32), None) as bus:
         with client.Redis.from_url(redis.url) as other:
             other.mset({f"session:{i}": b"x" for i in range(1000)})
             other.config_resetstat()
@@ -519,7 +519,7 @@ async def test_no_key_of_others_on_a_shared_redis_is_looked_at(redis: Server) ->
 
 
 async def test_streams_are_found_again_when_the_servers_clock_was_set(redis: Server) -> None:
-    async with open_bus(redis.url, os.urandom(32)) as bus, open_bus(redis.url, os.urandom(32)):
+    async with open_bus(redis.url, os.urandom(32), None) as bus, open_bus(redis.url, os.urandom(32), None):
         await bus.append("learner/a", b"x")
         cast(Any, bus)._ahead -= 3600.0
         await bus.names(10.0)
@@ -535,7 +535,7 @@ async def test_a_time_far_in_the_future_hides_no_stream(redis: Server, monkeypat
 
     monkeypatch.setattr(redis_bus, "NAMES_MAX", 2)
     run = os.urandom(32)
-    async with open_bus(redis.url, run) as bus:
+    async with open_bus(redis.url, run, None) as bus:
         await bus.append("learner/honest", b"x")
         with client.Redis.from_url(redis.url) as other:
             other.zadd(f"isthmus:{run[:8].hex()}:names", {f"learner/{i}": "inf" for i in range(5)})
@@ -544,7 +544,7 @@ async def test_a_time_far_in_the_future_hides_no_stream(redis: Server, monkeypat
 
 
 async def test_names_of_the_past_leave_the_list(redis: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_bus(redis.url, os.urandom(32)) as bus:
+    async with open_bus(redis.url, os.urandom(32), None) as bus:
         await bus.append("learner/gone", b"x")
         await asyncio.sleep(1.1)
         monkeypatch.setattr(redis_bus, "EXPIRE_S", 1)

@@ -13,6 +13,7 @@ from isthmus.bus import PACE_IN_STORE, START, default_pace
 from isthmus.bus.endpoints import Listener
 from isthmus.bus.store import (
     ABANDONED_S,
+    BOXES_EACH,
     HEAD_BYTES,
     KEPT_BYTES,
     KEPT_LEAST,
@@ -54,6 +55,13 @@ class Strange(Layer):
         self.asked: list[str] = []
         self.puts_fail = False
         self.full = False
+        self.keeps = False
+
+    @override
+    async def delete(self, key: str) -> None:
+        if self.keeps:
+            raise Denied("403")
+        await super().delete(key)
 
     @override
     async def list(self, prefix: str) -> Sequence[Entry]:
@@ -227,6 +235,50 @@ def test_what_is_no_box_is_passed_over() -> None:
         await heard(reader, "syncer")
         assert not [asked for asked in store.asked if "0123456789abcdef" in asked], "junk is read once"
         assert await reader.names() == {"syncer"}
+
+    drive(body)
+
+
+def test_a_learner_with_many_boxes_fills_nobodys_memory() -> None:
+    """It may write anything below its own prefix. Its process is the one that wrote last."""
+
+    async def body(opened: Callable[[str], tuple[StoreBus, Strange]], world: World) -> None:
+        (writer, _), (reader, store) = opened("w"), opened("r")
+        big = pack_box(1, 2, [Said(1, 0.0, bytes(KEPT_BYTES // 2)), Said(2, 0.0, bytes(KEPT_BYTES))])
+        await writer.append("learner/a", b"mine")
+        (own,) = world.objects.list(f"bus/{RUN}/learner/a/")
+        for n in range(10 * BOXES_EACH):
+            world.objects.put(f"bus/{RUN}/learner/a/{n:016x}", big, own.modified - 1.0)
+        found, _ = await heard(reader, "learner/a")
+        assert b"mine" in found
+        assert len({asked for asked in store.asked if asked.startswith("get")}) == BOXES_EACH
+        assert sum(map(len, found)) <= BOXES_EACH * KEPT_BYTES, "of each box, what a box may hold"
+
+    drive(body)
+
+
+def test_positions_do_not_grow_with_the_processes_of_the_past() -> None:
+    async def body(opened: Callable[[str], tuple[StoreBus, Strange]], world: World) -> None:
+        (writer, _), (reader, _) = opened("w"), opened("r")
+        await writer.append("syncer", b"1")
+        past = " ".join(f"{n:016x}:9" for n in range(4 * BOXES_EACH))
+        (item,) = (await reader.read({"syncer": past}, 0.0))["syncer"]
+        assert len(item.position) < 40
+        (item,) = (await reader.read({"syncer": past[:100].rpartition(" ")[0]}, 0.0))["syncer"]
+        assert item.position.count(":") == 6, "few of them are kept: a late listing may lack their boxes"
+
+    drive(body)
+
+
+def test_a_process_that_may_not_delete_speaks_all_the_same() -> None:
+    async def body(opened: Callable[[str], tuple[StoreBus, Strange]], world: World) -> None:
+        old, _ = opened("old")
+        await old.append("syncer", b"1")
+        await asyncio.sleep(2.0 * ABANDONED_S)
+        (writer, store), (reader, _) = opened("w"), opened("r")
+        store.keeps = True
+        await writer.append("syncer", b"2")
+        assert sorted((await heard(reader, "syncer"))[0]) == [b"1", b"2"]
 
     drive(body)
 

@@ -89,7 +89,10 @@ async def saying(words: bytes, at: str) -> AsyncIterator[tuple[Bus, list[int]]]:
             writer.close()
 
     server = await asyncio.start_server(one, "127.0.0.1", 0)
-    async with server, open_bus(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}?protocol=2", b"r" * 32) as bus:
+    async with (
+        server,
+        open_bus(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}?protocol=2", b"r" * 32, None) as bus,
+    ):
         yield bus, connections
 
 
@@ -106,14 +109,14 @@ async def test_every_error_has_its_meaning(name: str, request_: str) -> None:
 
 
 async def test_a_server_that_is_no_redis_is_called_so(seaweedfs: Server) -> None:
-    async with open_bus(seaweedfs.url.replace("http:", "redis:"), b"r" * 32) as bus:
+    async with open_bus(seaweedfs.url.replace("http:", "redis:"), b"r" * 32, None) as bus:
         with pytest.raises(Unavailable, match=r"what answers there is no Redis: check the address .*HTTP/1\.1 400"):
             await bus.append("s", b"x")
 
 
 async def test_a_refused_user_is_named_and_its_password_is_not(redis: Server) -> None:
     url = redis.url.replace("redis://", "redis://learner-eu-1:not-this-one@")
-    async with open_bus(url, b"r" * 32) as bus:
+    async with open_bus(url, b"r" * 32, None) as bus:
         with pytest.raises(Denied, match=r"as user learner-eu-1: .*let its administrator install the run's") as refused:
             await bus.append("s", b"x")
     assert "not-this-one" not in str(refused.value)

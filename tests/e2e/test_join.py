@@ -335,7 +335,7 @@ async def test_with_a_lead_the_training_thread_waits_and_goes_on_when_the_versio
     async with open_store(str(folder), runtime) as store:
         run = await read_run(store)
         async with (
-            open_bus(place, run.digest) as bus,
+            open_bus(place, run.digest, None) as bus,
             serving(Syncer(Log(run, store, runtime), store, bus, runtime, "s")),
         ):
             await asyncio.to_thread(done.wait, 30.0)

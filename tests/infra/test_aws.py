@@ -475,7 +475,7 @@ async def test_a_run_needs_no_more_than_its_roles_have(stores: OpenAll, tmp_path
         runtime = single_threaded(0)
         await require_create_only(store[OWNER], runtime)
         run = await create_run(store[OWNER], runtime, seed_of())
-        bus = await stack.enter_async_context(open_bus(f"sqlite://{tmp_path}/bus", run.digest))
+        bus = await stack.enter_async_context(open_bus(f"sqlite://{tmp_path}/bus", run.digest, None))
         worlds = {who: World(run, s, bus, runtime) for who, s in store.items()}
         await require_create_only(store[SYNCER], runtime)
         async with serving(worlds[SYNCER].syncer()) as syncer:
@@ -547,7 +547,7 @@ async def test_the_bus_needs_no_more_commands_than_its_users_have(redis: Server)
     rules = [r for r in plain.split() if "~" not in r and r != "+client|setinfo"]
     with closing(redis_client.Redis(port=port)) as admin:
         command(admin, "ACL", "SETUSER", name, f">{password}", *rules, "~isthmus:*")
-        async with open_bus(f"redis://{name}:{password}@127.0.0.1:{port}", DIGEST) as bus:
+        async with open_bus(f"redis://{name}:{password}@127.0.0.1:{port}", DIGEST, None) as bus:
             stream = learner_stream(name)
             await bus.append(stream, b"hello")
             assert [s.body for s in (await bus.read({stream: ""}, 1.0))[stream]] == [b"hello"]

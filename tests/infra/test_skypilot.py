@@ -318,7 +318,7 @@ def test_a_learner_that_loses_its_machine_goes_on_under_its_name_on_another(
 
 
 async def answers(url: str) -> bool:
-    async with open_bus(url, bytes(32)) as bus:
+    async with open_bus(url, bytes(32), None) as bus:
         try:
             await bus.tail("syncer")
         except Unavailable:

@@ -78,7 +78,7 @@ async def test_a_filled_redis_costs_time_and_nothing_else(
 
 async def test_an_embedded_bus_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "_SCHEMA", (*sqlite._SCHEMA, "PRAGMA max_page_count = 32"))
-    async with open_bus(f"sqlite://{tmp_path}/bus.sqlite", b"r" * 32) as bus:
+    async with open_bus(f"sqlite://{tmp_path}/bus.sqlite", b"r" * 32, None) as bus:
         with pytest.raises(Refused, match="database or disk is full: free space on its disk"):
             for _ in range(100):
                 await bus.append("s", bytes(1 << 16))

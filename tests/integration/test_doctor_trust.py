@@ -35,7 +35,7 @@ async def found(w: World, bus: Bus) -> Finding | None:
 @asynccontextmanager
 async def a_run(folder: Path) -> AsyncIterator[tuple[World, Bus]]:
     """Yield a world, and a bus on which nothing was said."""
-    async with world(folder, SEED) as w, open_bus(f"sqlite://{folder}.bus", w.run.digest) as silent:
+    async with world(folder, SEED) as w, open_bus(f"sqlite://{folder}.bus", w.run.digest, None) as silent:
         yield w, silent
 
 

@@ -112,7 +112,7 @@ def test_a_bus_names_the_right_that_is_missing(
 
     def again() -> None:
         async def append() -> None:
-            async with open_bus(f"sqlite://{above}/bus", b"r" * 32) as bus:
+            async with open_bus(f"sqlite://{above}/bus", b"r" * 32, None) as bus:
                 await bus.append("s", b"x")
 
         with as_user():
@@ -129,7 +129,7 @@ def test_a_bus_names_the_right_that_is_missing(
 def test_the_folder_of_a_bus_is_made_for_the_user(above: Path) -> None:
     def again() -> None:
         async def append() -> None:
-            async with open_bus(f"sqlite://{above}/a/bus", b"r" * 32) as bus:
+            async with open_bus(f"sqlite://{above}/a/bus", b"r" * 32, None) as bus:
                 await bus.append("s", b"x")
 
         with as_user():

@@ -300,13 +300,13 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], st
 
 
 async def test_each_user_hears_and_speaks_what_it_may(bus: Callable[[str], str]) -> None:
-    async with open_bus(bus(SYNCER), bytes(32)) as syncer:
+    async with open_bus(bus(SYNCER), bytes(32), None) as syncer:
         await syncer.append("syncer", b"first")
     for user in ("learner-eu-1", "learner-us-1"):
-        async with open_bus(bus(user), bytes(32)) as own:
+        async with open_bus(bus(user), bytes(32), None) as own:
             await own.append(f"learner/{user.removeprefix('learner-')}", b"first")
     for user in HEARS:
-        async with open_bus(bus(user), bytes(32)) as opened:
+        async with open_bus(bus(user), bytes(32), None) as opened:
             heard = {stream for stream in STREAMS if await allowed(opened.read({stream: ""}, 0.0))}
             assert heard == set(HEARS[user]), user
             assert {s for s in STREAMS if await allowed(opened.tail(s))} == set(HEARS[user]), user
@@ -315,7 +315,7 @@ async def test_each_user_hears_and_speaks_what_it_may(bus: Callable[[str], str])
 
 
 async def test_many_streams_are_not_read_where_one_of_them_may_not_be(bus: Callable[[str], str]) -> None:
-    async with open_bus(bus("learner-eu-1"), bytes(32)) as opened:
+    async with open_bus(bus("learner-eu-1"), bytes(32), None) as opened:
         with pytest.raises(Denied):
             await opened.read({"syncer": "", "learner/us-1": ""}, 0.0)
 

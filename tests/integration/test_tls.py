@@ -82,7 +82,7 @@ async def test_a_bus_is_trusted_by_its_authority(rediss: Server, authority: Auth
         trusting(rediss.url, str(authority.file)),
         as_environment_says(rediss.url, {"ISTHMUS_BUS_CA": str(authority.file)}),
     ):
-        async with open_bus(url, bytes(32)) as bus:
+        async with open_bus(url, bytes(32), None) as bus:
             await bus.append("syncer", b"over TLS")
             assert (await bus.read({"syncer": ""}, 1.0))["syncer"][-1].body == b"over TLS"
         found = {f.check: f async for f in examine_bus(url, bytes(32), Role(RoleKind.OPERATOR), single_threaded())}
@@ -97,7 +97,7 @@ async def test_a_bus_of_another_authority_or_another_host_is_not_spoken_to(
     another = Authority(tmp_path, "another")
     elsewhere = rediss.url.replace("127.0.0.1", "localhost")  # the certificate names only the address
     for url in (rediss.url, trusting(rediss.url, str(another.file)), trusting(elsewhere, str(authority.file))):
-        async with open_bus(url, bytes(32)) as bus:
+        async with open_bus(url, bytes(32), None) as bus:
             with pytest.raises(Unavailable, match=r"(?i)certificate"):
                 await bus.append("syncer", b"x")
 

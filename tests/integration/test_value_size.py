@@ -53,7 +53,7 @@ def test_every_redis_we_ship_has_the_same_bound() -> None:
 
 
 async def test_the_longest_message_passes_and_a_larger_value_is_refused(shipped: Server) -> None:
-    async with open_bus(shipped.url, RUN) as bus:
+    async with open_bus(shipped.url, RUN, None) as bus:
         await bus.append(STREAM, bytes(LONGEST))
         await bus.append(STREAM, bytes(VALUE_MAX))
         for size in (VALUE_MAX + 1, 8 * VALUE_MAX):
@@ -76,7 +76,7 @@ async def about_values(url: str) -> tuple[Finding, int]:
     """Return the doctor's finding about the size of values, and how many messages its stream holds afterwards."""
     role = Role(RoleKind.LEARNER, "eu-1")
     found = {f.check: f async for f in examine_bus(url, RUN, role, single_threaded())}
-    async with open_bus(url, RUN) as bus:
+    async with open_bus(url, RUN, None) as bus:
         said = await bus.read({role.stream: ""}, 0.1)
     assert found["bus: streams"].outcome == OK
     assert all(s.body == b"" for s in said[role.stream]), "the doctor must leave no long value behind"

@@ -155,7 +155,7 @@ async def world(
         run = await create_run(store, runtime, seed)
         bus = bus or default_bus(str(url))
         assert bus is not None
-        async with open_bus(bus, run.digest) as opened:
+        async with open_bus(bus, run.digest, None) as opened:
             yield World(run, store, opened, runtime, seed.signer)
 
 

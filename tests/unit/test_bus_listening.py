@@ -339,7 +339,7 @@ def test_new_streams_are_looked_for_now_and_then_and_not_at_every_read() -> None
 
 
 async def test_a_reader_of_a_file_reads_each_message_once_and_begins_again_where_it_was_emptied(tmp_path: Path) -> None:
-    async with open_bus(f"sqlite://{tmp_path / 'bus.sqlite'}", b"r" * 32) as bus:
+    async with open_bus(f"sqlite://{tmp_path / 'bus.sqlite'}", b"r" * 32, None) as bus:
         await bus.append("s", b"0", b"1", b"2")
         assert await bus.tail("s") == "3"
         assert [said.body for said in (await bus.read({"s": "1"}, 0.0))["s"]] == [b"1", b"2"]
@@ -416,7 +416,7 @@ async def test_a_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -
         link.unlink(missing_ok=True)
         link.symlink_to(victim)
         with pytest.raises(Denied, match="is a link to another file"):
-            async with open_bus(f"sqlite://{link}", bytes(32)) as bus:
+            async with open_bus(f"sqlite://{link}", bytes(32), None) as bus:
                 await bus.append("syncer", b"x")
         assert victim.exists() == there
         assert not there or victim.read_bytes() == b""

@@ -72,7 +72,7 @@ def test_a_place_is_shown_without_secrets() -> None:
 async def test_an_option_that_the_client_of_redis_does_not_take_is_named(url: str) -> None:
     wrong = next(name for name in ("odd", "ssl_cert_reqs", "retry", "protocol", "db") if f"{name}=" in url)
     with pytest.raises(InputError, match=f"correct or leave out the option {wrong}$") as caught:
-        async with open_bus(url, b"r" * 32):
+        async with open_bus(url, b"r" * 32, None):
             pass
     assert "sesame" not in str(caught.value)
 
@@ -105,7 +105,7 @@ async def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
     bus = default_bus(str(folder))
     assert bus is not None
     assert Place.of(bus).path == str(folder / "bus.sqlite")
-    async with open_bus(bus, b"r" * 32) as opened:
+    async with open_bus(bus, b"r" * 32, None) as opened:
         await opened.append("s", b"x")
     assert {path.name for path in tmp_path.iterdir()} == {name}
     assert (folder / "bus.sqlite").exists()

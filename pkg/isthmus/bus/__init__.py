@@ -50,19 +50,20 @@ def default_pace(bus_url: str, run_url: str) -> Pace:
 
     The requests to a bus in a store cost nothing if the store is on this machine.
     """
+    if not in_store(bus_url):
+        return Pace()
     endpoint = endpoint_of(run_url)
-    near = endpoint is None or Place.of(endpoint).is_loopback
-    return PACE_IN_STORE if in_store(bus_url) and not near else Pace()
+    return Pace() if endpoint is None or Place.of(endpoint).is_loopback else PACE_IN_STORE
 
 
 @asynccontextmanager
 async def open_bus(
-    url: str, run: bytes, store: EdgeStore | None = None, beat_s: float = PACE_IN_STORE.heartbeat_s
+    url: str, run: bytes, store: EdgeStore | None, beat_s: float = PACE_IN_STORE.heartbeat_s
 ) -> AsyncIterator[Bus]:
     """Open `redis://host`, `rediss://…`, `unix://…`, `sqlite:///path` or `store:` for the run with this digest.
 
-    `store`: the run's own, which `store:` means; `beat_s`: the heartbeat of its processes. Raises `InputError` for a
-    URL of another kind. Nothing is contacted before the first request.
+    `store`: the run's own, which `store:` means; None: the bus cannot be there. `beat_s`: the heartbeat of the run's
+    processes. Raises `InputError` for a URL of another kind. Nothing is contacted before the first request.
     """
     place, name = Place.of(url), run[:8].hex()
     if place.scheme in ("redis", "rediss", "unix"):

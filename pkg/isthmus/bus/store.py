@@ -45,7 +45,7 @@ HEAD_BYTES = 4096
 """Bytes that are read of a box to see whether it has new messages. The newest few are among them."""
 
 KEPT_BYTES = 128 << 10
-"""Largest messages of a box, together, with their numbers [bytes]. One message is kept whatever its size."""
+"""Most bytes of a box's messages and their numbers together. One message is kept whatever its size."""
 
 KEPT_S = 120.0
 """A message is kept in the box for this long."""
@@ -71,6 +71,9 @@ ASKED_MAX = 12
 
 LIST_BEATS = 6.0
 """Heartbeats between two listings while the known writers are heard; otherwise a listing comes every heartbeat."""
+
+BOXES_EACH = 64
+"""Boxes of one stream that are read: those written last. A learner may make any number of boxes in its own stream."""
 
 READS_AT_ONCE = 16
 
@@ -251,7 +254,7 @@ class StoreBus(Bus):
 
     async def _tidy(self, stream: str) -> None:
         """Delete the boxes of processes of this stream that ended long ago."""
-        with suppress(Unavailable):  # the next process of this stream tries again
+        with suppress(Unavailable, Denied):  # the next process of this stream tries again, or `isthmus gc`
             for _, _, entry in await self._list(f"{self._prefix}{stream}/"):
                 if self._store_now - entry.modified > ABANDONED_S:
                     await self._store.delete(entry.key)
@@ -278,9 +281,11 @@ class StoreBus(Bus):
     def _after(self, positions: Mapping[str, dict[str, int]]) -> dict[str, list[BusItem]]:
         found = {}
         for stream, seen in positions.items():
-            at = dict(seen)
+            said_by = dict(self._said(stream))
+            # The numbers of writers that are not listed are kept, since a listing may be late, but not for ever.
+            at = seen.copy() if len(seen) < 4 * BOXES_EACH else {w: n for w, n in seen.items() if w in said_by}
             items: list[BusItem] = []
-            for writer, said in self._said(stream):
+            for writer, said in said_by.items():
                 for one in said:
                     if one.number > seen.get(writer, 0) and len(items) < READ_MAX:
                         at[writer] = one.number
@@ -338,14 +343,18 @@ class StoreBus(Bus):
         named = ((*self._names_in(entry.key), entry) for entry in await self._store.list(prefix))
         found = [(stream, writer, entry) for stream, writer, entry in named if writer]
         self._lists[prefix] = asked_at
-        for stream, writer, entry in found:
-            if writer != self._writer:
-                self._boxes.setdefault(stream, {}).setdefault(writer, _Box()).listed = entry
-        there = {(stream, writer) for stream, writer, _ in found}
-        for stream, boxes in self._boxes.items():
-            if f"{self._prefix}{stream}/".startswith(prefix):
-                for writer in [writer for writer in boxes if (stream, writer) not in there]:
-                    del boxes[writer]
+        there: dict[str, dict[str, Entry]] = {}
+        for stream, writer, entry in sorted(found, key=lambda box: box[2].modified, reverse=True):
+            of_stream = there.setdefault(stream, {})
+            if writer != self._writer and len(of_stream) < BOXES_EACH:
+                of_stream[writer] = entry
+        for stream in [stream for stream in self._boxes if f"{self._prefix}{stream}/".startswith(prefix)]:
+            there.setdefault(stream, {})
+        for stream, entries in there.items():
+            known = self._boxes.get(stream, {})
+            self._boxes[stream] = {writer: known.get(writer) or _Box() for writer in entries}
+            for writer, entry in entries.items():
+                self._boxes[stream][writer].listed = entry
         self._store_now = max([self._store_now, *(entry.modified for _, _, entry in found)])
         return found
 
@@ -367,7 +376,7 @@ class StoreBus(Bus):
         if opened is None or opened.written == box.written:
             return None
         fresh = tuple(said for said in opened.said if said.number > box.newest)
-        box.said = opened.said if opened.whole else _newest((*box.said, *fresh))
+        box.said = _newest(opened.said if opened.whole else (*box.said, *fresh))
         box.written, box.newest, box.changed_at = opened.written, max(box.newest, opened.newest), self._runtime.now()
         return None
 

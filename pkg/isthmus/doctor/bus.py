@@ -56,7 +56,7 @@ async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime, place:
             async with open_store(place, runtime) as store, open_bus(url, run, store) as bus:
                 yield await _in_store(bus, role, runtime)
             return
-        async with open_bus(url, run) as bus:
+        async with open_bus(url, run, None) as bus:
             async for finding in _examine(bus, role, runtime):
                 yield finding
     except InputError as error:

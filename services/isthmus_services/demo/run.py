@@ -359,7 +359,7 @@ def _servers(out: Path, stack: ExitStack, *, bucket_only: bool) -> tuple[str, st
 async def _require_usable(a: declared.Demo, bus: str) -> None:
     """Raise, before files of an earlier demo are deleted, unless the bus answers and the store has room for a run."""
     if a.bus and not in_store(a.bus):
-        async with open_bus(bus, bytes(32)) as opened:
+        async with open_bus(bus, bytes(32), None) as opened:
             await bus_answers(opened)
     if not a.store:
         return
