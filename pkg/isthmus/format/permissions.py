@@ -77,8 +77,9 @@ _TRIED = (
     _grant(DELETE, "scratch/*", "as above"),
 )
 _BUS = f"bus/{RUN}"
-_HEARS = "which processes speak, on a bus in the store"
-_SPEAKS = "its own words there: one object, written again for each message"
+_SAID = "messages, if the bus is in the store"
+_HEARS = "which processes have messages there"
+_SPEAKS = "its own messages there: a process writes one object again and again"
 _CHECKPOINTS = f"learners/{OWN}/*/checkpoints/*"
 
 GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
@@ -97,10 +98,10 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _grant(LIST, "commits/<p>/", "whether one is missing"),
         _grant(CREATE, "commits/*", "the log: creating a commit decides"),
         _grant(REPLACE, "values/* snapshots/*", "keys end in a digest, two may publish one round, a PUT is sent again"),
-        _grant(READ, f"{_BUS}/*", "what is said on a bus in the store"),
+        _grant(READ, f"{_BUS}/*", _SAID),
         _grant(LIST, f"{_BUS}/*", _HEARS),
         _grant(REPLACE, f"{_BUS}/syncer/*", _SPEAKS),
-        _grant(DELETE, f"{_BUS}/syncer/*", "those of processes that ended"),
+        _grant(DELETE, f"{_BUS}/syncer/*", "messages of processes that ended"),
     ),
     Participant.COLLECTOR: (
         _PUBLISHED,
@@ -110,7 +111,7 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _grant(READ, "learners/*/checkpoints/*", "which of a signed run's checkpoints are their learners' own"),
         _grant(REPLACE, "segments/* commits/*", "packs commits, and leaves a pointer under each one's key"),
         _grant(DELETE, "values/* snapshots/* updates/* learners/*/checkpoints/*", "what no kept commit needs"),
-        _grant(LIST, "bus/", "the words of processes that ended, on a bus in the store"),
+        _grant(LIST, "bus/", "messages of processes that ended, if the bus is in the store"),
         _grant(DELETE, "bus/*", "as above"),
     ),
     Participant.LEARNER: (
@@ -122,10 +123,10 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _grant(CREATE, f"learners/{OWN}/*/claim", "an incarnation of a name is taken once"),
         _grant(REPLACE, _CHECKPOINTS, "who may delete may replace; nobody's log depends on a checkpoint"),
         _grant(DELETE, _CHECKPOINTS, "its own old ones; never an update or a claim"),
-        _grant(READ, f"{_BUS}/syncer/* {_BUS}/learner/{OWN}/*", "what is said on a bus in the store"),
+        _grant(READ, f"{_BUS}/syncer/* {_BUS}/learner/{OWN}/*", _SAID),
         _grant(LIST, f"{_BUS}/syncer/ {_BUS}/learner/{OWN}/", _HEARS),
         _grant(REPLACE, f"{_BUS}/learner/{OWN}/*", _SPEAKS),
-        _grant(DELETE, f"{_BUS}/learner/{OWN}/*", "those of its earlier processes"),
+        _grant(DELETE, f"{_BUS}/learner/{OWN}/*", "messages of its earlier processes"),
     ),
     Participant.FOLLOWER: (
         _PUBLISHED,
@@ -142,7 +143,7 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
             LIST, "values/<p>/ updates/* learners/* evaluations/*", "explain looks for updates, status for learners"
         ),
         _grant(LIST, "commits/<p>/", "whether one is missing"),
-        _grant(READ, f"{_BUS}/*", "what is said on a bus in the store"),
+        _grant(READ, f"{_BUS}/*", _SAID),
         _grant(LIST, f"{_BUS}/*", _HEARS),
     ),
 }
