@@ -127,3 +127,12 @@ def test_a_round_that_was_kept_open_closes_when_it_did_though_nobody_was_waited_
     kept: dict[str, Any] = {"expected": (), "quorum_s": 0.4, "grace_s": 0.0, "own_s": 0.4}
     assert decided(round_of(1, *story, **kept)) == [[("a", 0), ("b", 0)]]
     assert decided(round_of(1, *story, **kept | {"own_s": 0.0})) == [[("a", 0)]], "otherwise it would have closed"
+
+
+def test_without_grace_too_a_round_whose_end_was_noticed_late_comes_out_as_it_did() -> None:
+    """The syncer had just started and held the round until 0.5 s; busy, it noticed that after b's update had come."""
+    pace = Pace(quorum=1, grace=0.0)
+    held: dict[str, Any] = {"closed_by": "grace", "grace_s": 0.0, "hold_s": 0.5, "expected": ("a", "b")}
+    one = round_of(1, (0.4, "in", "a"), (0.6, "in", "b"), own_s=0.6, **held)
+    assert decided(one, pace=pace) == [[("a", 0), ("b", 0)]]
+    assert decided(one, pace=Pace(quorum=1, grace=0.8), grace=0.0) == [[("a", 0)]], "nothing is kept open without grace"

@@ -414,6 +414,7 @@ def _decided(
 ) -> list[tuple[tuple[Input, ...], float]]:
     """Return what `decide` does, each with the time at which its round closed [seconds since it was opened]."""
     pace = msgspec.structs.replace(log.run.pace, **changed)
+    at_once = pace.grace == 0.0 < log.run.pace.grace  # rounds now end with their quorum, and none is kept open
     live = _Recorded(pace)
     # Commits do not list absent learners as expected, so the rounds here need not find out which are absent.
     rounds = Rounds(pace, log.run.rules.periods, live, Bounds(absent=ABSENT_MAX))
@@ -426,7 +427,7 @@ def _decided(
         until = math.inf
         if number + 1 < len(commits):
             until = commits[number + 1].header.waited.opened_at - h.waited.opened_at
-        merged, closed_at = ((), 0.0) if h.healed is not None else _Story(rounds, live, given, h).tell(until)
+        merged, closed_at = ((), 0.0) if h.healed is not None else _Story(rounds, live, given, h).tell(until, at_once)
         decided.append((merged, closed_at))
         # The commit follows at once: the recorded terms already contain the time between closing and commit.
         rounds.on(Appended(msgspec.structs.replace(h, inputs=merged, rejected=(), rejected_total={})), closed_at)
@@ -456,10 +457,11 @@ class _Story:
         if w.own_s:
             self._lag = w.waited_s - w.own_s  # the other times did not decide this round
 
-    def tell(self, until: float) -> tuple[tuple[Input, ...], float]:
+    def tell(self, until: float, at_once: bool) -> tuple[tuple[Input, ...], float]:
         """Return the updates in the round when it closes, and when it closes [seconds since it was opened].
 
-        It closes at the latest when the next round was opened, `until` seconds after this one.
+        It closes at the latest when the next round was opened, `until` seconds after this one. With `at_once` it is not
+        kept open past its end, even if it was.
         """
         w = self._header.waited
         self._live.here = _expected_at_first(w)
@@ -468,9 +470,9 @@ class _Story:
         actions = self._rounds.on(Called(self._header.version, w.called_by), 0.0)
         if self._rounds.round is not None:
             self._rounds.round.boundary_at, self._rounds.round.gives_up_at = -w.boundary_s, w.gives_up_s
-            # An update that arrived at that very moment is still in the round.
-            self._rounds.round.own_until = w.own_s + INSTANT_S if w.own_s else -math.inf
-            self._rounds.round.not_before = w.own_s
+            if w.own_s and not at_once:
+                # An update that arrived at that very moment is still in the round.
+                self._rounds.round.own_until, self._rounds.round.not_before = w.own_s + INSTANT_S, w.own_s
         self._do(actions)
         inputs = iter(self._header.inputs)
         for number, seen in enumerate(w.seen):

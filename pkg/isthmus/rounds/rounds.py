@@ -833,7 +833,7 @@ class Rounds:
         quorum.
         """
         if self.phase is Phase.GRACE and self._pace.grace == 0.0:
-            return -math.inf
+            return r.own_until
         if not self._fetching:
             return r.own_until
         return max(self._begun.get(place, math.inf) for place in self._fetching) + self._admission.patience_s
