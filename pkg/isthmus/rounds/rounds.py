@@ -832,9 +832,7 @@ class Rounds:
         as two usual fetches take; a slower update is left to the next round. With `grace` 0 the round ends with its
         quorum.
         """
-        if self.phase is Phase.GRACE and self._pace.grace == 0.0:
-            return r.own_until
-        if not self._fetching:
+        if not self._fetching or (self.phase is Phase.GRACE and self._pace.grace == 0.0):
             return r.own_until
         return max(self._begun.get(place, math.inf) for place in self._fetching) + self._admission.patience_s
 
