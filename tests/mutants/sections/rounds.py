@@ -129,8 +129,8 @@ MUTANTS = [
         ),
         row(
             "no-grace-waits-for-what-is-to-be-read",
-            "if self.phase is Phase.GRACE and self._pace.grace == 0.0:",
-            "if False:",
+            " or (self.phase is Phase.GRACE and self._pace.grace == 0.0):",
+            ":",
         ),
         row(
             "a-round-does-not-say-that-it-was-kept-open",
