@@ -41,6 +41,7 @@ class Clip(StrEnum):
     WEIGHT = "weight"  # far more weight than the median of recent updates
     NORM = "norm"  # far longer than recent updates: its length is cut
     SHORT = "short"  # far shorter than recent updates: its weight is cut, as RDA counts directions by weight alone
+    CHARTER = "charter"  # more weight than the charter grants its member in a round
 
 
 PASSING = frozenset({Reason.UNKNOWN_BASE, Reason.UNREADABLE, Reason.NOT_A_MEMBER, Reason.OTHER_HISTORY})

@@ -54,6 +54,8 @@ SCHEMAS: dict[Kind, type[msgspec.Struct]] = {
     Kind.PART: objects.PartHeader,
     Kind.EVALUATION: objects.EvaluationHeader,
     Kind.MEMBERS: objects.MembersHeader,
+    Kind.MANIFEST: objects.ManifestHeader,
+    Kind.PROMOTION: objects.PromotionHeader,
 }
 """Every kind of stored object. (Messages have a target of their own.)"""
 

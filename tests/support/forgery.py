@@ -18,10 +18,13 @@ from isthmus.format.records.objects import (
     ClaimHeader,
     CommitHeader,
     EvaluationHeader,
+    Evidence,
     FragmentPoint,
     Input,
+    ManifestHeader,
     MemberSpec,
     PackedHeader,
+    PromotionHeader,
     Record,
     SegmentHeader,
     SnapshotHeader,
@@ -49,6 +52,8 @@ BY: Mapping[Kind, Signer] = {
     Kind.SEGMENT: COLLECTOR,
     Kind.PACKED: COLLECTOR,
     Kind.EVALUATION: FOLLOWER,
+    Kind.MANIFEST: EU,
+    Kind.PROMOTION: FOLLOWER,
 }
 """The key that signs each kind here."""
 
@@ -174,7 +179,17 @@ class Stage:
         self._keep(Kind.CLAIM, frame.draft(Kind.CLAIM, claim).blob)
         self._keep(Kind.CHECKPOINT, self.checkpoint())
         series = EvaluationHeader(schema=1, run=digest, series="loss", cut=1, value=1.0, written_at=1.8e9)
-        self._keep(Kind.EVALUATION, frame.draft(Kind.EVALUATION, series).blob)
+        measured, number = self._keep(Kind.EVALUATION, frame.draft(Kind.EVALUATION, series).blob)
+        manifest = ManifestHeader(
+            schema=1, run=digest, learner="eu", code="1.0", model=bytes(32), configuration=bytes(32), sources=(),
+            hardware="one CPU", written_at=1.8e9,
+        )  # fmt: skip
+        self._keep(Kind.MANIFEST, frame.draft(Kind.MANIFEST, manifest).blob)
+        promotion = PromotionHeader(
+            schema=1, run=digest, number=1, previous=digest, members=2, versions=(1,) * len(run.layout.fragments),
+            published=bytes(32), evidence=(Evidence(measured, frame.digest(number)),), by="fol", written_at=1.8e9,
+        )  # fmt: skip
+        self._keep(Kind.PROMOTION, frame.draft(Kind.PROMOTION, promotion).blob)
 
     def checkpoint(self, learner: str = "eu", incarnation: int = 1, step: int = 12, value: float = 0.5) -> Body:
         """Return an unsigned checkpoint whose parameters all have this value."""

@@ -19,6 +19,7 @@ from isthmus.rounds.bounds import (
     REMEMBERED,
     RISES,
     UNTIMED,
+    Already,
     Believed,
     Claim,
     Influence,
@@ -122,8 +123,8 @@ def test_several_updates_in_a_round_weigh_no_more_than_one_may() -> None:
     usual = seen(*HONEST)
     claim = Claim("h1", 12, 12_000, 0.1)
     one = usual.judge(claim)
-    assert usual.judge(claim, already=one.weight).clipped == (), "twice the usual weight is allowed"
-    third = usual.judge(claim, already=BOUNDS.weight * one.weight)
+    assert usual.judge(claim, already=Already(one.weight)).clipped == (), "twice the usual weight is allowed"
+    third = usual.judge(claim, already=Already(BOUNDS.weight * one.weight))
     assert Clip.WEIGHT in third.clipped
     assert 0.0 < third.weight < 1e-3 * one.weight
 

@@ -315,6 +315,7 @@ GATES = {
     "format/records/messages.py": "words on the bus, which `log.authenticate` judges",
     "log/run.py": "the run object, which vouches for everything",
     "log/membership.py": "the membership, which says who may write what",
+    "log/proposals.py": "proposed memberships, which `log.membership` judges when they are created",
     "log/verify.py": "the verifier",
 }
 

@@ -22,10 +22,11 @@ from isthmus.inspect.losses import LossCurves
 from isthmus.log import Commit, Log, fold
 from isthmus.log.holes import lacking, require_whole
 from isthmus.log.listing import ShareDone, all_or, earliest
+from isthmus.log.membership import Members
 from isthmus.log.merge import Advance, State
 from isthmus.log.updates import Update
 from isthmus.reasons import Reason
-from isthmus.rounds.bounds import REMEMBERED, Influence, claim_of, first_norm
+from isthmus.rounds.bounds import REMEMBERED, Influence, WeightSoFar, claim_of, first_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +139,12 @@ class _Watch:
 class _Judge:
     """Computes again what each input of a fragment counts for. It follows from the log before it (`rounds.bounds`)."""
 
-    def __init__(self, bounds: Bounds, size: int, last: Sequence[Commit]) -> None:
+    def __init__(self, bounds: Bounds, size: int, last: Sequence[Commit], members: Members) -> None:
         """`size`: the fragment's parameters. `last`: the newest commits before the first that is judged."""
         self._influence = Influence(bounds)
         self._bounds = bounds
         self._size = size
+        self._members = members
         self._bases: dict[str, int] = {}
         self._written_at: dict[int, float] = {}
         """When each of the newest versions was written, by its writer's clock [seconds since 1970]."""
@@ -185,12 +187,13 @@ class _Judge:
         influence, found, exact = self._influence, list[str](), not _unproven(h)
         first = math.inf if influence.length else first_norm(kernels.norm(before), self._size)
         claims = [claim_of(given) for given in h.inputs]
-        weights = dict[str, float]()
-        for number, (given, claim) in enumerate(zip(h.inputs, claims, strict=True)):
+        terms = [self._members.versions[h.members].terms(given.learner) for given in h.inputs]
+        so_far = WeightSoFar()
+        for number, (given, claim, agreed) in enumerate(zip(h.inputs, claims, terms, strict=True)):
             among = claims[:number] if influence.known else claims
-            by = influence.judge(claim, among, already=weights.get(given.learner, 0.0), first=first)
-            weights[given.learner] = weights.get(given.learner, 0.0) + given.weight
-            counts = by.weight, by.scale, tuple(map(str, by.clipped))
+            by = influence.judge(claim, among, already=so_far.of(given.learner, agreed), first=first, terms=agreed)
+            so_far.add(given, agreed)
+            counts = by.weight * agreed.factor, by.scale, tuple(map(str, by.clipped))
             if exact and counts != (given.weight, given.scale, given.clipped):
                 said = _counts(given.weight, given.scale, given.clipped)
                 found.append(f"{given.key} counts for {said}; by the run's bounds it is {_counts(*counts)}")
@@ -290,7 +293,7 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[Comm
     begin = await earliest(log, p)
     at = await fold.begin(log, p, carry, at_most=max(begin, first - 1), keep=BEFORE, need=1)
     bounds, size = log.run.header.bounds, log.run.layout.fragments[p].size
-    judge = _Judge(bounds, size, at.last)
+    judge = _Judge(bounds, size, at.last, log.members)
     result = Replayed(p, max(at.version, first - 1), begin)
     snapshots, moved = defaultdict[int, list[str]](list), deque[float](maxlen=REMEMBERED)
     for version, key in await log.snapshots(p):
@@ -326,7 +329,7 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[Comm
             if result.difference is not None:
                 return result
             result.compared += healed.version >= first
-            at, judge = healed, _Judge(bounds, size, healed.last)
+            at, judge = healed, _Judge(bounds, size, healed.last, log.members)
             continue
         if at.version < top < VERSION_MAX:
             key = commit_key(p, at.version + 1)

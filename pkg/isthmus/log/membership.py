@@ -4,21 +4,29 @@ Each version holds all members, names the version before it, and is signed by th
 overwritten. Version 0 is the run object: it names only the owner, who may do everything. A new owner takes over in a
 version that the old key signs and the new key has accepted (the rule of TUF's root). If the run object names no owner,
 there are no members, and nothing in the run may be signed.
+
+A version may hold a charter. From then on the owners named in it decide together, as many as it asks for
+(`isthmus.log.charter`), and no owner may write any other object of the run by being an owner.
 """
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Generic, TypeVar
+
+import msgspec
 
 from isthmus.errors import InputError, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.format.records import frame
+from isthmus.format.records.charter import Approval, Charter, Terms
 from isthmus.format.records.frame import Blob, Kind
 from isthmus.format.records.keys import learner_in, members_key
 from isthmus.format.records.objects import SCHEMA, MembersHeader, MemberSpec
 from isthmus.format.rules import MemberRole as Role
 from isthmus.format.signing import Forged, Signer, fingerprint, verify
 from isthmus.format.signing.points import is_small_order
+from isthmus.log.charter import require_agreement
 from isthmus.log.run import Run
 from isthmus.reasons import Reason
 from isthmus.store import Store, checked
@@ -47,9 +55,16 @@ WRITERS = {
     Kind.SEGMENT: (Role.COLLECTOR,),
     Kind.PACKED: (Role.COLLECTOR,),
     Kind.EVALUATION: tuple(Role),
+    Kind.MANIFEST: (Role.LEARNER,),
+    Kind.PROMOTION: (Role.FOLLOWER,),
     Kind.MESSAGE: (Role.LEARNER, Role.SYNCER),
 }
-"""The roles that may write objects of each kind. The owner may write any kind."""
+"""The roles that may write objects of each kind. Without a charter the owner may write any kind."""
+
+N = TypeVar("N")
+
+AS_RUN = Terms(member="*")
+"""The terms of a member for which the charter states none: those of the run."""
 
 
 @dataclass(frozen=True)
@@ -65,24 +80,31 @@ class Membership:
     digest: bytes = field(default=b"", repr=False)
     """Digest of the object; for version 0, of the run object."""
     written_at: float = 0.0
+    charter: Charter | None = None
+    approvals: tuple[Approval, ...] = ()
+    """The owners who approved this version; empty if one owner decides alone."""
+    author: bytes = field(default=b"", repr=False)
+    """The public key that signed the object; empty for version 0."""
 
     @cached_property
-    def _named(self) -> dict[str, MemberSpec]:
-        return {m.name: m for m in self.members if not m.name.endswith("*")}
+    def _entries(self) -> "_ByName[MemberSpec]":
+        return _ByName({m.name: m for m in self.members})
 
     @cached_property
-    def _patterns(self) -> list[tuple[str, MemberSpec]]:
-        """Prefixes of names with their entries, longest first."""
-        found = [(m.name[:-1], m) for m in self.members if m.name.endswith("*")]
-        return sorted(found, key=lambda pattern: -len(pattern[0]))
+    def _terms(self) -> "_ByName[Terms]":
+        return _ByName({terms.member: terms for terms in self.charter.terms} if self.charter else {})
 
     def member(self, name: str) -> MemberSpec | None:
         """Return the entry for a name: the one with that name, else the pattern with the longest matching prefix."""
-        return self._named.get(name) or next((m for begin, m in self._patterns if name.startswith(begin)), None)
+        return self._entries.of(name)
+
+    def terms(self, learner: str) -> Terms:
+        """Return the charter's terms for a learner, found as `member` finds its entry; `AS_RUN` if there are none."""
+        return self._terms.of(learner) or AS_RUN
 
     def permits(self, author: bytes, roles: Collection[Role], name: str | None) -> bool:
         """Return whether a key may write in one of these roles under a name; None: under any of its names."""
-        if author == self.owner:
+        if author == self.owner and self.charter is None:
             return True
         if name is not None:
             found = self.member(name)
@@ -96,6 +118,18 @@ class Membership:
     def owners_of(self, author: bytes) -> str:
         """Return the roles and names that a key has, such as `learner eu-1, collector gc`; empty if it has none."""
         return ", ".join(f"{m.role} {m.name}" for m in self.members if m.key == author)
+
+
+class _ByName(Generic[N]):
+    """Things by name, of which some stand for all names that begin in a way (`north-*`)."""
+
+    def __init__(self, found: Mapping[str, N]) -> None:
+        self._named = {name: what for name, what in found.items() if not name.endswith("*")}
+        patterns = [(name[:-1], what) for name, what in found.items() if name.endswith("*")]
+        self._patterns = sorted(patterns, key=lambda pattern: -len(pattern[0]))
+
+    def of(self, name: str) -> N | None:
+        return self._named.get(name) or next((what for begin, what in self._patterns if name.startswith(begin)), None)
 
 
 class MembershipUnknown(RecordInvalid):
@@ -239,7 +273,9 @@ def opened(blob: Blob, before: Membership, run: Run) -> Membership:
         raise RecordInvalid(
             Reason.MALFORMED, f"version {header.version} after {header.previous.hex()[:16]}: another history"
         )
-    if author != before.owner:
+    if before.charter is not None or header.charter is not None:
+        require_agreement(author, header, before.charter, before.owner, before.members)
+    elif author != before.owner:
         raise RecordInvalid(Reason.NOT_A_MEMBER, f"signed by {fingerprint(author)}, not by the owner's key in force")
     if len(header.until) != len(run.layout.fragments):
         raise RecordInvalid(Reason.WRONG_LAYOUT, f"versions of {len(header.until)} fragments")
@@ -256,7 +292,10 @@ def opened(blob: Blob, before: Membership, run: Run) -> Membership:
             verify(header.owner, SUCCESSION, succession(run, before, header.owner), header.accepted)
         except Forged as error:
             raise RecordInvalid(Reason.BAD_SIGNATURE, f"the new owner has not accepted: {error}") from None
-    return Membership(header.version, header.owner, header.members, header.until, frame.digest(blob), header.written_at)
+    return Membership(
+        header.version, header.owner, header.members, header.until, frame.digest(blob), header.written_at,
+        header.charter, header.approvals, author,
+    )  # fmt: skip
 
 
 def succession(run: Run, before: Membership, owner: bytes) -> bytes:
@@ -284,30 +323,53 @@ async def write(
     Raises `Unavailable` if the outcome is not known: calling this again finds it out.
     """
     before = await members.refresh(store)
+    if before.charter is not None:
+        raise InputError("this run has a charter: its owners change the membership together (isthmus charter --help)")
     if signer.author != before.owner:
         raise InputError(
             f"the key {fingerprint(signer.author)} is not the owner's, {fingerprint(before.owner)}: only the owner's "
             "key can change the membership"
         )
-    until = [head + GRACE_VERSIONS for head in heads]
+    header = following(members, entries, heads, now, owner=successor.author if successor else before.owner)
+    if successor:
+        accepted = successor.sign(SUCCESSION, succession(members.run, before, header.owner))
+        header = msgspec.structs.replace(header, accepted=accepted)
+    return await create(store, members, signer, header)
+
+
+def following(
+    members: Members, entries: Sequence[MemberSpec], heads: Sequence[int], now: float, *,
+    owner: bytes = b"", charter: Charter | None = None, room: int = GRACE_VERSIONS,
+) -> MembersHeader:  # fmt: skip
+    """Return the next version of the membership, neither approved nor signed.
+
+    `heads`: the newest version of each fragment. `owner`: its key [32 bytes]; empty: as before. `charter`: another one;
+    None: as before. `room`: versions beyond the heads that may still be created under an earlier membership.
+    """
+    before = members.current
+    until = [head + room for head in heads]
     if before.until:
         until = [max(a, b) for a, b in zip(until, before.until, strict=True)]
-    owner = successor.author if successor else before.owner
-    header = MembersHeader(
+    return MembersHeader(
         schema=SCHEMA,
         run=members.run.digest,
         version=before.version + 1,
         previous=before.digest,
-        owner=owner,
-        accepted=successor.sign(SUCCESSION, succession(members.run, before, owner)) if successor else None,
+        owner=owner or before.owner,
+        accepted=None,
         members=tuple(entries),
         until=tuple(until),
         written_at=now,
+        charter=charter or before.charter,
     )
+
+
+async def create(store: Store, members: Members, signer: Signer, header: MembersHeader) -> Membership:
+    """Sign the next version of the membership, and create it; return it. Raises as `write` does."""
     try:
         blob = frame.draft(Kind.MEMBERS, header).blob
         frame.seal(blob, signer)
-        opened(blob, before, members.run)
+        opened(blob, members.current, members.run)
     except (RecordInvalid, ValueError) as error:
         raise InputError(f"the new membership is invalid: {error}") from None
     created = await store.create(members_key(header.version), blob)

@@ -34,8 +34,10 @@ from isthmus.format.records.objects import (
     CommitHeader,
     EvaluationHeader,
     Input,
+    ManifestHeader,
     PackedHeader,
     PartHeader,
+    PromotionHeader,
     Record,
     SegmentHeader,
     SnapshotHeader,
@@ -61,6 +63,8 @@ KINDS: Mapping[type[Record], Kind] = {
     CheckpointHeader: Kind.CHECKPOINT,
     PartHeader: Kind.PART,
     EvaluationHeader: Kind.EVALUATION,
+    ManifestHeader: Kind.MANIFEST,
+    PromotionHeader: Kind.PROMOTION,
 }
 """The kind that each header type belongs to. The run object and the versions of the membership vouch for all other
 objects and are read in `run` and `membership`."""
@@ -76,7 +80,7 @@ HEADER_LEAST, HEADER_EACH = 1 << 20, 4 << 10
 
 _OF_AUTHORS = frozenset({Reason.UNSIGNED, Reason.BAD_SIGNATURE, Reason.NOT_A_MEMBER})
 
-WITHOUT_PAYLOAD = frozenset({Kind.COMMIT, Kind.CLAIM, Kind.PACKED, Kind.EVALUATION})
+WITHOUT_PAYLOAD = frozenset({Kind.COMMIT, Kind.CLAIM, Kind.PACKED, Kind.EVALUATION, Kind.MANIFEST, Kind.PROMOTION})
 
 _KEYS: Mapping[type[Record], Callable[[Any, bytes], str]] = {
     UpdateHeader: lambda h, digest: keys.update_key(h.fragment, h.learner, h.base, digest),
@@ -89,6 +93,8 @@ _KEYS: Mapping[type[Record], Callable[[Any, bytes], str]] = {
     CheckpointHeader: lambda h, digest: keys.checkpoint_key(h.learner, h.incarnation, h.step, digest),
     PartHeader: lambda h, digest: keys.part_key(h.learner, h.incarnation, h.step, h.rank, digest),
     EvaluationHeader: lambda h, digest: keys.evaluation_key(h.series, h.cut, digest),
+    ManifestHeader: lambda h, digest: keys.manifest_key(h.learner, digest),
+    PromotionHeader: lambda h, _: keys.promotion_key(h.number),
 }
 """The key that an object of each kind must lie under, from its header and its digest."""
 
@@ -262,6 +268,10 @@ class Verifier:
             return f"says a period of {h.period:g} steps; the run's are from {shortest} to {longest}"
         if h.healed is not None and not (h.healed.source < h.version and h.healed.broken_at <= h.version):
             return "heals from a version that was not there yet"
+        for given in h.inputs:
+            agreed = self.members.versions[h.members].terms(given.learner).factor if self.members.signed else 1.0
+            if given.factor != agreed:
+                return f"weighs {given.key} by a factor of {given.factor:g}; the charter says {agreed:g}"
         bases = {(given.learner, given.base) for given in h.inputs}
         if len(bases) < len(h.inputs):
             return "merges two updates of one learner on one base"
@@ -347,8 +357,10 @@ def _displaced(key: str, belongs: str) -> Reason:
 def _name_in(header: Record) -> str | None:
     """Return the name under which an object was written; None if its kind bears no name, or for a healing commit."""
     match header:
-        case UpdateHeader() | ClaimHeader() | CheckpointHeader() | PartHeader():
+        case UpdateHeader() | ClaimHeader() | CheckpointHeader() | PartHeader() | ManifestHeader():
             return header.learner
+        case EvaluationHeader() | PromotionHeader():
+            return header.by
         case CommitHeader():
             return None if header.healed else header.writer  # an operator who heals writes under no syncer's name
     return None
@@ -366,7 +378,7 @@ def _input(h: CommitHeader, given: Input) -> str:
         return "is no work"
     if bool(given.believed) != (Clip.STEPS in given.clipped) or given.believed > given.steps:
         return f"is of {given.steps} steps, of which {given.believed} cannot be what was believed"
-    asked = merge.weight(given.tokens, given.steps)
+    asked = merge.weight(given.tokens, given.steps) * given.factor
     if given.clipped:
         return "" if given.weight <= asked else f"weighs {given.weight:g}, more than the {asked:g} that it asked for"
     if (given.weight, given.scale) != (asked, 1.0):

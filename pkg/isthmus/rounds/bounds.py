@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from isthmus.format.records.charter import Terms
 from isthmus.format.records.objects import Input
 from isthmus.format.rules import Bounds
 from isthmus.reasons import Clip
@@ -74,6 +75,36 @@ class Believed:
     """Steps that are believed; 0: all that the update claims."""
 
 
+class Already(NamedTuple):
+    """What the updates of a round that were judged before one weigh, before factors [tokens² per step]."""
+
+    learner: float = 0.0
+    """Those of its learner."""
+    member: float = 0.0
+    """Those of its learner's member in the charter."""
+
+
+NOTHING_YET = Already()
+
+
+class WeightSoFar:
+    """The weight of a round's updates so far, by learner and by member of the charter, before factors."""
+
+    def __init__(self) -> None:
+        self._of_learner: dict[str, float] = {}
+        self._of_member: dict[str, float] = {}
+
+    def of(self, learner: str, terms: Terms) -> Already:
+        """Return the weight of a learner's updates, and of its member's."""
+        return Already(self._of_learner.get(learner, 0.0), self._of_member.get(terms.member, 0.0))
+
+    def add(self, given: Input, terms: Terms) -> None:
+        """Count an update that was merged."""
+        weight = unscaled(given)
+        self._of_learner[given.learner] = self._of_learner.get(given.learner, 0.0) + weight
+        self._of_member[terms.member] = self._of_member.get(terms.member, 0.0) + weight
+
+
 class _Seen(NamedTuple):
     """What a learner's newest update claimed, whether it counted for that or not; of its steps, those believed."""
 
@@ -121,7 +152,7 @@ class Influence:
         for given in inputs:
             steps = given.believed or max(1, given.steps)
             self._seen[given.learner] = _as_said(claim_of(given), version)
-            counted[given.learner] = max(math.sqrt(given.weight / steps), counted.get(given.learner, 0.0))
+            counted[given.learner] = max(math.sqrt(unscaled(given) / steps), counted.get(given.learner, 0.0))
         self._counted |= counted
         self._seen = {who: seen for who, seen in self._seen.items() if version - seen.version < REMEMBERED}
         self._counted = {who: rate for who, rate in self._counted.items() if who in self._seen}
@@ -147,14 +178,20 @@ class Influence:
         return statistics.median([found.steps for who, found in self._seen.items() if who != besides] or [0])
 
     def judge(
-        self, claim: Claim, among: Sequence[Claim] = (), *, already: float = 0.0, first: float = math.inf
+        self,
+        claim: Claim,
+        among: Sequence[Claim] = (),
+        *,
+        already: Already = NOTHING_YET,
+        first: float = math.inf,
+        terms: Terms | None = None,
     ) -> Believed:
-        """Return what an update counts for.
+        """Return what an update counts for, before the factor of its member in the charter.
 
         `among`: the updates of the round that were judged before this one, or all of them if nothing was merged lately.
-        `already`: the weight of the learner's other updates in the round, in tokens² per step. Thus a learner with an
-        update on each base that is not stale weighs no more than with one. `first`: the norm that is believed while the
-        fragment has no history.
+        `already`: what the round's other updates weigh. Thus a learner with an update on each base that is not stale
+        weighs no more than with one. `first`: the norm that is believed while the fragment has no history. `terms`:
+        those of the learner's member in the charter; None: there is no charter.
         """
         b, clipped = self._bounds, list[Clip]()
         claim = self.timed(claim, among)
@@ -174,9 +211,12 @@ class Influence:
         asked = claim.tokens * (claim.tokens / claim.steps)
         weight = steps * rate * rate if clipped else asked
         weights = [u.weight for u in usual]
-        if weight > (room := max(0.0, b.weight * statistics.median(weights) - already)):
+        if weight > (room := max(0.0, b.weight * statistics.median(weights) - already.learner)):
             weight = room
             clipped.append(Clip.WEIGHT)
+        if terms and terms.cap and weight > (room := max(0.0, terms.cap * statistics.median(weights) - already.member)):
+            weight = room
+            clipped.append(Clip.CHARTER)
         scale, refused = 1.0, False
         usually = self._usual_length(seen)
         if usually > 0.0:
@@ -231,6 +271,11 @@ class Influence:
         if self._length <= 0.0:
             return min(lengths)
         return min(max(min(lengths), FALLS * self._length), RISES * self._length)
+
+
+def unscaled(given: Input) -> float:
+    """Return what a merged update weighed before the factor of its member [tokens² per step]."""
+    return given.weight / given.factor
 
 
 def claim_of(given: Input) -> Claim:

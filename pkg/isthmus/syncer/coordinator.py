@@ -15,6 +15,7 @@ from isthmus.codecs.kernels import ARITHMETIC
 from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.format.layout import TensorClass
 from isthmus.format.records import frame
+from isthmus.format.records.charter import Terms
 from isthmus.format.records.keys import value_key
 from isthmus.format.records.messages import Call, Committed, FromSyncer
 from isthmus.format.records.objects import SCHEMA, CommitHeader
@@ -118,11 +119,18 @@ class FragmentCoordinator:
         self._name = name
         self._say = say
         self._outer = merge.outers(log.run.rules)
-        self._sum = RoundSum(self.fragment, self._outer, Influence(bounds), runtime, self._known_state)
         self._down = codec(log.run.rules.codec_down)
         self._members = log.members
         self._under = log.members.current.version
         """The membership version by which the round's inputs are judged, and under which the round is committed."""
+        self._sum = RoundSum(
+            self.fragment,
+            self._outer,
+            Influence(bounds),
+            runtime,
+            self._known_state,
+            self._terms,
+        )
         self.forks = ForkDetection(fragment, metrics.histories.inc)
         self._has_slot = False
         self._slot_lock = asyncio.Lock()
@@ -141,6 +149,9 @@ class FragmentCoordinator:
     def state(self) -> State | None:
         """The state at `head`; None while only the commits are known."""
         return self._reader.state
+
+    def _terms(self, learner: str) -> Terms:
+        return self._members.versions[self._under].terms(learner)
 
     def _known_state(self) -> State:
         assert self.state is not None, "used before recovery"

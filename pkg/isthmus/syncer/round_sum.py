@@ -10,9 +10,10 @@ import msgspec
 from isthmus.codecs.kernels import norm
 from isthmus.codecs.packed import Packed
 from isthmus.format.layout import Fragment
+from isthmus.format.records.charter import Terms
 from isthmus.format.records.objects import CommitHeader, Input, Outer
 from isthmus.log.merge import Accumulator, State
-from isthmus.rounds.bounds import Believed, Claim, Influence, first_norm
+from isthmus.rounds.bounds import Believed, Claim, Influence, WeightSoFar, first_norm
 from isthmus.runtime.clock import Runtime
 
 logger = logging.getLogger(__name__)
@@ -31,16 +32,20 @@ class RoundSum:
         usual: Influence,
         runtime: Runtime,
         state: Callable[[], State],
+        terms: Callable[[str], Terms],
     ) -> None:
-        """`usual`: what is known of usual updates. `state` returns the fragment's newest state."""
+        """`usual`: what is known of usual updates. `state` returns the fragment's newest state, `terms` those of a
+        learner in the charter by which the round is judged."""
         self._fragment = fragment
         self._outer = outer
         self._runtime = runtime
         self._state = state
+        self._terms = terms
         self.usual = usual
         self.total: Accumulator | None = None
         self.inputs: list[Input] = []
         """The updates in the sum, with their effective weights."""
+        self._so_far = WeightSoFar()
         self._unjudged: list[tuple[Packed, Input, Claim]] = []
         """The updates that came while nothing was known of what is usual. They stay packed until the round closes."""
         self._claims: list[Claim] = []
@@ -51,6 +56,7 @@ class RoundSum:
     def clear(self) -> None:
         """Clear the sum for a new round."""
         self.total, self.inputs, self._unjudged, self._claims = None, [], [], []
+        self._so_far = WeightSoFar()
 
     def note(self, commit: CommitHeader) -> None:
         """Learn from a commit what updates are usual, and which learners were merged."""
@@ -103,26 +109,29 @@ class RoundSum:
         return max(self.inputs, key=lambda given: given.weight * (given.scale * given.norm))
 
     def _judge(self, claim: Claim, among: Sequence[Claim]) -> Believed:
-        already = sum(given.weight for given in self.inputs if given.learner == claim.learner)
-        first = math.inf
+        terms = self._terms(claim.learner)
+        already, first = self._so_far.of(claim.learner, terms), math.inf
         if not self.usual.length:
             first = first_norm(norm(self._state().published), self._fragment.size)
-        return self.usual.judge(claim, among, already=already, first=first)
+        return self.usual.judge(claim, among, already=already, first=first, terms=terms)
 
     async def _take(self, gradient: Packed, given: Input, believed: Believed) -> None:
-        self.total = await self._runtime.offload(self._add, gradient, believed, given.learner)
-        self.inputs.append(
-            msgspec.structs.replace(
-                given,
-                weight=believed.weight,
-                scale=believed.scale,
-                clipped=tuple(reason.value for reason in believed.clipped),
-                believed=believed.steps,
-            )
+        terms = self._terms(given.learner)
+        weight = believed.weight * terms.factor
+        self.total = await self._runtime.offload(self._add, gradient, weight, believed.scale, given.learner)
+        taken = msgspec.structs.replace(
+            given,
+            weight=weight,
+            factor=terms.factor,
+            scale=believed.scale,
+            clipped=tuple(reason.value for reason in believed.clipped),
+            believed=believed.steps,
         )
+        self.inputs.append(taken)
+        self._so_far.add(taken, terms)
 
-    def _add(self, gradient: Packed, believed: Believed, learner: str) -> Accumulator:
+    def _add(self, gradient: Packed, weight: float, scale: float, learner: str) -> Accumulator:
         """Return the sum with one more update; the first update creates it. Not for the event loop: it takes long."""
         total = self.total or Accumulator(self._fragment, self._outer, self._runtime.compute)
-        total.add(gradient, believed.weight, believed.scale, learner=learner)
+        total.add(gradient, weight, scale, learner=learner)
         return total

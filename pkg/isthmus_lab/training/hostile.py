@@ -90,9 +90,7 @@ def unbounded() -> Iterator[None]:
     """Believe what updates claim, without bounds, while the context lasts."""
     own = Influence.judge
 
-    def judge(
-        self: Influence, claim: Claim, among: Sequence[Claim] = (), *, already: float = 0.0, first: float = 0.0
-    ) -> Believed:
+    def judge(self: Influence, claim: Claim, among: Sequence[Claim] = (), **limits: Any) -> Believed:
         return Believed(claim.tokens * (claim.tokens / claim.steps))
 
     Influence.judge = judge  # type: ignore[method-assign]

@@ -121,6 +121,8 @@ class Kind(IntEnum):
     PART = 11
     EVALUATION = 12
     MEMBERS = 13
+    MANIFEST = 14
+    PROMOTION = 15
 
 
 PIECED = frozenset({Kind.UPDATE, Kind.VALUE, Kind.SNAPSHOT, Kind.CHECKPOINT})
@@ -139,8 +141,13 @@ HEADER_MAX = {
     Kind.SEGMENT: 64 << 10,
     Kind.PACKED: 4 << 10,
     Kind.EVALUATION: 4 << 10,
-    # The name and key of every member, and a version for each of up to 4,096 fragments.
+    # The name and key of every member, a version for each of up to 4,096 fragments, and the charter: 256 sources for
+    # each of 4,096 members would be 68 MB, so a charter may not have the most of everything.
     Kind.MEMBERS: 1 << 20,
+    # Up to 256 sources, and 64 statements of 256 characters in up to 1 KiB each: 94 KiB.
+    Kind.MANIFEST: 128 << 10,
+    # A version for each of up to 4,096 fragments, and the keys of up to 64 measurements.
+    Kind.PROMOTION: 96 << 10,
     # The structure of an optimizer's and a sampler's state, whose arrays are the payload. Each array takes some 200
     # bytes of header, and a mixture of experts with Adam has some 130,000 arrays.
     Kind.CHECKPOINT: 64 << 20,

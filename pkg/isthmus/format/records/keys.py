@@ -8,6 +8,7 @@ RUN_KEY = "run"
 UPDATES, LEARNERS, SCRATCH, EVALUATIONS, MEMBERS, BUS = (
     "updates/", "learners/", "scratch/", "evaluations/", "members/", "bus/"
 )  # fmt: skip
+PROPOSALS, MANIFESTS, PROMOTIONS = "proposals/", "manifests/", "promotions/"
 
 
 def update_key(fragment: int, learner: str, base: int, digest: bytes) -> str:
@@ -81,6 +82,26 @@ def part_key(learner: str, incarnation: int, step: int, rank: int, digest: bytes
 def members_key(version: int) -> str:
     """Return the key of a version of the membership. Like a commit's key it has no digest and is never overwritten."""
     return f"{MEMBERS}{version:012d}"
+
+
+def proposal_key(version: int, change: bytes, owner: bytes) -> str:
+    """Return the key of one owner's copy of a proposed version of the membership, by the digest of the change."""
+    return f"{proposals_prefix(version)}{change[:8].hex()}/{owner[:8].hex()}"
+
+
+def proposals_prefix(version: int) -> str:
+    """Return the prefix of what is proposed as one version of the membership."""
+    return f"{PROPOSALS}{version:012d}/"
+
+
+def manifest_key(learner: str, digest: bytes) -> str:
+    """Return the key of a learner's manifest."""
+    return f"{MANIFESTS}{learner}/{digest[:8].hex()}"
+
+
+def promotion_key(number: int) -> str:
+    """Return the key of a promotion. Like a commit's key it has no digest and is never overwritten."""
+    return f"{PROMOTIONS}{number:012d}"
 
 
 def evaluations_prefix(series: str) -> str:

@@ -5,6 +5,15 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 
 from isthmus.format.layout import TensorClass
+from isthmus.format.records.charter import (
+    FACTOR_LEAST,
+    FACTOR_MOST,
+    OWNERS_MAX,
+    PATTERN,
+    SOURCES_MAX,
+    Approval,
+    Charter,
+)
 from isthmus.format.records.fields import (
     VERSION_MAX,
     Bytes,
@@ -112,9 +121,6 @@ class RunLayout(Record, frozen=True, kw_only=True):
 # --- membership -------------------------------------------------------------------------------------------------------
 
 MEMBERS_MAX = 4096
-PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,61}[*]?\Z"
-
-
 BUCKET_PATTERN = r"\A[!-~]*\Z"
 
 VOUCHED_MAX = 256
@@ -135,8 +141,12 @@ class MemberSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
     was rotated."""
 
 
-class MembersHeader(Record, frozen=True, kw_only=True):
-    """A complete version of the membership. It is signed by the owner's key in force before it."""
+class MembersHeader(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A complete version of the membership.
+
+    Without a charter, the owner's key in force before it signs it. With one, any owner does, and it holds the approvals
+    of as many owners as the charter before it asks for.
+    """
 
     schema: Schema
     run: Digest
@@ -151,6 +161,10 @@ class MembersHeader(Record, frozen=True, kw_only=True):
     until: Versions
     """For each fragment, the last version that a commit may create under an earlier membership."""
     written_at: Instant
+    charter: Charter | None = None
+    """None: the owner alone decides."""
+    approvals: Annotated[tuple[Approval, ...], msgspec.Meta(max_length=2 * OWNERS_MAX + 1)] = ()
+    """The owners, before and after this version, who approve all of it but these approvals."""
 
 
 # --- objects of learners ----------------------------------------------------------------------------------------------
@@ -192,6 +206,8 @@ class UpdateHeader(Record, frozen=True, kw_only=True, omit_defaults=True):
     loss: Loss | None = None
     """Mean training loss over those of its steps whose loss the loop gave, was at most `LOSS_MAX` in size and is still
     known: a learner keeps the newest 8,192 of its present incarnation. None if there are none."""
+    manifest: Digest | None = None
+    """Digest of the learner's manifest, the statement of what it trains and on what; None: it has stated nothing."""
 
 
 class ClaimHeader(Record, frozen=True, kw_only=True):
@@ -210,6 +226,32 @@ class ClaimHeader(Record, frozen=True, kw_only=True):
     """The learner's `tokens_seen` when this incarnation began."""
     tokens_lost: Tokens
     """Tokens that all earlier incarnations trained beyond the checkpoint from which the next one resumed."""
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One source of a learner's training data: a name, and the digest of its description. The data are not in it."""
+
+    name: Name
+    description: Digest
+
+
+class ManifestHeader(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What a learner states about its training: in words of its own, and by digests of what it does not show."""
+
+    schema: Schema
+    run: Digest
+    learner: Name
+    code: Text
+    """The version of the training code, such as a commit."""
+    model: Digest
+    """Digest of the names, shapes, dtypes and roles of the model's tensors."""
+    configuration: Digest
+    """Digest of the file with the training's settings; zeros if there is none."""
+    sources: Annotated[tuple[Source, ...], msgspec.Meta(max_length=SOURCES_MAX)]
+    hardware: Text
+    more: Annotated[dict[Word, Text], msgspec.Meta(max_length=WORDS_MAX)] = {}
+    """Further statements, such as a licence or a contact."""
+    written_at: Instant
 
 
 class Sent(Record, frozen=True, kw_only=True):
@@ -342,7 +384,7 @@ class SnapshotHeader(Record, frozen=True, kw_only=True):
     state_digest: Digest
 
 
-class Input(Record, frozen=True, kw_only=True):
+class Input(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One update as it was merged."""
 
     key: Key
@@ -376,6 +418,10 @@ class Input(Record, frozen=True, kw_only=True):
     """Steps for which there was time, if the update claimed more; else 0."""
     loss: Loss | None = None
     """The loss in the update's header. Its learner states it, and nobody can check whether it is true."""
+    factor: Annotated[float, msgspec.Meta(ge=FACTOR_LEAST, le=FACTOR_MOST)] = 1.0
+    """The factor of its learner in the charter, by which the weight was multiplied."""
+    manifest: Digest | None = None
+    """Digest of the manifest that the update names."""
 
 
 class Late(Record, frozen=True, kw_only=True):
@@ -580,7 +626,7 @@ class PackedHeader(Record, frozen=True, kw_only=True):
 # --- objects of followers ---------------------------------------------------------------------------------------------
 
 
-class EvaluationHeader(Record, frozen=True, kw_only=True):
+class EvaluationHeader(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One measured number of a cut of the global model. Nothing in the run depends on it."""
 
     schema: Schema
@@ -589,4 +635,35 @@ class EvaluationHeader(Record, frozen=True, kw_only=True):
     cut: Counter
     """The version of every fragment; if the versions differ, their sum."""
     value: Finite
+    written_at: Instant
+    by: Name | None = None
+    """The member that measured it, under whose key it is signed; None: some member."""
+    published: Digest | None = None
+    """Digest of the cut, so that the number is of these bytes and no others."""
+
+
+class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A measurement that a promotion rests on."""
+
+    key: Key
+    digest: Digest
+
+
+class PromotionHeader(Record, frozen=True, kw_only=True):
+    """The promotion of a cut of the global model. Promotions form a chain; everything in one can be checked again."""
+
+    schema: Schema
+    run: Digest
+    number: Annotated[int, msgspec.Meta(ge=1, le=VERSION_MAX)]
+    previous: Digest
+    """Digest of the promotion before, or of the run object for number 1."""
+    members: Counter
+    """Version of the membership whose charter has the rule."""
+    versions: Versions
+    """The version of each fragment in the cut."""
+    published: Digest
+    """Digest of the cut: of the published digests of all fragments, in order."""
+    evidence: Annotated[tuple[Evidence, ...], msgspec.Meta(min_length=1, max_length=OWNERS_MAX)]
+    by: Name
+    """The member that promotes."""
     written_at: Instant

@@ -1,0 +1,121 @@
+"""Proposals: changes of the membership or the charter that wait for the approvals of enough owners.
+
+A proposal is the next version of the membership, without its approvals. Each owner who approves it stores a signed copy
+with that one approval, so owners need no other channel than the run's store. The owner whose approval is the last one
+needed creates the version, with all approvals in it. Nothing but `isthmus charter` reads proposals: what counts is the
+version that is created, which every reader checks by itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from isthmus.errors import InputError, ObjectMissing, RecordInvalid
+from isthmus.format.records import frame
+from isthmus.format.records.charter import Approval
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.keys import proposal_key, proposals_prefix
+from isthmus.format.records.objects import MembersHeader
+from isthmus.format.signing import Signer, fingerprint
+from isthmus.log.charter import approval, change_of, is_genuine, outstanding
+from isthmus.log.membership import Members, Membership, create
+from isthmus.store import Store, checked
+
+ID_CHARACTERS = 8
+"""Characters of a change's digest that name a proposal on the command line."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A change that is proposed, with the approvals that it has."""
+
+    header: MembersHeader
+    """The version without its approvals."""
+    change: bytes
+    """Digest of the change [32 bytes]."""
+    approvals: Mapping[bytes, Approval] = field(default_factory=dict)
+    """Genuine approvals by the owner's key."""
+
+    @property
+    def id(self) -> str:
+        """The name of the proposal on the command line."""
+        return self.change.hex()[:ID_CHARACTERS]
+
+    def lacks(self, before: Membership) -> str:
+        """Return, in words, which approvals it still needs; empty if it has enough."""
+        return outstanding(before.charter, before.owner, before.members, self.header, self.approvals)
+
+
+def entitled(before: Membership, header: MembersHeader) -> dict[bytes, str]:
+    """Return the names of the owners who may approve a change, by key: those before it, and those that it names."""
+    names = {before.owner: "the run's owner"} if before.charter is None else {}
+    for charter in (before.charter, header.charter):
+        names |= {owner.key: owner.name for owner in (charter.owners if charter else ())}
+    return names
+
+
+async def proposals(store: Store, members: Members) -> list[Proposal]:
+    """Return the proposals for the next version of the membership, ordered by id. Those for an earlier version are out
+    of date, and left out. Raises what the store raises."""
+    before = await members.refresh(store)
+    found: dict[bytes, Proposal] = {}
+    for entry in await store.list(proposals_prefix(before.version + 1)):
+        try:
+            blob = await checked.whole(store, entry.key, Kind.MEMBERS)
+            frame.head_end(blob, Kind.MEMBERS)
+            author = frame.require_signature(blob, Kind.MEMBERS)
+            header, _ = frame.parse(blob, Kind.MEMBERS, MembersHeader)
+        except (ObjectMissing, RecordInvalid):
+            continue  # anybody who may write here can leave anything
+        change = change_of(header)
+        key = proposal_key(header.version, change, author)
+        if _follows(header, members, before) and author in entitled(before, header) and entry.key == key:
+            bare = msgspec.structs.replace(header, approvals=())
+            genuine = {a.owner: a for a in header.approvals if a.owner == author and is_genuine(a, change)}
+            known = found.get(change, Proposal(bare, change))
+            found[change] = Proposal(bare, change, {**known.approvals, **genuine})
+    return sorted(found.values(), key=lambda proposal: proposal.change)
+
+
+def _follows(header: MembersHeader, members: Members, before: Membership) -> bool:
+    return (header.run, header.version, header.previous) == (members.run.digest, before.version + 1, before.digest)
+
+
+async def approve(store: Store, members: Members, signer: Signer, header: MembersHeader) -> Proposal | Membership:
+    """Approve a change; create the version if it now has enough approvals. Return the version, or the proposal.
+
+    Raises `InputError` if the signer is no owner, the change does not follow the newest version, or is invalid.
+    """
+    before = await members.refresh(store)
+    if signer.author not in entitled(before, header):
+        who = ", ".join(f"{name} ({fingerprint(key)})" for key, name in entitled(before, header).items())
+        raise InputError(f"the key {fingerprint(signer.author)} is no owner's: this change is approved by {who}")
+    if not _follows(header, members, before):
+        raise InputError("the membership was changed meanwhile: look at it (isthmus charter show), and propose again")
+    if header.charter is not None and (fault := header.charter.fault()):
+        raise InputError(f"the charter is invalid: {fault}")
+    given, change = approval(header, signer), change_of(header)
+    try:
+        blob = frame.draft(Kind.MEMBERS, msgspec.structs.replace(header, approvals=(given,))).blob
+    except ValueError as error:
+        raise InputError(f"the charter is invalid: {error}") from None
+    frame.seal(blob, signer)
+    await store.create(proposal_key(header.version, change, signer.author), blob)
+    found = next((p for p in await proposals(store, members) if p.change == change), Proposal(header, change))
+    found = Proposal(found.header, change, {**found.approvals, signer.author: given})
+    if found.lacks(before):
+        return found
+    names = entitled(before, header)
+    approvals = tuple(a for _, a in sorted(found.approvals.items()) if a.owner in names)
+    return await create(store, members, signer, msgspec.structs.replace(found.header, approvals=approvals))
+
+
+async def require(store: Store, members: Members, name: str) -> Proposal:
+    """Return the proposal whose id begins so. Raises `InputError`, which lists those there are."""
+    there = await proposals(store, members)
+    found = [p for p in there if p.change.hex().startswith(name)]
+    if len(found) != 1 or len(name) < 4:
+        listed = ", ".join(p.id for p in there) or "none"
+        raise InputError(f"{name}: no one proposal has this id; those that wait for approvals: {listed}")
+    return found[0]

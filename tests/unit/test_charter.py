@@ -1,0 +1,242 @@
+"""A charter: owners decide together, as many as it asks for, and every reader checks that they have."""
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.errors import InputError, LogCorrupt, RecordInvalid
+from isthmus.format.records import frame
+from isthmus.format.records.charter import Charter, Gate, Owner, Terms
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.keys import members_key
+from isthmus.format.records.objects import MembersHeader, MemberSpec
+from isthmus.format.rules import MemberRole
+from isthmus.format.signing import Signer
+from isthmus.format.signing.keys import new_signer
+from isthmus.format.signing.points import SMALL_ORDER
+from isthmus.log.charter import approval
+from isthmus.log.membership import AS_RUN, Members, Membership, create, following, opened, write
+from isthmus.log.proposals import Proposal, approve, proposals, require
+from isthmus.reasons import Reason
+from support.signed import OWNER, L, S, seed
+from support.world import World, world
+
+NORTH, SOUTH, EAST, WEST, EU, US, SYNC, EVIL = (new_signer() for _ in range(8))
+OWNERS = (Owner("north", NORTH.author), Owner("south", SOUTH.author), Owner("east", EAST.author))
+
+
+def agreed(**changes: Any) -> Charter:
+    return Charter(**{"owners": OWNERS, "amend": 2, "admit": 1, "expel": 3} | changes)
+
+
+def entry(name: str, signer: Signer, role: MemberRole = L) -> MemberSpec:
+    return MemberSpec(name, role, signer.author)
+
+
+MEMBERS = (entry("eu", EU), entry("s", SYNC, S))
+
+
+@pytest.fixture
+async def w(tmp_path: Path) -> AsyncIterator[World]:
+    """A signed run with two members and the charter of three owners."""
+    async with world(tmp_path / "r", seed()) as made:
+        members = Members(made.run)
+        await write(made.store, members, OWNER, MEMBERS, heads(made), 1.0)
+        await approve(made.store, members, OWNER, following(members, MEMBERS, heads(made), 2.0, charter=agreed()))
+        (waiting,) = await proposals(made.store, members)
+        await approve(made.store, members, NORTH, waiting.header)
+        found = await approve(made.store, members, EAST, waiting.header)
+        assert isinstance(found, Membership)
+        yield made
+
+
+def heads(w: World) -> list[int]:
+    return [3] * len(w.run.layout.fragments)
+
+
+async def known(w: World) -> Members:
+    members = Members(w.run)
+    await members.refresh(w.store)
+    return members
+
+
+async def proposed(w: World, entries: Sequence[MemberSpec] = MEMBERS, charter: Charter | None = None) -> MembersHeader:
+    return following(await known(w), entries, heads(w), 5.0, charter=charter)
+
+
+CHANGES: dict[str, tuple[Sequence[MemberSpec], Charter | None, int]] = {
+    "admit": ((*MEMBERS, entry("us", US)), None, 1),
+    "rotate": ((entry("eu", US), MEMBERS[1]), None, 1),
+    "expel": (MEMBERS[:1], None, 3),
+    "admit and expel": ((MEMBERS[0], entry("us", US)), None, 3),
+    "amend": (MEMBERS, agreed(purpose="another one"), 2),
+    "amend and expel": (MEMBERS[:1], agreed(purpose="another one"), 3),
+    "fewer must agree": (MEMBERS, agreed(amend=1, expel=1), 2),
+    "nothing": (MEMBERS, None, 2),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_change_takes_as_many_owners_as_the_charter_says(w: World, change: str) -> None:
+    entries, charter, least = CHANGES[change]
+    header = await proposed(w, entries, charter)
+    for number, owner in enumerate((SOUTH, EAST, NORTH)[:least], 1):
+        found = await approve(w.store, await known(w), owner, header)
+        assert isinstance(found, Membership) == (number == least)
+    now = (await known(w)).current
+    assert (now.version, now.members, len(now.approvals)) == (3, tuple(entries), least)
+    assert now.charter == (charter or agreed())
+
+
+async def test_new_owners_must_accept_as_many_as_they_ask_for(w: World) -> None:
+    """Those before agree as well, so neither side can be taken by the other."""
+    theirs = (Owner("west", WEST.author), Owner("us", US.author), Owner("north", NORTH.author))
+    header = await proposed(w, MEMBERS, agreed(owners=theirs, amend=3))
+    for owner in (NORTH, SOUTH, WEST):
+        found = await approve(w.store, await known(w), owner, header)
+        assert isinstance(found, Proposal)
+    assert found.lacks((await known(w)).current) == "1 more of the owners that the new charter names (us)"
+    assert isinstance(await approve(w.store, await known(w), US, header), Membership)
+    after = await proposed(w, (*MEMBERS, entry("us", US)))
+    with pytest.raises(InputError, match="is no owner's"):
+        await approve(w.store, await known(w), SOUTH, after)
+
+
+async def test_the_founder_alone_can_do_nothing_any_more(w: World) -> None:
+    members = await known(w)
+    with pytest.raises(InputError, match="this run has a charter"):
+        await write(w.store, members, OWNER, MEMBERS[:1], heads(w), 9.0)
+    with pytest.raises(InputError, match="is no owner's"):
+        await approve(w.store, members, OWNER, await proposed(w, MEMBERS[:1]))
+    for kind_role in (L, S, MemberRole.COLLECTOR):
+        assert not members.current.permits(OWNER.author, (kind_role,), None)
+        assert members.versions[1].permits(OWNER.author, (kind_role,), None)
+
+
+def sealed(header: MembersHeader, signer: Signer) -> bytes:
+    blob = frame.draft(Kind.MEMBERS, header).blob
+    frame.seal(blob, signer)
+    return bytes(blob)
+
+
+FORGED: dict[str, tuple[str, str]] = {
+    "unapproved": ("who has not approved it", Reason.NOT_A_MEMBER),
+    "one of two": ("it lacks approvals: 1 more of the owners", Reason.NOT_A_MEMBER),
+    "approved twice": ("approves it twice", Reason.MALFORMED),
+    "of another change": ("has not approved this change", Reason.BAD_SIGNATURE),
+    "by a stranger": ("which is no owner's key", Reason.NOT_A_MEMBER),
+    "signed by a stranger": ("who has not approved it", Reason.NOT_A_MEMBER),
+    "without the charter": ("the charter is gone", Reason.MALFORMED),
+    "under a new single owner": ("another single owner", Reason.MALFORMED),
+    "an invalid charter": ("the charter is invalid: amend needs 9 owners", Reason.MALFORMED),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGED)
+async def test_what_owners_have_not_agreed_on_is_refused(w: World, forgery: str) -> None:
+    said, reason = FORGED[forgery]
+    members = await known(w)
+    header = following(members, MEMBERS, heads(w), 5.0, charter=agreed(purpose="mine"))
+    other = msgspec.structs.replace(header, written_at=6.0)
+    if forgery == "without the charter":
+        header = msgspec.structs.replace(header, charter=None)
+    if forgery == "under a new single owner":
+        header = msgspec.structs.replace(header, owner=EVIL.author)
+    if forgery == "an invalid charter":
+        header = msgspec.structs.replace(header, charter=agreed(amend=9))
+    by, author = [approval(header, NORTH), approval(header, EAST)], NORTH
+    if forgery == "unapproved":
+        by = []
+    if forgery == "one of two":
+        by = by[:1]
+    if forgery == "approved twice":
+        by = [by[0], by[0]]
+    if forgery == "of another change":
+        by[1] = approval(other, EAST)
+    if forgery == "by a stranger":
+        by.append(approval(header, EVIL))
+    if forgery == "signed by a stranger":
+        author = EVIL
+    blob = sealed(msgspec.structs.replace(header, approvals=tuple(by)), author)
+    with pytest.raises(RecordInvalid, match=said) as refused:
+        opened(blob, members.current, w.run)
+    assert refused.value.reason == reason
+    await w.store.create(members_key(3), blob)
+    with pytest.raises(LogCorrupt, match=said):
+        await (await known(w)).refresh(w.store)
+
+
+async def test_nobody_becomes_an_owner_without_accepting(tmp_path: Path) -> None:
+    async with world(tmp_path / "r", seed()) as w:
+        members = Members(w.run)
+        header = following(members, (), heads(w), 2.0, charter=agreed())
+        found = await approve(w.store, members, OWNER, header)
+        assert isinstance(found, Proposal)
+        assert found.lacks(members.current) == "2 more of the owners that the new charter names (north, south, east)"
+        alone = msgspec.structs.replace(header, approvals=(approval(header, OWNER),))
+        with pytest.raises(InputError, match="it lacks approvals"):
+            await create(w.store, members, OWNER, alone)
+        for owner in (NORTH, SOUTH):
+            found = await approve(w.store, members, owner, header)
+        assert isinstance(found, Membership), "the founder's approval was there already"
+        without = msgspec.structs.replace(header, approvals=(approval(header, NORTH), approval(header, SOUTH)))
+        with pytest.raises(RecordInvalid, match="that of the run's owner"):
+            opened(sealed(without, NORTH), Members(w.run).current, w.run)
+
+
+async def test_a_proposal_is_named_by_its_id_and_ends_with_the_next_version(w: World) -> None:
+    members = await known(w)
+    one, other = await proposed(w, MEMBERS[:1]), await proposed(w, (*MEMBERS, entry("us", US)))
+    found = await approve(w.store, members, NORTH, one)
+    assert isinstance(found, Proposal)
+    assert (await require(w.store, members, found.id)).header == one
+    with pytest.raises(InputError, match=f"those that wait for approvals: {found.id}"):
+        await require(w.store, members, "0000" if not found.id.startswith("0000") else "1111")
+    await approve(w.store, members, SOUTH, other)
+    assert await proposals(w.store, members) == [], "it would follow another version"
+    with pytest.raises(InputError, match="changed meanwhile"):
+        await approve(w.store, members, EAST, one)
+
+
+async def test_what_others_leave_among_the_proposals_is_passed_over(w: World) -> None:
+    members = await known(w)
+    header = await proposed(w, MEMBERS[:1])
+    found = await approve(w.store, members, NORTH, header)
+    assert isinstance(found, Proposal)
+    folder = f"proposals/{header.version:012d}/{found.change[:8].hex()}"
+    await w.store.put(f"{folder}/0000", b"rubbish")
+    forged = msgspec.structs.replace(header, approvals=(approval(header, EAST),))
+    await w.store.put(f"{folder}/{EVIL.author[:8].hex()}", sealed(forged, EVIL))
+    await w.store.put(f"{folder}/{SOUTH.author[:8].hex()}", sealed(forged, SOUTH))
+    (waiting,) = await proposals(w.store, members)
+    assert set(waiting.approvals) == {NORTH.author}, "an owner's consent comes under its own signature"
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"expel": 4}, "expel needs 4 owners, and there are 3"),
+        ({"owners": (*OWNERS, Owner("north", WEST.author))}, "owner north stands there twice"),
+        ({"owners": (*OWNERS, Owner("west", NORTH.author))}, f"key {NORTH.author.hex()[:16]} stands there twice"),
+        ({"owners": (*OWNERS, Owner("west", sorted(SMALL_ORDER)[0]))}, "an owner's key is of small order"),
+        ({"terms": (Terms(member="a"), Terms(member="a"))}, "member a stands there twice"),
+        ({"gate": Gate(series="l", better="lower", evaluators=("a",), least=2, promoters=("a",))}, "the gate needs 2"),
+        (
+            {"gate": Gate(series="l", better="lower", evaluators=("a", "a"), least=2, promoters=("a",))},
+            "evaluator a stands there twice",
+        ),
+    ],
+)
+def test_a_charter_that_cannot_work_says_why(changes: dict[str, Any], fault: str) -> None:
+    assert agreed().fault() == ""
+    assert agreed(**changes).fault().startswith(fault)
+
+
+def test_terms_are_found_as_members_are() -> None:
+    terms = (Terms(member="eu-*", factor=0.5), Terms(member="eu-1", factor=2.0), Terms(member="eu-gpu-*", cap=1.0))
+    now = Membership(1, OWNER.author, charter=agreed(terms=terms))
+    assert [now.terms(who) for who in ("eu-7", "eu-1", "eu-gpu-3", "us")] == [*terms, AS_RUN]
+    assert Membership(1, OWNER.author).terms("eu-1") is AS_RUN
