@@ -14,6 +14,7 @@ from isthmus.format.records.keys import (
     commit_key,
     evaluation_key,
     part_key,
+    proposal_key,
     segment_key,
     snapshot_key,
     update_key,
@@ -59,6 +60,7 @@ RUN, BOX = "0123456789abcdef", "fedcba9876543210"
 KEYS: Mapping[str, Who] = {
     RUN_KEY: Who(ALL, {OWNER}),
     "members/000000000001": Who(ALL, {OWNER}),
+    proposal_key(2, DIGEST, DIGEST): Who({OWNER, READER}, {OWNER}),
     commit_key(3, 8): Who(ALL, {SYNCER}, {COLLECTOR}),
     segment_key(3, 1, DIGEST): Who(ALL, NOBODY, {COLLECTOR}),
     value_key(3, 8, DIGEST): Who(ALL, NOBODY, {SYNCER}, {COLLECTOR}),
@@ -90,6 +92,7 @@ LISTS: Mapping[str, Collection[str]] = {
     "commits/00003/": {SYNCER, READER},
     "segments/00003/": NOBODY,
     "members/": ALL,
+    "proposals/000000000002/": {OWNER, READER},
     "snapshots/00003/": ALL,
     "values/00003/": {COLLECTOR, READER},
     "updates/": {READER},

@@ -47,7 +47,8 @@ def test_no_kind_of_key_is_forgotten() -> None:
     made = {name for name in vars(keys) if name.endswith(("_key", "_KEY"))}
     assert made == {
         *("RUN_KEY", "update_key", "value_key", "snapshot_key", "commit_key", "segment_key"),
-        *("claim_key", "checkpoint_key", "part_key", "evaluation_key", "members_key"),
+        *("claim_key", "checkpoint_key", "part_key", "evaluation_key", "members_key", "proposal_key"),
+        *("manifest_key", "promotion_key"),
     }
     prefixes = {key.split("/")[0] for key in KEYS} - {"elsewhere"}
     assert prefixes >= {"run", "members", "scratch"}

@@ -172,6 +172,8 @@ def test_every_command_shows_its_settings(
         "keys new": ["eu-1"],
         "keys show": ["key"],
         "keys verify": ["commits/00000/000000000001"],
+        "charter propose": ["charter.toml"],
+        "charter approve": ["0123abcd"],
         "members add": ["eu-1", "--public-key", "key.pub"],
         "members remove": ["eu-1"],
     }.get(command.name, [])

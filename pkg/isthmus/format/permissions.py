@@ -88,6 +88,9 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _STARTS,
         *_TRIED,
         _grant(CREATE, "run members/*", "a run, and who is in it, are said once"),
+        _grant(READ, "proposals/*", "changes that wait for other owners' approvals"),
+        _grant(LIST, "proposals/*", "as above"),
+        _grant(CREATE, "proposals/*", "each owner's approval is an object of its own"),
         _grant(REPLACE, "snapshots/<p>/000000000000-*", "version 0, before the run object that names it"),
     ),
     Participant.SYNCER: (
@@ -139,6 +142,8 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _PUBLISHED,
         _STARTS,
         _grant(READ, "updates/* learners/* evaluations/*", "replay folds updates, status reads checkpoints' heads"),
+        _grant(READ, "proposals/*", "changes of the charter that wait for approvals"),
+        _grant(LIST, "proposals/*", "as above"),
         _grant(
             LIST, "values/<p>/ updates/* learners/* evaluations/*", "explain looks for updates, status for learners"
         ),

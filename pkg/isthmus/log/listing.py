@@ -58,3 +58,9 @@ def by_learner(checkpoints: Sequence[Entry]) -> dict[str, list[Entry]]:
 def parts_in(entries: Sequence[Entry]) -> list[Entry]:
     """Return the parts of checkpoints in a listing."""
     return [e for e in entries if _PART.fullmatch(e.key)]
+
+
+async def heads_of(log: Log) -> list[int]:
+    """Return the newest version of each fragment. Raises what the store raises."""
+    newest = [await log.newest(fragment.index) for fragment in log.run.layout.fragments]
+    return [found.version if found else 0 for found in newest]

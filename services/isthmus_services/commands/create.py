@@ -25,13 +25,13 @@ from isthmus.format.records.objects import MemberSpec
 from isthmus.format.rules import MemberRole, overdrive
 from isthmus.format.signing import Signer, fingerprint
 from isthmus.format.signing.keys import kept_signer, public_line, read_public
+from isthmus.log.listing import heads_of
 from isthmus.log.membership import Membership, changed, write
 from isthmus.log.run import Run, read_run
 from isthmus.log.trust import Trust
 from isthmus.runtime.urls import Place, as_user, redacted
 from isthmus.store import credentials
 from isthmus_services.commands import access, init
-from isthmus_services.commands.members import heads_of
 from isthmus_services.policies import AWS, MINIO, Identity, bus_user, has_bus, policy
 from isthmus_services.settings import declared, shared
 from isthmus_services.settings.resolve import fields

@@ -478,6 +478,28 @@ class KeysVerify(InRun):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CharterShow(InRun, Reported):
+    """Settings of `isthmus charter show`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CharterPropose(InRun, Signed):
+    """Settings of `isthmus charter propose`."""
+
+    file: Annotated[str, Setting("TOML file with the charter (docs/consortium.md)", positional=True, flag_only=True)]
+    hours: Annotated[float, Setting("hours that owners have to approve it", metavar="H", gt=0, flag_only=True)] = 24.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CharterApprove(InRun, Signed):
+    """Settings of `isthmus charter approve`."""
+
+    proposal: Annotated[
+        str, Setting("id of the proposal, as `isthmus charter show` prints it", positional=True, flag_only=True)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class MembersList(InRun, Reported):
     """Settings of `isthmus members list`."""
 
@@ -555,6 +577,7 @@ class MembersRotate(InRun, Signed):
 FAMILIES = {
     "keys": "create and show signing keys, and verify who signed an object",
     "members": "list and change the members of a signed run",
+    "charter": "agree on a charter of several owners: who decides, and what each member's work counts for",
 }
 
 COMMANDS = commands_of(
@@ -577,6 +600,9 @@ COMMANDS = commands_of(
         ("keys", KeysNew, "create an Ed25519 key pair in OpenSSH format"),
         ("keys", KeysShow, "print the public key and the fingerprint of a key file"),
         ("keys", KeysVerify, "print who signed an object, and whether the signer may write it"),
+        ("charter", CharterShow, "print the charter, and the changes that wait for approvals"),
+        ("charter", CharterPropose, "propose a charter, or another one"),
+        ("charter", CharterApprove, "approve a change; the last approval needed puts it into force"),
         ("members", MembersList, "list the members, their roles and their keys"),
         ("members", MembersAdd, "add a member with its public key"),
         ("members", MembersRemove, "remove a member, from a stated commit on"),

@@ -40,7 +40,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Names of the data sources that its manifests may declare; none: any."""
 
 
-class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PromotionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The rule by which a cut of the global model is promoted."""
 
     series: Name
@@ -70,7 +70,7 @@ class Charter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     terms: Annotated[tuple[Terms, ...], msgspec.Meta(max_length=TERMS_MAX)] = ()
     manifests: bool = False
     """Whether only updates that name a manifest are merged."""
-    gate: Gate | None = None
+    gate: PromotionRule | None = None
     """None: nothing can be promoted."""
 
     def fault(self) -> str:

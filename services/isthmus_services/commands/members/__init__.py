@@ -14,13 +14,17 @@ from isthmus.format.records.objects import VOUCHED_MAX, CheckpointHeader, Member
 from isthmus.format.rules import MemberRole
 from isthmus.format.signing import Signer, fingerprint
 from isthmus.log import Log
-from isthmus.log.listing import by_learner, checkpoints_in
+from isthmus.log.listing import by_learner, checkpoints_in, heads_of
 from isthmus.log.membership import Membership, may_share, write
 from isthmus.runtime.urls import Place
 from isthmus.store import Entry, checked
+from isthmus_services.commands.charter import approved, proposed
 from isthmus_services.settings import declared, shared
 
 logger = logging.getLogger(__name__)
+
+PROPOSED_HOURS = 24.0
+"""Hours that owners have to approve a member, if the run has a charter."""
 
 Change = Callable[[Membership], Sequence[MemberSpec]]
 """Returns the entries of the next version, given the current version. Raises `InputError`."""
@@ -44,6 +48,10 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
         entries = made(before)
         if isinstance(settings, declared.MembersRotate) and settings.public_key and not settings.no_checkpoints:
             entries = await _vouched(log, before, entries)
+        if before.charter is not None:
+            if successor is not None:
+                raise InputError("this run has a charter: its owners change with it (isthmus charter propose)")
+            return await approved(log, await proposed(log, entries, None, PROPOSED_HOURS))
         after = await write(log.store, log.members, log.signer, entries, heads, log.runtime.wall(), successor=successor)
         return [
             f"membership {after.version}: {len(after.members)} members, owner {fingerprint(after.owner)}",
@@ -52,12 +60,6 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
             + ", ".join(f"{p}/{version}" for p, version in enumerate(after.until[:8]))
             + (", …" if len(after.until) > 8 else ""),
         ]
-
-
-async def heads_of(log: Log) -> list[int]:
-    """Return the newest version of each fragment. Raises what the store raises."""
-    newest = [await log.newest(fragment.index) for fragment in log.run.layout.fragments]
-    return [found.version if found else 0 for found in newest]
 
 
 async def _vouched(log: Log, before: Membership, entries: Sequence[MemberSpec]) -> list[MemberSpec]:

@@ -1,0 +1,186 @@
+"""`isthmus charter`: what the owners of a run have agreed on, and how they change it together."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from isthmus.errors import InputError
+from isthmus.format.records.charter import Charter
+from isthmus.format.records.objects import MembersHeader, MemberSpec
+from isthmus.format.signing import fingerprint
+from isthmus.format.signing.keys import read_public
+from isthmus.log import Log, proposals
+from isthmus.log.charter import needed
+from isthmus.log.listing import heads_of
+from isthmus.log.membership import GRACE_VERSIONS, Membership, following
+
+HOUR_S = 3600.0
+
+
+# --- a charter in a file ----------------------------------------------------------------------------------------------
+
+
+class _Owner(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    key: str
+    """The line of a .pub file, or the file's path."""
+
+
+class _Member(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    factor: float = 1.0
+    cap: float | None = None
+    sources: list[str] = []
+
+
+class _Gate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    series: str
+    better: Literal["lower", "higher"]
+    tolerance: float = 0.0
+    evaluators: list[str]
+    least: int
+    promoters: list[str]
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    purpose: str = ""
+    amend: int
+    admit: int
+    expel: int
+    manifests: bool = False
+    owner: list[_Owner]
+    member: list[_Member] = []
+    gate: _Gate | None = None
+
+
+def read_charter(path: str) -> Charter:
+    """Return the charter in a TOML file. Raises `InputError`, which names the file and the field."""
+    try:
+        said = msgspec.toml.decode(Path(path).expanduser().read_bytes(), type=_File)
+        made = {
+            "purpose": said.purpose,
+            "owners": [(owner.name, read_public(owner.key)) for owner in said.owner],
+            "amend": said.amend,
+            "admit": said.admit,
+            "expel": said.expel,
+            "manifests": said.manifests,
+            "gate": said.gate and msgspec.structs.asdict(said.gate),
+            "terms": [{"member": m.name, "factor": m.factor, "cap": m.cap, "sources": m.sources} for m in said.member],
+        }
+        charter = msgspec.convert(made, Charter, builtin_types=(bytes,))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InputError(f"{path}: {error} (docs/consortium.md has a charter to begin with)") from None
+    if fault := charter.fault():
+        raise InputError(f"{path}: {fault}")
+    return charter
+
+
+# --- a charter in words -----------------------------------------------------------------------------------------------
+
+
+def in_words(charter: Charter | None) -> list[str]:
+    """Return a charter as lines to read."""
+    if charter is None:
+        return []
+    count = len(charter.owners)
+    lines = [f"purpose: {charter.purpose}"] if charter.purpose else []
+    lines += [f"owner {owner.name}: {fingerprint(owner.key)}" for owner in charter.owners]
+    for what, least in (
+        ("another charter", charter.amend),
+        ("a member that is added or changed", charter.admit),
+        ("the removal of a member", charter.expel),
+    ):
+        lines.append(f"{what}: {least} of {count} owners approve")
+    for terms in charter.terms:
+        said = [f"its updates' weight times {terms.factor:g}"] if terms.factor != 1.0 else []
+        said += [f"at most {terms.cap:g} usual updates of weight in a round"] if terms.cap else []
+        said += [f"may train on {', '.join(terms.sources)}"] if terms.sources else []
+        lines.append(f"member {terms.member}: {'; '.join(said) or 'as the run has it'}")
+    lines.append("only updates with a manifest are merged" if charter.manifests else "manifests are not required")
+    gate = charter.gate
+    if gate is None:
+        lines.append("no gate: nothing can be promoted")
+    else:
+        lines.append(
+            f"gate: {gate.series}, {gate.better} is better, worse by {gate.tolerance:g} at most than what was promoted "
+            f"last; {gate.least} of {', '.join(gate.evaluators)} must have measured it; {' or '.join(gate.promoters)} "
+            "promotes"
+        )
+    return lines
+
+
+def differences(before: Membership, header: MembersHeader) -> Iterator[str]:
+    """Yield, in words, what a proposed version of the membership changes."""
+    was, now = in_words(before.charter), in_words(header.charter)
+    yield from (f"- {line}" for line in was if line not in now)
+    yield from (f"+ {line}" for line in now if line not in was)
+    entries = {m.name: m for m in before.members}
+    yield from (f"- {_entry(m)}" for m in before.members if m not in header.members)
+    yield from (f"+ {_entry(m)}" for m in header.members if entries.get(m.name) != m)
+
+
+def _entry(m: MemberSpec) -> str:
+    return f"{m.role} {m.name}: {fingerprint(m.key)}" + (f", bucket {m.bucket}" if m.bucket else "")
+
+
+# --- proposing --------------------------------------------------------------------------------------------------------
+
+
+async def proposed(log: Log, entries: Sequence[MemberSpec], charter: Charter | None, hours: float) -> MembersHeader:
+    """Return the next version of the membership with these entries. Owners have `hours` to approve it.
+
+    Commits made meanwhile under the present membership stay valid: it allows as many as the run makes in that time.
+    """
+    room, heads = GRACE_VERSIONS, await heads_of(log)
+    for fragment, head in enumerate(heads):
+        first = max(1, head - GRACE_VERSIONS)
+        earlier = await log.commit(fragment, first) if head > first else None
+        newest = await log.commit(fragment, head) if earlier else None
+        if earlier and newest:
+            apart_s = max(1e-3, newest.header.written_at - earlier.header.written_at)
+            room = max(room, int((head - first) / apart_s * hours * HOUR_S))
+    return following(log.members, entries, heads, log.runtime.wall(), charter=charter, room=room)
+
+
+async def require_timely(log: Log, header: MembersHeader) -> None:
+    """Raise `InputError` if the run has gone beyond the versions that a proposal leaves to the present membership."""
+    heads = await heads_of(log)
+    beyond = next((p for p, head in enumerate(heads) if head >= header.until[p]), None)
+    if beyond is not None:
+        raise InputError(
+            f"this proposal is out of date: fragment {beyond} is at version {heads[beyond]}, and no version after "
+            f"{header.until[beyond]} may be of the members before it: propose it again"
+        )
+
+
+async def approved(log: Log, header: MembersHeader) -> list[str]:
+    """Approve a change with the log's key; return in words what it changes, and what follows."""
+    if log.signer is None:
+        raise InputError("use --key FILE with the private key of one of the run's owners")
+    await require_timely(log, header)
+    before = log.members.current
+    lines = list(differences(before, header)) or ["(nothing changes)"]
+    found = await proposals.approve(log.store, log.members, log.signer, header)
+    if isinstance(found, proposals.Proposal):
+        url = log.run.url
+        return [
+            *lines,
+            f"proposal {found.id} is approved by {len(found.approvals)}; it still needs {found.lacks(before)}",
+            f"each of them: isthmus charter approve {url} {found.id} --key FILE",
+        ]
+    return [
+        *lines,
+        f"membership {found.version} is in force, approved by {len(found.approvals)}: syncers apply it to the commits "
+        "that they begin from now on",
+    ]
+
+
+def threshold(before: Membership, header: MembersHeader) -> str:
+    """Return, in words, how many owners must approve a change."""
+    if before.charter is None:
+        return "the run's owner"
+    return f"{needed(before.charter, before.members, header)} of {len(before.charter.owners)} owners"

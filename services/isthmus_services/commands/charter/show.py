@@ -1,0 +1,70 @@
+"""`isthmus charter show RUN`: print the charter in force, and the changes that wait for approvals."""
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+from rich.text import Text
+
+from isthmus.agent.ports import open_log
+from isthmus.format.signing import fingerprint
+from isthmus.log.membership import Membership
+from isthmus.log.proposals import Proposal, entitled, proposals
+from isthmus_services.commands.charter import differences, in_words, threshold
+from isthmus_services.commands.members import require_signed
+from isthmus_services.output.report import stdout, write_json
+from isthmus_services.settings import declared, shared
+
+
+def run(settings: declared.CharterShow) -> int:
+    """Print the charter."""
+    now, waiting = asyncio.run(_read(settings))
+    lines = in_words(now.charter) or ["this run has no charter: its owner decides alone (isthmus charter propose)"]
+    if now.charter is not None:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now.written_at))
+        lines.insert(0, f"membership {now.version}, since {since}, approved by {', '.join(_by(now))}")
+    for proposal in waiting:
+        names = entitled(now, proposal.header)
+        have = ", ".join(names[key] for key in proposal.approvals)
+        lines += ["", f"proposal {proposal.id} ({threshold(now, proposal.header)}): approved by {have}"]
+        lines += [f"  {line}" for line in differences(now, proposal.header)]
+        lines.append(f"  still needs {proposal.lacks(now) or 'nothing: approve it once more, and it is in force'}")
+    console = stdout()
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+    write_json(_report(now, waiting), settings.json)
+    return 0
+
+
+def _by(now: Membership) -> list[str]:
+    names = {owner.key: owner.name for owner in (now.charter.owners if now.charter else ())}
+    return [names.get(given.owner, fingerprint(given.owner)) for given in now.approvals]
+
+
+def _report(now: Membership, waiting: list[Proposal]) -> dict[str, Any]:
+    charter = None
+    if now.charter is not None:
+        charter = msgspec.to_builtins(now.charter, builtin_types=(bytes,))
+        charter["owners"] = [{"name": o.name, "key": fingerprint(o.key)} for o in now.charter.owners]
+    return {
+        "version": now.version,
+        "charter": charter,
+        "approved_by": _by(now),
+        "proposals": [
+            {
+                "id": proposal.id,
+                "changes": list(differences(now, proposal.header)),
+                "approved_by": [entitled(now, proposal.header)[key] for key in proposal.approvals],
+                "still_needs": proposal.lacks(now),
+            }
+            for proposal in waiting
+        ],
+    }
+
+
+async def _read(settings: declared.CharterShow) -> tuple[Membership, list[Proposal]]:
+    async with open_log(settings.run, shared.owner_in(settings)) as log:
+        require_signed(log)
+        now = await log.members.refresh(log.store)
+        return now, await proposals(log.store, log.members)

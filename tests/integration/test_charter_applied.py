@@ -1,0 +1,182 @@
+"""A charter in force: syncers weigh each member's work by it, commits name it, replay judges by it."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.format.records.charter import Charter, Owner, Terms
+from isthmus.format.records.objects import MemberSpec
+from isthmus.format.signing import public_line
+from isthmus.format.signing.keys import new_signer, write_signer
+from isthmus.inspect.replay import replay
+from isthmus.log import merge
+from isthmus.log.membership import Members, Membership, following, write
+from isthmus.log.proposals import approve
+from isthmus_services.main import main
+from support.signed import EU, EVERYBODY, OWNER, SYNC, US, admit, differences, seed
+from support.world import World, all_commits, in_virtual_time, serving, train, world
+
+NORTH, SOUTH = new_signer(), new_signer()
+
+
+async def agree(w: World, **changes: Any) -> None:
+    """Put a charter of two owners into force."""
+    charter = msgspec.structs.replace(
+        Charter(owners=(Owner("north", NORTH.author), Owner("south", SOUTH.author)), amend=2, admit=2, expel=2),
+        **changes,
+    )
+    members = Members(w.run)
+    before = await members.refresh(w.store)
+    heads = [len(commits) for commits in (await all_commits(w.log)).values()]
+    header = following(members, before.members, heads, w.runtime.wall(), charter=charter)
+    for signer in (NORTH, SOUTH) if before.charter else (OWNER, NORTH, SOUTH):
+        found = await approve(w.store, members, signer, header)
+    assert isinstance(found, Membership)
+
+
+async def trained(w: World, steps: int, versions: int) -> None:
+    """Let two members' learners train until each fragment has so many versions."""
+    async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+        eu, us = w.by(EU).learner("eu"), w.by(US).learner("us-1")
+
+        def enough() -> bool:
+            return min(k.head for k in syncer.coordinators) >= versions
+
+        await asyncio.gather(train(eu, steps, enough=enough), train(us, steps, enough=enough))
+
+
+@in_virtual_time
+async def test_a_members_factor_and_cap_change_what_its_updates_count_for(folder: Path) -> None:
+    terms = (Terms(member="us-*", factor=0.25), Terms(member="eu", cap=0.5))
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        await trained(w, 40, 3)
+        await agree(w, terms=terms)
+        await trained(w, 120, 9)
+        await w.log.members.refresh(w.store)
+        merged = [c.header for cs in (await all_commits(w.log)).values() for c in cs]
+        plain, judged = [h for h in merged if h.members == 1], [h for h in merged if h.members == 2]
+        assert plain
+        assert judged
+        assert {i.factor for h in plain for i in h.inputs} == {1.0}
+        for h in judged:
+            for i in h.inputs:
+                asked = merge.weight(i.tokens, i.steps)
+                if i.learner == "us-1":
+                    assert i.factor == 0.25
+                    assert i.clipped or i.weight == 0.25 * asked
+                else:
+                    assert i.factor == 1.0
+        capped = [i for h in judged for i in h.inputs if "charter" in i.clipped]
+        assert {i.learner for i in capped} == {"eu"}
+        assert all(i.weight < merge.weight(i.tokens, i.steps) for i in capped)
+        assert await differences(w.log) == []
+
+
+@in_virtual_time
+async def test_replay_finds_weights_that_the_charter_does_not_give(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A syncer that weighs a member by other terms: its commits are refused, or named by replay."""
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        await agree(w, terms=(Terms(member="eu", cap=0.5),))
+        with monkeypatch.context() as lying:
+            lying.setattr(Membership, "terms", lambda self, learner: Terms(member="*"))
+            await trained(w, 60, 4)
+        await w.log.members.refresh(w.store)
+        found = [result.difference for result in await replay(w.log)]
+        assert any(d is not None and "by the run's bounds it is" in " ".join(d.lines()) for d in found)
+
+
+def test_owners_agree_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three people with a key each: propose, look, approve; then expel, which takes all of them."""
+    keys = {"founder": OWNER, "north": NORTH, "south": SOUTH, "us": US}
+    for name, signer in keys.items():
+        write_signer(tmp_path / name, signer, name)
+    run = str(tmp_path / "run")
+
+    async def made() -> None:
+        async with world(tmp_path / "run", seed()) as w:
+            await write(
+                w.store, Members(w.run), OWNER, [MemberSpec(n, r, k.author) for n, r, k in EVERYBODY],
+                [0] * len(w.run.layout.fragments), 1.0,
+            )  # fmt: skip
+
+    asyncio.run(made())
+    file = tmp_path / "charter.toml"
+    file.write_text(
+        f"""
+purpose = "one model, three hospitals"
+amend = 2
+admit = 1
+expel = 2
+
+[[owner]]
+name = "north"
+key = "{tmp_path / "north.pub"}"
+
+[[owner]]
+name = "south"
+key = "{public_line(SOUTH.author)}"
+
+[[member]]
+name = "us-*"
+factor = 0.5
+cap = 2.0
+sources = ["notes"]
+"""
+    )
+
+    def said(*argv: str, code: int = 0) -> str:
+        assert main(["charter", *argv] if argv[0] != "members" else list(argv)) == code
+        return "".join(capsys.readouterr())
+
+    assert "no charter: its owner decides alone" in said("show", run)
+    out = said("propose", run, str(file), "--key", str(tmp_path / "founder"))
+    assert (
+        "+ member us-*: its updates' weight times 0.5; at most 2 usual updates of weight in a round; may train on notes"
+        in out
+    )
+    assert "still needs 2 more of the owners that the new charter names (north, south)" in out
+    name = out.split("proposal ")[1].split()[0]
+    assert "is no owner's" in said("approve", run, name, "--key", str(tmp_path / "us"), code=2)
+    assert "1 more" in said("approve", run, name, "--key", str(tmp_path / "north"))
+    waiting = said("show", run)
+    assert f"proposal {name} (the run's owner): approved by" in waiting
+    assert "membership 2 is in force, approved by 3" in said("approve", run, name, "--key", str(tmp_path / "south"))
+    assert "the removal of a member: 2 of 2 owners approve" in said("show", run, "--json", str(tmp_path / "c.json"))
+    assert json.loads((tmp_path / "c.json").read_text())["charter"]["terms"][0]["factor"] == 0.5
+    out = said("members", "remove", run, "us-*", "--key", str(tmp_path / "north"))
+    assert "- learner us-*" in out
+    name = out.split("proposal ")[1].split()[0]
+    assert "membership 3 is in force" in said("approve", run, name, "--key", str(tmp_path / "south"))
+    said("members", "add", run, "us-*", "--public-key", str(tmp_path / "us.pub"), "--key", str(tmp_path / "south"))
+    assert "us-*" in said("members", "list", run)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("amend = 1", "Object missing required field"),
+        ("amend = 1\nadmit = 1\nexpel = 1\nowner = []", "Expected `array` of length >= 1 - at `$.owners`"),
+        ("amend = 1\nadmit = 1\nexpel = 1\nown = []", "unknown field `own`"),
+        ("amend = ", "Invalid value"),
+        (
+            'amend = 2\nadmit = 1\nexpel = 1\n[[owner]]\nname = "n"\nkey = "{key}"',
+            "amend needs 2 owners, and there are 1",
+        ),
+        ('amend = 1\nadmit = 1\nexpel = 1\n[[owner]]\nname = "n"\nkey = "/nowhere.pub"', "name a .pub file"),
+    ],
+)
+def test_a_charter_file_that_is_wrong_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    file = tmp_path / "charter.toml"
+    file.write_text(text.replace("{key}", public_line(NORTH.author)))
+    assert main(["charter", "propose", str(tmp_path / "run"), str(file), "--key", "k"]) == 2
+    assert words in capsys.readouterr().err
