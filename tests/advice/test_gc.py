@@ -47,20 +47,34 @@ def objects(folder: Path) -> int:
     do=HEAL,
     then="`isthmus heal` names the commit. Once it is restored from a backup, gc collects.",
 )
-async def test_a_log_with_a_hole(folder: Path) -> None:
-    (here,) = mine(test_a_log_with_a_hole)
+@row(
+    "gc",
+    "…: not a commit: …: nothing is collected",
+    means="A commit is damaged. Garbage collection cannot know what the commit names, so it does nothing.",
+    do=HEAL,
+    then="`isthmus heal` names the commit. Once it is restored from a backup, gc collects.",
+)
+@pytest.mark.parametrize(
+    ("version", "gone"), [(3, True), (6, True), (3, False), (6, False)],
+    ids=["missing", "missing among those that are kept", "damaged", "damaged among those that are kept"],
+)  # fmt: skip
+async def test_a_log_with_a_hole(folder: Path, version: int, gone: bool) -> None:
+    missing, damaged = mine(test_a_log_with_a_hole)
     async with world(folder, SNAPSHOTS) as w:
         await grown(w)
-        hole = folder / commit_key(0, 3)
+        hole = folder / commit_key(0, version)
         kept = hole.read_bytes()
         hole.unlink()
+        if not gone:
+            hole.write_bytes(b"garbage")
         before = objects(folder)
-        code, told = await isthmus("gc", w.run.url, *NOW, "--apply")
+        # A fold begins at the snapshot of version 4: what the commits after it name must stay.
+        code, told = await isthmus("gc", w.run.url, "--keep", "5", "--min-age", "0", "--apply")
         assert code != 0
-        advises(here, told)
+        advises(missing if gone else damaged, told)
         assert objects(folder) == before
         code, said = await isthmus(*command_in(told, "heal"))
-        assert (code, commit_key(0, 3) in said) == (1, True), said
+        assert (code, commit_key(0, version) in said) == (1, True), said
         hole.write_bytes(kept)
         assert (await isthmus("gc", w.run.url, *NOW, "--apply"))[0] == 0
         assert objects(folder) < before

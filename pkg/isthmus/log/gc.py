@@ -19,6 +19,7 @@ from isthmus.format.records.frame import Blob, Kind
 from isthmus.format.records.keys import (
     BUS,
     LEARNERS,
+    MEMBERS,
     SCRATCH,
     UPDATES,
     commit_key,
@@ -86,13 +87,18 @@ async def plan(
 ) -> Garbage:
     """Return what may be deleted while the newest `keep` versions of each fragment stay foldable. Deletes nothing.
 
-    Raises `LogCorrupt` if the log is damaged in the range that is kept: nothing should be collected then.
+    Raises `LogCorrupt` if a commit that is not packed is missing or damaged: nothing should be collected then.
     """
     found = Garbage()
     before = log.runtime.wall() - min_age_s
     fragments = log.run.layout.fragments
     for number, fragment in enumerate(fragments):
-        await _plan_fragment(log, fragment.index, keep, before, found)
+        try:
+            await _plan_fragment(log, fragment.index, keep, before, found)
+        except LogCorrupt as error:
+            if error.refused or error.key.startswith(MEMBERS):
+                raise  # nothing is known to be damaged, or its detail has the advice
+            raise LogCorrupt(error.key, f"{error.detail}: nothing is collected; {ask_heal(log.run.url)}") from None
         progress((number + 1) / (len(fragments) + 1))
     listed = await log.store.list(LEARNERS)
     held_by = by_learner(checkpoints_in(listed))
@@ -229,10 +235,7 @@ async def _plan_packing(log: Log, p: int, start: int, before: float, found: Garb
     for version in range(start - 1, 0, -1):
         commit = await log.commit(p, version)
         if commit is None:
-            raise LogCorrupt(
-                commit_key(p, version),
-                f"is missing below the end of the log: nothing is collected; {ask_heal(log.run.url)}",
-            )
+            raise LogCorrupt(commit_key(p, version), "is missing below the end of the log")
         if commit.in_segment:
             packed_to = version
             break  # commits are packed in ascending order, so all below are packed
@@ -298,12 +301,17 @@ async def _pack(log: Log, run: list[tuple[int, int]]) -> None:
 
 
 async def _between(log: Log, p: int, after: int, until: int) -> AsyncIterator[Commit]:
-    async for commit in log.commits(p, max(0, after)):
+    """Yield the commits after a version, up to another one. Raises `LogCorrupt` if one of them is missing."""
+    at = max(0, after)
+    async for commit in log.commits(p, at):
         if commit.version > until:
             return
         yield commit
-        if commit.version == until:
+        at = commit.version
+        if at == until:
             return
+    if at < until:  # what later commits name would be taken for garbage
+        raise LogCorrupt(commit_key(p, at + 1), "is missing below the end of the log")
 
 
 async def _newest_genuine(log: Log, held: Sequence[Entry]) -> Sequence[Entry]:
