@@ -19,6 +19,7 @@ fold            state = fold(merge, snapshot, log)
 heal            restarting a fragment whose log cannot be folded
 gc              garbage collection
 evaluations     measurements of a version of the model
+promotions      the versions that have passed the charter's gate
 """
 
 from isthmus.log.commits import Log

@@ -1,6 +1,7 @@
 """Measurements of the global model, made by its followers: series of numbers, one object each, beside the log.
 
-Nothing in the run depends on them. Replay does not read them, and the garbage collector does not delete them.
+No commit depends on them; promotions do (`isthmus.log.promotions`). Replay does not read them, and the garbage
+collector does not delete them.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from isthmus.format.records.fields import require_name
 from isthmus.format.records.keys import EVALUATIONS, evaluation_key, evaluations_prefix, is_versioned, version_in
 from isthmus.format.records.objects import SCHEMA, EvaluationHeader
 from isthmus.log.commits import Log
+from isthmus.log.verify import Verified
 
 AT_ONCE = 16
 
@@ -28,18 +30,24 @@ class Point:
     """Seconds since 1970."""
 
 
-async def note(log: Log, series: str, cut: int, value: float) -> None:
+async def note(
+    log: Log, series: str, cut: int, value: float, *, by: str | None = None, published: bytes | None = None
+) -> None:
     """Store a measurement of a cut. Raises `InputError` for a bad name or a value that is not finite, and what the
-    store raises."""
+    store raises.
+
+    `by`: the member that measured it, whose key signs it. `published`: the digest of the whole cut [32 bytes].
+    """
     require_name("series", series)
     if not math.isfinite(value):
         raise InputError(f"{series} of cut {cut} is {value}: only finite numbers make a series")
     header = EvaluationHeader(
-        schema=SCHEMA, run=log.run.digest, series=series, cut=cut, value=float(value), written_at=log.runtime.wall()
-    )
+        schema=SCHEMA, run=log.run.digest, series=series, cut=cut, value=float(value), written_at=log.runtime.wall(),
+        by=by, published=published,
+    )  # fmt: skip
     blob = frame.draft(frame.Kind.EVALUATION, header, 0).blob
     log.seal(blob)
-    await log.store.put(evaluation_key(series, cut, frame.digest(blob)), blob)
+    await log.store.create(evaluation_key(series, cut, frame.digest(blob)), blob)
 
 
 async def names(log: Log) -> list[str]:
@@ -50,23 +58,30 @@ async def names(log: Log) -> list[str]:
 async def series(log: Log, name: str, newest: int | None = None) -> list[Point]:
     """Return a series, or the points of its `newest` cuts, ordered by cut; of points of the same cut, the last written.
 
-    Points that cannot be read are left out. So are points by authors who are no longer members, since nothing proves
-    when those were written. Raises what the store raises.
+    Points are left out as by `read`. Raises what the store raises.
+    """
+    found = [Point(m.header.cut, m.header.value, m.header.written_at) for m in await read(log, name, newest)]
+    return list({p.cut: p for p in sorted(found, key=lambda p: (p.cut, p.at))}.values())
+
+
+async def read(log: Log, name: str, newest: int | None = None) -> list[Verified[EvaluationHeader]]:
+    """Return the measurements in a series, or those of its `newest` cuts, in no order.
+
+    Those that cannot be read are left out. So are those by authors who are no longer members, since nothing proves when
+    these were written. Raises what the store raises.
     """
     keys = [entry.key for entry in await log.store.list(evaluations_prefix(name)) if is_versioned(entry.key)]
     cuts = sorted({version_in(key) for key in keys})
     wanted = set(cuts if newest is None else cuts[-newest:])
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def one(key: str) -> Point | None:
+    async def one(key: str) -> Verified[EvaluationHeader] | None:
         async with slots:
             try:
                 blob = await log.fetch(key, frame.Kind.EVALUATION)
-                found = (await log.open(blob, key, EvaluationHeader, in_force=True)).header
+                return await log.open(blob, key, EvaluationHeader, in_force=True)
             except (ObjectMissing, RecordInvalid):
                 return None
-        return Point(found.cut, found.value, found.written_at)
 
     found = await asyncio.gather(*(one(key) for key in keys if version_in(key) in wanted))
-    points = sorted((p for p in found if p is not None), key=lambda p: (p.cut, p.at))
-    return list({p.cut: p for p in points}.values())
+    return [one for one in found if one is not None]
