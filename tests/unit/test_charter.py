@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from isthmus.doctor.findings import Finding, Role, RoleKind
+from isthmus.doctor.trust import judge_key
 from isthmus.errors import InputError, LogCorrupt, RecordInvalid
 from isthmus.format.records import frame
 from isthmus.format.records.charter import Charter, Owner, PromotionRule, Terms
@@ -20,6 +22,7 @@ from isthmus.format.signing.points import SMALL_ORDER
 from isthmus.log.charter import approval
 from isthmus.log.membership import AS_RUN, Members, Membership, create, following, opened, write
 from isthmus.log.proposals import Proposal, approve, proposals, require
+from isthmus.log.trust import Trust
 from isthmus.reasons import Reason
 from support.signed import OWNER, L, S, seed
 from support.world import World, world
@@ -244,3 +247,18 @@ def test_terms_are_found_as_members_are() -> None:
     now = Membership(1, OWNER.author, charter=agreed(terms=terms))
     assert [now.terms(who) for who in ("eu-7", "eu-1", "eu-gpu-3", "us")] == [*terms, AS_RUN]
     assert Membership(1, OWNER.author).terms("eu-1") is AS_RUN
+
+
+async def test_the_doctor_knows_the_owners_of_a_charter(w: World) -> None:
+    def found(signer: Signer) -> Finding:
+        judged = judge_key(members, Role(RoleKind.OWNER), Trust(signer))
+        assert judged is not None
+        return judged
+
+    members = await known(w)
+    assert (found(SOUTH).outcome, found(SOUTH).said.endswith("is the key of the owner south")) == ("ok", True)
+    assert found(OWNER).outcome == "failure"
+    assert "is no owner's key; the charter names north: SHA256:" in found(OWNER).said
+    learner = judge_key(members, Role(RoleKind.LEARNER, "eu"), Trust(SOUTH))
+    assert learner is not None
+    assert learner.outcome == "failure", "an owner's key is no learner's"

@@ -109,8 +109,13 @@ def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
         said = f"everything in this run is signed, and no key is given: a {role.kind} cannot take part"
         return Finding(check, FAILURE, said, f"pass the key of the {role.kind} (--key FILE, or {KEY})")
     mine = fingerprint(signer.author)
-    if signer.author == now.owner:
-        return Finding(check, OK, f"{mine} is the owner's key")
+    if signer.author in now.owners and (now.charter is None or role.kind == RoleKind.OWNER):
+        whose = "the owner's key" if now.charter is None else f"the key of the owner {now.owners[signer.author]}"
+        return Finding(check, OK, f"{mine} is {whose}")
+    if role.kind == RoleKind.OWNER and now.charter is not None:
+        theirs = ", ".join(f"{owner}: {fingerprint(key)}" for key, owner in now.owners.items())
+        said = f"{mine} is no owner's key; the charter names {theirs}"
+        return Finding(check, FAILURE, said, "pass one of these keys; or the owners agree on another charter")
     if role.kind == RoleKind.OWNER:
         said = f"{mine} is not the owner's key; this is {fingerprint(now.owner)}"
         more = f"pass that key; or the owner hands over: isthmus members rotate {url} --successor FILE --key OWNER"

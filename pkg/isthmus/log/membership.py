@@ -98,6 +98,13 @@ class Membership:
         """Return the entry for a name: the one with that name, else the pattern with the longest matching prefix."""
         return self._entries.of(name)
 
+    @property
+    def owners(self) -> dict[bytes, str]:
+        """The names of those who decide, by key: the charter's owners, or without a charter the run's only one."""
+        if self.charter is None:
+            return {self.owner: "the run's owner"}
+        return {owner.key: owner.name for owner in self.charter.owners}
+
     def terms(self, learner: str) -> Terms:
         """Return the charter's terms for a learner, found as `member` finds its entry; `AS_RUN` if there are none."""
         return self._terms.of(learner) or AS_RUN

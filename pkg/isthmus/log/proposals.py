@@ -49,10 +49,8 @@ class Proposal:
 
 def entitled(before: Membership, header: MembersHeader) -> dict[bytes, str]:
     """Return the names of the owners who may approve a change, by key: those before it, and those that it names."""
-    names = {before.owner: "the run's owner"} if before.charter is None else {}
-    for charter in (before.charter, header.charter):
-        names |= {owner.key: owner.name for owner in (charter.owners if charter else ())}
-    return names
+    named = {owner.key: owner.name for owner in (header.charter.owners if header.charter else ())}
+    return before.owners | named
 
 
 async def proposals(store: Store, members: Members) -> list[Proposal]:

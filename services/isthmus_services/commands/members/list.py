@@ -24,8 +24,10 @@ def run(settings: declared.MembersList) -> int:
         return 0
     console = stdout()
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now.written_at)) if now.version else "its creation"
-    owner = fingerprint(now.owner)
-    console.print(Text(f"{members.run.url}: membership {now.version}, since {since}; owner {owner}"), soft_wrap=True)
+    owners = {name: fingerprint(key) for key, name in now.owners.items()}
+    whose = ", ".join(f"{name} {key}" for name, key in owners.items()) if now.charter else fingerprint(now.owner)
+    said = f"{members.run.url}: membership {now.version}, since {since}; owner{'s' * bool(now.charter)} {whose}"
+    console.print(Text(said), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for heading in ("member", "as", "key", "bucket"):
         table.add_column(heading)
@@ -35,7 +37,8 @@ def run(settings: declared.MembersList) -> int:
     write_json(
         {
             "version": now.version,
-            "owner": owner,
+            "owner": None if now.charter else fingerprint(now.owner),
+            "owners": owners,
             "until": list(now.until),
             "members": [
                 {"name": m.name, "role": m.role.value, "key": fingerprint(m.key), "bucket": m.bucket}
