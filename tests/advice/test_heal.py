@@ -296,8 +296,7 @@ async def test_an_object_in_the_place_of_the_next_commit(folder: Path) -> None:
     "heal",
     "fragment … has a hole in its history (the run goes on): commits/…: not a commit: …: restore it from a backup: `isthmus "
     "replay` needs it, and a learner with an older checkpoint may",
-    means="A commit from before the newest snapshot is damaged. Syncers and learners do not need it; a replay does. Status "
-    "looks at the newest commits alone, the doctor at 32 others, too, and the board at those that it reads.",
+    means="A commit from before the newest snapshot is damaged. Syncers and learners do not need it; a replay does.",
     do="restore it from a backup: `isthmus replay` needs it, and a learner with an older checkpoint may",
     then="`isthmus heal` calls the fragment sound.",
     lost="without a backup: the proof of the versions before the snapshot, and nothing of the model",
@@ -305,8 +304,9 @@ async def test_an_object_in_the_place_of_the_next_commit(folder: Path) -> None:
 @row(
     "status",
     "fragment … has a hole in its history (the run goes on): commits/…: not a commit: …",
-    means="One of a fragment's newest commits is damaged, and a snapshot after it is there: syncers and learners do not need "
-    "the commit. `status --watch` and the board look once a minute, and go on saying it of a commit that has become old.",
+    means="A commit is damaged, and a snapshot after it is there: syncers and learners do not need the commit. Each look reads "
+    "the newest commits, older ones whose size or date in the store is odd, and 128 others at random (the doctor 32). "
+    "`status --watch` and the board look once a minute, and go on saying what they found.",
     do="isthmus heal … says what can be done",
     then="`isthmus heal` says the same. With the object restored, status says nothing of it.",
     lost="without a backup: the proof of the versions before the snapshot, and nothing of the model",

@@ -1,6 +1,7 @@
 """A commit that is missing below a newer one is found when the log is read, and no other commit takes its place."""
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from isthmus.errors import Denied, LogCorrupt
 from isthmus.format.records.keys import commit_key
 from isthmus.format.rules import Pace, Rules
+from isthmus.inspect import status as status_
 from isthmus.inspect.replay import replay
 from isthmus.inspect.status import Live, read_status
 from isthmus.log import heal
@@ -19,7 +21,7 @@ from isthmus.log.log_health import STANDS, look, standing
 from isthmus.store import Entry, Layer
 from isthmus.syncer import snapshots
 from isthmus_services.main import main
-from support.world import World, in_virtual_time, newest_commit, seed_of, serving, train, world
+from support.world import World, in_virtual_time, newest_commit, seed_of, serving, train, until, world
 
 PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096)
 WHOLE_EVERY_S = 20.0
@@ -136,6 +138,42 @@ async def test_a_damaged_commit_hides_neither_its_fragment_nor_others(folder: Pa
         found = await look(w.log)
         assert "not a commit" in found.wrong[0]
         assert [c.version if c else 0 for c in found.heads] == [head - 3, (await newest_commit(w, 1)).version]
+
+
+def spoiled(path: Path, how: str) -> bytes:
+    """Damage an object in a folder; return what it was. `rotted`: its size and its date stay as they were."""
+    kept, at = path.read_bytes(), path.stat().st_mtime
+    path.write_bytes(b"garbage" if how == "cut" else bytes(reversed(kept)))
+    if how != "written again":
+        os.utime(path, (at, at))
+    return kept
+
+
+@pytest.mark.parametrize("how", ["cut", "written again", "rotted"])
+async def test_an_old_commit_that_is_damaged_is_found_by_status(
+    folder: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listing gives the first two away, however long the log is; the third is found when its turn comes."""
+    if how != "rotted":
+        monkeypatch.setattr(status_, "OLDER", 0)
+    async with world(folder, FEW) as w:
+        assert await grown(w, 24, killed=False) > 20
+        path = folder / commit_key(0, 3)
+        kept = spoiled(path, how)
+        for _ in range(2):
+            wrong = (await read_status(w.log, w.bus, w.runtime, 0.1)).wrong
+            assert set(wrong) == {0}
+            assert wrong[0].startswith(f"{commit_key(0, 3)}: not a commit: ")
+        live = Live(w.log, w.store, w.bus, w.runtime)
+        await live.begin()
+        inspecting = asyncio.ensure_future(live._inspect())
+        await until(lambda: set(live.status().wrong) == {0}, "a watch that is started now says it")
+        inspecting.cancel()
+        if how != "rotted":
+            with pytest.raises(LogCorrupt, match="not a commit"):
+                await require_commits(w.log, 0, (await newest_commit(w, 0)).version)
+        path.write_bytes(kept)
+        assert not (await read_status(w.log, w.bus, w.runtime, 0.1)).wrong
 
 
 def test_status_check_and_doctor_end_with_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,10 @@ INSPECT_EVERY_S = 60.0
 INSPECT_PAUSE = 20.0
 """The least pause between two such looks, in multiples of the time that the last one took."""
 
+OLDER = 128
+"""Commits that each look at the log reads of those older than the newest ones, at random: all of them, if they are
+fewer."""
+
 SUSPECTS = 16
 """The most commits of a fragment, once found damaged, that each such look reads again."""
 
@@ -358,7 +362,7 @@ class Live:
             hints, objects = {p: commit.version for p, commit in self.commits.items()}, not self.status().syncers_live
             asked = dict(self._suspects)
             try:
-                self._wrong = (await look(self._log, hints, objects=objects, suspects=asked)).wrong
+                self._wrong = (await look(self._log, hints, objects=objects, suspects=asked, older=OLDER)).wrong
             except (Unavailable, Denied):
                 pass  # following the newest commits fails in the same way, and `trouble` tells so
             else:
@@ -446,7 +450,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
         bus_error = f"the bus cannot be reached: {error}"
     await log.members.refresh(log.store)  # messages may have named a newer version meanwhile
     # A syncer that is at work reads these objects itself, and reports what it cannot fold.
-    state = await look(log, hearing.heads, objects=not hearing.syncers_heard)
+    state = await look(log, hearing.heads, objects=not hearing.syncers_heard, older=OLDER)
     slots = asyncio.Semaphore(LOOKS_AT_ONCE)
 
     async def restarted(name: str) -> tuple[str, Restarts | None]:

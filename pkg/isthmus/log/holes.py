@@ -6,9 +6,10 @@ end would commit a second version under the same number, and the fragment could 
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
+from isthmus.format.records import frame
 from isthmus.format.records.keys import (
     MEMBERS,
     commit_in,
@@ -23,10 +24,13 @@ from isthmus.format.rules import MemberRole
 from isthmus.log import Log
 from isthmus.log.listing import earliest
 from isthmus.log.verify import KINDS
-from isthmus.store.base import is_there
+from isthmus.store.base import Entry, is_there
 
 AHEAD = 8
 """Versions beyond the end that are requested one by one."""
+
+DOUBTED_MAX = 64
+"""The most commits of a fragment that one look reads because of what the listing says of them."""
 
 HOLE = "a hole in its history (the run goes on)"
 """What a fragment has whose log lacks an object that no syncer needs to go on: a newer snapshot is there."""
@@ -120,8 +124,9 @@ async def _is_genuine(log: Log, fragment: int, key: str, record: type[SnapshotHe
 async def require_commits(log: Log, fragment: int, head: int) -> int:
     """Raise `LogCorrupt` if a commit up to `head`, or below any stored commit or snapshot, is missing.
 
-    Return the first version that was checked: 1 where commits may be listed. Where listing is denied, only the commits
-    since the newest snapshot are requested, one by one: a new syncer needs those. Raises `Unavailable`.
+    The commits that the listing makes doubtful are read, too, and one of them may be damaged. Return the first version
+    that was checked: 1 where commits may be listed. Where listing is denied, only the commits since the newest snapshot
+    are requested, one by one: a new syncer needs those. Raises `Unavailable`.
     """
     snapshots = await log.snapshots(fragment)
     try:
@@ -145,7 +150,42 @@ async def require_commits(log: Log, fragment: int, head: int) -> int:
     listed = commit_key(fragment, min(beyond, default=head))
     if beyond and not await is_there(log.store, listed):
         raise LogCorrupt(listed, "is listed, and the store does not give it out", (fragment, head))
+    await require_readable(log, fragment, _doubtful(entries, head))
     return 1
+
+
+def _doubtful(entries: Iterable[Entry], head: int) -> Sequence[int]:
+    """Return versions below `head` whose commits may be damaged, by a listing; the newest, if they are many.
+
+    A commit is older than its successor: a later date shows that other bytes were written under its key. So it is with
+    a commit that was restored or packed, which is then read for nothing.
+    """
+    found = list[int]()
+    listed = sorted((commit_in(entry.key), entry) for entry in entries)
+    for (version, entry), (following, after) in pairwise(listed):
+        again = following == version + 1 and entry.modified > after.modified
+        if 0 < version < head and (again or entry.size < frame.PREFIX.size):
+            found.append(version)
+    return found[-DOUBTED_MAX:]
+
+
+async def require_readable(log: Log, fragment: int, versions: Iterable[int]) -> None:
+    """Raise `LogCorrupt`, with advice, if one of these versions has a damaged commit. A missing one is passed over.
+
+    Raises `Unavailable`, and `Denied` if commits may not be read.
+    """
+
+    async def read(version: int) -> LogCorrupt | None:
+        try:
+            await log.commit(fragment, version)
+        except LogCorrupt as error:
+            return await with_advice(log, fragment, version, error)
+        return None
+
+    for asked in batched(versions, AHEAD):
+        for error in await asyncio.gather(*map(read, asked)):
+            if error is not None:
+                raise error
 
 
 async def _require_all(

@@ -12,7 +12,7 @@ from isthmus.errors import Denied, LogCorrupt
 from isthmus.format.records.keys import UPDATES, values_prefix
 from isthmus.format.rules import KEPT_VERSIONS, MIN_AGE_S
 from isthmus.log import Commit, Log
-from isthmus.log.holes import require_commits, with_advice
+from isthmus.log.holes import require_commits, require_readable, with_advice
 from isthmus.log.run import Run
 from isthmus.runtime.urls import Place
 from isthmus.store.base import is_there
@@ -69,14 +69,16 @@ async def look(
     *,
     objects: bool = False,
     suspects: Mapping[int, Collection[int]] | None = None,
+    older: int = 0,
 ) -> LogState:
     """Return the condition of a log.
 
     `hints`: by fragment, a version that probably exists. `objects`: also look whether the objects that a new syncer
     needs are there, in their sizes; that they are what commits say is checked by `replay` alone. `suspects`: by
-    fragment, older versions whose commits are read as well. Raises `Unavailable`, and `Denied` if commits may not be
-    read.
+    fragment, older versions whose commits are read as well. `older`: how many more of the older commits are read, of
+    all fragments together, chosen at random. Raises `Unavailable`, and `Denied` if commits may not be read.
     """
+    older_each = math.ceil(older / len(log.run.layout.fragments))
     slots = asyncio.Semaphore(LOOKS_AT_ONCE)
     wrong: dict[int, str] = {}
     from_first: list[bool] = []
@@ -89,19 +91,22 @@ async def look(
         except LogCorrupt as error:
             raise await with_advice(log, p, version, error) from None
 
+    def by_chance(head: int) -> list[int]:
+        among = range(1, max(1, head - before))
+        return sorted(log.runtime.random.sample(among, min(older_each, len(among))))
+
     async def one(p: int) -> Commit | None:
         newest = None
         async with slots:
             try:
                 newest = await log.newest(p, (hints or {}).get(p, 0))
                 head = newest.version if newest else 0
-                from_first.append(await require_commits(log, p, head) <= 1)
                 # The newest commits may have been skipped: the search for the end begins at a hint or a snapshot.
                 recent.extend(filter(None, [newest]))
                 for version in range(max(1, head - before), head):
                     recent.extend(await read(p, version))
-                for version in (suspects or {}).get(p, ()):
-                    await read(p, version)
+                from_first.append(await require_commits(log, p, head) <= 1)
+                await require_readable(log, p, [*(suspects or {}).get(p, ()), *by_chance(head)])
                 if objects:
                     await require_objects(log, p, head)
                 await require_values(log, p, head)
