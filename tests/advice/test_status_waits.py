@@ -80,9 +80,10 @@ DOCTOR = (
 )
 @row(
     "status",
-    "…: waits for permission (… s)",
-    means="Requests of this learner that worked before are refused: its credentials have expired, or a policy was changed. "
-    "After five minutes it ends with an error.",
+    "…: waits for permission (… for … s; it ends after … s)",
+    means="Requests of this kind, in this folder, are refused to this learner or syncer: its credentials have expired, or a "
+    "policy or the owner of a folder was changed. Other folders may still be open to it. It ends with an error at the first "
+    "refusal after that time.",
     do=DOCTOR,
     then="With new credentials in their old place it goes on by itself.",
     lost=CUT_OFF,

@@ -116,7 +116,7 @@ def test_it_is_said_now_and_then_and_when_it_has_passed(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         drive(body)
     said = [record.getMessage() for record in caplog.records]
-    assert len([text for text in said if "this process ends in" in text]) == 3
+    assert len([text for text in said if "this process ends" in text]) == 3
     assert [text for text in said if "no longer" in text] == ["requests are no longer refused (read commits/)"]
 
 

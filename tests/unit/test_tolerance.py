@@ -22,7 +22,7 @@ class Clock:
 
 
 class Told:
-    """A store that denies the requests in `refused`, by operation and folder."""
+    """A store that denies the requests in `refused`, by operation and a folder that their keys are in."""
 
     url = "s3://bucket/run"
 
@@ -30,15 +30,18 @@ class Told:
         self.refused: set[tuple[str, str]] = set()
 
     async def get(self, key: str) -> Body:
-        if ("get", key.split("/", maxsplit=1)[0]) in self.refused:
+        if self._refuses("get", key):
             raise Denied(f"{self.url}: access denied (ExpiredToken)")
         if key.endswith("nothing"):
             raise ObjectMissing(key)
         return bytearray(b"x")
 
     async def put(self, key: str, data: bytes) -> None:
-        if ("put", key.split("/", maxsplit=1)[0]) in self.refused:
+        if self._refuses("put", key):
             raise Denied(f"{self.url}: access denied (AccessDenied)")
+
+    def _refuses(self, operation: str, key: str) -> bool:
+        return any(operation == refused and f"{key}/".startswith(f"{folder}/") for refused, folder in self.refused)
 
 
 @pytest.fixture
@@ -76,7 +79,7 @@ async def test_what_worked_is_ridden_out_loudly_and_ends_after_the_stated_time(
             clock.now += 1.0
     assert tolerance.refused_s == REFUSED_S
     said = [r.getMessage() for r in caplog.records]
-    assert "this process ends in 300 s" in said[0]
+    assert "(read commits/): if it still is in 300 s, this process ends" in said[0]
     assert 5 <= len(said) <= 12  # now and then, not at each request
     with pytest.raises(Denied):
         await ways.get("commits/0")
@@ -95,6 +98,50 @@ async def test_once_it_is_over_it_starts_anew(
         store.refused = set()
         await ways.get("commits/0")
         assert tolerance.refused_s == 0.0
+
+
+async def test_a_folder_that_works_does_not_hide_that_the_one_beside_it_is_refused(
+    clock: Clock, store: Told, tolerant: tuple[TolerantStore, Tolerance]
+) -> None:
+    """As where one fragment's folder has lost its permissions: the updates of the others are stored meanwhile."""
+    ways, tolerance = tolerant
+    await ways.put("updates/00001/eu/1", b"")
+    store.refused = {("put", "updates/00000/eu")}
+    for at in range(0, int(REFUSED_S), 10):
+        with pytest.raises(Unavailable, match=f"refused for {at} s"):
+            await ways.put("updates/00000/eu/1", b"")
+        await ways.put("updates/00001/eu/1", b"")
+        assert tolerance.refused == f"write updates/00000/eu/ for {at} s; it ends after 300 s"
+        clock.now += 10.0
+    with pytest.raises(Denied):
+        await ways.put("updates/00000/eu/1", b"")
+    assert tolerance.refused == "", "a caller that goes on without it waits for nothing"
+
+
+async def test_an_agent_that_asks_seldom_remembers_a_refusal_until_it_asks_again(clock: Clock, store: Told) -> None:
+    tolerance = Tolerance(clock.runtime, lately_s=REFUSED_S)
+    ways = TolerantStore(cast(Store, store), tolerance)
+    await ways.put("updates/00000/eu/1", b"")
+    store.refused = {("put", "updates/00000/eu")}
+    with pytest.raises(Unavailable):
+        await ways.put("updates/00000/eu/1", b"")
+    clock.now += 200.0
+    await ways.put("updates/00001/eu/1", b"")
+    assert tolerance.refused_s == 200.0
+    store.refused = set()
+    await ways.put("updates/00000/eu/1", b"")
+    assert tolerance.refused_s == 0.0
+
+
+async def test_two_refusals_a_day_apart_are_two(
+    clock: Clock, store: Told, tolerant: tuple[TolerantStore, Tolerance]
+) -> None:
+    await tolerant[0].put("values/0", b"")
+    store.refused = {("put", "values")}
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="refused for 0 s"):
+            await tolerant[0].put("values/0", b"")
+        clock.now += 86400.0
 
 
 async def test_that_nothing_is_there_is_an_answer_too(store: Told, tolerant: tuple[TolerantStore, Tolerance]) -> None:

@@ -7,6 +7,7 @@ request that worked before is denied, and ends if this lasts.
 
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from typing_extensions import override
@@ -28,39 +29,67 @@ REFUSED_S = 300.0
 LATELY_S = 15.0
 """A denial longer ago says nothing about now: a syncer that stays idle because of it would never find out."""
 
+APART_S = 3600.0
+"""Two denials of a kind of request that are further apart are two troubles, even if no request worked in between."""
+
 REMIND_S = 30.0
 """Time between two warnings while requests are denied."""
+
+
+@dataclass(slots=True)
+class _Refusal:
+    """Denials of one kind of request, none of which worked in between."""
+
+    since: float
+    last: float
+    tolerated: bool = True
+    """Whether the last of them counted as an outage."""
 
 
 class Tolerance:
     """Turns denials of requests that worked before into `Unavailable`, for a while.
 
-    Each kind of request is judged by itself: writing may be denied while reading still works.
+    Each kind of request is judged by itself: writing may be denied while reading still works, and writing in one folder
+    while it works in the folder beside it.
     """
 
-    def __init__(self, runtime: Runtime, limit_s: float = REFUSED_S) -> None:
+    def __init__(self, runtime: Runtime, limit_s: float = REFUSED_S, lately_s: float = LATELY_S) -> None:
+        """`lately_s`: for how long a denial shows that this kind of request is denied now, unless it works meanwhile.
+
+        Longer for an agent that goes on whatever is denied, and asks again only when its work needs it.
+        """
         self._runtime = runtime
         self._limit_s = limit_s
-        self._worked = {kind("read", RUN_KEY)}  # the run object was read before this was made
-        self._since: dict[str, float] = {}
-        self._last: dict[str, float] = {}
+        self._lately_s = lately_s
+        self._worked = {_vouching(kind("read", RUN_KEY))}  # the run object was read before this was made
+        self._refusals: dict[str, _Refusal] = {}
         self._said_at = float("-inf")
 
     @property
     def refused_s(self) -> float:
         """Seconds for which some kind of request has been denied; 0 if none is.
 
-        A kind that was not denied within the last `LATELY_S` seconds does not count: it may work again.
+        A kind that was not denied within the last `lately_s` seconds does not count: it may work again.
         """
-        now = self._runtime.now()
-        lately = [since for kind, since in self._since.items() if now - self._last[kind] <= LATELY_S]
-        return now - min(lately, default=now)
+        first = self._first
+        return self._runtime.now() - self._refusals[first].since if first else 0.0
+
+    @property
+    def refused(self) -> str:
+        """The kind of request that has been denied for longest, for how long, and when this process ends; or empty."""
+        return f"{self._first} for {self.refused_s:.0f} s; it ends after {self._limit_s:.0f} s" if self._first else ""
+
+    @property
+    def _first(self) -> str:
+        oldest = self._runtime.now() - self._lately_s
+        lately = [kind for kind, found in self._refusals.items() if found.tolerated and found.last >= oldest]
+        return min(lately, key=lambda kind: self._refusals[kind].since, default="")
 
     async def of(self, kind: str, request: Awaitable[T], *, vouched: bool = False) -> T:
-        """Await a request of a kind. Raises `Denied` if this kind never worked or has been denied for too long.
+        """Await a request of a kind. Raises `Denied` if this kind has been denied for too long, or never worked.
 
-        Until then a denial raises `Unavailable`. `vouched`: the kind should work even if it never has, so a denial
-        counts as temporary.
+        Until then a denial raises `Unavailable`. A kind counts as having worked if it did in any folder below the same
+        first one. `vouched`: the kind should work even if it never has, so a denial counts as temporary.
         """
         try:
             result = await request
@@ -68,29 +97,34 @@ class Tolerance:
             self._good(kind)
             raise
         except Denied as error:
-            now = self._runtime.now()
-            since = self._since.setdefault(kind, now)
-            self._last[kind] = now
-            if not (vouched or kind in self._worked) or now - since >= self._limit_s:
+            if not (vouched or _vouching(kind) in self._worked):
                 raise
-            left = self._limit_s - (now - since)
+            now = self._runtime.now()
+            found = self._refusals.get(kind)
+            if found is None or now - found.last > APART_S:
+                found = self._refusals[kind] = _Refusal(now, now)
+            found.last, for_s = now, now - found.since
+            found.tolerated = for_s < self._limit_s
+            if not found.tolerated:
+                raise
             if now - self._said_at >= REMIND_S:
                 self._said_at = now
                 logger.warning(
-                    "a request that worked before is refused (%s): this process ends in %.0f s: %s", kind, left, error
-                )
-            raise Unavailable(f"refused for {now - since:.0f} s: {error}") from None
+                    "a request that worked before is refused (%s): if it still is in %.0f s, this process ends: %s",
+                    kind, self._limit_s - for_s, error,
+                )  # fmt: skip
+            raise Unavailable(f"refused for {for_s:.0f} s: {error}") from None
         self._good(kind)
         return result
 
     def _good(self, kind: str) -> None:
-        self._worked.add(kind)
-        if self._since.pop(kind, None) is not None:
+        self._worked.add(_vouching(kind))
+        if self._refusals.pop(kind, None) is not None:
             logger.warning("requests are no longer refused (%s)", kind)
 
 
 class TolerantStore(Layer):
-    """A store whose denials are tolerated for a while, by operation and by folder of the run.
+    """A store whose denials are tolerated for a while, by operation and by folder.
 
     Reading updates is the exception: the store may deny one learner's object because of how it was stored, which says
     nothing about other requests.
@@ -125,28 +159,33 @@ class TolerantBus(Bus):
 
     @override
     async def append(self, stream: str, *bodies: bytes) -> None:
-        await self._tolerance.of("say", self._bus.append(stream, *bodies))
+        await self._tolerance.of("append to the bus", self._bus.append(stream, *bodies))
 
     @override
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
-        return await self._tolerance.of("hear", self._bus.read(positions, timeout_s))
+        return await self._tolerance.of("read the bus", self._bus.read(positions, timeout_s))
 
     @override
     async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
-        return await self._tolerance.of("hear", self._bus.ago(streams, seconds))
+        return await self._tolerance.of("read the bus", self._bus.ago(streams, seconds))
 
     @override
     async def tail(self, stream: str) -> str:
-        return await self._tolerance.of("hear", self._bus.tail(stream))
+        return await self._tolerance.of("read the bus", self._bus.tail(stream))
 
     @override
     async def names(self, within_s: float | None = None) -> set[str]:
-        return await self._tolerance.of("find streams", self._bus.names(within_s))
+        return await self._tolerance.of("list the bus", self._bus.names(within_s))
 
 
 _VERBS = {"get": "read", "put": "write"}
 
 
 def kind(what: str, key: str) -> str:
-    """Return the kind of a request: the operation and the run's folder."""
-    return f"{what} {key.split('/', maxsplit=1)[0]}/"
+    """Return the kind of a request: the operation and the folder of its key, or its prefix."""
+    return f"{what} {key.rpartition('/')[0] or key}/"
+
+
+def _vouching(kind: str) -> str:
+    """Return what a request of a kind that works vouches for: its operation, below the first folder of its key."""
+    return kind.partition("/")[0]

@@ -70,8 +70,8 @@ class Connectivity:
         waiting = []
         if self.store_down_s:
             waiting.append(f"store ({self.store_down_s:.0f} s)")
-        if self.refused_s:
-            waiting.append(f"permission ({self.refused_s:.0f} s)")
+        if refused := self._tolerance.refused:
+            waiting.append(f"permission ({refused})")
         if self.bus_is_down:
             waiting.append("bus")
         return waiting

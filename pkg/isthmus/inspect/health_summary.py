@@ -123,11 +123,11 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
             Part(f"0 of {len(known)} learners merge"),
             Part(f"no syncer is heard; {last}", f"start one with: {syncer}"),
         ]
-    elif not able:
-        parts += [
-            Part(f"none of {len(status.syncers_live)} syncers can serve for now; {last}"),
-            *(_cannot(status.hearing.syncers[name], run, bus) for name in sorted(status.syncers_live)[:NAMED_MAX]),
-        ]
+    else:
+        if not able:
+            parts.append(Part(f"none of {len(status.syncers_live)} syncers can serve for now; {last}"))
+        unable = sorted(status.syncers_live - set(able))[:NAMED_MAX]
+        parts += [_cannot(status.hearing.syncers[name], run, bus) for name in unable]
     parts += troubled[:NAMED_MAX]
     if len(troubled) > NAMED_MAX:
         more = f"{len(troubled) - NAMED_MAX} more learners have such trouble"

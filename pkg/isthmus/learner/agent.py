@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from isthmus.agent.health import Vitals
-from isthmus.agent.tolerance import Tolerance, TolerantBus, TolerantStore
+from isthmus.agent.tolerance import REFUSED_S, Tolerance, TolerantBus, TolerantStore
 from isthmus.bus import START, Bus
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.bus.timed import TimedBus
@@ -101,7 +101,7 @@ class LearnerAgent:
         self.history = History()
         self.boundary: Boundary | None = None
         self.metrics = LearnerMetrics()
-        tolerance = Tolerance(runtime)
+        tolerance = Tolerance(runtime, lately_s=REFUSED_S)
         store = store.measured_by(self.metrics)
         if store.regions is not None:
             store.regions.near = name
