@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError, LogCorrupt, Unavailable, told
+from isthmus.format.records.keys import promotion_key
 from isthmus.inspect import export
 from isthmus.log import Log, fold
+from isthmus.log.promotions import Promotions, cut_digest, require_bytes
 from isthmus.log.run import Run
 from isthmus.runtime.clock import Runtime
 
@@ -48,6 +50,8 @@ class Cut:
     """The version of each followed fragment."""
     local: export.Local = field(default_factory=dict)
     """Tensors that are not merged, such as running statistics. `CutFollower` leaves it empty; callers may add them."""
+    published: bytes | None = None
+    """Digest of the cut [32 bytes] (`isthmus.log.promotions.cut_digest`); None if it has not all fragments."""
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return the tensors in the followed fragments, in their shapes, as float32. Tied tensors are in it once."""
@@ -114,7 +118,11 @@ class CutFollower:
                 self._at[p] = await self._brought(p, versions[p])
 
         await asyncio.gather(*map(bring, self.fragments))
-        return Cut(self._log.run, number, {p: self._at[p].carried for p in self.fragments}, versions)
+        values = {p: self._at[p].carried for p in self.fragments}
+        first = self._log.run.header.snapshots
+        whole = len(self.fragments) == len(first)
+        published = [at.last[-1].header.published_digest if at.last else first[p] for p, at in sorted(self._at.items())]
+        return Cut(self._log.run, number, values, versions, published=cut_digest(published) if whole else None)
 
     async def _brought(self, p: int, version: int) -> fold.At[F32]:
         at = self._at.get(p)
@@ -140,19 +148,23 @@ async def cuts(
     apart_s: float = 0.0,
     fragments: Sequence[int] | None = None,
     mixed: bool = False,
+    promoted: bool = False,
 ) -> AsyncIterator[Cut]:
     """Yield for ever the newest cut beyond `after` whose number is a multiple of `every`, and skip those before it.
 
     Two cuts are at least `apart_s` seconds apart. With `mixed`, a cut is yielded once its number has grown by `every`
-    or more. During an outage of the store, wait. Raises `Denied`, `LogCorrupt` if a cut is not available any more, and
-    `InputError`.
+    or more. With `promoted`, only promoted cuts are yielded, whatever `every` and `mixed` say. During an outage of the
+    store, wait. Raises `Denied`, `LogCorrupt` if a cut is not available any more, and `InputError`.
     """
-    follower, away = CutFollower(log, fragments), False
+    follower, away, promotions = CutFollower(log, fragments), False, _Promoted(log)
     while True:
         began = runtime.now()
         wanted = max(0, (after // every + 1) * every)
         try:
-            if mixed:
+            if promoted:
+                version = await promotions.newest()
+                cut = promotions.require(await follower.cut(version)) if version > after else None
+            elif mixed:
                 versions = await follower.heads()
                 number = sum(versions.values())
                 cut = await follower.cut(number, versions) if after < 0 or number >= after + every else None
@@ -172,6 +184,31 @@ async def cuts(
             after = cut.number
             yield cut
         await asyncio.sleep(max(LOOK_S if cut is None else 0.0, (began + apart_s - runtime.now()) if cut else 0.0))
+
+
+class _Promoted:
+    """The promotions of a run, for one that follows it: each one that does not hold is logged once."""
+
+    def __init__(self, log: Log) -> None:
+        self._known = Promotions(log)
+        self._said: set[tuple[int, str]] = set()
+
+    async def newest(self) -> int:
+        """Return the version of the last promotion that holds; -1 if there is none."""
+        last = await self._known.refresh()
+        for found in self._known.unsound:
+            if (found.number, found.fault) not in self._said:
+                self._said.add((found.number, found.fault))
+                logger.warning(
+                    "%s does not hold, and its version is not given out: %s", promotion_key(found.number), found.fault
+                )
+        return last.version if last else -1
+
+    def require(self, cut: Cut) -> Cut:
+        """Return the cut if it is the one that was promoted. Raises `LogCorrupt`."""
+        if self._known.last is not None:
+            require_bytes(self._known.last, cut.published)
+        return cut
 
 
 # --- cuts in a folder -------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from isthmus.inspect.follow import Cut, cuts
 from isthmus.learner.global_local import Buffers
 from isthmus.link.loop_thread import LoopThread
 from isthmus.log import Log, evaluations
+from isthmus.log.promotions import require_named
 from isthmus.log.trust import Trust, trust_of
 
 if TYPE_CHECKING:
@@ -49,12 +50,15 @@ class Following:
         apart_s: float,
         fragments: Sequence[int] | None,
         mixed: bool,
+        promoted: bool = False,
+        name: str | None = None,
         trust: Trust = TRUSTING,
     ) -> None:
         from torch import nn
 
         self._run = run
         self._trust = trust
+        self._promoted, self._name = promoted, name
         self._module = target if isinstance(target, nn.Module) else None
         self._function = None if isinstance(target, nn.Module) else target
         self._how = every, apart_s, fragments, mixed
@@ -101,7 +105,7 @@ class Following:
         """
         if self._given is None or self._log is None:
             raise InputError(f"no cut has been received yet, so {series} cannot be a measurement of one")
-        self._loop_thread.ask(evaluations.note(self._log, series, self._given.number, value))
+        self._loop_thread.ask(self._noted(self._log, self._given, series, value))
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait until the following ends, for at most `seconds`. Raises the error that ended it, if there was one."""
@@ -139,7 +143,10 @@ class Following:
             await log.runtime.offload(kernels.warm)
             buffers = Buffers(log)
             wants_local = fragments is None if self._module is None else bool(local_tensors(self._module))
-            async for merged in cuts(log, log.runtime, every=every, apart_s=apart_s, fragments=fragments, mixed=mixed):
+            async for merged in cuts(
+                log, log.runtime, every=every, apart_s=apart_s, fragments=fragments, mixed=mixed,
+                promoted=self._promoted,
+            ):  # fmt: skip
                 cut = replace(merged, local=await buffers.newest()) if wants_local else merged
                 with self._changed:
                     self._brought = cut
@@ -148,10 +155,14 @@ class Following:
                     found = await log.runtime.offload(self._function, cut)
                     for series, value in (found or {}).items():
                         try:
-                            await evaluations.note(log, series, cut.number, value)
+                            await self._noted(log, cut, series, value)
                         except Unavailable as error:
                             logger.warning("could not store %s of cut %d: %s", series, cut.number, told(error))
                     self._given = cut
+
+    async def _noted(self, log: Log, cut: Cut, series: str, value: float) -> None:
+        require_named(log.members, log.signer, self._name)
+        await evaluations.note(log, series, cut.number, value, by=self._name, published=cut.published)
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
@@ -170,6 +181,8 @@ def follow(
     at_most_every_s: float = 0.0,
     fragments: Sequence[int] | None = None,
     mixed: bool = False,
+    promoted: bool = False,
+    name: str | None = None,
     key: str | Path | Signer | None = None,
     owner: str | None = None,
     run_digest: str | None = None,
@@ -188,6 +201,8 @@ def follow(
         at_most_every_s: least time between two cuts, in seconds.
         fragments: only the tensors in these fragments; by default all.
         mixed: take each fragment at its newest version, instead of one version of all.
+        promoted: only cuts that have passed the charter's gate (`isthmus promote`); `every` must be 1, `mixed` False.
+        name: the member that measures, whose key signs measurements; needed if the run's charter has a gate.
         key: an OpenSSH private key of a member, which signs measurements; by default the one that `ISTHMUS_KEY` names.
         owner: who must own the run, as in `isthmus.join`.
         run_digest: which run it must be, as in `isthmus.join`.
@@ -196,5 +211,7 @@ def follow(
     """
     if every < 1 or not at_most_every_s >= 0:
         raise InputError(f"every={every} must be at least 1, at_most_every_s={at_most_every_s:g} at least 0")
+    if promoted and (mixed or every > 1):
+        raise InputError("promoted=True takes every promoted cut: leave out every and mixed")
     trust = trust_of(key, owner, run_digest=run_digest)
-    return Following(run, target, every, at_most_every_s, fragments, mixed, trust)
+    return Following(run, target, every, at_most_every_s, fragments, mixed, promoted, name, trust)

@@ -4,7 +4,8 @@ The log decides what may go; an object's age only delays its deletion. Commits a
 kept snapshot are packed into segments, and a small pointer stays under each one's key, so that no stalled syncer can
 create that commit again. A snapshot may go if it is below the oldest one kept, except version 0. A value may go if it
 is not above the head and no commit that may still be folded names it. An update may go if no such commit names it, and
-an older commit merged it or its base is too old for any staleness.
+an older commit merged it or its base is too old for any staleness. The snapshot and the values from which the newest
+promoted version is folded stay, as followers of promoted versions read them.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ from isthmus.format.records.keys import (
 )
 from isthmus.format.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, ClaimHeader, PackedHeader, SegmentHeader
 from isthmus.format.rules import CHECKPOINTS_KEPT, KEPT_VERSIONS, MIN_AGE_S, STALENESS_MAX, MemberRole
-from isthmus.log import Commit, Log, fold
+from isthmus.log import Commit, Log, fold, promotions
 from isthmus.log.holes import ask_heal
 from isthmus.log.listing import by_learner, checkpoints_in, parts_in
 from isthmus.reasons import Reason
@@ -66,6 +67,8 @@ class Garbage:
     starts: list[int] = field(default_factory=list)
     """Per fragment, the version from which it can be folded after the collection."""
     heads: list[int] = field(default_factory=list)
+    promoted: int | None = None
+    """The newest promoted version, whose values stay foldable; None: none is promoted."""
 
     @property
     def bytes(self) -> int:
@@ -91,6 +94,8 @@ async def plan(
     """
     found = Garbage()
     before = log.runtime.wall() - min_age_s
+    promotion = await promotions.newest(log)
+    found.promoted = promotion.version if promotion else None
     fragments = log.run.layout.fragments
     for number, fragment in enumerate(fragments):
         try:
@@ -113,7 +118,7 @@ async def plan(
     # A process of a bus in the store writes its words again with every heartbeat, so old ones are of one that ended.
     with suppress(Denied):  # policies of earlier versions do not allow it, and no such run has its bus in the store
         _doom(found, "messages", await log.store.list(BUS), log.runtime.wall() - max(min_age_s, SAID_S))
-    if log.signer is not None and log.signer.author == log.members.current.owner:
+    if log.signer is not None and log.signer.author in log.members.current.owners:
         # Only the owner deletes claims. A collector that removed a valid claim could make a learner begin an
         # incarnation that belongs to another process.
         _doom(found, "claims", await _nobodys(log, [e for e in listed if incarnation_in(e.key)]), before)
@@ -184,13 +189,14 @@ async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Garb
     head = newest.version if newest else 0
     # `begin` reads and checks the whole snapshot: older ones may be deleted only if a fold can start from this one.
     start = (await fold.begin(log, p, fold.Merging(log), at_most=max(0, head - keep))).version
+    promoted_from, kept_values = await _needed_by_promoted(log, p, found.promoted)
     snapshots = [e for e in await _versioned(log, snapshots_prefix(p)) if version_in(e.key) > 0]
     # A snapshot that is too young to be deleted can be started from, so the objects after it stay too.
     young = [version_in(e.key) for e in snapshots if e.modified > before]
     found.young += sum(version < start for version in young)
     start = min([start, *young])
     packed_to = await _plan_packing(log, p, start, before, found)
-    kept_values, kept_updates, settled_updates = set(), set(), set()
+    kept_updates, settled_updates = set(), set()
     # If the commits below `start` are not all packed, replay can begin at an older version and read them. Then the
     # objects that they name stay, however old these are by the clock of another machine.
     floor = start if packed_to == start - 1 > 0 else packed_to
@@ -211,7 +217,7 @@ async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Garb
     _doom(
         found,
         "snapshots",
-        (e for e in snapshots if version_in(e.key) < start),
+        (e for e in snapshots if version_in(e.key) < start and version_in(e.key) != promoted_from),
         before,
     )
     _doom(
@@ -226,6 +232,17 @@ async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Garb
     )
     found.starts.append(start)
     found.heads.append(head)
+
+
+async def _needed_by_promoted(log: Log, p: int, promoted: int | None) -> tuple[int, set[str]]:
+    """Return the version of the snapshot from which a promoted version is folded, and the keys of the values after it.
+
+    `promoted`: None: none is promoted; then 0 and no keys. Raises `LogCorrupt` if the version cannot be folded.
+    """
+    if promoted is None:
+        return 0, set()
+    at = await fold.begin(log, p, fold.PublishedValue(log), at_most=promoted)
+    return at.version, {commit.header.value_key async for commit in _between(log, p, at.version, promoted)}
 
 
 async def _plan_packing(log: Log, p: int, start: int, before: float, found: Garbage) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from isthmus.errors import InputError, ObjectMissing, RecordInvalid
+from isthmus.errors import InputError, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.format import digests
 from isthmus.format.records import frame
 from isthmus.format.records.charter import PromotionRule
@@ -297,6 +297,12 @@ async def require(log: Log, version: int | None = None) -> Promotion:
         listed = ", ".join(str(v) for v in sorted({promotion.version for promotion in known.sound})[-8:])
         raise InputError(f"version {version} is not promoted; the newest promoted versions are: {listed}")
     return found[-1]
+
+
+def require_bytes(promotion: Promotion, published: bytes | None) -> None:
+    """Raise `LogCorrupt` unless a promotion is of the cut with this digest [32 bytes]; None: not all is there."""
+    if published is not None and (promotion.header is None or published != promotion.header.published):
+        raise LogCorrupt(promotion_key(promotion.number), f"is not of the bytes that version {promotion.version} has")
 
 
 # --- promoting --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError
 from isthmus.inspect import export as exports
 from isthmus.learner.global_local import global_local
+from isthmus.log import merge, promotions
 from isthmus.log.run import Run
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import require_empty, require_free, write_json
@@ -23,6 +24,8 @@ def run(settings: declared.Export) -> int:
     at = _time(settings.at) if settings.at is not None else None
     if settings.out is None and settings.hf is None and settings.dcp is None:
         raise InputError("choose an output: -o FILE, --hf DIR or --dcp DIR")
+    if settings.promoted and at is not None:
+        raise InputError("--promoted takes the newest promoted version, or the one of --version: leave out --at")
     if settings.model is not None and settings.hf is None:
         raise InputError("--model needs --hf DIR")
     if settings.out is not None:
@@ -39,9 +42,14 @@ def run(settings: declared.Export) -> int:
 
     async def go() -> list[int]:
         async with open_log(settings.run, shared.owner_in(settings)) as log:
-            versions = await exports.versions_at(log, version=settings.version, time=at)
+            promotion = await promotions.require(log, settings.version) if settings.promoted else None
+            version = promotion.version if promotion else settings.version
+            versions = await exports.versions_at(log, version=version, time=at)
             with progress("folding") as say:
                 values = await exports.published(log, versions, say)
+            if promotion and promotion.version:
+                there = await log.runtime.offload(lambda: promotions.cut_digest(map(merge.array_digest, values)))
+                promotions.require_bytes(promotion, there)
             tensors, learners = await global_local(log)
             local = {name: (tensor.dtype, tensor.values) for name, tensor in tensors.items()}
             if settings.out is not None:

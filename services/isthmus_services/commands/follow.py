@@ -15,7 +15,7 @@ from isthmus.errors import InputError, Unavailable
 from isthmus.format.records.fields import require_name
 from isthmus.inspect import follow
 from isthmus.learner.global_local import Buffers
-from isthmus.log import Log, evaluations
+from isthmus.log import Log, evaluations, promotions
 from isthmus_services.settings import declared, shared
 
 LAST_LINE = 4096
@@ -33,6 +33,8 @@ def run(settings: declared.Follow) -> int:
         require_name("--series", settings.series)
         if command is None:
             raise InputError("--series stores the last number that a command prints: add --exec CMD")
+    if settings.promoted and (settings.mixed or settings.every > 1):
+        raise InputError("--promoted follows every promoted cut, and no other: leave out --mixed and --every")
     kernels.warm()
     if settings.into is not None:
         asyncio.run(_follow(settings, Path(settings.into).absolute(), command))
@@ -45,10 +47,14 @@ def run(settings: declared.Follow) -> int:
 async def _follow(settings: declared.Follow, folder: Path, command: list[str] | None) -> None:
     async with open_log(settings.run, shared.trust_in(settings)) as log:
         runtime, left = log.runtime, settings.cuts
+        if settings.series is not None:
+            promotions.require_named(log.members, log.signer, settings.name)
         after = follow.newest_in(folder)
+        if settings.promoted and after >= 0:
+            await _require_promoted(log, folder, after)
         cuts = follow.cuts(
             log, runtime, after=after, every=settings.every, apart_s=settings.at_most_every,
-            fragments=settings.fragment, mixed=settings.mixed,
+            fragments=settings.fragment, mixed=settings.mixed, promoted=settings.promoted,
         )  # fmt: skip
         buffers = Buffers(log)
         async for merged in cuts:
@@ -64,7 +70,7 @@ async def _follow(settings: declared.Follow, folder: Path, command: list[str] | 
             if command is not None:
                 said = await _told(command, cut.number, str(path), settings.series is not None)
                 if settings.series is not None and said is not None:
-                    await _noted(log, settings.series, cut.number, command[0], said)
+                    await _noted(log, settings, cut, command[0], said)
             if left is not None:
                 left -= 1
                 if not left:
@@ -95,11 +101,23 @@ async def _told(command: list[str], version: int, path: str, heard: bool) -> str
     return next(reversed(tail.decode(errors="replace").split()), "")
 
 
-async def _noted(log: Log, series: str, cut: int, command: str, said: str) -> None:
+async def _noted(log: Log, settings: declared.Follow, cut: follow.Cut, command: str, said: str) -> None:
     """Store the last word of a command's output as the next number of a series. If that is not possible, print why."""
+    series = settings.series or ""
     try:
-        await evaluations.note(log, series, cut, float(said))
+        await evaluations.note(log, series, cut.number, float(said), by=settings.name, published=cut.published)
     except (ValueError, InputError, Unavailable) as error:
-        print(f"no measurement of cut {cut} for --series {series}: the last word that "
+        print(f"no measurement of cut {cut.number} for --series {series}: the last word that "
               f"{command} printed is {said[:80]!r} ({error})",
               flush=True)  # fmt: skip
+
+
+async def _require_promoted(log: Log, folder: Path, cut: int) -> None:
+    """Raise `InputError` unless the newest cut in a folder is a promoted one."""
+    try:
+        await promotions.require(log, cut)
+    except InputError as error:
+        raise InputError(
+            f"{folder / follow.NEWEST} is cut {cut}, which is not known to be promoted: choose another folder for "
+            f"--promoted, or delete this one ({error})"
+        ) from None

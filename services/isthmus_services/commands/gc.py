@@ -51,6 +51,8 @@ def run(settings: declared.Gc) -> int:
             "store is full, give it more space, or use a smaller --keep"
         )
     print(f"foldable afterwards: from version {first if first == last else f'{first} to {last} (by fragment)'}")
+    if plan.promoted is not None:
+        print(f"kept besides: what the newest promoted version, {plan.promoted}, is folded from")
     if nothing:
         print(f"nothing was deleted: there was nothing to delete{' yet' if plan.young else ''}")
     else:
@@ -65,6 +67,7 @@ def run(settings: declared.Gc) -> int:
             "young": plan.young,
             "starts": plan.starts,
             "heads": plan.heads,
+            "promoted": plan.promoted,
         },
         settings.json,
     )

@@ -389,6 +389,9 @@ class Follow(InRun, Signed):
             "command to run after each cut; ISTHMUS_CUT and ISTHMUS_CUT_DIR hold its version and folder",
             metavar="CMD",
             flag_only=True,
+    promoted: Annotated[
+        bool, Setting("only a promoted version: --version, or the newest (isthmus promote)", flag_only=True)
+    ] = False
         ),
     ] = None
     every: Annotated[
@@ -416,6 +419,17 @@ class Follow(InRun, Signed):
 
 
 @dataclass(frozen=True, kw_only=True)
+    name: Annotated[
+        str | None,
+        Setting(
+            "with --series: the member that measures; needed if the run's charter has a gate",
+            metavar="NAME",
+            flag_only=True,
+        ),
+    ] = None
+    promoted: Annotated[
+        bool, Setting("follow only promoted cuts, and nothing else (isthmus promote)", flag_only=True)
+    ] = False
 class Gc(InRun, Signed, Reported):
     """Settings of `isthmus gc`."""
 
@@ -427,6 +441,27 @@ class Gc(InRun, Signed, Reported):
     every: Annotated[
         float | None, Setting("with --apply: repeat every S seconds until interrupted", metavar="S", gt=0)
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promote(InRun, Signed, Reported):
+    """Settings of `isthmus promote`."""
+
+    version: Annotated[
+        int | None,
+        Setting(
+            "promote this version of every fragment (the newest that enough evaluators have measured)",
+            metavar="V",
+            ge=0,
+            flag_only=True,
+        ),
+    ] = None
+    name: Annotated[
+        str | None, Setting("the member that promotes: a promoter of the charter", metavar="NAME", flag_only=True)
+    ] = None
+    list: Annotated[
+        bool, Setting("print all promotions, with their numbers and whether they hold; promote nothing", flag_only=True)
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -610,3 +645,4 @@ COMMANDS = commands_of(
         ("", Access, "write users and policies for each participant: of Redis, AWS, MinIO, Ceph and SeaweedFS"),
     ),
 )
+        ("", Promote, "promote a version whose measurements satisfy the charter's gate, or say why it fails"),

@@ -25,8 +25,8 @@ MUTANTS = [
         ),
         row(
             "the-snapshot-to-start-from-goes",
-            "(e for e in snapshots if version_in(e.key) < start)",
-            "(e for e in snapshots if version_in(e.key) <= start)",
+            "(e for e in snapshots if version_in(e.key) < start and version_in(e.key) != promoted_from)",
+            "(e for e in snapshots if version_in(e.key) <= start and version_in(e.key) != promoted_from)",
         ),
         row("one-version-fewer-is-kept", "at_most=max(0, head - keep))", "at_most=max(0, head - keep + 1))"),
         row(

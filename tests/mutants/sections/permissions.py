@@ -212,4 +212,48 @@ MUTANTS = [
         "tests/infra/test_aws.py::test_what_is_too_large_for_one_request_is_created_all_the_same",
         row("in-parts-again", 'and not (self._whole and mode == "create"):', ":"),
     ),
+    *of(
+        "log/promotions.py",
+        "tests/unit/test_promotions.py",
+        row("any-follower-promotes", "if h.by not in gate.promoters:", "if not gate.promoters:"),
+        row("any-member-evaluates", "if by is None or by not in gate.evaluators:", "if by is None:"),
+        row(
+            "one-counts-twice", "if by in names or one.author in authors:", "if by in names and one.author in authors:"
+        ),
+        row("of-any-cut", "if (m.cut, m.published) != (h.versions[0], h.published):", "if m.cut < 0:"),
+        row("the-tolerance-twice", "before + gate.tolerance if", "before + 2 * gate.tolerance if"),
+        row(
+            "the-median-for-all",
+            "before = statistics.median(last.values.values()) if own is None else own",
+            "before = statistics.median(last.values.values())",
+        ),
+        row("one-too-few", "if len(names) < gate.least:", "if len(names) + 1 < gate.least:"),
+        row("back-in-time", "if last and h.versions[0] < last.version:", "if last and h.versions[0] < 0:"),
+        row(
+            "by-the-rule-of-then",
+            "if h.members < (newest := max(cut.members,",
+            "if h.members < (newest := min(cut.members,",
+        ),
+        row("of-other-bytes", "if h.published != cut.published:", "if not h.published:"),
+        row(
+            "a-fork-is-followed",
+            "if h.previous != (last.digest if last else members.run.digest):",
+            "if not h.previous:",
+        ),
+        row(
+            "evidence-may-lie-anywhere",
+            "or not named.key.startswith(evaluations_prefix(gate.series)):",
+            "or not named.key:",
+        ),
+    ),
+    *of(
+        "log/gc.py",
+        "tests/integration/test_promote.py",
+        row(
+            "what-is-promoted-goes",
+            "found.promoted = promotion.version if promotion else None",
+            "found.promoted = None",
+        ),
+        row("its-snapshot-goes", "< start and version_in(e.key) != promoted_from", "< start"),
+    ),
 ]
