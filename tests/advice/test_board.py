@@ -93,10 +93,11 @@ async def test_what_status_says(folder: Path) -> None:
 @row(
     "board",
     "the log of fragment … cannot be read beyond version …: …",
-    means="A commit is damaged or missing. The board shows the fragment up to there, and the others whole.",
+    means="A commit is damaged or missing. The board shows the fragment up to there, and the others whole. With `its newest "
+    "is …` later commits are there: if status says `the run goes on`, only the board and a replay need what is missing.",
     do="isthmus heal … --fragment … says what can be done, isthmus replay … --fragment … what is damaged",
     then="With the object restored from a backup, the board reads on within seconds.",
-    lost="without a backup: what was merged into the fragment after that version",
+    lost="without a backup: what `isthmus heal` says, and the board's view of the fragment after that version",
 )
 async def test_a_commit_that_is_damaged(folder: Path) -> None:
     (here,) = mine(test_a_commit_that_is_damaged)
@@ -112,6 +113,20 @@ async def test_a_commit_that_is_damaged(folder: Path) -> None:
                 assert (code, commit_key(1, 3) in told) == (1, True), told
             path.write_bytes(kept)
             await quiet(here, url)
+
+
+async def test_a_fragment_behind_a_hole_is_not_called_stuck(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The board cannot read past the hole. Both fragments would be stuck, if no time without a merge was allowed."""
+    monkeypatch.setattr(warnings, "STUCK_LEAST_S", 0.0)
+    monkeypatch.setattr(warnings, "STUCK_PERIODS", 0.0)
+    async with world(folder, FEW) as w:
+        await finished(w)
+        (folder / commit_key(1, 3)).unlink()
+        async with serving(w.syncer("s2")), training(w.learner("a")), a_board(w.log, w) as (url, _):
+            found = await state(url, lambda found: "was not merged" in str(found["warnings"]), "a fragment is stuck")
+            said = [w["said"] for w in found["warnings"]]
+            assert [words.partition(" was not")[0] for words in said if "was not merged" in words] == ["fragment 0"]
+            assert any("fragment 1 cannot be read beyond version 2 (its newest is " in words for words in said)
 
 
 @row(

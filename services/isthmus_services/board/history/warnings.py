@@ -45,7 +45,7 @@ def warnings(
     if known is None:
         known = _losses(c, at if status is None else math.inf, run)
         known += _notices(of_log(status, run)) if status is not None else []
-    found = _log(c, math.inf if status is not None else at, at, run, status is not None and bool(status.live))
+    found = _log(c, math.inf if status is not None else at, at, run, status)
     return [asdict(w) for w in [*known, *(w for w in found if not any(w.said in k.said for k in known))]]
 
 
@@ -82,14 +82,16 @@ def _losses(c: RunHistory, at: float, run: str) -> list[Notice]:
     ][:NAMED_MAX]
 
 
-def _log(c: RunHistory, at: float, now: float, run: str, live: bool) -> list[Notice]:
+def _log(c: RunHistory, at: float, now: float, run: str, status: Status | None) -> list[Notice]:
+    heads = [head.version if head else 0 for head in status.heads] if status is not None else [0] * len(c.ends)
     count = c.rows.place(at)
     first = max(0, count - RECENT)
     lately, found = count - first, list[Notice]()
     for p, why in c.broken.items():
+        newest = f" (its newest is {heads[p]})" if heads[p] > c.ends[p].version else ""
         found.append(
             Notice(
-                f"the log of fragment {p} cannot be read beyond version {c.ends[p].version}: {why}",
+                f"the log of fragment {p} cannot be read beyond version {c.ends[p].version}{newest}: {why}",
                 f"isthmus heal {run} --fragment {p} says what can be done, isthmus replay {run} --fragment {p} what is "
                 "damaged",
                 f"fragments/{p}",
@@ -127,7 +129,7 @@ def _log(c: RunHistory, at: float, now: float, run: str, live: bool) -> list[Not
                     f"learners/{row['learner']}",
                 )
             )
-    stuck = _stuck(c, now, run) if live else []
+    stuck = _stuck(c, now, run) if status is not None and status.live else []
     found += stuck or _standing(c, at, run)
     return found
 
@@ -158,13 +160,17 @@ def _standing(c: RunHistory, at: float, run: str) -> list[Notice]:
 
 
 def _stuck(c: RunHistory, at: float, run: str) -> list[Notice]:
-    """Return a notice of fragments that were not merged for long. Call it only while learners train."""
+    """Return a notice of fragments that were not merged for long, but for those whose log cannot be read to its end.
+
+    Call it only while learners train.
+    """
     count = len(c)
     if not count:
         return []
     usual = (at - c.run.header.created_at) * len(c.ends) / count
     limit = max(STUCK_LEAST_S, STUCK_PERIODS * usual)
-    stuck = [p for p, age_s in enumerate(time_views.ages(c, math.inf, at)) if age_s is not None and age_s > limit]
+    ages = enumerate(time_views.ages(c, math.inf, at))
+    stuck = [p for p, age_s in ages if age_s is not None and age_s > limit and p not in c.broken]
     if not stuck:
         return []
     return [
