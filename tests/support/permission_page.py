@@ -45,7 +45,7 @@ WHO = {
     Participant.SYNCER: "merges; also `isthmus heal`",
     Participant.COLLECTOR: "`isthmus gc`; no bus",
     Participant.LEARNER: "one for each name",
-    Participant.FOLLOWER: "`isthmus follow`, export; writes a series of evaluations; no bus",
+    Participant.FOLLOWER: "`isthmus follow`, export; writes a series of evaluations, and promotions; no bus",
     Participant.READER: "status, replay, explain, export, dashboards; writes nothing",
 }
 
@@ -63,7 +63,7 @@ FOOT = """
 - **A syncer deletes nothing** but what it tried, and cannot write over a commit. It may replace values and snapshots: it is
   trusted with the model.
 - **The collector** may write over commits (it leaves pointers) and delete all but the run, its members, commits, segments,
-  claims and evaluations. Run it where nothing else runs.
+  claims, evaluations and promotions. Run it where nothing else runs.
 - **The owner** is not needed while a run trains.
 - **A listing without any prefix** is refused by SeaweedFS and MinIO. AWS says 404 of a missing key only to who may list, and
   may ask that without a prefix; there a listing that names none shows the names in the bucket, and one below a prefix

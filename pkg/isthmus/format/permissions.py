@@ -112,6 +112,7 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         *_TRIED,
         _grant(LIST, "values/<p>/ updates/<p>/ learners/", "what there is to collect"),
         _grant(READ, "learners/*/checkpoints/*", "which of a signed run's checkpoints are their learners' own"),
+        _grant(READ, "promotions/* evaluations/*", "what the newest promoted version is folded from is kept"),
         _grant(REPLACE, "segments/* commits/*", "packs commits, and leaves a pointer under each one's key"),
         _grant(DELETE, "values/* snapshots/* updates/* learners/*/checkpoints/*", "what no kept commit needs"),
         _grant(LIST, "bus/", "messages of processes that ended, if the bus is in the store"),
@@ -134,9 +135,10 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
     Participant.FOLLOWER: (
         _PUBLISHED,
         _STARTS,
-        _grant(READ, f"evaluations/{OWN}/*", "its own series"),
-        _grant(LIST, f"evaluations/{OWN}/", "as above"),
-        _grant(REPLACE, f"evaluations/{OWN}/*", "keys end in a digest, a PUT is sent again"),
+        _grant(READ, "promotions/* evaluations/*", "which versions are promoted, and by which numbers"),
+        _grant(LIST, "promotions/ evaluations/*", "as above"),
+        _grant(CREATE, f"evaluations/{OWN}/*", "its own series; promotions rest on these numbers"),
+        _grant(CREATE, "promotions/*", "each promotion names the one before; readers judge each of them"),
     ),
     Participant.READER: (
         _PUBLISHED,
@@ -144,6 +146,8 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _grant(READ, "updates/* learners/* evaluations/*", "replay folds updates, status reads checkpoints' heads"),
         _grant(READ, "proposals/*", "changes of the charter that wait for approvals"),
         _grant(LIST, "proposals/*", "as above"),
+        _grant(READ, "promotions/*", "which versions are promoted"),
+        _grant(LIST, "promotions/", "as above"),
         _grant(
             LIST, "values/<p>/ updates/* learners/* evaluations/*", "explain looks for updates, status for learners"
         ),
