@@ -96,6 +96,7 @@ REMEDIES: dict[str, str] = {
 """By reason: what a learner's owner can do if every update is rejected for it. Reasons that only say that another of
 the learner's updates took the place of this one show no problem and are not listed."""
 
+UNHEARD = "no syncer is heard"
 REJECTED = "every update is rejected: "
 UNSENT = "no update was sent"
 UNMERGED = "no update is merged"

@@ -116,6 +116,44 @@ async def test_a_learner_that_is_kept_from_store_or_bus(which: int, caplog: pyte
     assert "b: no update " not in caplog.text, "another trouble explains it"
 
 
+class Mute(Deaf):
+    """A bus that gives out no message until it is mended, without an error."""
+
+    @override
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
+        if self.mended:
+            return await self._bus.read(positions, timeout_s)
+        await asyncio.sleep(timeout_s)
+        return {}
+
+    def _require(self) -> None:
+        """Let every request through."""
+
+
+@row(
+    "status",
+    "…: waits for a merge (no syncer is heard…): syncers are heard here",
+    means="This learner publishes, and the syncers' messages do not reach it: its bus gives it none, without an error. It "
+    "trains on, and finds new versions in the store. Without `but the run goes on` it finds none, either.",
+    like="If status hears no syncer, either, it says `no syncer is heard` once, and does not name the learners that only say "
+    "the same.",
+    do="isthmus doctor … --bus … --role learner --learner …, beside it, says what keeps their messages from it",
+    then="Once it hears the syncers, status says nothing of it.",
+    lost=CUT_OFF,
+)
+@in_virtual_time
+async def test_a_learner_that_hears_no_syncer() -> None:
+    (here,) = mine(test_a_learner_that_hears_no_syncer)
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")):
+        mute = Mute(w.bus)
+        async with training(replace(w, bus=mute).learner("a")):
+            await asyncio.sleep(3.0)
+            mute.mended = False
+            await said(here, w)
+            mute.mended = True
+            await over(here, w)
+
+
 class Reading(Deaf):
     """A bus from which nothing can be read until it is mended, though messages can be published."""
 
@@ -367,18 +405,6 @@ async def test_a_learner_that_no_round_merges() -> None:
 @in_virtual_time
 async def test_a_syncer_that_hears_nothing() -> None:
     (here,) = mine(test_a_syncer_that_hears_nothing)
-
-    class Mute(Deaf):
-        @override
-        async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
-            if self.mended:
-                return await self._bus.read(positions, timeout_s)
-            await asyncio.sleep(timeout_s)
-            return {}
-
-        def _require(self) -> None:
-            """Let every request through."""
-
     async with world(Path(), FEW) as w:
         mute = Mute(w.bus)
         async with serving(replace(w, bus=mute).syncer("s1")), training(w.learner("a")):

@@ -104,6 +104,14 @@ def test_no_syncer_says_since_when_and_what_to_type() -> None:
     )
 
 
+def test_learners_that_hear_no_syncer_either_do_not_repeat_it() -> None:
+    same, other = "a merge (no syncer is heard)", "a merge (no syncer is heard, but the run goes on)"
+    found = of(beat("a", same), beat("b", same), beat("c", other), silent=[alive()])
+    assert found.said.startswith("0 of 3 learners merge; no syncer is heard; the last commit is of ")
+    assert [part.said for part in found.parts[2:]] == [f"c: waits for {other}"]
+    assert "a: waits for" in of(beat("a", same), alive()).said, "here a syncer is heard"
+
+
 def test_who_is_not_merged_is_named_with_the_reason_it_gives() -> None:
     why = "a merge (every update is rejected: stale)"
     found = of(beat("a"), beat("b", why), beat("c", "store (12 s)"), alive())

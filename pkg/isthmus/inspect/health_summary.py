@@ -14,7 +14,7 @@ from isthmus.inspect.status import Status
 from isthmus.log.figures import shares
 from isthmus.log.holes import HOLE, ask_heal, damage
 from isthmus.log.log_health import stands
-from isthmus.reasons import REMEDIES, Reason, remedy_of
+from isthmus.reasons import REMEDIES, UNHEARD, Reason, remedy_of
 
 FAR = 0.2
 """A learner explodes if most of its newest updates are rejected as diverged, or clipped to less than this share of
@@ -95,7 +95,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         return Health(False, [unknown, *of_log(status, run)])
     here = sorted((v for v in status.hearing.learners.values() if v.name in status.live), key=lambda v: v.name)
     exploding = _exploding(status, run)
-    troubled = [trouble for v in here if v.name not in exploding and (trouble := _trouble(v, run, bus))]
+    of_each = (_trouble(v, run, bus, heard=bool(status.syncers_live)) for v in here if v.name not in exploding)
+    troubled = list(filter(None, of_each))
     strangers = sorted(name for name, at in status.hearing.strangers.items() if at >= status.live_since)
     known = [v for v in status.hearing.learners.values() if v.left is None and v.name not in strangers]
     silent = sorted(v.name for v in known if v.name not in status.live)
@@ -425,10 +426,19 @@ def _unanswered(status: Status) -> list[str]:
     return found
 
 
-def _trouble(view: LearnerView, run: str, bus: str) -> Part | None:
-    """Return why updates of a live learner are not merged, with what to do; None if they are, or may soon be."""
+def _trouble(view: LearnerView, run: str, bus: str, *, heard: bool) -> Part | None:
+    """Return why updates of a live learner are not merged, with what to do; None if they are, or may soon be.
+
+    `heard`: whether a syncer is heard here. If none is, learners that only say the same are not named for it.
+    """
     if view.heartbeat is None or not (waiting := view.heartbeat.waiting_for):
         return None
+    if not heard and waiting == f"a merge ({UNHEARD})":
+        return None
+    if heard and waiting.startswith(f"a merge ({UNHEARD}"):
+        doctor = f"isthmus doctor {run} --bus {bus} --role learner --learner {view.name}"
+        do = f"syncers are heard here: {doctor}, beside it, says what keeps their messages from it"
+        return Part(f"{view.name}: waits for {waiting}", do, ": ")
     return Part(f"{view.name}: waits for {waiting}", _remedy(waiting, run, bus, "learner"), ": ")
 
 

@@ -22,7 +22,7 @@ from isthmus.learner.summary import Summary
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Log
 from isthmus.log.fork_detection import UNSAID
-from isthmus.reasons import REJECTED, Reason
+from isthmus.reasons import REJECTED, UNHEARD, Reason
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import LearnerMetrics
 from isthmus.store import EdgeStore
@@ -224,7 +224,7 @@ class Reporter:
         found = self._connectivity.troubles()
         if not self._connectivity.bus_is_down:
             silent_s = now - self.syncer_heard_at
-            what, theirs = "no syncer is heard", "(--bus, ISTHMUS_BUS, join(bus=…))"
+            what, theirs = UNHEARD, "(--bus, ISTHMUS_BUS, join(bus=…))"
             start = f"isthmus syncer {self._edge.url} --bus {self._bus.url}"
             remedy = f"if one runs, use its bus {theirs}; else start one: {start}"
             since = self._runtime.wall() - silent_s + MISSED_BEATS * self._pace.heartbeat_s
