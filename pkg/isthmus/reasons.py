@@ -24,6 +24,10 @@ class Reason(StrEnum):
     BAD_SIGNATURE = "bad-signature"  # the signature does not fit the bytes and the key
     NOT_A_MEMBER = "not-a-member"  # signed by a key that the membership does not name for this purpose
     OTHER_HISTORY = "other-history"  # its author has read another commit than we have under the same key
+    # About its manifest, if the charter asks for manifests
+    NO_MANIFEST = "no-manifest"  # names no manifest, or one that is not of its learner, run and model
+    UNREAD_MANIFEST = "unread-manifest"  # the store does not have the manifest that it names, or denies it
+    SOURCE_NOT_ALLOWED = "source-not-allowed"  # its manifest declares a source that the charter does not allow
     # About the round
     STALE = "stale"  # its base is more than `staleness` versions old
     BASE_MERGED = "base-merged"  # an update of this learner on this or a newer base was merged without this work
@@ -44,7 +48,9 @@ class Clip(StrEnum):
     CHARTER = "charter"  # more weight than the charter grants its member in a round
 
 
-PASSING = frozenset({Reason.UNKNOWN_BASE, Reason.UNREADABLE, Reason.NOT_A_MEMBER, Reason.OTHER_HISTORY})
+PASSING = frozenset(
+    {Reason.UNKNOWN_BASE, Reason.UNREADABLE, Reason.NOT_A_MEMBER, Reason.OTHER_HISTORY, Reason.UNREAD_MANIFEST}
+)
 """Reasons for now: the update can still be merged, and its learner announces it again."""
 
 LOSSLESS = PASSING | {Reason.SUPERSEDED, Reason.DUPLICATE}
@@ -91,6 +97,13 @@ REMEDIES: dict[str, str] = {
     Reason.BAD_SIGNATURE: _NO_MEMBER,
     Reason.NOT_A_MEMBER: _NO_MEMBER,
     Reason.OTHER_HISTORY: "the store shows this learner another log than syncers: stop, and compare the logs of both",
+    Reason.NO_MANIFEST: "the charter asks for a manifest: start this learner with --manifest (isthmus.join: manifest=)",
+    Reason.UNREAD_MANIFEST: (
+        "the syncer cannot read its manifest: restart this learner to store it again, or let syncers read manifests/*"
+    ),
+    Reason.SOURCE_NOT_ALLOWED: (
+        "its manifest declares data that the charter does not allow it: `isthmus charter show` has its sources"
+    ),
     Reason.UNKNOWN_BASE: "this learner is ahead of the log: check that store and bus belong to the same run",
 }
 """By reason: what a learner's owner can do if every update is rejected for it. Reasons that only say that another of

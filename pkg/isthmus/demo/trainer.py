@@ -55,7 +55,8 @@ class Task:
     owner: str | None = None
     run_digest: str | None = None
     insecure: bool = False
-    """`key`, `owner`, `run_digest` and `insecure`: see `isthmus.join`."""
+    manifest: str | None = None
+    """`key`, `owner`, `run_digest`, `insecure` and `manifest`: see `isthmus.join`."""
 
     def join(self, model: "nn.Module", optimizer: torch.optim.Optimizer, data: Stateful | None = None) -> Link:
         """Join the run under this task's learner name and return the link."""
@@ -74,6 +75,7 @@ class Task:
             owner=self.owner,
             run_digest=self.run_digest,
             insecure=self.insecure,
+            manifest=self.manifest,
         )
         self.joined(link)
         return link

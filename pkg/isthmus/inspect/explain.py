@@ -6,19 +6,29 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from isthmus.errors import InputError, ObjectMissing, RecordInvalid
+from isthmus.errors import InputError, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.format.records.frame import Kind
-from isthmus.format.records.keys import commit_key, is_versioned, update_key, updates_prefix, version_in
-from isthmus.format.records.objects import CommitHeader, Healed, Input, Late, Rejection, UpdateHeader
+from isthmus.format.records.keys import (
+    commit_key,
+    is_versioned,
+    manifest_key,
+    update_key,
+    updates_prefix,
+    version_in,
+)
+from isthmus.format.records.objects import CommitHeader, Healed, Input, Late, ManifestHeader, Rejection, UpdateHeader
 from isthmus.format.rules import STALENESS_MAX
 from isthmus.inspect.persistence import differences
-from isthmus.log import Commit, Log
+from isthmus.log import Commit, Log, manifests
 from isthmus.log.listing import all_or
 from isthmus.reasons import FINAL, LOSSLESS, Reason
 
 _COMMIT = re.compile(r"(?:commits/)?(\d+)/(\d+)")
 _UPDATE_KEY = re.compile(r"updates/(\d+)/([^/]+)/(\d+)-([0-9a-f]{16})")
 _UPDATE = re.compile(r"(\d+)/([^/]+)/(\d+)")
+
+LOOKED_BACK = 64
+"""How many commits are searched for the learner's merged update before the one that is explained."""
 
 _WHY = {
     Reason.STALE: "its base was more versions old than the staleness bound allows",
@@ -30,6 +40,9 @@ _WHY = {
     Reason.UNREADABLE: "the store denied it to the syncer; it may still be merged",
     Reason.NOT_A_MEMBER: "its signer was no member then; it may still be merged",
     Reason.OTHER_HISTORY: "its learner had read another commit than the syncer; it may still be merged",
+    Reason.NO_MANIFEST: "the charter asked for a manifest, and it named none that is its learner's",
+    Reason.UNREAD_MANIFEST: "its manifest was not in the store, or was denied to the syncer; it may still be merged",
+    Reason.SOURCE_NOT_ALLOWED: "its manifest declared a data source that the charter did not allow its learner",
     Reason.MISSING: "nothing was stored under its key when it was fetched",
     Reason.NON_FINITE: "it holds a NaN or an infinity",
     Reason.OVERFLOW: "merging it would leave float32's range",
@@ -213,6 +226,8 @@ async def _update(log: Log, p: int, learner: str, base: int, digest: str) -> Exp
     if not keys:
         raise InputError(f"{log.run.url} has no record of an update of {learner} on version {base} of fragment {p}")
     stories = [_story(commits, p, learner, base, key, stored.get(key)) for key in keys]
+    for told in stories:
+        await _tell_manifest(log, told, commits, p, learner, base, stored.get(told.subject))
     stories.sort(key=lambda told: (told.facts["fate"] != "merged", -_tokens(stored.get(told.subject)), told.subject))
     first, *others = stories
     for other in others:
@@ -220,6 +235,70 @@ async def _update(log: Log, p: int, learner: str, base: int, digest: str) -> Exp
         first.lines += [f"  {line}" for line in other.lines]
     first.facts["others"] = [{name: other.facts.get(name) for name in ("key", "fate", "reason")} for other in others]
     return first
+
+
+async def _tell_manifest(
+    log: Log,
+    told: Explanation,
+    commits: Sequence[Commit],
+    p: int,
+    learner: str,
+    base: int,
+    header: UpdateHeader | str | None,
+) -> None:
+    """Add to an update's explanation what its manifest states, and how that differs from the learner's merged update
+    before it."""
+    inputs = [(c.version, i) for c in commits for i in c.header.inputs if i.key == told.subject]
+    if inputs:
+        version, digest = inputs[0][0], inputs[0][1].manifest
+    elif isinstance(header, UpdateHeader):
+        version, digest = commits[-1].version + 1 if commits else base + 1, header.manifest
+    else:
+        return
+    manifest = None if digest is None else await _manifest(log, learner, digest)
+    if digest is not None:
+        told.facts["manifest"] = digest.hex()
+        key = manifest_key(learner, digest)
+        told.say(f"its manifest, {key}:" if manifest else f"its manifest, {key}, is not in the store, or is damaged")
+        told.lines += [f"  {line}" for line in manifests.told(manifest)] if manifest else []
+    before = await _merged_before(log, p, learner, base, version)
+    if before is None or before.manifest == digest:
+        return
+    earlier = None if before.manifest is None else await _manifest(log, learner, before.manifest)
+    if digest is None:
+        changed = ["that update named one, this update names none"]
+    elif before.manifest is None:
+        changed = ["that update named none"]
+    elif manifest is None or earlier is None:
+        changed = ["one of the two manifests cannot be read"]
+    else:
+        changed = manifests.changes(earlier, manifest)
+    told.say(f"its manifest changed since the learner's merged update on version {before.base}:")
+    told.lines += [f"  {line}" for line in changed]
+    told.facts["manifest_changed"] = changed
+
+
+async def _manifest(log: Log, learner: str, digest: bytes) -> ManifestHeader | None:
+    """Return a manifest; None if it is lost or not valid."""
+    try:
+        return await manifests.read(log, learner, digest)
+    except RecordInvalid:
+        return None
+
+
+async def _merged_before(log: Log, p: int, learner: str, base: int, version: int) -> Input | None:
+    """Return the learner's newest merged update on an earlier base, from the commits before a version; None if there is
+    none among the last `LOOKED_BACK`."""
+    for earlier in range(version - 1, max(0, version - 1 - LOOKED_BACK), -1):
+        try:
+            commit = await log.commit(p, earlier)
+        except LogCorrupt:
+            return None
+        if commit is None:
+            return None
+        if found := [i for i in commit.header.inputs if i.learner == learner and i.base < base]:
+            return max(found, key=lambda i: i.base)
+    return None
 
 
 def _named(commits: Sequence[Commit], p: int, learner: str, base: int) -> set[str]:

@@ -31,6 +31,7 @@ from isthmus.format.records.messages import (
 )
 from isthmus.format.records.objects import CheckpointHeader
 from isthmus.format.rules import Adoption, Pace, named
+from isthmus.learner import manifest as manifests
 from isthmus.learner import resume
 from isthmus.learner.backend import ArrayBackend, Arrays, LocalBackend
 from isthmus.learner.boundary import (
@@ -90,8 +91,11 @@ class LearnerAgent:
         pace: Pace | None = None,
         checkpoint_s: float = math.inf,
         make_backend: MakeBackend | None = None,
+        manifest: manifests.Statement | None = None,
     ) -> None:
-        """`make_backend` makes the learner's array backend from that of this process, which is the default.
+        """`manifest`: what the learner states about its training; None: it writes no manifest.
+
+        `make_backend` makes the learner's array backend from that of this process, which is the default.
 
         It also gets the tolerance for denied requests and a callback. The callback takes the numbers of bytes (up,
         down) that other ranks of this learner moved.
@@ -132,6 +136,7 @@ class LearnerAgent:
             checkpoint_s=checkpoint_s, tell=self._tell, through=self.wake,
         )  # fmt: skip
         reporter.of(self.uplink, self.downlink, self._claimed)
+        self._manifest = manifest
         self._done = False
         self._wait_s, self._wait_for_syncer = 0.0, False
         self._round_at = 0.0
@@ -204,6 +209,8 @@ class LearnerAgent:
             self._require_no_less(own)
         versions = [known.version for known in self.downlink.known]
         await self._try_publishing()
+        if self._manifest is not None:
+            self.uplink.manifest = await manifests.store(self._log, self.name, self._manifest)
         self.uplink.incarnation = await self._claimed.claim(self.history, versions)
         self.uplink.resume(self.history)
         self._reporter.first_step = self.history.step

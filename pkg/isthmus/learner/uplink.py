@@ -79,6 +79,8 @@ class Uplink:
         tell: Callable[[ToTraining], None],
     ) -> None:
         self.incarnation = 0
+        self.manifest: bytes | None = None
+        """Digest of the manifest that updates name [32 bytes]; None: they name none."""
         self.upload_s = 0.0
         """Seconds from a step boundary until the update is stored, a moving average."""
         self.accounts = [Account() for _ in run.layout.fragments]
@@ -398,6 +400,7 @@ class Uplink:
             **work_of(captured),
             train_s=captured.train_s,
             loss=captured.loss,
+            manifest=self.manifest,
         )
         account = self.accounts[p]
         feedback = self._take_over(p, captured.base)

@@ -22,6 +22,7 @@ from isthmus.learner import LearnerAgent, Replica
 from isthmus.learner.agent import WAIT_S
 from isthmus.learner.backend import Arrays
 from isthmus.learner.checkpoint import Checkpoint, Saver
+from isthmus.learner.manifest import Statement
 from isthmus.learner.ranks.client import Assembled
 from isthmus.link.loop_thread import EXIT_S, LoopThread
 from isthmus.log import Log
@@ -66,6 +67,7 @@ class AgentThread:
         checkpoint_s: float,
         sink: Sink | None,
         trust: Trust = TRUSTING,
+        manifest: Statement | None = None,
     ) -> None:
         require_name("learner name", learner)
         self.feeder: Feeder | None = None
@@ -78,6 +80,7 @@ class AgentThread:
         self.agent: LearnerAgent
         self._urls = run_url, bus_url
         self._trust = trust
+        self._manifest = manifest
         self._settings = learner, adopt, steps, pace, checkpoint_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._abandoned = threading.Event()
@@ -305,7 +308,7 @@ class AgentThread:
             self.agent = LearnerAgent(
                 ports.log, ports.store, ports.bus, ports.runtime, learner,
                 adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
-                make_backend=ranks.backend,
+                make_backend=ranks.backend, manifest=self._manifest,
             )  # fmt: skip
             # Warm up now: it holds the interpreter for tenths of a second, and the first update would wait for it.
             warming = asyncio.ensure_future(ports.runtime.offload(kernels.warm))

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,6 +19,7 @@ from isthmus.format.layout import Spec
 from isthmus.format.rules import CHECKPOINT_S, Adoption, FrozenCheck, Hyperparameters, Pace, Rules, named
 from isthmus.format.signing import Signer
 from isthmus.learner.checkpoint import Stateful
+from isthmus.learner.manifest import MANIFEST, statement
 from isthmus.link.agent_thread import AgentThread
 from isthmus.link.link import Link
 from isthmus.log.creation import Seed, create_run
@@ -72,6 +74,7 @@ def join(
     owner: str | None = None,
     run_digest: str | None = None,
     insecure: bool = False,
+    manifest: str | Path | Mapping[str, Any] | None = None,
 ) -> Link:
     """Join a run and bring the model to its newest global version.
 
@@ -134,6 +137,8 @@ def join(
         run_digest: which run it must be: its digest in hexadecimal, or at least the first half; by default the value of
             `ISTHMUS_RUN_DIGEST`.
         insecure: take part even if nothing in the run is signed and its store or bus is on another machine.
+        manifest: what this learner trains and on what, as a TOML file or a mapping (docs/your-loop.md has the fields);
+            by default the file that `ISTHMUS_MANIFEST` names. Its digests are signed and go into the run; no file does.
 
     Raises:
         RunMissing: there is no run, and `create` is not given.
@@ -158,12 +163,14 @@ def join(
     bus = bus or os.environ.get("ISTHMUS_BUS") or default_bus(run)
     bus = as_environment_says(bus, os.environ)
     trust = trust_of(key, owner, insecure, run_digest)
+    manifest = os.environ.get(MANIFEST) or None if manifest is None else manifest
+    stated = None if manifest is None else statement(manifest, partial(_accelerators, model))
     settings = named(Hyperparameters, hyperparameters, "value of hyperparameters=")
     alike = [f"as {learner}", f"the run {run}"]
     group = _group(model, optimizer, data, state, settings, alike)
     if isinstance(group, Sharded):
         return Link(follow(group, run, trust.signer), warmup_steps)
-    thread = AgentThread(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust)
+    thread = AgentThread(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust, stated)
     with group.call("JOIN") as said:
         try:
             pace = pace or default_pace(bus, run)
@@ -176,6 +183,16 @@ def join(
             raise
         said.words = msgspec.msgpack.encode(leader.joined())
     return Link(leader, warmup_steps)
+
+
+def _accelerators(model: "nn.Module") -> str:
+    """Return the number and the names of this machine's GPUs; empty if the model lies on none."""
+    import torch
+
+    if not any(p.is_cuda for p in model.parameters()):
+        return ""
+    names = Counter(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    return ", ".join(f"{count} {name}" for name, count in names.items())
 
 
 def _group(

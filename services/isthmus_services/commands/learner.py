@@ -99,6 +99,7 @@ def _train(settings: declared.Learner, name: str, board: HealthServer) -> int:
                 owner=settings.owner,
                 run_digest=settings.run_digest,
                 insecure=settings.insecure,
+                manifest=settings.manifest,
             )
         )
     except Exception as error:

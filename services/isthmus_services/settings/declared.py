@@ -200,6 +200,13 @@ class Status(InRun, OnBus, Reported):
     """Settings of `isthmus status`."""
 
     ledger: Annotated[
+    manifest: Annotated[
+        str | None,
+        Setting(
+            "TOML file that states what this learner trains and on what: code, configuration, data sources",
+            metavar="FILE",
+        ),
+    ] = None
         bool, Setting("also show each learner's ledger by fragment, from its newest checkpoint", flag_only=True)
     ] = False
     watch: Annotated[bool, Setting("show a live view until interrupted", flag_only=True)] = False

@@ -96,7 +96,12 @@ def proposals_prefix(version: int) -> str:
 
 def manifest_key(learner: str, digest: bytes) -> str:
     """Return the key of a learner's manifest."""
-    return f"{MANIFESTS}{learner}/{digest[:8].hex()}"
+    return f"{manifests_prefix(learner)}{digest[:8].hex()}"
+
+
+def manifests_prefix(learner: str) -> str:
+    """Return the prefix of a learner's manifests."""
+    return f"{MANIFESTS}{learner}/"
 
 
 def promotion_key(number: int) -> str:
