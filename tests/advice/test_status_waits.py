@@ -19,14 +19,17 @@ from advice.test_status import Fault
 from advice.test_status import training as trains
 from isthmus.bus import BusItem
 from isthmus.errors import Denied, ObjectMissing, Unavailable
+from isthmus.format.records.charter import Terms
 from isthmus.format.records.frame import Blob, Data
 from isthmus.format.records.keys import members_key
+from isthmus.format.records.objects import Source
 from isthmus.format.rules import Pace, Rules
 from isthmus.inspect.health_summary import health
 from isthmus.inspect.status import read_status
+from isthmus.learner.manifest import statement
 from isthmus.store import Layer
 from isthmus.store.layer import Send
-from support.signed import EU, EVERYBODY, EVIL, SYNC, L, admit, seed
+from support.signed import EU, EVERYBODY, EVIL, OWNER, SYNC, US, L, admit, agree, seed
 from support.world import World, in_virtual_time, seed_of, serving, world
 
 T = TypeVar("T")
@@ -337,6 +340,61 @@ async def test_a_learner_that_is_too_slow() -> None:
 
 
 # --- updates that are not sent or not merged --------------------------------------------------------------------------
+class LosesManifests(Loses):
+    """A store that confirms a manifest and forgets it, until it is mended."""
+
+    @override
+    def _loses(self, key: str) -> bool:
+        return key.startswith("manifests/eu/") and not Loses.mended
+
+
+@row(
+    "status",
+    "…: waits for a merge (every update is rejected: no-manifest)",
+    means="The charter of this run asks for manifests, and this learner's updates name none, or one of another learner, run "
+    "or model.",
+    do="the charter asks for a manifest: start this learner with --manifest (isthmus.join: manifest=)",
+    then="Its updates name the manifest, and it is merged.",
+    lost="the work in these updates",
+)
+@row(
+    "status",
+    "…: waits for a merge (every update is rejected: source-not-allowed)",
+    means="The manifest of this learner declares a source that its terms in the charter do not have.",
+    do="its manifest declares data that the charter does not allow it: `isthmus charter show` has its sources",
+    then="A manifest with allowed sources, of training on no others, lets it be merged.",
+    lost="the work in these updates",
+)
+@row(
+    "status",
+    "…: waits for a merge (every update is rejected: unread-manifest)",
+    means="The charter asks for manifests, and the store does not have this learner's, or denies it to the syncer.",
+    do="the syncer cannot read its manifest: restart this learner to store it again, or let syncers read manifests/*",
+    then="Its updates are merged; those that wait, too.",
+    lost="nothing, unless it lasts: what comes too late by then (stale)",
+)
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["none", "source", "lost"])
+@in_virtual_time
+async def test_a_learner_whose_manifest_the_charter_does_not_accept(which: int) -> None:
+    here = mine(test_a_learner_whose_manifest_the_charter_does_not_accept)[which]
+    Loses.mended = False
+    good = statement({"code": "1", "hardware": "one", "source": [{"name": "web", "description": ""}]})
+    bad = msgspec.structs.replace(good, sources=(Source("books", bytes(32)),))
+    async with world(Path(), replace(FEW, signer=OWNER)) as w:
+        await admit(w, *EVERYBODY)
+        await agree(w, manifests=True, terms=(Terms(member="eu", sources=("web",)),))
+        eu = w.by(EU).through(LosesManifests) if which == 2 else w.by(EU)
+        async with (
+            serving(w.by(SYNC).syncer("s-1")),
+            training(w.by(US).learner("us-1", manifest=good)),
+        ):
+            async with training(eu.learner("eu", manifest=(None, bad, good)[which])):
+                await said(here, w)
+            Loses.mended = True
+            async with training(eu.learner("eu", manifest=good)):
+                await over(here, w)
+
+
 
 
 @row(

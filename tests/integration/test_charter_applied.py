@@ -3,39 +3,19 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
-from isthmus.format.records.charter import Charter, Owner, Terms
+from isthmus.format.records.charter import Terms
 from isthmus.format.records.objects import MemberSpec
 from isthmus.format.signing import public_line
-from isthmus.format.signing.keys import new_signer, write_signer
+from isthmus.format.signing.keys import write_signer
 from isthmus.inspect.replay import replay
 from isthmus.log import merge
-from isthmus.log.membership import Members, Membership, following, write
-from isthmus.log.proposals import approve
+from isthmus.log.membership import Members, Membership, write
 from isthmus_services.main import main
-from support.signed import EU, EVERYBODY, OWNER, SYNC, US, admit, differences, seed
+from support.signed import EU, EVERYBODY, NORTH, OWNER, SOUTH, SYNC, US, admit, agree, differences, seed
 from support.world import World, all_commits, in_virtual_time, serving, train, world
-
-NORTH, SOUTH = new_signer(), new_signer()
-
-
-async def agree(w: World, **changes: Any) -> None:
-    """Put a charter of two owners into force."""
-    charter = msgspec.structs.replace(
-        Charter(owners=(Owner("north", NORTH.author), Owner("south", SOUTH.author)), amend=2, admit=2, expel=2),
-        **changes,
-    )
-    members = Members(w.run)
-    before = await members.refresh(w.store)
-    heads = [len(commits) for commits in (await all_commits(w.log)).values()]
-    header = following(members, before.members, heads, w.runtime.wall(), charter=charter)
-    for signer in (NORTH, SOUTH) if before.charter else (OWNER, NORTH, SOUTH):
-        found = await approve(w.store, members, signer, header)
-    assert isinstance(found, Membership)
 
 
 async def trained(w: World, steps: int, versions: int) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from isthmus.codecs import codec, pack
 from isthmus.format.records import frame
+from isthmus.format.records.charter import Charter, Owner
 from isthmus.format.records.frame import Body, Kind
 from isthmus.format.records.messages import (
     Announce,
@@ -19,10 +20,11 @@ from isthmus.format.signing.keys import new_signer
 from isthmus.inspect.replay import replay
 from isthmus.log import Log
 from isthmus.log.creation import Seed
-from isthmus.log.membership import Members, write
+from isthmus.log.membership import Members, Membership, following, write
+from isthmus.log.proposals import approve
 from support.world import QUICK, World, all_commits, seed_of
 
-OWNER, SYNC, EU, US, COLLECTOR, EVIL = (new_signer() for _ in range(6))
+OWNER, NORTH, SOUTH, SYNC, EU, US, COLLECTOR, EVIL = (new_signer() for _ in range(8))
 L, S, C, F = MemberRole.LEARNER, MemberRole.SYNCER, MemberRole.COLLECTOR, MemberRole.FOLLOWER
 RULES = Rules(fragments=4, sync_every=4, codec_up="f32", codec_down="f32")
 
@@ -36,6 +38,21 @@ async def admit(w: World, *members: tuple[str, MemberRole, Signer]) -> None:
     known = Members(w.run)
     heads = [len(commits) for commits in (await all_commits(w.log)).values()]
     await write(w.store, known, OWNER, [MemberSpec(n, r, k.author) for n, r, k in members], heads, w.runtime.wall())
+
+
+async def agree(w: World, **changes: Any) -> None:
+    """Put a charter of two owners into force."""
+    charter = msgspec.structs.replace(
+        Charter(owners=(Owner("north", NORTH.author), Owner("south", SOUTH.author)), amend=2, admit=2, expel=2),
+        **changes,
+    )
+    members = Members(w.run)
+    before = await members.refresh(w.store)
+    heads = [len(commits) for commits in (await all_commits(w.log)).values()]
+    header = following(members, before.members, heads, w.runtime.wall(), charter=charter)
+    for signer in (NORTH, SOUTH) if before.charter else (OWNER, NORTH, SOUTH):
+        found = await approve(w.store, members, signer, header)
+    assert isinstance(found, Membership)
 
 
 EVERYBODY = (("eu", L, EU), ("us-*", L, US), ("s-*", S, SYNC), ("col", C, COLLECTOR))

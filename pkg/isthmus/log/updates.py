@@ -10,7 +10,7 @@ from isthmus.errors import RecordInvalid
 from isthmus.format.layout import Fragment
 from isthmus.format.records import frame
 from isthmus.format.records.frame import Blob
-from isthmus.format.records.objects import UpdateHeader
+from isthmus.format.records.objects import ManifestHeader, UpdateHeader
 from isthmus.log.verify import Verifier
 from isthmus.reasons import Reason
 from isthmus.runtime.clock import ALONE, ComputePool
@@ -27,6 +27,8 @@ class Update:
     gradient: Packed
     author: bytes = frame.UNSIGNED_AUTHOR
     """The public key that signed it [32 bytes]; zeros in an unsigned run."""
+    manifest: ManifestHeader | None = None
+    """The manifest that it names; None: it was not read."""
 
 
 def verify_update(

@@ -42,6 +42,7 @@ from isthmus.format.records.objects import work_of
 from isthmus.format.rules import Pace
 from isthmus.log import Log
 from isthmus.log.bus_messages import keep_members, may_speak, streams_of, verify_batch
+from isthmus.log.manifests import Manifests
 from isthmus.log.merge import state_bytes
 from isthmus.reasons import Reason
 from isthmus.rounds.admission import Admission
@@ -154,6 +155,7 @@ class Syncer:
             accumulators=asyncio.Semaphore(ACCUMULATORS_MAX),
             fetches=FairSlots(FETCHES_MAX, FETCHES_EACH),
             kept=ReadAhead(KEPT_MAX),
+            manifests=Manifests(log.through(store)),  # like an update, a manifest that is denied is no outage
             admission=self._admission,
             looks=asyncio.Semaphore(LOOKS_MAX),
             folds=asyncio.Semaphore(FOLDS_MAX),

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from isthmus.codecs import codec
 from isthmus.codecs.kernels import ARITHMETIC
-from isthmus.errors import LogCorrupt, Unavailable
+from isthmus.errors import LogCorrupt, RecordInvalid, Unavailable
 from isthmus.format.layout import TensorClass
 from isthmus.format.records import frame
 from isthmus.format.records.charter import Terms
@@ -20,7 +20,7 @@ from isthmus.format.records.keys import value_key
 from isthmus.format.records.messages import Call, Committed, FromSyncer
 from isthmus.format.records.objects import SCHEMA, CommitHeader
 from isthmus.format.rules import MemberRole, Pace
-from isthmus.log import Commit, Log, merge
+from isthmus.log import Commit, Log, manifests, merge
 from isthmus.log.fork_detection import ForkDetection
 from isthmus.log.merge import Advance, State
 from isthmus.log.updates import Update
@@ -112,7 +112,7 @@ class FragmentCoordinator:
         self._tallies = tallies
         self._metrics = metrics
         self._reader = FragmentReader(log, self.fragment, pace, runtime)
-        self._fetcher = Fetcher(log, updates or log.store, self.fragment, runtime, limits.fetches)
+        self._fetcher = Fetcher(log, updates or log.store, self.fragment, runtime, limits.fetches, limits.manifests)
         self._snapshots = Snapshots(log, self.fragment, pace, runtime, limits.snapshots, lambda: self.state)
         self._recorder = Recorder(runtime)
         self._counting = Counting(fragment, name, metrics, runtime)
@@ -302,6 +302,10 @@ class FragmentCoordinator:
         if self._members.signed and not judge.permits(update.author, (MemberRole.LEARNER,), pointer.learner):
             # The update was fetched for another round, or its author became a member after this round began.
             return self.rounds.on(Refused(pointer, Reason.NOT_A_MEMBER), self._runtime.now())
+        try:
+            manifests.require(judge, pointer.learner, update.header.manifest, update.manifest)
+        except RecordInvalid as error:
+            return self.rounds.on(Refused(pointer, error.reason), self._runtime.now())
         claim = self._claim(update, self.rounds.elapsed_s(pointer.base, fetched_at))
         given = self._recorder.given(pointer, update.header, fetched_at, claim.norm)
         if not await self._sum.offer(update.gradient, given, claim):

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.format.layout import Fragment
 from isthmus.format.records.keys import RUN_KEY
 from isthmus.log import Log
+from isthmus.log.manifests import Manifests, are_required, require
 from isthmus.log.updates import Update, verify_update
 from isthmus.reasons import Reason
 from isthmus.rounds.events import Pointer
@@ -24,13 +26,16 @@ never end."""
 class Fetcher:
     """Fetches the updates of one fragment."""
 
-    def __init__(self, log: Log, store: Store, fragment: Fragment, runtime: Runtime, slots: FairSlots) -> None:
-        """`store`: where updates are read. `slots` are shared by all fragments."""
+    def __init__(
+        self, log: Log, store: Store, fragment: Fragment, runtime: Runtime, slots: FairSlots, manifests: Manifests
+    ) -> None:
+        """`store`: where updates are read. `slots` and `manifests` are shared by all fragments."""
         self._log = log
         self._store = store
         self._fragment = fragment
         self._runtime = runtime
         self._slots = slots
+        self._manifests = manifests
 
     async def fetch(self, pointer: Pointer) -> tuple[Update | None, Reason | None]:
         """Return the update, or the reason why it is rejected; neither if it cannot be read for now.
@@ -58,7 +63,8 @@ class Fetcher:
             )
             if (update.header.steps, update.header.tokens) != (pointer.steps, pointer.tokens):
                 return None, Reason.MALFORMED
-            return update, None
+            async with asyncio.timeout(FETCH_S):
+                return await self._with_manifest(update), None
         except ObjectMissing:
             return None, Reason.MISSING
         except RecordInvalid as error:
@@ -75,6 +81,15 @@ class Fetcher:
         except Unavailable as error:
             self._warn("cannot be fetched for now: %s", pointer, error)
         return None, None
+
+    async def _with_manifest(self, update: Update) -> Update:
+        """Return an update with its manifest, if the charter asks for one. Raises `RecordInvalid` if it may not be
+        merged with that manifest."""
+        judge, h = self._log.members.current, update.header
+        if are_required(judge) and h.manifest is not None:
+            update = replace(update, manifest=await self._manifests.of(h.learner, h.manifest))
+        require(judge, h.learner, h.manifest, update.manifest)
+        return update
 
     async def _is_refused(self) -> bool:
         """Return whether the store denies this syncer everything, not just one object: then the run object is denied

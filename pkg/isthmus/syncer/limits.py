@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from isthmus.log.manifests import Manifests
 from isthmus.rounds.admission import Admission
 from isthmus.syncer.fairness import FairSlots
 from isthmus.syncer.inbox import Fetched
@@ -45,6 +46,7 @@ class Limits:
     accumulators: asyncio.Semaphore
     fetches: FairSlots
     kept: ReadAhead
+    manifests: Manifests
     admission: Admission
     looks: asyncio.Semaphore
     folds: asyncio.Semaphore

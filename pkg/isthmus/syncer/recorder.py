@@ -25,6 +25,7 @@ class Recorder:
             bytes=pointer.size,
             train_s=header.train_s,
             loss=header.loss,
+            manifest=header.manifest,
             taken_at=self.wall(pointer.boundary_at),
             heard_at=self.wall(pointer.heard_at),
             fetched_at=self.wall(fetched_at),
