@@ -339,7 +339,6 @@ async def test_a_learner_that_is_too_slow() -> None:
         await over(here, w)
 
 
-# --- updates that are not sent or not merged --------------------------------------------------------------------------
 class LosesManifests(Loses):
     """A store that confirms a manifest and forgets it, until it is mended."""
 
@@ -395,6 +394,7 @@ async def test_a_learner_whose_manifest_the_charter_does_not_accept(which: int) 
                 await over(here, w)
 
 
+# --- updates that are not sent or not merged --------------------------------------------------------------------------
 
 
 @row(

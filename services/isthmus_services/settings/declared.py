@@ -193,13 +193,6 @@ class Learner(InRun, OnBus, TakingPart, Serving):
     tensorboard: Annotated[
         str | None, Setting("write training metrics for TensorBoard to this folder", metavar="DIR")
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Status(InRun, OnBus, Reported):
-    """Settings of `isthmus status`."""
-
-    ledger: Annotated[
     manifest: Annotated[
         str | None,
         Setting(
@@ -207,6 +200,13 @@ class Status(InRun, OnBus, Reported):
             metavar="FILE",
         ),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status(InRun, OnBus, Reported):
+    """Settings of `isthmus status`."""
+
+    ledger: Annotated[
         bool, Setting("also show each learner's ledger by fragment, from its newest checkpoint", flag_only=True)
     ] = False
     watch: Annotated[bool, Setting("show a live view until interrupted", flag_only=True)] = False
