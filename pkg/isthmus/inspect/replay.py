@@ -22,6 +22,7 @@ from isthmus.inspect.losses import LossCurves
 from isthmus.log import Commit, Log, fold
 from isthmus.log.holes import lacking, require_whole
 from isthmus.log.listing import ShareDone, all_or, earliest
+from isthmus.log.manifests import Manifests, are_required, require
 from isthmus.log.membership import Members
 from isthmus.log.merge import Advance, State
 from isthmus.log.updates import Update
@@ -112,6 +113,13 @@ class Replayed:
     updates, too."""
     untimely: list[str] = field(default_factory=list)
     """In words, the inputs of which more steps were believed than the times in the log allow."""
+    unstated: list[str] = field(default_factory=list)
+    """In words, the lost manifests. Whether the charter allowed the updates that name them cannot be verified."""
+
+
+Visit = Callable[[Commit, float | None, bool], None]
+"""Called with each commit that was read, how far it moved the published value (Euclidean distance; None: unknown), and
+whether it was verified."""
 
 
 @dataclass(slots=True)
@@ -131,6 +139,9 @@ class _Watch:
             "norm": (given.norm, update.gradient.norm),
             "loss": (given.loss, h.loss),
         }
+        if given.manifest != h.manifest:
+            stated, merged = (digest.hex()[:16] if digest else "none" for digest in (h.manifest, given.manifest))
+            self.odd.append(f"{given.key}: its manifest is {stated}, the commit merged it with {merged}")
         for what, (recorded, found) in facts.items():
             if recorded != found:
                 self.odd.append(f"{given.key}: its {what} is {found}, the commit merged it with {recorded}")
@@ -295,6 +306,7 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[Comm
     bounds, size = log.run.header.bounds, log.run.layout.fragments[p].size
     judge = _Judge(bounds, size, at.last, log.members)
     result = Replayed(p, max(at.version, first - 1), begin)
+    manifests = Manifests(log)
     snapshots, moved = defaultdict[int, list[str]](list), deque[float](maxlen=REMEMBERED)
     for version, key in await log.snapshots(p):
         snapshots[version].append(key)
@@ -303,7 +315,8 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[Comm
             async for commit in log.commits(p, at.version, at.digest, at.under):
                 if commit.version > top:
                     break
-                result.difference, state = await _version(log, carry, judge, at.carried, commit)
+                disallowed = await _disallowed(log, manifests, commit.header, result.unstated)
+                result.difference, state = await _version(log, carry, judge, at.carried, commit, disallowed)
                 if result.difference is not None:
                     return result
                 moved.append(await log.runtime.offload(_way, at.carried.published, state.published))
@@ -338,11 +351,11 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[Comm
 
 
 async def _version(
-    log: Log, carry: fold.Merging, judge: _Judge, before: State, commit: Commit
+    log: Log, carry: fold.Merging, judge: _Judge, before: State, commit: Commit, odd: Sequence[str]
 ) -> tuple[Difference | None, State]:
     """Fold one version; return its difference, if any, and its state. Raises `LogCorrupt` if it cannot be folded."""
     h = commit.header
-    watch = _Watch(await log.runtime.offload(judge.odd, h, before.published))
+    watch = _Watch([*odd, *await log.runtime.offload(judge.odd, h, before.published)])
     if h.healed is not None:
         watch.odd.append(
             f"it heals what is whole: version {before.version} can be folded, and it says that {h.healed.key} "
@@ -350,6 +363,21 @@ async def _version(
         )
     advance = await carry.merged(before, commit, watch)
     return await _compare(log, before, commit, advance, watch.odd), advance.state
+
+
+async def _disallowed(log: Log, manifests: Manifests, h: CommitHeader, unstated: list[str]) -> list[str]:
+    """Return, in words, the inputs that the charter does not allow with their manifests. Note lost manifests."""
+    judge, found = log.members.versions[h.members], list[str]()
+    for given in h.inputs if are_required(judge) else ():
+        try:
+            manifest = None if given.manifest is None else await manifests.of(given.learner, given.manifest)
+            require(judge, given.learner, given.manifest, manifest)
+        except RecordInvalid as error:
+            if error.reason != Reason.UNREAD_MANIFEST:
+                found.append(f"{given.key}: {error.detail}")
+            elif error.detail not in unstated:
+                unstated.append(error.detail)
+    return found
 
 
 async def _require_snapshot(log: Log, carry: fold.Merging, commit: Commit, key: str, result: Replayed) -> None:

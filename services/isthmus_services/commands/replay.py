@@ -78,6 +78,11 @@ async def _compare(log: Log, a: declared.Replay) -> int:
             print(gap.line(replayed.fragment))
         for line in replayed.nobodys:
             print(f"{line}: this snapshot is ignored")
+        for line in replayed.unstated:
+            print(
+                f"fragment {replayed.fragment}: {line}: whether the charter allowed the updates that name this "
+                "manifest cannot be verified"
+            )
     untimely = [line for r in found for line in r.untimely]
     for line in untimely[:UNTIMELY_SHOWN]:
         print(f"{line}: more than the times in the log allow")
@@ -109,6 +114,7 @@ async def _compare(log: Log, a: declared.Replay) -> int:
                     "earliest": r.earliest,
                     "compared": r.compared,
                     "nobodys": r.nobodys,
+                    "unstated": r.unstated,
                     "gaps": [{"first": g.first, "last": g.last, "key": g.key, "detail": g.detail} for g in r.gaps],
                 }
                 for r in found
