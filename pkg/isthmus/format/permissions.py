@@ -97,7 +97,8 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _PUBLISHED,
         _STARTS,
         *_TRIED,
-        _grant(READ, "updates/*", "what it merges"),
+        _grant(READ, "updates/* manifests/*", "what it merges, and what learners state about it"),
+        _grant(LIST, "manifests/*", "whether a manifest is lost"),
         _grant(LIST, "commits/<p>/", "whether one is missing"),
         _grant(CREATE, "commits/*", "the log: creating a commit decides"),
         _grant(REPLACE, "values/* snapshots/*", "keys end in a digest, two may publish one round, a PUT is sent again"),
@@ -125,6 +126,9 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _grant(LIST, f"updates/<p>/{OWN}/ learners/{OWN}/*", "as above"),
         _grant(CREATE, f"updates/<p>/{OWN}/*", "what a commit may have merged is needed again", large=True),
         _grant(CREATE, f"learners/{OWN}/*/claim", "an incarnation of a name is taken once"),
+        _grant(READ, f"manifests/{OWN}/*", "whether it has stored the same manifest before"),
+        _grant(LIST, f"manifests/{OWN}/", "as above"),
+        _grant(CREATE, f"manifests/{OWN}/*", "what a commit names is needed again"),
         _grant(REPLACE, _CHECKPOINTS, "who may delete may replace; nobody's log depends on a checkpoint"),
         _grant(DELETE, _CHECKPOINTS, "its own old ones; never an update or a claim"),
         _grant(READ, f"{_BUS}/syncer/* {_BUS}/learner/{OWN}/*", _SAID),
@@ -148,6 +152,8 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _grant(LIST, "proposals/*", "as above"),
         _grant(READ, "promotions/*", "which versions are promoted"),
         _grant(LIST, "promotions/", "as above"),
+        _grant(READ, "manifests/*", "what learners state about their updates: explain, replay"),
+        _grant(LIST, "manifests/*", "as above"),
         _grant(
             LIST, "values/<p>/ updates/* learners/* evaluations/*", "explain looks for updates, status for learners"
         ),
