@@ -105,6 +105,73 @@ def test_a_folder_of_another_user(check: str, below: str, mode: int, doctor: Doc
 
 
 @row(
+    "doctor", "store: rights: user … may not …, which is …: `…` allows it",
+    means="The user of this process may not use one folder of the run that its role needs, for instance that of one fragment.",
+    do="run that command, and the doctor again until this is ok; the processes then go on by themselves",
+    then="`ok store: rights`",
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("role", "refused", "mode", "others"),
+    [
+        (("learner", "--learner", "eu"), "updates/00000/eu", 0o500, "updates/00001/us"),
+        (("learner", "--learner", "eu"), "values/00000", 0o600, "scratch"),
+        (("syncer",), "commits/00000", 0o500, "segments/00000"),
+        (("syncer",), "updates/00001/us", 0o600, "learners/eu"),
+        (("operator",), "learners/eu", 0o500, ""),
+    ],
+    ids=["learner writes", "learner reads", "syncer writes", "syncer reads", "operator"],
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_one_folder_that_a_role_may_not_use(
+    role: tuple[str, ...], refused: str, mode: int, others: str, doctor: Doctor, mine: Path
+) -> None:
+    """A folder that the role does not need says nothing."""
+    places = (
+        "updates/00000/eu",
+        "updates/00001/us",
+        "values/00000",
+        "commits/00000",
+        "segments/00000",
+        "learners/eu",
+        "scratch",
+    )
+    for path in (mine / place for place in places):
+        path.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["chown", "-R", "65534:65534", str(mine)], check=True)
+    if others:
+        (mine / others).chmod(0o500)
+    (mine / refused).chmod(mode)
+    with as_user():
+        text = doctor.finds(str(mine), "--role", *role)
+        assert f"{mine / refused}, which is" in text
+        subprocess.run(re.findall(r"`(chmod .*)` allows it", text)[0], shell=True, check=True)
+        assert "ok      store: rights" in doctor.finds_no_more(str(mine), "--role", *role)
+
+
+@row(
+    "doctor", "store: rights: user … may not …, which is …: `…` allows it (and … more are like that)",
+    means="The user of this process may not use some folders of the run that its role needs, for instance those of one "
+    "fragment. Its requests there are refused, while the others work.",
+    do="run that command, and the doctor again until this is ok; the processes then go on by themselves",
+    then="`ok store: rights`",
+)  # fmt: skip
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_several_folders_that_a_role_may_not_use(doctor: Doctor, mine: Path) -> None:
+    places = mine / "commits/00000", mine / "commits/00001"
+    for path in places:
+        path.mkdir(parents=True)
+    subprocess.run(["chown", "-R", "65534:65534", str(mine)], check=True)
+    for path in places:
+        path.chmod(0o500)
+    with as_user():
+        assert "(and 1 more are like that)" in doctor.finds(str(mine), "--role", "syncer")
+        for _ in places:
+            text = doctor.prints(str(mine), "--role", "syncer")
+            subprocess.run(re.findall(r"`(chmod .*)` allows it", text)[0], shell=True, check=True)
+        assert "ok      store: rights" in doctor.finds_no_more(str(mine), "--role", "syncer")
+
+
+@row(
     "doctor", "store: access: there is no folder … yet, and … is not writable",
     means="The run does not exist, and this user could not create it there.",
     do="let this user write in … (chown or chmod), or choose another place",
@@ -513,6 +580,24 @@ def test_credentials_of_another_participant(doctor: Doctor, as_role: Callable[[s
     text = doctor.finds_no_more(RUN, *LEARNER)
     for what in ("may list", "may write", "may read"):
         assert f"ok      store: {what}" in text
+
+
+@row(
+    "doctor", "store: may create: … refused: … access denied (AccessDenied), signed with …",
+    means="These credentials may not create what this role must create, though they may write elsewhere.",
+    do="use credentials with s3:PutObject below … (`isthmus access` writes a policy for each role)",
+    then="`ok store: may create`",
+)  # fmt: skip
+def test_credentials_that_may_not_create_updates(
+    doctor: Doctor, seaweedfs: Server, use: Callable[[Server], None]
+) -> None:
+    with gate(seaweedfs.url) as there:
+        use(replace(seaweedfs, url=there.url, environment={**seaweedfs.environment, "AWS_ENDPOINT_URL": there.url}))
+        run = small_run(f"s3://updates-{os.getpid()}/run", make=True)
+        there.answers = lambda how, path, _: error("AccessDenied") if how == "PUT" and "/updates/" in path else None
+        assert "updates/00000/eu-1/" in doctor.finds(run, *LEARNER)
+        there.open()
+        assert "ok      store: may create" in doctor.finds_no_more(run, *LEARNER)
 
 
 @row(

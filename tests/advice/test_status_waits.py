@@ -69,7 +69,8 @@ async def over(here: Row, w: World) -> None:
 
 CUT_OFF = "of what it trains meanwhile, what comes too late (stale) because others are merged; alone, what a gap loses"
 DOCTOR = (
-    "it goes on by itself once that is over; isthmus doctor … --bus … --role learner, beside it, says what is wrong"
+    "it goes on by itself once that is over; isthmus doctor … --bus … --role learner --learner …, beside it, says what is "
+    "wrong"
 )
 
 

@@ -121,7 +121,7 @@ def test_who_is_not_merged_is_named_with_the_reason_it_gives() -> None:
     )
     assert found.said.endswith(
         "c: waits for store (12 s): it goes on by itself once that is over; isthmus doctor s3://b/run --bus redis://h "
-        "--role learner, beside it, says what is wrong"
+        "--role learner --learner c, beside it, says what is wrong"
     )
 
 

@@ -77,14 +77,18 @@ async def examine_rights(store: Store, role: Role, runtime: Runtime) -> AsyncIte
                 more = "run the doctor again with these credentials and another --role: its writes must be refused"
                 yield Finding("store: must not create", NOTE, said, more)
                 return
-            async for finding in _writes(store, probe, free, once):
+            async for finding in _writes(store, probe, free, once, [*own[CREATE], *own[REPLACE]]):
                 yield finding
     except IsthmusError as error:
         yield untried("store: must not create", error)
 
 
-async def _writes(store: Store, probe: Probe, free: Sequence[str], once: Sequence[str]) -> AsyncIterator[Finding]:
+async def _writes(
+    store: Store, probe: Probe, free: Sequence[str], once: Sequence[str], needed: Sequence[str]
+) -> AsyncIterator[Finding]:
     async for finding in _none_may(store, CREATE, free, lambda key: probe(key, True)):
+        yield finding
+    async for finding in _all_may(store, CREATE, needed, lambda key: probe(key, True)):
         yield finding
     if not once:
         return
@@ -105,7 +109,10 @@ async def _all_may(
     found, refused = await _tried(keys, ask)
     if refused:
         said = f"{_shown(list(refused))} refused: {next(iter(refused.values()))}"
-        yield Finding(check, FAILURE, said, advice_for(store.url).reading)
+        advice = advice_for(store.url)
+        below = next(iter(refused)).rpartition("/")[0]
+        mend = advice.writing.format(url=store.url, place=f"{below}/") if operation == CREATE else advice.reading
+        yield Finding(check, FAILURE, said, mend)
     elif keys:
         yield Finding(check, OK, f"can {VERB[operation]} what it needs: {_shown(found)}")
 

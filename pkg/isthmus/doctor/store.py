@@ -20,6 +20,7 @@ from isthmus.doctor.findings import (
     spread,
     untried,
 )
+from isthmus.doctor.folder_rights import examine_folder_rights
 from isthmus.doctor.kinds import recognised
 from isthmus.doctor.log import examine_log
 from isthmus.errors import (
@@ -144,6 +145,8 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
                 yield finding
         except IsthmusError as error:
             yield untried("store: rights", error)
+    if run is not None and (folder := Place.of(store.url).folder) is not None:
+        yield await examine_folder_rights(run, role, folder, runtime)
     if role.kind != RoleKind.OPERATOR and advice is IN_FOLDER:
         said = f"anyone who can write in this folder can write all of it, not only a {role.kind}'s own objects"
         yield Finding("store: must not write for others", NOTE, said, advice.own)

@@ -439,7 +439,7 @@ def _trouble(view: LearnerView, run: str, bus: str, *, heard: bool) -> Part | No
         doctor = f"isthmus doctor {run} --bus {bus} --role learner --learner {view.name}"
         do = f"syncers are heard here: {doctor}, beside it, says what keeps their messages from it"
         return Part(f"{view.name}: waits for {waiting}", do, ": ")
-    return Part(f"{view.name}: waits for {waiting}", _remedy(waiting, run, bus, "learner"), ": ")
+    return Part(f"{view.name}: waits for {waiting}", _remedy(waiting, run, bus, f"learner --learner {view.name}"), ": ")
 
 
 def _cannot(alive: Alive, run: str, bus: str) -> Part:
