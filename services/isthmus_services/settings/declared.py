@@ -382,6 +382,9 @@ class Export(InRun, Reported):
             flag_only=True,
         ),
     ] = None
+    promoted: Annotated[
+        bool, Setting("only a promoted version: --version, or the newest (isthmus promote)", flag_only=True)
+    ] = False
     force: Annotated[bool, Setting("replace existing output", flag_only=True)] = False
 
 
@@ -396,9 +399,6 @@ class Follow(InRun, Signed):
             "command to run after each cut; ISTHMUS_CUT and ISTHMUS_CUT_DIR hold its version and folder",
             metavar="CMD",
             flag_only=True,
-    promoted: Annotated[
-        bool, Setting("only a promoted version: --version, or the newest (isthmus promote)", flag_only=True)
-    ] = False
         ),
     ] = None
     every: Annotated[
@@ -412,20 +412,6 @@ class Follow(InRun, Signed):
             flag_only=True,
         ),
     ] = None
-    fragment: Annotated[list[int] | None, Setting("only these fragments (all)", metavar="P", flag_only=True)] = None
-    mixed: Annotated[
-        bool, Setting("follow each fragment at its newest version, even if versions differ", flag_only=True)
-    ] = False
-    at_most_every: Annotated[float, Setting("minimum seconds between two cuts", metavar="S", ge=0)] = 0.0
-    dtype: Annotated[
-        str | None, Setting("data type of all tensors (their own)", choices=("float32", "bfloat16", "float16"))
-    ] = None
-    largest: Annotated[float, Setting("maximum size of a file, in GB", metavar="GB", gt=0)] = 5.0
-    keep: Annotated[int, Setting("number of newest cuts to keep in DIR", metavar="N", ge=1, flag_only=True)] = 2
-    cuts: Annotated[int | None, Setting("exit after this many cuts (never)", metavar="N", ge=1, flag_only=True)] = None
-
-
-@dataclass(frozen=True, kw_only=True)
     name: Annotated[
         str | None,
         Setting(
@@ -437,17 +423,17 @@ class Follow(InRun, Signed):
     promoted: Annotated[
         bool, Setting("follow only promoted cuts, and nothing else (isthmus promote)", flag_only=True)
     ] = False
-class Gc(InRun, Signed, Reported):
-    """Settings of `isthmus gc`."""
-
-    keep: Annotated[int, Setting("newest versions of each fragment that must remain foldable", metavar="N", ge=1)] = (
-        KEPT_VERSIONS
-    )
-    min_age: Annotated[float, Setting("keep objects that are younger than S seconds", metavar="S", ge=0)] = MIN_AGE_S
-    apply: Annotated[bool, Setting("delete and pack; without this flag, only report", flag_only=True)] = False
-    every: Annotated[
-        float | None, Setting("with --apply: repeat every S seconds until interrupted", metavar="S", gt=0)
+    fragment: Annotated[list[int] | None, Setting("only these fragments (all)", metavar="P", flag_only=True)] = None
+    mixed: Annotated[
+        bool, Setting("follow each fragment at its newest version, even if versions differ", flag_only=True)
+    ] = False
+    at_most_every: Annotated[float, Setting("minimum seconds between two cuts", metavar="S", ge=0)] = 0.0
+    dtype: Annotated[
+        str | None, Setting("data type of all tensors (their own)", choices=("float32", "bfloat16", "float16"))
     ] = None
+    largest: Annotated[float, Setting("maximum size of a file, in GB", metavar="GB", gt=0)] = 5.0
+    keep: Annotated[int, Setting("number of newest cuts to keep in DIR", metavar="N", ge=1, flag_only=True)] = 2
+    cuts: Annotated[int | None, Setting("exit after this many cuts (never)", metavar="N", ge=1, flag_only=True)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -469,6 +455,20 @@ class Promote(InRun, Signed, Reported):
     list: Annotated[
         bool, Setting("print all promotions, with their numbers and whether they hold; promote nothing", flag_only=True)
     ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gc(InRun, Signed, Reported):
+    """Settings of `isthmus gc`."""
+
+    keep: Annotated[int, Setting("newest versions of each fragment that must remain foldable", metavar="N", ge=1)] = (
+        KEPT_VERSIONS
+    )
+    min_age: Annotated[float, Setting("keep objects that are younger than S seconds", metavar="S", ge=0)] = MIN_AGE_S
+    apply: Annotated[bool, Setting("delete and pack; without this flag, only report", flag_only=True)] = False
+    every: Annotated[
+        float | None, Setting("with --apply: repeat every S seconds until interrupted", metavar="S", gt=0)
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -638,6 +638,7 @@ COMMANDS = commands_of(
         ("", Export, "write the global model to a safetensors file, a transformers folder or a checkpoint folder"),
         ("", Heal, "restart a fragment whose log can no longer be folded (a dry run by default)"),
         ("", Follow, "write every new version of the global model to a folder, or run a command on it"),
+        ("", Promote, "promote a version whose measurements satisfy the charter's gate, or say why it fails"),
         ("", Gc, "delete objects that the run no longer needs and pack old commits (a dry run by default)"),
         ("keys", KeysNew, "create an Ed25519 key pair in OpenSSH format"),
         ("keys", KeysShow, "print the public key and the fingerprint of a key file"),
@@ -652,4 +653,3 @@ COMMANDS = commands_of(
         ("", Access, "write users and policies for each participant: of Redis, AWS, MinIO, Ceph and SeaweedFS"),
     ),
 )
-        ("", Promote, "promote a version whose measurements satisfy the charter's gate, or say why it fails"),
