@@ -79,12 +79,20 @@ async def test_a_log_that_grows_meanwhile_is_whole(folder: Path) -> None:
             await require_whole(w.log, 0, earlier, lists=True)
 
 
-async def test_replay_says_so_and_ends_with_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_replay_and_explain_say_so_and_end_with_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with world(folder, FEW) as w:
-        head = await grown(w, 12)
-        await w.store.delete(commit_key(0, head - 1))
+        head = await grown(w, 12, killed=False)
+        await w.store.delete(commit_key(0, head - 4))
     assert await asyncio.to_thread(main, ["replay", str(folder)]) == 1
-    assert "is missing" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "is missing" in told
+    assert told.rstrip().endswith(" commits, 1 differ, 4 after these were not compared")
+    assert await asyncio.to_thread(main, ["explain", str(folder), f"0/{head - 4}"]) == 1
+    told = capsys.readouterr().err
+    assert f"{commit_key(0, head - 4)}: is missing, and version {head} is there: nothing is known of " in told
+    assert "isthmus heal" in told
+    assert await asyncio.to_thread(main, ["explain", str(folder), f"0/{head + 1}"]) == 2
+    assert f"there is no commit 0/{head + 1}" in capsys.readouterr().err
 
 
 # --- found without reading the whole log ------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from isthmus.format.records.objects import CommitHeader, Healed, Input, Late, Ma
 from isthmus.format.rules import STALENESS_MAX
 from isthmus.inspect.persistence import differences
 from isthmus.log import Commit, Log, manifests
+from isthmus.log.holes import ask_heal, lacking
 from isthmus.log.listing import all_or
 from isthmus.reasons import FINAL, LOSSLESS, Reason
 
@@ -66,7 +67,8 @@ class Explanation:
 async def explain(log: Log, what: str) -> Explanation:
     """Explain a commit (`commits/P/V` or P/V), an update (its key, or P/LEARNER/BASE), or a whole fragment (P).
 
-    Raises `InputError` if `what` is none of these, or is not in the run.
+    Raises `InputError` if `what` is none of these, or is not in the run, and `LogCorrupt` for a commit that is missing
+    or damaged.
     """
     if found := _UPDATE_KEY.fullmatch(what):
         return await _update(log, int(found[1]), found[2], int(found[3]), found[4])
@@ -120,6 +122,10 @@ async def _fragment(log: Log, p: int) -> Explanation:
 async def _commit(log: Log, p: int, version: int) -> Explanation:
     commit = await log.commit(p, version) if p < len(log.run.layout.fragments) and version > 0 else None
     if commit is None:
+        newest = await log.newest(p) if p < len(log.run.layout.fragments) else None
+        if newest is not None and 0 < version < newest.version:
+            said = f"{lacking(version, newest.version)}: nothing is known of what it merged"
+            raise LogCorrupt(commit_key(p, version), f"{said}; {ask_heal(log.run.url)}")
         raise InputError(f"there is no commit {p}/{version} in {log.run.url}")
     h, w = commit.header, commit.header.waited
     told = Explanation(commit_key(p, version))

@@ -103,6 +103,8 @@ class Replayed:
     """The earliest version that a fold can begin with. The inputs of earlier versions were collected."""
     compared: int = 0
     difference: Difference | None = None
+    unreached: int = 0
+    """Number of versions after the first difference, which were not compared; 0 if the newest is not known."""
     gaps: list[Gap] = field(default_factory=list)
     """Versions before a healing commit that cannot be folded. They are no difference, but are not verified either."""
     nobodys: list[str] = field(default_factory=list)
@@ -285,6 +287,8 @@ async def replay(
                     await require_whole(log, p, top, lists=True)
                 except LogCorrupt as error:
                     found.difference = Difference(p, top + 1, error.key, error.detail)
+            if found.difference is not None and top < VERSION_MAX:
+                found.unreached = max(0, top - found.difference.version)
             return found
 
     return list(await asyncio.gather(*(one(p, top) for p, top in zip(chosen, tops, strict=True))))

@@ -98,12 +98,15 @@ async def _compare(log: Log, a: declared.Replay) -> int:
         console.print(loss_table(curves, console.width))
     unverifiable = sum(gap.last - gap.first + 1 for replayed in found for gap in replayed.gaps)
     healed = f", {unverifiable} cannot be verified (healed)" if unverifiable else ""
-    print(f"{compared + len(different)} commits, {len(different)} differ{healed}")
+    unreached = sum(r.unreached for r in found)
+    after = f", {unreached} after these were not compared" if unreached else ""
+    print(f"{compared + len(different)} commits, {len(different)} differ{healed}{after}")
     write_json(
         {
             "commits": compared + len(different),
             "differ": len(different),
             "unverifiable": unverifiable,
+            "unreached": unreached,
             "unproven": unproven,
             "untimely": len(untimely),
             "losses": {name: [list(point) for point in points] for name, points in losses.points().items()},
