@@ -27,6 +27,7 @@ TOOLS = {
     "doctor": "`isthmus doctor`",
     "heal": "`isthmus heal`",
     "gc": "`isthmus gc`",
+    "promote": "`isthmus promote`, and followers of promoted versions",
     "alert": "Alerts",
 }
 """What says a sentence, in the order of the page, and the title of its part."""

@@ -23,6 +23,7 @@ SPOKEN = {
     "services/isthmus_services/commands/heal.py": "heal",
     "pkg/isthmus/log/gc.py": "gc",
     "services/isthmus_services/commands/gc.py": "gc",
+    "services/isthmus_services/commands/promote.py": "promote",
 }
 """The modules that make sentences, and the tool that says them."""
 
@@ -58,8 +59,20 @@ PLAIN = {
     "gc": {
         "commits to pack: … into … segments",
         "foldable afterwards: from version …",
+        "kept besides: what the newest promoted version, …, is folded from",
         "… objects deleted, … bytes; … commits packed",
         "no checkpoint of …",
+    },
+    "promote": {
+        "name the promoter: --name NAME (or --list, to look at the promotions)",
+        "not promoted: version … is older than version …, which promotion … promoted",
+        "promoted: version … of …, as promotion …, by …: … …",
+        "the newest promoted version is: …",
+        "version … is promoted already: promotion …, by …",
+        "version …: not every fragment has it yet (isthmus status …)",
+        "… is no promoter of this run's charter: … may promote",
+        "…: nothing can be promoted, since this run has no charter with a gate (isthmus charter propose)",
+        ", and is newer than the promoted version …",  # in the sentence that has a row
     },
 }
 """Texts that report no problem, by tool, and parts of sentences that have rows."""

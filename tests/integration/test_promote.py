@@ -231,7 +231,8 @@ async def test_a_follower_is_given_promoted_cuts_and_nothing_else(
             await asyncio.sleep(10 * follow.LOOK_S)
         assert [record.getMessage() for record in caplog.records] == [
             f"{promotion_key(2)} does not hold, and its version is not given out: eva's number 2.5 is worse than 2, its "
-            f"number at promotion 1 (version {first}), by more than the tolerance of 0.1 (lower is better)"
+            f"number at promotion 1 (version {first}), by more than the tolerance of 0.1 (lower is better); isthmus promote "
+            f"{w.run.url} --list names its author"
         ]
         assert [cut.number for cut in seen] == [first]
         third = await trained(w, second + 1)

@@ -200,8 +200,9 @@ class _Promoted:
             if (found.number, found.fault) not in self._said:
                 self._said.add((found.number, found.fault))
                 logger.warning(
-                    "%s does not hold, and its version is not given out: %s", promotion_key(found.number), found.fault
-                )
+                    "%s does not hold, and its version is not given out: %s; isthmus promote %s --list names its "
+                    "author", promotion_key(found.number), found.fault, self._known.log.run.url,
+                )  # fmt: skip
         return last.version if last else -1
 
     def require(self, cut: Cut) -> Cut:

@@ -65,6 +65,8 @@ async def _promote(settings: declared.Promote, name: str) -> tuple[Promotion | N
                 f"not promoted: version {version} has {len(good)} of the {gate.least} numbers that the charter asks "
                 f"for in the series {gate.series}",
                 *not_good,
+                "the run goes on, and a later version can pass; if the rule is wrong, the owners change it: isthmus "
+                f"charter propose {log.run.url} FILE",
             ]
         found = await promotions.promote(known, name, version, cut, good)
         return found, [
@@ -89,8 +91,8 @@ def _too_few(
 ) -> str:
     """Return in words that no version has numbers of enough evaluators."""
     after = last.version if last else -1
-    newer = f" newer than the promoted version {after}" if last else ""
-    said = f"not promoted: no version{newer} has numbers of {gate.least} evaluators in the series {gate.series}"
+    newer = f", and is newer than the promoted version {after}" if last else ""
+    said = f"not promoted: no version has numbers of {gate.least} evaluators in the series {gate.series}{newer}"
     if beyond := [version for version in numbers if version > after]:
         best = max(beyond, key=lambda version: (len(numbers[version]), version))
         there = numbers[best]
