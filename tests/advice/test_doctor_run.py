@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from advice.doctors import HEAL, Doctor, does, printed, small_run
-from advice.rows import row
+from advice.rows import A_GAP, row
 from isthmus.agent.speed import Speeds
 from isthmus.codecs import kernels
 from isthmus.doctor import log as doctor_log
@@ -296,6 +296,23 @@ async def test_the_bus_of_another_run(doctor: Doctor, folder: Path, redis: Serve
             for role in (("--role", "syncer"), ("--role", "learner")):
                 await prints(doctor, "finds", str(folder), *role, "--bus", redis.url)
             assert "ok      run: bus" in await prints(doctor, "finds_no_more", str(folder))
+
+
+@row(
+    "doctor", "run: bus: syncers were heard here, and none has been for … s; the last commit is … s old",
+    means="All syncers have ended, or are cut off from this bus. Learners train on, and nothing is merged. It is a warning for "
+    "`--role syncer`, and after a minute without a commit, since the run may be over.",
+    do="unless the run is over, start a syncer again by its old command; its log says why it ended",
+    then="`ok run: bus: the run's syncers are heard here`",
+    lost=A_GAP,
+)  # fmt: skip
+async def test_syncers_that_have_ended(doctor: Doctor, folder: Path) -> None:
+    async with a_run(folder) as w:
+        await grown(w, 2)
+        await asyncio.sleep(4 * w.run.pace.heartbeat_s)
+        await prints(doctor, "finds", str(folder), "--role", "learner")
+        async with serving(w.syncer("s2")):
+            assert "ok      run: bus" in await prints(doctor, "finds_no_more", str(folder), "--role", "learner")
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.bus import Bus, open_bus
 from isthmus.bus.base import READ_MAX
-from isthmus.doctor import FAILURE, OK, Finding
+from isthmus.doctor import FAILURE, OK, WARNING, Finding, RoleKind
 from isthmus.doctor.trust import _is_of_run
 from isthmus.format.records.keys import commit_key
 from isthmus.format.records.messages import SYNCER_STREAM
@@ -27,9 +27,9 @@ async def grown(w: World, versions: int, name: str) -> None:
         await train(w.learner(f"l-{name}"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= versions)
 
 
-async def found(w: World, bus: Bus) -> Finding | None:
+async def found(w: World, bus: Bus, role: RoleKind = RoleKind.OPERATOR) -> Finding | None:
     """Return what the doctor finds about a bus, with no memory of the log."""
-    return await _is_of_run(Log(w.run, w.store, w.runtime), bus, w.runtime)
+    return await _is_of_run(Log(w.run, w.store, w.runtime), bus, w.runtime, role)
 
 
 @asynccontextmanager
@@ -52,6 +52,24 @@ async def test_a_run_that_nobody_commits_to_says_nothing_about_a_bus(folder: Pat
         assert finding.outcome == FAILURE
         await asyncio.sleep(HEARTBEATS + 1.0)
         assert await found(w, silent) is None
+
+
+@pytest.mark.parametrize("role", [RoleKind.LEARNER, RoleKind.SYNCER])
+@in_virtual_time
+async def test_syncers_that_were_heard_and_are_no_more_have_ended(role: RoleKind, folder: Path) -> None:
+    async with a_run(folder) as (w, _):
+        await grown(w, 2, "s1")
+        assert (finding := await found(w, w.bus, role)) is not None
+        assert finding.outcome == OK, "it may only be late"
+        await asyncio.sleep(2 * HEARTBEATS)
+        assert (finding := await found(w, w.bus, role)) is not None
+        assert finding.outcome == (FAILURE if role == RoleKind.LEARNER else WARNING), "it is about to start one"
+        await asyncio.sleep(RECENT_S)
+        assert (finding := await found(w, w.bus, role)) is not None
+        assert finding.outcome == WARNING, "the run may be over"
+        assert finding.said.startswith("syncers were heard here, and none has been for 3 s; the last commit is ")
+        await asyncio.sleep(3600.0)
+        assert await found(w, w.bus, role) is None
 
 
 @pytest.mark.parametrize("old", [0, 1])

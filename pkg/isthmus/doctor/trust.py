@@ -1,8 +1,9 @@
 """Check whether the run is signed and is the expected one, whether this process may take part, and whether the bus is
 the run's."""
 
+import math
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 
 from isthmus.bus import Bus, open_bus
 from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, RoleKind
@@ -21,8 +22,11 @@ from isthmus.store import open_store
 RECENT_S = 60.0
 """Somebody commits if the newest commit is not older than this [s]."""
 
+LATELY_S = 3600.0
+"""A run whose newest commit is older than this [s] is taken for over: nobody expects to hear its syncers."""
+
 HEARTBEATS = 3
-"""How many heartbeats of the run to wait for a syncer's message."""
+"""How many heartbeats of the run to wait for a syncer's message, and how many of silence show that there is none."""
 
 LOOKED_AT = 8
 """In a run that is under way every fragment is committed, so so many are enough to see it."""
@@ -87,7 +91,7 @@ async def examine_part(
                 yield finding
             if role.on_bus and bus:
                 async with open_bus(bus, run.digest, store, run.pace.heartbeat_s) as opened:
-                    if (finding := await _is_of_run(log, opened, runtime)) is not None:
+                    if (finding := await _is_of_run(log, opened, runtime, role.kind)) is not None:
                         yield finding
     except IsthmusError:
         return
@@ -146,21 +150,33 @@ def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
     return Finding(check, outcome, f"{mine} is no member of this run", f"the owner admits it: {add}")
 
 
-async def _is_of_run(log: Log, bus: Bus, runtime: Runtime) -> Finding | None:
-    """Return the finding about whether this is the bus of the syncers that commit; None if nobody commits now."""
+async def _is_of_run(log: Log, bus: Bus, runtime: Runtime, role: RoleKind = RoleKind.OPERATOR) -> Finding | None:
+    """Return the finding about whether this is the bus of the syncers that commit; None if nobody commits now.
+
+    If they were heard here and are not any more, they have ended.
+    """
+    check, silence_s = "run: bus", HEARTBEATS * log.run.pace.heartbeat_s
     heads = [await log.newest(f.index) for f in log.run.layout.fragments[:LOOKED_AT]]
-    ages = [runtime.wall() - head.header.written_at for head in heads if head is not None]
-    if not ages or min(ages) > RECENT_S:
+    age_s = min((runtime.wall() - head.header.written_at for head in heads if head is not None), default=math.inf)
+    if age_s > LATELY_S:
         return None
-    if await _hears_syncers(log, bus, await bus.ago([SYNCER_STREAM], RECENT_S), runtime):
-        return Finding("run: bus", OK, "the run's syncers are heard here")
-    said = f"the run was committed to {max(0.0, min(ages)):.0f} s ago, and none of its syncers is heard on this bus"
+    if await _hears_syncers(log, bus, silence_s, runtime, silence_s):
+        return Finding(check, OK, "the run's syncers are heard here")
+    if await _hears_syncers(log, bus, max(0.0, age_s) + RECENT_S, runtime, 0.0):
+        said = f"syncers were heard here, and none has been for {silence_s:.0f} s; the last commit is {age_s:.0f} s old"
+        more = "unless the run is over, start a syncer again by its old command; its log says why it ended"
+        return Finding(check, WARNING if role == RoleKind.SYNCER or age_s > RECENT_S else FAILURE, said, more)
+    if age_s > RECENT_S:
+        return None
+    said = f"the run was committed to {max(0.0, age_s):.0f} s ago, and none of its syncers is heard on this bus"
     more = "this is the bus of another run, or of none: give the one that the syncers use (--bus redis://… or store:)"
-    return Finding("run: bus", FAILURE, said, more)
+    return Finding(check, FAILURE, said, more)
 
 
-async def _hears_syncers(log: Log, bus: Bus, positions: Mapping[str, str], runtime: Runtime) -> bool:
-    until, members = runtime.now() + HEARTBEATS * log.run.pace.heartbeat_s, log.members if log.members.signed else None
+async def _hears_syncers(log: Log, bus: Bus, back_s: float, runtime: Runtime, wait_s: float) -> bool:
+    """Return whether a message of a syncer came on this bus in the last `back_s` seconds, or comes within `wait_s`."""
+    positions = await bus.ago([SYNCER_STREAM], back_s)
+    until, members = runtime.now() + wait_s, log.members if log.members.signed else None
     while found := await bus.read(positions, max(0.0, until - runtime.now())):
         for item in found.get(SYNCER_STREAM, ()):
             positions = {SYNCER_STREAM: item.position}
