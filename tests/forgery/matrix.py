@@ -3,7 +3,7 @@
     python -m forgery.matrix            the whole matrix, and its counts   (with tests on PYTHONPATH)
 
 A cell is one reader, one object and one thing done to the object. The run is a small signed one that real agents have
-trained. It has a rotated key, an expelled learner, snapshots, checkpoints, packed commits and measurements. The
+trained. It has a charter that asks for manifests, a rotated key, an expelled learner, snapshots, checkpoints, packed commits and measurements. The
 outcomes of a cell are:
 
     refused     the reader ends with an error of Isthmus, or reports one, which says what is wrong
@@ -28,19 +28,22 @@ import numpy as np
 
 from isthmus.errors import IsthmusError, ObjectMissing, RecordInvalid
 from isthmus.format.records import frame, keys
+from isthmus.format.records.charter import Charter, Owner, PromotionRule
 from isthmus.format.records.frame import Kind
-from isthmus.format.records.objects import MemberSpec, Record, SnapshotHeader
+from isthmus.format.records.objects import Evidence, MemberSpec, Record, SnapshotHeader
 from isthmus.format.rules import MemberRole, Rules
 from isthmus.format.signing import Signer, fingerprint
 from isthmus.inspect import explain, follow
 from isthmus.inspect.replay import replay
 from isthmus.inspect.status import read_ledgers, read_status
 from isthmus.learner.global_local import global_local
-from isthmus.log import Log, evaluations, fold, gc, heal, merge
+from isthmus.learner.manifest import statement
+from isthmus.log import Log, evaluations, fold, gc, heal, manifests, merge, promotions
 from isthmus.log.creation import create_run
 from isthmus.log.listing import checkpoints_in
 from isthmus.log.log_health import look
-from isthmus.log.membership import Members, write
+from isthmus.log.membership import Members, following, write
+from isthmus.log.proposals import approve
 from isthmus.log.run import read_run
 from isthmus.log.trust import Trust
 from isthmus.log.verify import _KEYS as KEY_OF
@@ -68,7 +71,11 @@ from support.world import QUICK, World, seed_of, serving, train
 
 MARK, MARKED = 666.0, 666_666
 RULES = Rules(fragments=2, sync_every=4, codec_up="f32", codec_down="f32")
-KINDS = (*sorted(SCHEMA_OF.keys() - {Kind.PART, Kind.MANIFEST, Kind.PROMOTION}), Kind.RUN, Kind.MEMBERS)
+STATED = statement({"code": "v1", "hardware": "one CPU", "source": [{"name": "web", "description": "pages"}]})
+GATE = PromotionRule(series="loss", better="lower", evaluators=("fol",), least=1, promoters=("fol",))
+CHARTER = Charter(owners=(Owner("founder", OWNER.author),), amend=1, admit=1, expel=1, manifests=True, gate=GATE)
+"""In force with the second membership."""
+KINDS = (*sorted(SCHEMA_OF.keys() - {Kind.PART}), Kind.RUN, Kind.MEMBERS)
 """Parts of checkpoints are left out: readers judge a part only by the digest that its checkpoint names."""
 
 Facts = tuple[object, ...]
@@ -143,18 +150,30 @@ class Stage:
         for learners in ((("eu", ROTATED), ("gone", EXPELLED), ("us", US)), (("eu", EU), ("us", US))):
             async with serving(self.ports("s", SYNC).syncer("s-1")) as syncer:
                 before = min(k.head for k in syncer.coordinators)
-                agents = [self.ports(name, key).learner(name, checkpoint_s=0.2) for name, key in learners]
+                agents = [
+                    self.ports(name, key).learner(name, checkpoint_s=0.2, manifest=STATED) for name, key in learners
+                ]
                 enough = lambda: min(k.head for k in syncer.coordinators) >= before + 4  # noqa: E731, B023
                 await asyncio.gather(*(train(agent, 40, enough=enough) for agent in agents))
                 heads = [k.head for k in syncer.coordinators]
             if members.current.version == 1:
-                await write(owner.store, members, OWNER, entries(), heads, 1.8e9)
+                await approve(owner.store, members, OWNER, following(members, entries(), heads, 1.8e9, charter=CHARTER))
         collector = self.ports("col", COLLECTOR).log
         await collector.members.refresh(collector.store)
         await gc.apply(collector, await gc.plan(collector, keep=5, min_age_s=0.0))
         log = self.ports("fol", FOLLOWER).log
-        for cut in (1, 2):
-            await evaluations.note(log, "loss", cut, 1.0 / cut)
+        await log.members.refresh(log.store)
+        known = promotions.Promotions(log)
+        for version in (min(heads) - 3, min(heads) - 1, min(heads)):
+            self.cut = await promotions.cut_in_log(log, version)
+            assert self.cut is not None, "all fragments have it"
+            published = self.cut.published if self.signed else None
+            await evaluations.note(log, "loss", version, 1.0 / version, by="fol", published=published)
+            if self.signed and version < min(heads):
+                numbers = await promotions.measured(log, GATE)
+                await promotions.promote(known, "fol", version, self.cut, list(numbers[version].values()))
+                await known.refresh()
+        self.newest = min(heads)
 
     @contextmanager
     def forged(self, changes: Mapping[str, bytes | None], hidden: frozenset[str] = frozenset()) -> Iterator[None]:
@@ -175,8 +194,12 @@ def targets(stage: Stage) -> Mapping[Kind, str]:
     found: dict[Kind, str] = {}
     for key, (blob, _) in sorted(stage.whole.items()):
         kind = Kind(frame.kind_of(blob))
-        if key.startswith(("updates/", "learners/")) and "/eu/" not in key:
+        if key.startswith(("updates/", "learners/", "manifests/")) and "/eu/" not in key:
             continue
+        if kind == Kind.MANIFEST and stage.signed and frame.author_of(blob) != EU.author:
+            continue  # by its earlier key, and named by no newer update
+        if kind == Kind.EVALUATION and keys.version_in(key) == stage.newest:
+            continue  # no promotion rests on it
         # Take one fragment only. Its last objects were signed after the key was rotated.
         if (
             kind in (Kind.UPDATE, Kind.VALUE, Kind.SNAPSHOT, Kind.COMMIT, Kind.PACKED, Kind.SEGMENT)
@@ -211,14 +234,16 @@ def by(w: World, signer: Signer) -> World:
 
 async def _joins(w: World) -> Facts:
     await _log(w)
-    agent = by(w, EU).learner("eu")
+    agent = by(w, EU).learner("eu", manifest=STATED)
     await agent.join()
     h = agent.history
+    assert agent.uplink.manifest is not None, "it states something"
+    stated = await manifests.read(await _log(w), "eu", agent.uplink.manifest)
     held = [(k.version, rounded(k.values)) for k in agent.downlink.known]
     sent = [[(s.key, s.header.tokens) for s in one] for one in h.stored]
     checkpoint = h.checkpoint.header if h.checkpoint else None
     # The number of its incarnation does not matter: it takes the next free one.
-    return ("eu", held, h.step, h.tokens_lost, h.settled_to, sent, checkpoint and checkpoint.loss)
+    return ("eu", held, h.step, h.tokens_lost, h.settled_to, sent, checkpoint and checkpoint.loss, stated.code)
 
 
 async def _newcomer(w: World) -> Facts:
@@ -232,6 +257,10 @@ async def _newcomer(w: World) -> Facts:
 async def _syncs(w: World) -> Facts:
     log = await _log(w)
     states = [(await fold.fold(log, p, fold.Merging(log), keep=16, need=2)) for p in range(2)]
+    for given in states[0].last[-1].header.inputs:  # as it judges an update when it is announced
+        if given.manifest is not None:
+            stated = await manifests.Manifests(log).of(given.learner, given.manifest)
+            manifests.require(log.members.current, given.learner, given.manifest, stated)
     return tuple((at.version, rounded(at.carried.published), rounded(at.carried.momentum)) for at in states)
 
 
@@ -246,6 +275,24 @@ async def _follows(w: World) -> Facts:
     follower = follow.CutFollower(await _log(w))
     cut = await follower.cut(await follower.head(1))
     return (cut.number, *(rounded(values) for values in cut.values.values()))
+
+
+async def _exports_promoted(w: World) -> Facts:
+    log = await _log(w)
+    found = await promotions.require(log)
+    values = [(await fold.fold(log, p, fold.PublishedValue(log), until=found.version)) for p in range(2)]
+    return (*((at.version, rounded(at.carried)) for at in values),)
+
+
+async def _follows_promoted(w: World) -> Facts:
+    log = await _log(w)
+    try:
+        async with asyncio.timeout(10 * follow.LOOK_S):
+            async for cut in follow.cuts(log, log.runtime, promoted=True):
+                return (cut.number, *(rounded(values) for values in cut.values.values()))
+    except TimeoutError:
+        pass
+    return ("no promoted cut",)
 
 
 async def _status(w: World) -> Facts:
@@ -276,13 +323,15 @@ async def _explains(w: World) -> Facts:
     newest = await log.newest(0)
     assert newest is not None, "there are commits"
     told = await explain.explain(log, f"0/{newest.version}")
-    own = await explain.explain(log, newest.header.inputs[0].key)
+    before = await log.commit(0, newest.version - 1)
+    assert before is not None, "there are several"
+    own = await explain.explain(log, next(i.key for i in before.header.inputs if i.learner == "eu"))
     return (*told.lines, *own.lines)
 
 
 async def _replays(w: World) -> Facts:
     found = await replay(await _log(w))
-    _require_nothing([r.difference or r.gaps or r.nobodys for r in found if r.difference or r.gaps or r.nobodys])
+    _require_nothing([wrong for r in found if (wrong := r.difference or r.gaps or r.nobodys or r.unstated)])
     return tuple((r.fragment, r.start, r.compared) for r in found)
 
 
@@ -313,6 +362,8 @@ READERS: Mapping[str, Reader] = {
     "syncer": _syncs,
     "export": _exports,
     "follow": _follows,
+    "export --promoted": _exports_promoted,
+    "follow --promoted": _follows_promoted,
     "status": _status,
     "doctor": _doctor,
     "board": _board,
@@ -332,7 +383,7 @@ NOTHING: Mapping[str, Facts] = {"join, new": ("donor", None)}
 # --- forgers, and what they do ----------------------------------------------------------------------------------------
 
 
-def marked(kind: Kind, blob: bytes) -> frame.Body:
+def marked(stage: Stage, kind: Kind, blob: bytes) -> frame.Body:
     """Return an unsigned object of the same kind with other content that contains the mark."""
     if kind in (Kind.RUN, Kind.MEMBERS):
         return bytearray(blob)
@@ -363,6 +414,15 @@ def marked(kind: Kind, blob: bytes) -> frame.Body:
             values = values[::-1].copy()
         case Kind.EVALUATION:
             changes = {"value": MARK}
+        case Kind.PROMOTION:
+            # All that it names is genuine: only its author is false.
+            assert stage.cut is not None, "it is the newest"
+            number = max(key for key in stage.whole if key.startswith(keys.evaluations_prefix("loss")))
+            evidence = Evidence(number, frame.digest(stage.whole[number][0]))
+            versions = (stage.newest,) * len(getattr(header, "versions"))  # noqa: B009
+            changes = {"versions": versions, "published": stage.cut.published, "evidence": (evidence,)}
+        case Kind.MANIFEST:
+            changes = {"code": str(MARKED)}
     return frame.written(kind, msgspec.structs.replace(header, **changes), values)
 
 
@@ -382,7 +442,7 @@ def forger_of(name: str, kind: Kind) -> Signer | None:
         "expelled": EXPELLED,
         "rotated": ROTATED,
         "other role": OTHER_ROLE.get(kind, EU),
-        "other member": US if kind in (Kind.UPDATE, Kind.CLAIM, Kind.CHECKPOINT) else FOLLOWER,
+        "other member": US if BY.get(kind) in (EU, FOLLOWER) else FOLLOWER,
         "other run": BY.get(kind, OWNER),
     }
     return found[name]
@@ -435,8 +495,8 @@ def forgeries(stage: Stage) -> Iterator[Forgery]:
         yield from _duplicated(kind, key, genuine)
         for forger in FORGERS:
             made = _made(stage, kind, key, genuine, forger)
-            if made is None or (kind == Kind.EVALUATION and forger in ("other role", "other member")):
-                continue  # any member may write evaluations
+            if made is None:
+                continue
             yield Forgery(kind, "replaced", forger, {key: made})
             if forger not in ("older", "flipped") and kind in _BESIDE:
                 beside, blob = _BESIDE[kind](stage, kind, genuine, forger)
@@ -456,7 +516,7 @@ def _made(stage: Stage, kind: Kind, key: str, genuine: bytes, forger: str) -> by
         return members_by(stage, forger_of(forger, kind), 2) if forger != "other run" else None
     if kind == Kind.RUN:
         return run_by(stage, forger_of(forger, kind)) if forger != "other run" else run_by(stage, OWNER)
-    body = marked(kind, genuine)
+    body = marked(stage, kind, genuine)
     if forger == "other run":
         header, payload = frame.parse(body, kind, SCHEMA_OF[kind])
         changed: Record = msgspec.structs.replace(header, run=bytes(31) + b"1")
@@ -471,7 +531,7 @@ def _beside(**changes: Any) -> Callable[[Stage, Kind, bytes, str], tuple[str, fr
     """
 
     def make(stage: Stage, kind: Kind, genuine: bytes, forger: str) -> tuple[str, frame.Body]:
-        header, payload = frame.parse(marked(kind, genuine), kind, SCHEMA_OF[kind])
+        header, payload = frame.parse(marked(stage, kind, genuine), kind, SCHEMA_OF[kind])
         fields = {name: change(header) for name, change in changes.items()}
         if forger == "other run":
             fields["run"] = bytes(31) + b"1"
@@ -485,6 +545,11 @@ def _next_members(stage: Stage, kind: Kind, genuine: bytes, forger: str) -> tupl
     return keys.members_key(3), bytearray(members_by(stage, forger_of(forger, kind), 3))
 
 
+def _next_promotion(stage: Stage, kind: Kind, genuine: bytes, forger: str) -> tuple[str, frame.Body]:
+    follows = _beside(number=lambda h: h.number + 1, previous=lambda h: frame.digest(genuine))
+    return follows(stage, kind, genuine, forger)
+
+
 _BESIDE: Mapping[Kind, Callable[[Stage, Kind, bytes, str], tuple[str, frame.Body]]] = {
     Kind.UPDATE: _beside(),
     Kind.SNAPSHOT: _beside(),
@@ -495,6 +560,8 @@ _BESIDE: Mapping[Kind, Callable[[Stage, Kind, bytes, str], tuple[str, frame.Body
     Kind.CLAIM: _beside(incarnation=lambda h: h.incarnation + 1),
     Kind.CHECKPOINT: _beside(),
     Kind.EVALUATION: _beside(cut=lambda h: h.cut + 1),
+    Kind.MANIFEST: _beside(),
+    Kind.PROMOTION: _next_promotion,
     Kind.MEMBERS: _next_members,
 }
 

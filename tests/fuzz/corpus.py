@@ -15,16 +15,20 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from fuzz.targets import CODECS, CORPUS, FRAGMENT
 from isthmus.codecs import codec, pack
-from isthmus.format.records import frame, tree
+from isthmus.format.records import frame, keys, tree
+from isthmus.format.records.charter import Charter, Owner, PromotionRule, Terms
 from isthmus.format.records.frame import Kind
 from isthmus.format.records.messages import learner_stream
-from isthmus.format.records.objects import MemberSpec, PartHeader
+from isthmus.format.records.objects import Evidence, MemberSpec, PartHeader, PromotionHeader
 from isthmus.format.rules import MemberRole, Rules
+from isthmus.format.signing import Signer
 from isthmus.format.signing.keys import new_signer, public_line
+from isthmus.learner.manifest import statement
 from isthmus.learner.ranks import protocol
 from isthmus.log import evaluations, gc
-from isthmus.log.membership import Members, write
-from support.world import QUICK, seed_of, serving, train, world
+from isthmus.log.membership import Members, following, write
+from isthmus.log.proposals import approve
+from support.world import QUICK, World, seed_of, serving, train, world
 
 EACH = 3
 """How many objects of each kind are kept."""
@@ -32,7 +36,7 @@ EACH = 3
 
 async def objects(folder: Path) -> None:
     """Write the objects of a run into the corpus."""
-    owner, learner, syncer, collector = (new_signer() for _ in range(4))
+    owner, learner, syncer, collector, follower = (new_signer() for _ in range(5))
     seed = replace(
         seed_of(Rules(fragments=2, sync_every=4), msgspec.structs.replace(QUICK, snapshot_every=2)), signer=owner
     )
@@ -41,14 +45,19 @@ async def objects(folder: Path) -> None:
             MemberSpec(name, role, key.author)
             for name, role, key in (
                 ("col", MemberRole.COLLECTOR, collector), ("eu", MemberRole.LEARNER, learner),
-                ("s-*", MemberRole.SYNCER, syncer),
+                ("fol", MemberRole.FOLLOWER, follower), ("s-*", MemberRole.SYNCER, syncer),
             )
         ]  # fmt: skip
-        await write(w.store, Members(w.run), owner, entries, [0, 0], w.runtime.wall())
+        members = Members(w.run)
+        await write(w.store, members, owner, entries, [0, 0], w.runtime.wall())
         async with serving(w.by(syncer).syncer("s-1")) as serves:
-            agent = w.by(learner).learner("eu", checkpoint_s=0.2)
+            web = {"name": "web", "description": "pages"}
+            stated = statement({"code": "v1", "hardware": "one CPU", "source": [web], "more": {"by": "us"}})
+            agent = w.by(learner).learner("eu", checkpoint_s=0.2, manifest=stated)
             await train(agent, 60, enough=lambda: min(k.head for k in serves.coordinators) >= 8)
         await evaluations.note(w.by(learner).log, "loss", 1, 0.5)
+        await promote(w.by(follower))
+        await agree(w, members, owner)
         log = w.by(learner).log
         header = PartHeader(
             schema=1, run=w.run.digest, learner="eu", incarnation=1, step=1, rank=0,
@@ -67,11 +76,34 @@ async def objects(folder: Path) -> None:
             by_kind.setdefault(Kind(frame.kind_of(blob)).name.lower(), []).append(blob)
         for kind, blobs in by_kind.items():
             for number, blob in enumerate(dict.fromkeys(blobs[:EACH])):
-                name = "object" if kind in ("run", "members") else f"{number}"
+                name = "object" if kind in ("run", "members") and number == 0 else f"{number}"
                 put(kind, name, blob)
         said = [s.body for s in (await w.bus.read({learner_stream("eu"): ""}, 0.0))[learner_stream("eu")] if s.body]
         for number, body in enumerate(sorted(set(said), key=len)[:: max(1, len(said) // 4)][:4]):
             put("messages", f"{number}", body)
+
+
+async def promote(w: World) -> None:
+    """Store a promotion that rests on the run's measurement."""
+    (measured,) = await w.store.list(keys.EVALUATIONS)
+    header = PromotionHeader(
+        schema=1, run=w.run.digest, number=1, previous=w.run.digest, members=1, versions=(1, 1), published=bytes(32),
+        evidence=(Evidence(measured.key, frame.digest(await w.store.get(measured.key))),), by="fol", written_at=1.8e9,
+    )  # fmt: skip
+    blob = frame.draft(Kind.PROMOTION, header).blob
+    w.log.seal(blob)
+    await w.store.create(keys.promotion_key(1), blob)
+
+
+async def agree(w: World, members: Members, owner: Signer) -> None:
+    """Write a second membership, with a charter that has all parts."""
+    gate = PromotionRule(series="loss", better="lower", evaluators=("fol",), least=1, promoters=("fol",))
+    terms = Terms(member="eu", factor=0.5, cap=2.0, sources=("web",))
+    charter = Charter(
+        purpose="a corpus", owners=(Owner("founder", owner.author),), amend=1, admit=1, expel=1, terms=(terms,),
+        manifests=True, gate=gate,
+    )  # fmt: skip
+    await approve(w.store, members, owner, following(members, members.current.members, [8, 8], 1.8e9, charter=charter))
 
 
 def payloads() -> None:

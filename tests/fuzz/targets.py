@@ -96,10 +96,10 @@ def the_run() -> Run:
 
 @cache
 def the_members() -> Members:
-    """Return the run's members, as its owner signed them."""
+    """Return the run's members, as its owner signed them, and with the charter."""
     members = Members(the_run())
-    blob = (CORPUS / "members" / "object").read_bytes()
-    members.versions.append(opened(blob, members.current, members.run))
+    for name in ("object", "1"):
+        members.versions.append(opened((CORPUS / "members" / name).read_bytes(), members.current, members.run))
     return members
 
 
@@ -173,11 +173,12 @@ def _run_object(data: bytes) -> None:
 
 
 def _membership(data: bytes) -> None:
-    try:
-        opened(data, the_members().versions[0], the_run())
-    except RecordInvalid:
-        return
-    assert digests.digest(data) in originals(), "accepted a membership that the owner did not sign"
+    for before in the_members().versions[:2]:
+        try:
+            opened(data, before, the_run())
+        except RecordInvalid:
+            continue
+        assert digests.digest(data) in originals(), "accepted a membership that the owner did not sign"
 
 
 def _update(data: bytes) -> None:
