@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.bus import Bus, open_bus
 from isthmus.bus.base import READ_MAX
-from isthmus.doctor import FAILURE, OK, WARNING, Finding, RoleKind
+from isthmus.doctor import FAILURE, OK, WARNING, CheckOutcome, Finding, RoleKind
 from isthmus.doctor.trust import _is_of_run
 from isthmus.format.records.keys import commit_key
 from isthmus.format.records.messages import SYNCER_STREAM
@@ -22,8 +22,8 @@ HEARTBEATS = 3
 SEED = seed_of(Rules(fragments=2, sync_every=4), Pace(heartbeat_s=1.0, silence_s=5.0))
 
 
-async def grown(w: World, versions: int, name: str) -> None:
-    async with serving(w.syncer(name)) as syncer:
+async def grown(w: World, versions: int, name: str, *, killed: bool = False) -> None:
+    async with serving(w.syncer(name), killed=killed) as syncer:
         await train(w.learner(f"l-{name}"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= versions)
 
 
@@ -54,16 +54,25 @@ async def test_a_run_that_nobody_commits_to_says_nothing_about_a_bus(folder: Pat
         assert await found(w, silent) is None
 
 
-@pytest.mark.parametrize("role", [RoleKind.LEARNER, RoleKind.SYNCER])
+@pytest.mark.parametrize(
+    ("role", "killed", "outcome"),
+    [
+        (RoleKind.LEARNER, True, FAILURE),
+        (RoleKind.LEARNER, False, WARNING),  # it was stopped in order: the run may be over
+        (RoleKind.SYNCER, True, WARNING),  # one is about to start
+    ],
+)
 @in_virtual_time
-async def test_syncers_that_were_heard_and_are_no_more_have_ended(role: RoleKind, folder: Path) -> None:
+async def test_syncers_that_were_heard_and_are_no_more_have_ended(
+    role: RoleKind, killed: bool, outcome: CheckOutcome, folder: Path
+) -> None:
     async with a_run(folder) as (w, _):
-        await grown(w, 2, "s1")
+        await grown(w, 2, "s1", killed=killed)
         assert (finding := await found(w, w.bus, role)) is not None
         assert finding.outcome == OK, "it may only be late"
         await asyncio.sleep(2 * HEARTBEATS)
         assert (finding := await found(w, w.bus, role)) is not None
-        assert finding.outcome == (FAILURE if role == RoleKind.LEARNER else WARNING), "it is about to start one"
+        assert finding.outcome == outcome
         await asyncio.sleep(RECENT_S)
         assert (finding := await found(w, w.bus, role)) is not None
         assert finding.outcome == WARNING, "the run may be over"

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from isthmus.bus import Bus, open_bus
 from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, RoleKind
 from isthmus.errors import InputError, IsthmusError, RecordInvalid
-from isthmus.format.records.messages import SYNCER_STREAM
+from isthmus.format.records.messages import SYNCER_STREAM, Alive, AnyMessage
 from isthmus.format.rules import MemberRole
 from isthmus.format.signing import fingerprint
 from isthmus.log import Log
@@ -160,12 +160,17 @@ async def _is_of_run(log: Log, bus: Bus, runtime: Runtime, role: RoleKind = Role
     age_s = min((runtime.wall() - head.header.written_at for head in heads if head is not None), default=math.inf)
     if age_s > LATELY_S:
         return None
-    if await _hears_syncers(log, bus, silence_s, runtime, silence_s):
+    async for _ in _said_by_syncers(log, bus, silence_s, runtime, silence_s):
         return Finding(check, OK, "the run's syncers are heard here")
-    if await _hears_syncers(log, bus, max(0.0, age_s) + RECENT_S, runtime, 0.0):
+    stopped: dict[str, bool] = {}
+    async for message in _said_by_syncers(log, bus, max(0.0, age_s) + RECENT_S, runtime, 0.0):
+        if isinstance(message, Alive):
+            stopped[message.syncer] = message.stopping
+    if stopped:
         said = f"syncers were heard here, and none has been for {silence_s:.0f} s; the last commit is {age_s:.0f} s old"
         more = "unless the run is over, start a syncer again by its old command; its log says why it ended"
-        return Finding(check, WARNING if role == RoleKind.SYNCER or age_s > RECENT_S else FAILURE, said, more)
+        meant = all(stopped.values()) or role == RoleKind.SYNCER or age_s > RECENT_S
+        return Finding(check, WARNING if meant else FAILURE, said, more)
     if age_s > RECENT_S:
         return None
     said = f"the run was committed to {max(0.0, age_s):.0f} s ago, and none of its syncers is heard on this bus"
@@ -173,16 +178,18 @@ async def _is_of_run(log: Log, bus: Bus, runtime: Runtime, role: RoleKind = Role
     return Finding(check, FAILURE, said, more)
 
 
-async def _hears_syncers(log: Log, bus: Bus, back_s: float, runtime: Runtime, wait_s: float) -> bool:
-    """Return whether a message of a syncer came on this bus in the last `back_s` seconds, or comes within `wait_s`."""
+async def _said_by_syncers(
+    log: Log, bus: Bus, back_s: float, runtime: Runtime, wait_s: float
+) -> AsyncIterator[AnyMessage]:
+    """Yield what syncers said on this bus in the last `back_s` seconds, and what they say in the next `wait_s`."""
     positions = await bus.ago([SYNCER_STREAM], back_s)
     until, members = runtime.now() + wait_s, log.members if log.members.signed else None
     while found := await bus.read(positions, max(0.0, until - runtime.now())):
         for item in found.get(SYNCER_STREAM, ()):
             positions = {SYNCER_STREAM: item.position}
             try:
-                if item.body and verify_batch(SYNCER_STREAM, item.body, log.run.digest, members):
-                    return True
+                messages = verify_batch(SYNCER_STREAM, item.body, log.run.digest, members) if item.body else ()
             except RecordInvalid:
                 continue
-    return False
+            for message in messages:
+                yield message
