@@ -12,6 +12,13 @@ def places(header: CommitHeader) -> tuple[int, int]:
     return len(there), len(there.union(header.waited.expected))
 
 
+def attendance(header: CommitHeader) -> dict[str, bool]:
+    """Return by learner that a round expected whether it is in the commit. A learner's participation is the share of
+    these rounds that it was in. A commit that heals expected nobody."""
+    there = {given.learner for given in header.inputs}
+    return {name: name in there for name in header.waited.expected}
+
+
 def shares(header: CommitHeader) -> dict[str, tuple[float, float]]:
     """Return by learner its shares of a commit's weight and tokens; nothing for a commit of fewer than two learners."""
     inputs = header.inputs

@@ -21,7 +21,7 @@ from isthmus.errors import LogCorrupt
 from isthmus.format.records.objects import CommitHeader, Input
 from isthmus.inspect.losses import Point
 from isthmus.log import Commit, Log
-from isthmus.log.figures import places
+from isthmus.log.figures import attendance, places
 from isthmus.log.run import Run
 from isthmus.reasons import LOSSLESS, REMEDIES
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED, Rows
@@ -243,12 +243,12 @@ class RunHistory:
         end.rejected, end.repeated, end.faults = rejected, repeated, faults
 
     def _learners(self, h: CommitHeader) -> None:
-        w = h.waited
+        w, attended = h.waited, attendance(h)
         if h.inputs:
             self._merged(h)
         counted: dict[str, list[int]] = {
-            "expected": [self.learner(name) for name in w.expected],
-            "there": [self.learner(name) for name in {i.learner for i in h.inputs}.intersection(w.expected)],
+            "expected": [self.learner(name) for name in attended],
+            "there": [self.learner(name) for name, there in attended.items() if there],
             "missing": [self.learner(name) for name in w.missing],
             "passed": [self.learner(passing.learner) for passing in w.passed],
             "late": [self.learner(late.learner) for late in h.late],

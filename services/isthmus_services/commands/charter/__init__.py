@@ -1,6 +1,6 @@
 """`isthmus charter`: what the owners of a run have agreed on, and how they change it together."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -9,8 +9,8 @@ import msgspec
 from isthmus.errors import InputError
 from isthmus.format.records.charter import Charter
 from isthmus.format.records.objects import MembersHeader, MemberSpec
-from isthmus.format.signing import fingerprint
 from isthmus.format.signing.keys import read_public
+from isthmus.inspect.charter_words import differences
 from isthmus.log import Log, proposals
 from isthmus.log.charter import needed
 from isthmus.log.listing import heads_of
@@ -77,54 +77,6 @@ def read_charter(path: str) -> Charter:
     if fault := charter.fault():
         raise InputError(f"{path}: {fault}")
     return charter
-
-
-# --- a charter in words -----------------------------------------------------------------------------------------------
-
-
-def in_words(charter: Charter | None) -> list[str]:
-    """Return a charter as lines to read."""
-    if charter is None:
-        return []
-    count = len(charter.owners)
-    lines = [f"purpose: {charter.purpose}"] if charter.purpose else []
-    lines += [f"owner {owner.name}: {fingerprint(owner.key)}" for owner in charter.owners]
-    for what, least in (
-        ("another charter", charter.amend),
-        ("a member that is added or changed", charter.admit),
-        ("the removal of a member", charter.expel),
-    ):
-        lines.append(f"{what}: {least} of {count} owners approve")
-    for terms in charter.terms:
-        said = [f"its updates' weight times {terms.factor:g}"] if terms.factor != 1.0 else []
-        said += [f"at most {terms.cap:g} usual updates of weight in a round"] if terms.cap else []
-        said += [f"may train on {', '.join(terms.sources)}"] if terms.sources else []
-        lines.append(f"member {terms.member}: {'; '.join(said) or 'as the run has it'}")
-    lines.append("only updates with a manifest are merged" if charter.manifests else "manifests are not required")
-    gate = charter.gate
-    if gate is None:
-        lines.append("no gate: nothing can be promoted")
-    else:
-        lines.append(
-            f"gate: {gate.series}, {gate.better} is better, worse by {gate.tolerance:g} at most than what was promoted "
-            f"last; {gate.least} of {', '.join(gate.evaluators)} must have measured it; {' or '.join(gate.promoters)} "
-            "promotes"
-        )
-    return lines
-
-
-def differences(before: Membership, header: MembersHeader) -> Iterator[str]:
-    """Yield, in words, what a proposed version of the membership changes."""
-    was, now = in_words(before.charter), in_words(header.charter)
-    yield from (f"- {line}" for line in was if line not in now)
-    yield from (f"+ {line}" for line in now if line not in was)
-    entries = {m.name: m for m in before.members}
-    yield from (f"- {_entry(m)}" for m in before.members if m not in header.members)
-    yield from (f"+ {_entry(m)}" for m in header.members if entries.get(m.name) != m)
-
-
-def _entry(m: MemberSpec) -> str:
-    return f"{m.role} {m.name}: {fingerprint(m.key)}" + (f", bucket {m.bucket}" if m.bucket else "")
 
 
 # --- proposing --------------------------------------------------------------------------------------------------------

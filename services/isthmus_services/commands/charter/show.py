@@ -9,9 +9,10 @@ from rich.text import Text
 
 from isthmus.agent.ports import open_log
 from isthmus.format.signing import fingerprint
+from isthmus.inspect.charter_words import differences, in_words
 from isthmus.log.membership import Membership
 from isthmus.log.proposals import Proposal, entitled, proposals
-from isthmus_services.commands.charter import differences, in_words, threshold
+from isthmus_services.commands.charter import threshold
 from isthmus_services.commands.members import require_signed
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.settings import declared, shared
