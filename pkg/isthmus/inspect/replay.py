@@ -259,11 +259,14 @@ async def replay(
     at_once: int = 2,
     progress: ShareDone = lambda _: None,
     losses: LossCurves | None = None,
+    visit: Visit = lambda commit, moved, verified: None,
 ) -> list[Replayed]:
     """Fold versions `first` … `last` again (by default all that can be folded), and compare them with the log.
 
     The replay of a fragment stops at its first difference. `at_once`: fragments replayed concurrently. `losses`
-    takes the losses of the compared commits. Raises `InputError` for a fragment or range that does not exist.
+    takes the losses of the compared commits. `visit` is called for each fragment in order of versions, also for commits
+    in gaps, but not from the first difference on, and not for those whose inputs were collected. Raises `InputError`
+    for a fragment or range that does not exist.
     """
     chosen = all_or(log, fragments)
     tops = [min(await _end(log, p), VERSION_MAX if last is None else last) for p in chosen]
@@ -272,9 +275,10 @@ async def replay(
     total, done = max(1, sum(max(0, top - first + 1) for top in tops)), 0
     slots = asyncio.Semaphore(at_once)
 
-    def tick(commit: Commit) -> None:
+    def tick(commit: Commit, moved: float | None, verified: bool) -> None:
         nonlocal done
-        if losses is not None:
+        visit(commit, moved, verified)
+        if losses is not None and verified:
             losses.take([commit])
         done += 1
         progress(min(1.0, done / total))
@@ -303,7 +307,7 @@ async def _end(log: Log, p: int) -> int:
     return newest.version if newest else 0
 
 
-async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[Commit], None]) -> Replayed:
+async def _fragment(log: Log, p: int, first: int, top: int, tick: Visit) -> Replayed:
     carry = fold.Merging(log)
     begin = await earliest(log, p)
     at = await fold.begin(log, p, carry, at_most=max(begin, first - 1), keep=BEFORE, need=1)
@@ -332,7 +336,7 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[Comm
                 at = fold.At.made_by(commit, state, (*at.last, commit)[-BEFORE:])
                 if commit.version >= first:
                     result.compared += 1
-                    tick(commit)
+                    tick(commit, moved[-1], True)
                 if commit.version == top:
                     break
         except LogCorrupt as error:
@@ -341,11 +345,13 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[Comm
                 result.difference = Difference(p, at.version + 1, error.key, error.detail)
                 return result
             last, most = healed.version - 1, max(moved) if len(moved) >= FEW else math.inf
-            writers, result.difference = await _looked_through(log, p, at, last, most)
+            writers, result.difference = await _looked_through(log, p, at, last, most, tick)
             result.gaps.append(Gap(at.version + 1, last, error.key, error.detail, writers))
             if result.difference is not None:
                 return result
-            result.compared += healed.version >= first
+            if healed.version >= first:
+                result.compared += 1
+                tick(healed.last[-1], None, True)
             at, judge = healed, _Judge(bounds, size, healed.last, log.members)
             continue
         if at.version < top < VERSION_MAX:
@@ -357,7 +363,10 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[Comm
 async def _version(
     log: Log, carry: fold.Merging, judge: _Judge, before: State, commit: Commit, odd: Sequence[str]
 ) -> tuple[Difference | None, State]:
-    """Fold one version; return its difference, if any, and its state. Raises `LogCorrupt` if it cannot be folded."""
+    """Fold one version; return its difference, if any, and its state. Raises `LogCorrupt` if it cannot be folded.
+
+    `odd`: what is known, in words, to be wrong with its inputs.
+    """
     h = commit.header
     watch = _Watch([*odd, *await log.runtime.offload(judge.odd, h, before.published)])
     if h.healed is not None:
@@ -410,7 +419,7 @@ def _way(before: F32, after: F32) -> float:
 
 
 async def _looked_through(
-    log: Log, p: int, at: fold.At[State], last: int, most: float
+    log: Log, p: int, at: fold.At[State], last: int, most: float, tick: Visit
 ) -> tuple[tuple[str, ...], Difference | None]:
     """Return the writers of a gap's versions, up to `last`, and the first version that moved much too far, if any.
 
@@ -433,6 +442,7 @@ async def _looked_through(
                     "at most, and nothing is left of what it merged",
                 )
                 return tuple(writers), found
+            tick(commit, way, False)
     except LogCorrupt:
         pass  # the value of this version is gone, too, so no heal has started from it
     return tuple(writers), None

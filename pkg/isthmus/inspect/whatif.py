@@ -9,7 +9,7 @@ a round of its updates alone merges nothing.
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -223,12 +223,14 @@ async def what_if(
     *,
     fragments: Sequence[int] | None = None,
     last: int | None = None,
+    starts: Mapping[int, int] | None = None,
     at_once: int = 2,
     progress: ShareDone = lambda _: None,
 ) -> Outcome:
     """Fold the log under other rules. Raises `LogCorrupt` if it cannot be folded, `InputError` for a bad choice.
 
-    A bad choice is also a learner that is left out and of which no update was merged.
+    A bad choice is also a learner that is left out and of which no update was merged. `starts`: by fragment, the
+    version after which the other rules hold; until then all is as recorded.
     """
     chosen = all_or(log, fragments)
     newest = [await log.newest(p) for p in chosen]
@@ -236,7 +238,7 @@ async def what_if(
     outcome = Outcome([], [0] * len(chosen), tops, {})
     sums: dict[int, dict[int, _Sums]] = {p: {} for p in chosen}
     merged: set[str] = set()
-    total, done = max(1, sum(tops)), 0
+    total, done = max(1, sum(tops) - sum((starts or {}).values())), 0
     slots = asyncio.Semaphore(at_once)
 
     def tick() -> None:
@@ -247,7 +249,7 @@ async def what_if(
     async def one(number: int, p: int) -> None:
         async with slots:
             outcome.starts[number], outcome.states[p] = await _fragment(
-                log, p, tops[number], settings, sums[p], merged, tick
+                log, p, (starts or {}).get(p), tops[number], settings, sums[p], merged, tick
             )
 
     await asyncio.gather(*(one(number, p) for number, p in enumerate(chosen)))
@@ -274,14 +276,24 @@ async def what_if(
 
 
 async def _fragment(
-    log: Log, p: int, top: int, settings: Settings, sums: dict[int, _Sums], merged: set[str], tick: Callable[[], None]
+    log: Log,
+    p: int,
+    start_at: int | None,
+    top: int,
+    settings: Settings,
+    sums: dict[int, _Sums],
+    merged: set[str],
+    tick: Callable[[], None],
 ) -> tuple[int, State]:
     """Return where the fold of a fragment begins, and the state in which the other trajectory ends.
 
     Fills `sums`, by version, and adds the learners whose updates were merged to `merged`.
     """
     keep = max(2, log.run.pace.staleness + 1)
-    at = await fold.begin(log, p, fold.Merging(log), at_most=await earliest(log, p), keep=keep)
+    if start_at is None:
+        at = await fold.begin(log, p, fold.Merging(log), at_most=await earliest(log, p), keep=keep)
+    else:
+        at = await fold.fold(log, p, fold.Merging(log), until=start_at, keep=keep)
     commits = []
     async for commit in log.commits(p, at.version, at.digest, at.under):
         if commit.version > top:
