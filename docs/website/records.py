@@ -8,7 +8,7 @@ from typing import get_args
 import griffe
 import msgspec
 
-from isthmus.format.records import frame, keys, messages, objects
+from isthmus.format.records import charter, frame, keys, messages, objects
 from isthmus.format.records.frame import HEADER_MAX, PIECED, Kind
 
 Member = griffe.Object | griffe.Alias
@@ -27,6 +27,8 @@ HEADERS = {
     Kind.PART: (objects.PartHeader,),
     Kind.EVALUATION: (objects.EvaluationHeader,),
     Kind.MEMBERS: (objects.MembersHeader, objects.MemberSpec),
+    Kind.MANIFEST: (objects.ManifestHeader,),
+    Kind.PROMOTION: (objects.PromotionHeader,),
 }
 """What each kind's header is, and its payload where that is a struct too."""
 
@@ -38,7 +40,9 @@ def page() -> str:
     drawn, _, after = rest.partition("\n\n")
     top = {struct for structs in HEADERS.values() for struct in structs}
     package = griffe.load("isthmus.format.records")
-    known = {name: found for room in ("objects", "messages") for name, found in package[room].members.items()}
+    known = {
+        name: found for room in ("charter", "objects", "messages") for name, found in package[room].members.items()
+    }
     out = [
         "# Record formats",
         first,
@@ -63,7 +67,7 @@ def page() -> str:
     for member in get_args(messages.AnyMessage):
         out += _struct(member, known, f"{member.__name__} (type `{member.__struct_config__.tag}`)")
     out.append("## What headers are made of")
-    for module in (objects, messages):
+    for module in (charter, objects, messages):
         for value in vars(module).values():
             mine = inspect.isclass(value) and issubclass(value, msgspec.Struct) and value.__module__ == module.__name__
             mine = mine and not value.__name__.startswith("_")
@@ -94,6 +98,8 @@ def _keys() -> Iterator[str]:
         "checkpoint": keys.checkpoint_key("eu-1", 0, 240, digest),
         "part": keys.part_key("eu-1", 0, 240, 1, digest),
         "evaluation": keys.evaluation_key("held-out", 17, digest),
+        "manifest": keys.manifest_key("eu-1", digest),
+        "promotion": keys.promotion_key(1),
     }
     yield "| object | for example |"
     yield "|---|---|"
