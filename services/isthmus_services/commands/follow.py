@@ -68,7 +68,7 @@ async def _follow(settings: declared.Follow, folder: Path, command: list[str] | 
             print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} cut {cut.number} of {settings.run}: {path} "
                   f"({time.monotonic() - began:.2f} s to write)", flush=True)  # fmt: skip
             if command is not None:
-                said = await _told(command, cut.number, str(path), settings.series is not None)
+                said = await told(command, cut.number, str(path), settings.series is not None)
                 if settings.series is not None and said is not None:
                     await _noted(log, settings, cut, command[0], said)
             if left is not None:
@@ -77,7 +77,7 @@ async def _follow(settings: declared.Follow, folder: Path, command: list[str] | 
                     return
 
 
-async def _told(command: list[str], version: int, path: str, heard: bool) -> str | None:
+async def told(command: list[str], version: int, path: str, heard: bool) -> str | None:
     """Run the command for a cut and wait for it. Return the last word that it printed, or None if it failed.
 
     The word is empty if the output is not read (`heard` is False) or has no words. A failure is printed, and the

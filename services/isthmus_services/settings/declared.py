@@ -332,6 +332,52 @@ class Replay(InRun, Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Audit(InRun, Reported):
+    """Settings of `isthmus audit`."""
+
+    html: Annotated[
+        str | None,
+        Setting("write the report as one page that opens offline", metavar="FILE", flag_only=True),
+    ] = None
+    sign: Annotated[
+        str | None,
+        Setting(
+            "owner's private key that signs the report's files, for ssh-keygen -Y verify",
+            metavar="KEY",
+            flag_only=True,
+        ),
+    ] = None
+    period: Annotated[
+        float | None,
+        Setting("length of a period (a 24th of the run's time)", metavar="HOURS", gt=0.0, flag_only=True),
+    ] = None
+    influence: Annotated[
+        list[str] | None,
+        Setting(
+            "members without whose updates the newest rounds are folded again, to tell how far the model would be from "
+            "the recorded one",
+            metavar="MEMBER",
+            flag_only=True,
+        ),
+    ] = None
+    last: Annotated[
+        int,
+        Setting("with --influence: newest rounds of each fragment; 0: all", metavar="N", ge=0, flag_only=True),
+    ] = 16
+    exec: Annotated[
+        str | None,
+        Setting(
+            "with --influence: command that prints a held-out loss of the model in the folder ISTHMUS_CUT_DIR, as "
+            "for isthmus follow",
+            metavar="CMD",
+            flag_only=True,
+        ),
+    ] = None
+    threads: Annotated[int, Setting("number of threads, and of fragments processed at once", metavar="N", ge=1)] = 2
+    gpu: Gpu = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Explain(InRun, Reported):
     """Settings of `isthmus explain`."""
 
@@ -634,6 +680,7 @@ COMMANDS = commands_of(
         ("", Board, "serve a web page of the run, live and at any past moment, or write it to one file"),
         ("", Doctor, "check the machine, store, bus and permissions of a run, and give advice for each problem"),
         ("", Replay, "fold the log again and compare every digest, or fold it under other rules (--set)"),
+        ("", Audit, "report who agreed on what, what each member contributed, and what of it replay verified"),
         ("", Explain, "print the history of one update, commit or fragment"),
         ("", Export, "write the global model to a safetensors file, a transformers folder or a checkpoint folder"),
         ("", Heal, "restart a fragment whose log can no longer be folded (a dry run by default)"),

@@ -1,0 +1,596 @@
+"""Audit a run: who agreed on what, what each member contributed, and what of it replay verified. The audit only reads.
+
+Every commit is read once. Replay verifies the commits as it folds them, and hands each one over. Commits that replay
+does not reach (their inputs were collected, or a commit before them differs) are read alone and count as not verified.
+"""
+
+import asyncio
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from isthmus.errors import Denied, InputError, LogCorrupt, ObjectMissing, RecordInvalid
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.keys import (
+    LEARNERS,
+    UPDATES,
+    commit_key,
+    incarnation_in,
+    is_versioned,
+    learner_in,
+    manifest_key,
+    promotion_key,
+    version_in,
+)
+from isthmus.format.records.objects import ClaimHeader, MemberSpec, UpdateHeader
+from isthmus.format.signing import fingerprint
+from isthmus.inspect import replay as replays
+from isthmus.inspect.audit_sums import DEFINITIONS, Figures, Heal, Named, Period, Span, Sums
+from isthmus.inspect.charter_words import differences
+from isthmus.inspect.influence import Evaluate, Influence, without
+from isthmus.log import Log, manifests
+from isthmus.log.listing import ShareDone
+from isthmus.log.membership import Membership
+from isthmus.log.promotions import Promotions, gate_of
+from isthmus.reasons import FINAL
+from isthmus.version import __version__
+
+PERIODS_MOST = 24
+"""The number of equal spans into which the run's time is cut, unless a length is given."""
+
+SPANS_MOST = 10_000
+"""The most spans that a given length may make."""
+
+AT_ONCE = 16
+
+# --- the result -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerFigures:
+    """One learner's figures, over the whole run and by period."""
+
+    name: str
+    total: Figures
+    periods: Sequence[Figures]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An entry of the membership with the learners that it covers; in an unsigned run, a learner."""
+
+    name: str
+    roles: Sequence[str]
+    keys: Sequence[str]
+    """Fingerprints, in the order in which they came into force."""
+    since: int
+    """The membership version that named it first; 0: an unsigned run, or no version named it."""
+    gone: int | None
+    """The version that removed it; None: it is a member now."""
+    factor: float
+    cap: float | None
+    sources: Sequence[str]
+    """The newest terms that the charter states for it, while it was a member."""
+    commits: int
+    """Commits that it wrote as a syncer."""
+    total: Figures
+    periods: Sequence[Figures]
+    learners: Sequence[LearnerFigures]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Who signed or approved a version of the membership."""
+
+    name: str
+    key: str
+    """The key's fingerprint."""
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipChange:
+    """A version of the membership: what it changed, and who agreed."""
+
+    version: int
+    at: float
+    signed_by: Signature
+    approvals: Sequence[Signature]
+    changes: Sequence[str]
+    commits: int
+    """Commits that were made under it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestUse:
+    """A manifest that commits name."""
+
+    learner: str
+    member: str
+    digest: str
+    key: str
+    since: float
+    """When the first commit that names it was written."""
+    first: str
+    """That commit, as FRAGMENT/VERSION."""
+    updates: int
+    missing: str
+    """Why it cannot be read; empty if it was."""
+    says: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionRow:
+    """A promotion, and whether it holds."""
+
+    number: int
+    key: str
+    version: int
+    by: str
+    at: float
+    published: str
+    fault: str
+    """Why it does not hold; empty if it does."""
+    series: str
+    values: Mapping[str, float]
+    """The measured values that it rests on, by evaluator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A claim: the beginning of an incarnation of a learner."""
+
+    learner: str
+    member: str
+    incarnation: int
+    at: float
+    resumed: str
+    """Key of the checkpoint from which it resumed; empty: from none."""
+    tokens_seen: int
+    tokens_lost: int
+    """Tokens that all earlier incarnations trained beyond the checkpoint from which the next one resumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Versions of a fragment that replay cannot verify, and why."""
+
+    fragment: int
+    first: int
+    last: int
+    why: str
+    key: str = ""
+    detail: str = ""
+    writers: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What replay found."""
+
+    commits: int
+    """All commits that the audit read."""
+    verified: int
+    unverified: Sequence[Gap]
+    differences: Sequence[replays.Difference]
+    unproven: int
+    untimely: int
+    ignored: Sequence[str]
+    """Snapshots that count as missing, with reasons."""
+    unstated: Sequence[str]
+    """Lost manifests: whether the charter allowed their updates cannot be verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An update of an unfinished round: stored, and neither merged nor rejected for good by any commit."""
+
+    learner: str
+    member: str
+    base: int
+    key: str
+    steps: int | None
+    tokens: int | None
+    """None: the object is not a valid update."""
+    stored_at: float | None
+    """By the store's clock; None: it is not in the store."""
+    late_at: float | None
+    """When the syncer of the newest commit heard of it, if that commit lists it as late."""
+    fault: str
+    """Why it is no valid update; empty if it is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """The round after a fragment's newest commit: the contributions that are in if it dies now."""
+
+    fragment: int
+    version: int
+    """The version that it would have made."""
+    since: float
+    """When the newest commit was written, or the run was created."""
+    updates: Sequence[Waiting]
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The whole audit. Times are seconds since 1970; those of commits are by the clocks of their syncers."""
+
+    isthmus: str
+    written_at: float
+    run: Mapping[str, object]
+    definitions: Mapping[str, str]
+    memberships: Sequence[MembershipChange]
+    members: Sequence[Member]
+    periods: Sequence[Period]
+    participation: float | None
+    manifests: Sequence[ManifestUse]
+    promotions: Sequence[PromotionRow]
+    promotions_beyond: Sequence[int]
+    """Numbers of promotions after one that is missing. They have no effect."""
+    restarts: Sequence[Restart]
+    heals: Sequence[Heal]
+    replay: Verification
+    rejected_unlisted: Mapping[str, int]
+    """Rejections, by reason, that commits counted without listing the learner."""
+    unfinished: Sequence[Unfinished]
+    influence: Sequence[Influence]
+    not_read: Sequence[str]
+    """What this reader could not read, or may not."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing differs from what replay computes."""
+        return not self.replay.differences
+
+
+# --- the audit --------------------------------------------------------------------------------------------------------
+
+
+async def audit(
+    log: Log,
+    *,
+    period_s: float | None = None,
+    leave_out: Sequence[str] = (),
+    last: int = 16,
+    evaluate: Evaluate | None = None,
+    at_once: int = 2,
+    progress: ShareDone = lambda _: None,
+) -> Audit:
+    """Return the audit of a run. Reads as a reader does: what it may not read is named in `not_read`.
+
+    `period_s`: length of a period; None: `PERIODS_MOST` equal ones. `leave_out`: members whose influence is computed,
+    over the `last` rounds of each fragment (0: all). `evaluate`: returns the held-out loss of a model. Raises
+    `InputError` for an unknown member or too short a period, `LogCorrupt` if no fold can begin, and what the store
+    raises.
+    """
+    await log.members.refresh(log.store)
+    known = {entry.name for version in log.members.versions for entry in version.members}
+    if log.members.signed:
+        _require_known(leave_out, known)
+    collected = Sums(log, await _edges(log, period_s))
+    result = await replays.replay(log, at_once=at_once, progress=progress, visit=collected.take)
+    unverified = await _rest(log, collected, result)
+    names = known | set(collected.tallies)
+    _require_known(leave_out, names)
+    not_read = list[str]()
+    restarts = await _restarts(log, collected, not_read)
+    promoted, beyond = await _promoted(log, not_read)
+    return Audit(
+        isthmus=__version__,
+        written_at=log.runtime.wall(),
+        run=_run(log),
+        definitions=DEFINITIONS,
+        memberships=[_change(log, collected, v) for v in log.members.versions[1:]],
+        members=_members(log, collected, sorted(names)),
+        periods=collected.periods(),
+        participation=_whole(collected.spans),
+        manifests=await _manifests(log, collected),
+        promotions=_promotions(promoted),
+        promotions_beyond=beyond,
+        restarts=restarts,
+        heals=sorted(collected.heals, key=lambda heal: (heal.at, heal.fragment)),
+        replay=_verification(collected, result, unverified),
+        rejected_unlisted=dict(sorted(collected.unlisted.items())),
+        unfinished=[await _unfinished(log, collected, f.index) for f in log.run.layout.fragments],
+        influence=[await _influence(log, collected, result, m, last, evaluate, progress) for m in leave_out],
+        not_read=not_read,
+    )
+
+
+def _require_known(wanted: Iterable[str], known: set[str]) -> None:
+    if strange := next((name for name in wanted if name not in known), None):
+        raise InputError(f"--influence {strange}: there is no such member; members are {', '.join(sorted(known))}")
+
+
+async def _edges(log: Log, period_s: float | None) -> list[float]:
+    """Return where the periods begin and the last one ends, from the creation to the newest commit."""
+    begin, newest = log.run.header.created_at, 0.0
+    for f in log.run.layout.fragments:
+        try:
+            commit = await log.newest(f.index)
+        except LogCorrupt:
+            continue  # replay names it
+        newest = max(newest, commit.header.written_at if commit else 0.0)
+    end = max(newest, begin + 1.0)
+    if period_s is None:
+        return [begin + (end - begin) * n / PERIODS_MOST for n in range(PERIODS_MOST + 1)]
+    count = max(1, math.ceil((end - begin) / period_s))
+    if count > SPANS_MOST:
+        raise InputError(f"--period makes {count} periods of this run; {SPANS_MOST} are the most: choose longer ones")
+    return [begin + period_s * n for n in range(count + 1)]
+
+
+async def _rest(log: Log, collected: Sums, result: Sequence[replays.Replayed]) -> list[Gap]:
+    """Take in the commits that replay did not hand over; return the versions that are not verified, and why."""
+    found = list[Gap]()
+    for r in result:
+        seen = collected.seen[r.fragment]
+        first, last = min(seen, default=r.earliest + 1), max(seen, default=r.earliest)
+        if first > 1:
+            why = "the updates that they merged were collected: only their chain and signatures are checked"
+            found.append(Gap(r.fragment, 1, first - 1, why))
+            await _take(log, collected, r.fragment, 0, first - 1, found)
+        for gap in r.gaps:
+            found.append(
+                Gap(
+                    r.fragment, gap.first, gap.last, "an object that they need is missing or damaged; the fragment was healed",
+                    gap.key, gap.detail, gap.writers,
+                )
+            )  # fmt: skip
+            if any(version not in seen for version in range(gap.first, gap.last + 1)):
+                await _take(log, collected, r.fragment, gap.first - 1, gap.last, found)
+        if r.difference is not None:
+            top = r.difference.version + r.unreached
+            why = "this version differs from what replay computes, and later ones rest on it"
+            found.append(Gap(r.fragment, last + 1, top, why, r.difference.key, r.difference.detail))
+            await _take(log, collected, r.fragment, last, top, found)
+    return found
+
+
+async def _take(log: Log, collected: Sums, p: int, after: int, last: int, found: list[Gap]) -> None:
+    """Take in the commits after a version, up to `last`, without folding. Adds those that cannot be read to `found`."""
+    while after < last:
+        key, detail = commit_key(p, after + 1), "is missing"
+        try:
+            async for commit in log.commits(p, after, None if after else log.run.digest):
+                if commit.version > last:
+                    return
+                collected.take(commit, None, False)
+                after = commit.version
+                key = commit_key(p, after + 1)
+        except LogCorrupt as error:
+            key, detail = error.key, error.detail
+        if after < last:
+            after += 1
+            found.append(Gap(p, after, after, "this commit cannot be read, and no figure has it", key, detail))
+
+
+def _run(log: Log) -> dict[str, object]:
+    header = log.run.header
+    return {
+        "url": log.run.url,
+        "digest": log.run.digest.hex(),
+        "created_at": header.created_at,
+        "owner": fingerprint(header.owner) if header.owner else "",
+        "owners": [
+            {"name": name, "key": fingerprint(key)}
+            for key, name in (log.members.current.owners.items() if log.members.signed else ())
+        ],
+        "purpose": charter.purpose if (charter := log.members.current.charter) else "",
+        "parameters": log.run.layout.size,
+        "fragments": len(log.run.layout.fragments),
+        "rules": {name: getattr(header.rules, name) for name in header.rules.__struct_fields__},
+        "bounds": {name: getattr(header.bounds, name) for name in header.bounds.__struct_fields__},
+    }
+
+
+def _whole(spans: Sequence[Span]) -> float | None:
+    shared = sum(s.shared for s in spans)
+    return sum(s.share for s in spans) / shared if shared else None
+
+
+def _change(log: Log, collected: Sums, now: Membership) -> MembershipChange:
+    before = log.members.versions[now.version - 1]
+    names = before.owners | now.owners
+
+    def signature(key: bytes) -> Signature:
+        return Signature(names.get(key, "not an owner"), fingerprint(key))
+
+    return MembershipChange(
+        version=now.version,
+        at=now.written_at,
+        signed_by=signature(now.author),
+        approvals=[signature(given.owner) for given in now.approvals],
+        changes=list(differences(before, now)),
+        commits=collected.under[now.version],
+    )
+
+
+def _members(log: Log, collected: Sums, names: Sequence[str]) -> list[Member]:
+    named = defaultdict[str, list[tuple[Membership, MemberSpec]]](list)
+    for version in log.members.versions:
+        for entry in version.members:
+            named[entry.name].append((version, entry))
+    return [_member(log, collected, name, named[name]) for name in names]
+
+
+def _member(log: Log, collected: Sums, name: str, named: Sequence[tuple[Membership, MemberSpec]]) -> Member:
+    total, by_period = collected.figures(name)
+    terms = named[-1][0].terms(name.removesuffix("*")) if named else None
+    now = bool(named) and named[-1][0] is log.members.current
+    return Member(
+        name=name,
+        roles=list(dict.fromkeys(entry.role.value for _, entry in named)) or ["learner"],
+        keys=list(dict.fromkeys(fingerprint(entry.key) for _, entry in named)),
+        since=named[0][0].version if named else 0,
+        gone=named[-1][0].version + 1 if named and not now else None,
+        factor=terms.factor if terms else 1.0,
+        cap=terms.cap if terms else None,
+        sources=terms.sources if terms else (),
+        commits=collected.written[name],
+        total=total,
+        periods=by_period,
+        learners=[
+            LearnerFigures(learner, *collected.figures(name, learner))
+            for learner in sorted(collected.tallies.get(name, ()))
+        ],
+    )
+
+
+async def _manifests(log: Log, collected: Sums) -> list[ManifestUse]:
+    async def one(learner: str, digest: bytes, use: Named) -> ManifestUse:
+        missing, says = "", list[str]()
+        try:
+            says = manifests.told(await manifests.read(log, learner, digest))
+        except RecordInvalid as error:
+            missing = error.detail
+        return ManifestUse(
+            learner, use.member, digest.hex(), manifest_key(learner, digest), use.at, use.first, use.updates, missing,
+            says,
+        )  # fmt: skip
+
+    ordered = sorted(collected.manifests.items(), key=lambda item: (item[0][0], item[1].at))
+    return [await one(learner, digest, use) for (learner, digest), use in ordered]
+
+
+async def _promoted(log: Log, not_read: list[str]) -> tuple[Promotions, list[int]]:
+    """Return the promotions, and the numbers of those after one that is missing. Reads nothing without a gate."""
+    known = Promotions(log)
+    if not any(map(gate_of, log.members.versions)):
+        return known, []
+    try:
+        await known.refresh()
+        return known, await known.beyond()
+    except (Denied, LogCorrupt) as error:
+        not_read.append(f"promotions after number {known.last.number if known.last else 0}: {error}")
+        return known, []
+
+
+def _promotions(known: Promotions) -> list[PromotionRow]:
+    return [
+        PromotionRow(
+            number=p.number,
+            key=promotion_key(p.number),
+            version=p.version,
+            by=p.header.by if p.header else "",
+            at=p.header.written_at if p.header else 0.0,
+            published=p.header.published.hex() if p.header else "",
+            fault=p.fault,
+            series=p.measured[0].series if p.measured else "",
+            values=dict(p.values),
+        )
+        for p in sorted((*known.sound, *known.unsound), key=lambda p: p.number)
+    ]
+
+
+async def _restarts(log: Log, collected: Sums, not_read: list[str]) -> list[Restart]:
+    """Return the claims of all learners, in order of time."""
+    try:
+        keys = [entry.key for entry in await log.store.list(LEARNERS) if incarnation_in(entry.key)]
+    except Denied as error:
+        not_read.append(f"claims of learners: {error}")
+        return []
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def one(key: str) -> Restart | None:
+        async with slots:
+            try:
+                h = (await log.open(await log.fetch(key, Kind.CLAIM), key, ClaimHeader)).header
+            except (Denied, ObjectMissing, RecordInvalid) as error:
+                not_read.append(f"{key}: {error}")
+                return None
+        member = collected.member_of(log.members.current, h.learner)
+        return Restart(h.learner, member, h.incarnation, h.claimed_at, h.resumed, h.tokens_seen, h.tokens_lost)
+
+    found = await asyncio.gather(*(one(key) for key in keys))
+    return sorted((r for r in found if r is not None), key=lambda r: (r.at, r.learner, r.incarnation))
+
+
+def _verification(collected: Sums, result: Sequence[replays.Replayed], unverified: Sequence[Gap]) -> Verification:
+    return Verification(
+        commits=sum(map(len, collected.seen)),
+        verified=collected.verified,
+        unverified=unverified,
+        differences=[r.difference for r in result if r.difference is not None],
+        unproven=sum(r.unproven for r in result),
+        untimely=sum(len(r.untimely) for r in result),
+        ignored=[line for r in result for line in r.nobodys],
+        unstated=[line for r in result for line in r.unstated],
+    )
+
+
+# --- the round that is not finished -----------------------------------------------------------------------------------
+
+
+async def _unfinished(log: Log, collected: Sums, p: int) -> Unfinished:
+    """Return the updates that a fragment's next round could merge, and no commit has merged or rejected for good."""
+    kept = collected.newest[p]
+    head = max(kept, default=0)
+    oldest = head - log.run.pace.staleness
+    settled = {i.digest.hex()[:16] for h in kept.values() for i in h.inputs}
+    settled |= {r.digest.hex()[:16] for h in kept.values() for r in h.rejected if r.reason in FINAL}
+    merged = Counter[str]()
+    for h in kept.values():
+        for i in h.inputs:
+            merged[i.learner] = max(merged[i.learner], i.base + 1)
+    late = {one.digest.hex()[:16]: one for one in kept[head].late} if head else {}
+    stored = {
+        entry.key: entry.modified
+        for entry in await log.store.list(f"{UPDATES}{p:05d}/")
+        if is_versioned(entry.key) and learner_in(entry.key) and oldest <= version_in(entry.key) <= head
+    }
+    found = list[Waiting]()
+    for key, modified in stored.items():
+        learner, base, name = learner_in(key), version_in(key), key.rpartition("-")[2]
+        if name in settled or base < merged[learner]:
+            continue
+        said, fault = None, ""
+        try:
+            said = (await log.open(await log.fetch(key, Kind.UPDATE, p), key, UpdateHeader)).header
+        except ObjectMissing:
+            continue  # it was collected meanwhile
+        except RecordInvalid as error:
+            fault = error.detail or str(error)
+        except Denied as error:
+            fault = str(error)
+        heard = late.pop(name, None)
+        found.append(
+            Waiting(
+                learner, collected.member_of(log.members.current, learner), base, key, said.steps if said else None,
+                said.tokens if said else None, modified, heard.heard_at if heard else None, fault,
+            )
+        )  # fmt: skip
+    found += [
+        Waiting(
+            one.learner, collected.member_of(log.members.current, one.learner), one.base,
+            f"{UPDATES}{p:05d}/{one.learner}/{one.base:012d}-{name}", None, None, None, one.heard_at,
+            "it was announced, and is not in the store",
+        )
+        for name, one in late.items() if name not in settled and one.base >= merged[one.learner]
+    ]  # fmt: skip
+    since = kept[head].written_at if head else log.run.header.created_at
+    return Unfinished(p, head + 1, since, sorted(found, key=lambda w: (w.learner, w.base, w.key)))
+
+
+# --- influence --------------------------------------------------------------------------------------------------------
+
+
+async def _influence(
+    log: Log,
+    collected: Sums,
+    result: Sequence[replays.Replayed],
+    member: str,
+    last: int,
+    evaluate: Evaluate | None,
+    progress: ShareDone,
+) -> Influence:
+    """Return the influence of a member over the last rounds that can be folded."""
+    starts, left_out = dict[int, int](), set[str]()
+    for r in result:
+        whole = max([r.earliest, *(gap.last + 1 for gap in r.gaps)])
+        starts[r.fragment] = max(whole, max(collected.seen[r.fragment], default=0) - last if last else 0)
+    for (name, learner), newest in collected.last_merged.items():
+        if name == member and any(version > starts[p] for p, version in newest.items()):
+            left_out.add(learner)
+    return await without(log, member, left_out, starts, rounds=last, evaluate=evaluate, progress=progress)

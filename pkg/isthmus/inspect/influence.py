@@ -1,0 +1,124 @@
+"""Influence: what the model would have been without one member, by folding the newest rounds without its updates.
+
+The other updates are taken as recorded, from their original bases, with the weights and cuts that they had. The other
+model begins at a recorded state, with its momentum, so what the member contributed before the first of these rounds
+stays in it.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from isthmus.codecs.kernels import F32
+from isthmus.errors import InputError, LogCorrupt
+from isthmus.format.records.frame import Body
+from isthmus.inspect import export, whatif
+from isthmus.log import Log
+from isthmus.log.listing import ShareDone
+from isthmus.store import Layer, Store
+
+Evaluate = Callable[[Sequence[F32], Sequence[int]], Awaitable[float | None]]
+"""Returns the held-out loss of a model, from the published value [n] and the version of each fragment; None: the
+evaluation failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Influence:
+    """How far the model would be from the recorded one without a member."""
+
+    member: str
+    learners: Sequence[str]
+    """Its learners whose updates were left out."""
+    rounds: int
+    """The newest rounds of each fragment that were folded again; 0: all that can be."""
+    starts: Sequence[int]
+    heads: Sequence[int]
+    """By fragment: the version after which its updates were left out, and the last version."""
+    left_out: int
+    """Number of its updates that were left out."""
+    distance: float | None
+    """‖Θ' − Θ‖ of the published values at the heads; None: it could not be computed."""
+    movement: float | None
+    """‖Θ − Θ_start‖: how far the recorded run moved in these rounds."""
+    relative: float | None
+    """Distance / movement; None without movement."""
+    cosine: float | None
+    """Cosine between the two movements."""
+    loss: float | None
+    loss_without: float | None
+    """Held-out losses of the recorded model and of the other one; None: not evaluated."""
+    seconds: float
+    bytes_read: int
+    """What computing this took: wall time, and bytes from the store."""
+    fault: str
+    """Why it could not be computed; empty if it was."""
+
+
+class _Counted(Layer):
+    """Counts the bytes that are read."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.bytes = 0
+
+    @override
+    async def get(self, key: str) -> Body:
+        return self._counted(await super().get(key))
+
+    @override
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
+        return self._counted(await super().get_range(key, start, stop))
+
+    def _counted(self, data: Body) -> Body:
+        self.bytes += len(data)
+        return data
+
+
+async def without(
+    log: Log,
+    member: str,
+    learners: set[str],
+    starts: Mapping[int, int],
+    *,
+    rounds: int,
+    evaluate: Evaluate | None = None,
+    progress: ShareDone = lambda _: None,
+) -> Influence:
+    """Return the influence of a member. A log that cannot be folded is the result's fault, and not raised.
+
+    `learners`: those of its learners that were merged after `starts`, which has each fragment's version to begin at.
+    """
+    store, began = _Counted(log.store), log.runtime.now()
+    reading, settings = log.through(store), whatif.Settings(without=frozenset(learners))
+    row, heads, left_out, fault = None, [starts[p] for p in sorted(starts)], 0, ""
+    losses: tuple[float | None, float | None] = None, None
+    try:
+        if not learners:
+            raise InputError("no update of it is merged in these rounds")
+        found = await whatif.what_if(reading, settings, starts=starts, progress=progress)
+        heads, row = found.heads, found.rows[-1] if found.rows else None
+        left_out = sum(r.inputs_recorded - r.inputs_other for r in found.rows)
+        if evaluate is not None:
+            recorded = await export.published(reading, heads)
+            other = [found.states[p].published for p in sorted(found.states)]
+            losses = await evaluate(recorded, heads), await evaluate(other, heads)
+    except (LogCorrupt, InputError) as error:
+        fault = str(error)
+    return Influence(
+        member=member,
+        learners=sorted(learners),
+        rounds=rounds,
+        starts=[starts[p] for p in sorted(starts)],
+        heads=heads,
+        left_out=left_out,
+        distance=row.difference if row else None,
+        movement=row.way if row else None,
+        relative=row.difference / row.way if row and row.way else None,
+        cosine=row.cosine if row and row.cosine == row.cosine else None,
+        loss=losses[0],
+        loss_without=losses[1],
+        seconds=log.runtime.now() - began,
+        bytes_read=store.bytes,
+        fault=fault,
+    )

@@ -1,0 +1,182 @@
+"""`isthmus audit RUN`: who agreed on what, what each member contributed, and what of it replay verified, as a file."""
+
+import asyncio
+import math
+import shlex
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from isthmus.agent.ports import open_log
+from isthmus.codecs import kernels
+from isthmus.codecs.kernels import F32
+from isthmus.errors import InputError
+from isthmus.format.signing import Signer, armored, fingerprint, public_line, read_signer
+from isthmus.inspect import export
+from isthmus.inspect.audit import Audit, audit
+from isthmus.inspect.influence import Evaluate, Influence
+from isthmus.learner.global_local import Buffers
+from isthmus.log import Log
+from isthmus.log.polar import require_gpu
+from isthmus_services.commands.follow import told
+from isthmus_services.output.audit_page import Check, page
+from isthmus_services.output.progress import progress
+from isthmus_services.output.report import write_json
+from isthmus_services.settings import declared, shared
+
+NAMESPACE = "isthmus-audit"
+"""Signing namespace of the report's files."""
+
+SIGNERS = "allowed_signers"
+"""The file with the owners' keys, as `ssh-keygen -Y verify` reads it."""
+
+LARGEST = int(5e9)
+"""Most bytes of tensors in one file of a model that a command evaluates."""
+
+
+def run(settings: declared.Audit) -> int:
+    """Write the audit; return 0, or 1 if a commit differs from what replay computes. Raises `InputError`."""
+    members = [name for words in settings.influence or () for name in words.split(",") if name]
+    if settings.exec is not None and not (members and settings.exec.split()):
+        raise InputError("--exec CMD evaluates the model without a member: add --influence MEMBER, and a command")
+    signer = read_signer(settings.sign) if settings.sign else None
+    if signer is not None and not (settings.html or settings.json):
+        raise InputError("--sign signs the report's files: add --html FILE or --json PATH")
+    kernels.warm()
+    if settings.gpu:
+        require_gpu()
+    return asyncio.run(_audit(settings, members, signer))
+
+
+async def _audit(settings: declared.Audit, members: Sequence[str], signer: Signer | None) -> int:
+    async with open_log(settings.run, shared.owner_in(settings), threads=settings.threads, gpu=settings.gpu) as log:
+        name = _owner(log, signer)
+        with progress("auditing") as say:
+            found = await audit(
+                log,
+                period_s=settings.period * 3600.0 if settings.period is not None else None,
+                leave_out=members,
+                last=settings.last,
+                evaluate=_evaluation(log, shlex.split(settings.exec)) if settings.exec else None,
+                at_once=settings.threads,
+                progress=say,
+            )
+        owners = log.members.current.owners if log.members.signed else {}
+    for line in _summary(found):
+        print(line)
+    _write(settings, found, owners, signer, name)
+    return 0 if found.sound else 1
+
+
+def _owner(log: Log, signer: Signer | None) -> str:
+    """Return the owner's name under which a signature is checked. Raises `InputError` if the key is no owner's."""
+    if signer is None:
+        return ""
+    owners = log.members.current.owners if log.members.signed else {}
+    if signer.author not in owners:
+        known = ", ".join(f"{name} {fingerprint(key)}" for key, name in owners.items()) or "none: it is unsigned"
+        raise InputError(f"--sign: the key {fingerprint(signer.author)} is no owner's; owners of this run are {known}")
+    return _principal(owners[signer.author])
+
+
+def _principal(name: str) -> str:
+    """Return an owner's name as `ssh-keygen` takes it. Names in a charter have no spaces."""
+    return "owner" if " " in name else name
+
+
+def _evaluation(log: Log, command: list[str]) -> Evaluate:
+    """Return the evaluation of a model by a command, which finds it as `isthmus follow --exec` gives it."""
+    buffers = Buffers(log)
+
+    async def evaluate(values: Sequence[F32], versions: Sequence[int]) -> float | None:
+        local = await buffers.newest()
+        with tempfile.TemporaryDirectory(prefix="isthmus-") as folder:
+            await log.runtime.offload(
+                lambda: export.write_parts(
+                    Path(folder), log.run, dict(enumerate(values)), dict(enumerate(versions)), dtype=None,
+                    largest=LARGEST, local=local,
+                )
+            )  # fmt: skip
+            said = await told(command, min(versions), folder, True)
+        try:
+            value = float(said or "")
+        except ValueError:
+            return None
+        return value if math.isfinite(value) else None
+
+    return evaluate
+
+
+def _summary(a: Audit) -> list[str]:
+    """Return the audit in ten lines."""
+    r = a.replay
+    tokens, updates = sum(p.tokens for p in a.periods), sum(p.updates for p in a.periods)
+    took = sorted((m for m in a.members if m.total.updates), key=lambda m: -m.total.tokens)
+    first = ", ".join(f"{m.name} {m.total.tokens / tokens:.0%}" for m in took[:4]) if tokens else "nobody"
+    clipped, lost = sum(m.total.cut for m in a.members), sum(m.total.lost for m in a.members)
+    rejected = sum(sum(m.total.rejected.values()) for m in a.members) + sum(a.rejected_unlisted.values())
+    gone = [m.name for m in a.members if m.gone is not None]
+    missing = sum(bool(m.missing) for m in a.manifests)
+    sound = [p for p in a.promotions if not p.fault]
+    waiting = sum(len(u.updates) for u in a.unfinished)
+    return [
+        f"{a.run['url']}: {r.commits} commits, {updates} updates, {tokens:,.0f} tokens",
+        f"replay verified {r.verified} commits; {len(r.differences)} differ, {r.commits - r.verified} are not verified",
+        f"tokens by member: {first}" + (f" and {len(took) - 4} more" if len(took) > 4 else ""),
+        "participation: " + ("no commit" if a.participation is None else f"{a.participation:.1%}"),
+        f"{clipped} updates were clipped; {rejected} rejections, {lost} of them with work lost",
+        f"{len(a.memberships)} versions of the membership" + (f"; removed: {', '.join(gone)}" if gone else ""),
+        f"{len(a.manifests)} manifests" + (f", {missing} of them missing" if missing else ""),
+        f"{len(sound)} promotions hold, {len(a.promotions) - len(sound)} do not"
+        + (f"; the last is of version {sound[-1].version}" if sound else ""),
+        f"{len(a.restarts)} starts of learners, {len(a.heals)} heals, {waiting} updates in unfinished rounds",
+        "influence: " + ("; ".join(map(_influenced, a.influence)) or "not computed (--influence MEMBER)"),
+    ]  # fmt: skip
+
+
+def _influenced(i: Influence) -> str:
+    if i.fault or i.relative is None:
+        return f"without {i.member}: {i.fault or 'nothing moved'}"
+    known = i.loss is not None and i.loss_without is not None
+    losses = f", held-out loss {i.loss_without:.4g} instead of {i.loss:.4g}" if known else ""
+    return f"without {i.member}, {i.relative:.1%} of the movement away{losses}; {i.seconds:.1f} s"
+
+
+def _write(settings: declared.Audit, found: Audit, owners: dict[bytes, str], signer: Signer | None, name: str) -> None:
+    """Write the files, and their signatures. Raises `InputError` if one cannot be written."""
+    files = [Path(path) for path in (settings.json, settings.html) if path]
+    write_json(asdict(found), settings.json)
+    if settings.html:
+        check = Check(
+            [(owner, fingerprint(key)) for key, owner in owners.items()],
+            _command(name, Path(settings.html)) if signer else "",
+        )
+        _put(Path(settings.html), page(found, check))
+    for path in files:
+        print(f"{path}: {path.stat().st_size / 1e3:,.0f} kB")
+    if signer is None:
+        return
+    for path in files:
+        signature = signer.sign(NAMESPACE, path.read_bytes())
+        _put(path.with_name(path.name + ".sig"), armored(signer.author, NAMESPACE, signature))
+    lines = [f'{_principal(owner)} namespaces="{NAMESPACE}" {public_line(key)}\n' for key, owner in owners.items()]
+    for folder in {path.parent for path in files}:
+        _put(folder / SIGNERS, "".join(lines))
+    print(f"check it with OpenSSH, after you have compared the keys in {SIGNERS} with those that you know:")
+    for path in files:
+        enter = "" if path.parent == Path() else f"cd {shlex.quote(str(path.parent))} && "
+        print(f"  {enter}{_command(name, path)}")
+
+
+def _command(name: str, path: Path) -> str:
+    file = shlex.quote(path.name)
+    return f"ssh-keygen -Y verify -f {SIGNERS} -I {name} -n {NAMESPACE} -s {shlex.quote(path.name + '.sig')} < {file}"
+
+
+def _put(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None

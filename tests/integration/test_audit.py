@@ -1,0 +1,402 @@
+"""The audit: each figure is computed again here from the raw objects; what it says of a run that went through much."""
+
+import asyncio
+import itertools
+import json
+import shutil
+import subprocess
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgspec
+import numpy as np
+import pytest
+
+from isthmus.agent.ports import open_log
+from isthmus.codecs import codec, pack
+from isthmus.format.records import frame
+from isthmus.format.records.charter import Terms
+from isthmus.format.records.frame import Body, Kind
+from isthmus.format.records.keys import update_key
+from isthmus.format.records.messages import encode, learner_stream
+from isthmus.format.records.objects import CommitHeader, UpdateHeader
+from isthmus.format.signing import Signer, fingerprint
+from isthmus.format.signing.keys import write_signer
+from isthmus.learner.manifest import statement
+from isthmus.log import gc, heal
+from isthmus.log.membership import Members, Membership, following
+from isthmus.log.proposals import approve
+from isthmus.log.trust import Trust
+from isthmus_services.main import main
+from support.signed import COLLECTOR, EU, EVERYBODY, NORTH, OWNER, RULES, SOUTH, SYNC, US, admit, agree, announced, seed
+from support.world import World, all_commits, in_virtual_time, serving, train, world
+
+MARKUP = "<script>alert(1)</script> & more"
+SEED = seed(msgspec.structs.replace(RULES, fragments=2), snapshot_every=4096)
+LEARNERS = {"eu": EU, "us-1": US}
+STEP_S = 0.2
+MEMBER = {"eu": "eu", "us-1": "us-*"}
+LOSSLESS = {"unknown-base", "unreadable", "not-a-member", "other-history", "unread-manifest", "superseded", "duplicate"}
+
+
+# --- a run that goes through much -------------------------------------------------------------------------------------
+
+
+async def trained(w: World, names: Sequence[str], more: int, *, killed: bool = True) -> None:
+    """Let learners train until each fragment has so many more versions; then kill the syncer, or stop it in order."""
+    made = statement({"code": MARKUP, "hardware": "one CPU", "source": [{"name": "web", "description": "pages"}]})
+    async with serving(w.by(SYNC).syncer("s-1"), killed=killed) as syncer:
+        wanted = [k.head + more for k in syncer.coordinators]
+
+        def enough() -> bool:
+            return all(k.head >= head for k, head in zip(syncer.coordinators, wanted, strict=True))
+
+        agents = [w.by(LEARNERS[n]).learner(n, manifest=made if n == "eu" else None) for n in names]
+        await asyncio.gather(*(train(agent, 1, step_s=STEP_S, seed=n, enough=enough) for n, agent in enumerate(agents)))
+
+
+def update(w: World, learner: str, signer: Signer, p: int, base: int, value: float) -> tuple[str, Body]:
+    """Return an update of equal numbers, and its key."""
+    cut, code = w.run.layout.fragments[p], codec(w.run.rules.codec_up)
+    header = UpdateHeader(
+        schema=1, run=w.run.digest, fragment=p, learner=learner, incarnation=1, base=base, codec=code.name,
+        steps=5, tokens=500, step=5, tokens_seen=500, train_s=1.0,
+    )  # fmt: skip
+    blob = frame.written(Kind.UPDATE, header, pack(code, cut, np.full(cut.size, value, np.float32)))
+    frame.seal(blob, signer)
+    return update_key(p, learner, base, frame.digest(blob)), blob
+
+
+async def refused(w: World) -> None:
+    """Announce an update that is not finite; the next commit lists its rejection."""
+    async with serving(w.by(SYNC).syncer("s-1"), killed=True) as syncer:
+        base = syncer.coordinators[0].head
+        key, blob = update(w, "us-1", US, 0, base, float("nan"))
+        await w.store.put(key, blob)
+        await w.bus.append(learner_stream("us-1"), encode(announced(w, "us-1", key, blob, base), signer=US))
+        await train(w.by(EU).learner("eu"), 1, step_s=STEP_S, enough=lambda: syncer.coordinators[0].head >= base + 2)
+
+
+async def healed(w: World) -> None:
+    """Lose an update of version 2 of fragment 0, and heal the fragment."""
+    log = w.by(SYNC).log
+    await log.members.refresh(w.store)
+    commit = await log.commit(0, 2)
+    assert commit is not None
+    await w.store.put(commit.header.inputs[0].key, b"gone")
+    assert await heal.heal(log, (await heal.diagnose(log))[0]) is not None
+
+
+async def expelled(w: World) -> None:
+    """Let both owners remove us-*."""
+    members = Members(w.run)
+    before = await members.refresh(w.store)
+    left = [entry for entry in before.members if entry.name != "us-*"]
+    header = following(members, left, await heads(w), w.runtime.wall(), charter=before.charter)
+    for signer in (NORTH, SOUTH):
+        found = await approve(w.store, members, signer, header)
+    assert isinstance(found, Membership)
+
+
+async def heads(w: World) -> list[int]:
+    log = w.log
+    await log.members.refresh(w.store)
+    return [len(commits) for commits in (await all_commits(log)).values()]
+
+
+@in_virtual_time
+async def lived(folder: Path) -> None:
+    """Write the objects of the run below a folder."""
+    async with world(folder, SEED) as w:
+        await admit(w, *EVERYBODY)
+        await trained(w, ("eu", "us-1"), 3)
+        await agree(w, terms=(Terms(member="us-*", factor=0.5), Terms(member="eu", cap=0.5)), purpose=MARKUP)
+        await trained(w, ("eu", "us-1"), 4)
+        await refused(w)
+        await healed(w)
+        await trained(w, ("eu", "us-1"), 3)
+        await expelled(w)
+        await trained(w, ("eu",), 2, killed=False)
+        key, blob = update(w, "eu", EU, 1, (await heads(w))[1], 0.0)
+        await w.store.put(key, blob)
+        for entry in await w.store.list(""):
+            path = folder / entry.key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(bytes(await w.store.get(entry.key)))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("audit") / "run"
+    lived(folder)
+    for name, signer in {"north": NORTH, "eu": EU}.items():
+        write_signer(folder.parent / name, signer, name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def audited(recorded: Path) -> dict[str, Any]:
+    """Audit the run by the command; return the JSON. The folder beside the run has all files."""
+    out = recorded.parent
+    files = "--html", str(out / "a.html"), "--json", str(out / "a.json"), "--sign", str(out / "north")
+    assert main(["audit", str(recorded), *files, "--influence", "us-*", "--last", "0"]) == 0
+    found: dict[str, Any] = json.loads((out / "a.json").read_text())
+    return found
+
+
+# --- every figure again, from the raw objects -------------------------------------------------------------------------
+
+
+def raw(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Return the header and the payload of an object, by the layout that frame.py draws."""
+    blob = path.read_bytes()
+    header, payload = int.from_bytes(blob[12:16], "little"), int.from_bytes(blob[16:24], "little")
+    return msgpack.unpackb(blob[128 : 128 + header]), blob[len(blob) - payload :]
+
+
+def length(path: Path) -> float:
+    """Return the Euclidean norm of an object's payload of float32."""
+    return float(np.linalg.norm(np.frombuffer(raw(path)[1], "<f4").astype(np.float64)))
+
+
+class ByHand:
+    """The figures of a run, summed from its raw commits. A key is a member, and a period or None for the whole run."""
+
+    def __init__(self, run: Path) -> None:
+        self.commits = [raw(path)[0] for path in sorted(run.glob("commits/*/*"))]
+        layout = msgpack.unpackb(raw(run / "run")[1])
+        sizes = Counter[int]()
+        for tensor in layout["tensors"]:
+            sizes[tensor["fragment"]] += int(np.prod(tensor["shape"]))
+        self.begin = raw(run / "run")[0]["created_at"]
+        self.end = max(c["written_at"] for c in self.commits)
+        self.gap = self._gap()
+        self.sums: dict[tuple[str, int | None], Counter[str]] = defaultdict(Counter)
+        self.whole: dict[int | None, Counter[str]] = defaultdict(Counter)
+        self.shares: dict[int | None, list[float]] = defaultdict(list)
+        for c in self.commits:
+            for when in (min(23, int((c["written_at"] - self.begin) / (self.end - self.begin) * 24)), None):
+                self._take(run, c, when, sizes[c["fragment"]] / sizes.total())
+
+    def _gap(self) -> set[tuple[int, int]]:
+        (mark,) = [c for c in self.commits if c["healed"]]
+        return {(mark["fragment"], v) for v in range(mark["healed"]["broken_at"], mark["version"])}
+
+    def _take(self, run: Path, c: Mapping[str, Any], when: int | None, share: float) -> None:
+        sound = (c["fragment"], c["version"]) not in self.gap
+        there, expected = {i["learner"] for i in c["inputs"]}, set(c["waited"]["expected"])
+        self.whole[when]["commits"] += 1
+        if c["inputs"]:
+            self.shares[when].append(len(there) / len(there | expected))
+        for learner in expected:
+            self.sums[MEMBER[learner], when]["expected"] += 1
+            self.sums[MEMBER[learner], when]["there"] += learner in there
+        for r in c["rejected"]:
+            own = self.sums[MEMBER[r["learner"]], when]
+            own[f"rejected {r['reason']}"] += r["count"]
+            own["lost"] += r["count"] * (r["reason"] not in LOSSLESS)
+        moved = length(run / c["value_key"]) if sound and c["inputs"] else 0.0
+        pulls = [i["weight"] * i.get("scale", 1.0) * (length(run / i["key"]) if sound else 0.0) for i in c["inputs"]]
+        for i, pull in zip(c["inputs"], pulls, strict=True):
+            for sums in (self.sums[MEMBER[i["learner"]], when], self.whole[when]):
+                sums["updates"] += 1
+                sums["tokens"] += i["tokens"] * share
+                sums["weight"] += i["weight"]
+                sums["movement"] += moved * pull / sum(pulls) if sound else 0.0  # type: ignore[assignment]
+                sums["cut"] += bool(i.get("clipped"))
+                sums["verified"] += sound
+                sums.update(f"clipped {reason}" for reason in i.get("clipped", ()))
+
+
+def about(value: float) -> Any:
+    """Return what a sum must be close to: values are float32 on the way."""
+    return pytest.approx(value, rel=1e-5, abs=1e-12)
+
+
+def counts(sums: Counter[str], what: str) -> dict[str, int]:
+    return {name.removeprefix(f"{what} "): n for name, n in sums.items() if name.startswith(f"{what} ")}
+
+
+def test_every_figure_is_that_of_the_raw_objects(recorded: Path, audited: dict[str, Any]) -> None:
+    hand = ByHand(recorded)
+    assert len(audited["periods"]) == 24
+    assert audited["periods"][0]["begin"] == hand.begin
+    assert audited["periods"][-1]["end"] == about(hand.end)
+    for n, period in enumerate(audited["periods"]):
+        whole, shares = hand.whole[n], hand.shares[n]
+        assert {k: period[k] for k in ("commits", "updates")} == {k: whole[k] for k in ("commits", "updates")}
+        assert [period[k] for k in ("tokens", "weight", "movement")] == [
+            about(whole[k]) for k in ("tokens", "weight", "movement")
+        ]
+        assert period["participation"] == (about(sum(shares) / len(shares)) if shares else None)
+    assert audited["participation"] == about(sum(hand.shares[None]) / len(hand.shares[None]))
+    members = {m["name"]: m for m in audited["members"]}
+    assert members.keys() == {"eu", "us-*", "s-*", "col"}
+    for name, when in itertools.product(("eu", "us-*"), (None, *range(24))):
+        own, whole = hand.sums[name, when], hand.whole[when]
+        found = members[name]["total"] if when is None else members[name]["periods"][when]
+        for what in ("updates", "expected", "there", "lost", "cut", "verified"):
+            assert found[what] == own[what], (name, when, what)
+        for what in ("tokens", "weight", "movement"):
+            assert found[what] == about(own[what]), (name, when, what)
+        for what in ("weight", "movement"):
+            assert found[f"{what}_share"] == (about(own[what] / whole[what]) if whole[what] else None)
+        assert found["participation"] == (about(own["there"] / own["expected"]) if own["expected"] else None)
+        assert found["clipped"] == counts(own, "clipped")
+        assert found["rejected"] == counts(own, "rejected")
+    # The run went through what the figures are to show.
+    eu, us = members["eu"]["total"], members["us-*"]["total"]
+    assert eu["clipped"]["charter"] > 0
+    assert us["rejected"]["non-finite"] == 1
+    assert us["lost"] > 0
+    assert us["verified"] < us["updates"]
+    assert members["s-*"]["commits"] == len(hand.commits) - 1
+    listed = sum((Counter(counts(hand.sums[n, None], "rejected")) for n in ("eu", "us-*")), Counter[str]())
+    last = {c["fragment"]: Counter(c["rejected_total"]) for c in hand.commits}
+    assert Counter(audited["rejected_unlisted"]) == sum(last.values(), Counter[str]()) - listed
+
+
+def test_members_and_changes_of_the_charter_with_those_who_signed(audited: dict[str, Any]) -> None:
+    admitted, agreed, removed = audited["memberships"]
+    assert admitted["signed_by"] == {"name": "the run's owner", "key": fingerprint(OWNER.author)}
+    assert {a["name"] for a in agreed["approvals"]} == {"the run's owner", "north", "south"}
+    assert f"+ purpose: {MARKUP}" in agreed["changes"]
+    assert removed["changes"] == [f"- learner us-*: {fingerprint(US.author)}"]
+    assert {a["key"] for a in removed["approvals"]} == {fingerprint(k.author) for k in (NORTH, SOUTH)}
+    us = next(m for m in audited["members"] if m["name"] == "us-*")
+    assert (us["since"], us["gone"], us["factor"]) == (1, 3, 0.5)
+    assert sum(v["commits"] for v in audited["memberships"]) == audited["replay"]["commits"]
+
+
+def test_manifests_restarts_heals_and_what_is_not_verified(recorded: Path, audited: dict[str, Any]) -> None:
+    (manifest,) = audited["manifests"]
+    inputs = [i for path in recorded.glob("commits/*/*") for i in raw(path)[0]["inputs"]]
+    assert manifest["updates"] == sum("manifest" in i for i in inputs)
+    assert (manifest["learner"], manifest["missing"]) == ("eu", "")
+    assert any(MARKUP in line for line in manifest["says"])
+    claims = [raw(path)[0] for path in recorded.glob("learners/*/*/claim")]
+    assert sorted((r["learner"], r["incarnation"], r["tokens_lost"]) for r in audited["restarts"]) == sorted(
+        (c["learner"], c["incarnation"], c["tokens_lost"]) for c in claims
+    )
+    assert max(r["incarnation"] for r in audited["restarts"]) > 1
+    (mark,) = audited["heals"]
+    (gap,) = audited["replay"]["unverified"]
+    assert (gap["fragment"], gap["first"], gap["last"]) == (0, mark["broken_at"], mark["version"] - 1)
+    assert mark["broken_at"] == 2
+    replay = audited["replay"]
+    assert replay["commits"] - replay["verified"] == gap["last"] - gap["first"] + 1
+    assert replay["differences"] == []
+
+
+def test_the_contributions_to_a_round_that_nobody_finished(recorded: Path, audited: dict[str, Any]) -> None:
+    newest = max(int(path.name) for path in recorded.glob("commits/00001/*"))
+    (of,) = [u for u in audited["unfinished"] if u["fragment"] == 1]
+    assert of["version"] == newest + 1
+    ours = [u for u in of["updates"] if u["base"] == newest and u["tokens"] == 500]
+    assert [(u["learner"], u["member"], u["fault"]) for u in ours] == [("eu", "eu", "")]
+    assert (recorded / ours[0]["key"]).is_file()
+    settled = {i["key"] for path in recorded.glob("commits/00001/*") for i in raw(path)[0]["inputs"]}
+    assert not settled & {u["key"] for u in of["updates"]}
+
+
+def test_influence_states_its_cost(audited: dict[str, Any]) -> None:
+    (us,) = audited["influence"]
+    assert (us["member"], us["learners"], us["fault"]) == ("us-*", ["us-1"], "")
+    assert us["starts"][0] > 2, "fragment 0 begins after its heal"
+    assert us["starts"][1] == 0
+    assert us["relative"] == pytest.approx(us["distance"] / us["movement"])
+    assert us["relative"] > 0.0
+    assert us["left_out"] > 0
+    assert us["bytes_read"] > 0
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+def test_openssh_verifies_the_signature_with_the_owners_keys(recorded: Path, audited: dict[str, Any]) -> None:
+    folder = recorded.parent
+    assert audited["run"]["owners"][0]["key"] == fingerprint(NORTH.author)
+
+    def verified(name: str, data: bytes) -> bool:
+        command = [
+            "ssh-keygen", "-Y", "verify", "-f", "allowed_signers", "-I", "north", "-n", "isthmus-audit", "-s",
+            f"{name}.sig",
+        ]  # fmt: skip
+        return subprocess.run(command, check=False, cwd=folder, input=data, capture_output=True).returncode == 0
+
+    for name in ("a.json", "a.html"):
+        data = (folder / name).read_bytes()
+        assert verified(name, data)
+        assert not verified(name, data.replace(b"eu", b"us", 1))
+    assert "-s a.html.sig &lt; a.html" in (folder / "a.html").read_text()
+
+
+def test_what_participants_wrote_stays_text(recorded: Path, audited: dict[str, Any]) -> None:
+    text = (recorded.parent / "a.html").read_text()
+    assert "<script" not in text
+    assert text.count("&lt;script&gt;alert(1)&lt;/script&gt; &amp; more") >= 3, "title, charter, manifest"
+    assert "src=" not in text
+    assert "href=" not in text
+
+
+def test_a_false_commit_ends_the_command_with_1(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(recorded, run)
+    newest = sorted(run.glob("commits/00001/*"))[-1]
+    header, _ = frame.parse(newest.read_bytes(), Kind.COMMIT, CommitHeader)
+    blob = frame.draft(Kind.COMMIT, msgspec.structs.replace(header, state_digest=bytes(32))).blob
+    frame.seal(blob, SYNC)
+    newest.write_bytes(bytes(blob))
+    assert main(["audit", str(run), "--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html")]) == 1
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert [(d["fragment"], d["version"]) for d in found["replay"]["differences"]] == [(1, header.version)]
+    assert found["replay"]["commits"] == len(list(run.glob("commits/*/*"))), "it is not verified, and it is counted"
+    assert "1 differ" in capsys.readouterr().out
+    assert 'class="bad"' in (tmp_path / "a.html").read_text()
+
+
+def test_collected_rounds_still_count_and_are_not_verified(recorded: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(recorded, run)
+    before = len(list(run.glob("commits/*/*")))
+
+    async def collected() -> None:
+        async with open_log(str(run), Trust(signer=COLLECTOR)) as log:
+            # The run's time is a simulated one, in the future.
+            await gc.apply(log, await gc.plan(log, keep=1, min_age_s=-1e9))
+
+    asyncio.run(collected())
+    assert main(["audit", str(run), "--json", str(tmp_path / "a.json")]) == 0
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert found["replay"]["commits"] == before
+    assert any("collected" in gap["why"] for gap in found["replay"]["unverified"])
+
+
+def test_bad_settings_are_refused(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    html = "--html", str(tmp_path / "a.html")
+
+    def said(*argv: str) -> str:
+        assert main(["audit", str(recorded), *argv]) == 2
+        return capsys.readouterr().err
+
+    assert "is no owner's" in said(*html, "--sign", str(recorded.parent / "eu"))
+    assert "add --html FILE" in said("--sign", str(recorded.parent / "north"))
+    assert "there is no such member; members are col, eu, s-*, us-*" in said("--influence", "asia")
+    assert "add --influence MEMBER" in said("--exec", "true")
+    assert "choose longer ones" in said("--period", "1e-9")
+
+
+def test_a_command_evaluates_the_model_without_a_member(recorded: Path, tmp_path: Path) -> None:
+    """The command that isthmus follow runs for a cut serves here, too."""
+    script = tmp_path / "loss.sh"
+    script.write_text('ls "$ISTHMUS_CUT_DIR" > /dev/null && sha256sum "$ISTHMUS_CUT_DIR"/*.safetensors | tr -dc 1-9\n')
+    out = str(tmp_path / "a.json")
+    assert main(["audit", str(recorded), "--json", out, "--influence", "us-*", "--exec", f"sh {script}"]) == 0
+    (us,) = json.loads(Path(out).read_text())["influence"]
+    assert us["loss"] is not None
+    assert us["loss"] != us["loss_without"]
