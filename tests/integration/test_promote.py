@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import isthmus
 from isthmus.bus import default_bus, open_bus
 from isthmus.errors import InputError
 from isthmus.format.records.keys import promotion_key, version_in
@@ -24,7 +25,7 @@ from isthmus.log.run import read_run
 from isthmus.runtime.clock import single_threaded
 from isthmus.store import open_store
 from isthmus_services.main import main
-from support.gated import EVA, EVB, PRO, RULE, agree, gated, log_of, number, promotion
+from support.gated import EVA, EVB, EVC, PRO, RULE, agree, commit, gated, log_of, number, promotion
 from support.signed import COLLECTOR, EU, EVIL, OWNER, RULES, SYNC, US, seed
 from support.world import World, in_virtual_time, serving, train, until, world
 
@@ -264,6 +265,28 @@ async def test_numbers_are_of_whole_cuts_under_a_members_name(folder: Path) -> N
         for signer, name in ((EVA, None), (EVB, "eva"), (EVIL, "evil"), (None, "eva")):
             with pytest.raises(InputError):
                 promotions.require_named(log.members, signer, name)
+
+
+async def test_a_function_is_given_promoted_cuts_and_its_numbers_name_the_member(tmp_path: Path) -> None:
+    async with world(tmp_path / "run", SEED) as w:
+        await gated(w)
+        await passed(w, 0, 2.0)
+        run, seen = str(tmp_path / "run"), list[int]()
+
+        def judge(cut: follow.Cut) -> dict[str, float]:
+            seen.append(cut.number)
+            return {"loss": 1.5}
+
+        with pytest.raises(InputError, match="leave out every and mixed"):
+            isthmus.follow(run, judge, promoted=True, every=2)
+        with pytest.raises(InputError, match=r"add --name NAME \(name=… in Python\)"):
+            isthmus.follow(run, judge, key=EVC).wait(60.0)
+        seen.clear()
+        await commit(w, 1)
+        with isthmus.follow(run, judge, promoted=True, name="evc", key=EVC) as following:
+            await until(lambda: following.cut == 0, "it was measured")
+        assert seen == [0], "version 1 is not promoted"
+        assert (await promotions.measured(await log_of(w), RULE))[0]["evc"].header.value == 1.5
 
 
 # --- garbage collection -----------------------------------------------------------------------------------------------
