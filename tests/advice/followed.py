@@ -9,7 +9,19 @@ from collections.abc import Callable
 from advice.rows import Row, pattern
 from isthmus_services.main import main
 
-VALUED = {"--bus", "--role", "--learner", "--fragment", "--keep", "--min-age", "--every", "-o", "--from", "--expect"}
+VALUED = {
+    "--accept-hole",
+    "--bus",
+    "--role",
+    "--learner",
+    "--fragment",
+    "--keep",
+    "--min-age",
+    "--every",
+    "-o",
+    "--from",
+    "--expect",
+}
 """Flags whose next word is their value, whatever it looks like."""
 
 ENDS = ".,;:)`"

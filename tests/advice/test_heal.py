@@ -10,6 +10,7 @@ from torch import nn
 from advice.doctors import HEAL
 from advice.followed import advises, command_in, isthmus, mine, says
 from advice.rows import Row, row
+from advice.test_gc import SNAPSHOTS
 from advice.test_status import FEW, Fault, finished, training
 from isthmus.errors import Denied
 from isthmus.format.records.keys import commit_key, members_key
@@ -190,8 +191,19 @@ async def test_a_commit_that_is_missing(folder: Path, backup: bool) -> None:
     then="`isthmus heal` calls the fragment sound, and `isthmus replay` verifies the whole log.",
     lost="without a backup: the proof of the versions before the snapshot, and nothing of the model",
 )
+@row(
+    "heal",
+    "nothing has to be mended there, and --apply does nothing: the run goes on",
+    means="Only `isthmus replay`, a learner with an older checkpoint and the board's view of the past need what is lost.",
+    do="Without a backup, isthmus status … --accept-hole … reports it no more, and isthmus gc … --accept-hole … collects past "
+    "it, once it is older than the versions that gc keeps",
+    then="`isthmus status --check` ends with 0 again, and with 1 for any other damage. Where the flag is to stay, set "
+    "ISTHMUS_ACCEPT_HOLE. heal, the doctor, the board and the syncers' metric still have the hole. Once gc has packed the "
+    "commits around it, replay begins after it.",
+    lost="the proof of the versions before the snapshot, and nothing of the model",
+)
 async def test_a_commit_below_a_snapshot_that_is_missing(folder: Path) -> None:
-    (here,) = mine(test_a_commit_below_a_snapshot_that_is_missing)
+    here, accepted = mine(test_a_commit_below_a_snapshot_that_is_missing)
     async with world(folder, FEW) as w:
         await finished(w)
         hole = folder / commit_key(0, 3)
@@ -200,9 +212,64 @@ async def test_a_commit_below_a_snapshot_that_is_missing(folder: Path) -> None:
         told = await heal(here, w)
         assert told.endswith("2 fragments: 1 sound, 1 with a hole in its history (the run goes on)")
         assert (await isthmus("replay", w.run.url))[0] == 1
+        advises(accepted, (await isthmus("heal", w.run.url, "--apply"))[1])
         hole.write_bytes(kept)
         assert (await isthmus("replay", w.run.url))[0] == 0
         await sound(w)
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["missing", "damaged"])
+async def test_a_hole_that_is_accepted(folder: Path, gone: bool) -> None:
+    """Neither status nor gc stops at it any more; other damage of the same fragment is still found."""
+
+    def spoil(version: int) -> tuple[Path, bytes]:
+        path: Path = folder / commit_key(0, version)
+        kept = path.read_bytes()
+        path.unlink()
+        if not gone:
+            path.write_bytes(b"garbage")
+        return path, kept
+
+    (accepted,) = mine(test_a_commit_below_a_snapshot_that_is_missing)[1:]
+    async with world(folder, SNAPSHOTS) as w:
+        await finished(w, 12)
+        spoil(3)
+        code, told = await isthmus("heal", w.run.url, "--apply")
+        assert code == 1, told
+        advises(accepted, told)
+        check, collect = command_in(told, "status"), command_in(told, "gc")
+        assert check[-2:] == collect[-2:] == ["--accept-hole", "0/3"]
+        watch = ("--bus", w.bus.url, "--check")
+        assert (await isthmus(*check, *watch))[0] == 0
+        assert (await isthmus("status", w.run.url, *watch))[0] == 1
+        path, kept = spoil(5)
+        code, told = await isthmus(*check, *watch)
+        assert (code, commit_key(0, 5) in told) == (1, True), told
+        now = ("--apply", "--keep", "1", "--min-age", "0")
+        assert (await isthmus(*collect, *now))[0] == 1
+        path.write_bytes(kept)
+        assert (await isthmus(*collect, "--min-age", "0"))[0] == 1, "the versions that are kept by default need it"
+        code, told = await isthmus(*collect, *now)
+        assert code == 0, told
+        for version in (2, 4):
+            found = await w.log.commit(0, version)
+            assert found is not None
+            assert found.in_segment, "the commits on both sides of the hole are packed"
+        for words in (("replay", w.run.url), (*collect, *now), (*check, *watch)):
+            code, told = await isthmus(*words)
+            assert code == 0, told
+        async with serving(w.syncer("s9")) as syncer, training(w.learner("z")):
+            heads = [k.head for k in syncer.coordinators]
+            await until(lambda: all(k.head > n for k, n in zip(syncer.coordinators, heads, strict=True)), "they go on")
+
+
+async def test_a_hole_is_accepted_only_where_the_run_goes_on_without_it(folder: Path) -> None:
+    async with world(folder, FEW) as w:
+        await grown(w)
+        (folder / commit_key(0, 3)).unlink()
+        code, told = await isthmus("status", w.run.url, "--bus", w.bus.url, "--check", "--accept-hole", "0/3")
+        assert (code, commit_key(0, 3) in told) == (1, True), told
+        assert (await isthmus("status", w.run.url, "--accept-hole", "0-3"))[0] == 2
 
 
 @row(

@@ -324,7 +324,7 @@ def _of_syncers(status: Status, run: str) -> list[Part]:
             )
         damaged.update(set(alive.broken) - set(alive.slow) - set(alive.refused))
         holed.update(alive.holed)
-    damaged, holed = damaged - status.wrong.keys(), holed - status.wrong.keys()
+    damaged, holed = damaged - status.wrong.keys(), holed - status.wrong.keys() - set(status.accepted)
     if holed:
         found.append(Part(f"fragment {_list(holed)} has {HOLE}", f"isthmus heal {run} names what is missing", ": "))
     if damaged:

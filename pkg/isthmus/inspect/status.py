@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypedDict
@@ -20,6 +20,7 @@ from isthmus.inspect.losses import LossCurves, Point, sampled
 from isthmus.inspect.restarts import Restarts, in_vain
 from isthmus.log import Commit, Log
 from isthmus.log.bus_messages import may_speak, streams_of
+from isthmus.log.holes import Holes
 from isthmus.log.log_health import LOOKS_AT_ONCE, RECENT, STANDS, is_most, look, room_left
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.urls import redacted
@@ -77,6 +78,8 @@ class Status:
     """By live learner that was started again and again since its last checkpoint: how often."""
     room: int | None = None
     """The bytes that are free on the disk of a run in a folder, if it is full; else None."""
+    accepted: Collection[int] = ()
+    """Fragments with holes that are accepted. What syncers report of these is not repeated: `wrong` has all others."""
 
     @property
     def live(self) -> set[str]:
@@ -221,7 +224,10 @@ class Live:
         store: EdgeStore,
         bus: Bus,
         runtime: Runtime,
+        accepted: Holes | None = None,
     ) -> None:
+        """`accepted`: holes that are not reported if the run goes on without them."""
+        self._accepted = accepted or {}
         self.on_said: Callable[[BusItem], None] = lambda _: None
         """Called with each batch of messages."""
         self.on_commit: Callable[[Commit], None] = lambda _: None
@@ -310,6 +316,7 @@ class Live:
             wrong=dict(sorted({**self._wrong, **self._damaged}.items())),
             standing=still, period=_period(self._log, heads), losses=self._losses.points(), recent=tuple(self._recent),
             restarts={name: found for name, (_, found) in self._joined.items() if found is not None}, room=self._room,
+            accepted=self._accepted.keys(),
         )  # fmt: skip
 
     def _stands(self, p: int, then: dict[int, int]) -> bool:
@@ -362,7 +369,10 @@ class Live:
             hints, objects = {p: commit.version for p, commit in self.commits.items()}, not self.status().syncers_live
             asked = dict(self._suspects)
             try:
-                self._wrong = (await look(self._log, hints, objects=objects, suspects=asked, older=OLDER)).wrong
+                state = await look(
+                    self._log, hints, objects=objects, suspects=asked, older=OLDER, accepted=self._accepted
+                )
+                self._wrong = state.wrong
             except (Unavailable, Denied):
                 pass  # following the newest commits fails in the same way, and `trouble` tells so
             else:
@@ -426,10 +436,11 @@ def _listener(log: Log, bus: Bus, runtime: Runtime) -> Listener:
     return Listener(bus, runtime, partial(may_speak, members=log.members), known=partial(streams_of, log.members))
 
 
-async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> Status:
+async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, accepted: Holes | None = None) -> Status:
     """Read the run's state, and listen for `listen_s` seconds to find live learners and syncers.
 
-    If the bus is away, the state says so in `bus_error`.
+    `accepted`: holes that are not reported if the run goes on without them. If the bus is away, the state says so in
+    `bus_error`.
     """
     hearing, bus_error = BusView(log.run.digest, log.members), ""
     listener = _listener(log, bus, runtime)
@@ -450,7 +461,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
         bus_error = f"the bus cannot be reached: {error}"
     await log.members.refresh(log.store)  # messages may have named a newer version meanwhile
     # A syncer that is at work reads these objects itself, and reports what it cannot fold.
-    state = await look(log, hearing.heads, objects=not hearing.syncers_heard, older=OLDER)
+    state = await look(log, hearing.heads, objects=not hearing.syncers_heard, older=OLDER, accepted=accepted)
     slots = asyncio.Semaphore(LOOKS_AT_ONCE)
 
     async def restarted(name: str) -> tuple[str, Restarts | None]:
@@ -472,6 +483,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
         recent=state.recent,
         restarts={name: found for name, found in restarts if found is not None},
         room=await _room(log),
+        accepted=(accepted or {}).keys(),
     )
 
 

@@ -10,9 +10,10 @@ promoted version is folded stay, as followers of promoted versions read them.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, StoreFull, Unavailable
 from isthmus.format.records import frame
@@ -35,7 +36,7 @@ from isthmus.format.records.keys import (
 from isthmus.format.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, ClaimHeader, PackedHeader, SegmentHeader
 from isthmus.format.rules import CHECKPOINTS_KEPT, KEPT_VERSIONS, MIN_AGE_S, STALENESS_MAX, MemberRole
 from isthmus.log import Commit, Log, fold, promotions
-from isthmus.log.holes import ask_heal
+from isthmus.log.holes import Holes, ask_heal, batched
 from isthmus.log.listing import by_learner, checkpoints_in, parts_in
 from isthmus.reasons import Reason
 from isthmus.store import Entry, checked
@@ -67,6 +68,8 @@ class Garbage:
     starts: list[int] = field(default_factory=list)
     """Per fragment, the version from which it can be folded after the collection."""
     heads: list[int] = field(default_factory=list)
+    accepted: Holes = field(default_factory=dict)
+    """Commits that are lost for good: what is before them is collected nevertheless."""
     promoted: int | None = None
     """The newest promoted version, whose values stay foldable; None: none is promoted."""
 
@@ -86,13 +89,15 @@ async def plan(
     *,
     keep: int = KEPT_VERSIONS,
     min_age_s: float = MIN_AGE_S,
+    accepted: Holes | None = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Garbage:
     """Return what may be deleted while the newest `keep` versions of each fragment stay foldable. Deletes nothing.
 
+    `accepted`: commits that may be missing or damaged if they are older than the versions that are kept.
     Raises `LogCorrupt` if a commit that is not packed is missing or damaged: nothing should be collected then.
     """
-    found = Garbage()
+    found = Garbage(accepted=accepted or {})
     before = log.runtime.wall() - min_age_s
     promotion = await promotions.newest(log)
     found.promoted = promotion.version if promotion else None
@@ -169,7 +174,7 @@ async def apply(log: Log, doomed: Garbage, progress: Callable[[float], None] = l
     for run in doomed.pack:
         while True:
             try:
-                await _pack(log, run)
+                await _pack(log, run, doomed.accepted)
                 break
             except StoreFull:
                 await make_room(run)
@@ -200,7 +205,8 @@ async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Garb
     # If the commits below `start` are not all packed, replay can begin at an older version and read them. Then the
     # objects that they name stay, however old these are by the clock of another machine.
     floor = start if packed_to == start - 1 > 0 else packed_to
-    async for commit in _between(log, p, min(floor, head - STALENESS_MAX - 1), head):
+    lost = [version for version in found.accepted.get(p, ()) if version < start]
+    async for commit in _between(log, p, min(floor, head - STALENESS_MAX - 1), head, lost):
         names = {given.key for given in commit.header.inputs}
         if commit.version > floor:
             kept_values.add(commit.header.value_key)
@@ -248,9 +254,18 @@ async def _needed_by_promoted(log: Log, p: int, promoted: int | None) -> tuple[i
 async def _plan_packing(log: Log, p: int, start: int, before: float, found: Garbage) -> int:
     """Plan which commits below `start` to pack; return the newest version up to which all are, or will be, packed."""
     plain: list[int] = []
-    packed_to, young = 0, start
+    packed_to, young, lost = 0, start, set[int]()
     for version in range(start - 1, 0, -1):
-        commit = await log.commit(p, version)
+        accepted = version in found.accepted.get(p, ())
+        try:
+            commit = await log.commit(p, version)
+        except LogCorrupt:
+            if not accepted:
+                raise
+            commit = None
+        if commit is None and accepted:
+            lost.add(version)
+            continue
         if commit is None:
             raise LogCorrupt(commit_key(p, version), "is missing below the end of the log")
         if commit.in_segment:
@@ -262,26 +277,38 @@ async def _plan_packing(log: Log, p: int, start: int, before: float, found: Garb
     # Commits are packed in ascending order: those after one that is too young must wait.
     ripe = [version for version in reversed(plain) if version < young]
     found.young += len(plain) - len(ripe)
-    for i in range(0, len(ripe), SEGMENT_COMMITS_MAX):
-        found.pack.append([(p, version) for version in ripe[i : i + SEGMENT_COMMITS_MAX]])
-    return ripe[-1] if ripe else packed_to
+    packed_to = ripe[-1] if ripe else packed_to
+    for _, unbroken in groupby(enumerate(ripe), lambda numbered: numbered[1] - numbered[0]):
+        for versions in batched((version for _, version in unbroken), SEGMENT_COMMITS_MAX):
+            found.pack.append([(p, version) for version in versions])
+    while packed_to + 1 in lost:
+        packed_to += 1
+    return packed_to
 
 
-async def _pack(log: Log, run: list[tuple[int, int]]) -> None:
+async def _pack(log: Log, run: list[tuple[int, int]], accepted: Holes) -> None:
     """Copy commits into a segment, then put a pointer under each one's key, in ascending order.
 
-    Raises `LogCorrupt` if a commit is not the one that its successor names.
+    Raises `LogCorrupt` if a commit is not the one that its successor names. `accepted`: commits that may be lost.
     """
     p, first = run[0]
     blobs = []
-    following = await log.commit(p, run[-1][1] + 1)
+    lost = run[-1][1] + 1 in accepted.get(p, ())
+    try:
+        following = await log.commit(p, run[-1][1] + 1)
+    except LogCorrupt:
+        if not lost:
+            raise
+        following = None
     for _, version in reversed(run):
         key = commit_key(p, version)
         blob = await log.fetch(key, Kind.COMMIT)
         if frame.kind_of(blob) == Kind.PACKED:
             return  # another collector has packed it meanwhile
         # A commit that was damaged in transit must not become the only copy.
-        if following is None or frame.digest(blob) != following.header.previous:
+        # Of a commit before a lost one, only its own checksum tells.
+        named = lost if following is None else frame.digest(blob) == following.header.previous
+        if not named:
             raise LogCorrupt(
                 key, f"is not the commit that {commit_key(p, version + 1)} names as the one before it: nothing more is "
                 f"collected; {ask_heal(log.run.url)}"
@@ -317,18 +344,27 @@ async def _pack(log: Log, run: list[tuple[int, int]]) -> None:
         offset += len(blob)
 
 
-async def _between(log: Log, p: int, after: int, until: int) -> AsyncIterator[Commit]:
-    """Yield the commits after a version, up to another one. Raises `LogCorrupt` if one of them is missing."""
+async def _between(log: Log, p: int, after: int, until: int, lost: Collection[int] = ()) -> AsyncIterator[Commit]:
+    """Yield the commits after a version, up to another one. Raises `LogCorrupt` if one of them is missing or damaged.
+
+    `lost`: versions that are left out if they are.
+    """
     at = max(0, after)
-    async for commit in log.commits(p, at):
-        if commit.version > until:
-            return
-        yield commit
-        at = commit.version
-        if at == until:
-            return
-    if at < until:  # what later commits name would be taken for garbage
-        raise LogCorrupt(commit_key(p, at + 1), "is missing below the end of the log")
+    while at < until:
+        try:
+            async for commit in log.commits(p, at):
+                if commit.version > until:
+                    return
+                yield commit
+                at = commit.version
+                if at == until:
+                    return
+        except LogCorrupt:
+            if at + 1 not in lost:
+                raise
+        at += 1
+        if at not in lost:  # what later commits name would be taken for garbage
+            raise LogCorrupt(commit_key(p, at), "is missing below the end of the log")
 
 
 async def _newest_genuine(log: Log, held: Sequence[Entry]) -> Sequence[Entry]:

@@ -14,7 +14,7 @@ from isthmus.codecs.kernels import ARITHMETIC, F32
 from isthmus.errors import Denied, LogCorrupt, RecordInvalid
 from isthmus.format.layout import TensorClass
 from isthmus.format.records import frame
-from isthmus.format.records.keys import MEMBERS, commit_in, snapshot_key, value_key
+from isthmus.format.records.keys import MEMBERS, commit_in, snapshot_key, value_key, version_in
 from isthmus.format.records.objects import SCHEMA, CommitHeader, Healed, Waited
 from isthmus.log import Commit, Log, fold, merge
 from isthmus.log.holes import GOES_ON, known_beyond, require_chain, require_whole
@@ -40,13 +40,15 @@ class Diagnosis:
     """What a healing commit would record; None if the fragment is sound or cannot be healed."""
     hopeless: str = ""
     """Why the fragment cannot be healed, or empty."""
+    hole: int = 0
+    """The version whose commit or value is missing or damaged, and which the run does not need; 0 if there is none."""
     lacking: str = ""
     """What is missing of a log that can be folded all the same, and what to do; empty if nothing is."""
 
     @property
     def holed(self) -> bool:
         """Whether only objects are missing or damaged that the run does not need: see `holes.HOLE`."""
-        return GOES_ON in self.hopeless
+        return self.hole > 0
 
     @property
     def sound(self) -> bool:
@@ -129,7 +131,8 @@ async def _diagnose(log: Log, p: int) -> Diagnosis:
             await require_chain(log, p, at.version)
             lacking = await _lacking(log, p, at.version)
         except LogCorrupt as error:
-            return Diagnosis(p, at.version, 0.0, hopeless=str(error))
+            hole = commit_in(error.key) or version_in(error.key) if GOES_ON in error.detail else 0
+            return Diagnosis(p, at.version, 0.0, hopeless=str(error), hole=hole)
         return Diagnosis(p, at.version, at.last[-1].header.written_at if at.last else 0.0, lacking=lacking)
     except LogCorrupt as error:
         if error.refused:

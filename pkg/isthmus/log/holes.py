@@ -5,7 +5,7 @@ end would commit a second version under the same number, and the fragment could 
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
@@ -21,7 +21,7 @@ from isthmus.format.records.keys import (
 )
 from isthmus.format.records.objects import SnapshotHeader, ValueHeader
 from isthmus.format.rules import MemberRole
-from isthmus.log import Log
+from isthmus.log import Commit, Log
 from isthmus.log.listing import earliest
 from isthmus.log.verify import KINDS
 from isthmus.store.base import Entry, is_there
@@ -31,6 +31,9 @@ AHEAD = 8
 
 DOUBTED_MAX = 64
 """The most commits of a fragment that one look reads because of what the listing says of them."""
+
+Holes = Mapping[int, Collection[int]]
+"""By fragment, versions whose commit or value is lost for good, and is not to be reported."""
 
 HOLE = "a hole in its history (the run goes on)"
 """What a fragment has whose log lacks an object that no syncer needs to go on: a newer snapshot is there."""
@@ -121,12 +124,13 @@ async def _is_genuine(log: Log, fragment: int, key: str, record: type[SnapshotHe
     return not log.members.signed or any(m.permits(found.author, (MemberRole.SYNCER,), None) for m in judges)
 
 
-async def require_commits(log: Log, fragment: int, head: int) -> int:
+async def require_commits(log: Log, fragment: int, head: int, accepted: Collection[int] = ()) -> int:
     """Raise `LogCorrupt` if a commit up to `head`, or below any stored commit or snapshot, is missing.
 
     The commits that the listing makes doubtful are read, too, and one of them may be damaged. Return the first version
     that was checked: 1 where commits may be listed. Where listing is denied, only the commits since the newest snapshot
-    are requested, one by one: a new syncer needs those. Raises `Unavailable`.
+    are requested, one by one: a new syncer needs those. `accepted`: versions whose commits may be missing or damaged if
+    a later snapshot is there. Raises `Unavailable`.
     """
     snapshots = await log.snapshots(fragment)
     try:
@@ -134,7 +138,7 @@ async def require_commits(log: Log, fragment: int, head: int) -> int:
     except Denied:
         await require_whole(log, fragment, head)
         first = max([1, *(version for version, _ in snapshots if version <= head)])
-        await _require_all(log, fragment, range(first, head + 1), head, snapshots)
+        await _require_all(log, fragment, range(first, head + 1), head, snapshots, accepted)
         return first
     there = {version for entry in entries if (version := commit_in(entry.key))}
     # A key beyond the end counts only if there is a valid commit under it.
@@ -144,13 +148,12 @@ async def require_commits(log: Log, fragment: int, head: int) -> int:
     newest = max([head, *known])
     # Commits may be created while a long listing is read, so versions that it lacks are requested before they are
     # reported missing. Versions beyond the end are requested too: a store may list objects that it does not return.
-    await _require_all(
-        log, fragment, (v for v in range(1, newest + 1) if v not in there or v > head), newest, snapshots
-    )
+    asked = (v for v in range(1, newest + 1) if v not in there or v > head)
+    await _require_all(log, fragment, asked, newest, snapshots, accepted)
     listed = commit_key(fragment, min(beyond, default=head))
     if beyond and not await is_there(log.store, listed):
         raise LogCorrupt(listed, "is listed, and the store does not give it out", (fragment, head))
-    await require_readable(log, fragment, _doubtful(entries, head))
+    await require_readable(log, fragment, _doubtful(entries, head), accepted)
     return 1
 
 
@@ -169,27 +172,39 @@ def _doubtful(entries: Iterable[Entry], head: int) -> Sequence[int]:
     return found[-DOUBTED_MAX:]
 
 
-async def require_readable(log: Log, fragment: int, versions: Iterable[int]) -> None:
-    """Raise `LogCorrupt`, with advice, if one of these versions has a damaged commit. A missing one is passed over.
+async def require_readable(
+    log: Log, fragment: int, versions: Iterable[int], accepted: Collection[int] = ()
+) -> list[Commit]:
+    """Return the commits of these versions, but for missing ones. Raise `LogCorrupt`, with advice, for a damaged one.
 
-    Raises `Unavailable`, and `Denied` if commits may not be read.
+    `accepted`: versions whose commits may be damaged if a later snapshot is there. Raises `Unavailable`, and `Denied`
+    if commits may not be read.
     """
+    commits = list[Commit]()
 
-    async def read(version: int) -> LogCorrupt | None:
+    async def read(version: int) -> Commit | LogCorrupt | None:
         try:
-            await log.commit(fragment, version)
+            return await log.commit(fragment, version)
         except LogCorrupt as error:
-            return await with_advice(log, fragment, version, error)
-        return None
+            advised = await with_advice(log, fragment, version, error)
+            return None if GOES_ON in advised.detail and version in accepted else advised
 
     for asked in batched(versions, AHEAD):
-        for error in await asyncio.gather(*map(read, asked)):
-            if error is not None:
-                raise error
+        for found in await asyncio.gather(*map(read, asked)):
+            if isinstance(found, LogCorrupt):
+                raise found
+            if found is not None:
+                commits.append(found)
+    return commits
 
 
 async def _require_all(
-    log: Log, fragment: int, versions: Iterable[int], newest: int, snapshots: Sequence[tuple[int, str]]
+    log: Log,
+    fragment: int,
+    versions: Iterable[int],
+    newest: int,
+    snapshots: Sequence[tuple[int, str]],
+    accepted: Collection[int],
 ) -> None:
     for asked in batched(versions, AHEAD):
         found = await asyncio.gather(*(is_there(log.store, commit_key(fragment, version)) for version in asked))
@@ -197,6 +212,8 @@ async def _require_all(
             if not there:
                 # A snapshot is used only together with the commit that published it.
                 passed = any(version < at <= newest for at, _ in snapshots)
+                if passed and version in accepted:
+                    continue
                 more = f"{lacking(version, newest)}: {GOES_ON if passed else IN_A_NEW_RUN}"
                 raise LogCorrupt(commit_key(fragment, version), more, (fragment, version - 1))
 

@@ -12,7 +12,7 @@ from isthmus.errors import Denied, LogCorrupt
 from isthmus.format.records.keys import UPDATES, values_prefix
 from isthmus.format.rules import KEPT_VERSIONS, MIN_AGE_S
 from isthmus.log import Commit, Log
-from isthmus.log.holes import require_commits, require_readable, with_advice
+from isthmus.log.holes import GOES_ON, Holes, require_commits, require_readable, with_advice
 from isthmus.log.run import Run
 from isthmus.runtime.urls import Place
 from isthmus.store.base import is_there
@@ -70,13 +70,15 @@ async def look(
     objects: bool = False,
     suspects: Mapping[int, Collection[int]] | None = None,
     older: int = 0,
+    accepted: Holes | None = None,
 ) -> LogState:
     """Return the condition of a log.
 
     `hints`: by fragment, a version that probably exists. `objects`: also look whether the objects that a new syncer
     needs are there, in their sizes; that they are what commits say is checked by `replay` alone. `suspects`: by
     fragment, older versions whose commits are read as well. `older`: how many more of the older commits are read, of
-    all fragments together, chosen at random. Raises `Unavailable`, and `Denied` if commits may not be read.
+    all fragments together, chosen at random. `accepted`: holes that are not reported if the run goes on without them.
+    Raises `Unavailable`, and `Denied` if commits may not be read.
     """
     older_each = math.ceil(older / len(log.run.layout.fragments))
     slots = asyncio.Semaphore(LOOKS_AT_ONCE)
@@ -85,31 +87,24 @@ async def look(
     recent: list[Commit] = []
     before = max(NEWEST, math.ceil(RECENT / len(log.run.layout.fragments)))
 
-    async def read(p: int, version: int) -> list[Commit]:
-        try:
-            return list(filter(None, [await log.commit(p, version)]))
-        except LogCorrupt as error:
-            raise await with_advice(log, p, version, error) from None
-
     def by_chance(head: int) -> list[int]:
         among = range(1, max(1, head - before))
         return sorted(log.runtime.random.sample(among, min(older_each, len(among))))
 
     async def one(p: int) -> Commit | None:
-        newest = None
+        newest, known = None, (accepted or {}).get(p, ())
         async with slots:
             try:
                 newest = await log.newest(p, (hints or {}).get(p, 0))
                 head = newest.version if newest else 0
                 # The newest commits may have been skipped: the search for the end begins at a hint or a snapshot.
                 recent.extend(filter(None, [newest]))
-                for version in range(max(1, head - before), head):
-                    recent.extend(await read(p, version))
-                from_first.append(await require_commits(log, p, head) <= 1)
-                await require_readable(log, p, [*(suspects or {}).get(p, ()), *by_chance(head)])
+                recent.extend(await require_readable(log, p, range(max(1, head - before), head), known))
+                from_first.append(await require_commits(log, p, head, known) <= 1)
+                await require_readable(log, p, [*(suspects or {}).get(p, ()), *by_chance(head)], known)
                 if objects:
                     await require_objects(log, p, head)
-                await require_values(log, p, head)
+                await require_values(log, p, head, accepted=known)
             except LogCorrupt as error:
                 wrong[p] = str(error)
                 newest = newest or await _last_readable(log, p)
@@ -151,13 +146,18 @@ async def require_objects(log: Log, p: int, head: int) -> None:
 
 
 async def require_values(
-    log: Log, p: int, head: int, read: Callable[[Log, Commit], Awaitable[None]] | None = None
+    log: Log,
+    p: int,
+    head: int,
+    read: Callable[[Log, Commit], Awaitable[None]] | None = None,
+    accepted: Collection[int] = (),
 ) -> None:
     """Raise `LogCorrupt` if the value that one of the newest versions published is missing.
 
-    `read`: also reads a value, and raises `LogCorrupt` if it is damaged. Values from before a healing commit, which
-    nobody reads, are not looked for; nor are those of packed commits, which the collector may have deleted. Does
-    nothing without permission to read values. Raises `Unavailable`.
+    `read`: also reads a value, and raises `LogCorrupt` if it is damaged. `accepted`: versions whose values may be gone
+    if a snapshot has what they led to. Values from before a healing commit, which nobody reads, are not looked for; nor
+    are those of packed commits, which the collector may have deleted. Does nothing without permission to read values.
+    Raises `Unavailable`.
     """
     for version in range(head, max(0, head - NEWEST - 1), -1):
         commit = await log.commit(p, version)
@@ -170,7 +170,9 @@ async def require_values(
             if read is not None:
                 await read(log, commit)
         except LogCorrupt as error:
-            raise await with_advice(log, p, version - 1, error) from None
+            advised = await with_advice(log, p, version - 1, error)
+            if GOES_ON not in advised.detail or version not in accepted:
+                raise advised from None
         except Denied:
             return
         if commit.header.healed is not None:

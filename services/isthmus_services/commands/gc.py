@@ -83,7 +83,8 @@ async def _once(log: Log, settings: declared.Gc) -> gc.Garbage:
     if settings.apply:
         require_may(log.members, log.signer, MemberRole.COLLECTOR)
     with progress("reading the log") as say:
-        plan = await gc.plan(log, keep=settings.keep, min_age_s=settings.min_age, progress=say)
+        holes = shared.holes_in(settings)
+        plan = await gc.plan(log, keep=settings.keep, min_age_s=settings.min_age, accepted=holes, progress=say)
     if settings.apply:
         with progress("collecting") as say:
             await gc.apply(log, plan, say)

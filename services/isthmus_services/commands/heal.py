@@ -31,6 +31,12 @@ def run(settings: declared.Heal) -> int:
     for why, fragments in hopeless.items():
         names = ", ".join(map(str, fragments))
         print(damage(names, why) if GOES_ON in why else f"fragment {names} cannot be healed: {why}")
+    if holes := " ".join(f"{d.fragment}/{d.hole}" for d in found if d.holed):
+        print(
+            "nothing has to be mended there, and --apply does nothing: the run goes on. Without a backup, isthmus "
+            f"status {settings.run} --accept-hole {holes} reports it no more, and isthmus gc {settings.run} "
+            f"--accept-hole {holes} collects past it, once it is older than the versions that gc keeps"
+        )
     for diagnosis in found:
         commit = healed.get(diagnosis.fragment)
         for line in _lines(diagnosis, commit, settings.apply, now):

@@ -53,7 +53,7 @@ def run(settings: declared.Status) -> int:
                 await bus_answers(ports.bus)
             made = ports.log.run
             listen_s = LISTEN_BEATS * made.pace.heartbeat_s
-            status = await read_status(ports.log, ports.bus, ports.runtime, listen_s)
+            status = await read_status(ports.log, ports.bus, ports.runtime, listen_s, shared.holes_in(settings))
             listed = checkpoints_in(await ports.store.list(LEARNERS)) if settings.ledger else []
             newest = None if settings.plot is not None else NEWEST
             measured: dict[str, list[Point]] = {}
@@ -99,7 +99,7 @@ async def _watch(settings: declared.Status, console: Console) -> None:
     async with open_ports(settings.run, bus, trust=shared.owner_in(settings)) as ports:
         with suppress(Unavailable):
             await bus_answers(ports.bus)
-        live = Live(ports.log, ports.store, ports.bus, ports.runtime)
+        live = Live(ports.log, ports.store, ports.bus, ports.runtime, shared.holes_in(settings))
         await live.begin()
         following = asyncio.ensure_future(live.run())
         try:

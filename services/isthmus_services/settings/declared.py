@@ -7,6 +7,7 @@ from isthmus.format.rules import CHECKPOINT_S, KEPT_VERSIONS, MIN_AGE_S, Adoptio
 from isthmus_services.settings.command import commands_of
 from isthmus_services.settings.resolve import Setting
 from isthmus_services.settings.shared import (
+    AcceptingHoles,
     ArithmeticOfRun,
     InRun,
     ModelOfRun,
@@ -203,7 +204,7 @@ class Learner(InRun, OnBus, TakingPart, Serving):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status(InRun, OnBus, Reported):
+class Status(InRun, OnBus, AcceptingHoles, Reported):
     """Settings of `isthmus status`."""
 
     ledger: Annotated[
@@ -504,7 +505,7 @@ class Promote(InRun, Signed, Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gc(InRun, Signed, Reported):
+class Gc(InRun, Signed, AcceptingHoles, Reported):
     """Settings of `isthmus gc`."""
 
     keep: Annotated[int, Setting("newest versions of each fragment that must remain foldable", metavar="N", ge=1)] = (

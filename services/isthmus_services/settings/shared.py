@@ -47,6 +47,30 @@ class InRun:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AcceptingHoles:
+    """Holes in the log that nobody can mend."""
+
+    accept_hole: Annotated[
+        list[str] | None,
+        Setting(
+            "fragments and versions that are lost for good, and that the run does not need: isthmus heal names them",
+            metavar="P/V",
+        ),
+    ] = None
+
+
+def holes_in(settings: AcceptingHoles) -> dict[int, frozenset[int]]:
+    """Return the accepted versions by fragment. Raises `InputError` for a word that is not FRAGMENT/VERSION."""
+    found = dict[int, frozenset[int]]()
+    for word in settings.accept_hole or ():
+        if not re.fullmatch(r"[0-9]{1,5}/[0-9]{1,12}", word):
+            raise InputError(f"--accept-hole {word!r}: write FRAGMENT/VERSION, as in 1/10")
+        p, version = map(int, word.split("/"))
+        found[p] = found.get(p, frozenset()) | {version}
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
 class Signed:
     """Signing."""
 

@@ -37,8 +37,8 @@ MUTANTS = [
         row("one-checkpoint-is-kept", "return held[:CHECKPOINTS_KEPT]", "return held[: CHECKPOINTS_KEPT - 1]"),
         row(
             "damage-is-packed",
-            "if following is None or frame.digest(blob) != following.header.previous:",
-            "if following is None:",
+            "lost if following is None else frame.digest(blob) == following.header.previous",
+            "lost if following is None else True",
         ),
         row("pointers-do-not-move-on", "        offset += len(blob)\n", ""),
         row(
