@@ -170,6 +170,20 @@ def _joined(agent: LearnerAgent) -> LearnerAgent:
     return agent
 
 
+@in_virtual_time
+async def test_an_update_is_judged_again_by_the_membership_of_its_round(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been fetched before the charter came into force."""
+    async with world(folder, seed(FEW)) as w:
+        await admit(w, *EVERYBODY)
+        await agree(w, manifests=True)
+        monkeypatch.setattr("isthmus.syncer.fetcher.require", lambda *_: None)
+        await trained(w, 2, None)
+        assert await merged(w) == []
+        assert await rejected(w) == {Reason.NO_MANIFEST}
+
+
 LIES: dict[str, tuple[Mapping[str, Any] | None, str]] = {
     "no manifest": (None, "it names no manifest, and the charter asks for one"),
     "another source": (BOOKS, "its manifest declares books, which the charter does not allow eu"),
@@ -248,7 +262,9 @@ async def test_explain_tells_what_a_manifest_states_and_what_changed(folder: Pat
 
 
 @in_virtual_time
-async def test_a_manifest_of_another_is_none_and_no_collector_takes_one(folder: Path) -> None:
+async def test_a_manifest_of_another_is_none_and_no_collector_takes_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with world(folder, seed(FEW, snapshot_every=2)) as w:
         await admit(w, *EVERYBODY)
         await agree(w, manifests=True)
@@ -258,6 +274,10 @@ async def test_a_manifest_of_another_is_none_and_no_collector_takes_one(folder: 
         assert await judged_as(log, "eu", digest) is Reason.NO_MANIFEST
         own = await manifests.store(w.by(EU).log, "eu", statement(WEB))
         assert own != digest, "what a stranger has put there is not used again"
+        with monkeypatch.context() as strange:
+            strange.setattr(manifests, "model_digest", lambda _: bytes(32))
+            other = await manifests.store(w.by(EU).log, "eu", statement(WEB))
+        assert await judged_as(log, "eu", other) is Reason.NO_MANIFEST, "it is of another model"
         assert await judged_as(log, "us-1", own) is Reason.UNREAD_MANIFEST, "it lies under another's name"
         await trained(w, 6, WEB)
         kept = await w.store.list(MANIFESTS)

@@ -256,4 +256,31 @@ MUTANTS = [
         ),
         row("its-snapshot-goes", "< start and version_in(e.key) != promoted_from", "< start"),
     ),
+    *of(
+        "log/manifests.py",
+        "tests/unit/test_manifest.py tests/integration/test_manifests.py",
+        row("any-source-may-be-declared", "if allowed and source.name not in allowed", "if False"),
+        row("no-manifest-is-as-good", "    if named is None:\n        raise", "    if False:\n        raise"),
+        row("any-model-is-the-runs", "if header.model != model_digest(log.run.layout):", "if False:"),
+    ),
+    *of(
+        "learner/manifest.py",
+        "tests/unit/test_manifest.py tests/integration/test_manifests.py",
+        row("a-strangers-manifest-is-its-own", "ManifestHeader, in_force=True)", "ManifestHeader)"),
+    ),
+    *of(
+        "syncer/coordinator.py",
+        "tests/integration/test_manifests.py",
+        row(
+            "an-update-is-not-judged-again",
+            "            manifests.require(judge, pointer.learner, update.header.manifest, update.manifest)\n",
+            "            pass\n",
+        ),
+    ),
+    *of(
+        "inspect/replay.py",
+        "tests/integration/test_manifests.py",
+        row("a-lost-manifest-is-a-fault", "if error.reason != Reason.UNREAD_MANIFEST:", "if True:"),
+        row("any-manifest-was-recorded", "        if given.manifest != h.manifest:", "        if False:"),
+    ),
 ]
