@@ -62,6 +62,8 @@ PLAIN = {
         "kept besides: what the newest promoted version, …, is folded from",
         "… objects deleted, … bytes; … commits packed",
         "no checkpoint of …",
+        "… objects with messages are kept: each goes a day after the last message of its process, whose end `isthmus status` "
+        "reads there",
     },
     "promote": {
         "name the promoter: --name NAME (or --list, to look at the promotions)",

@@ -363,6 +363,10 @@ async def test_the_words_of_processes_that_ended_are_collected_after_a_day(folde
             done = await asyncio.to_thread(isthmus, "gc", str(folder), "--min-age", "0", "--apply")
             assert done.returncode == 0, done.stderr
             assert len(await w.store.list("bus/")) == left
+            told = " ".join(done.stdout.split())
+            assert f"{left} objects with messages are kept: each goes a day after the last message" in told
+            assert "--min-age" not in told
+            assert not told.endswith("yet")
         # A collector of before, whose policy does not name this folder, collects the rest.
         os.utime(folder / "bus/0123456789abcdef/syncer/aaaaaaaaaaaaaaaa", (1.0, 1.0))
         assert "messages" in (await gc.plan(w.log, min_age_s=0.0)).doomed

@@ -63,6 +63,8 @@ class Garbage:
     doomed: dict[str, list[Entry]] = field(default_factory=dict)
     young: int = 0
     """Number of objects that are not needed but still too young."""
+    messages: int = 0
+    """Number of objects with messages that stay, whatever the least age that was asked for."""
     pack: list[list[tuple[int, int]]] = field(default_factory=list)
     """Sequences of (fragment, version) whose commits are packed into one segment each."""
     starts: list[int] = field(default_factory=list)
@@ -122,7 +124,10 @@ async def plan(
     _doom(found, "scratch", [*await log.store.list(SCRATCH), *probes], before)
     # A process of a bus in the store writes its words again with every heartbeat, so old ones are of one that ended.
     with suppress(Denied):  # policies of earlier versions do not allow it, and no such run has its bus in the store
-        _doom(found, "messages", await log.store.list(BUS), log.runtime.wall() - max(min_age_s, SAID_S))
+        said = await log.store.list(BUS)
+        old = [entry for entry in said if entry.modified <= log.runtime.wall() - SAID_S]
+        found.messages = len(said) - len(old)
+        _doom(found, "messages", old, before)
     if log.signer is not None and log.signer.author in log.members.current.owners:
         # Only the owner deletes claims. A collector that removed a valid claim could make a learner begin an
         # incarnation that belongs to another process.

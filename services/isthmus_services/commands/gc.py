@@ -50,6 +50,11 @@ def run(settings: declared.Gc) -> int:
             f"nothing can be deleted: the newest {settings.keep} versions are kept, and they need all objects; if the "
             "store is full, give it more space, or use a smaller --keep"
         )
+    if plan.messages:
+        print(
+            f"{plan.messages} objects with messages are kept: each goes a day after the last message of its process, "
+            "whose end `isthmus status` reads there"
+        )
     print(f"foldable afterwards: from version {first if first == last else f'{first} to {last} (by fragment)'}")
     if plan.promoted is not None:
         print(f"kept besides: what the newest promoted version, {plan.promoted}, is folded from")
@@ -65,6 +70,7 @@ def run(settings: declared.Gc) -> int:
             "packed": packed,
             "segments": len(plan.pack),
             "young": plan.young,
+            "messages": plan.messages,
             "starts": plan.starts,
             "heads": plan.heads,
             "promoted": plan.promoted,
