@@ -110,6 +110,7 @@ REMEDIES: dict[str, str] = {
 the learner's updates took the place of this one show no problem and are not listed."""
 
 UNHEARD = "no syncer is heard"
+GOES_ON = "but the run goes on"
 REJECTED = "every update is rejected: "
 UNSENT = "no update was sent"
 UNMERGED = "no update is merged"

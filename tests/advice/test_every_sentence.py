@@ -113,8 +113,12 @@ def texts(path: Path) -> set[str]:
 
 
 def words(text: str) -> str:
-    """Return a text as its words and gaps alone, so that quotes, marks and line breaks do not count."""
-    return " ".join(re.findall(rf"[\w-]+|{GAP}", re.sub("%[sd]", GAP, text)))
+    """Return a text as its words and gaps alone, so that quotes, marks and line breaks do not count.
+
+    Gaps beside each other are one: the time to find a text grows with the power of their number.
+    """
+    found = " ".join(re.findall(rf"[\w-]+|{GAP}", re.sub("%[sd]", GAP, text)))
+    return re.sub(rf"{GAP}( {GAP})+", GAP, found)
 
 
 def said_by(tool: str) -> list[str]:

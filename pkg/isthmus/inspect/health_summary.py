@@ -14,7 +14,7 @@ from isthmus.inspect.status import Status
 from isthmus.log.figures import shares
 from isthmus.log.holes import HOLE, ask_heal, damage
 from isthmus.log.log_health import stands
-from isthmus.reasons import REMEDIES, UNHEARD, Reason, remedy_of
+from isthmus.reasons import GOES_ON, REMEDIES, UNHEARD, Reason, remedy_of
 
 FAR = 0.2
 """A learner explodes if most of its newest updates are rejected as diverged, or clipped to less than this share of
@@ -104,7 +104,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         young = written > status.at - COMMITTED_S
         found = _nobody(status, last, syncer, bus, young=young)
         ailing = [*of_log(status, run), *_of_losses(status, run), *_of_strangers(strangers, run)]
-        return Health(found.ok and not ailing, [*found.parts, *ailing])
+        return Health(found.ok and not ailing, [*found.parts, *_of_unheard(status, bus), *ailing])
     if not here and not status.syncers_live:
         # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
         ailing = [*_of_room(status, run), *of_log(status, run), *_of_strangers(strangers, run)]
@@ -120,10 +120,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     parts = [Part(f"{len(here) - len(troubled) - len(exploding)} of {len(known)} learners merge")]
     able = [name for name in status.syncers_live if status.hearing.syncers[name].able]
     if not status.syncers_live:
-        parts = [
-            Part(f"0 of {len(known)} learners merge"),
-            Part(f"no syncer is heard; {last}", f"start one with: {syncer}"),
-        ]
+        parts = [Part(f"0 of {len(known)} learners merge"), _no_syncer(status, here, written, last, syncer, bus)]
     else:
         if not able:
             parts.append(Part(f"none of {len(status.syncers_live)} syncers can serve for now; {last}"))
@@ -141,7 +138,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
                 "started again under its name, it goes on from its checkpoint",
             )
         )
-    parts += _of_strangers(strangers, run)
+    parts += [*_of_unheard(status, bus), *_of_strangers(strangers, run)]
     if len(here) < expected:
         fewer = f"{expected} learners are expected, {len(here)} are heard"
         parts.append(Part(fewer, "start the others, or expect fewer", ": "))
@@ -153,6 +150,32 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     # A silent learner is no failure: it may have been taken away on purpose, and the run goes on without it.
     ok = bool(able) and bool(here) and len(here) >= expected and not troubled and not ailing
     return Health(ok and not strangers, parts, len(parts) > 1)
+
+
+def _no_syncer(status: Status, here: Sequence[LearnerView], written: float, last: str, syncer: str, bus: str) -> Part:
+    """Return that no syncer is heard while learners are, with what to do: a second one on this bus may be wrong."""
+    found_on = any(v.heartbeat is not None and f"{UNHEARD}, {GOES_ON}" in v.heartbeat.waiting_for for v in here)
+    if written > status.at - COMMITTED_S and (found_on or not status.hearing.syncers):
+        return Part(
+            f"no syncer is heard, but the run goes on ({last}): {bus} is not the bus of its syncers",
+            "start none here: give these learners, and --bus here, the URL that the syncers have (redis://…, or store: "
+            "for the run's own store); the learners go on from their checkpoints",
+        )
+    return Part(f"no syncer is heard; {last}", f"start one with: {syncer}")
+
+
+def _of_unheard(status: Status, bus: str) -> list[Part]:
+    """Return the learners that have lately stored something and were never heard on this bus, with what to do."""
+    names = sorted(status.unheard)
+    if not names:
+        return []
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return [
+        Part(
+            f"{', '.join(names[:NAMED_MAX])}{more} joined in the store and was never heard here",
+            f"if it trains, {bus} is not its bus: start it again with this one (--bus, ISTHMUS_BUS, join(bus=…))",
+        )
+    ]
 
 
 def _of_strangers(strangers: Sequence[str], run: str) -> list[Part]:

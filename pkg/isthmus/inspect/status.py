@@ -13,7 +13,7 @@ from isthmus.bus import Bus
 from isthmus.bus.base import BusItem
 from isthmus.bus.endpoints import Listener
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
-from isthmus.format.records.keys import commit_in, commits_prefix, learner_in
+from isthmus.format.records.keys import LEARNERS, commit_in, commits_prefix, incarnation_in, learner_in
 from isthmus.format.records.objects import CheckpointHeader, FragmentPoint
 from isthmus.inspect.bus_view import BusView, LearnerView
 from isthmus.inspect.losses import LossCurves, Point, sampled
@@ -44,6 +44,12 @@ fewer."""
 
 SUSPECTS = 16
 """The most commits of a fragment, once found damaged, that each such look reads again."""
+
+JOINING_S = 60.0
+"""A learner whose claim is younger than this [s] may still be on its way into the run."""
+
+AT_WORK_S = 600.0
+"""A learner that has stored nothing for this long [s] may have ended."""
 
 PROBE_EVERY_S = 5.0
 """Seconds between two looks at the log while the bus is away and announces no commits."""
@@ -76,6 +82,8 @@ class Status:
     """The newest commits of all fragments, several of each, those of `heads` included."""
     restarts: Mapping[str, Restarts] = field(default_factory=dict)
     """By live learner that was started again and again since its last checkpoint: how often."""
+    unheard: Collection[str] = ()
+    """Learners that have lately stored something, joined a while ago, and were never heard on this bus."""
     room: int | None = None
     """The bytes that are free on the disk of a run in a folder, if it is full; else None."""
     accepted: Collection[int] = ()
@@ -244,6 +252,7 @@ class Live:
         self._losses = LossCurves()
         self._recent = deque[Commit](maxlen=max(RECENT, 4 * len(log.run.layout.fragments)))
         self._joined: dict[str, tuple[int, Restarts | None]] = {}  # by learner: the incarnation at its last look
+        self._unheard: set[str] = set()
         self._room: int | None = None
         self._others: dict[int, dict[int, int]] = {}  # by fragment, all fragments' versions when it was last merged
         self._log = log
@@ -313,7 +322,7 @@ class Live:
         still = [p for p, then in self._others.items() if self._stands(p, then)]
         return Status(
             self.hearing, heads, self.bus_trouble, since, self._runtime.wall(),
-            wrong=dict(sorted({**self._wrong, **self._damaged}.items())),
+            wrong=dict(sorted({**self._wrong, **self._damaged}.items())), unheard=self._unheard,
             standing=still, period=_period(self._log, heads), losses=self._losses.points(), recent=tuple(self._recent),
             restarts={name: found for name, (_, found) in self._joined.items() if found is not None}, room=self._room,
             accepted=self._accepted.keys(),
@@ -369,6 +378,7 @@ class Live:
             hints, objects = {p: commit.version for p, commit in self.commits.items()}, not self.status().syncers_live
             asked = dict(self._suspects)
             try:
+                self._unheard = await _unheard(self._log, self.hearing)
                 state = await look(
                     self._log, hints, objects=objects, suspects=asked, older=OLDER, accepted=self._accepted
                 )
@@ -480,11 +490,28 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
         uncollected=state.uncollected,
         period=_period(log, state.heads),
         losses=(await sampled(log, state.recent)).points(),
+        unheard=await _unheard(log, hearing),
         recent=state.recent,
         restarts={name: found for name, found in restarts if found is not None},
         room=await _room(log),
         accepted=(accepted or {}).keys(),
     )
+
+
+async def _unheard(log: Log, hearing: BusView) -> set[str]:
+    """Return the learners below `learners/` that are at work, by what they store, and of which nothing was heard.
+
+    Empty without permission to list. Raises `Unavailable`.
+    """
+    try:
+        entries = await log.store.list(LEARNERS)
+    except Denied:
+        return set()
+    now = log.runtime.wall()
+    joined = {learner_in(entry.key) for entry in entries if incarnation_in(entry.key)}
+    young = {learner_in(e.key) for e in entries if incarnation_in(e.key) and now - e.modified < JOINING_S}
+    at_work = {learner_in(entry.key) for entry in entries if now - entry.modified < AT_WORK_S}
+    return (joined & at_work) - young - hearing.learners.keys() - hearing.strangers.keys()
 
 
 async def _room(log: Log) -> int | None:

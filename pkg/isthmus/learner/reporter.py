@@ -22,7 +22,7 @@ from isthmus.learner.summary import Summary
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Log
 from isthmus.log.fork_detection import UNSAID
-from isthmus.reasons import REJECTED, UNHEARD, Reason
+from isthmus.reasons import GOES_ON, REJECTED, UNHEARD, Reason
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import LearnerMetrics
 from isthmus.store import EdgeStore
@@ -229,7 +229,7 @@ class Reporter:
             remedy = f"if one runs, use its bus {theirs}; else start one: {start}"
             since = self._runtime.wall() - silent_s + MISSED_BEATS * self._pace.heartbeat_s
             if self.downlink.found_at > since:
-                what += ", but the run goes on"
+                what += f", {GOES_ON}"
                 remedy = f"{self._bus.url} is not the bus of its syncers: use theirs {theirs}"
             found.append((silent_s, what, remedy))
         if now - self.syncer_heard_at > MISSED_BEATS * self._pace.heartbeat_s:
