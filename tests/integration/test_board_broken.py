@@ -1,17 +1,20 @@
 """The board shows as much as it can of an empty, damaged or partly reachable run, with a valid cache or without."""
 
 import asyncio
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from advice.test_status import Fault
 from isthmus.agent.ports import open_log
-from isthmus.bus import default_bus
-from isthmus.errors import Denied
+from isthmus.bus import IN_STORE, default_bus, open_bus
+from isthmus.errors import Denied, Unavailable
 from isthmus.format.records.keys import commit_key
 from isthmus.format.records.messages import SYNCER_STREAM, Committed, encode
 from isthmus.format.rules import Rules
@@ -170,6 +173,21 @@ async def test_a_store_or_a_bus_that_is_killed_leaves_what_was_known(
             stack.enter_context(redis_server(tmp_path / "redis", port=ports[1]))
             await until(lambda: feed.live.trouble == "", "both are back")
             assert (await ask(url, "commit/0/1"))["version"] == 1
+
+
+async def test_an_outage_of_a_store_that_has_the_bus_is_told_once(folder: Path) -> None:
+    away = Fault(Unavailable("refused"), mended=True)
+    async with a_run(folder) as w:
+        seen = away.of(w)
+        async with open_bus(IN_STORE, w.run.digest, seen.store) as bus, a_board(seen.log, replace(seen, bus=bus)) as on:
+            url, feed = on
+            away.mended = False
+            await until(lambda: bool(feed.live.bus_trouble and seen.store.outage.down_s), "both are known to be away")
+            told = (await ask(url, "state"))["trouble"]
+            said = rf"the store has not answered for \d+ s: check that {folder} is reachable from here"
+            assert re.fullmatch(said, told), told
+            away.mended = True
+            await until(lambda: feed.live.trouble == "", "it is back")
 
 
 async def test_what_was_read_is_kept_and_only_believed_where_it_fits(folder: Path, tmp_path: Path) -> None:

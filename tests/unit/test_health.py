@@ -207,6 +207,11 @@ def test_a_bus_that_is_away_is_all_that_can_be_said() -> None:
     assert found.said.endswith("; check that redis://h is reachable")
 
 
+def test_a_bus_in_the_store_is_sought_at_the_address_of_the_run() -> None:
+    status = Status(BusView(RUN), [], "the bus cannot be reached: refused", 0.0, NOW)
+    assert health(status, "s3://b/run", "store:").said.endswith("; check that s3://b/run is reachable")
+
+
 def test_damage_is_said_whether_or_not_the_bus_answers() -> None:
     status = Status(
         BusView(RUN), [], "the bus cannot be reached: refused", 0.0, NOW, wrong={1: "commits/1: is missing"}

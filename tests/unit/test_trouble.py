@@ -56,6 +56,28 @@ def test_the_root_cause_comes_first_and_a_new_one_is_said_at_once(said: Callable
     assert ["store" in line for line in said()] == [False, True]
 
 
+def test_the_end_of_a_trouble_is_said_although_another_one_lasts(said: Callable[[], list[str]]) -> None:
+    trouble_log = TroubleLog("eu-1", 3.0, "nothing of it is merged")
+    trouble_log.look(20, [(20.0, *STORE), (0.0, *SYNCER)])
+    trouble_log.look(21, [(0.0, *STORE), (15.0, *SYNCER)])
+    assert said()[1] == "eu-1: the store does not answer: over"
+    assert said()[2].startswith("eu-1: no syncer is heard (for 15 s)")
+    trouble_log.look(22, [(0.0, *STORE), (0.0, *SYNCER)])
+    assert said()[3:] == ["eu-1: no syncer is heard: over"]
+
+
+def test_a_trouble_that_another_one_hides_is_not_over(said: Callable[[], list[str]]) -> None:
+    trouble_log = TroubleLog("eu-1", 3.0, "nothing of it is merged")
+    trouble_log.look(20, [(0.0, *STORE), (20.0, *SYNCER)])
+    trouble_log.look(21, [(15.0, *STORE)])
+    assert [line for line in said() if line.endswith("over")] == []
+    trouble_log.look(22, [(0.0, *STORE), (0.0, *SYNCER)])
+    assert sorted(line for line in said() if line.endswith("over")) == [
+        "eu-1: no syncer is heard: over",
+        "eu-1: the store does not answer: over",
+    ]
+
+
 def test_a_slow_pace_is_given_more_time(said: Callable[[], list[str]]) -> None:
     trouble_log = TroubleLog("eu-1", 60.0, "nothing of it is merged")
     trouble_log.look(100, [(100.0, *SYNCER)])

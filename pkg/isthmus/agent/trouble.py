@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 
 from isthmus.agent.tolerance import Tolerance
+from isthmus.bus import in_store
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.runtime.clock import Runtime
 from isthmus.store import EdgeStore
@@ -46,7 +47,12 @@ class Connectivity:
     @property
     def store_down_s(self) -> float:
         """Seconds since the first request that failed after the last answer; 0 while the store answers."""
-        return self._store.outage.down_s
+        return max(self._store.outage.down_s, self._messages_down_s)
+
+    @property
+    def _messages_down_s(self) -> float:
+        """Seconds for which messages could not be read from the store or not be written there, if the bus is in it."""
+        return self.bus_down_s if in_store(self._bus_url) and not (self.refused_s or self._speaker.refused) else 0.0
 
     @property
     def refused_s(self) -> float:
@@ -72,7 +78,7 @@ class Connectivity:
             waiting.append(f"store ({self.store_down_s:.0f} s)")
         if refused := self._tolerance.refused:
             waiting.append(f"permission ({refused})")
-        if self.bus_is_down:
+        if self.bus_is_down and not self._messages_down_s:
             waiting.append("bus")
         return waiting
 
@@ -87,7 +93,7 @@ class Connectivity:
         return [
             (self.store_down_s, "the store does not answer", f"check that {self._store.url} is reachable"),
             (self.refused_s, "requests that worked before are refused", "check credentials and policies"),
-            (self.bus_down_s, *bus),
+            (0.0 if self._messages_down_s else self.bus_down_s, *bus),
         ]
 
 
@@ -102,17 +108,22 @@ class TroubleLog:
         self._say_at = 0.0
         self._pause_s = REMIND_S
         self.said = ""
-        """The trouble that was logged and is not over; empty if there is none."""
+        """The trouble that was logged last and is not over; empty if there is none."""
+        self._open: list[str] = []
+        """All troubles that were logged and are not over."""
 
     def look(self, now: float, troubles: Sequence[Trouble]) -> None:
-        """Log the first of `troubles` that lasts long enough, or that the trouble is over.
+        """Log the first of `troubles` that lasts long enough, and which of those logged before are over.
 
         `troubles`: the root cause first.
         """
         lasting = [(for_s, what, remedy) for for_s, what, remedy in troubles if for_s >= self._patience_s]
+        # A trouble that is not among `troubles`, or comes after the first one that lasts, may be hidden by that one.
+        above = [what for _, what, _ in troubles[: troubles.index(lasting[0])]] if lasting else self._open
+        for gone in [what for what in self._open if what in above]:
+            self._open.remove(gone)
+            logger.warning("%s: %s: over", self._name, gone)
         if not lasting:
-            if self.said:
-                logger.warning("%s: %s: over", self._name, self.said)
             self.said, self._pause_s = "", REMIND_S
             return
         for_s, what, remedy = lasting[0]
@@ -120,4 +131,5 @@ class TroubleLog:
             return
         self._pause_s = min(REMIND_S_MAX, 2.0 * self._pause_s) if what == self.said else REMIND_S
         self.said, self._say_at = what, now + self._pause_s
+        self._open = [*(known for known in self._open if not what.startswith(known)), what]
         logger.warning("%s: %s (for %.0f s): %s; %s", self._name, what, for_s, self._meanwhile, remedy)

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from isthmus.bus import in_store
 from isthmus.format.records.keys import MEMBERS, members_key
 from isthmus.format.records.messages import Alive
 from isthmus.inspect.bus_view import LearnerView
@@ -90,7 +91,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     syncer = f"isthmus syncer {run} --bus {bus}"
     if status.bus_error:
         why = status.bus_error.rstrip(".")
-        check = "" if "check that" in why else f"check that {bus} is reachable"
+        check = "" if "check that" in why else f"check that {run if in_store(bus) else bus} is reachable"
         unknown = Part(f"{why}: it is unknown which processes are live; {last}", check)
         return Health(False, [unknown, *of_log(status, run)])
     here = sorted((v for v in status.hearing.learners.values() if v.name in status.live), key=lambda v: v.name)

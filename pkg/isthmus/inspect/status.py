@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypedDict
 
-from isthmus.bus import Bus
+from isthmus.bus import Bus, in_store
 from isthmus.bus.base import BusItem
 from isthmus.bus.endpoints import Listener
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
@@ -296,7 +296,8 @@ class Live:
             )
         if self.refused:
             down.append(f"reading the log is denied: {self.refused}")
-        if self._store.outage.down_s:
+        in_both = in_store(self._bus_url) and self.bus_trouble
+        if self._store.outage.down_s and not in_both:
             down.append(
                 f"the store has not answered for {self._store.outage.down_s:.0f} s: "
                 f"check that {redacted(self._store.url)} is reachable from here"
@@ -307,12 +308,13 @@ class Live:
 
     @property
     def bus_trouble(self) -> str:
-        """For how long the bus has not answered, with what to do; empty if it answers."""
+        """For how long the bus, or the store that it is in, has not answered, with what to do; empty if it answers."""
         if self._listener.down_since is None:
             return ""
+        what, where = ("store", self._store.url) if in_store(self._bus_url) else ("bus", self._bus_url)
         return (
-            f"the bus has not answered for {self._runtime.now() - self._listener.down_since:.0f} s: "
-            f"check that {redacted(self._bus_url)} is reachable from here"
+            f"the {what} has not answered for {self._runtime.now() - self._listener.down_since:.0f} s: "
+            f"check that {redacted(where)} is reachable from here"
         )
 
     def status(self) -> Status:

@@ -84,6 +84,8 @@ class Reporter:
         """When store, bus or syncers were last known to be away: nothing could be merged until then."""
         self._unheard_at = -math.inf
         """When syncers were last known to be away: nothing could be rejected until then."""
+        self._deaf_at = -math.inf
+        """When the bus was last known to be away: no syncer could be heard until then."""
         self._beaten: Heartbeat | None = None
 
     def of(self, uplink: Uplink, downlink: Downlink, claimed: Incarnation) -> None:
@@ -222,8 +224,10 @@ class Reporter:
         """Return what keeps this learner's work from being merged: seconds so far, what it is, and what to do."""
         now = self._runtime.now()
         found = self._connectivity.troubles()
-        if not self._connectivity.bus_is_down:
-            silent_s = now - self.syncer_heard_at
+        if self._connectivity.bus_is_down:
+            self._deaf_at = now
+        else:
+            silent_s = now - max(self.syncer_heard_at, self._deaf_at)
             what, theirs = UNHEARD, "(--bus, ISTHMUS_BUS, join(bus=…))"
             start = f"isthmus syncer {self._edge.url} --bus {self._bus.url}"
             remedy = f"if one runs, use its bus {theirs}; else start one: {start}"
