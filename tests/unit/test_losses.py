@@ -16,8 +16,8 @@ from isthmus_services.output import curves
 from support.commits import RecordedLog, committed, digest_of, given
 
 
-def points(values: Sequence[float]) -> list[Point]:
-    return [Point(float(k), float(value)) for k, value in enumerate(values)]
+def points(values: Sequence[float], every_s: float = 60.0) -> list[Point]:
+    return [Point(every_s * k, float(value)) for k, value in enumerate(values)]
 
 
 def falling(start: float, end: float, scatter: float, count: int = 60, seed: int = 0) -> list[float]:
@@ -71,6 +71,14 @@ def test_a_rise_of_less_than_a_fiftieth_is_none() -> None:
     assert rise(points([*fell, *[2.46] * 14])) is not None
 
 
+def test_a_small_rise_in_the_first_minutes_is_none() -> None:
+    """Seen a minute into a run whose loss then fell on."""
+    fell = falling(0.55, 0.4715, 0.0)
+    assert rise(points([*fell, *[0.4896] * 14], every_s=1.0)) is None
+    assert rise(points([*fell, *[0.4896] * 14], every_s=10.0)) is not None
+    assert rise(points([*fell, *[0.6] * 14], every_s=1.0)) is not None, "a large one is said at once"
+
+
 def test_an_explosion_rises_and_a_young_run_says_nothing() -> None:
     assert rise(points([3.0] * 12 + [1e9 * k for k in range(10, 18)])) is not None
     assert rise(points([3.0] * 7 + [1e9] * 4)) is None
@@ -105,8 +113,8 @@ async def test_a_sample_spans_the_log_and_has_all_newest() -> None:
 
 
 def test_a_curve_is_drawn_from_its_lowest_mean_to_its_highest() -> None:
-    assert curves.curve(points(range(16)), 0.0, 16.0) == "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██"
-    assert curves.curve(points([5.0, 5.0]), 0.0, 16.0) == "▁▁" + 14 * " "
+    assert curves.curve(points(range(16), 1.0), 0.0, 16.0) == "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██"
+    assert curves.curve(points([5.0, 5.0], 1.0), 0.0, 16.0) == "▁▁" + 14 * " "
     assert curves.curve([Point(3.0, 2.0)], 3.0, 3.0) == "▁" + 15 * " "
 
 

@@ -37,6 +37,10 @@ RISEN = 0.2
 LEAST = 0.02
 """Share of its lowest loss that a rise must exceed, whatever the loss fell by."""
 
+YOUNG_S, YOUNG_LEAST = 600.0, 0.2
+"""In place of `LEAST`, for a curve that covers less than this many seconds: in a run's first minutes a loss may go up a
+little and down again."""
+
 ENDED = 1 / 8
 """A loss counts for as long as its newest point is younger than this share of the time that all curves cover."""
 
@@ -101,8 +105,8 @@ def rise(points: Sequence[Point]) -> tuple[float, float] | None:
 
     Points near each other state the same steps, so means are taken over `SPANS` equal spans of time. A level is the
     median of `NEWEST` means in a row. The loss rises if the `NEWEST` last means all lie above the lowest level before:
-    by more than `RISEN` of the way that it came down from its first means, by more than `LEAST`, and by more than
-    `SPREADS` times the median difference between neighbouring means.
+    by more than `RISEN` of the way that it came down from its first means, by more than `LEAST` (`YOUNG_LEAST` for a
+    curve under `YOUNG_S` long), and by more than `SPREADS` times the median difference between neighbouring means.
     """
     means = _means(points)
     before, newest = means[:-NEWEST], means[-NEWEST:]
@@ -111,8 +115,8 @@ def rise(points: Sequence[Point]) -> tuple[float, float] | None:
     lowest = min(statistics.median(before[k : k + NEWEST]) for k in range(len(before) - NEWEST + 1))
     scatter = statistics.median(abs(b - a) for a, b in itertools.pairwise(means))
     fell = statistics.median(before[:3]) - lowest
-    now = min(newest)
-    return (lowest, now) if now - lowest > max(RISEN * fell, LEAST * abs(lowest), SPREADS * scatter) else None
+    now, least = min(newest), LEAST if points[-1].at - points[0].at >= YOUNG_S else YOUNG_LEAST
+    return (lowest, now) if now - lowest > max(RISEN * fell, least * abs(lowest), SPREADS * scatter) else None
 
 
 def _means(points: Sequence[Point]) -> list[float]:
