@@ -174,7 +174,18 @@ def test_a_full_disk_is_said_whether_or_not_processes_are_heard() -> None:
     assert (found.ok, found.said) == (False, f"1 of 1 learners merge{full}")
     hearing = BusView(RUN)
     hearing.take(learner_stream("a"), BusItem("1-0", encode(beat("a"))), None)
-    assert health(Status(hearing, [], "", 0.0, NOW, room=3_000_000), "r", "b").said.endswith(full)
+    assert health(Status(hearing, [], "", 0.0, NOW, room=3_000_000), "r", "b").said.startswith(f"{full[2:]}; 0 of 1")
+
+
+def test_of_learners_whose_work_was_not_answered_those_with_less_are_named_too() -> None:
+    def done(name: str, pending: float) -> list[FromLearner]:
+        tally = msgspec.structs.replace(LEDGER, processed=1000.0, pending=pending)
+        told = msgspec.structs.replace(beat(name), step=100, tokens_seen=1000, ledger=tally)
+        return [told, left(name, done=True)]
+
+    found = looked(*done("eu", 130.0), *done("us", 250.0), *done("ap", 20.0), period=8.0)
+    assert "which are not in the model: eu (13%), us (25%); start them again" in found.said
+    assert looked(*done("eu", 130.0), *done("us", 200.0), period=8.0).ok, "as after any run"
 
 
 def test_a_quorum_of_more_learners_than_there_are_is_said_and_is_no_failure() -> None:

@@ -438,16 +438,17 @@ def _unanswered(status: Status) -> list[str]:
     """Return the learners that are done and have sent work that no commit answered, each with its pending share.
 
     Steps after the last update are pending, too, and work on rounds that were open at the end: it takes more to count.
+    If one learner has more, all are named that have more than a period.
     """
-    found = []
+    found = dict[str, float]()
     for view in sorted(status.hearing.learners.values(), key=lambda view: view.name):
         beat = view.heartbeat
         if view.left is None or not view.left.done or beat is None or not beat.step:
             continue
         a_period = status.period * beat.tokens_seen / beat.step
-        if a_period and beat.ledger.pending > PENDING_PERIODS * a_period:
-            found.append(f"{view.name} ({beat.ledger.pending / beat.ledger.processed:.0%})")
-    return found
+        if a_period and beat.ledger.pending > a_period:
+            found[f"{view.name} ({beat.ledger.pending / beat.ledger.processed:.0%})"] = beat.ledger.pending / a_period
+    return list(found) if max(found.values(), default=0.0) > PENDING_PERIODS else []
 
 
 def _trouble(view: LearnerView, run: str, bus: str, *, heard: bool) -> Part | None:
