@@ -169,7 +169,8 @@ def test_a_file_that_cannot_be_written(doctor: Doctor, run: str, tmp_path: Path)
 @row(
     "doctor", "bus: access: sqlite://…: …: free space on its disk",
     means="The disk of the embedded bus is full. Learners train on, and rounds wait.",
-    do="make room on the disk of … (df -h …): processes then go on by themselves. To delete the bus's own files helps little",
+    do="make room on the disk of … (df -h …): processes then go on by themselves. If …-wal is large, end all processes of the "
+    "run and delete …, …-wal and …-shm: nothing is lost",
     then="`ok bus: access`", lost=A_GAP,
 )  # fmt: skip
 @pytest.mark.usefixtures("own_mounts")

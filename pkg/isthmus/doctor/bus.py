@@ -78,8 +78,9 @@ def _on_disk(bus: Bus, error: IsthmusError) -> str:
         return ""
     if isinstance(error, Refused):
         return (
-            f"make room on the disk of {path.parent} (df -h {path.parent}): processes then go on by themselves. To "
-            "delete the bus's own files helps little"
+            f"make room on the disk of {path.parent} (df -h {path.parent}): processes then go on by themselves. If "
+            f"{path}-wal is large, end all processes of the run and delete {path}, {path}-wal and {path}-shm: nothing "
+            "is lost"
         )
     if isinstance(error, Unavailable):
         return f"delete {path}, {path}-wal and {path}-shm: processes make the bus anew, and nothing is lost"

@@ -108,16 +108,16 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         return Health(found.ok and not ailing, [*found.parts, *_of_unheard(status, bus), *ailing])
     if not here and not status.syncers_live:
         # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
-        ailing = [*_of_room(status, run), *of_log(status, run), *_of_strangers(strangers, run)]
+        room, ailing = _of_room(status, run), [*of_log(status, run), *_of_strangers(strangers, run)]
         silence = Part(
             f"0 of {len(known)} learners merge; no process is heard, and none has left ({last}): all were killed or "
             "are cut off, or the bus refuses their messages",
             "look first whether they live, on each of their machines: pgrep -af isthmus (for a training loop of your "
             "own, the name of its script in place of isthmus). Beside those that live, isthmus doctor "
-            f"{run} --bus {bus} --role syncer says what keeps them from the bus; start the others again by their old "
-            "commands",
+            f"{run}{bus_flag(run, bus)} --role syncer says what keeps them from the bus; start the others again by "
+            "their old commands",
         )
-        return Health(False, [silence, *ailing], notable=True)
+        return Health(False, [*room, silence, *ailing], notable=True)
     parts = [Part(f"{len(here) - len(troubled) - len(exploding)} of {len(known)} learners merge")]
     able = [name for name in status.syncers_live if status.hearing.syncers[name].able]
     if not status.syncers_live:
