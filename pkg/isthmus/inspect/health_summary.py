@@ -114,8 +114,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
             "are cut off, or the bus refuses their messages",
             "look first whether they live, on each of their machines: pgrep -af isthmus (for a training loop of your "
             "own, the name of its script in place of isthmus). Beside those that live, isthmus doctor "
-            f"{run}{bus_flag(run, bus)} --role syncer says what keeps them from the bus; start the others again by "
-            "their old commands",
+            f"{run} --bus {bus} --role syncer says what keeps them from the bus; start the others again by their old "
+            "commands",
         )
         return Health(False, [*room, silence, *ailing], notable=True)
     parts = [Part(f"{len(here) - len(troubled) - len(exploding)} of {len(known)} learners merge")]
