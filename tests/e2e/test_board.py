@@ -23,21 +23,18 @@ from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from isthmus.agent.ports import open_log
 from isthmus.inspect.export import versions_at
 from isthmus.log import Log
 from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import free_ports
+from support.browsers import chromium
 from support.world import all_commits
 
 STEPS, LEARNERS = 120, 3
 PATIENCE_MS = 30_000
-FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 PAGES = {
@@ -52,16 +49,8 @@ READY = {"about": "#words", "run": "#totals"}
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Start Debian's Chromium."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        why = "not run: no chromium on PATH (Debian has it in the package chromium)"
-        if os.environ.get("ISTHMUS_REQUIRE_CHROMIUM") == "1":
-            pytest.fail(why, pytrace=False)
-        pytest.skip(why)
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+    with chromium() as found:
         yield found
-        found.close()
 
 
 @dataclass

@@ -8,15 +8,19 @@ import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 import msgspec
 import numpy as np
 import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import ConsoleMessage
 
 from isthmus.agent.ports import open_log
 from isthmus.codecs import codec, pack
+from isthmus.errors import Denied, InputError
+from isthmus.format.permissions import CREATE, LIST, READ, Participant, may
 from isthmus.format.records import frame
 from isthmus.format.records.charter import Terms
 from isthmus.format.records.frame import Body, Kind
@@ -25,14 +29,21 @@ from isthmus.format.records.messages import encode, learner_stream
 from isthmus.format.records.objects import CommitHeader, UpdateHeader
 from isthmus.format.signing import Signer, fingerprint
 from isthmus.format.signing.keys import write_signer
+from isthmus.inspect.audit import audit
 from isthmus.learner.manifest import statement
 from isthmus.log import gc, heal
 from isthmus.log.membership import Members, Membership, following
 from isthmus.log.proposals import approve
 from isthmus.log.trust import Trust
+from isthmus.store import Layer
+from isthmus.store.layer import Send
 from isthmus_services.main import main
+from support.browsers import chromium
+from support.gated import gated, log_of, number, promotion
 from support.signed import COLLECTOR, EU, EVERYBODY, NORTH, OWNER, RULES, SOUTH, SYNC, US, admit, agree, announced, seed
-from support.world import World, all_commits, in_virtual_time, serving, train, world
+from support.world import World, all_commits, in_virtual_time, seed_of, serving, train, world
+
+T = TypeVar("T")
 
 MARKUP = "<script>alert(1)</script> & more"
 SEED = seed(msgspec.structs.replace(RULES, fragments=2), snapshot_every=4096)
@@ -342,6 +353,33 @@ def test_what_participants_wrote_stays_text(recorded: Path, audited: dict[str, A
     assert "href=" not in text
 
 
+@pytest.mark.tier("all")
+def test_the_page_reads_well_offline_on_a_desk_and_on_a_phone(recorded: Path, audited: dict[str, Any]) -> None:
+    assert audited["heals"]
+    said = list[str]()
+
+    def heard(message: ConsoleMessage) -> None:
+        said.append(message.text)
+
+    with chromium() as browser:
+        for width in (1440, 390):
+            context = browser.new_context(viewport={"width": width, "height": 900}, offline=True)
+            page = context.new_page()
+            page.on("console", heard)
+            page.goto((recorded.parent / "a.html").as_uri())
+            assert said == []
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            assert "<script>alert(1)</script> & more" in page.locator("main").inner_text()
+            cut = "[...document.querySelectorAll('td')].filter((x) => x.scrollWidth > x.clientWidth + 1).length"
+            assert page.evaluate(cut) == 0
+            page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+        checked = browser.new_context(bypass_csp=True).new_page()
+        checked.goto((recorded.parent / "a.html").as_uri())
+        found = Axe().run(checked)
+        assert found.violations_count == 0, found.generate_report()
+
+
 def test_a_false_commit_ends_the_command_with_1(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -400,3 +438,51 @@ def test_a_command_evaluates_the_model_without_a_member(recorded: Path, tmp_path
     (us,) = json.loads(Path(out).read_text())["influence"]
     assert us["loss"] is not None
     assert us["loss"] != us["loss_without"]
+
+
+# --- other runs -------------------------------------------------------------------------------------------------------
+
+
+class AsReader(Layer):
+    """A store that gives what the table of permissions gives a reader."""
+
+    async def _through(self, operation: str, key: str, send: Send[T]) -> T:
+        kind = LIST if operation == "list" else READ if operation == "get" else CREATE
+        if not may(Participant.READER, kind, key):
+            raise Denied(f"a reader may not {operation} {key}")
+        return await super()._through(operation, key, send)
+
+
+@in_virtual_time
+async def test_a_readers_rights_suffice_and_promotions_are_told(folder: Path) -> None:
+    async with world(folder, SEED) as w:
+        await gated(w)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            agents = w.by(EU).learner("eu"), w.by(US).learner("us-1")
+            enough = lambda: min(k.head for k in syncer.coordinators) >= 2  # noqa: E731
+            await asyncio.gather(*(train(agent, 1, step_s=STEP_S, enough=enough) for agent in agents))
+        await promotion(w, 1, [await number(w, by, 1, 3.0) for by in ("eva", "evb")])
+        await promotion(w, 2, [await number(w, "eva", 2, 2.0)])
+        found = await audit(await log_of(w.through(AsReader)), leave_out=("eu",))
+    assert found.not_read == []
+    good, bad = found.promotions
+    assert (good.number, good.version, good.by, good.values, good.fault) == (1, 1, "pro", {"eva": 3.0, "evb": 3.0}, "")
+    assert "rests on the numbers of 1 evaluators" in bad.fault
+    assert found.replay.differences == []
+    assert found.influence[0].fault == ""
+
+
+@in_virtual_time
+async def test_of_an_unsigned_run_each_learner_is_a_member(folder: Path) -> None:
+    async with world(folder, seed_of(SEED.rules)) as w:
+        with pytest.raises(InputError, match="members are"):
+            await audit(w.log, leave_out=("a",))
+        async with serving(w.syncer("s")) as syncer:
+            enough = lambda: syncer.coordinators[0].head >= 2  # noqa: E731
+            await asyncio.gather(*(train(w.learner(n), 1, step_s=STEP_S, enough=enough) for n in ("a", "b")))
+        found = await audit(w.log, period_s=1.0, leave_out=("a",))
+    assert [(m.name, m.roles, m.since) for m in found.members] == [("a", ["learner"], 0), ("b", ["learner"], 0)]
+    assert found.memberships == []
+    assert all(p.end - p.begin == pytest.approx(1.0) for p in found.periods)
+    assert sum(p.commits for p in found.periods) == found.replay.commits == found.replay.verified
+    assert found.influence[0].learners == ["a"]

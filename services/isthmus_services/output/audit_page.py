@@ -99,8 +99,8 @@ def page(report: Audit, check: Check) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{digest}'\">\n"
-        f"<title>Audit of {_t(report.run['url'])}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n"
-        "</html>\n"
+        f"<title>Audit of {_t(report.run['url'])}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"{body}\n</main>\n</body>\n</html>\n"
     )
 
 
@@ -282,11 +282,14 @@ def _charts(a: Audit) -> list[str]:
         '<div class="charts">',
         "<figure><figcaption>Tokens merged in each period</figcaption>",
         f'<div class="span"><span>{most:,.0f} at most</span></div>',
-        *_bars(a, members, colours, tokens, [most] * count, lambda v, whole: f"{v:,.0f} tokens"),
+        *_bars(a, members, colours, tokens, [most] * count, "tokens by period", lambda v, whole: f"{v:,.0f} tokens"),
         span, *legend, "</figure>",
         "<figure><figcaption>Shares of the model’s movement in each period</figcaption>",
         '<div class="span"><span>100%</span></div>',
-        *_bars(a, members, colours, movement, [p.movement for p in a.periods], lambda v, whole: f"{v / whole:.1%}"),
+        *_bars(
+            a, members, colours, movement, [p.movement for p in a.periods], "movement by period",
+            lambda v, whole: f"{v / whole:.1%}",
+        ),
         span, *legend, "</figure>",
         "<figure><figcaption>Participation in each period (the stronger the colour, the more)</figcaption>",
         '<div class="rows">',
@@ -298,7 +301,8 @@ def _charts(a: Audit) -> list[str]:
             for n, (p, f) in enumerate(zip(a.periods, m.periods, strict=True))
             if f.participation
         )
-        strip = f'<svg class="strip" viewBox="0 0 {count} 1" preserveAspectRatio="none" role="img">{cells}</svg>'
+        box = f'viewBox="0 0 {count} 1" preserveAspectRatio="none" role="img" aria-label="{_t(m.name)}"'
+        strip = f'<svg class="strip" {box}>{cells}</svg>'
         lines.append(f"<span>{_t(m.name)}</span>{strip}<span>{_share(m.total.participation)}</span>")
     lines += ["</div>", span, "</figure>", "</div>"]
     for m in members:
@@ -318,10 +322,16 @@ def _bars(
     colours: Sequence[int],
     value: Value,
     wholes: Sequence[float],
+    about: str,
     said: Callable[[float, float], str],
 ) -> list[str]:
-    """Return stacked bars, one for each period. `wholes`: by period, the value that fills the height."""
-    lines = [f'<svg class="bars" viewBox="0 0 {len(wholes)} 100" preserveAspectRatio="none" role="img">']
+    """Return stacked bars, one for each period. `wholes`: by period, the value that fills the height.
+
+    `about` says what they show, to those who do not see them.
+    """
+    lines = [
+        f'<svg class="bars" viewBox="0 0 {len(wholes)} 100" preserveAspectRatio="none" role="img" aria-label="{about}">'
+    ]
     for n, (period, whole) in enumerate(zip(a.periods, wholes, strict=True)):
         top = 100.0
         for m, colour in zip(members, colours, strict=True):
