@@ -283,7 +283,8 @@ async def names_a_process_that_lives(line: str, w: World) -> None:
     "model): its log then has more lines of `isthmus learner` with `starts:` than lines with `joined`. The end of its log "
     "says why. If it does not, the kernel may have ended it for want of memory: dmesg | grep -i oom, or the reason "
     "OOMKilled of its container, whose count of restarts rises",
-    do="started again under its name, it goes on from its checkpoint",
+    do="started again under its name, it goes on from its checkpoint (nothing is to be done if it exploded and another "
+    "name took its place)",
     then="The sentence goes away, and its incarnation is one higher.",
     lost="what it trained since its last checkpoint and was not merged",
 )
@@ -708,8 +709,8 @@ async def test_a_fragment_that_stands_still(folder: Path, caplog: pytest.LogCapt
     "or not at all. The learner is not counted as one that merges.",
     like="`… rejected (…)`, in place of the cut or beside it, has the reason. A learner's first or last update may be cut a "
     "little; status then says nothing.",
-    do="the table of learners shows its loss, isthmus explain … … such a round; stop it, lower the learning rate or clip "
-    "gradients, and start it under a new name, so that it begins with the run's model instead of its own checkpoint; the "
+    do="the table of learners shows its loss, isthmus explain … … such a round; stop it by SIGTERM (in a loop "
+    "of your own, by link.close()), so that it leaves, lower the learning rate or clip gradients, and start it under a new name, so that it begins with the run's model instead of its own checkpoint; the "
     "owner can expel it",
     then="`isthmus explain` names the learner's update and what it was cut to, or why it was rejected. Once the learner "
     "has stopped, the sentence goes away.",

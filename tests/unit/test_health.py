@@ -405,8 +405,8 @@ def test_a_learner_that_explodes_is_named() -> None:
     )  # fmt: skip
     assert not found.ok
     advice = (
-        "; stop it, lower the learning rate or clip gradients, and start it under a new name, so that it begins with "
-        "the run's model instead of its own checkpoint; the owner can expel it"
+        "; stop it by SIGTERM (in a loop of your own, by link.close()), so that it leaves, lower the learning rate or "
+        "clip gradients, and start it under a new name, so that it begins with the run's model instead of its own checkpoint; the owner can expel it"
     )
     assert found.said == (
         "1 of 2 learners merge; b explodes: of its 3 newest updates, 2 cut to less than a fifth of their length (the "

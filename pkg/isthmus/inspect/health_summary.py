@@ -136,7 +136,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         parts.append(
             Part(
                 f"no messages come from {', '.join(silent[:NAMED_MAX])}{more}: it was killed or is cut off",
-                "started again under its name, it goes on from its checkpoint",
+                "started again under its name, it goes on from its checkpoint (nothing is to be done if it exploded "
+                "and another name took its place)",
             )
         )
     parts += [*_of_unheard(status, bus), *_of_strangers(strangers, run)]
@@ -221,7 +222,8 @@ def _exploding(status: Status, run: str) -> dict[str, Part]:
                 fates.append(f"{len(gone)} rejected ({', '.join(sorted({reason for reason, _ in gone}))})")
             found[name] = Part(
                 f"{name} explodes: of its {seen} newest updates, {' and '.join(fates)}",
-                f"the table of learners shows its loss, isthmus explain {run} {place} such a round; stop it, "
+                f"the table of learners shows its loss, isthmus explain {run} {place} such a round; "
+                "stop it by SIGTERM (in a loop of your own, by link.close()), so that it leaves, "
                 f"{REMEDIES[Reason.TOO_LONG]}; the owner can expel it",
             )
     return found
