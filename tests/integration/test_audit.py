@@ -398,6 +398,20 @@ def test_a_false_commit_ends_the_command_with_1(
     assert 'class="bad"' in (tmp_path / "a.html").read_text()
 
 
+def test_commits_after_a_missing_one_still_count_and_are_not_verified(recorded: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(recorded, run)
+    missing = run / "commits" / "00001" / "000000000005"
+    missing.unlink()
+    assert main(["audit", str(run), "--json", str(tmp_path / "a.json")]) == 1
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert found["replay"]["commits"] == len(list(run.glob("commits/*/*")))
+    unread = [(g["fragment"], g["first"], g["last"], g["detail"]) for g in found["replay"]["unverified"]]
+    assert (1, 5, 5, "is missing") in unread
+    inputs = [i for path in run.glob("commits/*/*") for i in raw(path)[0]["inputs"]]
+    assert sum(m["total"]["updates"] for m in found["members"]) == len(inputs)
+
+
 def test_collected_rounds_still_count_and_are_not_verified(recorded: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(recorded, run)

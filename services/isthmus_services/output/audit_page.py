@@ -459,8 +459,9 @@ def _unfinished(a: Audit) -> list[str]:
         "learner, stored, announced late, object, key",
     )
     note = (
-        "The round after the newest commit of each fragment: updates that are stored, and that no commit has merged or "
-        "rejected for good. If a merge died there, these contributions were in. Commits have those of earlier rounds."
+        "The round after the newest commit of each fragment: updates that are stored, and that no commit up to it has "
+        "merged or rejected for good. If a merge died there, these contributions were in. Commits have those of earlier "
+        "rounds."
     )
     return ["<h2>Unfinished rounds</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
 
