@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,10 @@ from advice.followed import command_in, isthmus, mine, says
 from advice.gate import gate
 from advice.rows import A_GAP, row
 from advice.test_status import FEW, command, said, training, well
+from isthmus.format.signing.keys import write_signer
+from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import Server
+from support.signed import EU, OWNER, SYNC, L, S, admit
 from support.world import serving, until, world
 
 
@@ -33,6 +37,36 @@ async def test_a_run_whose_syncer_was_killed(folder: Path) -> None:
         line = await said(here, w)
         async with command(folder.parent, *command_in(line, "syncer")):
             assert (await well(w)).startswith("1 of 1 learners merge")
+
+
+@row(
+    "status",
+    "no syncer is heard; … start one with: . syncer/env && isthmus syncer",
+    means="The same in a signed run: a syncer needs its key, and with the folders of `isthmus create` also its rights.",
+    do="start one with: . syncer/env && isthmus syncer (with the folders of isthmus create; else isthmus syncer … --key FILE)",
+    then="Within seconds `… of … learners merge`. The new syncer goes on from the newest commit.",
+    lost=A_GAP,
+)
+async def test_a_signed_run_without_a_syncer(folder: Path, tmp_path: Path) -> None:
+    (here,) = mine(test_a_signed_run_without_a_syncer)
+    own = tmp_path / "syncer"
+    own.mkdir()
+    write_signer(own / "key", SYNC, "syncer")
+    async with world(folder, replace(FEW, signer=OWNER)) as w:
+        await admit(w, ("a", L, EU), ("syncer-*", S, SYNC))
+        values = {"ISTHMUS_RUN": w.run.url, "ISTHMUS_BUS": w.bus.url, "ISTHMUS_KEY": str(own / "key")}
+        (own / "env").write_text("".join(f"export {name}='{value}'\n" for name, value in values.items()))
+        async with training(w.by(EU).learner("a")):
+            line = await said(here, w)
+            do = re.search(r"with: (\. syncer/env && isthmus syncer) ", line)
+            assert do is not None
+            words = do[1].replace("isthmus", f"exec {' '.join(isthmus_command())}")
+            process = await asyncio.create_subprocess_shell(words, cwd=tmp_path)
+            try:
+                assert (await well(w)).startswith("1 of 1 learners merge")
+            finally:
+                process.terminate()
+                await process.wait()
 
 
 @row(

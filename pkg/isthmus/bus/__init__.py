@@ -18,10 +18,12 @@ __all__ = [
     "START",
     "Bus",
     "BusItem",
+    "bus_flag",
     "default_bus",
     "default_pace",
     "in_store",
     "open_bus",
+    "syncer_command",
 ]
 
 EMBEDDED_FILE = "bus.sqlite"
@@ -43,6 +45,22 @@ def default_bus(run_url: str) -> str:
     """Return the URL of the bus of a run for which none is given: a file in the run's folder, else the store."""
     folder = Place.of(run_url).folder
     return IN_STORE if folder is None else f"sqlite://{folder / EMBEDDED_FILE}"
+
+
+def bus_flag(run_url: str, bus_url: str) -> str:
+    """Return the flag, after a space, that names the bus of a run in a command; empty if the run's store has it."""
+    return "" if in_store(bus_url) and default_bus(run_url) == IN_STORE else f" --bus {bus_url}"
+
+
+def syncer_command(run_url: str, bus_url: str, more: str = "", *, signed: bool) -> str:
+    """Return the command that starts a syncer of a run, to be copied; in a `signed` run a syncer needs its key.
+
+    `more`: further flags, after a space.
+    """
+    command = f"isthmus syncer {run_url}{bus_flag(run_url, bus_url)}{more}"
+    if not signed:
+        return command
+    return f". syncer/env && isthmus syncer{more} (with the folders of isthmus create; else {command} --key FILE)"
 
 
 def default_pace(bus_url: str, run_url: str) -> Pace:

@@ -2,10 +2,11 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from isthmus.bus import in_store
+from isthmus.bus import bus_flag, in_store, syncer_command
 from isthmus.format.records.keys import MEMBERS, members_key
 from isthmus.format.records.messages import Alive
 from isthmus.inspect.bus_view import LearnerView
@@ -88,7 +89,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     """
     written = max((c.header.written_at for c in status.heads if c is not None), default=0.0)
     last = f"the last commit is of {_clock(written, status.at)}" if written else "nothing was ever committed"
-    syncer = f"isthmus syncer {run} --bus {bus}"
+    members = status.hearing.members
+    syncer = partial(syncer_command, run, bus, signed=members is not None and members.signed)
     if status.bus_error:
         why = status.bus_error.rstrip(".")
         check = "" if "check that" in why else f"check that {run if in_store(bus) else bus} is reachable"
@@ -114,14 +116,14 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
             "are cut off, or the bus refuses their messages",
             "look first whether they live, on each of their machines: pgrep -af isthmus (for a training loop of your "
             "own, the name of its script in place of isthmus). Beside those that live, isthmus doctor "
-            f"{run} --bus {bus} --role syncer says what keeps them from the bus; start the others again by their old "
-            "commands",
+            f"{run}{bus_flag(run, bus)} --role syncer says what keeps them from the bus; start the others again by "
+            "their old commands",
         )
         return Health(False, [*room, silence, *ailing], notable=True)
     parts = [Part(f"{len(here) - len(troubled) - len(exploding)} of {len(known)} learners merge")]
     able = [name for name in status.syncers_live if status.hearing.syncers[name].able]
     if not status.syncers_live:
-        parts = [Part(f"0 of {len(known)} learners merge"), _no_syncer(status, here, written, last, syncer, bus)]
+        parts = [Part(f"0 of {len(known)} learners merge"), _no_syncer(status, here, written, last, syncer(), bus)]
     else:
         if not able:
             parts.append(Part(f"none of {len(status.syncers_live)} syncers can serve for now; {last}"))
@@ -394,7 +396,7 @@ def _list(fragments: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(fragments)))
 
 
-def _nobody(status: Status, last: str, syncer: str, bus: str, *, young: bool) -> Health:
+def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, young: bool) -> Health:
     """Return the health of a run that no learner trains: all have left, or none was ever heard.
 
     `young`: whether the last commit is so young that somebody must be at work.
@@ -423,14 +425,14 @@ def _nobody(status: Status, last: str, syncer: str, bus: str, *, young: bool) ->
             )
         ]
     if not any(status.heads):
-        parts.append(Part("what they learnt is not in the run", f"next time start a syncer first: {syncer}"))
+        parts.append(Part("what they learnt is not in the run", f"next time start a syncer first: {syncer()}"))
     elif unanswered := _unanswered(status):
         parts.append(
             Part(
                 "these learners left with tokens that no syncer answered, which are not in the model: "
                 f"{', '.join(unanswered)}",
                 "start them again with --wait-at-end 600 (a loop of your own: link.close(wait=600)) and, once they "
-                f"have joined, a syncer: {syncer} --quorum {len(unanswered)}",
+                f"have joined, a syncer: {syncer(f' --quorum {len(unanswered)}')}",
             )
         )
     return Health(len(parts) == 1 and not stopped, parts)
@@ -463,7 +465,7 @@ def _trouble(view: LearnerView, run: str, bus: str, *, heard: bool) -> Part | No
     if not heard and waiting == f"a merge ({UNHEARD})":
         return None
     if heard and waiting.startswith(f"a merge ({UNHEARD}"):
-        doctor = f"isthmus doctor {run} --bus {bus} --role learner --learner {view.name}"
+        doctor = f"isthmus doctor {run}{bus_flag(run, bus)} --role learner --learner {view.name}"
         do = f"syncers are heard here: {doctor}, beside it, says what keeps their messages from it"
         return Part(f"{view.name}: waits for {waiting}", do, ": ")
     return Part(f"{view.name}: waits for {waiting}", _remedy(waiting, run, bus, f"learner --learner {view.name}"), ": ")
@@ -480,7 +482,7 @@ def _remedy(waiting: str, run: str, bus: str, role: str) -> str:
     """Return what to do about what a learner or a syncer waits for."""
     if waiting.startswith("a merge ("):
         return remedy_of(waiting.removeprefix("a merge (").removesuffix(")")) or "its log says why"
-    doctor = f"isthmus doctor {run} --bus {bus} --role {role}"
+    doctor = f"isthmus doctor {run}{bus_flag(run, bus)} --role {role}"
     return f"it goes on by itself once that is over; {doctor}, beside it, says what is wrong"
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from isthmus.agent.tolerance import Tolerance
 from isthmus.agent.trouble import Connectivity, Trouble, TroubleLog
+from isthmus.bus import syncer_command
 from isthmus.bus.base import Bus
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.errors import Denied, Unavailable, told
@@ -229,7 +230,7 @@ class Reporter:
         else:
             silent_s = now - max(self.syncer_heard_at, self._deaf_at)
             what, theirs = UNHEARD, "(--bus, ISTHMUS_BUS, join(bus=…))"
-            start = f"isthmus syncer {self._edge.url} --bus {self._bus.url}"
+            start = syncer_command(self._edge.url, self._bus.url, signed=self._members.signed)
             remedy = f"if one runs, use its bus {theirs}; else start one: {start}"
             since = self._runtime.wall() - silent_s + MISSED_BEATS * self._pace.heartbeat_s
             if self.downlink.found_at > since:
