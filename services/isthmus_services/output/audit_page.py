@@ -460,8 +460,8 @@ def _unfinished(a: Audit) -> list[str]:
     )
     note = (
         "The round after the newest commit of each fragment: updates that are stored, and that no commit up to it has "
-        "merged or rejected for good. If a merge died there, these contributions were in. Commits have those of earlier "
-        "rounds."
+        "merged or rejected for good. If a merge died there, these contributions were in. Commits have those of "
+        "earlier rounds."
     )
     return ["<h2>Unfinished rounds</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
 
