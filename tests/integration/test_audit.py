@@ -131,8 +131,9 @@ async def lived(folder: Path) -> None:
         await trained(w, ("eu", "us-1"), 3)
         await expelled(w)
         await trained(w, ("eu",), 2, killed=False)
-        key, blob = update(w, "eu", EU, 1, (await heads(w))[1], 0.0)
-        await w.store.put(key, blob)
+        for name, signer in LEARNERS.items():
+            key, blob = update(w, name, signer, 1, (await heads(w))[1], 0.0)
+            await w.store.put(key, blob)
         for entry in await w.store.list(""):
             path = folder / entry.key
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -309,6 +310,8 @@ def test_the_contributions_to_a_round_that_nobody_finished(recorded: Path, audit
     ours = [u for u in of["updates"] if u["base"] == newest and u["tokens"] == 500]
     assert [(u["learner"], u["member"], u["fault"]) for u in ours] == [("eu", "eu", "")]
     assert (recorded / ours[0]["key"]).is_file()
+    (theirs,) = [u for u in of["updates"] if u["base"] == newest and u["learner"] == "us-1"]
+    assert "membership 3 has no learner" in theirs["fault"], "nobody merges the work of an expelled member"
     settled = {i["key"] for path in recorded.glob("commits/00001/*") for i in raw(path)[0]["inputs"]}
     assert not settled & {u["key"] for u in of["updates"]}
 

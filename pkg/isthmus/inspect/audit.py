@@ -21,6 +21,7 @@ from isthmus.format.records.keys import (
     learner_in,
     manifest_key,
     promotion_key,
+    update_key,
     version_in,
 )
 from isthmus.format.records.objects import ClaimHeader, MemberSpec, UpdateHeader
@@ -193,7 +194,7 @@ class Waiting:
     tokens: int | None
     """None: the object is not a valid update."""
     stored_at: float | None
-    """By the store's clock; None: it is not in the store."""
+    """By the store's clock; None: the store does not list it."""
     late_at: float | None
     """When the syncer of the newest commit heard of it, if that commit lists it as late."""
     fault: str
@@ -334,7 +335,7 @@ async def _rest(log: Log, collected: Sums, result: Sequence[replays.Replayed]) -
         for gap in r.gaps:
             found.append(
                 Gap(
-                    r.fragment, gap.first, gap.last, "an object that they need is missing or damaged; the fragment was healed",
+                    r.fragment, gap.first, gap.last, "an object that they need is missing or damaged; a heal followed",
                     gap.key, gap.detail, gap.writers,
                 )
             )  # fmt: skip
@@ -528,49 +529,44 @@ async def _unfinished(log: Log, collected: Sums, p: int) -> Unfinished:
     kept = collected.newest[p]
     head = max(kept, default=0)
     oldest = head - log.run.pace.staleness
-    settled = {i.digest.hex()[:16] for h in kept.values() for i in h.inputs}
-    settled |= {r.digest.hex()[:16] for h in kept.values() for r in h.rejected if r.reason in FINAL}
+    settled = {i.key for h in kept.values() for i in h.inputs}
+    settled |= {
+        update_key(p, r.learner, r.base, r.digest) for h in kept.values() for r in h.rejected if r.reason in FINAL
+    }
     merged = Counter[str]()
     for h in kept.values():
         for i in h.inputs:
             merged[i.learner] = max(merged[i.learner], i.base + 1)
-    late = {one.digest.hex()[:16]: one for one in kept[head].late} if head else {}
+    late = {update_key(p, r.learner, r.base, r.digest): r.heard_at for r in kept[head].late} if head else {}
     stored = {
         entry.key: entry.modified
         for entry in await log.store.list(f"{UPDATES}{p:05d}/")
-        if is_versioned(entry.key) and learner_in(entry.key) and oldest <= version_in(entry.key) <= head
+        if is_versioned(entry.key) and learner_in(entry.key)
     }
     found = list[Waiting]()
-    for key, modified in stored.items():
-        learner, base, name = learner_in(key), version_in(key), key.rpartition("-")[2]
-        if name in settled or base < merged[learner]:
+    for key in sorted(stored.keys() | late.keys()):
+        learner, base = learner_in(key), version_in(key)
+        if key in settled or not max(oldest, merged[learner]) <= base <= head:
             continue
         said, fault = None, ""
         try:
-            said = (await log.open(await log.fetch(key, Kind.UPDATE, p), key, UpdateHeader)).header
+            said = (await log.open(await log.fetch(key, Kind.UPDATE, p), key, UpdateHeader, in_force=True)).header
         except ObjectMissing:
-            continue  # it was collected meanwhile
+            if key not in late:
+                continue  # it was collected meanwhile
+            fault = "it was announced, and is not in the store"
         except RecordInvalid as error:
             fault = error.detail or str(error)
         except Denied as error:
             fault = str(error)
-        heard = late.pop(name, None)
         found.append(
             Waiting(
                 learner, collected.member_of(log.members.current, learner), base, key, said.steps if said else None,
-                said.tokens if said else None, modified, heard.heard_at if heard else None, fault,
+                said.tokens if said else None, stored.get(key), late.get(key), fault,
             )
         )  # fmt: skip
-    found += [
-        Waiting(
-            one.learner, collected.member_of(log.members.current, one.learner), one.base,
-            f"{UPDATES}{p:05d}/{one.learner}/{one.base:012d}-{name}", None, None, None, one.heard_at,
-            "it was announced, and is not in the store",
-        )
-        for name, one in late.items() if name not in settled and one.base >= merged[one.learner]
-    ]  # fmt: skip
     since = kept[head].written_at if head else log.run.header.created_at
-    return Unfinished(p, head + 1, since, sorted(found, key=lambda w: (w.learner, w.base, w.key)))
+    return Unfinished(p, head + 1, since, found)
 
 
 # --- influence --------------------------------------------------------------------------------------------------------
