@@ -69,6 +69,8 @@ def refused_by_process(*arguments: str, environment: Mapping[str, str] | None = 
         (["demo", "--data", "/nonexistent/text"], "--data /nonexistent/text: there is no such file"),
         (["demo", "--learners", "100000"], "too little text for 100000 shards"),
         (["demo", "--bus", "mailto:x"], "a bus is redis://host:port, sqlite:///path or store: (the run's own store)"),
+        (["learner", "nowhere", "--bus", "store:x"], "isthmus learner: --bus store:x: nothing may follow store:"),
+        (["syncer", "nowhere", "--bus", "store://"], "isthmus syncer: --bus store://: nothing may follow store:"),
         (["demo", "--outer-momentum", "1.0"], "--outer-momentum 1.0: must be less than 1"),
         (["demo", "--outer-lr", "nan"], "--outer-lr nan: must be "),
         (["init", "x", "--quorum", "0"], "isthmus init: --quorum 0: must be at least 1"),

@@ -78,6 +78,30 @@ async def test_an_option_that_the_client_of_redis_does_not_take_is_named(url: st
 
 
 @pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("store:x", "store:x: nothing may follow store:, which means the run's own store: leave the rest out"),
+        ("store:?sesame", "store:: nothing may follow store:"),
+        ("store://", "store://: nothing may follow store:"),
+        ("redis:", "redis:: the host is missing: write redis://host:port"),
+        ("rediss://u:sesame@", "rediss://: the host is missing: write rediss://host:port"),
+        ("redis:h:6379", "redis:h:6379: the host is missing: write redis://host:port"),
+        ("sqlite:", "sqlite:: the path is missing: write sqlite:///path"),
+        ("unix:", "unix:: the path is missing: write unix:///path"),
+        ("amqp://u:sesame@h", "amqp://h: a bus is redis://host:port, sqlite:///path or store: (the run's own store), not amqp"),
+        ("h:6379", "h:6379: a bus is redis://host:port, sqlite:///path or store: (the run's own store), not h"),
+        ("bus", "bus: a bus is redis://host:port, sqlite:///path or store: (the run's own store), not a path"),
+    ],
+)  # fmt: skip
+async def test_an_address_that_no_bus_can_have_is_refused(url: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        async with open_bus(url, b"r" * 32, None):
+            pass
+    assert str(caught.value).startswith(said)
+    assert "sesame" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "endpoint",
     [
         *("garbage", "host:9000", "//host", "ftp://host", "http://", "http://:9000", "http://a b", " http://host"),

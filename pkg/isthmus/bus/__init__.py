@@ -23,6 +23,7 @@ __all__ = [
     "default_pace",
     "in_store",
     "open_bus",
+    "require_bus",
     "syncer_command",
 ]
 
@@ -34,6 +35,24 @@ IN_STORE = f"{SCHEME}:"
 
 PACE_IN_STORE = Pace(heartbeat_s=5.0, silence_s=15.0)
 """Each heartbeat and each look for messages is a request to the store."""
+
+
+def require_bus(url: str) -> Place:
+    """Return the parts of the URL of a bus. Raises `InputError` if it is of no known kind, or says too little or much.
+
+    Nothing is contacted.
+    """
+    place = Place.of(url)
+    if place.scheme == SCHEME and url != IN_STORE:
+        raise InputError(f"{place}: nothing may follow {IN_STORE}, which means the run's own store: leave the rest out")
+    if place.scheme in ("redis", "rediss") and not place.host:
+        raise InputError(f"{place}: the host is missing: write {place.scheme}://host:port")
+    if place.scheme in ("sqlite", "unix") and not place.path:
+        raise InputError(f"{place}: the path is missing: write {place.scheme}:///path")
+    if place.scheme not in ("redis", "rediss", "sqlite", "unix", SCHEME):
+        known = f"redis://host:port, sqlite:///path or {IN_STORE} (the run's own store)"
+        raise InputError(f"{place}: a bus is {known}, not {place.scheme or 'a path'}")
+    return place
 
 
 def in_store(bus_url: str) -> bool:
@@ -83,7 +102,7 @@ async def open_bus(
     `store`: the run's own, which `store:` means; None: the bus cannot be there. `beat_s`: the heartbeat of the run's
     processes. Raises `InputError` for a URL of another kind. Nothing is contacted before the first request.
     """
-    place, name = Place.of(url), run[:8].hex()
+    place, name = require_bus(url), run[:8].hex()
     if place.scheme in ("redis", "rediss", "unix"):
         from isthmus.bus.redis import open_redis
 
@@ -92,8 +111,7 @@ async def open_bus(
     elif place.scheme == "sqlite":
         async with open_sqlite(Path(place.path), name) as sqlite:
             yield sqlite
-    elif place.scheme == SCHEME and not place.path and store is not None:
+    elif store is not None:
         yield StoreBus(store.for_bus, store.runtime, name, beat_s, rewrite_s(store.url))
     else:
-        known = f"redis://host:port, sqlite:///path or {IN_STORE} (the run's own store)"
-        raise InputError(f"{place}: a bus is {known}, not {place.scheme or 'a path'}")
+        raise InputError(f"{place}: no run's store is open here, and so its bus is out of reach")

@@ -90,6 +90,13 @@ class TakingPart(Signed):
     insecure: Annotated[bool, Setting("allow an unsigned run whose store or bus is on another machine")] = False
 
 
+def _require_bus(url: str) -> None:
+    """Raise `InputError` unless a bus can have this URL."""
+    from isthmus.bus import require_bus  # imports asyncio, which `isthmus --help` does not need
+
+    require_bus(url)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OnBus:
     """The bus."""
@@ -100,6 +107,7 @@ class OnBus:
             "URL of the bus: redis://host:port, or store: for the run's own store (default: store:, but an embedded "
             "file for a run in a folder)",
             metavar="URL",
+            check=_require_bus,
         ),
     ] = None
     bus_user: Annotated[str | None, Setting("user name on the bus, if its URL has none", metavar="NAME")] = None
