@@ -37,7 +37,7 @@ async def measured(w: World, version: int, value: float) -> None:
     "not promoted: no version has numbers of … evaluators in the series …: version … has those of …, and … more must "
     "come from …",
     means="Too few of the evaluators that the charter names have measured one and the same version.",
-    do="isthmus follow … --exec COMMAND --series … --name NAME stores them",
+    do="isthmus follow … --version … --exec COMMAND --series … --name NAME stores them",
     like="A number that is stored without `--name`, or of some fragments only (`--fragment`, `--mixed`), does not count.",
     then="Run by each missing evaluator with its own name and key on the version that the others have measured, it "
     "stores the number; `isthmus promote` promotes the version.",
@@ -54,6 +54,8 @@ async def test_an_evaluator_that_has_not_measured(folder: Path) -> None:
         follow = (
             "follow",
             w.run.url,
+            "--version",
+            "0",
             "--exec",
             "echo 2.0",
             "--series",
@@ -63,7 +65,7 @@ async def test_an_evaluator_that_has_not_measured(folder: Path) -> None:
             "--key",
             str(at / "evb"),
         )
-        command = sys.executable, "-m", "isthmus_services.main", *follow, "--cuts", "1"
+        command = sys.executable, "-m", "isthmus_services.main", *follow
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
         assert await process.wait() == 0
         code, told = await promotes(w, at)

@@ -18,6 +18,7 @@ from support.docs_blocks import ROOT, Block, blocks
 from website import pages
 
 EXECUTED = {
+    "docs/consortium.md": "test_consortium.py",
     "docs/tutorial.md": "test_tutorial.py",
     "docs/replaying.md": "test_replaying.py",
     "docs/own-rule.md": "test_own_rule.py",

@@ -149,19 +149,27 @@ async def cuts(
     fragments: Sequence[int] | None = None,
     mixed: bool = False,
     promoted: bool = False,
+    only: int | None = None,
 ) -> AsyncIterator[Cut]:
     """Yield for ever the newest cut beyond `after` whose number is a multiple of `every`, and skip those before it.
 
     Two cuts are at least `apart_s` seconds apart. With `mixed`, a cut is yielded once its number has grown by `every`
-    or more. With `promoted`, only promoted cuts are yielded, whatever `every` and `mixed` say. During an outage of the
-    store, wait. Raises `Denied`, `LogCorrupt` if a cut is not available any more, and `InputError`.
+    or more. With `promoted`, only promoted cuts are yielded, whatever `every` and `mixed` say. With `only`, that cut
+    alone is yielded, once every fragment has it. During an outage of the store, wait. Raises `Denied`, `LogCorrupt` if
+    a cut is not available any more, and `InputError`.
     """
-    follower, away, promotions = CutFollower(log, fragments), False, _Promoted(log)
+    follower, away, told_wait, promotions = CutFollower(log, fragments), False, False, _Promoted(log)
     while True:
         began = runtime.now()
         wanted = max(0, (after // every + 1) * every)
         try:
-            if promoted:
+            if only is not None:
+                head = await follower.head(only)
+                cut = await follower.cut(only) if head >= only else None
+                if cut is None and not told_wait:
+                    logger.warning("version %d is not there yet; the newest is %d: this waits for it", only, head)
+                    told_wait = True
+            elif promoted:
                 version = await promotions.newest()
                 cut = promotions.require(await follower.cut(version)) if version > after else None
             elif mixed:
@@ -183,6 +191,8 @@ async def cuts(
         if cut is not None:
             after = cut.number
             yield cut
+            if only is not None:
+                return
         await asyncio.sleep(max(LOOK_S if cut is None else 0.0, (began + apart_s - runtime.now()) if cut else 0.0))
 
 

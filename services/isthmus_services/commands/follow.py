@@ -35,6 +35,8 @@ def run(settings: declared.Follow) -> int:
             raise InputError("--series stores the last number that a command prints: add --exec CMD")
     if settings.promoted and (settings.mixed or settings.every > 1):
         raise InputError("--promoted follows every promoted cut, and no other: leave out --mixed and --every")
+    if settings.version is not None and (settings.mixed or settings.every > 1 or settings.promoted):
+        raise InputError("--version names one cut: leave out --mixed, --every and --promoted")
     kernels.warm()
     if settings.into is not None:
         asyncio.run(_follow(settings, Path(settings.into).absolute(), command))
@@ -46,7 +48,7 @@ def run(settings: declared.Follow) -> int:
 
 async def _follow(settings: declared.Follow, folder: Path, command: list[str] | None) -> None:
     async with open_log(settings.run, shared.trust_in(settings)) as log:
-        runtime, left = log.runtime, settings.cuts
+        runtime, left = log.runtime, settings.cuts if settings.version is None else 1
         if settings.series is not None:
             promotions.require_named(log.members, log.signer, settings.name)
         after = follow.newest_in(folder)
@@ -55,6 +57,7 @@ async def _follow(settings: declared.Follow, folder: Path, command: list[str] | 
         cuts = follow.cuts(
             log, runtime, after=after, every=settings.every, apart_s=settings.at_most_every,
             fragments=settings.fragment, mixed=settings.mixed, promoted=settings.promoted,
+            only=settings.version,
         )  # fmt: skip
         buffers = Buffers(log)
         async for merged in cuts:

@@ -90,7 +90,7 @@ def _too_few(
     log: Log, gate: PromotionRule, numbers: Mapping[int, Mapping[str, Measured]], last: Promotion | None
 ) -> str:
     """Return in words that no version has numbers of enough evaluators."""
-    after = last.version if last else -1
+    after, cut = last.version if last else -1, ""
     newer = f", and is newer than the promoted version {after}" if last else ""
     said = f"not promoted: no version has numbers of {gate.least} evaluators in the series {gate.series}{newer}"
     if beyond := [version for version in numbers if version > after]:
@@ -99,7 +99,8 @@ def _too_few(
         missing = [name for name in gate.evaluators if name not in there]
         said += f": version {best} has those of {', '.join(there)}, and {gate.least - len(there)} more must come from "
         said += ", ".join(missing)
-    return f"{said} (isthmus follow {log.run.url} --exec COMMAND --series {gate.series} --name NAME stores them)"
+        cut = f" --version {best}"
+    return f"{said} (isthmus follow {log.run.url}{cut} --exec COMMAND --series {gate.series} --name NAME stores them)"
 
 
 async def _read(settings: declared.Promote) -> tuple[Promotions, list[int]]:

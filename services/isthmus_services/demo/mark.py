@@ -16,7 +16,7 @@ from isthmus.version import __version__
 MARK = ".isthmus-demo"
 MADE_BY = "isthmus demo"
 
-RUN, LOGS, SERVERS, KEYS = "run", "logs", "servers", "keys"
+RUN, LOGS, SERVERS, KEYS, CONSORTIUM = "run", "logs", "servers", "keys", "consortium"
 FILES = ("report.json", "loss.png")
 
 _OURS = {
@@ -27,6 +27,10 @@ _OURS = {
     LOGS: re.compile(r"(syncer|board|learner-\d+)\.log"),
     SERVERS: re.compile(r"seaweedfs|(seaweedfs|redis)\.log|dump\.rdb"),
     KEYS: re.compile(r"(owner|syncer|learner-\d+)(\.pub)?"),
+    CONSORTIUM: re.compile(
+        r"run|keys|logs|buckets|cuts-(north|south)-eval|(charter|manifest)\.toml|charter\.json|evaluate\.py|"
+        r"audit\.(html|json)(\.sig)?|allowed_signers"
+    ),
 }
 """Names of the files and folders that a demo writes in each of its folders."""
 

@@ -28,7 +28,7 @@ from isthmus.log.trust import OWNER, Trust, is_near
 from isthmus.runtime.urls import Place, redacted
 from isthmus.store import EdgeStore
 from isthmus_services.commands import init
-from isthmus_services.demo import board, identities, judge, mark, report
+from isthmus_services.demo import board, consortium, identities, judge, mark, report
 from isthmus_services.demo.fleet import Fleet, Worker
 from isthmus_services.demo.identities import Identities
 from isthmus_services.demo.left import ALONE, DRAWING, JUDGING, LAST, TRAINING, Left
@@ -61,6 +61,8 @@ CHECKPOINT_S = 2.0
 
 def run(settings: declared.Demo) -> int:
     """Run the demo that the settings describe; return the exit status."""
+    if settings.consortium:
+        return consortium.run(settings)
     _check(settings)
     shared.need("torch", "demo")
     shared.need("matplotlib", "demo")

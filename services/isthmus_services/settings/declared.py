@@ -68,6 +68,13 @@ class Demo(OnBus, ArithmeticOfRun, Seeded, Reported):
     board: Annotated[bool, Setting("open a live web page of the demo, and keep it open at the end", flag_only=True)] = (
         False
     )
+    consortium: Annotated[
+        bool,
+        Setting(
+            "three institutions with a charter, instead; of the other flags, --steps, --out and --json count",
+            flag_only=True,
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -451,6 +458,10 @@ class Follow(InRun, Signed):
     every: Annotated[
         int, Setting("follow only cuts whose version is a multiple of N", metavar="N", ge=1, flag_only=True)
     ] = 1
+    version: Annotated[
+        int | None,
+        Setting("follow only the cut of this version, and then exit", metavar="V", ge=0, flag_only=True),
+    ] = None
     series: Annotated[
         str | None,
         Setting(

@@ -1,0 +1,51 @@
+"""Three institutions with a charter: the page that leads through it, and the demo that shows it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from isthmus_services.processes import isthmus_command
+from support.docs_blocks import ROOT, Shell
+
+pytestmark = [pytest.mark.tier("all"), pytest.mark.timeout(600)]  # some forty commands and processes each
+
+
+def environment() -> dict[str, str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "ISTHMUS_"))}
+    return plain | {"OMP_NUM_THREADS": "1"}
+
+
+def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "pkg").symlink_to(ROOT / "pkg")
+    with Shell(tmp_path, environment()) as shell:
+        shell.page("docs/consortium.md")
+    said = "".join(shell.said.values())
+    assert "membership 7 is in force, approved by 2" in said
+    assert "not promoted: no version has numbers of 2 evaluators" in said
+    assert "promoted: version 2 of" in said
+    assert "membership 8 is in force, approved by 2" in said
+    audit = json.loads((tmp_path / "audit.json").read_text())
+    assert audit["replay"]["differences"] == []
+    check = next(line for line in said.splitlines() if "ssh-keygen" in line and "audit.json" in line)
+    done = subprocess.run(["bash", "-c", check], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_demo_tells_its_story(tmp_path: Path) -> None:
+    done = subprocess.run(
+        isthmus_command("demo", "--consortium", "--steps", "400", "--out", "out"), cwd=tmp_path, env=environment(),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["refused"].startswith("not promoted")
+    assert [said.startswith("promoted: version") for said in report["promoted"]] == [True, True]
+    assert set(report["learner_status"].values()) == {0}
+    assert "not-a-member" in report["expelled"]
+    assert report["differ"] == 0
+    assert "removed: east-1" in done.stdout
