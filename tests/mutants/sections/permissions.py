@@ -116,7 +116,7 @@ MUTANTS = [
         row("any-weight", "if weight > (room :=", "if False and weight > (room :="),
         row(
             "each-update-weighs-by-itself",
-            "b.weight * statistics.median(weights) - already)",
+            "b.weight * statistics.median(weights) - already.learner)",
             "b.weight * statistics.median(weights))",
         ),
         row("any-length", "if length > b.norm * usually:", "if False:"),
