@@ -138,14 +138,18 @@ class BucketMissing(Denied):
         self.command = f"isthmus init {url} --create-bucket"
         """The command that creates the bucket. Few of a run's participants may: it takes an administrator's
         credentials."""
-        what, more = "bucket (NoSuchBucket)", ""
+        what, more, self.check = "bucket (NoSuchBucket)", "", "check its name"
         if url.startswith("gs:"):
             self.command = f"gcloud storage buckets create gs://{bucket}"
         elif url.startswith("az:"):
             what, self.command = "container (ContainerNotFound)", azure_container_command(bucket)
+            self.check += " and the storage account"
         else:
             more = f", with a run of the built-in model; {OWN_MODEL}"
-        super().__init__(f"{where}: there is no such {what}: `{self.command}` creates it{more}")
+            self.check += " and the endpoint (AWS_ENDPOINT_URL)"
+        self.brief = f"{where}: there is no such {what}"
+        """What is missing, without what to do."""
+        super().__init__(f"{self.brief}: {self.check}; `{self.command}` creates it{more}")
         self.url = url
 
 

@@ -48,10 +48,10 @@ def test_a_container_that_is_well_has_no_failure(doctor: Doctor, container: tupl
 
 @row(
     "doctor",
-    "store: access: … there is no such container (ContainerNotFound): `az storage container create …` creates it",
+    "store: access: … there is no such container (ContainerNotFound)",
     means="No container of the storage account has this name.",
-    do='create it with an administrator\'s credentials: az storage container create --account-name '
-    '"$AZURE_STORAGE_ACCOUNT_NAME" --name … --auth-mode login',
+    do="check its name and the storage account; if that is right, create it with an administrator's credentials: "
+    'az storage container create --account-name "$AZURE_STORAGE_ACCOUNT_NAME" --name … --auth-mode login',
     then="`ok store: access`",
 )  # fmt: skip
 def test_no_container(doctor: Doctor, container: tuple[Azure, Gate]) -> None:

@@ -41,9 +41,11 @@ def test_a_bucket_that_is_well_has_no_failure(doctor: Doctor, bucket: tuple[Goog
 
 
 @row(
-    "doctor", "store: access: … there is no such bucket (NoSuchBucket): `gcloud storage buckets create gs://…` creates it",
+    "doctor", "store: access: gs://… there is no such bucket (NoSuchBucket)",
     means="No bucket has this name.",
-    do="create it with an administrator's credentials: gcloud storage buckets create gs://…", then="`ok store: access`",
+    do="check its name; if that is right, create it with an administrator's credentials: gcloud storage buckets create "
+    "gs://…",
+    then="`ok store: access`",
 )  # fmt: skip
 def test_no_bucket(doctor: Doctor, bucket: tuple[Google, Gate]) -> None:
     there, _ = bucket

@@ -316,14 +316,16 @@ def test_a_store_that_does_not_answer(doctor: Doctor, gated: tuple[Gate, str], m
 
 
 @row(
-    "doctor", "store: access: …: there is no such bucket (NoSuchBucket): `isthmus init … --create-bucket` creates it, "
-    "with a run of the built-in model; for a model of your own, add --model PACKAGE.MODULE:FUNCTION, or call join(…)",
+    "doctor", "store: access: s3://…: there is no such bucket (NoSuchBucket)",
     means="No bucket has this name at this address.",
-    do="create it with an administrator's credentials: isthmus init … --create-bucket", then="`ok store: run`",
+    do="check its name and the endpoint (AWS_ENDPOINT_URL); if that is right, create it with an administrator's credentials: "
+    "isthmus init … --create-bucket",
+    then="`ok store: run`",
 )  # fmt: skip
 def test_no_bucket(doctor: Doctor, gated: tuple[Gate, str]) -> None:
     run = f"s3://not-there-{os.getpid()}/run"
     text = doctor.finds(run, *ROLE)
+    assert "creates it" not in text, "the advice is given once, below the finding"
     assert main(printed(text, "init")) == 0
     doctor.finds_no_more(run, *ROLE)
 

@@ -238,7 +238,7 @@ def test_a_missing_bucket_is_named(
     bus = [] if name == "init" else ["--bus", redis.url]
     line = refused(name, "s3://no-such-bucket/run", *rest, *bus)
     assert "s3://no-such-bucket/run at http://127.0.0.1" in line
-    assert "there is no such bucket" in line
+    assert "there is no such bucket (NoSuchBucket): check its name and the endpoint (AWS_ENDPOINT_URL); `" in line
     assert "`isthmus init s3://no-such-bucket/run --create-bucket` creates it, with a run of the built-in model" in line
     assert "add --model PACKAGE.MODULE:FUNCTION" in line
 

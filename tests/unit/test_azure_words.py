@@ -74,8 +74,8 @@ DELETE: Callable[[EdgeStore], Awaitable[object]] = lambda store: store.delete("k
         (error(409, "BlobImmutableDueToPolicy"), DELETE, Denied, "a policy of the container keeps this object as it is"),
         (
             error(404, "ContainerNotFound"), CREATE, BucketMissing,
-            'there is no such container (ContainerNotFound): `az storage container create --account-name '
-            '"$AZURE_STORAGE_ACCOUNT_NAME" --name container --auth-mode login` creates it',
+            'there is no such container (ContainerNotFound): check its name and the storage account; `az storage container '
+            'create --account-name "$AZURE_STORAGE_ACCOUNT_NAME" --name container --auth-mode login` creates it',
         ),
         (error(409, "ContainerBeingDeleted"), CREATE, Unavailable, "ContainerBeingDeleted: So."),
         (error(503, "ServerBusy"), CREATE, Unavailable, "ServerBusy: So."),

@@ -116,7 +116,7 @@ IN_FOLDER = Advice(
 LINK = "put a folder in the place of the link, with what the link leads to"
 KEY = "get a new access key from the store's administrator; if `isthmus create` made this one, run that again"
 CLOCK = "run an NTP client (chrony) on this machine"
-BUCKET = "create it with an administrator's credentials: {command}"
+BUCKET = "{check}; if that is right, create it with an administrator's credentials: {command}"
 
 
 def advice_for(url: str) -> Advice:
@@ -125,13 +125,18 @@ def advice_for(url: str) -> Advice:
     return {"gs": IN_GOOGLE, "az": IN_AZURE}.get(place.scheme, IN_BUCKET) if place.in_bucket else IN_FOLDER
 
 
+def what_failed(error: IsthmusError) -> str:
+    """Return the text of an error, without advice that a finding has beside it."""
+    return error.brief if isinstance(error, BucketMissing) else str(error)
+
+
 def what_to_do(error: IsthmusError, url: str, refused: str, other: str) -> str:
     """Return the advice for a request that failed with this error.
 
     `refused`: the advice if the request was denied; `other`: if it failed in no way that has a name.
     """
     if isinstance(error, BucketMissing):
-        return BUCKET.format(command=error.command)
+        return BUCKET.format(check=error.check, command=error.command)
     if isinstance(error, Denied) and " is a link: " in str(error):
         return LINK
     if DENIED["RequestTimeTooSkewed"] in str(error):

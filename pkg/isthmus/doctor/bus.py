@@ -6,6 +6,7 @@ from pathlib import Path
 from isthmus.bus import Bus, in_store, open_bus
 from isthmus.bus.base import VALUE_MAX, Refused
 from isthmus.bus.redis import RedisBus, ServerFacts
+from isthmus.doctor.advice import what_failed
 from isthmus.doctor.findings import (
     FAILURE,
     NOTE,
@@ -97,7 +98,8 @@ async def _in_store(bus: Bus, role: Role, runtime: Runtime) -> Finding:
         took_ms = 1e3 * (runtime.now() - started)
         return Finding("bus: access", OK, f"in the run's own store; a look for messages takes {took_ms:.0f} ms")
     except IsthmusError as error:
-        return Finding("bus: access", FAILURE, str(error), "do what the checks of the store say: the bus is in it")
+        more = "do what the checks of the store say: the bus is in it"
+        return Finding("bus: access", FAILURE, what_failed(error), more)
 
 
 async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from isthmus.doctor import rights
-from isthmus.doctor.advice import IN_FOLDER, advice_for, what_to_do
+from isthmus.doctor.advice import IN_FOLDER, advice_for, what_failed, what_to_do
 from isthmus.doctor.findings import (
     FAILURE,
     NOTE,
@@ -102,7 +102,7 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
             took.append(runtime.now() - started)
     except IsthmusError as error:
         refused, away = advice.refused.format(url=store.url), advice.away.format(url=store.url)
-        yield Finding("store: access", FAILURE, str(error), what_to_do(error, store.url, refused, away))
+        yield Finding("store: access", FAILURE, what_failed(error), what_to_do(error, store.url, refused, away))
         return
     yield Finding("store: access", OK, f"{store.url} answers: {spread(took)} requests")
 
