@@ -1,13 +1,15 @@
-"""What a demo prints while its processes start, and on how much text it judges a short run."""
+"""What a demo prints while its processes start and at its end, and on how much text it judges a short run."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from isthmus.demo.gpt import CONTEXT
 from isthmus.inspect.bus_view import BusView
+from isthmus_services.demo import report
 from isthmus_services.demo.judge import WHOLE_STEPS, WINDOWS_MIN, judged, windows_of
 from isthmus_services.demo.left import TRAINING, Left
 from isthmus_services.demo.watch import Watch
@@ -18,6 +20,18 @@ def test_a_demo_says_that_its_processes_start(capsys: pytest.CaptureFixture[str]
     watch = Watch("run", 2, 30, run, Left({TRAINING: 60.0}))
     watch.enter(TRAINING)
     assert "training  2 learners and a syncer start, which takes up to half a minute" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("pending", "said"), [(0, "0"), (250, "250 (25%: each learner's last steps, after its last merged updates)")]
+)
+def test_the_summary_says_why_tokens_are_pending(pending: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names = "global_val_loss single_val_loss commits participation bytes_up bytes_down kills recoveries wall_s train_s"
+    found: dict[str, object] = dict.fromkeys(names.split(), 1)
+    found |= {"tokens_total": 1000, "tokens_lost": 0, "tokens_pending": pending, "updates_rejected": {}}
+    report.show(found | {"settings": {"steps": 1}}, Console(width=120))
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "tokens pending" in line)
+    assert line.split("│")[2].strip() == said
 
 
 def test_a_short_run_is_judged_on_less_text() -> None:

@@ -106,6 +106,14 @@ def test_who_is_silent_or_has_left_is_not_waited_for() -> None:
     assert hearing.live(5.0) == {"b"}, "b is back as a new incarnation"
 
 
+def test_the_steps_of_an_incarnation_do_not_run_backwards() -> None:
+    """An update that is announced again names the step at which it was captured."""
+    hearing = heard(msgspec.structs.replace(here("a"), step=9), announced("a", 4))
+    assert hearing.learners["a"].step == 9
+    take(hearing, here("a", incarnation=2), 9.0)
+    assert hearing.learners["a"].step == 3, "it goes on from a checkpoint"
+
+
 def test_what_was_said_before_one_listened_proves_no_life() -> None:
     assert heard(here("a"), at=None).live(0.0) == set()
 

@@ -72,7 +72,10 @@ def show(report: dict[str, object], console: Console) -> None:
     brief = "" if settings["steps"] >= WHOLE_STEPS else " (too short to compare)"
     table.add_row("gain", f"{gain:+.4f}{brief}")
     table.add_row("tokens trained (lost)", f"{number('tokens_total'):,.0f} ({number('tokens_lost'):,.0f})")
-    table.add_row("tokens pending, not in the model", f"{number('tokens_pending'):,.0f}")
+    pending, why = number("tokens_pending"), ""
+    if pending:
+        why = f" ({pending / number('tokens_total'):.0%}: each learner's last steps, after its last merged updates)"
+    table.add_row("tokens pending, not in the model", f"{pending:,.0f}{why}")
     table.add_row("commits", f"{number('commits'):,.0f}")
     table.add_row("participation", f"{number('participation'):.1%}")
     counts = report["updates_rejected"]
