@@ -162,6 +162,14 @@ def test_a_learner_that_is_merged_and_missing_has_an_older_update_in() -> None:
     assert "b (older update in), c" in shown
 
 
+def test_rejections_that_are_usual_are_called_so() -> None:
+    lost, spare = view.rejections({"stale": 3, "base-merged": 13, "duplicate": 2, "of-a-later-release": 1})
+    assert lost == (
+        "base-merged 13 (usual: another update of its learner was merged before it), of-a-later-release 1, stale 3"
+    )
+    assert spare == "duplicate 2"
+
+
 def test_every_field_of_the_json_of_status_is_described() -> None:
     page = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text().partition("## The JSON of status")[2]
     hearing = heard(here("a"), alive(0), call(1))

@@ -12,7 +12,7 @@ from isthmus.inspect.status import Ledger, Status
 from isthmus.log.evaluations import Point
 from isthmus.log.figures import places
 from isthmus.log.holes import HOLE
-from isthmus.reasons import LOSSLESS
+from isthmus.reasons import LOSSLESS, Reason
 from isthmus_services.output.curves import curve, losses
 from isthmus_services.output.tables import OR_JSON, Column, fitted
 
@@ -32,12 +32,23 @@ def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
     return Group(*parts)
 
 
+_USUAL = {
+    Reason.BASE_MERGED: "usual: another update of its learner was merged before it",
+    Reason.OVERTAKEN: "usual: a newer update of its learner was in the round",
+}
+"""Why some rejections that lose work need no attention, by reason."""
+
+
 def rejections(counts: Mapping[str, int]) -> tuple[str, str]:
     """Return rejections by reason as two texts: those by which no work is lost (`LOSSLESS`) come second."""
+
+    def told(reason: str, count: int) -> str:
+        return f"{reason} {count}" + (f" ({_USUAL[Reason(reason)]})" if reason in _USUAL else "")
+
     found = sorted(counts.items())
     return (
-        ", ".join(f"{reason} {count}" for reason, count in found if reason not in LOSSLESS),
-        ", ".join(f"{reason} {count}" for reason, count in found if reason in LOSSLESS),
+        ", ".join(told(reason, count) for reason, count in found if reason not in LOSSLESS),
+        ", ".join(told(reason, count) for reason, count in found if reason in LOSSLESS),
     )
 
 
