@@ -104,8 +104,8 @@ Each sentence that a tool can say, with what to do. Search this page for the wor
 or an address. A test breaks the thing, follows the advice as it is printed, and looks whether it worked (`tests/advice`).
 
 If each participant has a folder of its own (`isthmus create`), load its `env` before a command: the reader's for `status`,
-`board`, `explain`, `replay`, `export` and `heal`; a syncer's for `heal --apply`; the collector's for `gc`; the owner's for
-`members`; and for `doctor`, that of the participant in trouble. Without such folders, any shell will do.
+`board`, `explain`, `replay`, `export` and `heal`; a syncer's for `syncer` and `heal --apply`; the collector's for `gc`; the
+owner's for `members`; and for `doctor`, that of the participant in trouble. Without such folders, any shell will do.
 
 You have minutes: learners go on training by themselves, and the store keeps every merged update. But what waits to be
 merged for longer [counts for less](your-loop.md#at-the-end): so the rows say what a gap in the merging loses.
