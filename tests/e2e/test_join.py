@@ -212,11 +212,6 @@ def test_bad_settings_are_named(folder: Path, options: dict[str, Any], message: 
         join(folder, net(), **({"create": RULES} | options))
 
 
-def test_a_run_in_a_bucket_needs_a_bus() -> None:
-    with pytest.raises(InputError, match="pass the URL of its bus"):
-        join("s3://bucket/run", net())
-
-
 def test_steps_are_checked(folder: Path) -> None:
     link = join(folder, net(), create=RULES)
     with pytest.raises(InputError, match="at least 1"):

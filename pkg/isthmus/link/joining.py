@@ -101,7 +101,8 @@ def join(
             `DataParallel` are removed. If FSDP2 or tensor parallelism shard the model over the ranks of a job, or
             `DistributedDataParallel` replicates it, all these ranks are one learner: each makes the same call.
         optimizer: the inner optimizer; its state is kept when a fragment is adopted.
-        bus: `redis://host:port`; by default the value of `ISTHMUS_BUS`, else the embedded bus beside a run in a folder.
+        bus: `redis://host:port`; by default the value of `ISTHMUS_BUS`, else `store:` for a run in a bucket (messages
+            are objects there), and the embedded bus beside a run in a folder.
             If the URL names no user, `ISTHMUS_BUS_USER` and `ISTHMUS_BUS_PASSWORD` (or `…_PASSWORD_FILE`) are used, as
             by the commands.
         learner: this learner's name, unique in the run. A process that joins under the same name later goes on where
