@@ -2,9 +2,10 @@
 
 import asyncio
 import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from isthmus.errors import Denied, Fenced, ObjectMissing
 from isthmus.format.records import frame
-from isthmus.format.records.frame import Kind
+from isthmus.format.records.frame import Body, Kind
 from isthmus.format.records.keys import claim_key
 from isthmus.format.records.objects import ClaimHeader
 from isthmus.format.rules import Pace
@@ -20,10 +21,12 @@ from isthmus.learner import LearnerAgent, residuals
 from isthmus.learner.backend import local_residual
 from isthmus.learner.checkpoint import LoopState
 from isthmus.log.listing import checkpoints_in
+from isthmus.store import Layer
 from support.world import (
     SPECS,
     NumpyReplica,
     World,
+    all_commits,
     balanced,
     check_log,
     in_virtual_time,
@@ -343,3 +346,39 @@ async def test_learners_added_for_a_while_and_killed_leave_nothing_that_waits_fo
         assert newest.waited.expected == ("steady",)
         assert newest.waited.closed_by == "everyone"
         await check_log(w)
+
+
+class DamagesFirst(Layer):
+    """A store whose first answer for the first claim of l0 has a flipped bit."""
+
+    answered: ClassVar[Counter[str]] = Counter()
+
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
+        """Read a range."""
+        found = bytearray(await super().get_range(key, start, stop))
+        if key == claim_key("l0", 1):
+            self.answered[key] += 1
+            if self.answered[key] == 1:
+                found[len(found) // 2] ^= 1
+        return found
+
+
+@in_virtual_time
+async def test_a_claim_that_was_damaged_on_its_way_is_read_again(folder: Path) -> None:
+    """Without its name's first claim, a learner would not find what earlier incarnations had merged."""
+    async with world(folder) as w, serving(w.syncer()) as syncer:
+        one = await Life(w, "l0").start()
+        while min(k.head for k in syncer.coordinators) < 2:
+            await one.steps(10)
+        await one.kill()
+        await (await Life(w, "l0").start()).kill()
+        for entry in checkpoints_in(await w.store.list("learners/l0/")):
+            await w.store.delete(entry.key)
+        DamagesFirst.answered.clear()
+        again = await Life(w.through(DamagesFirst), "l0").start()
+        assert DamagesFirst.answered[claim_key("l0", 1)] > 1
+        await again.steps(5)
+        balanced(again.agent)
+        merged = sum(i.tokens for cs in (await all_commits(w.log)).values() for c in cs for i in c.header.inputs)
+        assert merged > 0
+        assert sum(account.merged for account in again.agent.uplink.accounts) == merged

@@ -271,13 +271,22 @@ async def read_claim(log: Log, learner: str, incarnation: int) -> ClaimHeader:
     return (await log.open(await log.fetch(key, frame.Kind.CLAIM), key, ClaimHeader, in_force=True)).header
 
 
+CLAIM_READS = 3
+"""How often a claim is read, at most, until it is valid: it may have been damaged on its way here, and without it the
+work of an earlier incarnation would not be found in the log."""
+
+
 async def _first_claim(log: Log, learner: str, incarnations: Iterable[int]) -> ClaimHeader | None:
     """Return the first of these claims whose author may use the name now, or None."""
     for incarnation in incarnations:
-        try:
-            return await read_claim(log, learner, incarnation)
-        except (ObjectMissing, RecordInvalid) as error:
-            logger.warning("ignoring claim %d on %s: %s", incarnation, learner, error)
+        for left in reversed(range(CLAIM_READS)):
+            try:
+                return await read_claim(log, learner, incarnation)
+            except (ObjectMissing, RecordInvalid) as error:
+                damaged = isinstance(error, RecordInvalid) and error.reason != Reason.NOT_A_MEMBER
+                if not (damaged and left):
+                    logger.warning("ignoring claim %d on %s: %s", incarnation, learner, error)
+                    break
     return None
 
 
