@@ -13,13 +13,13 @@ from isthmus.errors import InputError, LogCorrupt, RecordInvalid
 from isthmus.format.records import frame
 from isthmus.format.records.charter import Charter, Owner, PromotionRule, Terms
 from isthmus.format.records.frame import Kind
-from isthmus.format.records.keys import members_key
+from isthmus.format.records.keys import members_key, proposal_key
 from isthmus.format.records.objects import MembersHeader, MemberSpec
 from isthmus.format.rules import MemberRole
 from isthmus.format.signing import Signer
 from isthmus.format.signing.keys import new_signer
 from isthmus.format.signing.points import SMALL_ORDER
-from isthmus.log.charter import approval
+from isthmus.log.charter import approval, change_of
 from isthmus.log.membership import AS_RUN, Members, Membership, create, following, opened, write
 from isthmus.log.proposals import Proposal, approve, proposals, require
 from isthmus.log.trust import Trust
@@ -215,8 +215,26 @@ async def test_what_others_leave_among_the_proposals_is_passed_over(w: World) ->
     forged = msgspec.structs.replace(header, approvals=(approval(header, EAST),))
     await w.store.put(f"{folder}/{EVIL.author[:8].hex()}", sealed(forged, EVIL))
     await w.store.put(f"{folder}/{SOUTH.author[:8].hex()}", sealed(forged, SOUTH))
+    theirs = msgspec.structs.replace(header, written_at=7.0)
+    stray = msgspec.structs.replace(header, previous=bytes(32))
+    for number, (change, signer) in enumerate(((theirs, EVIL), (stray, NORTH), (theirs, NORTH))):
+        key = proposal_key(header.version, change_of(change), signer.author)
+        await w.store.put(f"{key[:-1]}x" if number == 2 else key, sealed(change, signer))
     (waiting,) = await proposals(w.store, members)
+    assert waiting.header == header, (
+        "others are a stranger's, do not follow this membership, or lie under no key of theirs"
+    )
     assert set(waiting.approvals) == {NORTH.author}, "an owner's consent comes under its own signature"
+
+
+async def test_a_charter_that_is_too_large_is_refused_before_anything_is_stored(w: World) -> None:
+    members = await known(w)
+    before = [entry.key for entry in await w.store.list("proposals/")]
+    sources = tuple(f"source-{number:03d}-{'x' * 50}" for number in range(256))
+    huge = agreed(terms=tuple(Terms(member=f"m-{number}", sources=sources) for number in range(80)))
+    with pytest.raises(InputError, match=r"the charter is invalid: a members header of .* bytes is over its limit"):
+        await approve(w.store, members, NORTH, await proposed(w, charter=huge))
+    assert [entry.key for entry in await w.store.list("proposals/")] == before
 
 
 @pytest.mark.parametrize(
@@ -239,6 +257,8 @@ async def test_what_others_leave_among_the_proposals_is_passed_over(w: World) ->
 )
 def test_a_charter_that_cannot_work_says_why(changes: dict[str, Any], fault: str) -> None:
     assert agreed().fault() == ""
+    gate = PromotionRule(series="l", better="lower", evaluators=("a", "b"), least=2, promoters=("a",))
+    assert (agreed(gate=gate).fault(), gate.tolerance) == ("", 0.0)
     assert agreed(**changes).fault().startswith(fault)
 
 
