@@ -1,8 +1,12 @@
 """What `isthmus plan` says of a bus in the store, beside what simulated processes ask for."""
 
 import asyncio
+import json
 import math
+import re
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ from isthmus.format.layout import Spec, TensorClass
 from isthmus.format.rules import Pace, Rules
 from isthmus.log.creation import Seed
 from isthmus_lab.forecast.polling import BEAT_S, bus_costs, costs_within
+from isthmus_lab.forecast.search import PERIODS
 from isthmus_lab.forecast.traffic import _Still
 from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import Times, World, learn, serve
@@ -112,3 +117,36 @@ def test_the_plan_chooses_a_heartbeat_for_a_bound_and_says_what_does_not_fit(
     assert "allow at least so many" in said
     least = float(said.split(" with messages")[0].split("and ")[-1].replace(",", ""))
     assert main([*words, "--requests-per-hour", str(least + 1.0)]) == 0
+
+
+def test_the_plan_counts_the_messages_of_the_run_that_it_proposes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def planned(*more: str) -> dict[str, Any]:
+        words = ["plan", "--params", "1e8", "--learners", "4", "--sync-every", "500", "--gpu-hour", "2"]
+        assert main([*words, "--json", str(tmp_path / "p.json"), *more]) == 0
+        found: dict[str, Any] = json.loads((tmp_path / "p.json").read_text())
+        return found
+
+    without, found = planned(), planned("--requests-per-hour", "50000")
+    told, bus = capsys.readouterr().out, found["bus_in_store"]
+    assert "--bus store:, not counted above" in told
+    assert "--bus store:, counted above" in told
+    of_learner = [sum(f["forecasts"][0]["requests_day"].values()) for f in (without, found)]
+    learner, syncer = (24.0 * sum(bus[who].values()) for who in ("learner", "syncer"))
+    assert of_learner[1] - of_learner[0] == pytest.approx(learner)
+    more = {name: found["day"][name] - without["day"][name] for name in ("reads", "writes", "requests_usd", "usd")}
+    assert more["reads"] + more["writes"] == pytest.approx(4 * learner + syncer)
+    assert more["reads"] == pytest.approx(24.0 * (4 * bus["learner"]["get"] + bus["syncer"]["get"]))
+    assert more["requests_usd"] == pytest.approx(more["usd"]) == pytest.approx(24.0 * bus["usd_hour"])
+    assert found["per_usd"] * found["day"]["usd"] == pytest.approx(without["per_usd"] * without["day"]["usd"])
+
+
+def test_a_plan_for_too_few_requests_names_a_period_that_will_do(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--params", "1e8", "--learners", "4", "--requests-per-hour", "5000"]
+    assert main(words) == 2
+    named = re.search(r"give a longer period \((--sync-every) (\d+) will do\)", capsys.readouterr().err)
+    assert named is not None
+    assert main([*words, *named.groups()]) == 0
+    shorter = max(period for period in PERIODS if period < int(named[2]))
+    assert main([*words, named[1], str(shorter)]) == 2

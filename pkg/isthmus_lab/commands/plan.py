@@ -2,10 +2,13 @@
 
 With `--compare`, the plan is compared with data parallel training in one place and across the links."""
 
+import bisect
+import functools
 import math
 import platform
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from isthmus_lab.forecast.island import START_S, Island
 from isthmus_lab.forecast.outcome import SYNCER_CORES, SYNCER_GBIT_S, Forecast
 from isthmus_lab.forecast.planner import Plan, plan
 from isthmus_lab.forecast.polling import BEAT_MAX_S, BusCosts, bus_costs, costs_within
-from isthmus_lab.forecast.search import Fixed
+from isthmus_lab.forecast.search import PERIODS, Fixed
 from isthmus_services.board.prices import Prices
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.settings import shared
@@ -61,16 +64,15 @@ def run(arguments: declared.Plan) -> int:
         codec_down=arguments.codec_down,
     )
     table, named = _speeds(arguments)
-    found = plan(
-        params,
-        islands,
-        prices,
-        store_region=str(file.get("store_region", "")),
-        fixed=fixed,
-        speeds=table.of,
-        specs=specs,
+    region = str(file.get("store_region", ""))
+    planned = functools.partial(plan, params, islands, prices, store_region=region, speeds=table.of, specs=specs)
+    found = planned(fixed=fixed)
+    of_objects = _of_objects(found)
+    bus = _bus(
+        arguments.requests_per_hour, found, islands, prices, lambda h: planned(fixed=replace(fixed, sync_every=h))
     )
-    bus = _bus(arguments, found, islands, prices)
+    if arguments.requests_per_hour:
+        found = _with_messages(found, bus)
     line = init_line(found, arguments.model, bus if arguments.requests_per_hour else None)
     in_store = msgspec.to_builtins(bus)
     report = plain(found) | {"init": line, "bus_in_store": in_store, "speeds": {"named": named, "how": table.how}}
@@ -84,7 +86,7 @@ def run(arguments: declared.Plan) -> int:
     else:
         _show(found)
     console = stdout()
-    console.print(_priced(bus, _of_objects(found)), highlight=False)
+    console.print(_priced(bus, of_objects, counted=arguments.requests_per_hour is not None), highlight=False)
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
     console.print(f"syncer arithmetic: {named}: {table.how}", highlight=False)
@@ -102,23 +104,50 @@ def run(arguments: declared.Plan) -> int:
     return 0
 
 
-def _bus(arguments: declared.Plan, found: Plan, islands: Sequence[Island], prices: Prices) -> BusCosts:
-    """Return what a bus in the store would cost. Raises `InputError` if no heartbeat keeps within the bound."""
+def _bus(
+    bound: float | None, found: Plan, islands: Sequence[Island], prices: Prices, with_period: Callable[[int], Plan]
+) -> BusCosts:
+    """Return what a bus in the store would cost. Raises `InputError` if no heartbeat keeps within the bound.
+
+    `bound`: most requests of a learner in an hour; None: any number. `with_period`: plans with a period that is given.
+    """
     step_s = min(island.step_s for island in islands)
     learners = sum(island.count for island in islands)
-    bound = arguments.requests_per_hour
     if bound is None:
         return bus_costs(found.rules, learners, step_s, prices)
+
+    def within(of: Plan) -> BusCosts | None:
+        return costs_within(of.rules, learners, step_s, prices, bound, _of_objects(of))
+
+    if (costs := within(found)) is not None:
+        return costs
+    longer = [period for period in PERIODS if period > found.rules.sync_every]
+    enough = bisect.bisect_left(longer, True, key=lambda period: within(with_period(period)) is not None)
+    period = f"--sync-every {longer[enough]} will do" if enough < len(longer) else "--sync-every"
     of_objects = _of_objects(found)
-    within = costs_within(found.rules, learners, step_s, prices, bound, of_objects)
-    if within is None:
-        least = of_objects + sum(bus_costs(found.rules, learners, step_s, prices, BEAT_MAX_S).learner.values())
-        raise InputError(
-            f"--requests-per-hour {bound:g}: with H = {found.rules.sync_every}, a learner makes {of_objects:,.0f} "
-            f"requests an hour for updates, versions and checkpoints, and {least:,.0f} with messages, at a heartbeat "
-            f"of {BEAT_MAX_S:g} s: allow at least so many, or give a longer period (--sync-every) or fewer --fragments"
-        )
-    return within
+    least = of_objects + sum(bus_costs(found.rules, learners, step_s, prices, BEAT_MAX_S).learner.values())
+    raise InputError(
+        f"--requests-per-hour {bound:g}: with H = {found.rules.sync_every}, a learner makes {of_objects:,.0f} "
+        f"requests an hour for updates, versions and checkpoints, and {least:,.0f} with messages, at a heartbeat "
+        f"of {BEAT_MAX_S:g} s: allow at least so many, or give a longer period ({period}) or fewer --fragments"
+    )
+
+
+def _with_messages(found: Plan, bus: BusCosts) -> Plan:
+    """Return the plan with the requests and dollars of a bus in the store counted in."""
+    forecasts = [replace(f, requests_day=_with_more(f.requests_day, bus.learner)) for f in found.forecasts]
+    learners = sum(f.island.count for f in forecasts)
+    reads = learners * bus.learner["get"] + bus.syncer["get"]
+    writes = learners * sum(bus.learner.values()) + sum(bus.syncer.values()) - reads
+    more = {"reads": reads, "writes": writes, "requests_usd": bus.usd_hour, "usd": bus.usd_hour}
+    day = _with_more(found.day, more)
+    per_usd = found.per_usd * found.day["usd"] / day["usd"] if found.day["gpu_usd"] else found.per_usd
+    return replace(found, forecasts=forecasts, day=day, per_usd=per_usd)
+
+
+def _with_more(day: dict[str, float], hour: Mapping[str, float]) -> dict[str, float]:
+    """Return figures of a day, with those of an hour counted in."""
+    return day | {name: day.get(name, 0.0) + 24.0 * of_hour for name, of_hour in hour.items()}
 
 
 def _of_objects(found: Plan) -> float:
@@ -126,12 +155,13 @@ def _of_objects(found: Plan) -> float:
     return max(sum(f.requests_day.values()) for f in found.forecasts) / 24.0
 
 
-def _priced(bus: BusCosts, of_objects: float) -> str:
-    """Return what a bus in the store costs, in one line."""
+def _priced(bus: BusCosts, of_objects: float, *, counted: bool) -> str:
+    """Return what a bus in the store costs, in one line. `counted`: whether the day's requests include its own."""
     learner, syncer = (sum(of.values()) for of in (bus.learner, bus.syncer))
+    which, more = ("counted above", "") if counted else ("not counted above", "more ")
     return (
-        f"without a server for messages (--bus store:): heartbeat {bus.beat_s:g} s; {learner:,.0f} more requests an "
-        f"hour of a learner ({learner + of_objects:,.0f} in all) and {syncer:,.0f} of the syncer, "
+        f"without a server for messages (--bus store:, {which}): heartbeat {bus.beat_s:g} s; {learner:,.0f} {more}"
+        f"requests an hour of a learner ({learner + of_objects:,.0f} in all) and {syncer:,.0f} of the syncer, "
         f"${bus.usd_hour:.3f} an hour in all; a message is read after at most {bus.heard_s[0]:g} s while an answer is "
         f"due, else {bus.heard_s[1]:g} s"
     )
