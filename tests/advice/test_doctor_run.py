@@ -264,6 +264,27 @@ def test_another_key_than_the_owners(doctor: Doctor, keys: Keys) -> None:
 
 
 @row(
+    "doctor", "run: key: SHA256:… is no owner's key; the charter names …",
+    means="The run has a charter, and only the owners that it names change the membership, together.",
+    do="pass one of these keys; or the owners agree on another charter",
+    then="`ok run: key: … is the key of the owner …`",
+)  # fmt: skip
+def test_a_key_of_no_owner_in_the_charter(doctor: Doctor, keys: Keys, tmp_path: Path) -> None:
+    run, file = str(tmp_path / "chartered"), tmp_path / "charter.toml"
+    owners = [f'[[owner]]\nname = "{name}"\nkey = "{keys[name]}.pub"\n' for name in ("owner", "heir")]
+    file.write_text("\n".join(["amend = 1\nadmit = 1\nexpel = 1", *owners]))
+    assert main(["init", run, "--key", keys["owner"]]) == 0
+    assert main(["charter", "propose", run, str(file), "--key", keys["owner"]]) == 0
+    words = (run, "--role", "owner", "--key")
+    doctor.finds(*words, keys["other"])
+    assert "is the key of the owner heir" in doctor.finds_no_more(*words, keys["heir"])
+    owners.append(f'[[owner]]\nname = "other"\nkey = "{keys["other"]}.pub"\n')
+    file.write_text("\n".join(["amend = 1\nadmit = 1\nexpel = 1", *owners]))
+    assert main(["charter", "propose", run, str(file), "--key", keys["heir"]]) == 0
+    doctor.finds_no_more(*words, keys["other"])
+
+
+@row(
     "doctor", "run: signatures: nothing in this run is signed: anyone who can write to its store or bus can act as any "
     "participant",
     means="The store or the bus is not on this machine, and the run has no owner.",

@@ -273,7 +273,8 @@ async def test_a_dry_run(folder: Path) -> None:
     "gc",
     "…: everything in this run is signed: pass your key (--key FILE, ISTHMUS_KEY or join(key=…))",
     means="The run has an owner, and whoever writes must have a key. `isthmus heal --apply` says the same.",
-    do="`isthmus keys new NAME` makes one, and the run's owner adds it to the members",
+    do="if `isthmus create` made a collector's folder, load its env (. FOLDER/env); else `isthmus keys new NAME` makes "
+    "one, and the run's owner adds it to the members",
     then="With `--key`, the next sentence, or `done`.",
 )
 @row(

@@ -409,7 +409,10 @@ def require_may(members: Members, signer: Signer | None, role: Role, name: str |
                 f"{signed}; {ROLE} is {here}, so the variables here are those of the {here}'s folder: use the env of "
                 f"the {role.value}'s"
             )
-        raise InputError(f"{signed}; `isthmus keys new NAME` makes one, and the run's owner adds it to the members")
+        raise InputError(
+            f"{signed}; if `isthmus create` made a {role.value}'s folder, load its env (. FOLDER/env); else `isthmus keys "
+            "new NAME` makes one, and the run's owner adds it to the members"
+        )
     now = members.current
     if now.permits(signer.author, (role,), name):
         return
