@@ -310,6 +310,7 @@ async def test_store_and_bus_that_are_away(folder: Path) -> None:
             deaf.mended = False
             await trouble(bus)
             deaf.mended = True
+            await state(url, lambda found: found["trouble"] == "", "the bus is back")
             away.mended = False
             await trouble(store)
             away.mended = True

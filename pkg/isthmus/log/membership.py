@@ -410,8 +410,8 @@ def require_may(members: Members, signer: Signer | None, role: Role, name: str |
                 f"the {role.value}'s"
             )
         raise InputError(
-            f"{signed}; if `isthmus create` made a {role.value}'s folder, load its env (. FOLDER/env); else `isthmus keys "
-            "new NAME` makes one, and the run's owner adds it to the members"
+            f"{signed}; if `isthmus create` made a {role.value}'s folder, load its env (. FOLDER/env); else "
+            "`isthmus keys new NAME` makes one, and the run's owner adds it to the members"
         )
     now = members.current
     if now.permits(signer.author, (role,), name):
