@@ -118,8 +118,22 @@ def test_a_folder_of_another_user(check: str, below: str, mode: int, doctor: Doc
         (("syncer",), "commits/00000", 0o500, "segments/00000"),
         (("syncer",), "updates/00001/us", 0o600, "learners/eu"),
         (("operator",), "learners/eu", 0o500, ""),
+        (("learner", "--learner", "eu"), "updates/00000", 0o000, ""),
+        (("syncer",), "updates/00001/us", 0o000, ""),
+        (("reader",), "updates/00000", 0o000, ""),
+        (("operator",), "updates/00001/us", 0o000, ""),
     ],
-    ids=["learner writes", "learner reads", "syncer writes", "syncer reads", "operator"],
+    ids=[
+        "learner writes",
+        "learner reads",
+        "syncer writes",
+        "syncer reads",
+        "operator",
+        "learner, closed above",
+        "syncer, closed",
+        "reader, closed above",
+        "operator, closed",
+    ],
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
 def test_one_folder_that_a_role_may_not_use(

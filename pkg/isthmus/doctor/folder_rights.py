@@ -38,9 +38,14 @@ def _needed(run: Run, role: Role, root: Path) -> dict[Path, int]:
         reads = grant.operation in (READ, LIST)
         needs = os.X_OK if grant.operation == READ else os.R_OK if grant.operation == LIST else os.W_OK
         for folder, below in _folders(grant, run, root):
-            place = next(path for path in (folder, *folder.parents) if path.exists())
+            # `Path.exists` raises in a folder that may not be entered; `os.path.exists` then says no.
+            place = next(path for path in (folder, *folder.parents) if os.path.exists(path))
             if place != folder and (reads or place == root):
-                continue  # nothing to read is there, or the whole tree is still to be made, which other checks try
+                # Nothing to read is there, or it is in a folder that may not be entered; or the whole tree is still to
+                # be made, which other checks try.
+                if reads:
+                    found[place] = found.get(place, 0) | os.X_OK
+                continue
             for path, files in _walk(place) if below and place == folder else [(place, [])]:
                 found[path] = found.get(path, 0) | needs
                 if grant.operation == READ and files:
@@ -65,6 +70,9 @@ def _folders(grant: Grant, run: Run, root: Path) -> Iterator[tuple[Path, bool]]:
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """Yield a folder and those below it, each with the names of its files. Hidden ones are not the run's."""
-    for path, folders, files in os.walk(folder):
+    closed: list[OSError] = []
+    for path, folders, files in os.walk(folder, onerror=closed.append):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield Path(path), [name for name in files if not name.startswith(".")]
+    for error in closed:
+        yield Path(error.filename), []  # it may not be listed
