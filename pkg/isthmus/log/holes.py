@@ -161,13 +161,16 @@ def _doubtful(entries: Iterable[Entry], head: int) -> Sequence[int]:
     """Return versions below `head` whose commits may be damaged, by a listing; the newest, if they are many.
 
     A commit is older than its successor: a later date shows that other bytes were written under its key. So it is with
-    a commit that was restored or packed, which is then read for nothing.
+    a commit that was restored or packed, which is then read for nothing. A commit of less than half the size of each of
+    its neighbours is read, too.
     """
     found = list[int]()
     listed = sorted((commit_in(entry.key), entry) for entry in entries)
-    for (version, entry), (following, after) in pairwise(listed):
+    sizes = [entry.size for _, entry in listed]
+    for number, ((version, entry), (following, after)) in enumerate(pairwise(listed)):
         again = following == version + 1 and entry.modified > after.modified
-        if 0 < version < head and (again or entry.size < frame.PREFIX.size):
+        small = 2 * entry.size < min(sizes[number - 1] if number else after.size, after.size)
+        if 0 < version < head and (again or small or entry.size < frame.PREFIX.size):
             found.append(version)
     return found[-DOUBTED_MAX:]
 
