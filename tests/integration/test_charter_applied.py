@@ -131,11 +131,33 @@ sources = ["notes"]
     assert "membership 2 is in force, approved by 3" in said("approve", run, name, "--key", str(tmp_path / "south"))
     assert "the removal of a member: 2 of 2 owners approve" in said("show", run, "--json", str(tmp_path / "c.json"))
     assert json.loads((tmp_path / "c.json").read_text())["charter"]["terms"][0]["factor"] == 0.5
-    out = said("members", "remove", run, "us-*", "--key", str(tmp_path / "north"))
+    out = said("members", "remove", run, "us-*", "--hours", "1", "--key", str(tmp_path / "north"))
     assert "- learner us-*" in out
+    assert "! us-* is no member" not in out, "the charter is as it was"
+    assert "count up to version 64" in out, "nothing was committed lately, so there is no rate to go by"
+    assert "count up to version 64" in said("show", run)
     name = out.split("proposal ")[1].split()[0]
     assert "membership 3 is in force" in said("approve", run, name, "--key", str(tmp_path / "south"))
-    said("members", "add", run, "us-*", "--public-key", str(tmp_path / "us.pub"), "--key", str(tmp_path / "south"))
+    out = said(
+        "members", "add", run, "us-*", "--public-key", str(tmp_path / "us.pub"), "--key", str(tmp_path / "south")
+    )
+    assert "no terms for it" not in out
+    out = said(
+        "members",
+        "add",
+        run,
+        "asia",
+        "--public-key",
+        str(tmp_path / "us.pub"),
+        "--shared-key",
+        "--key",
+        str(tmp_path / "south"),
+    )
+    assert "the charter has no terms for it: it counts in full, and may train on anything" in out
+    file.write_text(file.read_text().replace('name = "us-*"', 'name = "us*"'))
+    assert "! us* is no member: its terms apply to nobody yet" in said(
+        "propose", run, str(file), "--key", str(tmp_path / "south")
+    )
     assert "us-*" in said("members", "list", run)
 
 

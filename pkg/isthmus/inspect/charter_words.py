@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from isthmus.format.records.charter import Charter
 from isthmus.format.records.objects import MembersHeader, MemberSpec
+from isthmus.format.rules import MemberRole
 from isthmus.format.signing import fingerprint
-from isthmus.log.membership import Membership
+from isthmus.log.membership import AS_RUN, Membership
 
 
 def in_words(charter: Charter | None) -> list[str]:
@@ -46,7 +47,26 @@ def differences(before: Membership, after: Membership | MembersHeader) -> Iterat
     yield from (f"+ {line}" for line in now if line not in was)
     entries = {m.name: m for m in before.members}
     yield from (f"- {_entry(m)}" for m in before.members if m not in after.members)
-    yield from (f"+ {_entry(m)}" for m in after.members if entries.get(m.name) != m)
+    yield from (f"+ {_entry(m)}{_without_terms(m, after.charter)}" for m in after.members if entries.get(m.name) != m)
+    names = {m.name for m in after.members}
+    for terms in after.charter.terms if after.charter and after.charter != before.charter else ():
+        if terms.member not in names:
+            yield f"! {terms.member} is no member: its terms apply to nobody yet"
+
+
+def until(header: MembersHeader) -> str:
+    """Return, in words, how far the membership before a version goes on: approve no more than this."""
+    return (
+        f"commits under the membership before it count up to version {max(header.until):,}: so long a member that it "
+        "removes, if it is a syncer, could go on"
+    )
+
+
+def _without_terms(m: MemberSpec, charter: Charter | None) -> str:
+    if charter is None or not charter.terms or m.role != MemberRole.LEARNER:
+        return ""
+    found = Membership(0, b"", charter=charter).terms(m.name)
+    return "; the charter has no terms for it: it counts in full, and may train on anything" if found is AS_RUN else ""
 
 
 def _entry(m: MemberSpec) -> str:

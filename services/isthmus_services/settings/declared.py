@@ -640,6 +640,16 @@ class MembersRemove(InRun, Signed):
     """Settings of `isthmus members remove`."""
 
     name: Annotated[str, Setting("name of the member", positional=True, flag_only=True)]
+    hours: Annotated[
+        float,
+        Setting(
+            "in a run with a charter: hours that owners have to approve it; until then commits of the members before "
+            "it count",
+            metavar="H",
+            gt=0,
+            flag_only=True,
+        ),
+    ] = 24.0
 
 
 @dataclass(frozen=True, kw_only=True)

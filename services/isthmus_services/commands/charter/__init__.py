@@ -10,7 +10,7 @@ from isthmus.errors import InputError
 from isthmus.format.records.charter import Charter
 from isthmus.format.records.objects import MembersHeader, MemberSpec
 from isthmus.format.signing.keys import read_public
-from isthmus.inspect.charter_words import differences
+from isthmus.inspect.charter_words import differences, until
 from isthmus.log import Log, proposals
 from isthmus.log.charter import needed
 from isthmus.log.listing import heads_of
@@ -115,7 +115,7 @@ async def approved(log: Log, header: MembersHeader) -> list[str]:
         raise InputError("use --key FILE with the private key of one of the run's owners")
     await require_timely(log, header)
     before = log.members.current
-    lines = list(differences(before, header)) or ["(nothing changes)"]
+    lines = [*(list(differences(before, header)) or ["(nothing changes)"]), until(header)]
     found = await proposals.approve(log.store, log.members, log.signer, header)
     if isinstance(found, proposals.Proposal):
         url = log.run.url

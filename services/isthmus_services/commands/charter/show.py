@@ -9,7 +9,7 @@ from rich.text import Text
 
 from isthmus.agent.ports import open_log
 from isthmus.format.signing import fingerprint
-from isthmus.inspect.charter_words import differences, in_words
+from isthmus.inspect.charter_words import differences, in_words, until
 from isthmus.log.membership import Membership
 from isthmus.log.proposals import Proposal, entitled, proposals
 from isthmus_services.commands.charter import threshold
@@ -29,7 +29,7 @@ def run(settings: declared.CharterShow) -> int:
         names = entitled(now, proposal.header)
         have = ", ".join(names[key] for key in proposal.approvals)
         lines += ["", f"proposal {proposal.id} ({threshold(now, proposal.header)}): approved by {have}"]
-        lines += [f"  {line}" for line in differences(now, proposal.header)]
+        lines += [f"  {line}" for line in (*differences(now, proposal.header), until(proposal.header))]
         lines.append(f"  still needs {proposal.lacks(now) or 'nothing: approve it once more, and it is in force'}")
     console = stdout()
     for line in lines:
@@ -56,6 +56,7 @@ def _report(now: Membership, waiting: list[Proposal]) -> dict[str, Any]:
             {
                 "id": proposal.id,
                 "changes": list(differences(now, proposal.header)),
+                "until": list(proposal.header.until),
                 "approved_by": [entitled(now, proposal.header)[key] for key in proposal.approvals],
                 "still_needs": proposal.lacks(now),
             }

@@ -51,7 +51,8 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
         if before.charter is not None:
             if successor is not None:
                 raise InputError("this run has a charter: its owners change with it (isthmus charter propose)")
-            return await approved(log, await proposed(log, entries, None, PROPOSED_HOURS))
+            hours = settings.hours if isinstance(settings, declared.MembersRemove) else PROPOSED_HOURS
+            return await approved(log, await proposed(log, entries, None, hours))
         after = await write(log.store, log.members, log.signer, entries, heads, log.runtime.wall(), successor=successor)
         return [
             f"membership {after.version}: {len(after.members)} members, owner {fingerprint(after.owner)}",
