@@ -411,6 +411,7 @@ def test_a_learner_is_added_and_one_that_was_removed_is_not(plain: Plain) -> Non
     assert f"isthmus members add s3://more/run a --as learner --public-key {key}" in said
 
 
+@pytest.mark.tier("all")
 def test_a_learner_that_left_is_named_and_removed_with_all_it_had(plain: Plain, tmp_path: Path) -> None:
     plain.forget_users()
     plain.create("leaves", "--learner", "a", "--learner", "b", *SERVER, *SMALL)
@@ -504,6 +505,7 @@ def test_without_apis_for_users_the_files_and_the_next_step_are_written(plain: P
         assert any(secret in keys for secret in secrets_in(folder / "learner-a"))
 
 
+@pytest.mark.tier("all")
 def test_without_users_of_the_bus_all_use_it_alike(plain: Plain, redis: Server) -> None:
     """The Redis of the wheel is too old for users with the permissions that a run needs, and says so."""
     environment = {**plain.environment, "ISTHMUS_BUS": redis.url}

@@ -75,6 +75,7 @@ def test_a_loop_without_logging_shows_its_lines_and_takes_the_bus_of_the_environ
     assert not (tmp_path / "run" / "bus.sqlite").exists()
 
 
+@pytest.mark.tier("all")
 def test_a_loop_without_logging_shows_its_restart_and_that_nothing_is_merged(tmp_path: Path) -> None:
     lines = "\n".join(lines_of(UNMERGED, str(tmp_path / "run")))
     said = [
