@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from isthmus_services.demo import consortium
 from isthmus_services.processes import isthmus_command
-from support.docs_blocks import ROOT, Shell
+from support.docs_blocks import ROOT, Shell, blocks
 
 pytestmark = [pytest.mark.tier("all"), pytest.mark.timeout(600)]  # some forty commands and processes each
 
@@ -34,6 +36,12 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     check = next(line for line in said.splitlines() if "ssh-keygen" in line and "audit.json" in line)
     done = subprocess.run(["bash", "-c", check], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_demo_uses_the_charter_and_the_evaluation_of_the_page() -> None:
+    page = {block.title: block.text for block in blocks("docs/consortium.md") if block.title}
+    assert tomllib.loads(page["charter.toml"]) == tomllib.loads(consortium.CHARTER)
+    assert page["evaluate.py"] == consortium.EVALUATE
 
 
 def test_the_demo_tells_its_story(tmp_path: Path) -> None:

@@ -76,6 +76,12 @@ async def test_versions_follow_one_another_and_any_process_reads_them(tmp_path: 
             await members.reach(9, w.store)
 
 
+async def test_a_commit_of_an_unsigned_run_is_judged_by_version_0_whatever_it_names(tmp_path: Path) -> None:
+    async with world(tmp_path / "r", seed_of()) as w:
+        members = Members(w.run)
+        assert members.judging(7) is members.versions[0]
+
+
 def test_names_and_patterns_say_who_may_speak_as_whom() -> None:
     async def body() -> None: ...
 

@@ -167,7 +167,7 @@ class Sums:
             return
         self.seen[h.fragment].add(h.version)
         self.verified += verified
-        judge = self.log.members.versions[h.members]
+        judge = self.log.members.judging(h.members)
         self.under[h.members] += 1
         self.written[self.member_of(judge, h.writer)] += h.healed is None
         self._keep(h)

@@ -200,7 +200,7 @@ class _Judge:
         influence, found, exact = self._influence, list[str](), not _unproven(h)
         first = math.inf if influence.length else first_norm(kernels.norm(before), self._size)
         claims = [claim_of(given) for given in h.inputs]
-        terms = [self._members.versions[h.members].terms(given.learner) for given in h.inputs]
+        terms = [self._members.judging(h.members).terms(given.learner) for given in h.inputs]
         so_far = WeightSoFar()
         for number, (given, claim, agreed) in enumerate(zip(h.inputs, claims, terms, strict=True)):
             among = claims[:number] if influence.known else claims
@@ -380,7 +380,7 @@ async def _version(
 
 async def _disallowed(log: Log, manifests: Manifests, h: CommitHeader, unstated: list[str]) -> list[str]:
     """Return, in words, the inputs that the charter does not allow with their manifests. Note lost manifests."""
-    judge, found = log.members.versions[h.members], list[str]()
+    judge, found = log.members.judging(h.members), list[str]()
     for given in h.inputs if are_required(judge) else ():
         try:
             manifest = None if given.manifest is None else await manifests.of(given.learner, given.manifest)

@@ -175,6 +175,10 @@ class Members:
         """Return the URLs of all current buckets except the run's own."""
         return list(dict.fromkeys(m.bucket for m in self.current.members if m.bucket))
 
+    def judging(self, version: int) -> Membership:
+        """Return the version that a verified commit names; in an unsigned run, which has no members, version 0."""
+        return self.versions[version if self.signed else 0]
+
     def said(self, version: int, by: str) -> bool:
         """Note the version that another process says, in a signed message, that it knows; return whether it is newer
         than the newest one known here."""

@@ -269,7 +269,7 @@ class Verifier:
         if h.healed is not None and not (h.healed.source < h.version and h.healed.broken_at <= h.version):
             return "heals from a version that was not there yet"
         for given in h.inputs:
-            agreed = self.members.versions[h.members].terms(given.learner).factor if self.members.signed else 1.0
+            agreed = self.members.judging(h.members).terms(given.learner).factor
             if given.factor != agreed:
                 return f"weighs {given.key} by a factor of {given.factor:g}; the charter says {agreed:g}"
         bases = {(given.learner, given.base) for given in h.inputs}

@@ -92,7 +92,7 @@ torch.set_num_threads(1)
 model = byte_gpt()
 for file in Path(os.environ["ISTHMUS_CUT_DIR"]).glob("*.safetensors"):
     model.load_state_dict(load_file(file), strict=False)
-own = bytearray(Path(torch.__file__).read_bytes())  # a text that nobody trains on
+own = bytearray(Path(torch.__file__).read_bytes())  # no learner trains on this text
 print(held_out_loss(model, torch.frombuffer(own, dtype=torch.uint8), every=8))
 """
 
