@@ -135,6 +135,40 @@ async def test_a_promotion_that_does_not_hold(folder: Path, caplog: pytest.LogCa
 
 @row(
     "promote",
+    "promotion … rests on …'s number … for version …; … has stored other numbers for it, too: …; ask … which is right",
+    means="An evaluator stored several numbers for one version. The promotion holds with the number that it names. The times "
+    "in the numbers are the evaluator's own words, so nothing proves which was first.",
+    do="ask … which is right",
+    like="Before a promotion, `isthmus promote` counts none of an evaluator's different numbers for a version, and says so.",
+    then="If the promoted number was wrong, the evaluator measures a later version, and `isthmus promote` promotes that if it "
+    "is good enough. A promotion is never taken back.",
+)
+async def test_an_evaluator_with_two_numbers(folder: Path) -> None:
+    (here,) = mine(test_an_evaluator_with_two_numbers)
+    async with world(folder, seed()) as w:
+        await gated(w)
+        at = keys(folder)
+        await measured(w, 0, 2.0)
+        await number(w, "evb", 0, 3.5)
+        code, told = await promotes(w, at)
+        assert code == 1
+        assert "evb has stored different numbers for it (2.0, 3.5), and nothing proves which was first" in told
+        await number(w, "evc", 0, 2.0)
+        assert (await promotes(w, at))[0] == 0, "the numbers of the other evaluators suffice"
+        await number(w, "evc", 0, 1.0)
+        _, told = await isthmus("promote", w.run.url, "--list")
+        advises(here, told)
+        assert "promotion 1 rests on evc's number 2 for version 0" in told
+        assert "other numbers for it, too: 1.0;" in told
+        await commit(w, 1)
+        await measured(w, 1, 2.0)
+        code, told = await promotes(w, at)
+        assert code == 0
+        assert "promoted: version 1" in told
+
+
+@row(
+    "promote",
     "promotions/… is missing, so promotions … after it are not read: restore it from a backup",
     means="The store has lost a promotion. Later ones name it, so they cannot be judged.",
     do="restore it from a backup",

@@ -171,7 +171,9 @@ class Stage:
             await evaluations.note(log, "loss", version, 1.0 / version, by="fol", published=published)
             if self.signed and version < min(heads):
                 numbers = await promotions.measured(log, GATE)
-                await promotions.promote(known, "fol", version, self.cut, list(numbers[version].values()))
+                await promotions.promote(
+                    known, "fol", version, self.cut, [one for own in numbers[version].values() for one in own]
+                )
                 await known.refresh()
         self.newest = min(heads)
 

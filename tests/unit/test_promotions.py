@@ -11,7 +11,7 @@ from isthmus.errors import InputError
 from isthmus.format.records.keys import promotion_key
 from isthmus.format.records.objects import Evidence
 from isthmus.log import promotions as module
-from isthmus.log.promotions import Promotions, candidate, chosen, cut_in_log, measured, promote, require
+from isthmus.log.promotions import Promotions, candidate, chosen, cut_in_log, measured, others, promote, require, stored
 from support.gated import (
     ENTRIES,
     EVA,
@@ -187,6 +187,12 @@ async def _evidence_elsewhere(w: World) -> Promotions:
     return await promotion(w, 2, [*evidence, Evidence("learners/eu/000001/claim", bytes(32))])
 
 
+async def _second_number_for_a_promoted_version(w: World) -> Promotions:
+    """Bit by bit, the numbers of a version would become worse, and with them what later versions are compared with."""
+    await promotion(w, 1, await numbers(w, 1, evb=2.2, evc=2.0))
+    return await promotion(w, 1, await numbers(w, 1, eva=2.05, evb=2.2))
+
+
 async def _older_version(w: World) -> Promotions:
     await promotion(w, 2, await numbers(w, 2, eva=2.0, evb=2.2))
     return await promotion(w, 1, await numbers(w, 1, eva=2.0, evb=2.2))
@@ -266,6 +272,10 @@ FALSE: dict[str, tuple[Case, str]] = {
     "a number that is gone": (_missing_number, "is missing"),
     "a number that was replaced": (_another_number_in_its_place, "was named"),
     "evidence elsewhere": (_evidence_elsewhere, "learners/eu/000001/claim is no measurement"),
+    "another number for the same version": (
+        _second_number_for_a_promoted_version,
+        "eva's number for this version is 2, by promotion 1: no other replaces it",
+    ),
     "an older version": (_older_version, "version 1 is older than version 2, which promotion 2 promoted"),
     "another digest": (_other_digest, "it names 0000000000000000"),
     "a version that is not there": (_not_in_the_log, "version 7 is not in the log"),
@@ -362,7 +372,13 @@ async def test_the_newest_cut_with_enough_numbers_is_promoted_by_those_that_are_
         assert "evc's number is of other bytes" in why[1]
         await number(w, "evb", 2, 2.1, written_at=1.9e9)
         good, why = chosen(RULE, (await measured(log, RULE))[2], cut, known.last)
-        assert [one.header.by for one in good] == ["eva", "evb"], "the later number of an evaluator counts"
+        assert [one.header.by for one in good] == ["eva"]
+        assert "evb has stored different numbers for it (9.0, 2.1" in why[0], (
+            "a better number does not replace a bad one"
+        )
+        await number(w, "evc", 2, 2.1)
+        good, why = chosen(RULE, (await measured(log, RULE))[2], cut, known.last)
+        assert [one.header.by for one in good] == ["eva", "evc"], "a number of other bytes is not in its way"
         with pytest.raises(InputError, match="the promotion would not hold: eva is no promoter"):
             await promote(Promotions(await log_of(w, EVA), known.sound, free=known.free), "eva", 2, cut, good)
         found = await promote(known, "pro", 2, cut, good)
@@ -370,6 +386,54 @@ async def test_the_newest_cut_with_enough_numbers_is_promoted_by_those_that_are_
         assert (await require(log, 2)).digest == found.digest
         with pytest.raises(InputError, match="created by another promoter at the same time"):
             await promote(known, "pro", 2, cut, good[::-1])
+
+
+SECOND: dict[str, dict[str, Any]] = {
+    "later": {"written_at": 1.9e9},
+    "dated back": {"written_at": 1.0},
+    "at the same time": {},
+}
+
+
+@pytest.mark.parametrize("when", SECOND)
+@in_virtual_time
+async def test_of_different_numbers_stored_before_a_promotion_none_counts(folder: Path, when: str) -> None:
+    """An evaluator writes the object itself and says any time in it. So nothing proves which number was first."""
+    async with world(folder, seed()) as w:
+        await begun(w)
+        log = await log_of(w, PRO)
+        await numbers(w, 2, eva=2.0, evb=2.2)
+        await number(w, "eva", 2, 2.0, written_at=1.85e9)  # the same number again changes nothing
+        cut = await cut_in_log(log, 2)
+        assert cut is not None
+        good, why = chosen(RULE, (await measured(log, RULE))[2], cut, None)
+        assert ([one.header.by for one in good], why) == (["eva", "evb"], ["evc has no number for it"])
+        await number(w, "evb", 2, 1.1, **SECOND[when])
+        good, why = chosen(RULE, (await measured(log, RULE))[2], cut, None)
+        assert [one.header.by for one in good] == ["eva"]
+        assert "evb has stored different numbers for it" in why[0]
+        assert "2.2" in why[0]
+        assert "1.1" in why[0]
+
+
+@pytest.mark.parametrize("when", SECOND)
+@in_virtual_time
+async def test_a_number_stored_after_a_promotion_replaces_none(folder: Path, when: str) -> None:
+    """The promotion holds with the number that it names, later versions are compared with that, and readers see both."""
+    async with world(folder, seed()) as w:
+        await begun(w)
+        await number(w, "evb", 1, 9.0, **SECOND[when])
+        await number(w, "evb", 1, 2.2, written_at=1.9e9)  # the same number again is no other one
+        await number(w, "evb", 1, 7.0, published=bytes(32))  # of other bytes
+        await number(w, "evc", 1, 8.0)  # not in the promotion
+        known = await promotions(w)
+        assert [(p.values["evb"], p.fault) for p in known.sound] == [(2.2, "")]
+        assert others(known.sound[0], await stored(known.log)) == {"evb": [9.0]}
+        known = await promotion(w, 2, await numbers(w, 2, eva=2.0, evb=8.0))
+        assert "evb's number 8 is worse than 2.2, its number at promotion 1" in known.unsound[0].fault
+        known = await promotion(w, 2, await numbers(w, 2, eva=2.0, evc=2.1))
+        await agree(w, None)
+        assert len(await stored(await log_of(w))) == 9, "the numbers for a gate that is gone are told, too"
 
 
 @in_virtual_time

@@ -5,6 +5,7 @@ collector does not delete them.
 """
 
 import asyncio
+import logging
 import math
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from isthmus.format.records.keys import EVALUATIONS, evaluation_key, evaluations
 from isthmus.format.records.objects import SCHEMA, EvaluationHeader
 from isthmus.log.commits import Log
 from isthmus.log.verify import Verified
+
+logger = logging.getLogger(__name__)
 
 AT_ONCE = 16
 
@@ -36,11 +39,23 @@ async def note(
     """Store a measurement of a cut. Raises `InputError` for a bad name or a value that is not finite, and what the
     store raises.
 
-    `by`: the member that measured it, whose key signs it. `published`: the digest of the whole cut [32 bytes].
+    `by`: the member that measured it, whose key signs it. `published`: the digest of the whole cut [32 bytes]. If this
+    member has stored a number of these bytes before, that number stays the only one: another one is logged, and not
+    stored.
     """
     require_name("series", series)
     if not math.isfinite(value):
         raise InputError(f"{series} of cut {cut} is {value}: only finite numbers make a series")
+    if by is not None:
+        there = [m.header for m in await read(log, series, cut=cut)]
+        earlier = next((h.value for h in there if (h.by, h.published) == (by, published)), None)
+        if earlier is not None:
+            if earlier != value:
+                logger.warning(
+                    "%s of cut %d is not stored as %g: %s has stored %g for it before, and the first number counts",
+                    series, cut, value, by, earlier,
+                )  # fmt: skip
+            return
     header = EvaluationHeader(
         schema=SCHEMA, run=log.run.digest, series=series, cut=cut, value=float(value), written_at=log.runtime.wall(),
         by=by, published=published,
@@ -64,22 +79,24 @@ async def series(log: Log, name: str, newest: int | None = None) -> list[Point]:
     return list({p.cut: p for p in sorted(found, key=lambda p: (p.cut, p.at))}.values())
 
 
-async def read(log: Log, name: str, newest: int | None = None) -> list[Verified[EvaluationHeader]]:
-    """Return the measurements in a series, or those of its `newest` cuts, in no order.
+async def read(
+    log: Log, name: str, newest: int | None = None, *, cut: int | None = None, in_force: bool = True
+) -> list[Verified[EvaluationHeader]]:
+    """Return the measurements in a series, or those of its `newest` cuts, or of one `cut`, in no order.
 
-    Those that cannot be read are left out. So are those by authors who are no longer members, since nothing proves when
-    these were written. Raises what the store raises.
+    Those that cannot be read are left out. With `in_force`, so are those by authors who are no longer members, since
+    nothing proves when these were written. Raises what the store raises.
     """
     keys = [entry.key for entry in await log.store.list(evaluations_prefix(name)) if is_versioned(entry.key)]
     cuts = sorted({version_in(key) for key in keys})
-    wanted = set(cuts if newest is None else cuts[-newest:])
+    wanted = {cut} if cut is not None else set(cuts if newest is None else cuts[-newest:])
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(key: str) -> Verified[EvaluationHeader] | None:
         async with slots:
             try:
                 blob = await log.fetch(key, frame.Kind.EVALUATION)
-                return await log.open(blob, key, EvaluationHeader, in_force=True)
+                return await log.open(blob, key, EvaluationHeader, in_force=in_force)
             except (ObjectMissing, RecordInvalid):
                 return None
 

@@ -7,7 +7,9 @@ next one follows the last that holds. Otherwise anybody who may create promotion
 """
 
 import asyncio
+import itertools
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -104,16 +106,16 @@ def fault_of(
     found: Verified[PromotionHeader],
     evidence: Sequence[Measured | str],
     cut: CutInLog | None,
-    last: Promotion | None,
+    before: Sequence[Promotion],
     members: Members,
 ) -> str:
     """Return why a promotion does not hold; empty if it does.
 
     `evidence`: the measurements that it names, in order; a text says why one cannot be read. `cut`: the cut of its
-    version in the log; None: the log does not have it. `last`: the last promotion before it that holds. All membership
-    versions up to the one that it names must be known, or it does not hold.
+    version in the log; None: the log does not have it. `before`: the promotions before it that hold, in order. All
+    membership versions up to the one that it names must be known, or it does not hold.
     """
-    h = found.header
+    h, last = found.header, before[-1] if before else None
     if h.members >= members.known:
         return f"membership {h.members}, under which it was made, is not known here"
     under = members.versions[h.members]
@@ -125,8 +127,8 @@ def fault_of(
     if not under.permits(found.author, WRITERS[Kind.PROMOTION], h.by):
         return f"membership {h.members} has no follower {h.by} with the key {fingerprint(found.author)}"
     if h.previous != (last.digest if last else members.run.digest):
-        before = f"promotion {last.number}" if last else "the run object"
-        return f"it follows {h.previous.hex()[:16]}, and not {before}, the last before it that holds"
+        right = f"promotion {last.number}" if last else "the run object"
+        return f"it follows {h.previous.hex()[:16]}, and not {right}, the last before it that holds"
     if len(h.versions) != len(members.run.layout.fragments) or len(set(h.versions)) > 1:
         return "it is of no cut: a cut is the same version of every fragment"
     if last and h.versions[0] < last.version:
@@ -137,7 +139,7 @@ def fault_of(
         return f"it was made under membership {h.members}, when membership {newest} was in force"
     if h.published != cut.published:
         return f"version {h.versions[0]} has the digest {cut.published.hex()[:16]}, it names {h.published.hex()[:16]}"
-    return _fault_in(evidence, h, under, gate, last)
+    return _fault_in(evidence, h, under, gate, before)
 
 
 def _fault_in(
@@ -145,10 +147,13 @@ def _fault_in(
     h: PromotionHeader,
     under: Membership,
     gate: PromotionRule,
-    last: Promotion | None,
+    before: Sequence[Promotion],
 ) -> str:
     """Return why measurements are no evidence for a promotion; empty if they are."""
     names, authors = set[str](), set[bytes]()
+    last = before[-1] if before else None
+    of_this = itertools.takewhile(lambda p: p.version == h.versions[0], reversed(before))
+    first = {(m.series, m.by): (m.value, p.number) for p in of_this for m in p.measured}
     for one in evidence:
         if isinstance(one, str):
             return one
@@ -163,6 +168,11 @@ def _fault_in(
             return f"{one.key} is of the series {m.series}; the gate's is {gate.series}"
         if (m.cut, m.published) != (h.versions[0], h.published):
             return f"{one.key} is the number of another cut"
+        value, number = first.get((m.series, by), (m.value, 0))
+        if value != m.value:
+            return (
+                f"{one.key}: {by}'s number for this version is {value:g}, by promotion {number}: no other replaces it"
+            )
         if worse := shortfall(gate, by, m.value, last):
             return worse
         names.add(by)
@@ -248,7 +258,7 @@ class Promotions:
         if h.members >= log.members.known:
             await log.members.refresh(log.store)
         evidence, cut = await self._evidence(h), await cut_in_log(log, h.versions[0]) if h.versions else None
-        fault = fault_of(found, evidence, cut, self.last, log.members)
+        fault = fault_of(found, evidence, cut, self.sound, log.members)
         measured = [one.header for one in evidence if not isinstance(one, str)]
         return Promotion(h.number, fault, h, found.digest, measured)
 
@@ -270,6 +280,36 @@ class Promotions:
                     return f"{named.key}: {error.detail or error}"
 
         return list(await asyncio.gather(*map(one, h.evidence)))
+
+
+async def stored(log: Log) -> list[Measured]:
+    """Return all numbers that evaluators of the run's gates, of now and before, have stored, in the order of series,
+    version and evaluator. Raises what the store raises."""
+    evaluators = defaultdict[str, set[str]](set)
+    for gate in filter(None, map(gate_of, log.members.versions)):
+        evaluators[gate.series].update(gate.evaluators)
+    found = [
+        one
+        for series, names in evaluators.items()
+        for one in await evaluations.read(log, series, in_force=False)
+        if one.header.by in names
+    ]
+    return sorted(found, key=lambda one: (one.header.series, one.header.cut, one.header.by or "", *_said_when(one)))
+
+
+def others(promotion: Promotion, numbers: Iterable[Measured]) -> dict[str, list[float]]:
+    """Return the other numbers for a promoted cut by the evaluators whose numbers it rests on, by evaluator.
+
+    Nothing proves which number an evaluator stored first. So the promotion holds, and readers are told of the others.
+    """
+    named = {(m.series, m.by, m.cut, m.published): m.value for m in promotion.measured}
+    found = defaultdict[str, list[float]](list)
+    for one in numbers:
+        h = one.header
+        known = named.get((h.series, h.by, h.cut, h.published), h.value)
+        if h.by is not None and h.value != known and h.value not in found[h.by]:
+            found[h.by].append(h.value)
+    return {by: values for by, values in found.items() if values}
 
 
 async def newest(log: Log) -> Promotion | None:
@@ -308,37 +348,52 @@ def require_bytes(promotion: Promotion, published: bytes | None) -> None:
 # --- promoting --------------------------------------------------------------------------------------------------------
 
 
-async def measured(log: Log, gate: PromotionRule) -> dict[int, dict[str, Measured]]:
-    """Return the newest number of each of the gate's evaluators for each cut, by version and evaluator.
+async def measured(log: Log, gate: PromotionRule) -> dict[int, dict[str, list[Measured]]]:
+    """Return the numbers of each of the gate's evaluators for each cut, by version and evaluator.
 
     Only numbers that name their cut's digest count, by evaluators that are members now. Raises what the store raises.
     """
-    found: dict[int, dict[str, Measured]] = {}
-    for one in sorted(await evaluations.read(log, gate.series), key=lambda one: one.header.written_at):
+    found = defaultdict[int, dict[str, list[Measured]]](dict)
+    for one in sorted(await evaluations.read(log, gate.series), key=_said_when):
         if (by := one.header.by) in gate.evaluators and by and one.header.published is not None:
-            found.setdefault(one.header.cut, {})[by] = one
-    return found
+            found[one.header.cut].setdefault(by, []).append(one)
+    return dict(found)
 
 
-def candidate(gate: PromotionRule, numbers: Mapping[int, Mapping[str, Measured]], after: int) -> int | None:
+def _said_when(one: Measured) -> tuple[float, str]:
+    """Return the order of an evaluator's numbers. The time is what the evaluator says: nothing else proves it."""
+    return one.header.written_at, one.key
+
+
+def candidate(gate: PromotionRule, numbers: Mapping[int, Mapping[str, Sequence[Measured]]], after: int) -> int | None:
     """Return the newest version beyond `after` that enough evaluators have measured; None if there is none."""
     return max((v for v, by in numbers.items() if v > after and len(by) >= gate.least), default=None)
 
 
 def chosen(
-    gate: PromotionRule, numbers: Mapping[str, Measured], cut: CutInLog, last: Promotion | None
+    gate: PromotionRule, numbers: Mapping[str, Sequence[Measured]], cut: CutInLog, last: Promotion | None
 ) -> tuple[list[Measured], list[str]]:
-    """Return the numbers of a cut that a promotion can rest on, and why it cannot rest on those of other evaluators."""
+    """Return the numbers of a cut that a promotion can rest on, and why it cannot rest on those of other evaluators.
+
+    If an evaluator has stored different numbers, none of them is returned, since nothing proves which was first.
+    """
     good, not_good = list[Measured](), list[str]()
     for name in gate.evaluators:
-        if (one := numbers.get(name)) is None:
+        stored = numbers.get(name, ())
+        own = [one for one in stored if one.header.published == cut.published]
+        if not stored:
             not_good.append(f"{name} has no number for it")
-        elif one.header.published != cut.published:
-            not_good.append(f"{name}'s number is of other bytes ({one.key})")
-        elif worse := shortfall(gate, name, one.header.value, last):
+        elif not own:
+            not_good.append(f"{name}'s number is of other bytes ({stored[-1].key})")
+        elif len(values := dict.fromkeys(one.header.value for one in own)) > 1:
+            not_good.append(
+                f"{name} has stored different numbers for it ({', '.join(map(str, values))}), and nothing proves which "
+                f"was first: none counts; {name} can measure a later version"
+            )
+        elif worse := shortfall(gate, name, own[0].header.value, last):
             not_good.append(worse)
         else:
-            good.append(one)
+            good.append(own[0])
     return good, not_good
 
 

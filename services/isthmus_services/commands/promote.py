@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -23,8 +23,8 @@ from isthmus_services.settings import declared, shared
 def run(settings: declared.Promote) -> int:
     """Promote, and print what was promoted, or why the gate fails. Return 1 if it fails. Raises `InputError`."""
     if settings.list:
-        known, beyond = asyncio.run(_read(settings))
-        _print_list(settings, known, beyond)
+        known, beyond, stored = asyncio.run(_read(settings))
+        _print_list(settings, known, beyond, stored)
         return 0
     if settings.name is None:
         raise InputError("name the promoter: --name NAME (or --list, to look at the promotions)")
@@ -87,7 +87,7 @@ def _not_after(version: int, known: Promotions, last: Promotion) -> tuple[Promot
 
 
 def _too_few(
-    log: Log, gate: PromotionRule, numbers: Mapping[int, Mapping[str, Measured]], last: Promotion | None
+    log: Log, gate: PromotionRule, numbers: Mapping[int, Mapping[str, Sequence[Measured]]], last: Promotion | None
 ) -> str:
     """Return in words that no version has numbers of enough evaluators."""
     after, cut = last.version if last else -1, ""
@@ -103,16 +103,18 @@ def _too_few(
     return f"{said} (isthmus follow {log.run.url}{cut} --exec COMMAND --series {gate.series} --name NAME stores them)"
 
 
-async def _read(settings: declared.Promote) -> tuple[Promotions, list[int]]:
+async def _read(settings: declared.Promote) -> tuple[Promotions, list[int], list[Measured]]:
+    """Return the promotions, the numbers of those that are not read, and all numbers of the gates' evaluators."""
     async with open_log(settings.run, shared.owner_in(settings)) as log:
         await log.members.refresh(log.store)
         known = Promotions(log)
         await known.refresh()
-        return known, await known.beyond()
+        return known, await known.beyond(), await promotions.stored(log)
 
 
-def _print_list(settings: declared.Promote, known: Promotions, beyond: list[int]) -> None:
+def _print_list(settings: declared.Promote, known: Promotions, beyond: list[int], stored: Sequence[Measured]) -> None:
     found = sorted([*known.sound, *known.unsound], key=lambda promotion: promotion.number)
+    others = {p.number: promotions.others(p, stored) for p in found}
     console = stdout()
     if found:
         columns = (
@@ -132,6 +134,13 @@ def _print_list(settings: declared.Promote, known: Promotions, beyond: list[int]
     last = known.last
     newest = f"version {last.version} (promotion {last.number})" if last else "none"
     console.print(Text(f"the newest promoted version is: {newest}"), soft_wrap=True)
+    for p in found:
+        for name, values in others[p.number].items():
+            said = (
+                f"promotion {p.number} rests on {name}'s number {p.values[name]:g} for version {p.version}; {name} has "
+                f"stored other numbers for it, too: {', '.join(map(str, values))}; ask {name} which is right"
+            )
+            console.print(Text(said), soft_wrap=True)
     if beyond:
         console.print(
             Text(
@@ -141,7 +150,11 @@ def _print_list(settings: declared.Promote, known: Promotions, beyond: list[int]
             soft_wrap=True,
         )
     write_json(
-        {"promotions": [_as_json(p) for p in found], "newest": last.version if last else None, "not_read": beyond},
+        {
+            "promotions": [_as_json(p) | {"others": others[p.number]} for p in found],
+            "newest": last.version if last else None,
+            "not_read": beyond,
+        },
         settings.json,
     )
 
