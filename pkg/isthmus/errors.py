@@ -13,6 +13,7 @@ IsthmusError
 │   └── ObjectMissing        nothing is stored under this key
 ├── RecordInvalid            bytes that are no valid record; carries the `Reason` under which this is counted
 ├── RankLost                 end this rank: the job's launcher starts all ranks again
+├── Expelled                 the membership no longer names this process: stop, and ask the run's owners
 ├── Fenced                   another process has taken over this name: stop; it continues from what was stored
 └── LogCorrupt               the log, or an object that it names, is damaged; names the key; nothing is overwritten
 """
@@ -168,6 +169,17 @@ class RecordInvalid(IsthmusError):
         self.reason = reason
         self.detail = legible(detail)
         super().__init__(f"{reason.value}: {self.detail}")
+
+
+class Expelled(IsthmusError):
+    """The membership no longer names this process, so it stops."""
+
+    def __init__(self, name: str, key: str, membership: int) -> None:
+        super().__init__(
+            f"membership {membership} of this run does not name {name} with the key {key}: this process stops, and "
+            "what it has not committed is left to the run's other syncers; if that is a mistake, an owner adds it "
+            "again (isthmus members add)"
+        )
 
 
 class Fenced(IsthmusError):

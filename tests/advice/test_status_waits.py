@@ -27,9 +27,10 @@ from isthmus.format.rules import Pace, Rules
 from isthmus.inspect.health_summary import health
 from isthmus.inspect.status import read_status
 from isthmus.learner.manifest import statement
+from isthmus.log.replaced import AFTER_S
 from isthmus.store import Layer
 from isthmus.store.layer import Send
-from support.signed import EU, EVERYBODY, EVIL, OWNER, SYNC, US, L, admit, agree, seed
+from support.signed import EU, EVERYBODY, EVIL, OWNER, SYNC, US, L, S, admit, agree, seed
 from support.world import World, in_virtual_time, seed_of, serving, world
 
 T = TypeVar("T")
@@ -512,10 +513,43 @@ async def test_a_store_that_withholds_a_membership(folder: Path) -> None:
     (here,) = mine(test_a_store_that_withholds_a_membership)
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
-        async with serving(w.by(SYNC).syncer("s-1")), training(w.by(EU).learner("eu")):
-            await asyncio.sleep(2.0)
-            await admit(w, *EVERYBODY, ("more", L, EVIL))
+        async with serving(w.by(SYNC).syncer("s-1")):
+            async with training(w.by(EU).learner("eu")):
+                await asyncio.sleep(2.0)
+            await admit(w, *EVERYBODY, ("more", L, EVIL))  # no commit is made under it yet: this would say more
             hidden = Fault(ObjectMissing(members_key(2)), members_key(2), ("get",))
             await said(here, hidden.of(w))
             hidden.mended = True
             await over(here, hidden.of(w))
+
+
+@row(
+    "status",
+    "… goes on under a membership that was replaced: …",
+    means="A syncer that was expelled, or that does not know that a learner was, wrote one of the newest commits, more than "
+    "a minute after the membership that says so. The commits are valid, since a membership leaves room for commits that "
+    "are under way. A syncer stops, or leaves the learner out, as soon as it reads the membership: this one has a copy of "
+    "the run that lacks it, or does not read it on purpose.",
+    do="end … if it lives, and take its rights to the store away; if it is to go on, it needs a store that has members/…; "
+    "isthmus replay … names all such commits",
+    then="When other syncers have written newer commits, the sentence goes away; `isthmus replay` and `isthmus audit` keep "
+    "naming these commits.",
+    lost="what the other syncers would have merged instead",
+)
+@in_virtual_time
+async def test_a_syncer_that_goes_on_after_it_was_expelled(folder: Path) -> None:
+    (here,) = mine(test_a_syncer_that_goes_on_after_it_was_expelled)
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY, ("t-1", S, EVIL))
+        async with serving(w.by(SYNC).syncer("s-1")), training(w.by(EU).learner("eu")):
+            await asyncio.sleep(2.0)
+        await admit(w, ("eu", L, EU), ("t-1", S, EVIL))
+        assert not says(here, await line(w))
+        lacking = Fault(ObjectMissing(members_key(2)), members_key(2), ("get",))
+        copy = lacking.of(w)
+        await asyncio.sleep(AFTER_S)
+        async with serving(copy.by(SYNC).syncer("s-1")), training(w.by(EU).learner("eu")):
+            await asyncio.sleep(2.0)
+        assert "s-1" in await said(here, w)
+        async with serving(w.by(EVIL).syncer("t-1")), training(w.by(EU).learner("eu")):
+            await over(here, w)

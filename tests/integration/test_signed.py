@@ -1,16 +1,17 @@
 """In a signed run, an object or a message has no effect unless an author who may write it has signed it."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from isthmus.errors import LogCorrupt, RecordInvalid
+from isthmus.errors import Expelled, LogCorrupt, RecordInvalid, first_cause
 from isthmus.format.records import frame
 from isthmus.format.records.frame import Body, Kind
-from isthmus.format.records.keys import checkpoint_key, claim_key, commit_key, update_key, value_key
+from isthmus.format.records.keys import checkpoint_key, claim_key, commit_key, members_key, update_key, value_key
 from isthmus.format.records.messages import (
     SYNCER_STREAM,
     Committed,
@@ -19,13 +20,16 @@ from isthmus.format.records.messages import (
     learner_stream,
 )
 from isthmus.format.records.objects import CheckpointHeader, ClaimHeader, CommitHeader, MemberSpec
-from isthmus.format.rules import Rules
-from isthmus.format.signing import Signer
+from isthmus.format.rules import MemberRole, Rules
+from isthmus.format.signing import Signer, fingerprint
+from isthmus.inspect.replay import replay
 from isthmus.log import evaluations, fold, gc, heal
 from isthmus.log.bus_messages import verify_batch
 from isthmus.log.listing import checkpoints_in
-from isthmus.log.membership import GRACE_VERSIONS, changed, write
+from isthmus.log.membership import GRACE_VERSIONS, Membership, changed, write
+from isthmus.log.replaced import AFTER_S, why_not
 from isthmus.reasons import Reason
+from isthmus.syncer.coordinator import FragmentCoordinator
 from isthmus_services.commands.members import _vouched
 from support.signed import (
     COLLECTOR,
@@ -35,6 +39,7 @@ from support.signed import (
     OWNER,
     SYNC,
     US,
+    C,
     L,
     S,
     admit,
@@ -43,7 +48,7 @@ from support.signed import (
     differences,
     seed,
 )
-from support.world import World, all_commits, balanced, in_virtual_time, serving, train, until, world
+from support.world import World, all_commits, balanced, in_virtual_time, newest_commit, serving, train, until, world
 
 
 @in_virtual_time
@@ -277,6 +282,83 @@ async def test_a_membership_never_goes_back_along_the_log(folder: Path) -> None:
                 pass
 
 
+@in_virtual_time
+async def test_a_syncer_who_learns_that_it_was_expelled_stops(folder: Path) -> None:
+    """It commits nothing more, although the membership leaves room for commits under the one before it."""
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        syncer = w.by(SYNC).syncer("s-1")
+        await syncer.recover()
+        serving_it = asyncio.ensure_future(syncer.run(asyncio.Event()))
+        coordinator = syncer.coordinators[0]
+        learner = w.by(EU).learner("eu")
+        training = asyncio.ensure_future(train(learner, 400))
+        await until(lambda: coordinator.head >= 2, "it serves")
+        await admit(w, ("eu", L, EU))
+        heads = [len(commits) for commits in (await all_commits(w.log)).values()]
+        with pytest.raises(ExceptionGroup) as raised:
+            await serving_it
+        why = first_cause(raised.value)
+        assert isinstance(why, Expelled)
+        assert "membership 2 of this run does not name syncer s-1" in str(why)
+        training.cancel()
+        await asyncio.gather(training, return_exceptions=True)
+        after = [len(commits) for commits in (await all_commits(w.log)).values()]
+        # A commit of each fragment may have been under way while the owner wrote.
+        assert all(b - a <= 1 for a, b in zip(heads, after, strict=True)), (heads, after)
+
+
+@in_virtual_time
+async def test_commits_of_an_expelled_syncer_that_lacks_the_newest_membership_are_named(folder: Path) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            await train(w.by(EU).learner("eu"), 40, enough=lambda: min(k.head for k in syncer.coordinators) >= 2)
+        with_room = [len(commits) for commits in (await all_commits(w.log)).values()]
+        await admit(w, ("eu", L, EU), ("us-*", L, US))
+        hidden = await w.store.get(members_key(2))
+        await w.store.delete(members_key(2))
+        await asyncio.sleep(AFTER_S / 2)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:  # too soon: it may just have begun to write
+            await train(w.by(EU).learner("eu"), 40, enough=lambda: syncer.coordinators[0].head > with_room[0])
+        soon = (await newest_commit(w, 0)).version
+        await asyncio.sleep(AFTER_S)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            await train(w.by(EU).learner("eu"), 60, enough=lambda: syncer.coordinators[0].head >= soon + 2)
+        await w.store.put(members_key(2), hidden)
+        log = w.log
+        await log.members.refresh(w.store)
+        first, *_ = found = await replay(log)
+        assert [r.difference for r in found] == [None] * 4
+        [made] = first.outdated
+        assert (made.first, made.last) == (soon + 1, (await newest_commit(w, 0)).version)
+        assert (made.count, made.writer, made.under, made.newer) == (made.last - soon, "s-1", 1, 2)
+        written_at = [c.header.written_at for c in (await all_commits(w.log))[0]]
+        assert made.after_s == written_at[-1] - log.members.versions[2].written_at > AFTER_S
+        assert f"membership 2 names no syncer s-1 with the key {fingerprint(SYNC.author)}" in str(made)
+
+
+@pytest.mark.parametrize(
+    ("after", "why"),
+    [
+        ([("s-*", S, SYNC), ("eu", L, EU)], "names no learner us-1 with the key"),
+        ([("s-*", S, SYNC), ("eu", L, EU), ("us-*", L, EVIL)], "names no learner us-1 with the key"),
+        ([("s-*", S, SYNC), ("eu", L, EU), ("us-*", C, US)], "names no learner us-1 with the key"),
+        ([("s-*", S, EVIL), ("eu", L, EU), ("us-*", L, US)], "names no syncer s-1"),
+        ([("s-*", C, SYNC), ("eu", L, EU), ("us-*", L, US)], "names no syncer s-1"),
+        ([("s-*", S, SYNC), ("eu", L, EVIL), ("us-*", L, US)], ""),
+        ([("s-1", S, SYNC), ("us-1", L, US)], ""),
+    ],
+    ids=["removed", "another key", "another role", "syncer's key", "syncer's role", "not merged", "by other entries"],
+)
+def test_what_a_newer_membership_does_not_allow(after: list[tuple[str, MemberRole, Signer]], why: str) -> None:
+    def membership(version: int, members: Sequence[tuple[str, MemberRole, Signer]]) -> Membership:
+        return Membership(version, OWNER.author, tuple(MemberSpec(n, r, k.author) for n, r, k in members))
+
+    found = why_not(membership(2, after), membership(1, EVERYBODY), "s-1", SYNC.author, {"us-1"})
+    assert found.startswith(why) if why else found == ""
+
+
 # --- coming and going -------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +385,37 @@ async def test_a_learner_is_expelled_while_the_run_goes_on_and_replay_judges_by_
         assert later, "the run must go on"
         assert {i.learner for c in later for i in c.header.inputs} == {"us-1"}
         assert {i.learner for c in commits if c.header.members == 1 for i in c.header.inputs} >= {"eu"}
+        assert await differences(w.log) == []
+
+
+@in_virtual_time
+async def test_a_round_that_holds_work_of_an_expelled_learner_is_merged_again_without_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner expels the learner while its work is being committed. There is room for commits as before, and the syncer
+    leaves the work out all the same."""
+    look, after = FragmentCoordinator._look_at_members, list[int]()
+
+    async def expelled_meanwhile(self: FragmentCoordinator) -> None:
+        if not after and self.head >= 2 and any(i.learner == "eu" for i in self._sum.inputs):
+            after.extend([self.fragment.index, self.head])
+            await admit(w, ("us-*", L, US), ("s-*", S, SYNC))
+        await look(self)
+
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        monkeypatch.setattr(FragmentCoordinator, "_look_at_members", expelled_meanwhile)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+
+            def enough() -> bool:
+                return bool(after) and syncer.coordinators[after[0]].head >= after[1] + 3
+
+            eu, us = w.by(EU).learner("eu"), w.by(US).learner("us-1")
+            await asyncio.gather(train(eu, 400, enough=enough), train(us, 400, enough=enough))
+        fragment, head = after
+        commits = (await all_commits(w.log))[fragment]
+        assert "eu" in {i.learner for c in commits[:head] for i in c.header.inputs}
+        assert {(i.learner, c.header.members) for c in commits[head:] for i in c.header.inputs} == {("us-1", 2)}
         assert await differences(w.log) == []
 
 

@@ -34,6 +34,7 @@ from isthmus.log import Log, manifests
 from isthmus.log.listing import ShareDone
 from isthmus.log.membership import Membership
 from isthmus.log.promotions import Promotions, gate_of
+from isthmus.log.replaced import Outdated
 from isthmus.reasons import FINAL
 from isthmus.version import __version__
 
@@ -180,6 +181,8 @@ class Verification:
     """Snapshots that count as missing, with reasons."""
     unstated: Sequence[str]
     """Lost manifests: whether the charter allowed their updates cannot be verified."""
+    outdated: Sequence[Outdated]
+    """Commits made under a membership after another one, which does not allow them, had replaced it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,6 +521,7 @@ def _verification(collected: Sums, result: Sequence[replays.Replayed], unverifie
         untimely=sum(len(r.untimely) for r in result),
         ignored=[line for r in result for line in r.nobodys],
         unstated=[line for r in result for line in r.unstated],
+        outdated=[one for r in result for one in r.outdated],
     )
 
 

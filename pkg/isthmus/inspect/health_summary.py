@@ -16,6 +16,7 @@ from isthmus.inspect.status import Status
 from isthmus.log.figures import shares
 from isthmus.log.holes import HOLE, ask_heal, damage
 from isthmus.log.log_health import stands
+from isthmus.log.replaced import outdated
 from isthmus.reasons import GOES_ON, REMEDIES, UNHEARD, Reason, remedy_of
 
 FAR = 0.2
@@ -379,6 +380,16 @@ def of_log(status: Status, run: str) -> list[Part]:
                 ": ",
             )
         )
+    if members is not None:
+        found += [
+            Part(
+                f"{made.writer} goes on under a membership that was replaced: {made}",
+                f"end {made.writer} if it lives, and take its rights to the store away; if it is to go on, it needs a "
+                f"store that has {members_key(made.newer)}; isthmus replay {run} names all such commits",
+                ": ",
+            )
+            for made in outdated(members, status.recent)[:NAMED_MAX]
+        ]
     damaged = [(p, why) for p, why in status.wrong.items() if not why.startswith(MEMBERS)]
     if damaged:
         broken = [damage(p, why) for p, why in damaged[:NAMED_MAX]]

@@ -25,6 +25,7 @@ from isthmus.log.listing import ShareDone, all_or, earliest
 from isthmus.log.manifests import Manifests, are_required, require
 from isthmus.log.membership import Members
 from isthmus.log.merge import Advance, State
+from isthmus.log.replaced import Outdated, Replaced
 from isthmus.log.updates import Update
 from isthmus.reasons import Reason
 from isthmus.rounds.bounds import REMEMBERED, Influence, WeightSoFar, claim_of, first_norm
@@ -117,6 +118,8 @@ class Replayed:
     """In words, the inputs of which more steps were believed than the times in the log allow."""
     unstated: list[str] = field(default_factory=list)
     """In words, the lost manifests. Whether the charter allowed the updates that name them cannot be verified."""
+    outdated: list[Outdated] = field(default_factory=list)
+    """Commits made under a membership after another one had replaced it. They are valid, and no difference."""
 
 
 Visit = Callable[[Commit, float | None, bool], None]
@@ -284,8 +287,15 @@ async def replay(
         progress(min(1.0, done / total))
 
     async def one(p: int, top: int) -> Replayed:
+        replaced = Replaced(log.members)
+
+        def each(commit: Commit, moved: float | None, verified: bool) -> None:
+            replaced.take(commit)
+            tick(commit, moved, verified)
+
         async with slots:
-            found = await _fragment(log, p, first, top, tick)
+            found = await _fragment(log, p, first, top, each)
+            found.outdated = replaced.found
             if found.difference is None and last is None:
                 try:
                     await require_whole(log, p, top, lists=True)

@@ -3,6 +3,7 @@
 run             the run object
 creation        creating a run
 membership      the log of members: who may take part
+replaced        commits made under a membership that another had replaced
 trust           the key that a process brings, and what it demands of a run
 verify          checks of every stored object
 bus_messages    checks of messages on the bus

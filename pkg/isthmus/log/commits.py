@@ -63,6 +63,11 @@ class Log:
         `Regions.doubt`)."""
         return self._regions is not None and self._regions.doubt(key, error)
 
+    @property
+    def author(self) -> bytes:
+        """The public key that signs objects written through this log [32 bytes]; zeros if nothing is signed."""
+        return self.signer.author if self.signer else frame.UNSIGNED_AUTHOR
+
     def seal(self, data: Body | Gathered) -> None:
         """Sign an object if there is a signer. Slow for large objects: call it off the loop."""
         frame.seal(data, self.signer)

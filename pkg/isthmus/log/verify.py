@@ -142,6 +142,8 @@ class Commit:
     digest: bytes
     in_segment: bool = False
     """Whether its bytes were read from a segment."""
+    author: bytes = b""
+    """The public key that signed it [32 bytes]; zeros in an unsigned run."""
 
     @property
     def version(self) -> int:
@@ -243,7 +245,7 @@ class Verifier:
             raise LogCorrupt(key, f"not {what}: {error.detail}") from None
         if why := self.why_not(found.header):
             raise LogCorrupt(key, why)
-        return Commit(found.header, found.digest, in_segment)
+        return Commit(found.header, found.digest, in_segment, found.author)
 
     def why_not(self, h: CommitHeader) -> str:
         """Return why a commit cannot belong to this run, whoever wrote it; empty if it can."""

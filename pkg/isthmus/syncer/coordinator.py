@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from isthmus.codecs import codec
 from isthmus.codecs.kernels import ARITHMETIC
-from isthmus.errors import LogCorrupt, RecordInvalid, Unavailable
+from isthmus.errors import Expelled, LogCorrupt, RecordInvalid, Unavailable
 from isthmus.format.layout import TensorClass
 from isthmus.format.records import frame
 from isthmus.format.records.charter import Terms
@@ -20,9 +20,11 @@ from isthmus.format.records.keys import value_key
 from isthmus.format.records.messages import Call, Committed, FromSyncer
 from isthmus.format.records.objects import SCHEMA, CommitHeader
 from isthmus.format.rules import MemberRole, Pace
+from isthmus.format.signing import fingerprint
 from isthmus.log import Commit, Log, manifests, merge
 from isthmus.log.fork_detection import ForkDetection
 from isthmus.log.merge import Advance, State
+from isthmus.log.replaced import why_not
 from isthmus.log.updates import Update
 from isthmus.reasons import Reason
 from isthmus.rounds.bounds import Claim, Influence
@@ -429,10 +431,8 @@ class FragmentCoordinator:
         key = value_key(self.fragment.index, version, result.value_digest)
         if self._members.signed:
             await asyncio.gather(self._put(key, result.value), self._look_at_members())
-            if self._under < self._members.in_force(self.fragment.index, version):
-                self._warn(
-                    "membership %d came into force: the round is merged again under it", self._members.current.version
-                )
+            if why := self._disallowed(version):
+                self._warn("the round is merged again under membership %d: %s", self._members.current.version, why)
                 self._release()
                 self.rounds.on(Lost(), self._runtime.now())
                 return self.rounds.on(CaughtUp(), self._runtime.now())
@@ -528,6 +528,19 @@ class FragmentCoordinator:
                 await asyncio.sleep(self._runtime.random.uniform(0.1, 0.5))
             else:
                 return
+
+    def _disallowed(self, version: int) -> str:
+        """Return why a version may not be committed under the membership it was merged under; empty if it may.
+
+        Raises `Expelled` if this syncer is no member any more.
+        """
+        now, author = self._members.current, self._log.author
+        if not now.permits(author, (MemberRole.SYNCER,), self._name):
+            raise Expelled(f"syncer {self._name}", fingerprint(author), now.version)
+        if self._under < self._members.in_force(self.fragment.index, version):
+            return "it came into force"
+        learners = {given.learner for given in self._sum.inputs}
+        return why_not(now, self._members.versions[self._under], self._name, author, learners)
 
     async def _look_at_members(self) -> None:
         """Read the membership to its end, however long the store is away: an expelled member must be in no later
@@ -657,6 +670,8 @@ class FragmentCoordinator:
                 self._limits.accumulators.release()  # the round is over: the update to fetch stays a pointer
             else:
                 self._has_slot = True
+                if not self._sum.inputs:
+                    self._under = self._members.current.version
 
     def _release(self) -> None:
         self._sum.clear()

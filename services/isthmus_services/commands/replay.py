@@ -76,6 +76,8 @@ async def _compare(log: Log, a: declared.Replay) -> int:
     for replayed in found:
         for gap in replayed.gaps:
             print(gap.line(replayed.fragment))
+        for outdated in replayed.outdated:
+            print(f"{outdated}: such commits are valid; their writer may not have known")
         for line in replayed.nobodys:
             print(f"{line}: this snapshot is ignored")
         for line in replayed.unstated:
@@ -118,6 +120,7 @@ async def _compare(log: Log, a: declared.Replay) -> int:
                     "compared": r.compared,
                     "nobodys": r.nobodys,
                     "unstated": r.unstated,
+                    "outdated": [asdict(one) for one in r.outdated],
                     "gaps": [{"first": g.first, "last": g.last, "key": g.key, "detail": g.detail} for g in r.gaps],
                 }
                 for r in found

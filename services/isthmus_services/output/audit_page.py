@@ -370,6 +370,7 @@ def _verified(a: Audit) -> list[str]:
         f"{r.untimely} updates have more steps than the times in the log allow." if r.untimely else "",
         *(f"{_t(line)}: this snapshot is ignored." for line in r.ignored),
         *(f"{_t(line)}: whether the charter allowed these updates cannot be verified." for line in r.unstated),
+        *(f"Outdated: {_t(str(o))}. Such commits are valid; their writer may not have known." for o in r.outdated),
     ]  # fmt: skip
     return lines + [f"<p>{note}</p>" for note in notes if note]
 
