@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pydoc_data.topics
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 
 from isthmus.agent.ports import open_log
 from isthmus.bus import default_bus
+from isthmus.format.records.messages import PARTS
 from isthmus.log import Commit, fold
 from isthmus_services.demo import judge
 from isthmus_services.main import main
@@ -412,12 +414,14 @@ def test_a_syncer_runs_where_torch_cannot_be_imported(folder: Path, tmp_path: Pa
 REPORT_KEYS = {
     "global_val_loss",
     "single_val_loss",
-    "tokens_total",
-    "tokens_lost",
-    "tokens_pending",
+    "ledger",
+    "tokens_trained_again",
     "commits",
     "commits_per_fragment",
     "participation",
+    "updates_merged",
+    "updates_clipped",
+    "clips",
     "updates_rejected",
     "bytes_up",
     "bytes_down",
@@ -462,7 +466,10 @@ def test_the_demo_recovers_and_reports(tmp_path: Path, given: tuple[str, ...], s
     assert (report["kills_by_kind"]["learner"] >= 1) == killed
     assert (report["kills_by_kind"]["syncer"] >= 1) == killed
     assert report["recoveries"] == report["kills"]
-    assert report["tokens_total"] == 2 * steps * 256 + report["tokens_lost"]
+    ledger = report["ledger"]
+    assert ledger["processed"] == 2 * steps * 256 + report["tokens_trained_again"]
+    assert sum(ledger[part] for part in PARTS) == pytest.approx(ledger["processed"], abs=len(PARTS))
+    assert re.search(rf"tokens merged\s+│\s+{ledger['merged']:,} \(", done.stdout)
     assert report["held_out_bytes"] > 64 * 128, "64 windows, and the byte after them"
     assert sum(report["commits_per_fragment"]) == report["commits"]
     assert min(report["commits_per_fragment"]) >= 1, "every fragment of the model was merged"
@@ -474,4 +481,12 @@ def test_the_demo_recovers_and_reports(tmp_path: Path, given: tuple[str, ...], s
     assert ("killed learner-" in done.stdout) == killed
     again = isthmus("replay", str(out / "run"))
     assert f"{report['commits']} commits, 0 differ" in again.stdout, again.stdout + again.stderr
+    if "--servers" not in given:  # a bus in the run's folder still has the last heartbeats
+        assert isthmus("status", str(out / "run"), "--json", str(tmp_path / "status.json")).returncode == 0
+        totals = json.loads((tmp_path / "status.json").read_text())["totals"]
+        assert {part: round(count) for part, count in totals["ledger"].items()} == ledger
+        assert round(totals["participation"], 4) == report["participation"]
+        assert (totals["updates_merged"], totals["updates_clipped"], totals["commits"]) == (
+            report["updates_merged"], report["updates_clipped"], report["commits"],
+        )  # fmt: skip
     shutil.rmtree(out)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from advice.test_status import training
@@ -16,7 +17,7 @@ from isthmus.format.rules import Pace, Rules
 from isthmus.inspect.losses import LossCurves
 from isthmus.inspect.replay import replay
 from isthmus.inspect.status import read_status
-from isthmus.log.figures import participation
+from isthmus.log.figures import LogSums
 from isthmus.reasons import LOSSLESS
 from isthmus_services.demo import judge
 from isthmus_services.demo.watch import Watch
@@ -49,19 +50,23 @@ async def run_of(w: World) -> tuple[Any, list[CommitHeader]]:
         ]
         async with training(w.learner("c", checkpoint_s=0.2)):
             await until(lambda: min(k.head for k in syncer.coordinators) >= 4, "rounds are made")
-        await train(w.learner("c"), 20, wait_s=30.0)
-        await until(lambda: min(k.head for k in syncer.coordinators) >= 12, "more rounds are made")
+        far = [np.full(f.size, 5.0, np.float32) for f in w.run.layout.fragments]
+        more = lambda: min(k.head for k in syncer.coordinators) >= 12  # noqa: E731
+        # Its updates are clipped, for several reasons at once.
+        await train(w.learner("c"), 20, wait_s=30.0, tokens=2000, toward=far, enough=more)
         done = True
         await asyncio.gather(*others)
         commits = [c.header for chain in (await all_commits(w.log)).values() for c in chain]
     return syncer, sorted(commits, key=lambda h: h.written_at)
 
 
-async def test_every_figure_is_the_same_wherever_it_is_shown(folder: Path, tmp_path: Path) -> None:
+async def test_every_figure_is_the_same_wherever_it_is_shown(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with world(folder, seed_of(RULES, PACE)) as w:
         syncer, headers = await run_of(w)
         status = await read_status(w.log, w.bus, w.runtime, 0.1)
-        async with a_board(w.log) as (url, _):
+        async with a_board(w.log, w) as (url, _):
             totals = (await ask(url, "state"))["totals"]
             learners = {row["learner"]: row for row in (await ask(url, "learners"))["learners"]}
         commits = [c for chain in (await all_commits(w.log)).values() for c in chain]
@@ -83,7 +88,7 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(folder: Path, tmp_p
         shares.append(len(there) / len(there | set(h.waited.expected)))
     mean = sum(shares) / len(shares)
     assert 0.3 < mean < 1.0, "some places were empty, or this compares nothing"
-    assert participation(headers) == pytest.approx(mean)
+    assert LogSums(headers).participation == pytest.approx(mean)
     assert totals["participation"] == pytest.approx(mean)
     assert metrics["isthmus_participation_ratio_sum"] / metrics["isthmus_participation_ratio_count"] == pytest.approx(
         mean
@@ -137,6 +142,45 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(folder: Path, tmp_p
     for reason, n in status.messages_rejected.items():
         counted[reason] -= n
     assert {reason: n for reason, n in counted.items() if n} == by_reason
+
+    # clipped: updates, each once; reasons, of which an update may have several
+    inputs = [i for h in headers for i in h.inputs]
+    clipped = sum(1 for i in inputs if i.clipped)
+    clips = {r: sum(r in i.clipped for i in inputs) for r in {r for i in inputs for r in i.clipped}}
+    assert 0 < clipped < sum(clips.values()), "no update was clipped for several reasons: this compares nothing"
+    assert (status.updates_clipped, status.clipped) == (clipped, clips)
+    assert sum(row["clipped"] for row in learners.values()) == clipped
+    assert {r: n for (r,), n in labelled["isthmus_updates_clipped_total"].items() if n} == clips
+    sums = LogSums(headers)
+    assert (sums.merged, sums.clipped, sums.clips) == (updates, clipped, clips)
+
+    # the tokens of the run: merged, overwritten, lost and so on
+    whole = {part: sum(getattr(ledger, part) for ledger in ledgers) for part in ("processed", *PARTS)}
+    assert whole["overwritten"] > 0.0
+    assert whole["lost"] > 0.0
+    for part, count in whole.items():
+        assert getattr(status.ledger, part) == pytest.approx(count)
+        assert sum(row["said"][part] for row in learners.values()) == pytest.approx(count, abs=3.0)
+
+    # what `status` prints and writes, and the audit
+    words = ["status", str(w.run.url), "--json", str(tmp_path / "status.json")]
+    assert await asyncio.to_thread(main, words) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    told = json.loads((tmp_path / "status.json").read_text())["totals"]
+    tally = " ".join(f"{part} {whole[part] / whole['processed']:.1%}" for part in PARTS)
+    assert (
+        f"participation {mean:.1%} and {updates:,} updates merged, {whole['processed']:,.0f} tokens: {tally}" in printed
+    )
+    assert f"clipped: {clipped} updates: " in printed
+    assert told["ledger"] == pytest.approx(whole)
+    assert told["participation"] == pytest.approx(mean)
+    assert told["commits"] == told["summed_commits"] == len(headers)
+    assert (told["updates_merged"], told["updates_clipped"]) == (updates, clipped)
+    assert await asyncio.to_thread(main, ["audit", str(w.run.url)]) == 0
+    audited = capsys.readouterr().out
+    assert f"{len(headers)} commits, {updates} updates, {tokens:,.0f} tokens" in audited
+    assert f"participation: {mean:.1%}" in audited
+    assert f"{clipped} updates were clipped" in audited
 
     # the ledger has every token once; that of `status --ledger` is as of the newest checkpoint
     for ledger in ledgers:

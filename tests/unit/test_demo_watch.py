@@ -23,15 +23,26 @@ def test_a_demo_says_that_its_processes_start(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("pending", "said"), [(0, "0"), (250, "250 (25%: each learner's last steps, after its last merged updates)")]
+    ("pending", "said"), [(0, "0 (0.0%)"), (250, "250 (25.0%: each learner's last steps, not in the model)")]
 )
-def test_the_summary_says_why_tokens_are_pending(pending: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    names = "global_val_loss single_val_loss commits participation bytes_up bytes_down kills recoveries wall_s train_s"
+def test_the_summary_says_what_became_of_the_tokens(
+    pending: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = (
+        "global_val_loss single_val_loss commits participation updates_merged bytes_up bytes_down kills recoveries "
+        "wall_s train_s"
+    )
     found: dict[str, object] = dict.fromkeys(names.split(), 1)
-    found |= {"tokens_total": 1000, "tokens_lost": 0, "tokens_pending": pending, "updates_rejected": {}}
+    tokens = {"processed": 1000, "merged": 600, "overwritten": 50, "late": 0, "rejected": 0, "lost": 1}
+    found |= {"ledger": tokens | {"pending": pending}, "updates_rejected": {}}
+    found |= {"updates_clipped": 5, "clips": {"weight": 4, "norm": 2}}
     report.show(found | {"settings": {"steps": 1}}, Console(width=120))
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "tokens pending" in line)
-    assert line.split("│")[2].strip() == said
+    cells = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
+    shown = {cell[1].strip(): cell[2].strip() for cell in cells}
+    assert shown["tokens processed"] == "1,000"
+    assert (shown["tokens merged"], shown["tokens lost"]) == ("600 (60.0%)", "1 (0.1%)")
+    assert shown["tokens pending"] == said
+    assert shown["updates clipped"] == "5 updates: norm 2, weight 4 (an update may have several reasons)"
 
 
 def test_a_short_run_is_judged_on_less_text() -> None:

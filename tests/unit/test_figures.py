@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
+from isthmus.format.records.messages import Tally
 from isthmus.format.records.objects import CommitHeader, Healed
-from isthmus.log.figures import participation, places, shares
+from isthmus.log.figures import LogSums, ledger, places, shares
 from support.commits import committed, given
 
 
@@ -34,6 +35,21 @@ def test_participation_is_the_mean_over_commits() -> None:
     healed = Healed(source=1, broken_at=2, key="k", why="w")
     heals = msgspec.structs.replace(of(3, ()), healed=healed)
     headers = [of(1, ("a", "b"), "a"), of(2, tuple("abcdefgh"), *"abcdefgh"), heals]
-    assert participation(headers) == pytest.approx((1 / 2 + 1) / 2)
-    assert participation([]) is None
-    assert participation([heals]) is None
+    assert LogSums(headers).participation == pytest.approx((1 / 2 + 1) / 2)
+    assert LogSums().participation is None
+    assert LogSums([heals]).participation is None
+    assert LogSums(headers).commits == 3
+
+
+def test_an_update_that_is_clipped_for_two_reasons_is_one_clipped_update() -> None:
+    both = given("a", 0, 1, clipped=("weight", "norm"))
+    sums = LogSums([committed(1, both, given("b", 0, 1)), committed(2, given("a", 1, 2, clipped=("norm",)))])
+    assert (sums.merged, sums.clipped) == (3, 2)
+    assert sums.clips == {"weight": 1, "norm": 2}
+
+
+def test_the_ledger_of_a_run_is_the_sum_of_its_learners() -> None:
+    one = Tally(processed=10.0, merged=4.0, overwritten=3.0, late=1.0, pending=1.0, rejected=0.5, lost=0.5)
+    both = ledger([one, one])
+    assert (both.processed, both.merged, both.lost) == (20.0, 8.0, 1.0)
+    assert ledger([]).processed == 0

@@ -14,12 +14,14 @@ from isthmus.bus.base import BusItem
 from isthmus.bus.endpoints import Listener
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.format.records.keys import LEARNERS, commit_in, commits_prefix, incarnation_in, learner_in
+from isthmus.format.records.messages import Tally
 from isthmus.format.records.objects import CheckpointHeader, FragmentPoint
 from isthmus.inspect.bus_view import BusView, LearnerView
 from isthmus.inspect.losses import LossCurves, Point, sampled
 from isthmus.inspect.restarts import Restarts, in_vain
 from isthmus.log import Commit, Log
 from isthmus.log.bus_messages import may_speak, streams_of
+from isthmus.log.figures import LogSums, ledger
 from isthmus.log.holes import Holes
 from isthmus.log.log_health import LOOKS_AT_ONCE, RECENT, STANDS, is_most, look, room_left
 from isthmus.runtime.clock import Runtime
@@ -41,6 +43,9 @@ INSPECT_PAUSE = 20.0
 OLDER = 128
 """Commits that each look at the log reads of those older than the newest ones, at random: all of them, if they are
 fewer."""
+
+SUMMED = 2048
+"""Commits over which the figures of a run are summed: its newest ones, as many of each fragment."""
 
 SUSPECTS = 16
 """The most commits of a fragment, once found damaged, that each such look reads again."""
@@ -78,6 +83,8 @@ class Status:
     """The longest period of a fragment now [steps]; 0: not known."""
     losses: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     """By learner, the losses of its merged updates over the life of the run, sampled from the log."""
+    sums: LogSums | None = None
+    """Figures of the run, summed over the newest commits: all, if they are few; None: the log was not read for it."""
     recent: Sequence[Commit] = ()
     """The newest commits of all fragments, several of each, those of `heads` included."""
     restarts: Mapping[str, Restarts] = field(default_factory=dict)
@@ -128,6 +135,21 @@ class Status:
             if commit is not None:
                 total.update(commit.header.clipped_total)
         return dict(total)
+
+    @property
+    def commits(self) -> int:
+        """Commits of all fragments."""
+        return sum(commit.version for commit in self.heads if commit is not None)
+
+    @property
+    def ledger(self) -> Tally:
+        """Where the tokens went that all learners have processed, by the newest heartbeat of each."""
+        return ledger(view.heartbeat.ledger for view in self.hearing.learners.values() if view.heartbeat is not None)
+
+    @property
+    def updates_clipped(self) -> int | None:
+        """Updates that were clipped, over the whole log; None if that is not known."""
+        return self.sums.clipped if self.sums is not None and self.sums.commits == self.commits else None
 
     def why_behind(self, view: LearnerView) -> str:
         """Return why a learner is behind or silent, or an empty string."""
@@ -211,6 +233,14 @@ class Status:
                 for a in self.hearing.syncers.values()
             ],
             "losses": {name: [list(point) for point in points] for name, points in self.losses.items()},
+            "totals": {
+                "commits": self.commits,
+                "summed_commits": self.sums.commits if self.sums else 0,
+                "participation": self.sums.participation if self.sums else None,
+                "updates_merged": self.sums.merged if self.sums else None,
+                "updates_clipped": self.updates_clipped,
+                "ledger": {f: getattr(self.ledger, f) for f in Tally.__struct_fields__},
+            },
             "uncollected": self.uncollected,
             "disk_full_bytes_left": self.room,
             "rejected": self.rejected,
@@ -493,11 +523,30 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
         period=_period(log, state.heads),
         losses=(await sampled(log, state.recent)).points(),
         unheard=await _unheard(log, hearing),
+        sums=await _summed(log, state.heads),
         recent=state.recent,
         restarts={name: found for name, found in restarts if found is not None},
         room=await _room(log),
         accepted=(accepted or {}).keys(),
     )
+
+
+async def _summed(log: Log, heads: Sequence[Commit | None]) -> LogSums:
+    """Return the sums over the newest commits. Those of a fragment end where its log is damaged."""
+    sums, slots = LogSums(), asyncio.Semaphore(LOOKS_AT_ONCE)
+
+    async def one(p: int, newest: int) -> None:
+        async with slots:
+            try:
+                async for commit in log.commits(p, max(0, newest - SUMMED // len(heads))):
+                    if commit.version > newest:
+                        return  # written since `heads` was read
+                    sums.take(commit.header)
+            except LogCorrupt:
+                pass  # what looks at the log's condition says so
+
+    await asyncio.gather(*(one(p, head.version) for p, head in enumerate(heads) if head is not None))
+    return sums
 
 
 async def _unheard(log: Log, hearing: BusView) -> set[str]:

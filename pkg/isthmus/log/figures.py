@@ -1,8 +1,9 @@
 """Figures of a run that several tools show, each computed here alone. docs/glossary.md says what they mean."""
 
-import statistics
+from collections import Counter
 from collections.abc import Iterable
 
+from isthmus.format.records.messages import Tally
 from isthmus.format.records.objects import CommitHeader
 
 
@@ -32,10 +33,42 @@ def shares(header: CommitHeader) -> dict[str, tuple[float, float]]:
     return found
 
 
-def participation(headers: Iterable[CommitHeader]) -> float | None:
-    """Return the mean share of the learners expected, or in nevertheless, that are in a commit; None without commits.
+class LogSums:
+    """Figures of a run, summed over its commits, which may be taken in any order."""
 
-    Commits that heal are left out.
-    """
-    found = [there / count for there, count in map(places, headers) if count]
-    return statistics.fmean(found) if found else None
+    def __init__(self, headers: Iterable[CommitHeader] = ()) -> None:
+        self.commits = 0
+        self.merged = 0
+        """Updates that were merged."""
+        self.clipped = 0
+        """Updates that were merged and clipped. An update that was clipped for two reasons is one."""
+        self.clips: Counter[str] = Counter()
+        """Clipped updates by reason. These add up to more than `clipped`, since an update may have several reasons."""
+        self._shares, self._rounds = 0.0, 0
+        for header in headers:
+            self.take(header)
+
+    def take(self, header: CommitHeader) -> None:
+        """Add a commit."""
+        self.commits += 1
+        self.merged += len(header.inputs)
+        for given in header.inputs:
+            self.clipped += bool(given.clipped)
+            self.clips.update(given.clipped)
+        there, count = places(header)
+        if count:
+            self._shares, self._rounds = self._shares + there / count, self._rounds + 1
+
+    @property
+    def participation(self) -> float | None:
+        """The mean share of the learners expected, or in nevertheless, that are in a commit; None without commits.
+
+        Commits that heal are left out.
+        """
+        return self._shares / self._rounds if self._rounds else None
+
+
+def ledger(tallies: Iterable[Tally]) -> Tally:
+    """Return the ledger of a run, in tokens: the sum of its learners' ledgers."""
+    found = list(tallies)
+    return Tally(**{part: sum(getattr(tally, part) for tally in found) for part in Tally.__struct_fields__})

@@ -131,7 +131,9 @@ class SyncerMetrics(Metrics):
         for reason in Reason:
             self.rejections.labels(reason.value)  # start at 0, so that the first rejection is an increase
         self.clipped = self._counter(
-            "updates_clipped_total", "Updates scaled down to a bound before they were merged, by bound.", "reason"
+            "updates_clipped_total",
+            "Updates scaled down to a bound before they were merged, by bound. An update may count under several.",
+            "reason",
         )
         for clip in Clip:
             self.clipped.labels(clip.value)

@@ -19,7 +19,7 @@ from isthmus.learner.boundary import Boundary
 from isthmus.learner.checkpoint import Checkpoint
 from isthmus.log import Log
 from isthmus.log.creation import Seed
-from isthmus.log.figures import participation
+from isthmus.log.figures import LogSums
 from isthmus.log.run import Run
 from isthmus.syncer import Syncer
 from isthmus.torch import model as torch_model
@@ -412,7 +412,7 @@ class _Lab:
                 h = commit.header
                 merged += share * sum(given.tokens for given in h.inputs)
                 headers.append(h)
-        return merged, participation(headers) or 0.0, len(headers) / len(self._run.shares)
+        return merged, LogSums(headers).participation or 0.0, len(headers) / len(self._run.shares)
 
     def _bits(self, kind: str) -> float:
         """Return the mean payload of stored updates or values in bits per parameter of their fragments."""

@@ -14,7 +14,6 @@ import numpy as np
 from isthmus.codecs.kernels import F32
 from isthmus.demo.text import Corpus
 from isthmus.log import Commit, Log, fold
-from isthmus.store import Store
 from isthmus_services.demo.fleet import Kill
 from isthmus_services.demo.left import ALONE, DRAWING, JUDGING, LAST, TRAINING
 from isthmus_services.settings import declared
@@ -209,8 +208,3 @@ def continuous(commits: list[Commit]) -> bool:
             bases.setdefault((c.header.fragment, given.learner), []).append(given.base)
     contiguous = all(found == list(range(1, len(found) + 1)) for found in versions.values())
     return contiguous and all(a < b for found in bases.values() for a, b in pairwise(found))
-
-
-async def stored_bytes(store: Store, folder: str) -> int:
-    """Return the size of all objects below a folder of the run, in bytes."""
-    return sum(entry.size for entry in await store.list(folder))

@@ -6,9 +6,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from isthmus.format.records.messages import PARTS
 from isthmus_services.demo.judge import WHOLE_STEPS, Point
 from isthmus_services.output.report import save
-from isthmus_services.output.view import rejections
+from isthmus_services.output.view import clips, rejections
 
 
 def plot(path: Path, global_points: list[Point], single_points: list[Point], learners: int, title: str) -> None:
@@ -71,13 +72,19 @@ def show(report: dict[str, object], console: Console) -> None:
     assert isinstance(settings, dict)
     brief = "" if settings["steps"] >= WHOLE_STEPS else " (too short to compare)"
     table.add_row("gain", f"{gain:+.4f}{brief}")
-    table.add_row("tokens trained (lost)", f"{number('tokens_total'):,.0f} ({number('tokens_lost'):,.0f})")
-    pending, why = number("tokens_pending"), ""
-    if pending:
-        why = f" ({pending / number('tokens_total'):.0%}: each learner's last steps, after its last merged updates)"
-    table.add_row("tokens pending, not in the model", f"{pending:,.0f}{why}")
+    ledger = report["ledger"]
+    assert isinstance(ledger, dict)
+    table.add_row("tokens processed", f"{ledger['processed']:,}")
+    for part in PARTS:
+        share = f"{ledger[part] / max(ledger['processed'], 1):.1%}"
+        last = ": each learner's last steps, not in the model" if part == "pending" and ledger[part] else ""
+        table.add_row(f"tokens {part}", f"{ledger[part]:,} ({share}{last})")
     table.add_row("commits", f"{number('commits'):,.0f}")
     table.add_row("participation", f"{number('participation'):.1%}")
+    table.add_row("updates merged", f"{number('updates_merged'):,.0f}")
+    reasons = report["clips"]
+    assert isinstance(reasons, dict)
+    table.add_row("updates clipped", clips(int(number("updates_clipped")), reasons))
     counts = report["updates_rejected"]
     assert isinstance(counts, dict)
     rejected, spare = rejections(counts)

@@ -16,14 +16,12 @@ import msgspec
 from isthmus import codecs
 from isthmus.agent.ports import bus_answers, open_place, open_ports
 from isthmus.bus import IN_STORE, default_pace, in_store, open_bus
-from isthmus.bus.base import BusItem
-from isthmus.errors import BucketMissing, InputError, ObjectMissing, RecordInvalid
+from isthmus.errors import BucketMissing, InputError, ObjectMissing
 from isthmus.format.records.keys import RUN_KEY
-from isthmus.format.records.messages import Heartbeat, decode
 from isthmus.inspect.bus_view import BusView
 from isthmus.inspect.status import Live
 from isthmus.log import Log
-from isthmus.log.figures import participation
+from isthmus.log.figures import LogSums, ledger
 from isthmus.log.trust import OWNER, Trust, is_near
 from isthmus.runtime.urls import Place, redacted
 from isthmus.store import EdgeStore
@@ -117,14 +115,13 @@ async def _demo(
         log = ports.log
         if keys:
             await keys.admit(log)
-        traffic = Totals()
         run = Live(log, ports.store, ports.bus, ports.runtime)
         text, held_out = _text(a)
         held_out = judge.judged(held_out, a.steps)
         windows = judge.windows_of(held_out)
         costs = judge.measure(text, (0, a.learners), held_out)
         watch = Watch(store, a.learners, a.steps, run, Left(costs.expected(a, windows)))
-        run.on_said, run.on_commit = traffic.take, watch.committed
+        run.on_commit = watch.committed
         fleet = _fleet(a, out, place, keys)
         following = asyncio.ensure_future(run.run())
         train_started = time.monotonic()
@@ -149,8 +146,7 @@ async def _demo(
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
             train_s = time.monotonic() - train_started
-            traffic.last(run.hearing)
-            summary, sample = await _judge(a, out, log, fleet, traffic, watch, text, held_out)
+            summary, sample = await _judge(a, out, log, fleet, run.hearing, watch, text, held_out)
             if a.servers:
                 store = await _keep(ports.store, out / mark.RUN)
         summary |= {"wall_s": round(time.monotonic() - started, 1), "train_s": round(train_s, 1)}
@@ -165,58 +161,6 @@ async def _demo(
 
 
 # --- while it runs ----------------------------------------------------------------------------------------------------
-
-
-class Totals:
-    """Sums of the bytes and tokens that heartbeats report, over learners and their incarnations."""
-
-    def __init__(self) -> None:
-        self._down: dict[tuple[str, int], int] = {}
-        self._lost: dict[tuple[str, int], int] = {}
-        self._seen: dict[str, int] = {}
-        self._pending: dict[str, float] = {}
-
-    def take(self, said: BusItem) -> None:
-        """Take the counts of the heartbeats in a message."""
-        try:
-            messages = decode(said.body)
-        except RecordInvalid:
-            return  # not a valid message
-        for message in messages:
-            if not isinstance(message, Heartbeat):
-                continue
-            place = message.learner, message.incarnation
-            self._down[place] = max(message.bytes_down, self._down.get(place, 0))
-            self._lost[place] = message.tokens_lost
-            self._seen[message.learner] = max(message.tokens_seen, self._seen.get(message.learner, 0))
-
-    def last(self, hearing: BusView) -> None:
-        """Take the token counts of each learner's last heartbeat too."""
-        for view in hearing.learners.values():
-            if view.heartbeat is not None:
-                beat = view.heartbeat
-                self._seen[view.name] = max(beat.tokens_seen, self._seen.get(view.name, 0))
-                self._pending[view.name] = beat.ledger.pending
-
-    @property
-    def bytes_down(self) -> int:
-        """Bytes that the learners fetched."""
-        return sum(self._down.values())
-
-    @property
-    def tokens_pending(self) -> float:
-        """Tokens that were trained and are not in the model: no commit has answered them."""
-        return sum(self._pending.values())
-
-    @property
-    def tokens_lost(self) -> int:
-        """Tokens whose steps had to be done again."""
-        return sum(self._lost.values())
-
-    @property
-    def tokens_total(self) -> int:
-        """Tokens of all steps taken, lost ones included."""
-        return sum(self._seen.values()) + self.tokens_lost
 
 
 async def _until_quiet(watch: Watch, run: Live) -> None:
@@ -255,7 +199,7 @@ async def _judge(
     out: Path,
     log: Log,
     fleet: Fleet,
-    traffic: Totals,
+    hearing: BusView,
     watch: Watch,
     text: "Corpus",
     held_out: "torch.Tensor",
@@ -285,19 +229,25 @@ async def _judge(
     per_fragment = [0] * len(log.run.layout.fragments)
     for commit in commits:
         per_fragment[commit.header.fragment] += 1
+    sums = LogSums(commit.header for commit in commits)
+    beats = [view.heartbeat for view in hearing.learners.values() if view.heartbeat is not None]
+    tokens = ledger(beat.ledger for beat in beats)
+    moved = [view.traffic for view in hearing.learners.values()]
     return {
         "global_val_loss": round(global_loss, 5),
         "single_val_loss": round(single_loss, 5),
         "held_out_bytes": held_out.numel(),
-        "tokens_total": traffic.tokens_total,
-        "tokens_lost": traffic.tokens_lost,
-        "tokens_pending": round(traffic.tokens_pending),
+        "ledger": {part: round(count) for part, count in msgspec.to_builtins(tokens).items()},
+        "tokens_trained_again": sum(beat.tokens_lost for beat in beats),
         "commits": len(commits),
         "commits_per_fragment": per_fragment,
-        "participation": round(participation(c.header for c in commits) or 0.0, 4),
+        "participation": round(sums.participation or 0.0, 4),
+        "updates_merged": sums.merged,
+        "updates_clipped": sums.clipped,
+        "clips": dict(sums.clips),
         "updates_rejected": judge.rejected(commits),
-        "bytes_up": await judge.stored_bytes(log.store, "updates/"),
-        "bytes_down": traffic.bytes_down,
+        "bytes_up": sum(traffic.up - traffic.checkpoints for traffic in moved),
+        "bytes_down": sum(traffic.down for traffic in moved),
         "kills": len(fleet.kills),
         "recoveries": sum(row["recovery_s"] is not None for row in rows),
         "kills_by_kind": {kind: sum(k.kind == kind for k in fleet.kills) for kind in ("learner", "syncer")},

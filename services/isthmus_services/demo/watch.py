@@ -1,7 +1,6 @@
 """Display of a running demo: live on a terminal, plain lines into a pipe."""
 
 import math
-import statistics
 import sys
 import time
 
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from isthmus.inspect.status import Live
 from isthmus.log import Commit
-from isthmus.log.figures import places
+from isthmus.log.figures import LogSums
 from isthmus_services.demo.left import LAST, TRAINING, Left
 from isthmus_services.output import view
 from isthmus_services.output.tables import WIDEN, in_view
@@ -33,8 +32,8 @@ class Watch:
         self._phase = "starting"
         self._share: float | None = None
         """Share of a phase after training that is done; None if none was reported."""
-        self._shares: list[float] = []
-        """Share of the expected learners in each commit that was read."""
+        self._sums = LogSums()
+        """Figures of the commits that were read."""
         self._kills = 0
         self._started = time.monotonic()
         self._line_at = -math.inf
@@ -54,9 +53,7 @@ class Watch:
 
     def committed(self, commit: Commit) -> None:
         """Count a commit and the learners that took part in it."""
-        there, count = places(commit.header)
-        if count:
-            self._shares.append(there / count)
+        self._sums.take(commit.header)
 
     def enter(self, phase: str) -> None:
         """Begin a phase and show it at once."""
@@ -114,7 +111,7 @@ class Watch:
         return self._phase if self._share is None else f"{self._phase} {self._share:.0%}"
 
     def _totals(self) -> tuple[float, int]:
-        return statistics.fmean(self._shares or [0.0]), sum(commit.version for commit in self._run.commits.values())
+        return self._sums.participation or 0.0, sum(commit.version for commit in self._run.commits.values())
 
     def _starting(self) -> str:
         return f"{self._learners} learners and a syncer start, which takes up to half a minute"

@@ -23,13 +23,24 @@ def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
     if status.bus_error:
         parts.append(Text(status.bus_error, style="red"))
     parts += [learners(status, width, hint), fragments(status, width, hint), *syncers(status)]
+    if status.sums is not None:
+        parts.append(Text(f"run: {totals(status)}"))
     rejected, spare = rejections(status.rejected)
     parts.append(Text(f"rejected: {rejected or 'nothing'}" + (f"; rejected without loss: {spare}" if spare else "")))
     if messages := ", ".join(f"{reason} {count}" for reason, count in sorted(status.messages_rejected.items())):
         parts.append(Text(f"messages rejected: {messages}"))
-    if cut := ", ".join(f"{reason} {count}" for reason, count in sorted(status.clipped.items())):
-        parts.append(Text(f"clipped: {cut}"))
+    if status.clipped:
+        parts.append(Text(f"clipped: {clips(status.updates_clipped, status.clipped)}"))
     return Group(*parts)
+
+
+def clips(updates: int | None, reasons: Mapping[str, int]) -> str:
+    """Return clipped updates (None: it is not known how many) and their reasons as text; "none" without any."""
+    if not reasons:
+        return "none"
+    said = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+    more = " (an update may have several reasons)" if len(reasons) > 1 else ""
+    return f"by reason {said}{more}" if updates is None else f"{updates} updates: {said}{more}"
 
 
 _USUAL = {
@@ -198,18 +209,20 @@ def syncers(status: Status) -> list[Text]:
 
 
 def totals(status: Status) -> str:
-    """Return the run in one line: commits, learners, ledger, bytes."""
-    beats = [v.heartbeat for v in status.hearing.learners.values() if v.heartbeat is not None]
-    processed = sum(b.ledger.processed for b in beats)
-    shares = " ".join(f"{part} {sum(getattr(b.ledger, part) for b in beats) / max(processed, 1):.0%}" for part in PARTS)
+    """Return the run in one line: commits, learners, ledger, bytes; participation and updates if they are summed."""
+    tokens, sums = status.ledger, status.sums
+    shares = " ".join(f"{part} {getattr(tokens, part) / max(tokens.processed, 1):.1%}" for part in PARTS)
     moved = [v.traffic for v in status.hearing.learners.values()]
     checkpoints = sum(t.checkpoints for t in moved)
     up, down = sum(t.up for t in moved) - checkpoints, sum(t.down for t in moved)
-    commits = sum(commit.version for commit in status.heads if commit is not None)
+    of = ""
+    if sums is not None and sums.participation is not None:
+        some = "" if sums.commits == status.commits else f" in {sums.commits:,} of them (isthmus board reads all)"
+        of = f", participation {sums.participation:.1%} and {sums.merged:,} updates merged{some}"
     here = "?" if status.bus_error else len(status.live)
     return (
-        f"{commits} commits, {here} of {len(status.hearing.learners)} learners here, "
-        f"{processed:,.0f} tokens: {shares}, {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, "
+        f"{status.commits} commits, {here} of {len(status.hearing.learners)} learners here{of}, "
+        f"{tokens.processed:,.0f} tokens: {shares}, {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, "
         f"{checkpoints / 1e6:.1f} MB of checkpoints"
     )
 
