@@ -189,7 +189,7 @@ def test_what_is_broken_and_what_it_starts_again_from_is_said_exactly() -> None:
 def test_a_healed_fragment_goes_on_from_what_was_published_without_momentum() -> None:
     async def body(w: Written) -> None:
         await w.grow(5)
-        await w.commit(rejected_total={"stale": 7})
+        await w.commit(rejected_total={"stale": 7}, clipped_total={"norm": 3})
         await wound(w, 3)
         before = (await value_at(w)).carried
         await healed(w)
@@ -199,6 +199,7 @@ def test_a_healed_fragment_goes_on_from_what_was_published_without_momentum() ->
         assert commit.header.healed.source == 6
         assert commit.header.previous == w.commits[0][5].digest
         assert commit.header.rejected_total == {"stale": 7}
+        assert commit.header.clipped_total == {"norm": 3}
         state = (await state_at(w)).carried
         assert np.array_equal(state.published, before)
         assert np.array_equal(state.master, before)

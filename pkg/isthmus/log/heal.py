@@ -105,6 +105,7 @@ async def heal(log: Log, found: Diagnosis) -> Commit | None:
         state_digest=result.state_digest,
         rejected=(),
         rejected_total=dict(newest.header.rejected_total) if newest else {},
+        clipped_total=dict(newest.header.clipped_total) if newest else {},
         waited=_nobody(now),
         writer=HEALER,
         attempt=log.runtime.new_id(),
