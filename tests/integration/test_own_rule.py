@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from isthmus.format.rules import Pace, Rules
+from isthmus_services.commands import replay
 from isthmus_services.main import main
 from support.world import seed_of, serving, train, world
 
@@ -33,6 +36,17 @@ def breaks(updates, weights, tensors):
     if tensors[0].name != "embedding":
         raise ValueError("not today")
     return updates[0]
+"""
+
+EVALUATE = """
+import os
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+files = Path(os.environ["ISTHMUS_CUT_DIR"]).glob("*.safetensors")
+print("loss", sum(float(np.abs(x).sum()) for file in files for x in load_file(file).values()))
 """
 
 CASE = """
@@ -151,6 +165,33 @@ def test_a_recorded_run_is_folded_by_a_rule_of_ones_own(folder: Path, capsys: py
     assert other["reproducible_on"] is None, "the library's own arithmetic has the same bits everywhere"
     assert found["rows"][-1]["difference"] == pytest.approx(other["rows"][-1]["difference"], rel=1e-3)
     assert found["rows"][-1]["difference"] > 0.0
+    assert "it says how far apart the two models are, not which one is better" in said
+    (offered,) = re.findall(r"losses of both models: (isthmus replay .*)", said)
+    assert shlex.split(offered) == ["isthmus", "replay", "RUN", "--merge", "own_rule:mean", "--exec", replay.EVALUATE]
+    assert (found["loss"], found["loss_other"]) == (None, None)
+
+    # The losses are of the recorded model and of the other one: here, the sums of their weights.
+    (folder / "evaluate.py").write_text(EVALUATE)
+    evaluated = ("--exec", f"{sys.executable} evaluate.py", "--json", "l.json")
+    assert main([*shlex.split(offered)[1:-2], *evaluated]) == 0
+    said = capsys.readouterr().out
+    assert main(["export", "RUN", "--out", "recorded.safetensors"]) == 0
+    capsys.readouterr()
+    recorded, other = (
+        sum(float(np.abs(x).sum()) for x in load_file(file).values())
+        for file in ("recorded.safetensors", "mine.safetensors")
+    )
+    assert recorded != pytest.approx(other, rel=1e-3)
+    losses = json.loads(Path("l.json").read_text())
+    assert (losses["loss"], losses["loss_other"]) == (pytest.approx(recorded), pytest.approx(other))
+    assert f"{losses['loss']:.4f} as recorded, {losses['loss_other']:.4f} with merge=own_rule:mean" in said
+    assert main(["replay", "RUN", "--set", "merge=avg", "--exec", "false"]) == 0
+    assert "held-out losses: not known" in capsys.readouterr().out
+    assert main(["replay", "RUN", "--exec", "true"]) == 2
+    assert "--exec compares the losses of two whole models: add --set or --merge" in capsys.readouterr().err
+    assert main(["replay", "RUN", "--set", "merge=avg", "--exec", " "]) == 2
+    assert "--exec is empty: give a command" in capsys.readouterr().err
+
     both = ("--merge", "own_rule:mean", "--set", "without=l0", "--set", "outer.lr=0.1")
     assert main(["replay", "RUN", *both]) == 0
     capsys.readouterr()

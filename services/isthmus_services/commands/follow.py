@@ -1,22 +1,29 @@
 """`isthmus follow`: write new versions of the global model into a folder, or give them to a command."""
 
 import asyncio
+import math
 import os
 import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from isthmus.agent.ports import open_log
 from isthmus.codecs import kernels
+from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError, Unavailable
 from isthmus.format.records.fields import require_name
-from isthmus.inspect import follow
+from isthmus.inspect import export, follow
+from isthmus.inspect.influence import Evaluate
 from isthmus.learner.global_local import Buffers
 from isthmus.log import Log, evaluations, promotions
 from isthmus_services.settings import declared, shared
+
+LARGEST = int(5e9)
+"""Most bytes of tensors in one file of a model that `evaluation` gives to a command."""
 
 LAST_LINE = 4096
 """Bytes at the end of a command's output in which the number that it prints last is looked for."""
@@ -102,6 +109,32 @@ async def told(command: list[str], version: int, path: str, heard: bool) -> str 
         print(f"{command[0]} exited with status {code} for cut {version}", flush=True)
         return None
     return next(reversed(tail.decode(errors="replace").split()), "")
+
+
+def evaluation(log: Log, command: list[str]) -> Evaluate:
+    """Return the evaluation of a model by a command, which finds it as `isthmus follow --exec` gives it.
+
+    The loss is the last word that the command prints; it is None if that is no finite number, or the command failed.
+    """
+    buffers = Buffers(log)
+
+    async def evaluate(values: Sequence[F32], versions: Sequence[int]) -> float | None:
+        local = await buffers.newest()
+        with tempfile.TemporaryDirectory(prefix="isthmus-") as folder:
+            await log.runtime.offload(
+                lambda: export.write_parts(
+                    Path(folder), log.run, dict(enumerate(values)), dict(enumerate(versions)), dtype=None,
+                    largest=LARGEST, local=local,
+                )
+            )  # fmt: skip
+            said = await told(command, min(versions), folder, True)
+        try:
+            value = float(said or "")
+        except ValueError:
+            return None
+        return value if math.isfinite(value) else None
+
+    return evaluate
 
 
 async def _noted(log: Log, settings: declared.Follow, cut: follow.Cut, command: str, said: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from isthmus.inspect.trace import trace
 from isthmus.log import Log
 from isthmus.log.listing import all_or
 from isthmus.log.polar import require_gpu
+from isthmus_services.commands.follow import evaluation
 from isthmus_services.output.curves import losses as loss_table
 from isthmus_services.output.progress import progress
 from isthmus_services.output.provenance import provenance, source_of
@@ -35,6 +37,10 @@ def run(arguments: declared.Replay) -> int:
     settings = whatif.parse(arguments.set or [], own) if arguments.set or own else None
     if settings is None and (arguments.export or arguments.plot):
         raise InputError("--export and --plot need --set or --merge; to export the recorded model, use isthmus export")
+    if arguments.exec is not None and (settings is None or arguments.fragment is not None):
+        raise InputError("--exec compares the losses of two whole models: add --set or --merge, leave --fragment out")
+    if arguments.exec is not None and not arguments.exec.split():
+        raise InputError("--exec is empty: give a command")
     if settings is not None and (arguments.first != 1 or arguments.trace):
         raise InputError("--set and --merge fold from the beginning: leave --from and --trace out")
     if settings is not None and arguments.export and (arguments.fragment is not None or arguments.last is not None):
@@ -159,6 +165,10 @@ async def _trace(log: Log, a: declared.Replay) -> None:
 # --- under other rules ------------------------------------------------------------------------------------------------
 
 
+EVALUATE = "python -m isthmus.demo.evaluate"
+"""Prints the held-out loss of a model of `isthmus demo`."""
+
+
 async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> int:
     with progress("folding") as say:
         outcome = await whatif.what_if(
@@ -182,9 +192,27 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
     if any(outcome.starts):
         print(f"from versions {outcome.starts} on; earlier versions were collected")
     print(
+        "relative: the difference as a share of how far the recorded run had moved from its start; it says how far "
+        "apart the two models are, not which one is better\n"
         "updates are taken as recorded, from their original bases: under these rules, learners would have "
         "trained differently"
     )
+    values = [outcome.states[p].published for p in sorted(outcome.states)]
+    losses: tuple[float | None, float | None] = None, None
+    if a.exec:
+        evaluate = evaluation(log, shlex.split(a.exec))
+        losses = (
+            await evaluate(await exports.published(log, outcome.heads), outcome.heads),
+            await evaluate(values, outcome.heads),
+        )
+        print(_losses(*losses, said))
+    elif a.fragment is None:
+        words = ["isthmus", "replay", a.run, *(word for pair in a.set or () for word in ("--set", pair))]
+        words += (["--merge", a.merge] if a.merge else []) + (["--to", str(a.last)] if a.last is not None else [])
+        print(
+            f"for the held-out losses of both models: {shlex.join([*words, '--exec', EVALUATE])}\n"
+            "(for another model than the demo's, give a command that prints the loss of the model in $ISTHMUS_CUT_DIR)"
+        )
     made_by = provenance(source_of("isthmus.inspect.whatif"), a.threads, [a.merge]) if a.merge else None
     if made_by:
         print(
@@ -195,7 +223,6 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
         _plot(Path(a.plot), outcome.rows, said)
         print(f"picture {a.plot}")
     if a.export:
-        values = [outcome.states[p].published for p in sorted(outcome.states)]
         exports.write(Path(a.export), log.run, values, outcome.heads)
         print(f"weights {a.export}")
     write_json(
@@ -205,6 +232,8 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
             "reproducible_on": asdict(made_by) if made_by else None,
             "starts": outcome.starts,
             "heads": outcome.heads,
+            "loss": losses[0],
+            "loss_other": losses[1],
             "rows": [
                 {
                     "version": r.version,
@@ -221,6 +250,14 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
         a.json,
     )
     return 0
+
+
+def _losses(recorded: float | None, other: float | None, said: str) -> str:
+    """Return the two held-out losses as text; None: the command printed none."""
+    if recorded is None or other is None:
+        return "held-out losses: not known, since the command's last word was no number, or it failed"
+    more = f"{other - recorded:+.4f}"
+    return f"held-out loss at the last versions: {recorded:.4f} as recorded, {other:.4f} with {said} ({more})"
 
 
 def _some(rows: list[whatif.Departure]) -> list[whatif.Departure]:
