@@ -98,7 +98,7 @@ async def promote(w: World) -> None:
 async def agree(w: World, members: Members, owner: Signer) -> None:
     """Write a second membership, with a charter that has all parts."""
     gate = PromotionRule(series="loss", better="lower", evaluators=("fol",), least=1, promoters=("fol",))
-    terms = Terms(member="eu", factor=0.5, cap=2.0, sources=("web",))
+    terms = Terms(member="eu", factor=0.5, cap=2.0, sources=("web",), institution="north")
     charter = Charter(
         purpose="a corpus", owners=(Owner("founder", owner.author),), amend=1, admit=1, expel=1, terms=(terms,),
         manifests=True, gate=gate,

@@ -38,6 +38,7 @@ from isthmus.log.trust import Trust
 from isthmus.store import Layer
 from isthmus.store.layer import Send
 from isthmus_services.main import main
+from isthmus_services.output.audit_page import Check, page
 from support.browsers import chromium
 from support.gated import gated, log_of, number, promotion
 from support.signed import COLLECTOR, EU, EVERYBODY, NORTH, OWNER, RULES, SOUTH, SYNC, US, admit, agree, announced, seed
@@ -124,7 +125,8 @@ async def lived(folder: Path) -> None:
     async with world(folder, SEED) as w:
         await admit(w, *EVERYBODY)
         await trained(w, ("eu", "us-1"), 3)
-        await agree(w, terms=(Terms(member="us-*", factor=0.5), Terms(member="eu", cap=0.5)), purpose=MARKUP)
+        eu = Terms(member="eu", cap=0.5, institution="coast")
+        await agree(w, terms=(Terms(member="us-*", factor=0.5, institution="coast"), eu), purpose=MARKUP)
         await trained(w, ("eu", "us-1"), 4)
         await refused(w)
         await healed(w)
@@ -154,7 +156,7 @@ def audited(recorded: Path) -> dict[str, Any]:
     """Audit the run by the command; return the JSON. The folder beside the run has all files."""
     out = recorded.parent
     files = "--html", str(out / "a.html"), "--json", str(out / "a.json"), "--sign", str(out / "north")
-    assert main(["audit", str(recorded), *files, "--influence", "us-*", "--last", "0"]) == 0
+    assert main(["audit", str(recorded), *files, "--influence", "us-*", "--influence", "eu,coast", "--last", "0"]) == 0
     found: dict[str, Any] = json.loads((out / "a.json").read_text())
     return found
 
@@ -271,6 +273,31 @@ def test_every_figure_is_that_of_the_raw_objects(recorded: Path, audited: dict[s
     assert Counter(audited["rejected_unlisted"]) == sum(last.values(), Counter[str]()) - listed
 
 
+SUMMED = ("updates", "tokens", "weight", "movement", "expected", "there", "cut", "lost", "verified")
+
+
+def test_an_institution_has_the_sums_of_its_members(recorded: Path, audited: dict[str, Any]) -> None:
+    """The membership without us-* does not change that it was of the same institution as eu."""
+    members = {m["name"]: m for m in audited["members"]}
+    assert {name: m["institution"] for name, m in members.items()} == {
+        "eu": "coast", "us-*": "coast", "s-*": "s-*", "col": "col"
+    }  # fmt: skip
+    found = {i["name"]: i for i in audited["institutions"]}
+    assert {name: i["members"] for name, i in found.items()} == {
+        "coast": ["eu", "us-*"], "s-*": ["s-*"], "col": ["col"]
+    }  # fmt: skip
+    assert found["s-*"]["commits"] == members["s-*"]["commits"]
+    for when in (None, *range(24)):
+        of = [(one["total"] if when is None else one["periods"][when]) for one in (found["coast"], *members.values())]
+        coast, eu, us = of[0], *(one for one, name in zip(of[1:], members, strict=True) if name in ("eu", "us-*"))
+        assert {what: coast[what] for what in SUMMED} == {what: about(eu[what] + us[what]) for what in SUMMED}
+        assert coast["participation"] == (about(coast["there"] / coast["expected"]) if coast["expected"] else None)
+        for what in ("clipped", "rejected"):
+            assert Counter(coast[what]) == Counter(eu[what]) + Counter(us[what])
+    assert found["coast"]["total"]["weight_share"] == found["coast"]["total"]["movement_share"] == about(1.0)
+    assert "eu, us-*" in (recorded.parent / "a.html").read_text()
+
+
 def test_members_and_changes_of_the_charter_with_those_who_signed(audited: dict[str, Any]) -> None:
     admitted, agreed, removed = audited["memberships"]
     assert admitted["signed_by"] == {"name": "the run's owner", "key": fingerprint(OWNER.author)}
@@ -317,8 +344,12 @@ def test_the_contributions_to_a_round_that_nobody_finished(recorded: Path, audit
 
 
 def test_influence_states_its_cost(audited: dict[str, Any]) -> None:
-    (us,) = audited["influence"]
-    assert (us["member"], us["learners"], us["fault"]) == ("us-*", ["us-1"], "")
+    us, eu, both = audited["influence"]
+    assert (us["name"], us["members"], us["learners"], us["fault"]) == ("us-*", ["us-*"], ["us-1"], "")
+    assert (both["name"], both["members"], both["learners"]) == ("coast", ["eu", "us-*"], ["eu", "us-1"])
+    assert both["fault"] == ""
+    assert both["left_out"] == eu["left_out"] + us["left_out"]
+    assert us["folds"] == sum(us["heads"]) - sum(us["starts"]) > 0
     assert us["starts"][0] > 2, "fragment 0 begins after its heal"
     assert us["starts"][1] == 0
     assert us["relative"] == pytest.approx(us["distance"] / us["movement"])
@@ -367,16 +398,16 @@ def test_the_page_reads_well_offline_on_a_desk_and_on_a_phone(recorded: Path, au
     with chromium() as browser:
         for width in (1440, 390):
             context = browser.new_context(viewport={"width": width, "height": 900}, offline=True)
-            page = context.new_page()
-            page.on("console", heard)
-            page.goto((recorded.parent / "a.html").as_uri())
+            tab = context.new_page()
+            tab.on("console", heard)
+            tab.goto((recorded.parent / "a.html").as_uri())
             assert said == []
-            assert page.evaluate("document.documentElement.scrollWidth") == width
-            assert "<script>alert(1)</script> & more" in page.locator("main").inner_text()
+            assert tab.evaluate("document.documentElement.scrollWidth") == width
+            assert "<script>alert(1)</script> & more" in tab.locator("main").inner_text()
             cut = "[...document.querySelectorAll('td')].filter((x) => x.scrollWidth > x.clientWidth + 1).length"
-            assert page.evaluate(cut) == 0
-            page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-            assert page.evaluate("document.documentElement.scrollWidth") == width
+            assert tab.evaluate(cut) == 0
+            tab.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+            assert tab.evaluate("document.documentElement.scrollWidth") == width
         checked = browser.new_context(bypass_csp=True).new_page()
         checked.goto((recorded.parent / "a.html").as_uri())
         found = Axe().run(checked)
@@ -441,7 +472,7 @@ def test_bad_settings_are_refused(recorded: Path, tmp_path: Path, capsys: pytest
 
     assert "is no owner's" in said(*html, "--sign", str(recorded.parent / "eu"))
     assert "add --html FILE" in said("--sign", str(recorded.parent / "north"))
-    assert "there is no such member; members are col, eu, s-*, us-*" in said("--influence", "asia")
+    assert "no such member; members are col, eu, s-*, us-*; institutions are coast" in said("--influence", "asia")
     assert "add --influence MEMBER" in said("--exec", "true")
     assert "choose longer ones" in said("--period", "1e-9")
 
@@ -449,12 +480,15 @@ def test_bad_settings_are_refused(recorded: Path, tmp_path: Path, capsys: pytest
 def test_a_command_evaluates_the_model_without_a_member(recorded: Path, tmp_path: Path) -> None:
     """The command that isthmus follow runs for a cut serves here, too."""
     script = tmp_path / "loss.sh"
-    script.write_text('ls "$ISTHMUS_CUT_DIR" > /dev/null && sha256sum "$ISTHMUS_CUT_DIR"/*.safetensors | tr -dc 1-9\n')
+    seen = tmp_path / "seen"
+    script.write_text(f'echo cut >> {seen}; sha256sum "$ISTHMUS_CUT_DIR"/*.safetensors | tr -dc 1-9 | head -c 12\n')
     out = str(tmp_path / "a.json")
-    assert main(["audit", str(recorded), "--json", out, "--influence", "us-*", "--exec", f"sh {script}"]) == 0
-    (us,) = json.loads(Path(out).read_text())["influence"]
+    assert main(["audit", str(recorded), "--json", out, "--influence", "us-*,eu", "--exec", f"sh {script}"]) == 0
+    us, eu = json.loads(Path(out).read_text())["influence"]
     assert us["loss"] is not None
     assert us["loss"] != us["loss_without"]
+    assert eu["loss"] == us["loss"]
+    assert seen.read_text().count("cut") == 3, "the recorded model is evaluated once, and the others once each"
 
 
 # --- other runs -------------------------------------------------------------------------------------------------------
@@ -480,13 +514,36 @@ async def test_a_readers_rights_suffice_and_promotions_are_told(folder: Path) ->
             await asyncio.gather(*(train(agent, 1, step_s=STEP_S, enough=enough) for agent in agents))
         await promotion(w, 1, [await number(w, by, 1, 3.0) for by in ("eva", "evb")])
         await promotion(w, 2, [await number(w, "eva", 2, 2.0)])
+        await number(w, "evb", 1, 9.0, written_at=1.0)
         found = await audit(await log_of(w.through(AsReader)), leave_out=("eu",))
     assert found.not_read == []
     good, bad = found.promotions
     assert (good.number, good.version, good.by, good.values, good.fault) == (1, 1, "pro", {"eva": 3.0, "evb": 3.0}, "")
     assert "rests on the numbers of 1 evaluators" in bad.fault
+    assert (good.others, bad.others) == ({"evb": [9.0]}, {})
+    assert [(n.version, n.by, n.value, n.promotions) for n in found.numbers] == [
+        (1, "eva", 3.0, [1]), (1, "evb", 9.0, []), (1, "evb", 3.0, [1]), (2, "eva", 2.0, [])
+    ]  # fmt: skip
+    text = page(found, Check([], ""))
+    assert "Promotion 1 rests on evb’s number 3 for version 1. evb has stored other numbers for it, too: 9.0." in text
+    assert "All 4 numbers that evaluators have stored" in text
+    assert "The charter names no institutions, so each member counts for itself." in text
     assert found.replay.differences == []
     assert found.influence[0].fault == ""
+
+
+@in_virtual_time
+async def test_a_name_of_a_member_and_of_an_institution_stands_for_both(folder: Path) -> None:
+    async with world(folder, SEED) as w:
+        await admit(w, *EVERYBODY)
+        await agree(w, terms=(Terms(member="us-*", institution="eu"),))
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            agents = w.by(EU).learner("eu"), w.by(US).learner("us-1")
+            enough = lambda: min(k.head for k in syncer.coordinators) >= 2  # noqa: E731
+            await asyncio.gather(*(train(agent, 1, step_s=STEP_S, enough=enough) for agent in agents))
+        found = await audit(await log_of(w), leave_out=("eu", "eu"))
+    assert [(i.name, i.members) for i in found.influence] == [("eu", ["eu"]), ("eu", ["eu", "us-*"])]
+    assert found.influence[0].left_out < found.influence[1].left_out
 
 
 @in_virtual_time

@@ -268,7 +268,8 @@ async def test_numbers_are_of_whole_cuts_under_a_members_name(folder: Path, capl
         assert [record.getMessage() for record in caplog.records] == [
             f"loss of cut {version} is not stored as 1.5: eva has stored 2 for it before, and the first number counts"
         ]
-        promotions.require_named(log.members, EVA, "eva")
+        for signer, name in ((EVA, "eva"), (EU, "eu")):
+            promotions.require_named(log.members, signer, name)  # a learner may measure, too
         for signer, name in ((EVA, None), (EVB, "eva"), (EVIL, "evil"), (None, "eva")):
             with pytest.raises(InputError):
                 promotions.require_named(log.members, signer, name)

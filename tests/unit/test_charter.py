@@ -16,14 +16,16 @@ from isthmus.format.records.frame import Kind
 from isthmus.format.records.keys import members_key, proposal_key
 from isthmus.format.records.objects import MembersHeader, MemberSpec
 from isthmus.format.rules import MemberRole
-from isthmus.format.signing import Signer
+from isthmus.format.signing import Signer, public_line
 from isthmus.format.signing.keys import new_signer
 from isthmus.format.signing.points import SMALL_ORDER
+from isthmus.inspect.charter_words import in_words
 from isthmus.log.charter import approval, change_of
 from isthmus.log.membership import AS_RUN, Members, Membership, create, following, opened, write
 from isthmus.log.proposals import Proposal, approve, proposals, require
 from isthmus.log.trust import Trust
 from isthmus.reasons import Reason
+from isthmus_services.commands.charter import read_charter
 from support.signed import OWNER, L, S, seed
 from support.world import World, world
 
@@ -267,6 +269,23 @@ def test_terms_are_found_as_members_are() -> None:
     now = Membership(1, OWNER.author, charter=agreed(terms=terms))
     assert [now.terms(who) for who in ("eu-7", "eu-1", "eu-gpu-3", "us")] == [*terms, AS_RUN]
     assert Membership(1, OWNER.author).terms("eu-1") is AS_RUN
+
+
+def test_members_of_one_institution_are_found_as_terms_are(tmp_path: Path) -> None:
+    terms = Terms(member="eu-*", institution="north"), Terms(member="us", factor=0.5)
+    now = Membership(1, OWNER.author, charter=agreed(terms=terms))
+    assert [now.institution(entry) for entry in ("eu-*", "eu-1", "us", "asia-*")] == ["north", "north", "us", "asia-*"]
+    assert "member eu-*: of the institution north" in in_words(now.charter)
+    (file := tmp_path / "charter.toml").write_text(
+        f'amend = 1\nadmit = 1\nexpel = 1\n[[owner]]\nname = "north"\nkey = "{public_line(NORTH.author)}"\n'
+        '[[member]]\nname = "eu-*"\ninstitution = "north"\n[[member]]\nname = "us"\nfactor = 0.5\n'
+    )
+    assert read_charter(str(file)).terms == terms
+
+
+def test_terms_without_an_institution_are_signed_as_before_there_were_any() -> None:
+    """Approvals of earlier charters stay valid, since what was approved has the same bytes."""
+    assert msgspec.to_builtins(Terms(member="eu")) == {"member": "eu", "factor": 1.0, "cap": None, "sources": ()}
 
 
 async def test_the_doctor_knows_the_owners_of_a_charter(w: World) -> None:

@@ -7,7 +7,7 @@ does not reach (their inputs were collected, or a commit before them differs) ar
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from isthmus.errors import Denied, InputError, LogCorrupt, ObjectMissing, RecordInvalid
@@ -30,10 +30,10 @@ from isthmus.inspect import replay as replays
 from isthmus.inspect.audit_sums import DEFINITIONS, Figures, Heal, Named, Period, Span, Sums
 from isthmus.inspect.charter_words import differences
 from isthmus.inspect.influence import Evaluate, Influence, without
-from isthmus.log import Log, manifests
+from isthmus.log import Log, manifests, promotions
 from isthmus.log.listing import ShareDone
 from isthmus.log.membership import Membership
-from isthmus.log.promotions import Promotions, gate_of
+from isthmus.log.promotions import Measured, Promotions, gate_of
 from isthmus.log.replaced import Outdated
 from isthmus.reasons import FINAL
 from isthmus.version import __version__
@@ -74,11 +74,25 @@ class Member:
     cap: float | None
     sources: Sequence[str]
     """The newest terms that the charter states for it, while it was a member."""
+    institution: str
+    """The one that these terms name; the member's own name if they name none."""
     commits: int
     """Commits that it wrote as a syncer."""
     total: Figures
     periods: Sequence[Figures]
     learners: Sequence[LearnerFigures]
+
+
+@dataclass(frozen=True, slots=True)
+class Institution:
+    """The members of one institution together."""
+
+    name: str
+    members: Sequence[str]
+    commits: int
+    """Commits that they wrote as syncers."""
+    total: Figures
+    periods: Sequence[Figures]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +150,25 @@ class PromotionRow:
     series: str
     values: Mapping[str, float]
     """The measured values that it rests on, by evaluator."""
+    others: Mapping[str, Sequence[float]]
+    """Other numbers for the same cut that these evaluators have stored. Nothing proves which was first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number that an evaluator of a gate has stored."""
+
+    series: str
+    version: int
+    by: str
+    value: float
+    said_at: float
+    """When it was stored, as the evaluator states; nothing proves it."""
+    published: str
+    """Digest of the cut that was measured; empty if the number names none, and so does not count."""
+    key: str
+    promotions: Sequence[int]
+    """The promotions that hold and rest on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +259,13 @@ class Audit:
     definitions: Mapping[str, str]
     memberships: Sequence[MembershipChange]
     members: Sequence[Member]
+    institutions: Sequence[Institution]
     periods: Sequence[Period]
     participation: float | None
     manifests: Sequence[ManifestUse]
     promotions: Sequence[PromotionRow]
+    numbers: Sequence[Number]
+    """All numbers of the evaluators, those on which nothing rests too."""
     promotions_beyond: Sequence[int]
     """Numbers of promotions after one that is missing. They have no effect."""
     restarts: Sequence[Restart]
@@ -241,6 +277,11 @@ class Audit:
     influence: Sequence[Influence]
     not_read: Sequence[str]
     """What this reader could not read, or may not."""
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the charter names institutions."""
+        return any(m.institution != m.name for m in self.members)
 
     @property
     def sound(self) -> bool:
@@ -263,48 +304,69 @@ async def audit(
 ) -> Audit:
     """Return the audit of a run. Reads as a reader does: what it may not read is named in `not_read`.
 
-    `period_s`: length of a period; None: `PERIODS_MOST` equal ones. `leave_out`: members whose influence is computed,
-    over the `last` rounds of each fragment (0: all). `evaluate`: returns the held-out loss of a model. Raises
-    `InputError` for an unknown member or too short a period, `LogCorrupt` if no fold can begin, and what the store
-    raises.
+    `period_s`: length of a period; None: `PERIODS_MOST` equal ones. `leave_out`: members and institutions whose
+    influence is computed, of each one alone, over the `last` rounds of each fragment (0: all). `evaluate`: returns the
+    held-out loss of a model. Raises `InputError` for an unknown name or too short a period, `LogCorrupt` if no fold can
+    begin, and what the store raises.
     """
     await log.members.refresh(log.store)
-    known = {entry.name for version in log.members.versions for entry in version.members}
+    known = {entry.name: v.institution(entry.name) for v in log.members.versions for entry in v.members}
     if log.members.signed:
         _require_known(leave_out, known)
     collected = Sums(log, await _edges(log, period_s))
     result = await replays.replay(log, at_once=at_once, progress=progress, visit=collected.take)
     unverified = await _rest(log, collected, result)
-    names = known | set(collected.tallies)
+    names = {name: name for name in collected.tallies} | known
     _require_known(leave_out, names)
     not_read = list[str]()
     restarts = await _restarts(log, collected, not_read)
-    promoted, beyond = await _promoted(log, not_read)
+    promoted, beyond, stored = await _promoted(log, not_read)
+    losses = dict[tuple[int, ...], float | None]()
     return Audit(
         isthmus=__version__,
         written_at=log.runtime.wall(),
         run=_run(log),
         definitions=DEFINITIONS,
         memberships=[_change(log, collected, v) for v in log.members.versions[1:]],
-        members=_members(log, collected, sorted(names)),
+        members=_members(log, collected, names),
+        institutions=_institutions(collected, names),
         periods=collected.periods(),
         participation=_whole(collected.spans),
         manifests=await _manifests(log, collected),
-        promotions=_promotions(promoted),
+        promotions=_promotions(promoted, stored),
+        numbers=_numbers(promoted, stored),
         promotions_beyond=beyond,
         restarts=restarts,
         heals=sorted(collected.heals, key=lambda heal: (heal.at, heal.fragment)),
         replay=_verification(collected, result, unverified),
         rejected_unlisted=dict(sorted(collected.unlisted.items())),
         unfinished=[await _unfinished(log, collected, f.index) for f in log.run.layout.fragments],
-        influence=[await _influence(log, collected, result, m, last, evaluate, progress) for m in leave_out],
+        influence=[
+            await _influence(log, collected, result, name, members, last, evaluate, losses, progress)
+            for name, members in _left_out(leave_out, names)
+        ],
         not_read=not_read,
     )
 
 
-def _require_known(wanted: Iterable[str], known: set[str]) -> None:
-    if strange := next((name for name in wanted if name not in known), None):
-        raise InputError(f"--influence {strange}: there is no such member; members are {', '.join(sorted(known))}")
+def _require_known(wanted: Iterable[str], known: Mapping[str, str]) -> None:
+    """Raise `InputError` unless each name is a member's or an institution's; `known` has the institution by member."""
+    if strange := next((name for name in wanted if name not in {*known, *known.values()}), None):
+        others = sorted(set(known.values()) - known.keys())
+        raise InputError(
+            f"--influence {strange}: there is no such member; members are {', '.join(sorted(known))}"
+            + (f"; institutions are {', '.join(others)}" if others else "")
+        )
+
+
+def _left_out(wanted: Iterable[str], known: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield what each name stands for: a member, an institution with its members, or first one and then the other."""
+    for name in dict.fromkeys(wanted):
+        of = [member for member, institution in sorted(known.items()) if institution == name]
+        if name in known:
+            yield name, [name]
+        if of not in ([], [name]):
+            yield name, of
 
 
 async def _edges(log: Log, period_s: float | None) -> list[float]:
@@ -411,16 +473,27 @@ def _change(log: Log, collected: Sums, now: Membership) -> MembershipChange:
     )
 
 
-def _members(log: Log, collected: Sums, names: Sequence[str]) -> list[Member]:
+def _institutions(collected: Sums, known: Mapping[str, str]) -> list[Institution]:
+    found = list[Institution]()
+    for name in sorted(set(known.values())):
+        own = sorted(member for member, institution in known.items() if institution == name)
+        commits = sum(collected.written[member] for member in own)
+        found.append(Institution(name, own, commits, *collected.figures(own)))
+    return found
+
+
+def _members(log: Log, collected: Sums, institutions: Mapping[str, str]) -> list[Member]:
     named = defaultdict[str, list[tuple[Membership, MemberSpec]]](list)
     for version in log.members.versions:
         for entry in version.members:
             named[entry.name].append((version, entry))
-    return [_member(log, collected, name, named[name]) for name in names]
+    return [_member(log, collected, name, of, named[name]) for name, of in sorted(institutions.items())]
 
 
-def _member(log: Log, collected: Sums, name: str, named: Sequence[tuple[Membership, MemberSpec]]) -> Member:
-    total, by_period = collected.figures(name)
+def _member(
+    log: Log, collected: Sums, name: str, institution: str, named: Sequence[tuple[Membership, MemberSpec]]
+) -> Member:
+    total, by_period = collected.figures([name])
     terms = named[-1][0].terms(name.removesuffix("*")) if named else None
     now = bool(named) and named[-1][0] is log.members.current
     return Member(
@@ -432,11 +505,12 @@ def _member(log: Log, collected: Sums, name: str, named: Sequence[tuple[Membersh
         factor=terms.factor if terms else 1.0,
         cap=terms.cap if terms else None,
         sources=terms.sources if terms else (),
+        institution=institution,
         commits=collected.written[name],
         total=total,
         periods=by_period,
         learners=[
-            LearnerFigures(learner, *collected.figures(name, learner))
+            LearnerFigures(learner, *collected.figures([name], learner))
             for learner in sorted(collected.tallies.get(name, ()))
         ],
     )
@@ -458,20 +532,42 @@ async def _manifests(log: Log, collected: Sums) -> list[ManifestUse]:
     return [await one(learner, digest, use) for (learner, digest), use in ordered]
 
 
-async def _promoted(log: Log, not_read: list[str]) -> tuple[Promotions, list[int]]:
-    """Return the promotions, and the numbers of those after one that is missing. Reads nothing without a gate."""
-    known = Promotions(log)
+async def _promoted(log: Log, not_read: list[str]) -> tuple[Promotions, list[int], list[Measured]]:
+    """Return the promotions, the numbers of those after one that is missing, and all measurements for the gates.
+
+    Reads nothing without a gate.
+    """
+    known, beyond, stored = Promotions(log), list[int](), list[Measured]()
     if not any(map(gate_of, log.members.versions)):
-        return known, []
+        return known, beyond, stored
     try:
         await known.refresh()
-        return known, await known.beyond()
+        beyond = await known.beyond()
     except (Denied, LogCorrupt) as error:
         not_read.append(f"promotions after number {known.last.number if known.last else 0}: {error}")
-        return known, []
+    try:
+        stored = await promotions.stored(log)
+    except Denied as error:
+        not_read.append(f"the evaluators' numbers: {error}")
+    return known, beyond, stored
 
 
-def _promotions(known: Promotions) -> list[PromotionRow]:
+def _numbers(known: Promotions, stored: Sequence[Measured]) -> list[Number]:
+    rests = defaultdict[str, list[int]](list)
+    for p in known.sound:
+        for named in p.header.evidence if p.header else ():
+            rests[named.key].append(p.number)
+    return [
+        Number(
+            h.series, h.cut, h.by or "", h.value, h.written_at, h.published.hex() if h.published else "", one.key,
+            rests[one.key],
+        )
+        for one in stored
+        for h in (one.header,)
+    ]  # fmt: skip
+
+
+def _promotions(known: Promotions, stored: Sequence[Measured]) -> list[PromotionRow]:
     return [
         PromotionRow(
             number=p.number,
@@ -483,6 +579,7 @@ def _promotions(known: Promotions) -> list[PromotionRow]:
             fault=p.fault,
             series=p.measured[0].series if p.measured else "",
             values=dict(p.values),
+            others=promotions.others(p, stored),
         )
         for p in sorted((*known.sound, *known.unsound), key=lambda p: p.number)
     ]
@@ -580,17 +677,21 @@ async def _influence(
     log: Log,
     collected: Sums,
     result: Sequence[replays.Replayed],
-    member: str,
+    name: str,
+    members: Sequence[str],
     last: int,
     evaluate: Evaluate | None,
+    losses: dict[tuple[int, ...], float | None],
     progress: ShareDone,
 ) -> Influence:
-    """Return the influence of a member over the last rounds that can be folded."""
+    """Return the influence of members together over the last rounds that can be folded."""
     starts, left_out = dict[int, int](), set[str]()
     for r in result:
         whole = max([r.earliest, *(gap.last + 1 for gap in r.gaps)])
         starts[r.fragment] = max(whole, max(collected.seen[r.fragment], default=0) - last if last else 0)
-    for (name, learner), newest in collected.last_merged.items():
-        if name == member and any(version > starts[p] for p, version in newest.items()):
+    for (member, learner), newest in collected.last_merged.items():
+        if member in members and any(version > starts[p] for p, version in newest.items()):
             left_out.add(learner)
-    return await without(log, member, left_out, starts, rounds=last, evaluate=evaluate, progress=progress)
+    return await without(
+        log, name, members, left_out, starts, rounds=last, evaluate=evaluate, losses=losses, progress=progress
+    )

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from isthmus.format.records.objects import CommitHeader
@@ -33,12 +33,16 @@ DEFINITIONS = {
     "participation": (
         "of a run: of the learners that a round expected, or that were in nevertheless, the share that is in its "
         "commit, in the mean over commits; commits that heal do not count. Of a learner: of the rounds that expected "
-        "it, the share that it was in. Of a member: the same over all its learners"
+        "it, the share that it was in. Of a member or an institution: the same over all its learners"
     ),
     "cut": "merged updates that counted for less than they stated",
     "clipped": "the same by reason; an update may have several reasons",
     "rejected": "rejections that commits list, by reason. A commit lists the newest ones; the others are only counted",
     "lost": "rejections for reasons by which work is lost, once for each update",
+    "institution": (
+        "the members that the charter counts as one, by its newest version that has the member. A member for which the "
+        "charter names no institution is one by itself. Nobody checks that two institutions are independent"
+    ),
     "verified": "of the updates, those in commits that replay folded again with the same result",
 }
 """What each figure means, for the report."""
@@ -244,11 +248,14 @@ class Sums:
 
     # --- figures ------------------------------------------------------------------------------------------------------
 
-    def figures(self, member: str, learner: str | None = None) -> tuple[Figures, list[Figures]]:
-        """Return the figures of a member, or of one of its learners: over the whole run, and by period."""
-        own = self.tallies.get(member, {})
+    def figures(self, members: Collection[str], learner: str | None = None) -> tuple[Figures, list[Figures]]:
+        """Return the figures of members together, or of one of their learners: over the whole run, and by period."""
         chosen = [
-            (when, tally) for name, found in own.items() if learner in (None, name) for when, tally in found.items()
+            (when, tally)
+            for member in members
+            for name, found in self.tallies.get(member, {}).items()
+            if learner in (None, name)
+            for when, tally in found.items()
         ]
         by_period = [
             _figures([tally for at, tally in chosen if at == when], [span]) for when, span in enumerate(self.spans)

@@ -23,7 +23,8 @@ def in_words(charter: Charter | None) -> list[str]:
     ):
         lines.append(f"{what}: {least} of {count} owners approve")
     for terms in charter.terms:
-        said = [f"its updates' weight times {terms.factor:g}"] if terms.factor != 1.0 else []
+        said = [f"of the institution {terms.institution}"] if terms.institution else []
+        said += [f"its updates' weight times {terms.factor:g}"] if terms.factor != 1.0 else []
         said += [f"at most {terms.cap:g} usual updates of weight in a round"] if terms.cap else []
         said += [f"may train on {', '.join(terms.sources)}"] if terms.sources else []
         lines.append(f"member {terms.member}: {'; '.join(said) or 'as the run has it'}")

@@ -1,8 +1,9 @@
-"""Influence: what the model would have been without one member, by folding the newest rounds without its updates.
+"""Influence: what the model would have been without a member or an institution: the newest rounds are folded again
+without their updates.
 
 The other updates are taken as recorded, from their original bases, with the weights and cuts that they had. The other
-model begins at a recorded state, with its momentum, so what the member contributed before the first of these rounds
-stays in it.
+model begins at a recorded state, with its momentum, so what was contributed before the first of these rounds stays in
+it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,18 +26,21 @@ evaluation failed."""
 
 @dataclass(frozen=True, slots=True)
 class Influence:
-    """How far the model would be from the recorded one without a member."""
+    """How far the model would be from the recorded one without a member, or without all members of an institution."""
 
-    member: str
+    name: str
+    """The member's or the institution's."""
+    members: Sequence[str]
+    """Those left out together."""
     learners: Sequence[str]
-    """Its learners whose updates were left out."""
+    """Their learners whose updates were left out."""
     rounds: int
     """The newest rounds of each fragment that were folded again; 0: all that can be."""
     starts: Sequence[int]
     heads: Sequence[int]
-    """By fragment: the version after which its updates were left out, and the last version."""
+    """By fragment: the version after which updates were left out, and the last version."""
     left_out: int
-    """Number of its updates that were left out."""
+    """Number of updates that were left out."""
     distance: float | None
     """‖Θ' − Θ‖ of the published values at the heads; None: it could not be computed."""
     movement: float | None
@@ -48,9 +52,10 @@ class Influence:
     loss: float | None
     loss_without: float | None
     """Held-out losses of the recorded model and of the other one; None: not evaluated."""
+    folds: int
     seconds: float
     bytes_read: int
-    """What computing this took: wall time, and bytes from the store."""
+    """What computing this took: rounds folded again, wall time with the evaluations, and bytes from the store."""
     fault: str
     """Why it could not be computed; empty if it was."""
 
@@ -77,36 +82,41 @@ class _Counted(Layer):
 
 async def without(
     log: Log,
-    member: str,
+    name: str,
+    members: Sequence[str],
     learners: set[str],
     starts: Mapping[int, int],
     *,
     rounds: int,
     evaluate: Evaluate | None = None,
+    losses: dict[tuple[int, ...], float | None],
     progress: ShareDone = lambda _: None,
 ) -> Influence:
-    """Return the influence of a member. A log that cannot be folded is the result's fault, and not raised.
+    """Return the influence of members together. A log that cannot be folded is the result's fault, and not raised.
 
-    `learners`: those of its learners that were merged after `starts`, which has each fragment's version to begin at.
+    `name`: theirs together. `learners`: those of their learners that were merged after `starts`, which has each
+    fragment's version to begin at. `losses`: of the recorded model, by its versions; it is evaluated once and added.
     """
     store, began = _Counted(log.store), log.runtime.now()
     reading, settings = log.through(store), whatif.Settings(without=frozenset(learners))
     row, heads, left_out, fault = None, [starts[p] for p in sorted(starts)], 0, ""
-    losses: tuple[float | None, float | None] = None, None
+    loss, loss_without = None, None
     try:
         if not learners:
-            raise InputError("no update of it is merged in these rounds")
+            raise InputError("none of its updates is merged in these rounds")
         found = await whatif.what_if(reading, settings, starts=starts, progress=progress)
         heads, row = found.heads, found.rows[-1] if found.rows else None
         left_out = sum(r.inputs_recorded - r.inputs_other for r in found.rows)
         if evaluate is not None:
-            recorded = await export.published(reading, heads)
+            if (at := tuple(heads)) not in losses:
+                losses[at] = await evaluate(await export.published(reading, heads), heads)
             other = [found.states[p].published for p in sorted(found.states)]
-            losses = await evaluate(recorded, heads), await evaluate(other, heads)
+            loss, loss_without = losses[at], await evaluate(other, heads)
     except (LogCorrupt, InputError) as error:
         fault = str(error)
     return Influence(
-        member=member,
+        name=name,
+        members=members,
         learners=sorted(learners),
         rounds=rounds,
         starts=[starts[p] for p in sorted(starts)],
@@ -116,8 +126,9 @@ async def without(
         movement=row.way if row else None,
         relative=row.difference / row.way if row and row.way else None,
         cosine=row.cosine if row and row.cosine == row.cosine else None,
-        loss=losses[0],
-        loss_without=losses[1],
+        loss=loss,
+        loss_without=loss_without,
+        folds=sum(heads) - sum(starts.values()),
         seconds=log.runtime.now() - began,
         bytes_read=store.bytes,
         fault=fault,

@@ -109,6 +109,11 @@ class Membership:
         """Return the charter's terms for a learner, found as `member` finds its entry; `AS_RUN` if there are none."""
         return self._terms.of(learner) or AS_RUN
 
+    def institution(self, entry: str) -> str:
+        """Return the institution to which an entry belongs by the charter; the entry's own name if it says none."""
+        found = self.terms(entry.removesuffix("*")).institution
+        return entry if found is msgspec.UNSET else found
+
     def permits(self, author: bytes, roles: Collection[Role], name: str | None) -> bool:
         """Return whether a key may write in one of these roles under a name; None: under any of its names."""
         if author == self.owner and self.charter is None:

@@ -14,7 +14,7 @@ from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError
 from isthmus.format.signing import Signer, armored, fingerprint, public_line, read_signer
 from isthmus.inspect import export
-from isthmus.inspect.audit import Audit, audit
+from isthmus.inspect.audit import Audit, Institution, Member, audit
 from isthmus.inspect.influence import Evaluate, Influence
 from isthmus.learner.global_local import Buffers
 from isthmus.log import Log
@@ -109,38 +109,46 @@ def _evaluation(log: Log, command: list[str]) -> Evaluate:
 
 
 def _summary(a: Audit) -> list[str]:
-    """Return the audit in ten lines."""
+    """Return the audit in about ten lines."""
     r = a.replay
     tokens, updates = sum(p.tokens for p in a.periods), sum(p.updates for p in a.periods)
-    took = sorted((m for m in a.members if m.total.updates), key=lambda m: -m.total.tokens)
-    first = ", ".join(f"{m.name} {m.total.tokens / tokens:.0%}" for m in took[:4]) if tokens else "nobody"
     clipped, lost = sum(m.total.cut for m in a.members), sum(m.total.lost for m in a.members)
     rejected = sum(sum(m.total.rejected.values()) for m in a.members) + sum(a.rejected_unlisted.values())
     gone = [m.name for m in a.members if m.gone is not None]
     missing = sum(bool(m.missing) for m in a.manifests)
     sound = [p for p in a.promotions if not p.fault]
+    several = sum(bool(p.others) for p in sound)
     waiting = sum(len(u.updates) for u in a.unfinished)
     return [
         f"{a.run['url']}: {r.commits} commits, {updates} updates, {tokens:,.0f} tokens",
         f"replay verified {r.verified} commits; {len(r.differences)} differ, {r.commits - r.verified} are not verified",
-        f"tokens by member: {first}" + (f" and {len(took) - 4} more" if len(took) > 4 else ""),
+        f"tokens by member: {_parts(a.members, tokens)}",
+        *([f"tokens by institution: {_parts(a.institutions, tokens)}"] if a.grouped else []),
         "participation: " + ("no commit" if a.participation is None else f"{a.participation:.1%}"),
         f"{clipped} updates were clipped; {rejected} rejections, {lost} of them with work lost",
         f"{len(a.memberships)} versions of the membership" + (f"; removed: {', '.join(gone)}" if gone else ""),
         f"{len(a.manifests)} manifests" + (f", {missing} of them missing" if missing else ""),
         f"{len(sound)} promotions hold, {len(a.promotions) - len(sound)} do not"
-        + (f"; the last is of version {sound[-1].version}" if sound else ""),
+        + (f"; the last is of version {sound[-1].version}" if sound else "")
+        + (f"; {several} rest on one of several numbers of an evaluator" if several else ""),
         f"{len(a.restarts)} starts of learners, {len(a.heals)} heals, {waiting} updates in unfinished rounds",
         "influence: " + ("; ".join(map(_influenced, a.influence)) or "not computed (--influence MEMBER)"),
     ]  # fmt: skip
 
 
+def _parts(took: Sequence[Member | Institution], tokens: float) -> str:
+    """Return whose updates have the most tokens, as shares of all."""
+    found = sorted((m for m in took if m.total.updates), key=lambda m: -m.total.tokens)
+    first = ", ".join(f"{m.name} {m.total.tokens / tokens:.0%}" for m in found[:4]) if tokens else "nobody"
+    return first + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+
+
 def _influenced(i: Influence) -> str:
     if i.fault or i.relative is None:
-        return f"without {i.member}: {i.fault or 'nothing moved'}"
+        return f"without {i.name}: {i.fault or 'nothing moved'}"
     known = i.loss is not None and i.loss_without is not None
     losses = f", held-out loss {i.loss_without:.4g} instead of {i.loss:.4g}" if known else ""
-    return f"without {i.member}, {i.relative:.1%} of the movement away{losses}; {i.seconds:.1f} s"
+    return f"without {i.name}, {i.relative:.1%} of the movement away{losses}; {i.seconds:.1f} s"
 
 
 def _write(settings: declared.Audit, found: Audit, owners: dict[bytes, str], signer: Signer | None, name: str) -> None:

@@ -52,17 +52,32 @@ key = "keys/east.pub"
 
 [[member]]
 name = "north-1"
+institution = "north"
 sources = ["library"]
 
 [[member]]
 name = "south-1"
+institution = "south"
 sources = ["library"]
 
 [[member]]
 name = "east-1"
+institution = "east"
 factor = 0.5
 cap = 2.0
 sources = ["library"]
+
+[[member]]
+name = "syncer"
+institution = "north"
+
+[[member]]
+name = "north-eval"
+institution = "north"
+
+[[member]]
+name = "south-eval"
+institution = "south"
 
 [gate]
 series = "held-out"
@@ -195,7 +210,7 @@ def run(settings: declared.Demo) -> int:
             end(story.processes.alive.pop(name), STOP_S)
     story.isthmus(
         "north", "audit", "run", "--html", "audit.html", "--json", "audit.json", "--sign", "keys/north",
-        "--influence", "east-1",
+        "--influence", "east-1", "--influence", "north", "--exec", f"{shlex.quote(sys.executable)} evaluate.py",
     )  # fmt: skip
     audit = json.loads((folder / "audit.json").read_text())
     differ = len(audit["replay"]["differences"])

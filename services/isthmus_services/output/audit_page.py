@@ -8,7 +8,7 @@ from html import escape
 from typing import NamedTuple
 
 from isthmus.errors import legible
-from isthmus.inspect.audit import Audit, Member
+from isthmus.inspect.audit import Audit, Member, Number
 from isthmus.inspect.audit_sums import Figures
 
 SHOWN_MOST = 7
@@ -184,6 +184,7 @@ def _head(a: Audit) -> list[str]:
     tokens, updates = sum(p.tokens for p in a.periods), sum(p.updates for p in a.periods)
     tiles = {
         "members": f"{sum(m.since > 0 and m.gone is None for m in a.members):,}",
+        "institutions": f"{len(a.institutions):,}" if a.grouped else "",
         "membership version": f"{len(a.memberships):,}",
         "commits": f"{r.commits:,}",
         "updates merged": f"{updates:,}",
@@ -199,7 +200,7 @@ def _head(a: Audit) -> list[str]:
         f"<p>{_t(a.run['purpose'])}</p>" if a.run["purpose"] else "",
         f'<p class="{"good" if a.sound else "bad"}">{verdict}</p>',
         '<dl class="tiles">',
-        *(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in tiles.items()),
+        *(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in tiles.items() if value),
         "</dl>",
     ]
     if a.not_read:
@@ -226,6 +227,21 @@ def _took_part(a: Audit) -> list[Member]:
     """Return the members that did something or were waited for, those with most tokens first."""
     found = [m for m in a.members if m.total.updates or m.total.expected or m.total.rejected]
     return sorted(found, key=lambda m: (-m.total.tokens, m.name))
+
+
+def _institutions(a: Audit) -> list[str]:
+    """Return what the members of each institution did together."""
+    if not a.grouped:
+        return [
+            "<h2>Institutions</h2>",
+            "<p>The charter names no institutions, so each member counts for itself. One institution may have several "
+            "members.</p>",
+        ]
+    found = sorted(a.institutions, key=lambda i: (-i.total.tokens, i.name))
+    rows = [[_t(i.name), ", ".join(map(_t, i.members)), f"{i.commits:,}", *_cells(i.total)] for i in found]
+    columns = _columns(f"institution, members, commits, {FIGURES}", "institution, members, clipped, rejected")
+    note = "The charter says which members are of one institution. A member of none stands for itself."
+    return ["<h2>Institutions</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
 
 
 def _members(a: Audit) -> list[str]:
@@ -407,7 +423,7 @@ def _promotions(a: Audit) -> list[str]:
         [
             f"{p.number}", f"{p.version}", _at(p.at), _t(p.by or "–"), _t(p.series or "–"),
             ", ".join(f"{_t(by)} {value:g}" for by, value in p.values.items()) or "–",
-            f"does not hold: {_t(p.fault)}" if p.fault else "holds",
+            f"does not hold: {_t(p.fault)}" if p.fault else "holds" + (", see below" if p.others else ""),
         ]
         for p in a.promotions
     ]  # fmt: skip
@@ -415,10 +431,38 @@ def _promotions(a: Audit) -> list[str]:
         "number, version, when, by, series, on the numbers of, valid", "when, by, series, on the numbers of, valid"
     )
     lines = ["<h2>Promotions</h2>", *_table(columns, rows)]
+    lines += [
+        f'<p class="bad">Promotion {p.number} rests on {_t(by)}’s number {p.values[by]:g} for version {p.version}. '
+        f"{_t(by)} has stored other numbers for it, too: {', '.join(map(str, values))}. Nothing proves which was "
+        "first.</p>"
+        for p in a.promotions
+        for by, values in p.others.items()
+    ]
     if a.promotions_beyond:
         numbers = ", ".join(map(str, a.promotions_beyond))
         lines.append(f"<p>Promotions {numbers} come after one that is missing, and have no effect.</p>")
-    return lines
+    return lines + _numbers(a.numbers)
+
+
+def _numbers(numbers: Sequence[Number]) -> list[str]:
+    """Return all numbers that the evaluators have stored."""
+    if not numbers:
+        return []
+    rows = [
+        [
+            _t(n.series), f"{n.version}", _t(n.by), f"{n.value:g}", _at(n.said_at),
+            ", ".join(map(str, n.promotions)) or "–", f"<code>{_t(n.key)}</code>",
+        ]
+        for n in numbers
+    ]  # fmt: skip
+    columns = _columns(
+        "series, version, evaluator, number, stored (as the evaluator says), in promotions, key",
+        "series, evaluator, stored (as the evaluator says), in promotions, key",
+    )
+    return [
+        f"<details><summary>All {len(rows):,} numbers that evaluators have stored</summary>", *_table(columns, rows),
+        "</details>",
+    ]  # fmt: skip
 
 
 def _restarts(a: Audit) -> list[str]:
@@ -472,18 +516,20 @@ def _influence(a: Audit) -> list[str]:
         return ["<h2>Influence</h2>", "<p>Not computed: isthmus audit --influence MEMBER does.</p>"]
     rows = [
         [
-            _t(i.member), "all" if not i.rounds else f"{i.rounds}", f"{i.left_out:,}", _number(i.distance),
+            _t(i.name) if list(i.members) == [i.name] else f"{_t(i.name)} ({', '.join(map(_t, i.members))})",
+            "all" if not i.rounds else f"{i.rounds}", f"{i.left_out:,}", _number(i.distance),
             _number(i.movement), _share(i.relative), _number(i.loss), _number(i.loss_without),
-            f"{i.seconds:.1f} s, {i.bytes_read / 1e6:.1f} MB read", _t(i.fault or "–"),
+            f"{i.folds:,} rounds folded, {i.seconds:.1f} s, {i.bytes_read / 1e6:.1f} MB read", _t(i.fault or "–"),
         ]
         for i in a.influence
     ]  # fmt: skip
     columns = _columns(
-        "without member, newest rounds, updates left out, distance, movement, distance / movement, loss, "
-        "loss without it, cost, not computed because", "without member, cost, not computed because",
+        "without, newest rounds, updates left out, distance, movement, distance / movement, loss, loss without, cost, "
+        "not computed because", "without, cost, not computed because",
     )  # fmt: skip
     note = (
-        "The model folded again from the same updates, without the member’s in the newest rounds of each fragment. "
+        "The model folded again from the same updates, without those of one member, or of all members of one "
+        "institution, in the newest rounds of each fragment. "
         "Other updates are taken as recorded, with the weights that they had, although learners would have trained "
         "otherwise. What the member contributed before stays in the model and its momentum."
     )
@@ -521,6 +567,6 @@ def _checked(check: Check) -> list[str]:
 
 
 _SECTIONS: tuple[Callable[[Audit], list[str]], ...] = (
-    _head, _members, _charts, _verified, _charter, _manifests, _promotions, _restarts, _unfinished, _influence,
-    _definitions,
+    _head, _institutions, _members, _charts, _verified, _charter, _manifests, _promotions, _restarts, _unfinished,
+    _influence, _definitions,
 )  # fmt: skip

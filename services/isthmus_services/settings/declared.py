@@ -326,15 +326,6 @@ class Replay(InRun, Reported):
         ),
     ] = None
     force: Annotated[bool, Setting("let --export replace an existing file", flag_only=True)] = False
-    exec: Annotated[
-        str | None,
-        Setting(
-            "with --set or --merge: command that prints a held-out loss of the model in the folder ISTHMUS_CUT_DIR; it "
-            "runs for the recorded model and for the resulting one",
-            metavar="CMD",
-            flag_only=True,
-        ),
-    ] = None
     plot: Annotated[
         str | None,
         Setting(
@@ -371,8 +362,8 @@ class Audit(InRun, Reported):
     influence: Annotated[
         list[str] | None,
         Setting(
-            "members without whose updates the newest rounds are folded again, to tell how far the model would be from "
-            "the recorded one",
+            "members and institutions; the newest rounds are folded again without the updates of each, to tell how far "
+            "the model would be from the recorded one",
             metavar="MEMBER",
             flag_only=True,
         ),

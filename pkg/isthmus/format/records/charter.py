@@ -38,6 +38,8 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     no limit but the run's own for each learner."""
     sources: Annotated[tuple[Name, ...], msgspec.Meta(max_length=SOURCES_MAX)] = ()
     """Names of the data sources that its manifests may declare; none: any."""
+    institution: Name | msgspec.UnsetType = msgspec.UNSET
+    """The institution that the member belongs to; unset: the member itself is one."""
 
 
 class PromotionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -33,6 +33,7 @@ class _Member(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     factor: float = 1.0
     cap: float | None = None
     sources: list[str] = []
+    institution: str | None = None
 
 
 class _Gate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -67,7 +68,11 @@ def read_charter(path: str) -> Charter:
             "expel": said.expel,
             "manifests": said.manifests,
             "gate": said.gate and msgspec.structs.asdict(said.gate),
-            "terms": [{"member": m.name, "factor": m.factor, "cap": m.cap, "sources": m.sources} for m in said.member],
+            "terms": [
+                {"member": m.name, "factor": m.factor, "cap": m.cap, "sources": m.sources}
+                | ({"institution": m.institution} if m.institution is not None else {})
+                for m in said.member
+            ],
         }
         charter = msgspec.convert(made, Charter, builtin_types=(bytes,))
     except OSError as error:
