@@ -1,25 +1,20 @@
 """`isthmus audit RUN`: who agreed on what, what each member contributed, and what of it replay verified, as a file."""
 
 import asyncio
-import math
 import shlex
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from isthmus.agent.ports import open_log
 from isthmus.codecs import kernels
-from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError
 from isthmus.format.signing import Signer, armored, fingerprint, public_line, read_signer
-from isthmus.inspect import export
 from isthmus.inspect.audit import Audit, Institution, Member, audit
-from isthmus.inspect.influence import Evaluate, Influence
-from isthmus.learner.global_local import Buffers
+from isthmus.inspect.influence import Influence
 from isthmus.log import Log
 from isthmus.log.polar import require_gpu
-from isthmus_services.commands.follow import told
+from isthmus_services.commands.follow import evaluation
 from isthmus_services.output.audit_page import Check, page
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import write_json
@@ -30,9 +25,6 @@ NAMESPACE = "isthmus-audit"
 
 SIGNERS = "allowed_signers"
 """The file with the owners' keys, as `ssh-keygen -Y verify` reads it."""
-
-LARGEST = int(5e9)
-"""Most bytes of tensors in one file of a model that a command evaluates."""
 
 
 def run(settings: declared.Audit) -> int:
@@ -58,7 +50,7 @@ async def _audit(settings: declared.Audit, members: Sequence[str], signer: Signe
                 period_s=settings.period * 3600.0 if settings.period is not None else None,
                 leave_out=members,
                 last=settings.last,
-                evaluate=_evaluation(log, shlex.split(settings.exec)) if settings.exec else None,
+                evaluate=evaluation(log, shlex.split(settings.exec)) if settings.exec else None,
                 at_once=settings.threads,
                 progress=say,
             )
@@ -83,29 +75,6 @@ def _owner(log: Log, signer: Signer | None) -> str:
 def _principal(name: str) -> str:
     """Return an owner's name as `ssh-keygen` takes it. Names in a charter have no spaces."""
     return "owner" if " " in name else name
-
-
-def _evaluation(log: Log, command: list[str]) -> Evaluate:
-    """Return the evaluation of a model by a command, which finds it as `isthmus follow --exec` gives it."""
-    buffers = Buffers(log)
-
-    async def evaluate(values: Sequence[F32], versions: Sequence[int]) -> float | None:
-        local = await buffers.newest()
-        with tempfile.TemporaryDirectory(prefix="isthmus-") as folder:
-            await log.runtime.offload(
-                lambda: export.write_parts(
-                    Path(folder), log.run, dict(enumerate(values)), dict(enumerate(versions)), dtype=None,
-                    largest=LARGEST, local=local,
-                )
-            )  # fmt: skip
-            said = await told(command, min(versions), folder, True)
-        try:
-            value = float(said or "")
-        except ValueError:
-            return None
-        return value if math.isfinite(value) else None
-
-    return evaluate
 
 
 def _summary(a: Audit) -> list[str]:

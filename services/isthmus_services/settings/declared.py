@@ -326,6 +326,15 @@ class Replay(InRun, Reported):
         ),
     ] = None
     force: Annotated[bool, Setting("let --export replace an existing file", flag_only=True)] = False
+    exec: Annotated[
+        str | None,
+        Setting(
+            "with --set or --merge: command that prints a held-out loss of the model in the folder ISTHMUS_CUT_DIR; it "
+            "runs for the recorded model and for the resulting one",
+            metavar="CMD",
+            flag_only=True,
+        ),
+    ] = None
     plot: Annotated[
         str | None,
         Setting(
