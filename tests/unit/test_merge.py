@@ -1,5 +1,6 @@
 """A merge agrees with a plain float64 reference, and its bits do not depend on how threads share the work."""
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from isthmus.codecs import as_bytes, codec, kernels
+from isthmus.codecs.base import PIECE
 from isthmus.codecs.kernels import F32
 from isthmus.format.layout import Spec, TensorClass, partition
 from isthmus.format.records import frame
@@ -244,6 +246,74 @@ def test_a_compute_shares_what_a_round_comes_to_and_changes_no_bit() -> None:
     )
     assert shared.state_digest == plain.state_digest
     assert Halving.shared
+
+
+class Cut(ComputePool):
+    """Cuts all work into parts of one piece, the last one first."""
+
+    def share(self, work: Callable[[int, int], object], count: int, least: int = 64) -> None:
+        for i in reversed(range(count)):
+            work(i, i + 1)
+
+
+@pytest.mark.parametrize("compute", [ALONE, Cut()], ids=["whole", "cut"])
+@pytest.mark.parametrize("feedback", [True, False], ids=["fed back", "dropped"])
+@pytest.mark.parametrize("down", ["int8", "int4"])
+def test_one_pass_has_the_bits_of_step_difference_codec_and_sum_one_after_the_other(
+    down: str, feedback: bool, compute: ComputePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = [(1,), (127,), (128,), (129, 1), (300, 700), (PIECE,), (PIECE + 1,), (2 * PIECE + 65,)]
+    specs = [Spec(f"t{i}", shape, "float32", TensorClass.DENSE) for i, shape in enumerate(shapes)]
+    fragment, code = partition(specs, 1).fragments[0], codec(down)
+    draw = np.random.default_rng(7)
+
+    def values(scale: float) -> F32:
+        spread = np.exp(draw.uniform(-20.0, 3.0, fragment.size))
+        found = (scale * spread * draw.standard_normal(fragment.size)).astype(np.float32)
+        found[draw.integers(0, fragment.size, fragment.size // 9)] = 0.0
+        return found
+
+    start = merge.State(3, values(1.0), values(1.0), values(0.1))
+    given = merge.Accumulator(fragment, merge.outers(Rules(merge="avg", outer_lr=0.3, outer_momentum=0.7)), compute)
+    given.add(values(0.5), 2.0)
+    given.add(values(0.5), 3.0)
+    assert code.advances
+    at_once = merge.advance(start, given, code, bytes(32), feedback)
+    monkeypatch.setattr(type(code), "advances", False)
+    in_turn = merge.advance(start, given, code, bytes(32), feedback)
+    assert bytes(at_once.value) == bytes(in_turn.value)
+    assert at_once.state.measured() == in_turn.state.measured() == at_once.state_digest
+    assert at_once.finite
+    assert in_turn.finite
+
+
+@pytest.mark.parametrize("down", ["int8", "int4", "f32", "bf16"])
+@pytest.mark.parametrize(
+    ("published", "master", "momentum", "total", "finite"),
+    [
+        (0.0, 0.0, 0.0, 1.0, True),
+        (0.0, 0.0, 0.0, math.nan, False),
+        (0.0, 0.0, 0.0, math.inf, False),
+        (0.0, 0.0, 3.4e38, 3.4e38, False),
+        (0.0, -3.4e38, 0.0, 3e38, False),
+        (-3.4e38, 3.4e38, 0.0, 1.0, False),
+        (3.4e38, 3.4e38, 0.0, 1.0, True),
+    ],
+    ids=["finite", "a NaN", "an infinity", "momentum", "master", "difference", "close to the end"],
+)
+@pytest.mark.parametrize("at", [0, 130, 299])
+def test_what_is_not_finite_is_noticed_wherever_it_is(
+    down: str, published: float, master: float, momentum: float, total: float, finite: bool, at: int
+) -> None:
+    fragment = partition([Spec("t", (300,), "float32", TensorClass.DENSE)], 1).fragments[0]
+    arrays = [np.zeros(300, np.float32) for _ in range(4)]
+    for x, value in zip(arrays, (published, master, momentum, total), strict=True):
+        x[at] = value
+    rules = Rules(merge="avg", outer_lr=1.0, outer_momentum=0.9)
+    given = merge.Accumulator(fragment, merge.outers(rules))
+    given.add(np.zeros(300, np.float32), 1.0)
+    given._total[:] = arrays[3]
+    assert merge.advance(merge.State(0, *arrays[:3]), given, codec(down), bytes(32)).finite == finite
 
 
 def test_the_order_of_accumulation_is_part_of_the_bits() -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "pack",
     "packed_bounds",
     "packed_size",
+    "room",
     "unpack",
     "warm",
 ]
@@ -90,18 +91,22 @@ def cut(code: Codec, fragment: Fragment, data: U8) -> tuple[U8, ...]:
     return tuple(found)
 
 
+def room(code: Codec, fragment: Fragment) -> U8:
+    """Return zeros [m] uint8 for the most bytes that a packed fragment takes."""
+    if code.exact:
+        out = memory.room(packed_size(code, fragment))
+        out.fill(0)
+        return out
+    # The operating system provides zeroed pages when they are first written, so the unused rest costs no memory.
+    return np.zeros(packed_bounds(code, fragment)[1], np.uint8)
+
+
 def pack(code: Codec, fragment: Fragment, x: F32, compute: ComputePool = ALONE, *, whole: bool = False) -> U8:
     """Return finite x [fragment.size] float32 packed into uint8 [m]; m is `packed_size` if the codec is `exact`.
 
     `whole`: see `Codec.encode`.
     """
-    if code.exact:
-        out = memory.room(packed_size(code, fragment))
-        out.fill(0)
-    else:
-        # The operating system provides zeroed pages when they are first written, so the unused rest costs no memory.
-        out = np.zeros(packed_bounds(code, fragment)[1], np.uint8)
-    at = 0
+    out, at = room(code, fragment), 0
     for t in fragment.tensors:
         at += aligned(code.encode(x[t.start : t.stop], out[at : at + code.bounds(t.size)[1]], compute, whole=whole))
     return out[:at]

@@ -1,6 +1,7 @@
 """The interface of a codec, which turns float32 into bytes and back."""
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,21 @@ class BadCode(ValueError):
     """The bytes cannot be the output of an encoder."""
 
 
+class Step(NamedTuple):
+    """An outer step over a part of a tensor, and where its results go. Arrays are [m] float32; see `outer_step`."""
+
+    total: F32
+    scale: float
+    learning_rate: float
+    momentum: float
+    master: F32
+    buffer: F32
+    published: F32
+    new_master: F32
+    new_buffer: F32
+    new_published: F32
+
+
 class Codec(ABC):
     """A codec, which packs the difference of one tensor. Stateless; every method may run on any thread."""
 
@@ -33,6 +49,9 @@ class Codec(ABC):
     lossless = False
     exact = True
     """Whether every tensor of n parameters takes `size(n)` bytes. Otherwise its size depends on its values."""
+
+    advances = False
+    """Whether it has `advance_part`."""
 
     @abstractmethod
     def size(self, n: int) -> int:
@@ -77,6 +96,14 @@ class Codec(ABC):
             part = scratch[: piece.size]
             self.decode_part(data, n, start + first, part)
             kernels.accumulate(piece, part, coefficient)
+
+    def advance_part(self, data: U8, n: int, start: int, step: Step) -> bool:
+        """Take the outer step, pack its difference to the published value into data, and publish, in one pass.
+
+        data: the bytes of all n parameters, as `encode` writes them; `start`: as in `decode_part`. The bits are those
+        of `kernels.outer_step`, `kernels.subtract`, `encode` and `add_part`. Return whether all results are finite.
+        """
+        raise NotImplementedError
 
     def decode(self, data: U8, out: F32) -> None:
         """Unpack all n parameters of data into out [n] float32; see `decode_part`."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from isthmus.codecs import kernels
-from isthmus.codecs.base import PIECE, SHARE, Codec, blocks, pieces
+from isthmus.codecs.base import PIECE, SHARE, Codec, Step, blocks, pieces
 from isthmus.codecs.kernels import F32, U8, U16
 from isthmus.format.rules import CodecName
 from isthmus.runtime.clock import ALONE, ComputePool
@@ -16,6 +16,7 @@ class Int4(Codec):
     """
 
     name = CodecName.INT4.value
+    advances = True
     bits = 4.125
 
     def size(self, n: int) -> int:
@@ -34,6 +35,10 @@ class Int4(Codec):
 
         compute.share(work, pieces(x.size), SHARE)
         return self.size(x.size)
+
+    def advance_part(self, data: U8, n: int, start: int, step: Step) -> bool:
+        """Take the outer step, pack and publish in one pass; see `Codec.advance_part`."""
+        return kernels.advance_int4(*step, *_part(data, n, start, step.total.size))
 
     def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
         """Multiply the levels by their block's scale."""

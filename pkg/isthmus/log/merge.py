@@ -20,8 +20,8 @@ from functools import cached_property, partial
 import msgspec
 import numpy as np
 
-from isthmus.codecs import Codec, codec, cut, kernels, pack
-from isthmus.codecs.base import PIECE, SHARE, pieces
+from isthmus.codecs import Codec, codec, cut, kernels, pack, room
+from isthmus.codecs.base import PIECE, SHARE, Step, pieces
 from isthmus.codecs.kernels import F32, U8
 from isthmus.codecs.packed import Packed, add, length_of, plain
 from isthmus.format import digests, memory
@@ -32,8 +32,6 @@ from isthmus.format.rules import ROBUST, CodecName, MergeRule, Rules
 from isthmus.log import robust
 from isthmus.log.polar import isotropic
 from isthmus.runtime.clock import ALONE, ComputePool
-
-Then = Callable[[slice, F32, F32], None]
 
 CANCELLED_BELOW = 1e-3
 """Norm of the mean direction below which RDA does not renormalise it: the directions cancel and only noise is left.
@@ -208,39 +206,37 @@ class Accumulator:
             deltas.append((total, scale))
         return deltas, cancelled
 
-    def outer_step(self, state: State, then: Then | None = None) -> tuple[F32, F32, int]:
+    def outer_step(self, state: State, publishing: "Publishing | None" = None) -> tuple[F32, F32, int]:
         """Return new master [n], new momentum [n] and the number of cancelled tensors; `state` is not changed.
 
-        `then` is called with each slice as soon as it is computed, and with the new master and momentum in it. It may
-        be called from any of the compute's threads.
+        `publishing`: takes the results, piece by piece, while they are in the cache.
         """
         deltas, cancelled = self.deltas()
         master, momentum = memory.empty(state.master.size), memory.empty(state.momentum.size)
-        for t, (delta, scale) in zip(self.fragment.tensors, deltas, strict=True):
-            step = partial(self._step, state, t, delta, scale, master, momentum, then)
+        for i, (t, (delta, scale)) in enumerate(zip(self.fragment.tensors, deltas, strict=True)):
+            step = partial(self._step, state, i, t, delta, scale, master, momentum, publishing)
             self.compute.share(step, pieces(t.size), SHARE)
         return master, momentum, cancelled
 
     def _step(
-        self, state: State, t: Tensor, delta: F32, scale: float, master: F32, momentum: F32, then: Then | None,
-        first: int, last: int,
+        self, state: State, i: int, t: Tensor, delta: F32, scale: float, master: F32, momentum: F32,
+        publishing: "Publishing | None", first: int, last: int,
     ) -> None:  # fmt: skip
-        outer = self.outer[t.spec.role]
-        for number in range(first, last):
-            piece = slice(number * PIECE, min(t.size, (number + 1) * PIECE))
+        rate, mu = self.outer[t.spec.role].learning_rate, self.outer[t.spec.role].momentum
+        in_one_pass = publishing is not None and publishing.code.advances
+        size = max(1, last - first if in_one_pass else 1) * PIECE
+        for start in range(first * PIECE, min(t.size, last * PIECE), size):
+            piece = slice(start, min(t.size, start + size))
             at = slice(t.start + piece.start, t.start + piece.stop)
-            kernels.outer_step(
-                delta[piece],
-                scale,
-                outer.learning_rate,
-                outer.momentum,
-                state.master[at],
-                state.momentum[at],
-                master[at],
-                momentum[at],
-            )
-            if then is not None:
-                then(at, master[at], momentum[at])
+            before = delta[piece], scale, rate, mu, state.master[at], state.momentum[at]
+            if publishing is not None and in_one_pass:
+                publishing.step(
+                    i, start, at, Step(*before, state.published[at], master[at], momentum[at], publishing.published[at])
+                )
+            else:
+                kernels.outer_step(*before, master[at], momentum[at])
+                if publishing is not None:
+                    publishing.take(at, master[at], momentum[at])
 
 
 def _merge_of(tensor: Tensor, rule: MergeRule) -> MergeRule:
@@ -259,6 +255,44 @@ class Advance:
     cancelled: int
     finite: bool
     """Whether the new state is finite: numbers near the end of float32's range can overflow in a sum."""
+
+
+class Publishing:
+    """The publication of a version through a codec. Threads may give it different pieces at the same time."""
+
+    def __init__(self, before: F32, fragment: Fragment, code: Codec) -> None:
+        """`before`: the published value [n] of the version before."""
+        self.before = before
+        self.fragment = fragment
+        self.code = code
+        self.published = memory.empty(fragment.size)
+        """The next published value [n], once `finish` has returned. Until then parts of it may hold the difference that
+        leads to it: both are as large as the fragment."""
+        self._packed = room(code, fragment) if code.advances else None
+        self._parts = () if self._packed is None else cut(code, fragment, self._packed)
+        self._in_one_pass = False
+        self._broken: list[slice] = []
+
+    def step(self, tensor: int, start: int, at: slice, step: Step) -> None:
+        """Take the outer step of a part of a tensor, which begins at its parameter `start`, pack it and publish it."""
+        self._in_one_pass = True
+        if not self.code.advance_part(self._parts[tensor], self.fragment.tensors[tensor].size, start, step):
+            self._broken.append(at)
+
+    def take(self, at: slice, master: F32, momentum: F32) -> None:
+        """Take the new master and momentum of a part of the fragment."""
+        kernels.subtract(master, self.before[at], self.published[at])
+        if not (kernels.all_finite(master) and kernels.all_finite(momentum)):
+            self._broken.append(at)
+
+    def finish(self, compute: ComputePool, *, whole: bool) -> tuple[U8, bool]:
+        """Return the packed difference and whether everything is finite. `whole`: see `Codec.encode`."""
+        if self._in_one_pass:
+            assert self._packed is not None, "every part was packed into it"
+            return self._packed, not self._broken
+        packed = pack(self.code, self.fragment, self.published, compute, whole=whole)
+        next_published(self.before, self.fragment, self.code, packed, self.published, compute)
+        return packed, not self._broken and kernels.all_finite(self.published)
 
 
 Seal = Callable[[frame.Body], None]
@@ -286,20 +320,12 @@ def advance(
     kernels.require_denormals()
     fragment = round_.fragment
     version = state.version + 1
-    # The next published value is written over the difference that leads to it: both are as large as the fragment.
-    published = memory.empty(fragment.size)
-    broken: list[slice] = []
-
-    def difference(at: slice, master: F32, momentum: F32) -> None:
-        kernels.subtract(master, state.published[at], published[at])
-        if not (kernels.all_finite(master) and kernels.all_finite(momentum)):
-            broken.append(at)
-
-    master, momentum, cancelled = round_.outer_step(state, difference)
-    packed = pack(codec_down, fragment, published, round_.compute, whole=not feedback)
+    publishing = Publishing(state.published, fragment, codec_down)
+    master, momentum, cancelled = round_.outer_step(state, publishing)
+    packed, finite = publishing.finish(round_.compute, whole=not feedback)
     value = _value(run, fragment, version, codec_down, packed)
     seal(value)
-    next_published(state.published, fragment, codec_down, packed, published, round_.compute)
+    published = publishing.published
     after = State(version, published, master if feedback else published, momentum).hashed(round_.compute)
     return Advance(
         state=after,
@@ -308,7 +334,7 @@ def advance(
         published_digest=after.published_digest,
         state_digest=after.digest,
         cancelled=cancelled,
-        finite=not broken and kernels.all_finite(published),
+        finite=finite,
     )
 
 

@@ -75,8 +75,8 @@ MUTANTS = [
         "tests/integration/test_one_loop.py::test_an_isotropic_run_folds_to_what_was_merged",
         row(
             "what-the-codec-drops-is-never-carried",
-            "kernels.subtract(master, state.published[at], published[at])",
-            "kernels.subtract(master, state.master[at], published[at])",
+            "kernels.subtract(master, self.before[at], self.published[at])",
+            "kernels.subtract(master, self.before[at] * 0.5, self.published[at])",
         ),
         row(
             "cancelling-is-not-relative-to-weights",
@@ -135,13 +135,13 @@ MUTANTS = [
         ),
         row(
             "only-the-master-has-to-be-finite",
-            "finite=not broken and kernels.all_finite(published),",
-            "finite=not broken,",
+            "not self._broken and kernels.all_finite(self.published)",
+            "not self._broken",
         ),
         row(
             "nobody-asks-whether-the-master-is-finite",
-            "finite=not broken and kernels.all_finite(published),",
-            "finite=kernels.all_finite(published),",
+            "not self._broken and kernels.all_finite(self.published)",
+            "kernels.all_finite(self.published)",
         ),
         row(
             "digests-of-a-compute-are-in-another-order",

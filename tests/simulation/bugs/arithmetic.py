@@ -8,6 +8,7 @@ from unittest.mock import patch
 import numpy as np
 
 from isthmus.codecs.int4 import Int4
+from isthmus.codecs.int8 import Int8
 from isthmus.codecs.kernels import F32
 from isthmus.format.layout import TensorClass
 from isthmus.format.rules import MergeRule
@@ -20,9 +21,11 @@ from simulation.bugs.planted import planted
 def _advance(change: Any) -> Any:
     """Patch the outer step: `change(state, master, momentum)` replaces its result."""
 
-    def step(self: Any, state: Any) -> Any:
+    def step(self: Any, state: Any, publishing: Any) -> Any:
         master, momentum, cancelled = original(self, state)
-        return (*change(state, master, momentum), cancelled)
+        master, momentum = change(state, master, momentum)
+        publishing.take(slice(0, master.size), master, momentum)
+        return master, momentum, cancelled
 
     original = merge.Accumulator.outer_step
     return patch.object(merge.Accumulator, "outer_step", step)
@@ -32,20 +35,20 @@ def _advance(change: Any) -> Any:
 def publish_the_way_of_the_master() -> Iterator[None]:
     """The published difference is how far the master moved, without what the codec dropped before."""
 
-    def advance(state: Any, round_: Any, codec_down: Any, *more: Any) -> Any:
-        return original(replace(state, published=state.master), round_, codec_down, *more)
+    def advance(state: Any, *more: Any) -> Any:
+        masters.append(state.master)
+        return original(state, *more)
 
-    def next_published(published: Any, fragment: Any, codec_down: Any, payload: Any) -> Any:
-        kept = true.pop() if true else published
-        return apply(kept, fragment, codec_down, payload)
+    def take(self: Any, at: slice, master: F32, momentum: F32) -> None:
+        np.subtract(master, masters[-1][at], out=self.published[at])
 
-    def patched(state: Any, round_: Any, codec_down: Any, *more: Any) -> Any:
-        true.append(state.published)
-        return advance(state, round_, codec_down, *more)
-
-    true: list[F32] = []
-    original, apply = merge.advance, merge.next_published
-    with patch.object(merge, "advance", patched), patch.object(merge, "next_published", next_published):
+    masters, original = list[F32](), merge.advance
+    with (
+        patch.object(merge, "advance", advance),
+        patch.object(merge.Publishing, "take", take),
+        patch.object(Int4, "advances", new=False),
+        patch.object(Int8, "advances", new=False),
+    ):
         yield
 
 

@@ -23,6 +23,8 @@ from isthmus.codecs.kernels.formats import (
     BLOCK,
     accumulate_int4,
     accumulate_int8,
+    advance_int4,
+    advance_int8,
     decode_bf16,
     decode_int4,
     decode_int8,
@@ -61,6 +63,8 @@ __all__ = [
     "accumulate_int4",
     "accumulate_int8",
     "add",
+    "advance_int4",
+    "advance_int8",
     "all_finite",
     "build",
     "combine",
@@ -131,6 +135,8 @@ def _calls() -> Iterator[tuple[Any, tuple[Any, ...]]]:
     yield encode_int4, (x, scales, bytes_[:BLOCK])
     yield decode_int4, (scales, bytes_[:BLOCK], y)
     yield accumulate_int4, (scales, bytes_[:BLOCK], 0.5, y)
+    yield advance_int8, (x, 1.0, 0.1, 0.5, x, x, x, y, z, z.copy(), scales, bytes_[: x.size])
+    yield advance_int4, (x, 1.0, 0.1, 0.5, x, x, x, y, z, z.copy(), scales, bytes_[:BLOCK])
 
 
 def _calls_of_rate() -> Iterator[tuple[Any, tuple[Any, ...]]]:

@@ -15,6 +15,7 @@ _U64: Any = np.uint64
 _ROUND = np.float32(12582912.0)  # 1.5 * 2**23: adding a small float32 rounds it half to even, into the last bits.
 _ROUND_BITS = np.uint32(0x4B400000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)  # Finite magnitudes have the order of these bits.
+_INFINITE = np.uint32(0x7F800000)
 _EIGHT = np.uint32(8)
 
 
@@ -175,3 +176,130 @@ def accumulate_int4(scales: U16, data: U8, coefficient: float, total: F32) -> No
             for j in range(size - half):
                 x = np.float32(np.int32(data[base + j] >> np.uint8(4)) - eight) * scale
                 total[start + half + j] = np.float32(np.float64(total[start + half + j]) + coefficient * np.float64(x))
+
+
+# --- the outer step and the packing of what it changes, in one pass ---------------------------------------------------
+
+
+@kernel
+def _step(
+    start: Any,
+    size: Any,
+    total: F32,
+    scale: float,
+    rate: np.float32,
+    mu: np.float32,
+    master: F32,
+    buffer: F32,
+    published: F32,
+    new_master: F32,
+    new_buffer: F32,
+    difference: F32,
+) -> np.uint32:
+    """Do what `outer_step` and `subtract` do, for one block of `size` elements from `start` on.
+
+    Write new master − published to `difference` [BLOCK], with zeros after it. Return the bits of its largest magnitude.
+    """
+    for i in range(size):
+        difference[i] = np.float32(scale * np.float64(total[start + i]))
+    for i in range(size):
+        new_buffer[start + i] = mu * buffer[start + i] + difference[i]
+    for i in range(size):
+        new_master[start + i] = master[start + i] - rate * (difference[i] + mu * new_buffer[start + i])
+    for i in range(size):
+        difference[i] = new_master[start + i] - published[start + i]
+    for i in range(size, _U64(BLOCK)):
+        difference[i] = np.float32(0.0)
+    bits, largest = difference.view(np.uint32), np.uint32(0)
+    for i in range(_U64(BLOCK)):
+        largest = max(largest, np.uint32(bits[i] & _MAGNITUDE))
+    return largest
+
+
+@kernel
+def _publish(start: Any, size: Any, published: F32, change: F32, new_published: F32) -> np.uint32:
+    """Write published + change to new_published, for one block; return the bits of the result's largest magnitude."""
+    for i in range(size):
+        new_published[start + i] = published[start + i] + change[i]
+    bits, largest = new_published.view(np.uint32), np.uint32(0)
+    for i in range(size):
+        largest = max(largest, np.uint32(bits[start + i] & _MAGNITUDE))
+    return largest
+
+
+@kernel
+def advance_int4(
+    total: F32,
+    scale: float,
+    learning_rate: float,
+    momentum: float,
+    master: F32,
+    buffer: F32,
+    published: F32,
+    new_master: F32,
+    new_buffer: F32,
+    new_published: F32,
+    scales: U16,
+    codes: U8,
+) -> bool:
+    """Take the outer step, pack what it changes as `encode_int4` does, and publish: the bits of `outer_step`,
+    `subtract`, `encode_int4` and `accumulate_int4` one after the other.
+
+    Arrays are [n] float32, but scales and codes are as in `encode_int4`. Return whether all results are finite.
+    """
+    rate, mu, levels, half = np.float32(learning_rate), np.float32(momentum), np.float32(7.0), _U64(BLOCK // 2)
+    change, worst = np.empty(BLOCK, np.float32), np.uint32(0)
+    for block in range(_U64(scales.size)):
+        start, base = block * _U64(BLOCK), block * half
+        size = min(_U64(BLOCK), _U64(total.size) - start)
+        largest = _step(start, size, total, scale, rate, mu, master, buffer, published, new_master, new_buffer, change)
+        worst = max(worst, largest)
+        bits = _scale_of(largest, levels)
+        inverse = _inverse(bits)
+        scales[block] = np.uint16(bits)
+        for j in range(half):
+            low = np.uint32(_level(np.float32(change[j] * inverse), levels) + _EIGHT)
+            high = np.uint32(_level(np.float32(change[half + j] * inverse), levels) + _EIGHT)
+            codes[base + j] = np.uint8(low | (high << np.uint32(4)))
+        factor, eight = _float_of(np.uint32(bits << np.uint32(16))), np.int32(8)
+        for j in range(half):
+            change[j] = np.float32(np.int32(codes[base + j] & np.uint8(0x0F)) - eight) * factor
+        for j in range(half):
+            change[half + j] = np.float32(np.int32(codes[base + j] >> np.uint8(4)) - eight) * factor
+        worst = max(worst, _publish(start, size, published, change, new_published))
+    return bool(worst < _INFINITE)
+
+
+@kernel
+def advance_int8(
+    total: F32,
+    scale: float,
+    learning_rate: float,
+    momentum: float,
+    master: F32,
+    buffer: F32,
+    published: F32,
+    new_master: F32,
+    new_buffer: F32,
+    new_published: F32,
+    scales: U16,
+    codes: U8,
+) -> bool:
+    """Do what `advance_int4` does, with the bits of `encode_int8` and `accumulate_int8`."""
+    rate, mu, levels = np.float32(learning_rate), np.float32(momentum), np.float32(127.0)
+    change, worst, signed = np.empty(BLOCK, np.float32), np.uint32(0), codes.view(np.int8)
+    for block in range(_U64(scales.size)):
+        start = block * _U64(BLOCK)
+        size = min(_U64(BLOCK), _U64(total.size) - start)
+        largest = _step(start, size, total, scale, rate, mu, master, buffer, published, new_master, new_buffer, change)
+        worst = max(worst, largest)
+        bits = _scale_of(largest, levels)
+        inverse = _inverse(bits)
+        scales[block] = np.uint16(bits)
+        for i in range(size):
+            codes[start + i] = np.uint8(_level(np.float32(change[i] * inverse), levels))
+        factor = _float_of(np.uint32(bits << np.uint32(16)))
+        for i in range(size):
+            change[i] = np.float32(signed[start + i]) * factor
+        worst = max(worst, _publish(start, size, published, change, new_published))
+    return bool(worst < _INFINITE)
