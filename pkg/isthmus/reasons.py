@@ -1,51 +1,63 @@
 """Reasons for which updates and announcements are rejected, and what to do: in commits, counted, shown by `status`."""
 
 from enum import StrEnum
+from typing import Self
 
 
-class Reason(StrEnum):
+class _Told(StrEnum):
+    """A short text, and what it means."""
+
+    means: str
+
+    def __new__(cls, text: str, means: str) -> Self:
+        made = str.__new__(cls, text)
+        made._value_, made.means = text, means
+        return made
+
+
+class Reason(_Told):
     """Why an update was not merged or a message was rejected. Every rejection has exactly one reason."""
 
     # About the bytes
-    MALFORMED = "malformed"  # not a frame, not the schema, values out of range
-    OVERSIZED = "oversized"  # larger than an object of this kind can be
-    TRUNCATED = "truncated"  # shorter than it states
-    DIGEST_MISMATCH = "digest-mismatch"  # the bytes are not those that were announced
-    MISSING = "missing"  # announced, but nothing is stored under the key
-    UNREADABLE = "unreadable"  # stored, but the syncer may not read it: another key, another account, an archive
+    MALFORMED = "malformed", "not a frame, not the schema, values out of range"
+    OVERSIZED = "oversized", "larger than an object of this kind can be"
+    TRUNCATED = "truncated", "shorter than it states"
+    DIGEST_MISMATCH = "digest-mismatch", "the bytes are not those that were announced"
+    MISSING = "missing", "announced, but nothing is stored under the key"
+    UNREADABLE = "unreadable", "stored, but the syncer may not read it: another key, another account, an archive"
     # About their content
-    WRONG_RUN = "wrong-run"  # belongs to another run
-    WRONG_LAYOUT = "wrong-layout"  # a size, codec or fragment that this run does not have
-    WRONG_AUTHOR = "wrong-author"  # in the stream or under the key of one learner, but by another
-    NON_FINITE = "non-finite"  # holds a NaN or an infinity
-    OVERFLOW = "overflow"  # finite, but so large that a merge with it would not be
-    TOO_LONG = "too-long"  # far longer than recently merged updates, so it cannot come from this training
-    UNSIGNED = "unsigned"  # no signature, in a run whose objects are signed
-    BAD_SIGNATURE = "bad-signature"  # the signature does not fit the bytes and the key
-    NOT_A_MEMBER = "not-a-member"  # signed by a key that the membership does not name for this purpose
-    OTHER_HISTORY = "other-history"  # its author has read another commit than we have under the same key
+    WRONG_RUN = "wrong-run", "belongs to another run"
+    WRONG_LAYOUT = "wrong-layout", "a size, codec or fragment that this run does not have"
+    WRONG_AUTHOR = "wrong-author", "in the stream or under the key of one learner, but by another"
+    NON_FINITE = "non-finite", "holds a NaN or an infinity"
+    OVERFLOW = "overflow", "finite, but so large that a merge with it would not be"
+    TOO_LONG = "too-long", "far longer than recently merged updates, so it cannot come from this training"
+    UNSIGNED = "unsigned", "no signature, in a run whose objects are signed"
+    BAD_SIGNATURE = "bad-signature", "the signature does not fit the bytes and the key"
+    NOT_A_MEMBER = "not-a-member", "signed by a key that the membership does not name for this purpose"
+    OTHER_HISTORY = "other-history", "its author has read another commit than we have under the same key"
     # About its manifest, if the charter asks for manifests
-    NO_MANIFEST = "no-manifest"  # names no manifest, or one that is not of its learner, run and model
-    UNREAD_MANIFEST = "unread-manifest"  # the store does not have the manifest that it names, or denies it
-    SOURCE_NOT_ALLOWED = "source-not-allowed"  # its manifest declares a source that the charter does not allow
+    NO_MANIFEST = "no-manifest", "names no manifest, or one that is not of its learner, run and model"
+    UNREAD_MANIFEST = "unread-manifest", "the store does not have the manifest that it names, or denies it"
+    SOURCE_NOT_ALLOWED = "source-not-allowed", "its manifest declares a source that the charter does not allow"
     # About the round
-    STALE = "stale"  # its base is more than `staleness` versions old
-    BASE_MERGED = "base-merged"  # an update of this learner on this or a newer base was merged without this work
-    SUPERSEDED = "superseded"  # an update of the same learner on the same base has at least as many tokens
-    OVERTAKEN = "overtaken"  # an update of the same learner with a newer base is already in the round
-    DUPLICATE = "duplicate"  # announced again: this very update waits, was merged, or was rejected before
-    UNKNOWN_BASE = "unknown-base"  # its base does not exist (yet)
+    STALE = "stale", "its base is more than `staleness` versions old"
+    BASE_MERGED = "base-merged", "an update of this learner on this or a newer base was merged without this work"
+    SUPERSEDED = "superseded", "an update of the same learner on the same base has at least as many tokens"
+    OVERTAKEN = "overtaken", "an update of the same learner with a newer base is already in the round"
+    DUPLICATE = "duplicate", "announced again: this very update waits, was merged, or was rejected before"
+    UNKNOWN_BASE = "unknown-base", "its base does not exist (yet)"
 
 
-class Clip(StrEnum):
+class Clip(_Told):
     """Why an update counted for less than it stated. Recorded in commits beside what it counted for."""
 
-    STEPS = "steps"  # more steps than there was time for since its base
-    TOKENS = "tokens"  # far more tokens a step than other learners have, or than this learner had before
-    WEIGHT = "weight"  # far more weight than the median of recent updates
-    NORM = "norm"  # far longer than recent updates: its length is cut
-    SHORT = "short"  # far shorter than recent updates: its weight is cut, as RDA counts directions by weight alone
-    CHARTER = "charter"  # more weight than the charter grants its member in a round
+    STEPS = "steps", "more steps than there was time for since its base"
+    TOKENS = "tokens", "far more tokens a step than other learners have, or than this learner had before"
+    WEIGHT = "weight", "far more weight than the median of recent updates"
+    NORM = "norm", "far longer than recent updates: its length is cut"
+    SHORT = "short", "far shorter than recent updates: its weight is cut, as RDA counts directions by weight alone"
+    CHARTER = "charter", "more weight than the charter grants its member in a round"
 
 
 PASSING = frozenset(
@@ -111,6 +123,10 @@ the learner's updates took the place of this one show no problem and are not lis
 
 UNHEARD = "no syncer is heard"
 GOES_ON = "but the run goes on"
+LATE_WORK = (
+    "it is merged then, but an update counts for at most four times the usual length, however many steps it holds"
+)
+"""What becomes of work that waited for a syncer. Four is the default of `Bounds.norm`."""
 REJECTED = "every update is rejected: "
 UNSENT = "no update was sent"
 UNMERGED = "no update is merged"

@@ -21,6 +21,7 @@ VALUED = {
     "-o",
     "--from",
     "--expect",
+    "--quorum",
 }
 """Flags whose next word is their value, whatever it looks like."""
 

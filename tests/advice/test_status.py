@@ -110,13 +110,13 @@ async def training(
 
 
 async def status(w: World, *flags: str) -> tuple[int, str]:
-    """Run `isthmus status --check`; return its exit code and its first line."""
+    """Run `isthmus status --check`; return its exit code and its lines about the run's health."""
     code, out = await isthmus("status", w.run.url, "--bus", w.bus.url, "--check", *flags)
-    return code, out.splitlines()[0]
+    return code, out.partition(f"\n{w.run.url}: run ")[0]
 
 
 async def said(here: Row, w: World, *flags: str) -> str:
-    """Repeat `isthmus status --check` until it has a row's sentence; return the line, which must have the advice."""
+    """Repeat `isthmus status --check` until it has a row's sentence; return its lines, which must have the advice."""
     for _ in range(25):
         _, line = await status(w, *flags)
         if says(here, line):
@@ -127,7 +127,7 @@ async def said(here: Row, w: World, *flags: str) -> str:
 
 
 async def well(w: World, *flags: str) -> str:
-    """Repeat `isthmus status --check` until it ends with 0; return its first line."""
+    """Repeat `isthmus status --check` until it ends with 0; return its lines about the run's health."""
     for _ in range(25):
         code, line = await status(w, *flags)
         if code == 0:
@@ -416,18 +416,26 @@ async def test_a_learner_that_was_told_to_stop(folder: Path) -> None:
     "status",
     "no learner trains: … of … learners are done; nothing was ever committed; what they learnt is not in the run",
     means="The learners trained all their steps without a syncer. Their checkpoints and last updates are in the store.",
-    do="next time start a syncer first: isthmus syncer … --bus …",
-    then="With a syncer, learners that are started anew are merged.",
-    lost="what the learners that are done have learnt, as far as the run's model is concerned",
+    do="bring their work in soon (it is merged then, but an update counts for at most four times the usual length, however "
+    "many steps it holds): start them again with --wait-at-end 600 (a loop of your own: link.close(wait=600)) and, once "
+    "they have joined, a syncer: isthmus syncer … --bus … --quorum …",
+    then="The learners send their work again and end once it is merged; then the sentence is gone. It is as if they had met "
+    "once: each fragment is merged from their last updates, with all steps in them.",
+    lost="no token; but one round of long updates brings less than many rounds would have",
 )
 async def test_a_run_without_a_syncer_that_is_over(folder: Path) -> None:
     (here,) = mine(test_a_run_without_a_syncer_that_is_over)
     async with world(folder, FEW) as w:
         await train(w.learner("a"), 10)
         line = await said(here, w)
-        async with command(folder.parent, *command_in(line, "syncer")), training(w.learner("b")):
-            assert "merge" in await well(w)
-            await until((folder / commit_key(0, 1)).exists, "it is merged")
+        async with training(w.learner("a")) as again:
+            async with command(folder.parent, *command_in(line, "syncer")):
+                await until((folder / commit_key(0, 1)).exists, "it is merged")
+                await well(w)
+            again.set()
+        merged = await w.log.commit(0, 1)
+        assert merged is not None
+        assert merged.header.inputs[0].learner == "a"
 
 
 @row(
@@ -604,17 +612,24 @@ async def finished(w: World, versions: int = 6) -> None:
 @row(
     "status",
     "fragment … has a hole in its history (the run goes on): …: is missing, and version … is there: restore it from a backup: "
-    "`isthmus replay` needs it, and a learner with an older checkpoint may (fragment … can be read up to version …); …; the logs of … more "
-    "fragments are damaged, too",
-    means="A commit from before the newest snapshot is missing, or cannot be read. Syncers and learners do not need it. Three "
-    "fragments are named, the others counted.",
+    "`isthmus replay` needs it, and a learner with an older checkpoint may (fragment … can be read up to version …)",
+    means="A commit from before the newest snapshot is missing, or cannot be read. Syncers and learners do not need it.",
     like="Where the store is away, status says so and ends with an error instead.",
     do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
     then="`isthmus heal` has a line for each of these fragments. Once their objects are restored from a backup, status says "
     "nothing of them.",
 )
+@row(
+    "status",
+    "the logs of … more fragments are damaged, too",
+    means="Three damaged fragments are named, the others counted. With `each by a hole in its history (the run goes on)` "
+    "nothing is lost of the model.",
+    do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
+    then="`isthmus heal` has a line for each fragment.",
+    lost="what the line of `isthmus heal` says",
+)
 async def test_a_finished_run_with_commits_missing(folder: Path) -> None:
-    (here,) = mine(test_a_finished_run_with_commits_missing)
+    here, others = mine(test_a_finished_run_with_commits_missing)
     async with world(folder, MANY) as w:
         await finished(w)
         assert (await status(w))[0] == 0
@@ -622,6 +637,8 @@ async def test_a_finished_run_with_commits_missing(folder: Path) -> None:
         for path in kept:
             path.unlink()
         line = await said(here, w)
+        advises(others, line)
+        assert "the logs of 2 more fragments are damaged, too, each by a hole" in line
         code, told = await isthmus(*command_in(line, "heal"))
         assert code == 1
         assert all(str(path.relative_to(folder)) in told for path in kept)
@@ -726,7 +743,7 @@ async def test_a_learner_that_explodes(folder: Path) -> None:
         async with training(w.learner("wild"), 0.3):
             line = await said(here, w)
             assert "wild explodes" in line
-            assert line.startswith("3 of 4 learners merge")
+            assert (line.startswith("wild explodes: "), line.splitlines()[-1]) == (True, "3 of 4 learners merge")
             code, told = await isthmus(*command_in(line, "explain"))
             assert (code, "of its length (norm" in told) == (0, True), told
         await well(w)

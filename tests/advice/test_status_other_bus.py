@@ -23,7 +23,7 @@ def elsewhere(w: World) -> World:
 
 @row(
     "status",
-    "no syncer is heard, but the run goes on (the last commit is of …): … is not the bus of its syncers",
+    "0 of … learners merge; no syncer is heard, but the run goes on (the last commit is of …): … is not the bus of its syncers",
     means="Commits are written, and no syncer was ever heard on this bus: these learners, and this command, use another bus "
     "than the syncers. A second syncer here would only hide that.",
     like="A bus that was emptied a moment ago, for a heartbeat. A syncer that was heard here and was killed is said as `no "

@@ -97,6 +97,32 @@ async def test_a_terminal_shows_learners_fragments_rounds_ledger_and_bytes(folde
         assert word in text, word
 
 
+async def test_a_pipe_is_told_of_a_problem_once_and_of_its_end(folder: Path) -> None:
+    async with living(folder) as w:
+        process = await asyncio.create_subprocess_exec(
+            *WATCH, str(folder), "--watch", "--expect", "3", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert process.stdout is not None
+        try:
+            lines = [(await asyncio.wait_for(process.stdout.readline(), 120)).decode() for _ in range(5)]
+            assert lines[1:3] == [
+                "  3 learners are expected, 2 are heard\n",
+                "    → start the others, or expect fewer\n",
+            ]
+            assert all(re.match(r"\d\d:\d\d:\d\d  .*; 2 of 2 learners merge$", line) for line in (lines[0], *lines[3:]))
+            async with serving(w.syncer("late")):
+                extra = asyncio.ensure_future(train(w.learner("ap-1"), 10**9))
+                line = ""
+                while "over:" not in line:
+                    line = (await asyncio.wait_for(process.stdout.readline(), 120)).decode()
+                assert line == "  over: 3 learners are expected, 2 are heard\n"
+                extra.cancel()
+                await asyncio.gather(extra, return_exceptions=True)
+        finally:
+            process.send_signal(signal.SIGINT)
+            await process.wait()
+
+
 async def test_a_pipe_gets_a_line_now_and_then(folder: Path) -> None:
     async with living(folder):
         process = await asyncio.create_subprocess_exec(

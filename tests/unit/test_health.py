@@ -20,11 +20,12 @@ from isthmus.format.records.messages import (
     learner_stream,
 )
 from isthmus.inspect.bus_view import BusView
-from isthmus.inspect.health_summary import Health, health
+from isthmus.inspect.health_summary import Health, News, Part, health
 from isthmus.inspect.losses import Point
 from isthmus.inspect.restarts import Restarts
 from isthmus.inspect.status import Status
 from isthmus.log import Commit
+from isthmus.log.holes import GOES_ON
 
 RUN = bytes(range(32))
 NOW = time.mktime((2026, 11, 22, 12, 10, 0, 0, 0, -1))
@@ -108,7 +109,7 @@ def test_learners_that_hear_no_syncer_either_do_not_repeat_it() -> None:
     same, other = "a merge (no syncer is heard)", "a merge (no syncer is heard, but the run goes on)"
     found = of(beat("a", same), beat("b", same), beat("c", other), silent=[alive()])
     assert found.said.startswith("0 of 3 learners merge; no syncer is heard; the last commit is of ")
-    assert [part.said for part in found.parts[2:]] == [f"c: waits for {other}"]
+    assert [part.said for part in found.parts[1:]] == [f"c: waits for {other}"]
     assert "a: waits for" in of(beat("a", same), alive()).said, "here a syncer is heard"
 
 
@@ -116,27 +117,27 @@ def test_who_is_not_merged_is_named_with_the_reason_it_gives() -> None:
     why = "a merge (every update is rejected: stale)"
     found = of(beat("a"), beat("b", why), beat("c", "store (12 s)"), alive())
     assert not found.ok
-    assert found.said.startswith(
-        "1 of 3 learners merge; b: waits for a merge (every update is rejected: stale): its updates arrive too late"
-    )
+    assert found.said.startswith("b: waits for a merge (every update is rejected: stale): its updates arrive too late")
     assert found.said.endswith(
         "c: waits for store (12 s): it goes on by itself once that is over; isthmus doctor s3://b/run --bus redis://h "
-        "--role learner --learner c, beside it, says what is wrong"
+        "--role learner --learner c, beside it, says what is wrong; 1 of 3 learners merge"
     )
 
 
 def test_of_many_only_a_few_are_named() -> None:
     found = of(*(beat(f"l{i}", "bus") for i in range(9)), alive())
-    assert found.said.startswith("0 of 9 learners merge; l0: waits for bus: ")
+    assert found.said.startswith("l0: waits for bus: ")
     assert "l2: waits for bus: " in found.said
-    assert found.said.endswith("6 more learners have such trouble: the table of learners names them")
+    assert found.said.endswith(
+        "6 more learners have such trouble: the table of learners names them; 0 of 9 learners merge"
+    )
 
 
 def test_fewer_than_expected_are_something_to_see_to_unless_all_are_done() -> None:
     found = of(beat("a"), alive(), expected=3)
     assert (found.ok, found.said) == (
         False,
-        "1 of 1 learners merge; 3 learners are expected, 1 are heard: start the others, or expect fewer",
+        "3 learners are expected, 1 are heard: start the others, or expect fewer; 1 of 1 learners merge",
     )
     assert of(beat("a"), beat("b"), beat("c"), alive(), expected=3).ok
     assert of(beat("a"), left("a", done=True), alive(), expected=3).ok
@@ -145,10 +146,9 @@ def test_fewer_than_expected_are_something_to_see_to_unless_all_are_done() -> No
 def test_who_fell_silent_is_named_and_ends_no_check_as_long_as_others_merge() -> None:
     found = of(beat("a"), alive(), silent=[beat("spot-1")])
     assert found.ok
-    assert found.said.startswith("1 of 2 learners merge; no messages come from spot-1: it was killed or is cut off; ")
+    assert found.said.startswith("no messages come from spot-1: it was killed or is cut off; ")
     assert not of(alive(), silent=[beat("spot-1")]).ok
-    assert found.notable
-    assert not of(beat("a"), alive()).notable
+    assert [len(of(beat("a"), alive(), silent=s).parts) for s in ([], [beat("b")])] == [0, 1]
 
 
 def test_if_nobody_is_heard_nothing_is_to_be_started_before_the_bus_was_tried() -> None:
@@ -165,16 +165,16 @@ def test_if_nobody_is_heard_nothing_is_to_be_started_before_the_bus_was_tried() 
 
 def test_a_full_disk_is_said_whether_or_not_processes_are_heard() -> None:
     full = (
-        "; the disk of r is full: 3 MB are left; enlarge it, or make room on it: isthmus gc r --apply frees what the run "
+        "the disk of r is full: 3 MB are left; enlarge it, or make room on it: isthmus gc r --apply frees what the run "
         "does not need and is over an hour old, which is little in a young or small run; if that is not enough, stop all "
         "processes of the run, wait until they have ended, delete the rest by isthmus gc r --apply --keep 8 --min-age 0 "
         "and start them again"
     )
     found = looked(beat("a"), alive(), room=3_000_000)
-    assert (found.ok, found.said) == (False, f"1 of 1 learners merge{full}")
+    assert (found.ok, found.said) == (False, f"{full}; 1 of 1 learners merge")
     hearing = BusView(RUN)
     hearing.take(learner_stream("a"), BusItem("1-0", encode(beat("a"))), None)
-    assert health(Status(hearing, [], "", 0.0, NOW, room=3_000_000), "r", "b").said.startswith(f"{full[2:]}; 0 of 1")
+    assert health(Status(hearing, [], "", 0.0, NOW, room=3_000_000), "r", "b").said.startswith(f"{full}; 0 of 1")
 
 
 def test_of_learners_whose_work_was_not_answered_those_with_less_are_named_too() -> None:
@@ -184,7 +184,7 @@ def test_of_learners_whose_work_was_not_answered_those_with_less_are_named_too()
         return [told, left(name, done=True)]
 
     found = looked(*done("eu", 130.0), *done("us", 250.0), *done("ap", 20.0), period=8.0)
-    assert "which are not in the model: eu (13%), us (25%); start them again" in found.said
+    assert "which are not in the model: eu (13%), us (25%); bring their work in soon" in found.said
     assert looked(*done("eu", 130.0), *done("us", 200.0), period=8.0).ok, "as after any run"
 
 
@@ -194,7 +194,7 @@ def test_a_quorum_of_more_learners_than_there_are_is_said_and_is_no_failure() ->
     assert found.said.endswith(
         "; s has a quorum of 5, and 2 learners were ever heard: its rounds wait for every learner, and until their "
         "deadline for one that stalls; start the other learners, or start the syncer again with --quorum K, where K is "
-        "at most 2"
+        "at most 2; 1 of 2 learners merge"
     )
     assert "quorum" not in of(beat("a"), left("b", done=True), alive(quorum=2)).said
 
@@ -203,8 +203,8 @@ def test_a_learner_that_restarts_in_vain_is_named() -> None:
     found = looked(beat("a"), alive(), restarts={"a": Restarts(4, 1822)})
     assert (found.ok, found.said) == (
         False,
-        "1 of 1 learners merge; a has joined 4 times since its last checkpoint and went on after step 1822 each time: "
-        "two processes have its name, or it dies before it can store one; its log says which",
+        "a has joined 4 times since its last checkpoint and went on after step 1822 each time: "
+        "two processes have its name, or it dies before it can store one; its log says which; 1 of 1 learners merge",
     )
     assert "has joined at least 8 times" in looked(beat("a"), alive(), restarts={"a": Restarts(8, 0)}).said
 
@@ -330,8 +330,8 @@ def test_a_hole_in_the_log_of_what_is_served_is_said() -> None:
     found = of(beat("a"), alive(holed=(4,)))
     assert (found.ok, found.said) == (
         False,
-        "1 of 1 learners merge; fragment 4 has a hole in its history (the run goes on): isthmus heal s3://b/run names "
-        "what is missing",
+        "fragment 4 has a hole in its history (the run goes on): isthmus heal s3://b/run names what is missing; "
+        "1 of 1 learners merge",
     )
 
 
@@ -346,10 +346,14 @@ def looked(*messages: Alive | FromLearner, **found: Any) -> Health:
 def test_damage_is_said_once_whoever_finds_it() -> None:
     found = looked(beat("a"), alive(broken=(1,), holed=(2,)), wrong={1: "commits/1: is missing", 2: "commits/2: no"})
     assert not found.ok
-    assert found.said == (
-        "1 of 1 learners merge; the log of fragment 1 is damaged: commits/1: is missing; the log of fragment 2 is "
-        "damaged: commits/2: no; isthmus heal r says what can be done (run it as the reader, and with --apply as a syncer)"
-    )
+    heal = "  → isthmus heal r says what can be done (run it as the reader, and with --apply as a syncer)"
+    assert found.lines == [
+        "the log of fragment 1 is damaged: commits/1: is missing",
+        heal,
+        "the log of fragment 2 is damaged: commits/2: no",
+        heal,
+        "1 of 1 learners merge",
+    ]
 
 
 def test_a_finished_run_that_is_damaged_or_stands_is_not_well() -> None:
@@ -359,8 +363,8 @@ def test_a_finished_run_that_is_damaged_or_stands_is_not_well() -> None:
     assert "the logs of 2 more fragments are damaged, too" in damaged.said
     stands = looked(left("a", done=True), standing=(3,))
     assert not stands.ok
-    assert "; fragment 3 stands still: most others were merged at least 8 times since then; " in stands.said
-    assert "; fragments 3, 4 stand still: " in looked(left("a", done=True), standing=(3, 4)).said
+    assert "fragment 3 stands still: most others were merged at least 8 times since then; " in stands.said
+    assert "fragments 3, 4 stand still: " in looked(left("a", done=True), standing=(3, 4)).said
 
 
 def test_a_damaged_fragment_is_not_said_to_stand_as_well() -> None:
@@ -372,8 +376,8 @@ def test_a_rising_loss_is_named_while_it_lasts() -> None:
     found = looked(beat("a"), alive(), losses={"a": [*low, *high], "b": low})
     assert not found.ok
     assert found.said == (
-        "1 of 1 learners merge; the loss of a rises: 3 or more in its newest updates, 2 at its lowest; look at its "
-        "data, or start it again with a lower learning rate; isthmus replay r draws all losses"
+        "the loss of a rises: 3 or more in its newest updates, 2 at its lowest; look at its data, or start it again "
+        "with a lower learning rate; isthmus replay r draws all losses; 1 of 1 learners merge"
     )
     # A learner that left long ago is not reported for its last losses.
     assert looked(beat("a"), alive(), losses={"a": [*low, *high], "b": [*low, Point(99.0, 2.0)]}).ok
@@ -400,9 +404,9 @@ def test_a_learner_with_the_weight_but_not_the_work_is_named() -> None:
     )
     assert not found.ok
     assert found.said == (
-        "2 of 2 learners merge; a has 94% of the weight of the newest rounds, with 58% of their tokens: the others "
+        "a has 94% of the weight of the newest rounds, with 58% of their tokens: the others "
         "hardly count; isthmus explain r 1/0 shows the weights of a round and why; stop or expel a if it should not "
-        "count for so much"
+        "count for so much; 2 of 2 learners merge"
     )
     assert of_inputs([("a", 96.0, 76), ("b", 4.0, 24)]).ok  # it is faster
     assert of_inputs([("a", 90.0, 50), ("b", 10.0, 50)]).ok
@@ -426,16 +430,16 @@ def test_a_learner_that_explodes_is_named() -> None:
         "clip gradients, and start it under a new name, so that it begins with the run's model instead of its own checkpoint; the owner can expel it"
     )
     assert found.said == (
-        "1 of 2 learners merge; b explodes: of its 3 newest updates, 2 cut to less than a fifth of their length (the "
+        "b explodes: of its 3 newest updates, 2 cut to less than a fifth of their length (the "
         "shortest to 0.001); the table of learners shows its loss, isthmus explain r 0/0 such a "
-        f"round{advice}"
+        f"round{advice}; 1 of 2 learners merge"
     )
     # Nothing else is said of it while a part of its updates is rejected, merged or cut.
     mixed = [commit(COMMITTED_AT, p, 7, [("b", "too-long")] if p < 2 else (), a=1.0, b=0.5) for p in range(4)]
     found = of_commits(*mixed, waits="a merge (every update is rejected: too-long)")
     assert found.said == (
-        "1 of 2 learners merge; b explodes: of its 6 newest updates, 2 rejected (too-long); the table of learners shows its loss, isthmus explain r 0/7 such a round"
-        + advice
+        "b explodes: of its 6 newest updates, 2 rejected (too-long); the table of learners shows its loss, isthmus explain r 0/7 such a round"
+        f"{advice}; 1 of 2 learners merge"
     )
     assert of_commits(commit(COMMITTED_AT, 0, 0, [("b", "stale"), ("b", "stale")], a=1.0)).ok
     # A learner that is cut a little, as first and last updates are, is not reported.
@@ -455,3 +459,37 @@ def test_what_a_learner_moved_counts_over_its_restarts() -> None:
         said = msgspec.structs.replace(beat("a"), incarnation=life, bytes_up=up)
         hearing.take(learner_stream("a"), BusItem("1-0", encode(said)), 1.0)
     assert hearing.learners["a"].traffic == (105, 2, 0)
+
+
+# --- the order of problems, and what is new ---------------------------------------------------------------------------
+
+
+def test_the_worst_problem_is_said_first() -> None:
+    lost = [commit(COMMITTED_AT, p, 7, [("b", "too-long")], a=1.0) for p in range(3)]
+    hearing = BusView(RUN)
+    for at, said in [(None, beat("d")), (1.0, beat("a")), (1.0, beat("b")), (1.0, beat("c", "store (4 s)"))]:
+        hearing.take(learner_stream(said.learner), BusItem("1-0", encode(said)), at)
+    hearing.take(SYNCER_STREAM, BusItem("1-0", encode(alive(quorum=9))), 1.0)
+    wrong = {1: f"commits/1: {GOES_ON}", 2: "commits/2: no"}
+    found = health(Status(hearing, list(lost), "", 0.0, NOW, wrong=wrong, room=0), "r", "b")
+    order = ["the disk of r", "the log of fragment 2", "b explodes", "c: waits for store", "no messages come from d"]
+    order += ["s has a quorum", "fragment 1 has a hole in its history"]
+    assert [part.said[: len(begin)] for part, begin in zip(found.parts, order, strict=True)] == order
+    assert found.count == "1 of 4 learners merge"
+
+
+def test_a_problem_that_lasts_is_told_once() -> None:
+    def waits(name: str, seconds: int) -> Part:
+        return Part(f"{name}: waits for store ({seconds} s)", "wait")
+
+    news, stands = News(), [Part(f"fragment {p} stands still: {p} times") for p in (1, 2)]
+    assert news.of([waits("us-1", 3), *stands]) == [
+        "us-1: waits for store (3 s)",
+        "  → wait",
+        *(s.said for s in stands),
+    ]
+    assert news.of([waits("us-1", 8), *stands]) == []
+    assert news.of([waits("us-2", 9), stands[0]]) == [
+        "us-2: waits for store (9 s)", "  → wait", "over: us-1: waits for store (8 s)", f"over: {stands[1].said}",
+    ]  # fmt: skip
+    assert news.of([waits("us-1", 1)])[0] == "us-1: waits for store (1 s)"

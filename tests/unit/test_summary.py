@@ -46,7 +46,10 @@ def test_much_work_without_an_answer_is_a_warning_with_what_to_do() -> None:
     found = replace(FOUND, unanswered=300.0, ledger=replaced(LEDGER, merged=550.0, pending=300.0))
     assert found.much_unanswered
     assert "WHAT WAS NOT ANSWERED IS NOT IN THE MODEL: start this learner and the others again soon" in str(found)
-    assert "merged strongly cut, and may bring little (`isthmus explain s3://b/run FRAGMENT/VERSION` says" in str(found)
+    assert (
+        "for at most four times the usual length, however many steps it holds (`isthmus explain s3://b/run FRAGMENT/VERSION`"
+        in str(found)
+    )
 
 
 def test_much_overwritten_work_is_shown_with_what_to_change() -> None:

@@ -28,6 +28,9 @@ _COMMIT = re.compile(r"(?:commits/)?(\d+)/(\d+)")
 _UPDATE_KEY = re.compile(r"updates/(\d+)/([^/]+)/(\d+)-([0-9a-f]{16})")
 _UPDATE = re.compile(r"(\d+)/([^/]+)/(\d+)")
 
+FULL = 0.995
+"""From this share on, an update's weight is written as the one that it asked for."""
+
 LOOKED_BACK = 64
 """How many commits are searched for the learner's merged update before the one that is explained."""
 
@@ -476,9 +479,10 @@ def _cut(given: Input) -> str:
     """Return in words how far an update was clipped, and why; empty if it was not."""
     if not given.clipped:
         return ""
-    asked = given.tokens * (given.tokens / max(1, given.steps))
-    length = f", at {given.scale:.2g} of its length" if given.scale < 1.0 else ""
-    return f", cut to {given.weight / asked:.2g} of what it asked for{length} ({', '.join(given.clipped)})"
+    share = given.weight / (given.tokens * (given.tokens / max(1, given.steps)))
+    weight = f"cut to {share:.2g} of the weight" if share < FULL else "with the weight"
+    length = f", and to {given.scale:.2g} of its length" if given.scale < 1.0 else ""
+    return f", {weight} that it asked for{length} ({', '.join(given.clipped)})"
 
 
 def why_of(reason: str) -> str:

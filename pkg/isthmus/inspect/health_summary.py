@@ -1,5 +1,6 @@
-"""Summarise a run's health in one sentence: whether learners merge, and if not, why and what to do. Pure, no I/O."""
+"""Judge a run's health: its problems, the worst first, each with what to do, and how many learners merge. No I/O."""
 
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -14,10 +15,11 @@ from isthmus.inspect.losses import rising
 from isthmus.inspect.restarts import CLAIMS_READ
 from isthmus.inspect.status import Status
 from isthmus.log.figures import shares
+from isthmus.log.holes import GOES_ON as RUN_GOES_ON
 from isthmus.log.holes import HOLE, ask_heal, damage
 from isthmus.log.log_health import stands
 from isthmus.log.replaced import outdated
-from isthmus.reasons import GOES_ON, REMEDIES, UNHEARD, Reason, remedy_of
+from isthmus.reasons import GOES_ON, LATE_WORK, REMEDIES, UNHEARD, Reason, remedy_of
 
 FAR = 0.2
 """A learner explodes if most of its newest updates are rejected as diverged, or clipped to less than this share of
@@ -54,13 +56,13 @@ NAMED_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the sentence on a run's health: a problem, and what to do about it."""
+    """A problem of a run, and what to do about it."""
 
     said: str
     do: str = ""
-    """Empty: a fact that the next part goes on from, or that needs nothing."""
+    """Empty: a fact that the next problem goes on from, or that needs nothing."""
     joint: str = "; "
-    """What stands between the two in the sentence."""
+    """What stands between the two in a sentence."""
 
     def __str__(self) -> str:
         return f"{self.said}{self.joint}{self.do}" if self.do else self.said
@@ -73,13 +75,43 @@ class Health:
     ok: bool
     """Whether nothing needs attention: learners train and all of them are merged, or all learners are done."""
     parts: Sequence[Part]
-    notable: bool = False
-    """Whether learners are at work and there is more to say than the count of those that merge."""
+    """The problems, the worst first."""
+    count: str = ""
+    """How many learners merge, or are done; empty if a problem says it."""
 
     @property
     def said(self) -> str:
-        """All parts in one sentence."""
-        return "; ".join(map(str, self.parts))
+        """All problems in one sentence, the worst first, and then how many learners merge."""
+        return "; ".join([*map(str, self.parts), *filter(None, [self.count])])
+
+    @property
+    def lines(self) -> list[str]:
+        """The same in lines: each problem, what to do about it below it."""
+        return [*(line for part in self.parts for line in told(part)), *filter(None, [self.count])]
+
+
+def told(part: Part) -> list[str]:
+    """Return a problem in a line, and what to do about it in a second one."""
+    return [part.said, f"  → {part.do}"] if part.do else [part.said]
+
+
+_VARIES = re.compile(r"fragments? \d+(?:, \d+)*|(?<![\w/-])\d[\d.,:]*(?![\w/-])")
+"""A list of fragments, which tells one problem from another; or a number, which changes while a problem lasts."""
+
+
+class News:
+    """Tells the problems of a run that is watched: each once, and its end."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Part] = {}
+
+    def of(self, parts: Iterable[Part]) -> list[str]:
+        """Return the lines about problems that are new since the last call, and about those that are over."""
+        now = {_VARIES.sub(lambda m: m[0] if m[0].startswith("fragment") else "…", part.said): part for part in parts}
+        new = [line for key, part in now.items() if key not in self._known for line in told(part)]
+        over = [f"over: {part.said}" for key, part in self._known.items() if key not in now]
+        self._known = now
+        return new + over
 
 
 def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
@@ -108,7 +140,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         young = written > status.at - COMMITTED_S
         found = _nobody(status, last, syncer, bus, young=young)
         ailing = [*of_log(status, run), *_of_losses(status, run), *_of_strangers(strangers, run)]
-        return Health(found.ok and not ailing, [*found.parts, *_of_unheard(status, bus), *ailing])
+        parts = sorted([*found.parts, *_of_unheard(status, bus), *ailing], key=_goes_on)
+        return Health(found.ok and not ailing, parts, found.count)
     if not here and not status.syncers_live:
         # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
         room, ailing = _of_room(status, run), [*of_log(status, run), *_of_strangers(strangers, run)]
@@ -120,53 +153,61 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
             f"{run}{bus_flag(run, bus)} --role syncer says what keeps them from the bus; start the others again by "
             "their old commands",
         )
-        return Health(False, [*room, silence, *ailing], notable=True)
-    parts = [Part(f"{len(here) - len(troubled) - len(exploding)} of {len(known)} learners merge")]
+        return Health(False, [*room, silence, *ailing])
+    merging = f"{len(here) - len(troubled) - len(exploding)} of {len(known)} learners merge"
     able = [name for name in status.syncers_live if status.hearing.syncers[name].able]
+    stopped = list[Part]()
     if not status.syncers_live:
-        parts = [Part(f"0 of {len(known)} learners merge"), _no_syncer(status, here, written, last, syncer(), bus)]
-    else:
-        if not able:
-            parts.append(Part(f"none of {len(status.syncers_live)} syncers can serve for now; {last}"))
-        unable = sorted(status.syncers_live - set(able))[:NAMED_MAX]
-        parts += [_cannot(status.hearing.syncers[name], run, bus) for name in unable]
-    parts += troubled[:NAMED_MAX]
+        merging, stopped = "", [_no_syncer(status, len(known), here, written, last, syncer(), bus)]
+    elif not able:
+        stopped.append(Part(f"none of {len(status.syncers_live)} syncers can serve for now; {last}"))
+    unable = sorted(status.syncers_live - set(able))[:NAMED_MAX]
+    stopped += [_cannot(status.hearing.syncers[name], run, bus) for name in unable]
+    waiting = troubled[:NAMED_MAX]
     if len(troubled) > NAMED_MAX:
         more = f"{len(troubled) - NAMED_MAX} more learners have such trouble"
-        parts.append(Part(more, "the table of learners names them", ": "))
+        waiting.append(Part(more, "the table of learners names them", ": "))
+    absent = list[Part]()
     if silent:
         more = f" and {len(silent) - NAMED_MAX} more" if len(silent) > NAMED_MAX else ""
-        parts.append(
+        absent.append(
             Part(
                 f"no messages come from {', '.join(silent[:NAMED_MAX])}{more}: it was killed or is cut off",
                 "started again under its name, it goes on from its checkpoint (nothing is to be done if it exploded "
                 "and another name took its place)",
             )
         )
-    parts += [*_of_unheard(status, bus), *_of_strangers(strangers, run)]
     if len(here) < expected:
         fewer = f"{expected} learners are expected, {len(here)} are heard"
-        parts.append(Part(fewer, "start the others, or expect fewer", ": "))
-    parts += _of_quorums(status, able)
-    ailing = [*_of_room(status, run), *_of_clocks(status), *_of_syncers(status, run), *of_log(status, run)]
-    ailing += [*list(exploding.values())[:NAMED_MAX], *_restarting(status), *_of_losses(status, run, exploding)]
-    ailing += _of_weight(status, run)
-    parts += ailing
+        absent.append(Part(fewer, "start the others, or expect fewer", ": "))
+    room = _of_room(status, run)
+    ill = [*of_log(status, run), *_of_syncers(status, run), *list(exploding.values())[:NAMED_MAX]]
+    ill += [*_of_weight(status, run), *waiting, *_restarting(status), *_of_losses(status, run, exploding)]
+    ill += [*_of_strangers(strangers, run), *_of_clocks(status)]
     # A silent learner is no failure: it may have been taken away on purpose, and the run goes on without it.
-    ok = bool(able) and bool(here) and len(here) >= expected and not troubled and not ailing
-    return Health(ok and not strangers, parts, len(parts) > 1)
+    ok = bool(able) and bool(here) and len(here) >= expected and not room and not ill
+    parts = [*room, *stopped, *ill, *_of_unheard(status, bus), *absent, *_of_quorums(status, able)]
+    return Health(ok, sorted(parts, key=_goes_on), merging)
 
 
-def _no_syncer(status: Status, here: Sequence[LearnerView], written: float, last: str, syncer: str, bus: str) -> Part:
+def _goes_on(part: Part) -> bool:
+    """Return whether a problem is none of the present: a hole in the history, which the run does not need."""
+    return HOLE in part.said
+
+
+def _no_syncer(
+    status: Status, known: int, here: Sequence[LearnerView], written: float, last: str, syncer: str, bus: str
+) -> Part:
     """Return that no syncer is heard while learners are, with what to do: a second one on this bus may be wrong."""
     found_on = any(v.heartbeat is not None and f"{UNHEARD}, {GOES_ON}" in v.heartbeat.waiting_for for v in here)
     if written > status.at - COMMITTED_S and (found_on or not status.hearing.syncers):
         return Part(
-            f"no syncer is heard, but the run goes on ({last}): {bus} is not the bus of its syncers",
+            f"0 of {known} learners merge; no syncer is heard, but the run goes on ({last}): {bus} is not the bus of "
+            "its syncers",
             "start none here: give these learners, and --bus here, the URL that the syncers have (redis://…, or store: "
             "for the run's own store); the learners go on from their checkpoints",
         )
-    return Part(f"no syncer is heard; {last}", f"start one with: {syncer}")
+    return Part(f"0 of {known} learners merge; no syncer is heard; {last}", f"start one with: {syncer}")
 
 
 def _of_unheard(status: Status, bus: str) -> list[Part]:
@@ -391,11 +432,12 @@ def of_log(status: Status, run: str) -> list[Part]:
             for made in outdated(members, status.recent)[:NAMED_MAX]
         ]
     damaged = [(p, why) for p, why in status.wrong.items() if not why.startswith(MEMBERS)]
-    if damaged:
-        broken = [damage(p, why) for p, why in damaged[:NAMED_MAX]]
-        if len(damaged) > NAMED_MAX:
-            broken.append(f"the logs of {len(damaged) - NAMED_MAX} more fragments are damaged, too")
-        found.append(Part("; ".join(broken), ask_heal(run)))
+    damaged.sort(key=lambda one: RUN_GOES_ON in one[1])
+    broken = [damage(p, why) for p, why in damaged[:NAMED_MAX]]
+    if more := damaged[NAMED_MAX:]:
+        holes = f", each by {HOLE}" if all(RUN_GOES_ON in why for _, why in more) else ""
+        broken.append(f"the logs of {len(more)} more fragments are damaged, too{holes}")
+    found += [Part(said, ask_heal(run)) for said in broken]
     if still := [p for p in status.standing if p not in status.wrong]:
         found.append(
             Part(stands(still), f"the syncers' logs say why, and isthmus heal {run} says whether the log is sound")
@@ -425,28 +467,29 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
     counts = [f"{done} of {len(left)} learners are done"] if done else []
     if stopped:
         counts.append(f"{len(stopped)} stopped before" if done else f"{len(stopped)} of {len(left)} learners stopped")
-    said = f"no learner trains: {', '.join(counts)}; {last}"
-    parts = [Part(said)]
+    said, do = f"no learner trains: {', '.join(counts)}; {last}", ""
     if stopped:
         more = f" and {len(stopped) - NAMED_MAX} more" if len(stopped) > NAMED_MAX else ""
-        parts = [
-            Part(
-                f"{said}; {', '.join(stopped[:NAMED_MAX])}{more} left before its last step",
-                "unless this is its end, start it again: it goes on from its checkpoint",
-            )
-        ]
-    if not any(status.heads):
-        parts.append(Part("what they learnt is not in the run", f"next time start a syncer first: {syncer()}"))
+        said += f"; {', '.join(stopped[:NAMED_MAX])}{more} left before its last step"
+        do = "unless this is its end, start it again: it goes on from its checkpoint"
+    elif not any(status.heads):
+        said += "; what they learnt is not in the run"
+        do = _again(syncer, len(left))
     elif unanswered := _unanswered(status):
-        parts.append(
-            Part(
-                "these learners left with tokens that no syncer answered, which are not in the model: "
-                f"{', '.join(unanswered)}",
-                "start them again with --wait-at-end 600 (a loop of your own: link.close(wait=600)) and, once they "
-                f"have joined, a syncer: {syncer(f' --quorum {len(unanswered)}')}",
-            )
+        said += (
+            "; these learners left with tokens that no syncer answered, which are not in the model: "
+            f"{', '.join(unanswered)}"
         )
-    return Health(len(parts) == 1 and not stopped, parts)
+        do = _again(syncer, len(unanswered))
+    return Health(False, [Part(said, do)]) if do else Health(True, [], said)
+
+
+def _again(syncer: Callable[..., str], count: int) -> str:
+    """Return the advice that brings in what so many learners had sent when they ended."""
+    return (
+        f"bring their work in soon ({LATE_WORK}): start them again with --wait-at-end 600 (a loop of your own: "
+        f"link.close(wait=600)) and, once they have joined, a syncer: {syncer(f' --quorum {count}')}"
+    )
 
 
 def _unanswered(status: Status) -> list[str]:

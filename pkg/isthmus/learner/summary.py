@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isthmus.format.records.messages import PARTS, Tally
+from isthmus.reasons import LATE_WORK
 
 MUCH_UNANSWERED = 0.1
 """Share of a learner's tokens, sent and not answered, from which on its end is a warning."""
@@ -65,7 +66,7 @@ class Summary:
             why = f": {self.trouble}" if self.trouble else ""
             return (
                 f"{line}; NONE OF ITS WORK WAS MERGED before it left{why}. What it learnt is not in the run "
-                f"(`isthmus status {self.run}` shows which processes are live)"
+                f"(`isthmus status {self.run}` shows which processes are live, and how to bring its work in)"
             )
         whole = max(self.ledger.processed, 1.0)
         parts = [(part, getattr(self.ledger, part) / whole) for part in PARTS if part != "pending"]
@@ -76,8 +77,8 @@ class Summary:
         if self.much_unanswered:
             more = (
                 f"; WHAT WAS NOT ANSWERED IS NOT IN THE MODEL: start this learner and the others again soon, with "
-                "close(wait=600) or --wait-at-end 600, and then a syncer; work that comes late is merged strongly cut, "
-                f"and may bring little (`isthmus explain {self.run} FRAGMENT/VERSION` says how much)"
+                f"close(wait=600) or --wait-at-end 600, and then a syncer; {LATE_WORK} (`isthmus explain {self.run} "
+                "FRAGMENT/VERSION` says for how much)"
             )
         if self.ledger.overwritten / whole >= MUCH_OVERWRITTEN:
             more += (

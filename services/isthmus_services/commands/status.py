@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -12,7 +13,7 @@ from rich.text import Text
 from isthmus.agent.ports import bus_answers, open_ports
 from isthmus.errors import Denied, InputError, Unavailable
 from isthmus.format.records.keys import LEARNERS
-from isthmus.inspect.health_summary import health
+from isthmus.inspect.health_summary import Health, News, Part, health
 from isthmus.inspect.status import Ledger, Live, Status, read_ledgers, read_status
 from isthmus.log import evaluations
 from isthmus.log.evaluations import Point
@@ -65,7 +66,8 @@ def run(settings: declared.Status) -> int:
     status, made, bus, ledgers, measured = asyncio.run(go())
     found = health(status, made.url, bus, settings.expect or 0)
     # Leave the wrapping to the terminal, so that commands can be copied.
-    console.print(Text(found.said, style="" if found.ok else "yellow"), soft_wrap=True)
+    for line in found.lines:
+        console.print(Text(line, style="" if found.ok else "yellow"), soft_wrap=True)
     console.print(title(made), highlight=False)
     console.print(view.tables(status, console.width))
     if status.uncollected:
@@ -77,7 +79,8 @@ def run(settings: declared.Status) -> int:
             console.print(view.measured(name, points), highlight=False)
     if settings.plot is not None:
         pictures.measured(made.url, measured, Path(settings.plot))
-    report = status.as_json() | {"health": {"ok": found.ok, "said": found.said}}
+    problems = [{"said": part.said, "do": part.do} for part in found.parts]
+    report = status.as_json() | {"health": {"ok": found.ok, "said": found.said, "problems": problems}}
     report["measured"] = {name: [[p.cut, p.value, p.at] for p in points] for name, points in measured.items()}
     write_json(report | ({"ledgers": ledgers} if settings.ledger else {}), settings.json)
     return 1 if settings.check and not found.ok else 0
@@ -121,7 +124,7 @@ async def _display(
         while not following.done():
             status = live.status()
             lines = [
-                Text(health(status, made.url, bus, expected).said),
+                *map(Text, _seen(live, status, made, bus, expected).lines),
                 Text(title(made)),
                 Text(f"{time.strftime('%H:%M:%S')}  {view.totals(status)}"),
             ]
@@ -130,15 +133,25 @@ async def _display(
     following.result()
 
 
+def _seen(live: Live, status: Status, made: Run, bus: str, expected: int) -> Health:
+    """Return the run's health, and before it what this process cannot see."""
+    found = health(status, made.url, bus, expected)
+    if not live.trouble or status.bus_error:  # `health` says what the bus does
+        return found
+    return replace(found, ok=False, parts=[Part(live.trouble), *found.parts])
+
+
 async def _lines(live: Live, made: Run, bus: str, following: "asyncio.Future[None]", expected: int) -> None:
+    news = News()
     while not following.done():
         status = live.status()
+        found = _seen(live, status, made, bus, expected)
         waits = {p: names for p in status.hearing.rounds if (names := status.waited_for(p))}
-        said = [f"{time.strftime('%H:%M:%S')}  {view.totals(status)}"]
+        said = f"{time.strftime('%H:%M:%S')}  {view.totals(status)}"
         if waits:
-            said[0] += f", rounds wait for {', '.join(sorted(set.union(*waits.values())))}"
-        if live.trouble and not status.bus_error:  # `health` says what the bus does
-            said.append(live.trouble)
-        print("; ".join([*said, health(status, made.url, bus, expected).said]), flush=True)
+            said += f", rounds wait for {', '.join(sorted(set.union(*waits.values())))}"
+        print("; ".join([said, *filter(None, [found.count])]), flush=True)
+        for line in news.of(found.parts):
+            print(f"  {line}", flush=True)
         await asyncio.wait([following], timeout=LINES_EVERY_S)
     following.result()

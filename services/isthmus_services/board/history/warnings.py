@@ -54,8 +54,7 @@ def _now(c: RunHistory, status: Status, run: str, bus: str, listened_s: float) -
     # Silent learners are known only after a while of listening. The page itself shows for how long a bus has been away.
     if not bus or listened_s < c.run.pace.silence_s or status.bus_error or not status.hearing.learners:
         return None
-    found = health(status, run, bus)
-    return _notices(found.parts) if found.notable or not found.ok else []
+    return _notices(health(status, run, bus).parts)
 
 
 def _notices(parts: Sequence[Part]) -> list[Notice]:
