@@ -30,10 +30,14 @@ def test_a_rule_of_ones_own_is_compared_and_folded(tmp_path: Path) -> None:
     with Shell(tmp_path, environment) as shell:
         shell.page(PAGE)
     said = {block.strip(): text for block, text in shell.said.items()}
-    compared = said["isthmus simulate training merge --scale quick --steps 50 --merge my_rule:agreed"]
-    assert "M = 4: Avg → my_rule:agreed" in compared
+    (compared,) = (text for block, text in said.items() if block.startswith("isthmus simulate training conditions"))
+    for name in ("4 learners: RDA", "4 learners: iso", "4 learners: RDA → my_rule:agreed"):
+        assert name in compared
+    assert "difference: the loss less that of «4 learners: iso»" in " ".join(compared.split())
     found = json.loads((tmp_path / "my.json").read_text())
-    assert found["summary"].keys() == {"mean", "agreed", "agreed, outer rate 0.7"}
+    assert found["summary"].keys() == {"iso", "mean", "agreed", "agreed, outer rate 0.7"}
+    assert {d["baseline"] for d in found["differences"].values()} == {"iso"}
+    assert {len(d["by_seed"]) for d in found["differences"].values()} == {3}
     assert all(2.0 < row["val_loss"] < 5.0 for row in found["rows"])
     assert sum("merge=my_rule:agreed" in text for text in said.values()) == 2
     for name in ("my.png", "whatif.png", "other.safetensors"):

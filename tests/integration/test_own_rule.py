@@ -98,6 +98,9 @@ def test_an_edited_rule_runs_anew_and_all_else_comes_from_the_cache(
     assert {"cpu", "instructions", "threads", "libraries", "python", "source"} <= first["reproducible_on"].keys()
     assert first["reproducible_on"]["threads"] == 1
     assert first["own_merge"] == {"mine": "own_rule:mean"}
+    assert first["differences"].keys() == {"mine"}
+    assert first["differences"]["mine"]["by_seed"] == [losses["mine"] - losses["built-in"]]
+    assert "difference: the loss less that of «built-in»; one seed is too few" in " ".join(said.split())
     source = first["reproducible_on"]["own_rules"]["own_rule:mean"]
     assert f"own_rule:mean from source {source}" in " ".join(said.split())
 

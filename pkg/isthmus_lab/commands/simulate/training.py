@@ -17,12 +17,15 @@ from isthmus_lab.training.experiment import Experiment
 from isthmus_lab.training.experiments import EXPERIMENTS, SEEDS, chosen
 from isthmus_lab.training.own_case import EXAMPLE, beside, read
 from isthmus_lab.training.setting import Row, Setting
-from isthmus_lab.training.summary import Spread, summary
+from isthmus_lab.training.summary import Paired, Spread, baselines, group, paired, summary
 from isthmus_services.output.progress import progress
 from isthmus_services.output.provenance import Provenance
 from isthmus_services.output.report import save, stdout, write_json
 from isthmus_services.output.tables import Column, fitted
 from isthmus_services.settings import shared
+
+DIFFERENCE = "difference"
+"""The panel of a picture that shows differences to a baseline."""
 
 Summary = Mapping[str, Mapping[str, Spread]]
 
@@ -61,13 +64,17 @@ def run(arguments: declared.Training) -> int:
         shared.own_merge(rule, "--merge" if rule == arguments.merge else f"{arguments.experiment}: merge")
     if arguments.merge:
         settings = beside(settings, arguments.merge)
+    names = [s.name for s in settings]
+    if arguments.baseline is not None and arguments.baseline not in names:
+        raise InputError(f"--baseline {arguments.baseline}: there is no such setting; there are {', '.join(names)}")
     seeds = range(arguments.seeds or seeded)
     jobs = [(setting, seed) for setting in settings for seed in seeds]
     kept = Kept(Path(arguments.cache), own_rules)
     with progress(f"{experiment.name}: {len(jobs)} runs") as say:
         rows = asyncio.run(run_all(jobs, kept, arguments.workers or os.cpu_count() or 1, say))
     found = summary(rows)
-    _show(experiment, settings, found, len(seeds), kept.made_by)
+    differences = paired(rows, baselines(names, arguments.baseline))
+    _show(experiment, settings, found, differences, len(seeds), kept.made_by)
     write_json(
         {
             "experiment": experiment.name,
@@ -80,29 +87,71 @@ def run(arguments: declared.Training) -> int:
             "own_merge": {s.name: s.own_merge for s in settings if s.own_merge},
             "rows": [row.plain() for row in rows],
             "summary": {name: {what: asdict(s) for what, s in of.items()} for name, of in found.items()},
+            "differences": {name: asdict(d) | {"told": d.told} for name, d in differences.items()},
         },
         arguments.json,
     )
     if arguments.plot:
-        draw(experiment, rows, Path(arguments.plot))
+        draw(experiment, rows, Path(arguments.plot), differences)
         print(f"picture: {arguments.plot}")
     return 0
 
 
-def _show(experiment: Experiment, settings: Sequence[Setting], found: Summary, seeds: int, made_by: Provenance) -> None:
-    rows = [(s.name, *(_cell(found[s.name][what], form) for what, _, form in COLUMNS)) for s in settings]
-    columns = [Column("setting", justify="left"), *(Column(title, n) for n, (_, title, _) in enumerate(COLUMNS))]
+def _show(
+    experiment: Experiment,
+    settings: Sequence[Setting],
+    found: Summary,
+    differences: Mapping[str, Paired],
+    seeds: int,
+    made_by: Provenance,
+) -> None:
+    rows = []
+    for s in settings:
+        loss, *others = (_cell(found[s.name][what], form) for what, _, form in COLUMNS)
+        rows.append((s.name, loss, _difference(differences.get(s.name)), *others))
+    loss_column, *other_columns = (Column(title, n) for n, (_, title, _) in enumerate(COLUMNS))
+    columns = [Column("setting", justify="left"), loss_column, Column("difference", 1), *other_columns]
     console = stdout()
     console.print(fitted(experiment.question, columns, rows, console.width))
     if experiment.published:
         console.print(f"published: {experiment.published}", style="dim", highlight=False)
     spread = "mean ± standard deviation over seeds" if seeds > 1 else "one seed"
-    for line in (f"{spread}; {_ends(settings)}", *_failing(settings)):
+    for line in (f"{spread}; {_ends(settings)}", *_compared(differences, seeds), *_failing(settings)):
         console.print(line, style="dim", highlight=False)
     if any(s.name.endswith(f"→ {s.own_merge}") for s in settings):
         said = "→: the same setting, merged by your function at RDA's outer rate and momentum"
         console.print(said, style="dim", highlight=False)
     console.print(made_by.line, style="dim", highlight=False)
+
+
+ONE_SEED = 0.015
+"""Between two runs of one seed, a difference of losses below this means nothing (docs/experiments/lab.md)."""
+
+
+def _difference(found: Paired | None) -> str:
+    """Return a difference as a cell of the table; empty for a baseline."""
+    if found is None:
+        return ""
+    said = f"{found.mean:+.3f}"
+    if (n := len(found.by_seed)) > 1:
+        said += f" ± {found.deviation:.3f} ({found.agree} of {n}){' *' if found.told else '  '}"
+    return said
+
+
+def _compared(differences: Mapping[str, Paired], seeds: int) -> list[str]:
+    """Return the lines that explain the differences, and say of which ones the seeds are too few to tell."""
+    if not differences:
+        return []
+    of = sorted({d.baseline for d in differences.values()})
+    what = f"difference: the loss less that of «{of[0]}»" if len(of) == 1 else (
+        "difference: the loss less that of the first setting of the group (the same name before the colon)"
+    )  # fmt: skip
+    if seeds == 1:
+        return [f"{what}; one seed is too few to tell a difference below {ONE_SEED} from chance: --seeds 3 tells more"]
+    said = [f"{what}, seed by seed (in how many seeds it has this sign); *: beyond chance, at 95 % (paired t-test)"]
+    if unsure := [name for name, d in differences.items() if not d.told]:
+        said.append(f"{seeds} seeds are too few to tell these from their baseline: {', '.join(unsure)}")
+    return said
 
 
 def _ends(settings: Sequence[Setting]) -> str:
@@ -142,8 +191,8 @@ def _cell(value: Spread, form: str) -> str:
     return f"{said} ± {form.format(value.deviation)}" if value.deviation else said
 
 
-def draw(experiment: Experiment, rows: Sequence[Row], path: Path) -> None:
-    """Draw the loss of every setting, and beside it the measures in the experiment's `beside`.
+def draw(experiment: Experiment, rows: Sequence[Row], path: Path, differences: Mapping[str, Paired]) -> None:
+    """Draw the loss of every setting, and beside it the differences, and the measures in the experiment's `beside`.
 
     Each seed is a dot, and the mean is a bar.
     """
@@ -155,6 +204,9 @@ def draw(experiment: Experiment, rows: Sequence[Row], path: Path) -> None:
     names = list(dict.fromkeys(row.setting for row in rows))
     heights, colors = _grouped(names)
     panels = [("val_loss", "held-out loss, nats per byte"), *experiment.beside.items()]
+    of = {d.baseline for d in differences.values()}
+    if of:
+        panels.insert(1, (DIFFERENCE, f"loss less that of {of.pop() if len(of) == 1 else 'the first of its group'}"))
     figure, axes = plt.subplots(
         1,
         len(panels),
@@ -165,8 +217,11 @@ def draw(experiment: Experiment, rows: Sequence[Row], path: Path) -> None:
     )
     for axis, (what, title) in zip(axes[0], panels, strict=True):
         for y, color, name in zip(heights, colors, names, strict=True):
-            values = [row.measured(what) for row in rows if row.setting == name]
-            seen = [value for value in values if value is not None]
+            if what == DIFFERENCE:
+                seen = list(differences[name].by_seed) if name in differences else []
+            else:
+                values = [row.measured(what) for row in rows if row.setting == name]
+                seen = [value for value in values if value is not None]
             if not seen:
                 continue
             axis.plot([min(seen), max(seen)], [y, y], color=color, alpha=0.3, linewidth=6, solid_capstyle="round")
@@ -174,7 +229,9 @@ def draw(experiment: Experiment, rows: Sequence[Row], path: Path) -> None:
             axis.plot([sum(seen) / len(seen)], [y], "|", color="black", markersize=12)
         axis.set_xlabel(title)
         axis.grid(axis="x", alpha=0.3)
-        if what != "val_loss":
+        if what == DIFFERENCE:
+            axis.axvline(0.0, color="black", linewidth=0.8)
+        elif what != "val_loss":
             axis.set_xlim(left=0)
     axes[0][0].set_yticks(heights, names)
     axes[0][0].invert_yaxis()
@@ -187,13 +244,13 @@ def _grouped(names: Sequence[str]) -> tuple[list[float], list[str]]:
     """Return the height and the colour of every setting. Neighbours with the same name before the colon are a group."""
     heights: list[float] = []
     colors: list[str] = []
-    y, color, last = 0.0, -1, None
+    y, color, last = 0.0, -1, ""
     for name in names:
-        group = name.partition(": ")[0] if ": " in name else None
-        if group is None or group != last:
+        of = group(name)
+        if not of or of != last:
             color += 1
-            y += 0.6 if heights and group is not None else 0.0
-        last = group
+            y += 0.6 if heights and of else 0.0
+        last = of
         heights.append(y)
         colors.append(f"C{color % 10}")
         y += 1.0
