@@ -9,7 +9,7 @@ class _Told(StrEnum):
 
     means: str
 
-    def __new__(cls, text: str, means: str) -> Self:
+    def __new__(cls, text: str, means: str = "") -> Self:
         made = str.__new__(cls, text)
         made._value_, made.means = text, means
         return made

@@ -1,6 +1,7 @@
 """The audit: each figure is computed again here from the raw objects; what it says of a run that went through much."""
 
 import asyncio
+import html
 import itertools
 import json
 import shutil
@@ -35,6 +36,7 @@ from isthmus.log import gc, heal
 from isthmus.log.membership import Members, Membership, following
 from isthmus.log.proposals import approve
 from isthmus.log.trust import Trust
+from isthmus.reasons import Clip, Reason
 from isthmus.store import Layer
 from isthmus.store.layer import Send
 from isthmus_services.main import main
@@ -273,6 +275,18 @@ def test_every_figure_is_that_of_the_raw_objects(recorded: Path, audited: dict[s
     assert Counter(audited["rejected_unlisted"]) == sum(last.values(), Counter[str]()) - listed
 
 
+def test_the_page_says_who_signed_it_and_explains_figures_and_reasons(recorded: Path, audited: dict[str, Any]) -> None:
+    text = html.unescape((recorded.parent / "a.html").read_text())
+    assert "and north signed it: the last section says how to check that." in text
+    for figure in ("updates", "tokens", "weight", "movement", "participation", "clipped", "rejected", "institution"):
+        assert audited["definitions"][figure] in text
+    totals = [m["total"] for m in audited["members"]]
+    for kind, named in ((Clip, "clipped"), (Reason, "rejected")):
+        there = {kind(reason) for total in totals for reason in total[named]}
+        assert there
+        assert all(reason.means in text for reason in there)
+
+
 SUMMED = ("updates", "tokens", "weight", "movement", "expected", "there", "cut", "lost", "verified")
 
 
@@ -464,13 +478,13 @@ def test_collected_rounds_still_count_and_are_not_verified(recorded: Path, tmp_p
 
 
 def test_bad_settings_are_refused(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    html = "--html", str(tmp_path / "a.html")
+    file = "--html", str(tmp_path / "a.html")
 
     def said(*argv: str) -> str:
         assert main(["audit", str(recorded), *argv]) == 2
         return capsys.readouterr().err
 
-    assert "is no owner's" in said(*html, "--sign", str(recorded.parent / "eu"))
+    assert "is no owner's" in said(*file, "--sign", str(recorded.parent / "eu"))
     assert "add --html FILE" in said("--sign", str(recorded.parent / "north"))
     assert "no such member; members are col, eu, s-*, us-*; institutions are coast" in said("--influence", "asia")
     assert "add --influence MEMBER" in said("--exec", "true")
@@ -524,7 +538,7 @@ async def test_a_readers_rights_suffice_and_promotions_are_told(folder: Path) ->
     assert [(n.version, n.by, n.value, n.promotions) for n in found.numbers] == [
         (1, "eva", 3.0, [1]), (1, "evb", 9.0, []), (1, "evb", 3.0, [1]), (2, "eva", 2.0, [])
     ]  # fmt: skip
-    text = page(found, Check([], ""))
+    text = page(found, Check([], "", ""))
     assert "Promotion 1 rests on evb’s number 3 for version 1. evb has stored other numbers for it, too: 9.0." in text
     assert "All 4 numbers that evaluators have stored" in text
     assert "The charter names no institutions, so each member counts for itself." in text

@@ -14,7 +14,7 @@ from isthmus.errors import InputError, RecordInvalid
 from isthmus.format.records import frame
 from isthmus.format.records.charter import Terms
 from isthmus.format.records.frame import Kind
-from isthmus.format.records.keys import MANIFESTS, manifests_prefix
+from isthmus.format.records.keys import MANIFESTS, manifest_key, manifests_prefix
 from isthmus.format.records.objects import ManifestHeader, MemberSpec
 from isthmus.format.rules import MemberRole
 from isthmus.inspect.explain import explain
@@ -287,6 +287,22 @@ async def test_a_manifest_of_another_is_none_and_no_collector_takes_one(
         assert plan.doomed
         await gc.apply(collecting, plan, lambda _: None)
         assert await w.store.list(MANIFESTS) == kept
+
+
+@in_virtual_time
+async def test_damage_to_a_manifest_is_no_final_reason(folder: Path) -> None:
+    """What was named can be restored, so the update waits, whatever else lies under the key."""
+    async with world(folder, seed(FEW)) as w:
+        await admit(w, *EVERYBODY)
+        digest, other = [await manifests.store(w.by(EU).log, "eu", statement(of)) for of in (WEB, BOOKS)]
+        log, key = w.log, manifest_key("eu", digest)
+        await log.members.refresh(w.store)
+        whole, another = await w.store.get(key), await w.store.get(manifest_key("eu", other))
+        for bad in (another, bytes(whole)[:-1], b"", bytes(whole) + b"x", bytes(1 << 20)):
+            await w.store.put(key, bad)
+            assert await judged_as(log, "eu", digest) is Reason.UNREAD_MANIFEST
+        await w.store.put(key, whole)
+        assert await judged_as(log, "eu", digest) is None
 
 
 async def judged_as(log: Any, learner: str, digest: bytes) -> Reason | None:

@@ -35,8 +35,8 @@ DEFINITIONS = {
         "commit, in the mean over commits; commits that heal do not count. Of a learner: of the rounds that expected "
         "it, the share that it was in. Of a member or an institution: the same over all its learners"
     ),
-    "cut": "merged updates that counted for less than they stated",
-    "clipped": "the same by reason; an update may have several reasons",
+    "clipped": "merged updates that counted for less than they stated, by reason; an update may have several reasons",
+    "cut": "the number of these updates, each counted once",
     "rejected": "rejections that commits list, by reason. A commit lists the newest ones; the others are only counted",
     "lost": "rejections for reasons by which work is lost, once for each update",
     "institution": (

@@ -127,6 +127,7 @@ def _write(settings: declared.Audit, found: Audit, owners: dict[bytes, str], sig
     if settings.html:
         check = Check(
             [(owner, fingerprint(key)) for key, owner in owners.items()],
+            name,
             _command(name, Path(settings.html)) if signer else "",
         )
         _put(Path(settings.html), page(found, check))

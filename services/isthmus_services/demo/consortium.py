@@ -210,7 +210,8 @@ def run(settings: declared.Demo) -> int:
             end(story.processes.alive.pop(name), STOP_S)
     story.isthmus(
         "north", "audit", "run", "--html", "audit.html", "--json", "audit.json", "--sign", "keys/north",
-        "--influence", "east-1", "--influence", "north", "--exec", f"{shlex.quote(sys.executable)} evaluate.py",
+        "--influence", "east-1", "--influence", "north", "--last", "0",
+        "--exec", f"{shlex.quote(sys.executable)} evaluate.py",
     )  # fmt: skip
     audit = json.loads((folder / "audit.json").read_text())
     differ = len(audit["replay"]["differences"])

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from isthmus.errors import legible
 from isthmus.inspect.audit import Audit, Member, Number
 from isthmus.inspect.audit_sums import Figures
+from isthmus.reasons import Clip, Reason
 
 SHOWN_MOST = 7
 """The most members with a colour of their own in a chart; the others share one."""
@@ -87,14 +88,16 @@ class Check(NamedTuple):
 
     owners: Sequence[tuple[str, str]]
     """Names of the owners and fingerprints of their keys."""
+    signer: str
     command: str
-    """The command that checks the signature; empty: it is not signed."""
+    """The owner who signed the file, and the command that checks this; empty: it is not signed."""
 
 
 def page(report: Audit, check: Check) -> str:
     """Return the whole file."""
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    body = "\n".join(part for section in _SECTIONS for part in section(report)) + "\n".join(_checked(check))
+    parts = [*_head(report, check), *(part for section in _SECTIONS for part in section(report)), *_checked(check)]
+    body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -175,9 +178,17 @@ def _columns(names: str, left: str) -> list[_Column]:
 # --- sections ---------------------------------------------------------------------------------------------------------
 
 
-def _head(a: Audit) -> list[str]:
+def _head(a: Audit, check: Check) -> list[str]:
     r = a.replay
     others = r.commits - r.verified
+    by = (
+        f"{_t(check.signer)} signed it: the last section says how to check that" if check.signer else "nobody signed it"
+    )
+    signed = (
+        "Each member signs what it writes there; the audit checked every signature that it relies on."
+        if a.run["owner"]
+        else "The run itself is not signed."
+    )
     verdict = f"Replay verified {r.verified:,} of {r.commits:,} commits; {len(r.differences)} differ." + (
         f" {others:,} could not be verified: see below." if others and a.sound else ""
     )
@@ -185,7 +196,7 @@ def _head(a: Audit) -> list[str]:
     tiles = {
         "members": f"{sum(m.since > 0 and m.gone is None for m in a.members):,}",
         "institutions": f"{len(a.institutions):,}" if a.grouped else "",
-        "membership version": f"{len(a.memberships):,}",
+        "versions of the membership": f"{len(a.memberships):,}",
         "commits": f"{r.commits:,}",
         "updates merged": f"{updates:,}",
         "tokens in commits": f"{tokens:,.0f}",
@@ -198,7 +209,10 @@ def _head(a: Audit) -> list[str]:
         f'<p class="soft">run <code>{_t(a.run["digest"])}</code>, created {_at(_float(a.run["created_at"]))}; audited '
         f"{_at(a.written_at)} with isthmus {_t(a.isthmus)}</p>",
         f"<p>{_t(a.run['purpose'])}</p>" if a.run["purpose"] else "",
+        f"<p>This report was computed from the run’s log, and {by}. {signed}</p>",
         f'<p class="{"good" if a.sound else "bad"}">{verdict}</p>',
+        '<p class="soft">A commit is one merge of updates. Replay merged the recorded updates again by the run’s '
+        "rules, and compared every bit of the results with what syncers had recorded.</p>",
         '<dl class="tiles">',
         *(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in tiles.items() if value),
         "</dl>",
@@ -250,7 +264,7 @@ def _members(a: Audit) -> list[str]:
         terms = [f"factor {m.factor:g}"] if m.factor != 1.0 else []
         terms += [f"cap {m.cap:g}"] if m.cap else []
         terms += [f"sources {', '.join(map(_t, m.sources))}"] if m.sources else []
-        there = "–" if not m.since else f"since {m.since}" + (f", removed by {m.gone}" if m.gone else "")
+        there = f"from version {m.since}" + (f" until {m.gone} removed it" if m.gone else "") if m.since else "–"
         role = ", ".join(map(_t, m.roles)) + (f" ({m.commits:,} commits)" if m.commits else "")
         rows.append(_Row([_t(m.name), role, there, "; ".join(terms) or "–", *_cells(m.total)]))
         if [one.name for one in m.learners] != [m.name]:
@@ -258,13 +272,37 @@ def _members(a: Audit) -> list[str]:
     columns = _columns(
         f"member, role, membership, terms, {FIGURES}", "member, role, membership, terms, clipped, rejected"
     )
-    lines = ["<h2>Members</h2>", *_table(columns, rows)]
-    lines.append('<p class="soft">Weight and movement are shares of the whole run. The terms are defined below.</p>')
+    note = (
+        "A member is a key, and does what its role allows. Membership names the versions below that admitted and "
+        "removed it. Weight and movement are shares of the whole run."
+    )
+    lines = ["<h2>Members</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
     if a.rejected_unlisted:
         lines.append(
             f"<p>Rejections that commits counted without naming the learner: {_counts(a.rejected_unlisted)}.</p>"
         )
-    return lines
+    return lines + _meanings(a)
+
+
+PAGE_NAMES = {"lost": "work lost"}
+"""Figures that the page's columns name otherwise than the JSON."""
+
+
+def _meanings(a: Audit) -> list[str]:
+    """Return what the columns mean, and the reasons that are in them."""
+    rows = [
+        [PAGE_NAMES.get(name, name), _t(text)]
+        for name, text in a.definitions.items()
+        if name not in ("cut", "verified")
+    ]
+    named = {reason for m in a.members for reason in (*m.total.clipped, *m.total.rejected)} | set(a.rejected_unlisted)
+    reasons = [[_t(r.value), _t(r.means)] for r in (*Clip, *Reason) if r.value in named]
+    return [
+        "<details><summary>What the columns mean</summary>",
+        *_table(_columns("figure, meaning", "figure, meaning"), rows), "</details>",
+        "<details><summary>What the reasons mean</summary>",
+        *_table(_columns("reason, meaning", "reason, meaning"), reasons), "</details>",
+    ]  # fmt: skip
 
 
 Value = Callable[[Figures], float]
@@ -392,8 +430,14 @@ def _verified(a: Audit) -> list[str]:
 
 
 def _charter(a: Audit) -> list[str]:
+    note = (
+        "Each version is one change, with the keys that signed and approved it. The audit checked these signatures, "
+        "and that they suffice by the charter before the change; without one, the run’s owner decides alone."
+    )
     lines = ["<h2>Members and charter: who agreed on what</h2>"]
-    if not a.memberships:
+    if a.memberships:
+        lines.append(f'<p class="soft">{note}</p>')
+    else:
         lines.append("<p>No version of the membership: the run is unsigned, or its owner has admitted nobody.</p>")
     for v in a.memberships:
         by = ", ".join(f"{_t(s.name)} <code>{_t(s.key)}</code>" for s in v.approvals)
@@ -415,7 +459,11 @@ def _manifests(a: Audit) -> list[str]:
         for m in a.manifests
     ]  # fmt: skip
     columns = _columns("learner, since (commit), updates, states, digest", "learner, since (commit), states, digest")
-    return ["<h2>Manifests that commits name</h2>", *_table(columns, rows)]
+    note = (
+        "What a learner says about its code, its data and its hardware, under its own signature. Nobody has checked "
+        "that it is so. A commit is named by its fragment and version."
+    )
+    return ["<h2>Manifests that commits name</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
 
 
 def _promotions(a: Audit) -> list[str]:
@@ -430,7 +478,12 @@ def _promotions(a: Audit) -> list[str]:
     columns = _columns(
         "number, version, when, by, series, on the numbers of, valid", "when, by, series, on the numbers of, valid"
     )
-    lines = ["<h2>Promotions</h2>", *_table(columns, rows)]
+    note = (
+        "A promotion declares one version of the model good enough to be given out. It holds if a promoter of the "
+        "charter signed it, on signed numbers of as many evaluators as the charter’s gate asks for. The audit judged "
+        "each again; the charter above has the gate."
+    )
+    lines = ["<h2>Promotions</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
     lines += [
         f'<p class="bad">Promotion {p.number} rests on {_t(by)}’s number {p.values[by]:g} for version {p.version}. '
         f"{_t(by)} has stored other numbers for it, too: {', '.join(map(str, values))}. Nothing proves which was "
@@ -471,7 +524,7 @@ def _restarts(a: Audit) -> list[str]:
             _t(r.learner),
             f"{r.incarnation}",
             _at(r.at),
-            _t(r.resumed or "from none"),
+            _t(r.resumed or "none: it began anew"),
             f"{r.tokens_seen:,}",
             f"{r.tokens_lost:,}",
         ]
@@ -487,7 +540,8 @@ def _restarts(a: Audit) -> list[str]:
         for h in a.heals
     ]
     columns = _columns("fragment, version, when, starts from version, broken at version, why", "when, why")
-    return lines + _table(columns, heals)
+    note = "A heal starts a fragment again from an earlier version after the store has lost or damaged an object."
+    return [*lines, f'<p class="soft">{note}</p>', *_table(columns, heals)]
 
 
 def _unfinished(a: Audit) -> list[str]:
@@ -524,20 +578,21 @@ def _influence(a: Audit) -> list[str]:
         for i in a.influence
     ]  # fmt: skip
     columns = _columns(
-        "without, newest rounds, updates left out, distance, movement, distance / movement, loss, loss without, cost, "
-        "not computed because", "without, cost, not computed because",
+        "without, newest rounds, updates left out, distance, movement, distance / movement, loss recorded, loss "
+        "without, cost, not computed because", "without, cost, not computed because",
     )  # fmt: skip
     note = (
         "The model folded again from the same updates, without those of one member, or of all members of one "
-        "institution, in the newest rounds of each fragment. "
-        "Other updates are taken as recorded, with the weights that they had, although learners would have trained "
-        "otherwise. What the member contributed before stays in the model and its momentum."
+        "institution, in the newest rounds of each fragment. Other updates are taken as recorded, with the weights "
+        "that they had, although learners would have trained otherwise. What they contributed before stays in the "
+        "model and its momentum. Distance: between this model and the recorded one. Movement: between the recorded "
+        "model before these rounds and after them. Losses: what the command of <code>--exec</code> measured of both "
+        "models. Cost: what computing the row took, measurements included; the recorded model was measured once."
     )
     return ["<h2>Influence</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
 
 
-def _definitions(a: Audit) -> list[str]:
-    rows = [[name, _t(text)] for name, text in a.definitions.items()]
+def _rules(a: Audit) -> list[str]:
     rules = "\n".join(
         f"{_t(name)} = {_t(value)}"
         for kind in ("rules", "bounds")
@@ -545,8 +600,7 @@ def _definitions(a: Audit) -> list[str]:
         for name, value in said.items()
     )
     return [
-        "<h2>What the figures mean</h2>", *_table(_columns("figure, meaning", "figure, meaning"), rows),
-        f"<details><summary>Rules and bounds of the run</summary><pre>{rules}</pre></details>",
+        "<h2>Rules</h2>", f"<details><summary>Rules and bounds of the run</summary><pre>{rules}</pre></details>",
     ]  # fmt: skip
 
 
@@ -567,6 +621,6 @@ def _checked(check: Check) -> list[str]:
 
 
 _SECTIONS: tuple[Callable[[Audit], list[str]], ...] = (
-    _head, _institutions, _members, _charts, _verified, _charter, _manifests, _promotions, _restarts, _unfinished,
-    _influence, _definitions,
+    _institutions, _members, _charts, _verified, _charter, _manifests, _promotions, _restarts, _unfinished,
+    _influence, _rules,
 )  # fmt: skip
