@@ -206,37 +206,40 @@ class Accumulator:
             deltas.append((total, scale))
         return deltas, cancelled
 
-    def outer_step(self, state: State, publishing: "Publishing | None" = None) -> tuple[F32, F32, int]:
+    def outer_step(self, state: State, publication: "Publication | None" = None) -> tuple[F32, F32, int]:
         """Return new master [n], new momentum [n] and the number of cancelled tensors; `state` is not changed.
 
-        `publishing`: takes the results, piece by piece, while they are in the cache.
+        `publication`: takes the results, piece by piece, while they are in the cache.
         """
         deltas, cancelled = self.deltas()
         master, momentum = memory.empty(state.master.size), memory.empty(state.momentum.size)
         for i, (t, (delta, scale)) in enumerate(zip(self.fragment.tensors, deltas, strict=True)):
-            step = partial(self._step, state, i, t, delta, scale, master, momentum, publishing)
+            step = partial(self._step, state, i, t, delta, scale, master, momentum, publication)
             self.compute.share(step, pieces(t.size), SHARE)
         return master, momentum, cancelled
 
     def _step(
         self, state: State, i: int, t: Tensor, delta: F32, scale: float, master: F32, momentum: F32,
-        publishing: "Publishing | None", first: int, last: int,
+        publication: "Publication | None", first: int, last: int,
     ) -> None:  # fmt: skip
         rate, mu = self.outer[t.spec.role].learning_rate, self.outer[t.spec.role].momentum
-        in_one_pass = publishing is not None and publishing.code.advances
+        in_one_pass = publication is not None and publication.code.advances
         size = max(1, last - first if in_one_pass else 1) * PIECE
         for start in range(first * PIECE, min(t.size, last * PIECE), size):
             piece = slice(start, min(t.size, start + size))
             at = slice(t.start + piece.start, t.start + piece.stop)
             before = delta[piece], scale, rate, mu, state.master[at], state.momentum[at]
-            if publishing is not None and in_one_pass:
-                publishing.step(
-                    i, start, at, Step(*before, state.published[at], master[at], momentum[at], publishing.published[at])
+            if publication is not None and in_one_pass:
+                publication.step(
+                    i,
+                    start,
+                    at,
+                    Step(*before, state.published[at], master[at], momentum[at], publication.published[at]),
                 )
             else:
                 kernels.outer_step(*before, master[at], momentum[at])
-                if publishing is not None:
-                    publishing.take(at, master[at], momentum[at])
+                if publication is not None:
+                    publication.take(at, master[at], momentum[at])
 
 
 def _merge_of(tensor: Tensor, rule: MergeRule) -> MergeRule:
@@ -257,7 +260,7 @@ class Advance:
     """Whether the new state is finite: numbers near the end of float32's range can overflow in a sum."""
 
 
-class Publishing:
+class Publication:
     """The publication of a version through a codec. Threads may give it different pieces at the same time."""
 
     def __init__(self, before: F32, fragment: Fragment, code: Codec) -> None:
@@ -320,12 +323,12 @@ def advance(
     kernels.require_denormals()
     fragment = round_.fragment
     version = state.version + 1
-    publishing = Publishing(state.published, fragment, codec_down)
-    master, momentum, cancelled = round_.outer_step(state, publishing)
-    packed, finite = publishing.finish(round_.compute, whole=not feedback)
+    publication = Publication(state.published, fragment, codec_down)
+    master, momentum, cancelled = round_.outer_step(state, publication)
+    packed, finite = publication.finish(round_.compute, whole=not feedback)
     value = _value(run, fragment, version, codec_down, packed)
     seal(value)
-    published = publishing.published
+    published = publication.published
     after = State(version, published, master if feedback else published, momentum).hashed(round_.compute)
     return Advance(
         state=after,

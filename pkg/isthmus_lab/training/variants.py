@@ -23,7 +23,7 @@ from isthmus.learner import backend
 from isthmus.learner.backend import local_array
 from isthmus.learner.boundary import Boundary, Captured
 from isthmus.log import fold
-from isthmus.log.merge import Accumulator, Publishing, State
+from isthmus.log.merge import Accumulator, Publication, State
 from isthmus.syncer import round_sum
 from isthmus.syncer.coordinator import FragmentCoordinator
 from isthmus.syncer.inbox import Fetched
@@ -78,12 +78,12 @@ def _in_place_of(owner: Any, name: str, other: Callable[..., Any]) -> Iterator[N
 
 
 def _stepping(step: Step) -> AbstractContextManager[None]:
-    def outer_step(round_: Accumulator, state: State, publishing: Publishing | None = None) -> tuple[F32, F32, int]:
+    def outer_step(round_: Accumulator, state: State, publication: Publication | None = None) -> tuple[F32, F32, int]:
         deltas, cancelled = round_.deltas()
         merged = np.concatenate([delta * np.float32(scale) for delta, scale in deltas])
         master, momentum = (x.astype(np.float32) for x in step(round_, state, merged))
-        if publishing is not None:
-            publishing.take(slice(0, master.size), master, momentum)
+        if publication is not None:
+            publication.take(slice(0, master.size), master, momentum)
         return master, momentum, cancelled
 
     return _in_place_of(Accumulator, "outer_step", outer_step)

@@ -21,10 +21,10 @@ from simulation.bugs.planted import planted
 def _advance(change: Any) -> Any:
     """Patch the outer step: `change(state, master, momentum)` replaces its result."""
 
-    def step(self: Any, state: Any, publishing: Any) -> Any:
+    def step(self: Any, state: Any, publication: Any) -> Any:
         master, momentum, cancelled = original(self, state)
         master, momentum = change(state, master, momentum)
-        publishing.take(slice(0, master.size), master, momentum)
+        publication.take(slice(0, master.size), master, momentum)
         return master, momentum, cancelled
 
     original = merge.Accumulator.outer_step
@@ -45,7 +45,7 @@ def publish_the_way_of_the_master() -> Iterator[None]:
     masters, original = list[F32](), merge.advance
     with (
         patch.object(merge, "advance", advance),
-        patch.object(merge.Publishing, "take", take),
+        patch.object(merge.Publication, "take", take),
         patch.object(Int4, "advances", new=False),
         patch.object(Int8, "advances", new=False),
     ):
