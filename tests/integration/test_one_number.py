@@ -149,7 +149,7 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
     clips = {r: sum(r in i.clipped for i in inputs) for r in {r for i in inputs for r in i.clipped}}
     assert 0 < clipped < sum(clips.values()), "no update was clipped for several reasons: this compares nothing"
     assert (status.updates_clipped, status.clipped) == (clipped, clips)
-    assert sum(row["clipped"] for row in learners.values()) == clipped
+    assert totals["clipped"] == sum(row["clipped"] for row in learners.values()) == clipped
     assert {r: n for (r,), n in labelled["isthmus_updates_clipped_total"].items() if n} == clips
     sums = LogSums(headers)
     assert (sums.merged, sums.clipped, sums.clips) == (updates, clipped, clips)

@@ -124,7 +124,7 @@ def as_of(c: RunHistory, at: float) -> float:
 def totals(c: RunHistory, at: float) -> Answer:
     """Return the totals of a run at a time: exact, from the commits written by then.
 
-    Only `processed`, `kept` and `learners` are sums by learner, and count up to `as_of`.
+    Only `processed`, `kept`, `clipped` and `learners` are sums by learner, and count up to `as_of`.
     """
     rows, n = c.rows, c.rows.place(at)
     count = {
@@ -148,6 +148,7 @@ def totals(c: RunHistory, at: float) -> Answer:
         "as_of": as_of(c, at),
         "processed": int(processed),
         "kept": _share(min(processed, float(merged[:, LEARNER.index("tokens")].sum())), processed),
+        "clipped": int(merged[:, LEARNER.index("clipped")].sum()),
         "bytes_up": count["bytes"],
         "late": count["late"],
         "rejected": count["rejected"],

@@ -78,10 +78,10 @@
     const t = s.totals, b = s.bytes;
     const least = Math.min(...t.versions), most = Math.max(...t.versions);
     return html`<dl class="tiles" aria-label="Totals" id="totals">
-      <${Tile} term="tokens" name="Tokens in commits" value=${html`<span id="tokens">${I.short(t.tokens)}</span>`} more=${`${I.count(t.tokens)}; processed ${I.short(t.processed)}`}/>
+      <${Tile} term="tokens" name="Tokens in commits" value=${html`<span id="tokens">${I.short(t.tokens)}</span>`} more=${`${I.count(t.tokens)}, of ${I.short(t.processed)} trained up to the newest merged updates`}/>
       <${Tile} term="kept" name="Tokens merged" value=${I.share(t.kept)} more=${I.where.at === null ? "of those trained up to the newest merged updates" : `of those trained up to the newest merged updates, as of ${I.date(t.as_of)}`}/>
       <${Tile} term="commit" name="Commits" value=${html`<span id="commits">${I.count(t.commits)}</span>`} more=${`versions ${least}${most > least ? ` to ${most}` : ""}${t.last_commit_at ? `, last ${I.date(t.last_commit_at)}` : ""}`}/>
-      <${Tile} term="participation" name="Participation" value=${I.share(t.participation)} more=${`of the learners that a round expects, the mean over commits; ${I.count(t.updates)} updates of ${t.learners} learners`}/>
+      <${Tile} term="participation" name="Participation" value=${I.share(t.participation)} more=${`of the learners that a round expects, the mean over commits; ${I.count(t.updates)} updates of ${t.learners} learners, ${I.count(t.clipped)} of them clipped`}/>
       <${Tile} term="missed" name="Missed their round" value=${I.count(t.late)} more="they may still join the next round"/>
       <${Tile} term="rejected" name="Rejected" value=${html`<span id="rejected">${I.count(t.rejected)}</span>`} more=${`and ${I.count(t.repeated)} by which nothing is lost`}/>
       <${Tile} term="quorum" name="Quorum missed" value=${I.count(t.quorum_missed)} more=${t.commits ? `rounds were closed by: ${Object.entries(t.closed_by).map(([k, n]) => `${k} ${I.count(n)}`).join(", ")}` : "no round closed yet"}/>

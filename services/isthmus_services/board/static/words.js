@@ -84,7 +84,7 @@ window.Isthmus = {};
     wait: "From being accumulated until its round closed.",
     state: "What a learner is doing, as far as it is heard: training, waiting for something it cannot reach, behind and fetching, silent, left, done.",
     closed: "Why a round closed: everyone was in, its grace was over, it had waited as long as it may, …",
-    clipped: "Counted for less than it said. steps: more than there was time for; tokens: far more a step than others; weight: far above the median; norm: far longer than what came lately, and shortened; short: far shorter than that.",
+    clipped: "Counted for less than it said; an update counts once, whatever its reasons. steps: more than there was time for; tokens: far more a step than others; weight: far above the median; norm: far longer than what came lately, and shortened; short: far shorter than that.",
     slack: "The time in which a new version can come back before learners have to do without it: the overlap's steps, less what sending takes.",
     boundary: "The end of an optimizer step: where an update is taken, and a new version adopted.",
     merged: "Its updates that are in a version. Some learners are in a round twice: late with the last one's, and with this one's.",
