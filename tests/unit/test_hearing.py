@@ -18,9 +18,11 @@ from isthmus.format.records.messages import (
     Call,
     Committed,
     FromSyncer,
+    Heartbeat,
     Leave,
     Pass,
     Progress,
+    Tally,
     decode,
     encode,
     learner_stream,
@@ -185,3 +187,25 @@ def test_what_processes_say_of_themselves_is_shown_and_not_obeyed() -> None:
     console = Console(width=150, record=True, file=io.StringIO())
     console.print(view.tables(Status(hearing, [None], "[/bus]", 0.0, 1.0), 150))
     assert "waiting for [/x] [red]" in console.export_text()
+
+
+def beat(learner: str, incarnation: int, up: int, down: int, checkpoints: int) -> Heartbeat:
+    tokens = Tally(processed=10.0, merged=6.0, overwritten=4.0, late=0.0, pending=0.0, rejected=0.0, lost=0.0)
+    return Heartbeat(
+        run=RUN, id=f"{learner}{incarnation}", learner=learner, incarnation=incarnation, step=3, steps_target=0,
+        tokens_seen=10, loss=1.0, step_s=0.1, upload_s=0.1, sync_s=0.1, versions=(1,), bytes_up=up, bytes_down=down,
+        tokens_lost=0, ledger=tokens, waiting_for="", checkpoint_bytes=checkpoints,
+    )  # fmt: skip
+
+
+def test_the_bytes_of_the_run_are_those_of_its_learners_rows() -> None:
+    hearing = heard(
+        beat("a", 1, 5_000_000, 7_000_000, 1_000_000), beat("b", 1, 2_000_000, 3_000_000, 0),
+        beat("a", 2, 900_000, 800_000, 300_000),
+    )  # fmt: skip
+    status = Status(hearing, [], "", 0.0, 1.0)
+    console = Console(width=250, record=True, file=io.StringIO())
+    console.print(view.learners(status, 250))
+    rows = [[cell.strip() for cell in line.split("│")] for line in console.export_text().splitlines() if "│" in line]
+    assert [row[-5:-2] for row in rows] == [["4.6", "1.3", "7.8"], ["2.0", "0.0", "3.0"]]
+    assert view.totals(status).endswith("as heard 6.6 MB up, 10.8 MB down, 1.3 MB of checkpoints")

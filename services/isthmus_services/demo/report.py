@@ -90,7 +90,9 @@ def show(report: dict[str, object], console: Console) -> None:
     rejected, spare = rejections(counts)
     table.add_row("updates rejected", rejected or "none")
     table.add_row("rejected without loss", spare or "none")
-    table.add_row("bytes up / down", f"{number('bytes_up') / 1e6:.1f} / {number('bytes_down') / 1e6:.1f} MB")
+    table.add_row(
+        "bytes up / down, without checkpoints", f"{number('bytes_up') / 1e6:.1f} / {number('bytes_down') / 1e6:.1f} MB"
+    )
     kills, recovered = report["kills"], report["recoveries"]
     table.add_row("kills (recovered)", f"{kills} ({recovered})")
     table.add_row("wall time", f"{number('wall_s'):.0f} s, of which training {number('train_s'):.0f} s")

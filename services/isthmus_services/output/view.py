@@ -108,7 +108,7 @@ def unsent(views: Sequence[LearnerView]) -> str:
 
 
 def _learner(status: Status, view: LearnerView, losses: str) -> list[str]:
-    beat, state = view.heartbeat, status.why_behind(view)
+    beat, moved, state = view.heartbeat, view.traffic, status.why_behind(view)
     target = f"/{beat.steps_target}" if beat and beat.steps_target else ""
     row = [view.name, str(view.incarnation), f"{view.step}{target}"]
     if beat is None:
@@ -121,9 +121,9 @@ def _learner(status: Status, view: LearnerView, losses: str) -> list[str]:
         losses,
         f"{min(beat.versions, default=0)}–{max(beat.versions, default=0)}",
         *(f"{getattr(beat.ledger, part) / max(beat.ledger.processed, 1):.1%}" for part in PARTS),
-        f"{(beat.bytes_up - beat.checkpoint_bytes) / 1e6:.1f}",
-        f"{beat.checkpoint_bytes / 1e6:.1f}",
-        f"{beat.bytes_down / 1e6:.1f}",
+        f"{(moved.up - moved.checkpoints) / 1e6:.1f}",
+        f"{moved.checkpoints / 1e6:.1f}",
+        f"{moved.down / 1e6:.1f}",
         state or "training",
     ]
 
@@ -222,7 +222,7 @@ def totals(status: Status) -> str:
     here = "?" if status.bus_error else len(status.live)
     return (
         f"{status.commits} commits, {here} of {len(status.hearing.learners)} learners here{of}, "
-        f"{tokens.processed:,.0f} tokens: {shares}, {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, "
+        f"{tokens.processed:,.0f} tokens: {shares}, as heard {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, "
         f"{checkpoints / 1e6:.1f} MB of checkpoints"
     )
 
