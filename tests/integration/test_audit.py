@@ -25,14 +25,16 @@ from isthmus.format.permissions import CREATE, LIST, READ, Participant, may
 from isthmus.format.records import frame
 from isthmus.format.records.charter import Terms
 from isthmus.format.records.frame import Body, Kind
-from isthmus.format.records.keys import update_key
+from isthmus.format.records.keys import commit_key, update_key
 from isthmus.format.records.messages import encode, learner_stream
 from isthmus.format.records.objects import CommitHeader, UpdateHeader
+from isthmus.format.rules import STALENESS_MAX
 from isthmus.format.signing import Signer, fingerprint
 from isthmus.format.signing.keys import write_signer
 from isthmus.inspect.audit import audit
+from isthmus.inspect.audit_sums import Sums
 from isthmus.learner.manifest import statement
-from isthmus.log import gc, heal
+from isthmus.log import Commit, gc, heal
 from isthmus.log.membership import Members, Membership, following
 from isthmus.log.proposals import approve
 from isthmus.log.trust import Trust
@@ -42,6 +44,7 @@ from isthmus.store.layer import Send
 from isthmus_services.main import main
 from isthmus_services.output.audit_page import Check, page
 from support.browsers import chromium
+from support.commits import committed
 from support.gated import gated, log_of, number, promotion
 from support.signed import COLLECTOR, EU, EVERYBODY, NORTH, OWNER, RULES, SOUTH, SYNC, US, admit, agree, announced, seed
 from support.world import World, all_commits, in_virtual_time, seed_of, serving, train, world
@@ -460,6 +463,22 @@ def test_commits_after_a_missing_one_still_count_and_are_not_verified(recorded: 
     assert sum(m["total"]["updates"] for m in found["members"]) == len(inputs)
 
 
+def test_damaged_commits_are_named_and_the_others_count(recorded: Path, tmp_path: Path) -> None:
+    """The newest commit of a fragment among them, at which the search for the run's end stops."""
+    run = tmp_path / "run"
+    shutil.copytree(recorded, run)
+    newest = max(run.glob("commits/00000/*"))
+    damaged = {(0, int(newest.name)), (1, 5)}
+    for p, version in damaged:
+        (run / commit_key(p, version)).write_bytes(b"junk")
+    assert main(["audit", str(run), "--json", str(tmp_path / "a.json")]) == 1
+    found = json.loads((tmp_path / "a.json").read_text())
+    unread = [g for g in found["replay"]["unverified"] if "cannot be read" in g["why"]]
+    assert {(g["fragment"], g["first"], g["key"]) for g in unread} == {(p, v, commit_key(p, v)) for p, v in damaged}
+    assert all("not a syncer's commit" in g["detail"] or "not a commit" in g["detail"] for g in unread)
+    assert found["replay"]["commits"] == len(list(run.glob("commits/*/*"))) - len(damaged)
+
+
 def test_collected_rounds_still_count_and_are_not_verified(recorded: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(recorded, run)
@@ -475,6 +494,7 @@ def test_collected_rounds_still_count_and_are_not_verified(recorded: Path, tmp_p
     found = json.loads((tmp_path / "a.json").read_text())
     assert found["replay"]["commits"] == before
     assert any("collected" in gap["why"] for gap in found["replay"]["unverified"])
+    assert all(gap["first"] <= gap["last"] for gap in found["replay"]["unverified"])
 
 
 def test_bad_settings_are_refused(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -529,7 +549,8 @@ async def test_a_readers_rights_suffice_and_promotions_are_told(folder: Path) ->
         await promotion(w, 1, [await number(w, by, 1, 3.0) for by in ("eva", "evb")])
         await promotion(w, 2, [await number(w, "eva", 2, 2.0)])
         await number(w, "evb", 1, 9.0, written_at=1.0)
-        found = await audit(await log_of(w.through(AsReader)), leave_out=("eu",))
+        found = await audit(await log_of(w.through(AsReader)), leave_out=("eu", "pro"))
+        assert w.runtime.now() > 1.0
     assert found.not_read == []
     good, bad = found.promotions
     assert (good.number, good.version, good.by, good.values, good.fault) == (1, 1, "pro", {"eva": 3.0, "evb": 3.0}, "")
@@ -543,7 +564,21 @@ async def test_a_readers_rights_suffice_and_promotions_are_told(folder: Path) ->
     assert "All 4 numbers that evaluators have stored" in text
     assert "The charter names no institutions, so each member counts for itself." in text
     assert found.replay.differences == []
-    assert found.influence[0].fault == ""
+    eu, pro = found.influence
+    assert (eu.fault, eu.seconds < 1.0) == ("", True), "reading takes no time here"
+    assert pro.fault == "none of its updates is merged in these rounds"
+    assert (pro.folds, pro.left_out, pro.distance, pro.relative, pro.cosine) == (0, 0, None, None, None)
+
+
+@in_virtual_time
+async def test_the_sums_of_a_long_run_keep_only_its_newest_commits(folder: Path) -> None:
+    async with world(folder, SEED) as w:
+        sums = Sums(await log_of(w), [0.0, 1.0])
+        for version in range(1, 10 * STALENESS_MAX):
+            sums.take(Commit(committed(version, run=w.run.digest), b""), None, False)
+        assert len(sums.newest[0]) <= 4 * STALENESS_MAX
+        assert {*range(9 * STALENESS_MAX, 10 * STALENESS_MAX)} <= sums.newest[0].keys()
+        assert len(sums.seen[0]) == 10 * STALENESS_MAX - 1
 
 
 @in_virtual_time

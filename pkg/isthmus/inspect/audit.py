@@ -5,6 +5,7 @@ does not reach (their inputs were collected, or a commit before them differs) ar
 """
 
 import asyncio
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,9 @@ from isthmus.format.records.frame import Kind
 from isthmus.format.records.keys import (
     LEARNERS,
     UPDATES,
+    commit_in,
     commit_key,
+    commits_prefix,
     incarnation_in,
     is_versioned,
     learner_in,
@@ -407,11 +410,20 @@ async def _rest(log: Log, collected: Sums, result: Sequence[replays.Replayed]) -
             if any(version not in seen for version in range(gap.first, gap.last + 1)):
                 await _take(log, collected, r.fragment, gap.first - 1, gap.last, found)
         if r.difference is not None:
-            top = r.difference.version + r.unreached
+            top = max(r.difference.version + r.unreached, await _listed_to(log, r.fragment, r.difference.version))
             why = "this version differs from what replay computes, and later ones rest on it"
             found.append(Gap(r.fragment, last + 1, top, why, r.difference.key, r.difference.detail))
             await _take(log, collected, r.fragment, last, top, found)
     return found
+
+
+async def _listed_to(log: Log, p: int, version: int) -> int:
+    """Return the last version of a fragment that the store lists, without a gap after `version`.
+
+    Replay does not know it if the newest commit is damaged.
+    """
+    there = {commit_in(entry.key) for entry in await log.store.list(commits_prefix(p))}
+    return next(known for known in itertools.count(version) if known + 1 not in there)
 
 
 async def _take(log: Log, collected: Sums, p: int, after: int, last: int, found: list[Gap]) -> None:
