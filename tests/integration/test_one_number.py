@@ -162,6 +162,15 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
         assert getattr(status.ledger, part) == pytest.approx(count)
         assert sum(row["said"][part] for row in learners.values()) == pytest.approx(count, abs=3.0)
 
+    # bytes, over all incarnations that the bus still tells of
+    moved = [view.traffic for view in status.hearing.learners.values()]
+    for field, count in (
+        ("bytes_up", sum(t.up for t in moved)),
+        ("bytes_down", sum(t.down for t in moved)),
+        ("checkpoint_bytes", sum(t.checkpoints for t in moved)),
+    ):
+        assert sum(row["said"][field] for row in learners.values()) == count > 0
+
     # what `status` prints and writes, and the audit
     words = ["status", str(w.run.url), "--json", str(tmp_path / "status.json")]
     assert await asyncio.to_thread(main, words) == 0

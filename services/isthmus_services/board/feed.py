@@ -236,8 +236,10 @@ class Feed:
         self._beats += 1
         number = self.history.learner(view.name)
         if beat.incarnation > moved.incarnation:
-            moved.incarnation, moved.base_up, moved.base_down = beat.incarnation, moved.up, moved.down
-            moved.base_checkpoints = moved.checkpoints
+            # Messages that were kept on the bus may tell of earlier incarnations, of which no beat was recorded here.
+            moved.incarnation, moved.base_up = beat.incarnation, max(moved.up, view.earlier.up)
+            moved.base_down = max(moved.down, view.earlier.down)
+            moved.base_checkpoints = max(moved.checkpoints, view.earlier.checkpoints)
         moved.up, moved.down = moved.base_up + beat.bytes_up, moved.base_down + beat.bytes_down
         moved.checkpoints = moved.base_checkpoints + beat.checkpoint_bytes
         self.history.beats.one(

@@ -86,7 +86,7 @@
       <${Tile} term="rejected" name="Rejected" value=${html`<span id="rejected">${I.count(t.rejected)}</span>`} more=${`and ${I.count(t.repeated)} by which nothing is lost`}/>
       <${Tile} term="quorum" name="Quorum missed" value=${I.count(t.quorum_missed)} more=${t.commits ? `rounds were closed by: ${Object.entries(t.closed_by).map(([k, n]) => `${k} ${I.count(n)}`).join(", ")}` : "no round closed yet"}/>
       <${Tile} term="grace" name="A round waits" value=${I.seconds(t.waited_s.median)} more=${t.waited_s.p99 === null ? "no round closed yet" : `half of them less; 99 of 100 less than ${I.seconds(t.waited_s.p99)}`}/>
-      <${Tile} name="Bytes up, merged" value=${I.bytes(b.merged)} more=${`planned ${I.bytes(b.merged_planned)}${b.up !== null ? `; learners sent ${I.bytes(b.up)}, ${I.bytes(b.checkpoints)} of it checkpoints of their present incarnations` : ""}`}/>
+      <${Tile} name="Bytes up, merged" value=${I.bytes(b.merged)} more=${`planned ${I.bytes(b.merged_planned)}${b.up !== null ? `; learners sent ${I.bytes(b.up)}, ${I.bytes(b.checkpoints)} of it checkpoints` : ""}`}/>
       <${Tile} name="Bytes down" value=${b.down === null ? I.bytes(b.down_planned) : I.bytes(b.down)} more=${b.down === null ? "planned; nobody listened to what learners fetched" : `planned ${I.bytes(b.down_planned)} for versions alone: joining, commits and checkpoints come on top`}/>
       <${Tile} name="Cost so far" value=${I.usd(s.cost.usd)} more=${`${Object.entries(s.cost.parts).filter(([, v]) => v > 0).map(([k, v]) => `${k} ${I.usd(v)}`).join(", ")}${s.cost.assumed ? `; assumed: ${s.cost.assumed}` : ""}`}/>
       <${Tile} term="syncer" name="Syncers" value=${I.count(t.syncers)} more="that have written a commit"/>
