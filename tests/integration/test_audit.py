@@ -495,6 +495,14 @@ def test_collected_rounds_still_count_and_are_not_verified(recorded: Path, tmp_p
     assert found["replay"]["commits"] == before
     assert any("collected" in gap["why"] for gap in found["replay"]["unverified"])
     assert all(gap["first"] <= gap["last"] for gap in found["replay"]["unverified"])
+    first = run / commit_key(1, 1)
+    header, _ = frame.parse((recorded / commit_key(1, 1)).read_bytes(), Kind.COMMIT, CommitHeader)
+    blob = frame.draft(Kind.COMMIT, msgspec.structs.replace(header, previous=bytes(32))).blob
+    frame.seal(blob, SYNC)
+    first.write_bytes(bytes(blob))
+    main(["audit", str(run), "--json", str(tmp_path / "a.json")])
+    unread = [g for g in json.loads((tmp_path / "a.json").read_text())["replay"]["unverified"] if g["key"]]
+    assert (1, 1, 1) in [(g["fragment"], g["first"], g["last"]) for g in unread], "it does not follow the run object"
 
 
 def test_bad_settings_are_refused(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
