@@ -27,6 +27,7 @@ TOOLS = {
     "doctor": "`isthmus doctor`",
     "heal": "`isthmus heal`",
     "gc": "`isthmus gc`",
+    "replay": "`isthmus replay`",
     "promote": "`isthmus promote`, and followers of promoted versions",
     "alert": "Alerts",
 }

@@ -132,7 +132,8 @@ def test_an_owner_and_a_digest_that_cannot_be_read(
 
 
 @row(
-    "doctor", "run: owner: …: this run's owner is SHA256:…, and must be SHA256:…: this is another run",
+    "doctor", "run: owner: …: this run's owner is SHA256:…, and must be SHA256:…: this is another run (under a charter, too, "
+    "--owner names the key that created the run)",
     means="The run belongs to another key than this process demands. Processes with this demand do not start.",
     do="correct the URL; or, if this is the run you trust, pass --owner SHA256:…",
     then="`ok run: signatures`, with the owner",
@@ -431,6 +432,59 @@ async def test_old_commits_that_were_overwritten(doctor: Doctor, folder: Path, m
             await w.store.put(key, bytes(blob))
         text = await prints(doctor, "finds_no_more", str(folder))
         assert "is missing, by their names; the newest and " in text
+
+
+@row(
+    "doctor", "log: fold: no syncer can start with fragment …: …",
+    means="An update or a snapshot that a new syncer reads is missing or damaged. A syncer that runs may still have the state.",
+    do=HEAL, then="`ok log: fold`, once heal has restarted the fragment, or once the object is restored from a backup",
+    lost="what `isthmus heal` then says",
+)  # fmt: skip
+@row(
+    "doctor", "log: fold: … of … fragments were folded to their ends; the others were not read: the doctor reads … MiB for this",
+    means="The doctor reads 64 MiB to find fragments that cannot be folded. The rest is large.",
+    do="isthmus heal … says it of all of them", then="heal's diagnosis of each fragment",
+)  # fmt: skip
+async def test_a_fragment_that_cannot_be_folded(doctor: Doctor, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_run(folder) as w:
+        async with serving(w.syncer("s0"), killed=True) as syncer:  # it writes no snapshot
+            await train(w.learner("a"), 4, enough=lambda: min(k.head for k in syncer.coordinators) >= 4)
+        large, most = doctor.only("log: fold: …"), doctor_log.FOLDED_MOST
+        monkeypatch.setattr(doctor_log, "FOLDED_MOST", 1)
+        text = await prints(large, "finds", str(folder))
+        assert await asyncio.to_thread(does, text, "heal") == 0
+        monkeypatch.setattr(doctor_log, "FOLDED_MOST", most)
+        assert "ok      log: fold" in await prints(doctor, "finds_no_more", str(folder))
+        commit = await w.log.commit(0, 3)
+        assert commit is not None
+        key = commit.header.inputs[0].key
+        kept = bytes(await w.store.get(key))
+        await w.store.put(key, bytes(len(kept)))
+        text = await prints(doctor.only("log: fold: no"), "finds", str(folder))
+        assert re.search(r"failures?, to look at first:\nfailure log: fold: ", text)
+        doctor.capsys.readouterr()
+        assert await asyncio.to_thread(does, text, "heal") == 1
+        assert "--apply restarts it" in " ".join(doctor.capsys.readouterr().out.split())
+        await w.store.put(key, kept)
+        assert "ok      log: fold" in await prints(doctor, "finds_no_more", str(folder))
+
+
+@row(
+    "doctor", "log: holes: accepted as lost: …, where the run goes on without them",
+    means="`--accept-hole` (ISTHMUS_ACCEPT_HOLE) names these versions. Other damage of these fragments is still a failure.",
+    do="without --accept-hole the doctor looks for them again", then="a failure of `log: commits` names what is lost",
+)  # fmt: skip
+async def test_a_hole_that_is_accepted(doctor: Doctor, folder: Path) -> None:
+    async with a_run(folder) as w:
+        await grown(w, 20)
+        await w.store.delete(commit_key(0, 2))
+        accept = ("--accept-hole", "0/2")
+        assert "failure log: commits: fragment 0 has a hole" in await prints(doctor, "finds_no_more", str(folder))
+        text = await prints(doctor, "finds", str(folder), *accept)
+        assert "failure" not in text.replace("0 failures", "")
+        await w.store.delete(commit_key(0, 3))
+        text = await prints(doctor, "finds", str(folder), *accept)
+        assert re.search(rf"failure log: commits: .*{commit_key(0, 3)}", text), text
 
 
 async def test_the_doctor_reads_other_old_commits_each_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

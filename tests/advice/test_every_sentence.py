@@ -45,7 +45,7 @@ PLAIN = {
         # The doctor and gc say this, and have rows.
         "isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
         "read: commits, the updates merged since the newest snapshots, and the newest … values; not read: checkpoints, and "
-        "older values and snapshots, which isthmus replay … reads",
+        "older updates, values and snapshots. Syncers go on without these; isthmus replay … reads all but checkpoints",
         "the log of fragment … is damaged: …",  # status says it, and has rows
         "with a hole in its history (the run goes on)",
         "cannot be healed: …",  # the row of each reason begins with it

@@ -1,6 +1,7 @@
 """What `isthmus heal` says of damaged logs, and what comes of its advice."""
 
 import re
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from isthmus.inspect.replay import replay
 from isthmus.log import heal as healing
 from support.signed import EU, EVERYBODY, EVIL, SYNC, L, admit
 from support.signed import seed as signed
-from support.world import SPECS, World, newest_commit, serving, train, until, world
+from support.world import SPECS, World, in_virtual_time, newest_commit, serving, train, until, world
 
 
 def model() -> nn.Module:
@@ -87,11 +88,15 @@ async def test_an_update_that_is_gone(folder: Path) -> None:
 
 @row(
     "heal",
-    "its newest commit is … s old: if a syncer is running, it may still hold the state",
-    means="The log cannot be folded, but it moved within two minutes: a syncer that still runs has the state in memory.",
-    like="No syncer runs (`isthmus status` names those that are heard): then only --apply or a backup helps.",
-    do="Stop that syncer with SIGTERM, and it writes a snapshot; then nothing is lost",
-    then="`isthmus heal` calls the fragment sound.",
+    "its newest commit is … s old: a syncer that runs and merges this fragment still holds the state",
+    means="The log cannot be folded, but it moved within two minutes: a syncer that still merges has the state in memory.",
+    like="A syncer that was killed since, that was started since, or that hangs: it has no state of this fragment, or "
+    "cannot write it.",
+    do="Stop that syncer with SIGTERM, and it writes a snapshot; then nothing is lost. This does not help if none runs "
+    "(isthmus status: no syncer is heard), if it cannot fold the fragment either (isthmus status: cannot be folded), or if "
+    "it hangs and has not ended after a minute (then end it with SIGKILL): a backup helps, or --apply",
+    then="`isthmus heal` calls the fragment sound, or has restarted it.",
+    lost="nothing, if the syncer writes its snapshot; with --apply the fragment's momentum",
 )
 async def test_a_syncer_that_still_has_the_state(folder: Path) -> None:
     (here,) = mine(test_a_syncer_that_still_has_the_state)
@@ -100,6 +105,29 @@ async def test_a_syncer_that_still_has_the_state(folder: Path) -> None:
             await train(w.learner("a"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= 4)
             await spoil_update(w, folder)
             await heal(here, w)
+        await sound(w)
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["none runs", "one that cannot fold"])
+async def test_a_syncer_that_has_no_state_to_save(folder: Path, started: bool) -> None:
+    """Status names each case in the words of heal's advice, SIGTERM does not help, and `--apply` does."""
+    (here,) = mine(test_a_syncer_that_still_has_the_state)
+    async with world(folder, FEW) as w:
+        await grown(w)
+        await spoil_update(w, folder)
+        await heal(here, w)
+        async with training(w.learner("a")), AsyncExitStack() as running:
+            if started:
+                await running.enter_async_context(serving(w.syncer("s1")))  # ends as at SIGTERM
+            words = "fragment 0 cannot be folded" if started else "no syncer is heard"
+            told = ""
+            for _ in range(25):
+                told = (await isthmus("status", w.run.url, "--bus", w.bus.url))[1]
+                if words in told:
+                    break
+            assert words in told
+        await heal(here, w)
+        assert (await isthmus("heal", w.run.url, "--apply"))[0] == 0
         await sound(w)
 
 
@@ -527,7 +555,10 @@ async def test_a_value_below_a_snapshot_that_is_gone(folder: Path) -> None:
         old, kept = await value_of(head - 4)
         old.unlink()
         code, told = await isthmus("heal", w.run.url)
-        assert (code, "the newest 4 values; not read: checkpoints, and older values" in " ".join(told.split())) == (
+        assert (
+            code,
+            "the newest 4 values; not read: checkpoints, and older updates, values" in " ".join(told.split()),
+        ) == (
             0,
             True,
         )
@@ -566,9 +597,10 @@ async def test_snapshots_that_are_gone(folder: Path) -> None:
     do="diagnose with the env of the reader's folder, or of a syncer's",
     then="With these credentials heal gives its diagnosis.",
 )
-async def test_a_reader_without_rights(folder: Path) -> None:
+@in_virtual_time
+async def test_a_reader_without_rights() -> None:
     (here,) = mine(test_a_reader_without_rights)
-    async with world(folder, FEW) as w:
+    async with world(Path(), FEW) as w:
         await grown(w)
         denied = Fault(Denied("403: AccessDenied"), "updates/", ("get",))
         with pytest.raises(Denied) as caught:

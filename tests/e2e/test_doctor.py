@@ -115,17 +115,17 @@ def test_a_syncer_refuses_a_store_without_conditional_put(
 
 def test_the_failures_are_said_again_above_the_last_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(folder), "--bus", "amqp://z", "--owner", "nothing", *SMALL]) == 1
-    report, again = re.split(r"^(?=\d+ failures?, to mend first:$)", capsys.readouterr().out, flags=re.MULTILINE)
+    report, again = re.split(r"^(?=\d+ failures?, to look at first:$)", capsys.readouterr().out, flags=re.MULTILINE)
     found = re.findall(r"^failure .*\n {8}→ .*\n", report, re.MULTILINE)
     assert len(found) == 2, report
     head, *lines, summary = again.splitlines(keepends=True)
-    assert head == "2 failures, to mend first:\n"
+    assert head == "2 failures, to look at first:\n"
     assert lines == [*"".join(found).splitlines(keepends=True), "\n"]
     assert summary.endswith(", 2 failures\n")
     assert main(["init", str(folder)]) == 0
     capsys.readouterr()
     assert main(["doctor", str(folder), *SMALL]) == 0
-    assert "to mend first" not in capsys.readouterr().out
+    assert "to look at first" not in capsys.readouterr().out
 
 
 class Racy(Layer):

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Sequence
 from isthmus.agent.speed import glance, too_slow
 from isthmus.doctor.advice import advice_for, what_to_do
 from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind
-from isthmus.errors import IsthmusError, LogCorrupt
+from isthmus.errors import Denied, IsthmusError, LogCorrupt
 from isthmus.format.records.keys import commit_in, commit_key
-from isthmus.log import Commit, Log
-from isthmus.log.holes import GOES_ON, HOLE, ask_heal, with_advice
+from isthmus.log import Commit, Log, fold
+from isthmus.log.holes import GOES_ON, HOLE, Holes, ask_heal, with_advice
 from isthmus.log.log_health import LogState, collects, look, stands
 from isthmus.log.run import Run
 from isthmus.runtime.clock import Runtime, cores
@@ -20,14 +20,23 @@ NAMED_MAX = 8
 """The most damaged fragments that get a finding each. One more finding counts the others."""
 
 
-async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
-    """Yield findings about the commits of a run. The objects that they name are not verified: `replay` does that."""
+FOLDED_MOST = 64 << 20
+"""The most bytes that are read to fold fragments to their ends."""
+
+
+async def examine_log(
+    run: Run, store: EdgeStore, role: Role, runtime: Runtime, accepted: Holes | None = None
+) -> AsyncIterator[Finding]:
+    """Yield findings about the commits of a run, and what a new syncer would read. `replay` verifies everything.
+
+    `accepted`: holes that are only noted if the run goes on without them.
+    """
     heal = ask_heal(store.url)
     try:
         log = Log(run, store.at_start, runtime)
         await log.members.refresh(log.store)
-        found = await look(log)
-        sample = _sample(found, runtime)
+        found = await look(log, accepted=accepted)
+        sample = [(p, v) for p, v in _sample(found, runtime) if v not in (accepted or {}).get(p, ())]
         wrong = {**await _damaged(log, sample), **found.wrong}
     except IsthmusError as error:
         words = advice_for(store.url)
@@ -45,6 +54,12 @@ async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) 
         yield Finding("log: commits", FAILURE, f"fragment {', '.join(map(str, fragments))}{hole}: {why}", heal)
     if others := sum(map(len, list(alike.values())[NAMED_MAX:])):
         yield Finding("log: commits", FAILURE, f"{others} more fragments are damaged", heal)
+    if holes := [f"{p}/{version}" for p, versions in sorted((accepted or {}).items()) for version in sorted(versions)]:
+        said = f"accepted as lost: {', '.join(holes)}, where the run goes on without them"
+        yield Finding("log: holes", NOTE, said, "without --accept-hole the doctor looks for them again")
+    if role.kind in (RoleKind.OPERATOR, RoleKind.SYNCER, RoleKind.READER):
+        async for folded in _folded(log, [p for p, head in enumerate(found.heads) if head and p not in wrong], heal):
+            yield folded
     if found.standing:
         yield Finding("log: progress", WARNING, stands(found.standing), f"the syncers' logs say why; {heal}")
     if found.uncollected:
@@ -69,6 +84,51 @@ async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) 
         said = f"none since the newest snapshots is missing; this role may not list all {commits:,}"
         more = "run the doctor with a reader's or a syncer's credentials to check all of them"
         yield Finding("log: commits", NOTE, said, more)
+
+
+async def _folded(log: Log, fragments: Sequence[int], heal: str) -> AsyncIterator[Finding]:
+    """Yield findings about whether a new syncer could start with these fragments, as far as they are small."""
+    left, done, large = FOLDED_MOST, 0, 0
+    for p in fragments:
+        try:
+            size = await _reads(log, p)
+            if size > left:
+                large += 1
+                continue
+            left, done = left - size, done + 1
+            await fold.fold(log, p, fold.Merging(log))
+        except LogCorrupt as error:
+            if error.refused:
+                yield Finding("log: fold", FAILURE, f"fragment {p} cannot be folded here: {error}", REFUSED)
+            else:
+                yield Finding("log: fold", FAILURE, f"no syncer can start with fragment {p}: {error}", heal)
+        except Denied as error:
+            yield Finding("log: fold", FAILURE, f"fragment {p} cannot be folded here: {error}", REFUSED)
+        except IsthmusError:
+            return  # other findings say that the store is away
+    if large:
+        said = f"{done} of {len(fragments)} fragments were folded to their ends; the others were not read"
+        more = f"the doctor reads {FOLDED_MOST >> 20} MiB for this"
+        yield Finding("log: fold", NOTE, f"{said}: {more}", f"isthmus heal {log.run.url} says it of all of them")
+    elif done:
+        yield Finding(
+            "log: fold", OK, f"{done} fragments were read and folded from their newest snapshots to their ends"
+        )
+
+
+REFUSED = (
+    "nothing is known to be damaged: in a folder, let this user read it, by the command that the message names; else "
+    "run this with a reader's or a syncer's credentials"
+)
+
+
+async def _reads(log: Log, p: int) -> int:
+    """Return about how many bytes are read to fold a fragment to its end."""
+    begin = next((version for version, _ in await log.snapshots(p)), 0)
+    size = 12 * log.run.layout.fragments[p].size  # value, master and momentum
+    async for commit in log.commits(p, begin):
+        size += sum(given.bytes for given in commit.header.inputs)
+    return size
 
 
 SAMPLED = 32

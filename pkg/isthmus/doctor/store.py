@@ -34,6 +34,7 @@ from isthmus.errors import (
 )
 from isthmus.format.permissions import CREATE, LIST
 from isthmus.format.records.keys import LEARNERS, RUN_KEY, commit_key
+from isthmus.log.holes import Holes
 from isthmus.log.run import Run, read_run, run_below
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.urls import Place
@@ -67,10 +68,12 @@ def _not_there(folder: Path) -> Iterator[Finding]:
     )
 
 
-async def examine_store(url: str, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding | Run]:
+async def examine_store(
+    url: str, role: Role, runtime: Runtime, size: int, accepted: Holes | None = None
+) -> AsyncIterator[Finding | Run]:
     """Yield findings about the store of a run, and the run itself once it is read.
 
-    `size`: bytes that are uploaded and downloaded to measure the bandwidth.
+    `size`: bytes that are uploaded and downloaded to measure the bandwidth. `accepted`: holes that are only noted.
     """
     try:
         if (folder := missing_folder(url)) is not None:
@@ -83,13 +86,15 @@ async def examine_store(url: str, role: Role, runtime: Runtime, size: int) -> As
                 yield Finding("store: TLS", WARNING, said, advice_for(url).clear)
             for kind in recognised(url):
                 yield kind
-            async for finding in examine_open_store(store, role, runtime, size):
+            async for finding in examine_open_store(store, role, runtime, size, accepted):
                 yield finding
     except InputError as error:
         yield Finding("store: address", FAILURE, str(error), "correct the URL of the run, or what is named here")
 
 
-async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding | Run]:
+async def examine_open_store(
+    store: EdgeStore, role: Role, runtime: Runtime, size: int, accepted: Holes | None = None
+) -> AsyncIterator[Finding | Run]:
     """Yield what `examine_store` does, for a store that is open already."""
     took, advice = [], advice_for(store.url)
     try:
@@ -129,7 +134,7 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
         refused, away = advice.refused.format(url=store.url), advice.away.format(url=store.url)
         yield Finding("store: run", FAILURE, str(error), what_to_do(error, store.url, refused, away))
     if run is not None:
-        async for finding in examine_log(run, store, role, runtime):
+        async for finding in examine_log(run, store, role, runtime, accepted):
             yield finding
 
     if role.place:

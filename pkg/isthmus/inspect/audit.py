@@ -412,6 +412,8 @@ async def _rest(log: Log, collected: Sums, result: Sequence[replays.Replayed]) -
         if r.difference is not None:
             top = max(r.difference.version + r.unreached, await _listed_to(log, r.fragment, r.difference.version))
             why = "this version differs from what replay computes, and later ones rest on it"
+            if r.difference.refused:
+                why = "an object that this version needs may not be read with these credentials"
             found.append(Gap(r.fragment, last + 1, top, why, r.difference.key, r.difference.detail))
             await _take(log, collected, r.fragment, last, top, found)
     return found
@@ -625,7 +627,7 @@ def _verification(collected: Sums, result: Sequence[replays.Replayed], unverifie
         commits=sum(map(len, collected.seen)),
         verified=collected.verified,
         unverified=unverified,
-        differences=[r.difference for r in result if r.difference is not None],
+        differences=[r.difference for r in result if r.difference is not None and not r.difference.refused],
         unproven=sum(r.unproven for r in result),
         untimely=sum(len(r.untimely) for r in result),
         ignored=[line for r in result for line in r.nobodys],

@@ -10,7 +10,7 @@ import numpy as np
 
 from isthmus.codecs import kernels
 from isthmus.codecs.kernels import F32
-from isthmus.errors import InputError, LogCorrupt, ObjectMissing, RecordInvalid
+from isthmus.errors import Denied, InputError, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.format.layout import Fragment
 from isthmus.format.records import frame
 from isthmus.format.records.fields import VERSION_MAX
@@ -53,10 +53,15 @@ class Difference:
     inputs: tuple[str, ...] = ()
     """The inputs, and other facts, that differ from the commit's record, in words."""
     tensors: tuple[TensorDifference, ...] = ()
+    damaged: bool = False
+    """Whether an object is missing or damaged, so that nothing can be compared."""
+    refused: bool = False
+    """Whether an object may not be read. Then nothing is known to differ."""
 
     def lines(self) -> list[str]:
         """Return the difference in words."""
-        said = [f"fragment {self.fragment}, version {self.version} differs: {self.key}: {self.detail}"]
+        how = "is not readable (rights)" if self.refused else "differs"
+        said = [f"fragment {self.fragment}, version {self.version} {how}: {self.key}: {self.detail}"]
         said += [f"  input {line}" for line in self.inputs]
         said += [
             f"  tensor {t.name}: {t.different:,} of {t.elements:,} elements differ, by up to {t.largest:.3g}"
@@ -300,7 +305,7 @@ async def replay(
                 try:
                     await require_whole(log, p, top, lists=True)
                 except LogCorrupt as error:
-                    found.difference = Difference(p, top + 1, error.key, error.detail)
+                    found.difference = Difference(p, top + 1, error.key, error.detail, damaged=True)
             if found.difference is not None and top < VERSION_MAX:
                 found.unreached = max(0, top - found.difference.version)
             return found
@@ -352,7 +357,10 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Visit) -> Repl
         except LogCorrupt as error:
             healed = await _healed(log, p, carry, at, top)
             if healed is None:
-                result.difference = Difference(p, at.version + 1, error.key, error.detail)
+                refused = error.refused
+                result.difference = Difference(
+                    p, at.version + 1, error.key, error.detail, damaged=not refused, refused=refused
+                )
                 return result
             last, most = healed.version - 1, max(moved) if len(moved) >= FEW else math.inf
             writers, result.difference = await _looked_through(log, p, at, last, most, tick)
@@ -364,9 +372,12 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Visit) -> Repl
                 tick(healed.last[-1], None, True)
             at, judge = healed, _Judge(bounds, size, healed.last, log.members)
             continue
+        except Denied as error:
+            result.difference = Difference(p, at.version + 1, commit_key(p, at.version + 1), str(error), refused=True)
+            return result
         if at.version < top < VERSION_MAX:
             key = commit_key(p, at.version + 1)
-            result.difference = Difference(p, at.version + 1, key, lacking(at.version + 1, top))
+            result.difference = Difference(p, at.version + 1, key, lacking(at.version + 1, top), damaged=True)
         return result
 
 
@@ -474,7 +485,7 @@ async def _compare(log: Log, before: State, commit: Commit, found: Advance, odd:
     except ObjectMissing:
         stored = None
     except RecordInvalid as error:
-        return Difference(h.fragment, h.version, h.value_key, error.detail)
+        return Difference(h.fragment, h.version, h.value_key, error.detail, damaged=True)
     held = b"" if stored is None else frame.digest(stored)
     problems = []
     if found.state_digest != h.state_digest:
@@ -491,9 +502,8 @@ async def _compare(log: Log, before: State, commit: Commit, found: Advance, odd:
     if held != h.value_digest:
         what = "missing" if stored is None else f"{len(stored)} bytes of digest {held.hex()[:16]}"
         if not problems and not odd:
-            return Difference(
-                h.fragment, h.version, h.value_key, f"is {what}, published was {h.value_digest.hex()[:16]}"
-            )
+            detail = f"is {what}, published was {h.value_digest.hex()[:16]}"
+            return Difference(h.fragment, h.version, h.value_key, detail, damaged=True)
         problems.append(f"its value object is {what}")
     if not problems and not odd:
         return None

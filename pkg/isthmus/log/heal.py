@@ -21,6 +21,7 @@ from isthmus.log.holes import GOES_ON, known_beyond, require_chain, require_whol
 from isthmus.log.listing import all_or
 from isthmus.log.log_health import require_objects, require_values
 from isthmus.log.verify import HEALER
+from isthmus.runtime.urls import Place
 
 RESTORE = (
     "restore that object from a backup, or go on in a new run from the newest version that can be exported "
@@ -137,10 +138,7 @@ async def _diagnose(log: Log, p: int) -> Diagnosis:
         return Diagnosis(p, at.version, at.last[-1].header.written_at if at.last else 0.0, lacking=lacking)
     except LogCorrupt as error:
         if error.refused:
-            raise Denied(
-                f"{error}: only readers and syncers may read updates: diagnose with the env of the reader's folder, or "
-                "of a syncer's"
-            ) from None
+            raise Denied(f"{error}{_who_may(log)}") from None
         wrong = error
     try:
         newest = await log.newest(p)
@@ -154,6 +152,14 @@ async def _diagnose(log: Log, p: int) -> Diagnosis:
     broken_at = wrong.readable[1] + 1 if wrong.readable else 1
     wound = Healed(source=source, broken_at=min(broken_at, head), key=wrong.key, why=wrong.detail[:256])
     return Diagnosis(p, head, head_at, wound)
+
+
+def _who_may(log: Log) -> str:
+    """Return who may read updates, after a refusal. In a folder, the refusal has the advice."""
+    if Place.of(log.run.url).folder is not None:
+        return ". Nothing is known to be damaged"
+    whose = "the reader's folder, or of a syncer's"
+    return f": only readers and syncers may read updates: diagnose with the env of {whose}"
 
 
 async def _broken(log: Log, p: int, error: LogCorrupt) -> str:

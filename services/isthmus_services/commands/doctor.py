@@ -32,6 +32,7 @@ from isthmus.doctor import (
 )
 from isthmus.errors import legible
 from isthmus.format.records.fields import require_name
+from isthmus.log.holes import Holes
 from isthmus.log.run import Run
 from isthmus.log.trust import Trust
 from isthmus.runtime.clock import Runtime, threaded
@@ -52,6 +53,7 @@ def run(settings: declared.Doctor) -> int:
     require_name("--series", settings.series)
     role = Role(RoleKind(settings.role), settings.learner, settings.series)
     bus = shared.bus_of(settings, settings.run) if role.on_bus else ""
+    size, holes = int(settings.size * (1 << 20)), shared.holes_in(settings)
     trust, unusable = brought(settings.key, settings.owner, settings.run_digest)
     console = stdout()
     found: list[Finding] = []
@@ -61,14 +63,14 @@ def run(settings: declared.Doctor) -> int:
             for finding in unusable:
                 found.append(finding)
                 show(finding, console)
-            async for finding in examine(settings.run, bus, role, trust, runtime, int(settings.size * (1 << 20))):
+            async for finding in examine(settings.run, bus, role, trust, runtime, size, holes):
                 found.append(finding)
                 show(finding, console)
 
     asyncio.run(go())
     counts = {outcome: sum(f.outcome == outcome for f in found) for outcome in CheckOutcome}
     if failures := [finding for finding in found if finding.outcome == FAILURE]:
-        console.print(f"\n{counted(len(failures), 'failure')}, to mend first:", highlight=False)
+        console.print(f"\n{counted(len(failures), 'failure')}, to look at first:", highlight=False)
         for finding in failures:
             show(finding, console)
         console.print()
@@ -77,17 +79,20 @@ def run(settings: declared.Doctor) -> int:
     return 1 if counts[FAILURE] else 0
 
 
-async def examine(url: str, bus: str, role: Role, trust: Trust, runtime: Runtime, size: int) -> AsyncIterator[Finding]:
+async def examine(
+    url: str, bus: str, role: Role, trust: Trust, runtime: Runtime, size: int, accepted: Holes | None = None
+) -> AsyncIterator[Finding]:
     """Yield the findings about the machine, the ranks, the store, the bus and the trust, in this order.
 
-    Findings about the network path to the store follow those about the store; the same holds for the bus.
+    `accepted`: holes in the log that are only noted. Findings about the network path to the store follow those about
+    the store; the same holds for the bus.
     """
     for finding in examine_machine(Place.of(url).folder, role, runtime):
         yield finding
     for finding in examine_ranks(role):
         yield finding
     digest, run = NO_RUN, None
-    async for said in examine_store(url, role, runtime, size):
+    async for said in examine_store(url, role, runtime, size, accepted):
         if isinstance(said, Run):
             digest, run = said.digest, said
         else:

@@ -46,7 +46,8 @@ def run(settings: declared.Heal) -> int:
     if sound:
         print(
             f"read: commits, the updates merged since the newest snapshots, and the newest {NEWEST + 1} values; not "
-            f"read: checkpoints, and older values and snapshots, which isthmus replay {settings.run} reads"
+            "read: checkpoints, and older updates, values and snapshots. Syncers go on without these; isthmus replay "
+            f"{settings.run} reads all but checkpoints"
         )
     counts = {
         "sound": sound,
@@ -109,7 +110,10 @@ def _lines(found: Diagnosis, commit: Commit | None, applied: bool, now: float) -
     lines.append(f"  --apply restarts it from version {w.source} as published, without its momentum{lost}")
     if now - found.head_at < FRESH_S:
         lines.append(
-            f"  its newest commit is {max(0.0, now - found.head_at):.0f} s old: if a syncer is running, it may still "
-            "hold the state. Stop that syncer with SIGTERM, and it writes a snapshot; then nothing is lost"
+            f"  its newest commit is {max(0.0, now - found.head_at):.0f} s old: a syncer that runs and merges this "
+            "fragment still holds the state. Stop that syncer with SIGTERM, and it writes a snapshot; then nothing is "
+            "lost. This does not help if none runs (isthmus status: no syncer is heard), if it cannot fold the "
+            "fragment either (isthmus status: cannot be folded), or if it hangs and has not ended after a minute (then "
+            "end it with SIGKILL): a backup helps, or --apply"
         )
     return lines

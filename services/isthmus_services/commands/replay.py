@@ -13,6 +13,7 @@ from isthmus.inspect import export as exports
 from isthmus.inspect import replay as replays
 from isthmus.inspect import whatif
 from isthmus.inspect.losses import LossCurves
+from isthmus.inspect.replay import Difference
 from isthmus.inspect.trace import trace
 from isthmus.log import Log
 from isthmus.log.listing import all_or
@@ -73,12 +74,13 @@ async def _compare(log: Log, a: declared.Replay) -> int:
         found = await replays.replay(
             log, fragments=a.fragment, first=a.first, last=a.last, at_once=a.threads, progress=say, losses=losses
         )
-    compared, different = sum(r.compared for r in found), [r.difference for r in found if r.difference is not None]
+    compared, stopped = sum(r.compared for r in found), [r.difference for r in found if r.difference is not None]
+    different, refused = [d for d in stopped if not d.refused], [d for d in stopped if d.refused]
     for r in found:
         if r.earliest > 0 and a.first <= r.earliest:
             print(f"fragment {r.fragment}: from version {r.earliest} on; earlier versions were collected")
-    for difference in different:
-        print("\n".join(difference.lines()))
+    for difference in stopped:
+        print("\n".join([*difference.lines(), f"  → {_advice(difference, a.run)}"]))
     for replayed in found:
         for gap in replayed.gaps:
             print(gap.line(replayed.fragment))
@@ -94,6 +96,11 @@ async def _compare(log: Log, a: declared.Replay) -> int:
     untimely = [line for r in found for line in r.untimely]
     for line in untimely[:UNTIMELY_SHOWN]:
         print(f"{line}: more than the times in the log allow")
+    if untimely:
+        print(
+            "  → compare with the learner's own log how many steps it made; a wrong clock of a syncer looks the same "
+            f"(isthmus doctor {a.run} looks at the clocks)"
+        )
     if len(untimely) > UNTIMELY_SHOWN:
         print(f"and {len(untimely) - UNTIMELY_SHOWN} more such updates")
     if unproven := sum(r.unproven for r in found):
@@ -108,11 +115,13 @@ async def _compare(log: Log, a: declared.Replay) -> int:
     healed = f", {unverifiable} cannot be verified (healed)" if unverifiable else ""
     unreached = sum(r.unreached for r in found)
     after = f", {unreached} after these were not compared" if unreached else ""
-    print(f"{compared + len(different)} commits, {len(different)} differ{healed}{after}")
+    unread = f", {len(refused)} not readable (rights)" if refused else ""
+    print(f"{compared + len(stopped)} commits, {len(different)} differ{unread}{healed}{after}")
     write_json(
         {
-            "commits": compared + len(different),
+            "commits": compared + len(stopped),
             "differ": len(different),
+            "not_readable": len(refused),
             "unverifiable": unverifiable,
             "unreached": unreached,
             "unproven": unproven,
@@ -137,18 +146,36 @@ async def _compare(log: Log, a: declared.Replay) -> int:
                     "version": d.version,
                     "key": d.key,
                     "detail": d.detail,
+                    "refused": d.refused,
                     "inputs": list(d.inputs),
                     "tensors": [
                         {"name": t.name, "different": t.different, "elements": t.elements, "largest": t.largest}
                         for t in d.tensors
                     ],
                 }
-                for d in different
+                for d in stopped
             ],
         },
         a.json,
     )
-    return 1 if different else 0
+    return 1 if stopped else 0
+
+
+def _advice(found: Difference, run: str) -> str:
+    """Return what to do about a version that is not verified."""
+    if found.refused:
+        return (
+            "nothing is known to be damaged: give this user the right to read it (in a folder the message names the "
+            f"command), or replay with a reader's credentials; isthmus doctor {run} --role reader names missing rights"
+        )
+    if found.damaged:
+        return f"isthmus heal {run} --fragment {found.fragment} says whether the run goes on without it, and what to do"
+    again = f"isthmus replay {run} --fragment {found.fragment} --from {found.version} --to {found.version}"
+    return (
+        f"compare on a second machine: {again}. If it differs there, too, the syncer that wrote the version merged "
+        f"something else: isthmus explain {run} {found.fragment}/{found.version} names it. End it and have its machine "
+        "checked; in a signed run the owner can expel it"
+    )
 
 
 async def _trace(log: Log, a: declared.Replay) -> None:

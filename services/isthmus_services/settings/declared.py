@@ -274,7 +274,7 @@ class Board(InRun, OnBus):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doctor(InRun, OnBus, Signed, Reported):
+class Doctor(InRun, OnBus, AcceptingHoles, Signed, Reported):
     """Settings of `isthmus doctor`."""
 
     role: Annotated[
