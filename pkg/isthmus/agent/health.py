@@ -8,6 +8,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from isthmus.bus import in_store
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.format.records.keys import RUN_KEY
@@ -61,14 +62,22 @@ class Vitals:
     """Measures the health of one agent."""
 
     def __init__(
-        self, runtime: Runtime, store: EdgeStore, listener: Listener, speaker: Speaker, metrics: "Metrics"
+        self,
+        runtime: Runtime,
+        store: EdgeStore,
+        listener: Listener,
+        speaker: Speaker,
+        metrics: "Metrics",
+        bus_url: str = "",
     ) -> None:
+        """`bus_url`: if the bus is in the store, an outage of the store does not count as one of the bus, too."""
         self.lag_s_max = 0.0
         """Longest delay of the event loop [s]; the reader may reset it to 0."""
         self._runtime = runtime
         self._store = store
         self._listener = listener
         self._speaker = speaker
+        self._in_store = in_store(bus_url)
         self._at_rest = False
         self._metrics = metrics
         self._turned_at = runtime.now()
@@ -115,10 +124,12 @@ class Vitals:
     def _bus_s(self) -> float:
         """Return for how long the bus has not answered a read or has not accepted a message, whichever is longer [s].
 
-        Reading may work where writing does not: a user without the permission, or a full server.
+        Reading may work where writing does not: a user without the permission, or a full server. Of a bus in the store,
+        only what goes beyond the store's own silence counts.
         """
         down = self._speaker.down_since
-        return max(self._since(self._listener.answered_at), 0.0 if down is None else self._runtime.now() - down)
+        silent_s = max(self._since(self._listener.answered_at), 0.0 if down is None else self._runtime.now() - down)
+        return max(0.0, silent_s - self._since(self._store.outage.answered_at)) if self._in_store else silent_s
 
     def _since(self, at: float | None) -> float:
         return self._runtime.now() - max(self._began_at, at or 0.0)

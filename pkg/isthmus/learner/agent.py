@@ -118,7 +118,7 @@ class LearnerAgent:
         self._adopt = named(Adoption, adopt, "adoption")
         speaker = self._speaker = Speaker(bus, learner_stream(name), runtime, log.signer)
         listener = self._listener = Listener(bus, runtime, None)
-        self.vitals = Vitals(runtime, store, listener, speaker, self.metrics)
+        self.vitals = Vitals(runtime, store, listener, speaker, self.metrics, bus.url)
         self._wake, self._unknown = asyncio.Event(), asyncio.Event()
         self._reporter = reporter = Reporter(
             log, name, runtime, self.pace, edge=store, bus=bus, tolerance=tolerance, speaker=speaker,

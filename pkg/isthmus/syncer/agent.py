@@ -149,7 +149,7 @@ class Syncer:
         self._said: FairQueue[tuple[str, BusItem, bool]] = FairQueue(HEARD_EACH, HEARD_MAX, self._dropped)
         self._connectivity = Connectivity(runtime, store, self._tolerance, self._listener, self._speaker, bus.url)
         self._trouble_log = TroubleLog(name, self.pace.silence_s, MEANWHILE)
-        self.vitals = Vitals(runtime, store, self._listener, self._speaker, self.metrics)
+        self.vitals = Vitals(runtime, store, self._listener, self._speaker, self.metrics, bus.url)
         self._admission = Admission(FETCHES_MAX, runtime.compute.threads)
         limits = Limits(
             accumulators=asyncio.Semaphore(ACCUMULATORS_MAX),
