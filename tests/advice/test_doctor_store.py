@@ -25,7 +25,7 @@ from isthmus_services.commands import access
 from isthmus_services.main import main
 from isthmus_services.servers import Server, s3_server
 from support.authority import Authority
-from support.world import serving, train, world
+from support.world import World, serving, train, world
 
 # --- folders ----------------------------------------------------------------------------------------------------------
 
@@ -555,18 +555,37 @@ def test_a_bucket_without_a_run(doctor: Doctor, gated: tuple[Gate, str]) -> None
 async def test_a_run_that_is_not_under_way(
     doctor: Doctor, as_role: Callable[[str], dict[str, str]], tmp_path: Path
 ) -> None:
-    """The tests below this one use the run."""
-    as_role("root")
+    with closing(administrator(as_role("root"))) as client:
+        for entry in client.list_objects_v2(Bucket=BUCKET).get("Contents", ()):  # other tests have trained the run
+            client.delete_object(Bucket=BUCKET, Key=entry["Key"])
     async with world(RUN, bus=f"sqlite://{tmp_path}/bus") as w:
         as_role("learner-eu-1")
         await asyncio.to_thread(doctor.only("store").finds, RUN, *LEARNER)
-        async with serving(w.syncer("s1")) as syncer:
-            await train(w.learner("us-1"), 4, enough=lambda: min(k.head for k in syncer.coordinators) >= 2)
+        await trained(w)
     text = await asyncio.to_thread(doctor.only("log").finds, RUN, *LEARNER)
     assert "ok      store: must not write a commit" in text
     as_role("reader")
     text = await asyncio.to_thread(doctor.finds_no_more, RUN, "--role", "reader", *LEARNER[4:])
     assert "ok      log: commits: none of " in text
+
+
+async def trained(w: World) -> None:
+    """Let a learner train until each fragment has two versions."""
+    async with serving(w.syncer("s1")) as syncer:
+        await train(w.learner("us-1"), 4, enough=lambda: min(k.head for k in syncer.coordinators) >= 2)
+
+
+@pytest.fixture
+def under_way(as_role: Callable[[str], dict[str, str]], tmp_path: Path) -> None:
+    """The run with some commits, which an earlier test may have made."""
+
+    async def grow() -> None:
+        async with world(RUN, bus=f"sqlite://{tmp_path}/bus") as w:
+            await trained(w)
+
+    with closing(administrator(as_role("root"))) as client:
+        if not client.list_objects_v2(Bucket=BUCKET, Prefix=f"{PREFIX}/commits/").get("Contents"):
+            asyncio.run(grow())
 
 
 @row(
@@ -589,6 +608,7 @@ async def test_a_run_that_is_not_under_way(
     then="`ok store: may read`",
 )  # fmt: skip
 @SLOW
+@pytest.mark.usefixtures("under_way")
 def test_credentials_of_another_participant(doctor: Doctor, as_role: Callable[[str], dict[str, str]]) -> None:
     as_role("learner-us-1")
     doctor.finds(RUN, *LEARNER)
@@ -627,6 +647,7 @@ def test_credentials_that_may_not_create_updates(
     do="use the role's own credentials, which `isthmus access` writes", then="`ok store: must not write a commit`",
 )  # fmt: skip
 @SLOW
+@pytest.mark.usefixtures("under_way")
 @pytest.mark.parametrize("name", [("--learner", "eu-1"), ()], ids=["named", "unnamed"])
 def test_credentials_that_may_do_too_much(
     name: tuple[str, ...], doctor: Doctor, as_role: Callable[[str], dict[str, str]]
@@ -649,6 +670,7 @@ def test_credentials_that_may_do_too_much(
     then="`ok store: must not write a commit`, and so on for each kind of object",
 )  # fmt: skip
 @SLOW
+@pytest.mark.usefixtures("under_way")
 def test_a_folder_that_keeps_nobody_apart(
     doctor: Doctor, folder: Path, as_role: Callable[[str], dict[str, str]]
 ) -> None:
@@ -664,6 +686,7 @@ def test_a_folder_that_keeps_nobody_apart(
     then="a failure of `store: access` or `store: may write`. If both are ok, the credentials may do too much",
 )  # fmt: skip
 @SLOW
+@pytest.mark.usefixtures("under_way")
 def test_a_role_that_writes_nothing(doctor: Doctor, as_role: Callable[[str], dict[str, str]]) -> None:
     as_role("reader")
     doctor.finds(RUN, "--role", "reader", *LEARNER[4:])
@@ -678,6 +701,7 @@ def test_a_role_that_writes_nothing(doctor: Doctor, as_role: Callable[[str], dic
     "be restored",
 )  # fmt: skip
 @SLOW
+@pytest.mark.usefixtures("under_way")
 def test_objects_that_may_be_overwritten(doctor: Doctor, as_role: Callable[[str], dict[str, str]]) -> None:
     """SeaweedFS knows no such condition. infra/test_aws.py has policies with it."""
     environment = as_role("root")
