@@ -19,6 +19,7 @@ from isthmus.agent.speed import Speeds
 from isthmus.format.layout import Spec, TensorClass
 from isthmus.format.rules import LONG_STEPS, Pace, Rules
 from isthmus.store.base import PART_BYTES, requests_to_read, requests_to_write
+from isthmus_lab.commands.rates import gbit_s
 from isthmus_lab.forecast import speeds as modelled
 from isthmus_lab.forecast.island import Island
 from isthmus_lab.forecast.outcome import CHECKPOINT_SHARE, HEADROOM
@@ -101,7 +102,9 @@ def test_what_is_fixed_is_not_chosen_and_a_link_that_cannot_carry_it_is_named() 
     assert not found.forecasts[0].fits
     assert found.forecasts[0].kept < 0.1
     assert any(w.startswith("attic: its link up cannot carry its fragments") for w in found.warnings)
-    assert any(c.reason.startswith("as you asked") for c in found.choices if c.name == "sync_every")
+    (why,) = (c.reason for c in found.choices if c.name == "sync_every")
+    assert why.startswith("you asked for 12; the run will use 96, because learners lengthen a period that is shorter")
+    assert "to at most 8 times what was asked for; every figure here is for 96" in why
 
 
 def test_fragments_that_are_given_leave_the_period_to_be_chosen() -> None:
@@ -199,6 +202,39 @@ def test_the_work_merged_is_about_what_real_learners_merge(latency_s: float) -> 
     assert found.forecasts[0].kept == pytest.approx(row.kept, abs=0.1)
 
 
+@pytest.mark.tier("all")
+@pytest.mark.parametrize(
+    ("wires", "period", "kept"),
+    [
+        (Wires(latency_s=0.5, spread=0.5), 28, 0.75),
+        (Wires(latency_s=0.06, spread=0.3, gbit_s=0.0229, parameters=1e8), 30, 0.74),
+    ],
+    ids=["far", "thin"],
+)
+def test_the_period_is_about_the_one_to_which_real_learners_lengthen_it(wires: Wires, period: int, kept: float) -> None:
+    """H = 12 is asked for. The lab's run counts its first rounds at H = 12 and its last, unmerged ones."""
+    link = 1.0 if wires.gbit_s is None else wires.gbit_s
+    island = Island(name="a", count=4, latency_s=wires.latency_s, up_gbit_s=link, down_gbit_s=link)
+    found = planned(wires.parameters or 1e5, island, fixed=replace(RDA, sync_every=12, fragments=12))
+    row = train(
+        base(
+            600,
+            learners=4,
+            shape=Shape(width=16, layers=1, heads=1),
+            noise=0.05,
+            wires=wires,
+            rules_sync_every_max=0,
+        ),
+        0,
+    )
+    assert found.period == pytest.approx(period, abs=1)
+    assert found.forecasts[0].kept == pytest.approx(kept, abs=0.01)
+    assert found.period == pytest.approx(row.extra["period"], rel=0.3)
+    assert row.extra["period"] > 1.5 * found.rules.sync_every
+    assert found.forecasts[0].kept == pytest.approx(row.kept, abs=0.2)
+    assert not any("overwritten" in warning for warning in found.warnings)
+
+
 GRID = list(
     itertools.product(
         (1e6, 1e8, 2.9e9, 7e10), (1, 2, 8, 64), (0.02, 0.2, 1.0, 10.0), (0.005, 0.05, 0.5), (0.3, 1.0, 10.0), (0.0, 2.5)
@@ -228,7 +264,7 @@ def test_a_plan_never_warns_of_what_it_chose(part: int) -> None:
 
 def test_a_link_that_can_carry_nothing_is_said_to_be_too_thin_and_not_badly_set() -> None:
     found = planned(7e10, Island(name="attic", count=2, up_gbit_s=0.01, down_gbit_s=0.01))
-    assert found.rules.sync_every == max(PERIODS)
+    assert found.period >= max(PERIODS)
     assert any("too thin for this model at any period up to 768 steps" in w for w in found.warnings)
     far = planned(1e6, Island(name="moon", count=2, latency_s=9.0, step_s=0.01))
     assert any(w.startswith("moon: a new version is") and "at any period" in w for w in far.warnings)
@@ -302,7 +338,7 @@ def test_what_is_sent_isotropically_takes_a_learner_longer_to_pack_and_less_room
     assert sent.forecasts[0].up_gb_day < plain.forecasts[0].up_gb_day
     assert sent.forecasts[0].sent_s > plain.forecasts[0].sent_s
     assert plain.forecasts[0].memory_gib - sent.forecasts[0].memory_gib == pytest.approx(8e6 / 2**30)
-    hurried = planned(1e6, Island(name="a", count=4, step_s=1e-3), fixed=given)
+    hurried = planned(1e6, Island(name="a", count=4, step_s=1e-4), fixed=given)
     assert not hurried.rules.isotropic_up, "in steps this short, packing would take too many cores"
     said = {choice.name: choice.reason for choice in sent.choices}
     assert "of its cores" in said["isotropic_up"]
@@ -458,7 +494,10 @@ def test_the_command_counts_a_module(capsys: pytest.CaptureFixture[str]) -> None
         ([], None, "give the size of the model in exactly one way"),
         (["--params", "1e9", "--model", "x:y"], None, "give the size of the model in exactly one way"),
         (["--params", "-1"], None, "--params -1: must be more than 0"),
-        (["--params", "1e9", "--up", "inf"], None, "up_gbit_s must be finite"),
+        (["--params", "1e9", "--up", "inf"], None, "--up inf: write a number and its unit, Mbit/s, Gbit/s or MB/s"),
+        (["--params", "1e9", "--up", "200Mbot"], None, "--up 200Mbot: write a number and its unit, Mbit/s, Gbit/s"),
+        (["--params", "1e9", "--up", "200"], None, "--up 200: which unit? write 200Mbit/s, 200Gbit/s or 200MB/s"),
+        (["--params", "1e9", "--down", "1e3"], None, "--down 1e3: which unit? write 1000Mbit/s, 1000Gbit/s"),
         (["--params", "1e9", "--up", "0"], None, "--up 0: must be more than 0"),
         (["--params", "1e9", "--codec", "int3"], None, "--codec int3: choose one of"),
         (["--params", "1e9", "--fragments", "24", "--sync-every", "12"], None, "24 fragments within 12 steps"),
@@ -476,7 +515,7 @@ def test_the_command_counts_a_module(capsys: pytest.CaptureFixture[str]) -> None
             "latency_s 50 cannot be (at most 10): it is in seconds, one way",
         ),
         (["--params", "1e9", "--step-seconds", "1e6"], None, "step_s 1e+06 cannot be (at most 86400)"),
-        (["--params", "1e9", "--up", "1e9"], None, "up_gbit_s 1e+09 cannot be (at most 100000): it is in Gbit/s"),
+        (["--params", "1e9", "--up", "1e9Gbit/s"], None, "up_gbit_s 1e+09 cannot be (at most 100000): it is in Gbit/s"),
         (["--params", "1e9", "--mtbf-hours", "1e-6"], None, "mtbf_hours 1e-06 cannot be (at least 0.001)"),
         (["--params", "1e9", "--gpus", "9"], None, "--gpus 9: cannot be divided equally among 8 learners"),
         (["--params", "1e9", "--cpu", "abacus"], None, "--cpu abacus: choose one of xeon-2023, epyc-2023, slow"),
@@ -500,6 +539,31 @@ def test_what_cannot_be_is_one_clear_line(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "rate"),
+    [
+        ("0.5", 0.5), ("100", 100.0), ("200Mbit/s", 0.2), ("200 Mbit", 0.2), ("200mbps", 0.2), ("200Mb/s", 0.2),
+        ("25MB/s", 0.2), ("25 MBps", 0.2), ("25MByte/s", 0.2), ("0.2Gbit/s", 0.2), ("0.2gbps", 0.2), ("1.5GB/s", 12.0),
+        ("400Gbit/s", 400.0), ("64kbit/s", 64e-6), ("1e9bit/s", 1.0), ("1Tbit/s", 1000.0),
+    ],
+)  # fmt: skip
+def test_a_rate_is_read_in_its_usual_spellings(word: str, rate: float) -> None:
+    assert gbit_s(word) == pytest.approx(rate, rel=1e-12)
+
+
+def test_links_are_printed_as_they_were_understood(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    said = []
+    for words in ("--up 200Mbit/s --down 25MB/s", "--up 0.2 --down 0.2"):
+        assert main(["plan", "--params", "1e8", *words.split()]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert said[0].startswith("links of 8 × learner: 200 Mbit/s up, 200 Mbit/s down, 0.05 s one way to the store\n")
+    config = tmp_path / "c.toml"
+    config.write_text("[plan]\nup = 0.2\ndown = '200Mbps'\n")
+    assert main(["plan", "--params", "1e8", "--config", str(config)]) == 0
+    assert capsys.readouterr().out == said[0]
 
 
 def test_a_model_in_two_bytes_takes_less_of_a_learner() -> None:

@@ -11,16 +11,17 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from isthmus.format.isotropic import flop
-from isthmus.format.rules import MergeRule
+from isthmus.format.rules import LONGEST, MergeRule
 from isthmus_lab.forecast import matrices, quality, speeds
 from isthmus_lab.forecast.island import START_S, Island
 from isthmus_lab.forecast.learning import lab
 from isthmus_lab.forecast.outcome import HEADROOM, Case, outcome
-from isthmus_lab.forecast.planner import plan
+from isthmus_lab.forecast.planner import Plan, plan
 from isthmus_lab.forecast.search import ISO_BLOCKS, PERIODS, Fixed, _Grid, _pairs, _rules, _Space, _ways, search
 from isthmus_services.board.prices import Prices
 from isthmus_services.main import main
@@ -128,12 +129,49 @@ def test_what_is_printed_of_a_choice_is_what_it_was_chosen_by(cases: list[Spec])
             h, k, pair = (draw.randrange(n) for n in grid.bound.shape)
             rules = _rules(*way, *space.pairs[pair], space.periods[h], int(space.fragments[h, k, pair]))
             found = outcome(here, rules)
-            assert found.kept == pytest.approx(grid.kept[0][h, k, pair], rel=1e-9, abs=1e-12)
-            assert found.load == pytest.approx(grid.load[h, k, pair], rel=1e-9)
             if np.isfinite(grid.bound[h, k, pair]):
+                assert found.kept == pytest.approx(grid.kept[0][h, k, pair], rel=1e-9, abs=1e-12)
+                assert found.load == pytest.approx(grid.load[h, k, pair], rel=1e-9)
                 assert found.per_usd <= grid.bound[h, k, pair]
                 assert found.day["usd"] >= grid.usd[h, k, pair]
                 assert found.per_usd == pytest.approx(grid.bound[h, k, pair], rel=1e-8)
+
+
+@pytest.mark.parametrize("cases", slices(CASES))
+def test_a_period_and_the_one_that_the_run_makes_of_it_are_the_same_plan(cases: list[Spec]) -> None:
+    """Every figure is for the period that the run will use, and no warning is about one that it will leave."""
+
+    def figures(of: Spec, fixed: Fixed) -> tuple[Plan, object]:
+        found = plan(of[0], [island(of)], of[3], store_region="near", fixed=fixed, speeds=table().of)
+        warned = [w for w in found.warnings if "is kept as you asked" not in w]
+        others = [c for c in found.choices if c.name not in ("sync_every", "fragments")]
+        rules = msgspec.structs.replace(found.rules, sync_every=1)
+        return found, (
+            found.period, rules, found.forecasts, found.syncer, found.day, found.worth, found.per_usd, found.pace,
+            warned, [(c.name, c.value) for c in others],
+        )  # fmt: skip
+
+    lengthened = 0
+    for n, of in enumerate(cases):
+        short, _ = figures(of, Fixed(sync_every=PERIODS[n % 12]))
+        if short.period in (short.rules.sync_every, LONGEST * short.rules.sync_every):
+            continue
+        lengthened += 1
+        rules = short.rules
+        given = Fixed(
+            sync_every=short.period, fragments=rules.fragments, merge=rules.merge, iso_block=rules.iso_block,
+            codec=rules.codec_up, codec_down=rules.codec_down,
+        )  # fmt: skip
+        asked = replace(given, sync_every=rules.sync_every)
+        assert figures(of, asked)[1] == figures(of, given)[1], of
+        assert figures(of, asked)[0].forecasts == short.forecasts, of
+        (why,) = (c.reason for c in short.choices if c.name == "sync_every")
+        assert f"you asked for {rules.sync_every}; the run will use {short.period}, because" in why
+        # What is overwritten at a third of the period is no reason to warn.
+        assert not any("overwritten" in w for w in short.warnings), (of, short.warnings)
+        free = plan(of[0], [island(of)], of[3], store_region="near", speeds=table().of)
+        assert free.period == free.rules.sync_every or not free.forecasts[0].fits
+    assert lengthened
 
 
 @pytest.mark.parametrize("cases", slices(CASES))
@@ -303,6 +341,33 @@ def test_more_fragments_than_any_period_that_is_tried_need_a_longer_one(capsys: 
     assert "--fragments 900 --sync-every 900" in shown(
         capsys, "--params", "1e8", "--fragments", "900", "--sync-every", "900"
     )
+
+
+def test_the_merge_rule_is_said_to_depend_on_the_length_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """After 600 steps at H = 48, RDA is ahead of blocks of 1,024; after the longest runs it is behind (docs/compare.md)."""
+    said = shown(capsys, "--params", "1.3e9", "--learners", "4", "--gpu-hour", "2.5")
+    length = re.search(
+        r"in runs of up to about ([0-9,]+) \(([0-9.]+) tokens a parameter\) of the lab's steps, rda", said
+    )
+    assert length is not None, said
+    steps = float(length[1].replace(",", ""))
+    assert 600 <= steps <= 3000
+    assert float(length[2]) == pytest.approx(steps * 4 * 128 / 0.26e6, rel=0.1)
+    same = shown(capsys, "--params", "1e8", "--learners", "8")
+    assert "this holds in the lab's runs of 600 to 3,000 steps" in same
+
+
+def test_a_forecast_outside_the_measured_range_names_the_nearest_measurement(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--params", "1e8", "--learners", "8", "--up", "10", "--down", "10", "--merge")
+    near = "H = 49 is beyond the 48 that were measured"
+    said = shown(capsys, *words, "iso", "--sync-every", "49")
+    assert f"this is extrapolated: {near} (nearest: M = 8, H = 48, 0.49 after 600 steps)" in said
+    said = shown(capsys, *words, "rda", "--sync-every", "49")
+    assert f"{near} with 8 learners (nearest: M = 8, H = 48, 0.47 after 600 steps)" in said
+    for merge in ("iso", "rda"):
+        assert "extrapolated:" not in shown(capsys, *words, merge, "--sync-every", "48")
 
 
 def test_what_was_not_measured_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,8 @@ fragment a second, all day. With 32 bits both ways, a fragment is 0.4 GB. Header
 are within the tolerance.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from isthmus.agent.speed import Speeds
@@ -16,8 +18,11 @@ from isthmus_services.board.prices import Prices
 PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.03, egress_gb=0.02)
 DAY_S = 86_400
 FRAGMENT_GB = 0.4
-CHECKPOINTS_GB_S = 24.0 / 1280.0
-"""A checkpoint has 24 GB. At 15 % of a gigabit a second, sending it takes 1,280 s."""
+CHECKPOINTS_GB_S = 24.0 / 128.0
+"""A checkpoint has 24 GB. At 15 % of 10 Gbit/s, sending it takes 128 s."""
+LINKED = Island(name="", up_gbit_s=10.0, down_gbit_s=10.0, latency_s=0.01)
+"""Three round trips are shorter than the period, so a run keeps it."""
+
 CLOSE = 1e-3
 
 
@@ -26,7 +31,10 @@ def found() -> Plan:
     """A plan for one learner in the store's region and two slower learners in another region."""
     return plan(
         1.2e9,
-        [Island(name="near", region="eu"), Island(name="far", count=2, region="us", step_s=2.0)],
+        [
+            replace(LINKED, name="near", region="eu"),
+            replace(LINKED, name="far", count=2, region="us", step_s=2.0),
+        ],
         PRICES,
         store_region="eu",
         fixed=Fixed(fragments=12, sync_every=12, codec="f32", codec_down="f32"),
@@ -55,9 +63,9 @@ def test_who_takes_over_reads_states_and_two_rounds_on_top(found: Plan) -> None:
 
 def test_a_learners_rates_are_its_share_of_them(found: Plan) -> None:
     for forecast in found.forecasts:
-        # A gigabit a second is 0.125 GB/s.
-        assert forecast.up_load == pytest.approx((FRAGMENT_GB + CHECKPOINTS_GB_S) / 0.125, rel=CLOSE)
-        assert forecast.down_load == pytest.approx(FRAGMENT_GB / 0.125, rel=CLOSE)
+        # 10 Gbit/s are 1.25 GB/s.
+        assert forecast.up_load == pytest.approx((FRAGMENT_GB + CHECKPOINTS_GB_S) / 1.25, rel=CLOSE)
+        assert forecast.down_load == pytest.approx(FRAGMENT_GB / 1.25, rel=CLOSE)
         assert forecast.up_gb_day == pytest.approx((FRAGMENT_GB + CHECKPOINTS_GB_S) * DAY_S, rel=CLOSE)
         assert forecast.down_gb_day == pytest.approx(FRAGMENT_GB * DAY_S, rel=CLOSE)
 
@@ -87,6 +95,6 @@ def test_requests_are_paid_by_the_thousand(found: Plan) -> None:
     assert day["reads"] == pytest.approx((3 * (1 + 24) + 3 * 24) * DAY_S, rel=0.01)
     # For each round, every learner writes an update, and the syncer a value and a commit. Every two rounds it writes a
     # snapshot of 1.2 GB, when twice as much was merged. Each learner's checkpoint of 24 GB takes 360 requests.
-    assert day["writes"] == pytest.approx((3 * 8 + 8 + 1 + 20 / 2 + 3 * 360 / 1280) * DAY_S, rel=0.02)
+    assert day["writes"] == pytest.approx((3 * 8 + 8 + 1 + 20 / 2 + 3 * 360 / 128) * DAY_S, rel=0.02)
     assert day["requests_usd"] == pytest.approx(day["reads"] * 0.0000004 + day["writes"] * 0.000005)
     assert day["usd"] == pytest.approx(day["requests_usd"] + day["egress_usd"] + day["storage_usd"])

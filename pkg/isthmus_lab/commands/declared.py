@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from isthmus.format.rules import MergeRule, require_codec
+from isthmus_lab.commands.rates import gbit_s
 from isthmus_lab.forecast.goodput import REJOINS, Cluster
 from isthmus_lab.forecast.island import Island
 from isthmus_lab.training.names import NAMES
@@ -245,10 +246,14 @@ class Plan(Reported):
         int | None,
         Setting("GPUs of all learners together (8 each, listed as an assumption)", metavar="N", ge=1, flag_only=True),
     ] = None
-    up: Annotated[float | None, Setting(f"Gbit/s to the store ({_ISLAND.up_gbit_s:g})", metavar="GBIT", gt=0)] = None
-    down: Annotated[float | None, Setting(f"Gbit/s from the store ({_ISLAND.down_gbit_s:g})", metavar="GBIT", gt=0)] = (
-        None
-    )
+    up: Annotated[
+        str | None,
+        Setting(f"rate to the store, such as 200Mbit/s ({_ISLAND.up_gbit_s:g}Gbit/s)", metavar="RATE", check=gbit_s),
+    ] = None
+    down: Annotated[
+        str | None,
+        Setting(f"rate from the store, such as 25MB/s ({_ISLAND.down_gbit_s:g}Gbit/s)", metavar="RATE", check=gbit_s),
+    ] = None
     latency: Annotated[
         float | None, Setting(f"one-way latency to the store, in seconds ({_ISLAND.latency_s:g})", metavar="S", ge=0)
     ] = None

@@ -18,12 +18,21 @@ from rich.table import Table
 from isthmus.bus import IN_STORE
 from isthmus.errors import InputError
 from isthmus.format.layout import Spec
-from isthmus.format.rules import MergeRule
+from isthmus.format.rules import MergeRule, Rules
 from isthmus.runtime.clock import single_threaded
-from isthmus_lab.commands import declared
+from isthmus_lab.commands import declared, rates
 from isthmus_lab.forecast import speeds
-from isthmus_lab.forecast.compare import ACROSS, ASSUMED, DECOUPLED, ONE_PLACE, Comparison, compare
+from isthmus_lab.forecast.compare import (
+    ACROSS,
+    ASSUMED,
+    DECOUPLED,
+    MTBF_LEAST_HOURS,
+    ONE_PLACE,
+    Comparison,
+    compare,
+)
 from isthmus_lab.forecast.island import START_S, Island
+from isthmus_lab.forecast.learning import RESTS_ON, SHORT, lab
 from isthmus_lab.forecast.outcome import SYNCER_CORES, SYNCER_GBIT_S, Forecast
 from isthmus_lab.forecast.planner import Plan, plan
 from isthmus_lab.forecast.polling import BEAT_MAX_S, BusCosts, bus_costs, costs_within
@@ -76,6 +85,9 @@ def run(arguments: declared.Plan) -> int:
     line = init_line(found, arguments.model, bus if arguments.requests_per_hour else None)
     in_store = msgspec.to_builtins(bus)
     report = plain(found) | {"init": line, "bus_in_store": in_store, "speeds": {"named": named, "how": table.how}}
+    console = stdout()
+    for island in islands:
+        console.print(_links(island), highlight=False)
     if arguments.compare:
         if arguments.step_tokens is None:
             assumed.append(f"{STEP_TOKENS:g} tokens in a learner's step (--step-tokens)")
@@ -85,7 +97,6 @@ def run(arguments: declared.Plan) -> int:
         report["compare"] = msgspec.to_builtins(beside) | turns | {"assumed": ASSUMED}
     else:
         _show(found)
-    console = stdout()
     console.print(_priced(bus, of_objects, counted=arguments.requests_per_hour is not None), highlight=False)
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
@@ -114,23 +125,28 @@ def _bus(
     step_s = min(island.step_s for island in islands)
     learners = sum(island.count for island in islands)
     if bound is None:
-        return bus_costs(found.rules, learners, step_s, prices)
+        return bus_costs(_asked(found), learners, step_s, prices)
 
     def within(of: Plan) -> BusCosts | None:
-        return costs_within(of.rules, learners, step_s, prices, bound, _of_objects(of))
+        return costs_within(_asked(of), learners, step_s, prices, bound, _of_objects(of))
 
     if (costs := within(found)) is not None:
         return costs
-    longer = [period for period in PERIODS if period > found.rules.sync_every]
+    longer = [period for period in PERIODS if period > found.period]
     enough = bisect.bisect_left(longer, True, key=lambda period: within(with_period(period)) is not None)
     period = f"--sync-every {longer[enough]} will do" if enough < len(longer) else "--sync-every"
     of_objects = _of_objects(found)
-    least = of_objects + sum(bus_costs(found.rules, learners, step_s, prices, BEAT_MAX_S).learner.values())
+    least = of_objects + sum(bus_costs(_asked(found), learners, step_s, prices, BEAT_MAX_S).learner.values())
     raise InputError(
-        f"--requests-per-hour {bound:g}: with H = {found.rules.sync_every}, a learner makes {of_objects:,.0f} "
+        f"--requests-per-hour {bound:g}: with H = {found.period}, a learner makes {of_objects:,.0f} "
         f"requests an hour for updates, versions and checkpoints, and {least:,.0f} with messages, at a heartbeat "
         f"of {BEAT_MAX_S:g} s: allow at least so many, or give a longer period ({period}) or fewer --fragments"
     )
+
+
+def _asked(found: Plan) -> Rules:
+    """Return the rules as if the run's period had been asked for."""
+    return msgspec.structs.replace(found.rules, sync_every=found.period)
 
 
 def _with_messages(found: Plan, bus: BusCosts) -> Plan:
@@ -270,8 +286,11 @@ def _islands(arguments: declared.Plan, file: dict[str, Any], assumed: list[str])
             assumed.append("1 s a step (--step-seconds)")
         plain = Island(name="learner")
         links = {"up": plain.up_gbit_s, "down": plain.down_gbit_s}
-        for name in [name for name in links if getattr(arguments, name) is None]:
-            assumed.append(f"{links[name]:g} Gbit/s {name} (--{name})")
+        for name, usual in links.items():
+            if (given := getattr(arguments, name)) is None:
+                assumed.append(f"{usual:g} Gbit/s {name} (--{name})")
+            else:
+                links[name] = rates.gbit_s(given)
         if arguments.latency is None:
             assumed.append(f"{plain.latency_s:g} s to the store (--latency)")
         if arguments.mtbf_hours is None:
@@ -292,8 +311,8 @@ def _islands(arguments: declared.Plan, file: dict[str, Any], assumed: list[str])
             name="learner",
             count=arguments.learners,
             step_s=1.0 if arguments.step_seconds is None else arguments.step_seconds,
-            up_gbit_s=plain.up_gbit_s if arguments.up is None else arguments.up,
-            down_gbit_s=plain.down_gbit_s if arguments.down is None else arguments.down,
+            up_gbit_s=links["up"],
+            down_gbit_s=links["down"],
             latency_s=plain.latency_s if arguments.latency is None else arguments.latency,
             mtbf_hours=float("inf") if arguments.mtbf_hours is None else arguments.mtbf_hours,
             restart_s=arguments.restart,
@@ -325,6 +344,14 @@ def _islands(arguments: declared.Plan, file: dict[str, Any], assumed: list[str])
     return found
 
 
+def _links(island: Island) -> str:
+    """Return the links of a learner as they were understood."""
+    return (
+        f"links of {_who(island)}: {rates.shown(island.up_gbit_s)} up, {rates.shown(island.down_gbit_s)} down, "
+        f"{island.latency_s:g} s one way to the store"
+    )
+
+
 def _columns(title: str, names: Sequence[str]) -> Table:
     """Return a table with these columns. A cell that does not fit is folded, never cut."""
     table = Table(title=title, title_justify="left")
@@ -347,10 +374,12 @@ def _show(found: Plan) -> None:
         console.print(_restart(f), highlight=False)
     s, day = found.syncer, found.day
     console.print(
-        "goodput: utilisation, less what failures take; in the model: goodput × merged, the share of "
-        f"time whose work is in a commit; a processed token is worth {_worth(found)} of data parallel's",
+        "goodput: utilisation, less what failures take; in the model: goodput × merged, the share of time whose work "
+        "is in a commit",
         highlight=False,
     )
+    for line in _worth(found):
+        console.print(line, highlight=False)
     console.print(
         f"syncer: {s['memory_gib']:.1f} GiB, {s['cores']:.2f} cores ({s['merge_s']:.2f} s per round), "
         f"{s['down_gbit_s']:.2f} Gbit/s in, {s['up_gbit_s']:.2f} Gbit/s out; several syncers share this load",
@@ -363,8 +392,8 @@ def _show(found: Plan) -> None:
     )
     priced = f", {found.per_usd:.4g} per dollar" if day["gpu_usd"] else ""
     console.print(
-        f"the plan learns {found.learnt:.4g} steps of data parallel a second{priced}: this is what it maximises "
-        "where links can carry it",
+        f"the plan learns as much as {found.learnt:.4g} steps of data parallel a second{priced}; of all settings that "
+        "the links can carry, it chooses those that learn most",
         highlight=False,
     )
     console.print(
@@ -387,9 +416,21 @@ def _restart(f: Forecast) -> str:
     return f"{f.island.name}: a restart takes {f.restart_s:,.0f} s: {parts}"
 
 
-def _worth(found: Plan) -> str:
+def _worth(found: Plan) -> list[str]:
+    """Return lines on what a token is worth, and on where this was not measured."""
     worth = found.worth
-    return f"{worth.long:.2f} ({worth.short:.2f} in short runs, 1 at parity; {worth.rests_on})"
+    if worth.longest == SHORT:
+        return []
+    measured = [lab(merge).longest for merge in (MergeRule.ISO, MergeRule.RDA)]
+    longest = [worth.longest] if worth.longest in measured else measured
+    lines = [
+        f"a processed token is worth {worth.long:.2f} of data parallel's: by {RESTS_ON}, in its longest runs "
+        f"({' to '.join(f'{n:,}' for n in longest)} steps); {worth.short:.2f} in its runs of {SHORT} steps; 1 (parity) "
+        "was published at large scale"
+    ]
+    if worth.beyond:
+        lines.append(f"this is extrapolated: {'; '.join(worth.beyond)}")
+    return lines
 
 
 def _who(island: Island) -> str:
@@ -442,21 +483,21 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island]) -
     table.add_row("learnt per dollar", *(f"{w.per_usd:.3g}" if w.usd else "free" for w in ways))
     console.print(table)
     ours, rules = beside.way(DECOUPLED), found.rules
-    worth = found.worth
     f = found.forecasts
     kept = sum(x.kept * x.island.count for x in f) / sum(x.island.count for x in f)
+
+    asked = f" (lengthened from {rules.sync_every})" if found.period > rules.sync_every else ""
 
     def say(words: str) -> None:
         console.print(words, highlight=False)
 
     say(
-        f"decoupled: H = {rules.sync_every}, P = {rules.fragments}, {kept:.0%} of the work merged, "
-        f"{beside.least / one.learnt:.0%} of one place in short runs, {beside.most / one.learnt:.0%} at parity"
+        f"decoupled: H = {found.period}{asked}, P = {rules.fragments}, {rules.merge}, {kept:.0%} of the work merged, "
+        f"{beside.least / one.learnt:.0%} of one place in short runs, {beside.most / one.learnt:.0%} at parity, where "
+        "a token is worth as much as in data parallel"
     )
-    say(
-        f"rests on: {worth.rests_on}; {worth.short:.2f} in its runs of 600 steps, {worth.long:.2f} in those of 3,000; "
-        "parity (1) is what was published at large scale"
-    )
+    for line in _worth(found):
+        say(line)
     say(f"compared with one place, which must have {gpus:,} GPUs: {_pays_place(beside)}")
     say(f"compared with data parallel across the links ({ours.learnt / beside.way(ACROSS).learnt:.3g} times it): "
         f"{_pays_links(beside)}")  # fmt: skip
@@ -464,14 +505,18 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island]) -
 
 
 def _pays_place(beside: Comparison) -> str:
-    def when(hours: float | None) -> str:
-        if hours is None:
-            return "never"
+    def when(hours: float) -> str:
         if math.isinf(hours):
             return "at any failure rate"
         return f"if a learner fails more often than every {_lasting(hours * 3600.0)}"
 
-    return f"it pays {when(beside.mtbf_hours)}; at parity {when(beside.mtbf_hours_at_parity)}"
+    here, parity = beside.mtbf_hours, beside.mtbf_hours_at_parity
+    even = f"not even if every learner failed every {_lasting(MTBF_LEAST_HOURS * 3600.0)}"
+    if here is not None:
+        return f"it pays {when(here)}" + ("" if parity is None else f"; at parity {when(parity)}")
+    if parity is None:
+        return f"it never pays here, nor at parity, {even}"
+    return f"it never pays here, {even}; at parity it would pay {when(parity)}"
 
 
 def _lasting(seconds: float) -> str:
@@ -487,6 +532,6 @@ def _pays_links(beside: Comparison) -> str:
             return "never"
         if math.isinf(gbit_s):
             return "at any bandwidth"
-        return f"below {gbit_s:.3g} Gbit/s each" if gbit_s >= 1.0 else f"below {1000.0 * gbit_s:.3g} Mbit/s each"
+        return f"where each link has less than {rates.shown(gbit_s)}"
 
     return f"it pays {until(beside.gbit_s)}; at parity {until(beside.gbit_s_at_parity)}"

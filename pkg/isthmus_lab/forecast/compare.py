@@ -40,6 +40,9 @@ ASSUMED = (
 )
 """What the figures rest on beside the arguments, each printed with them and listed in docs/compare.md."""
 
+MTBF_LEAST_HOURS = 0.5
+"""Hours between two failures of a learner below which nobody would train; restarts of large models take longer."""
+
 GRADIENTS = OnTheWire(name="bf16", up_bits=16.0, down_bits=16.0)
 
 PARITY = 1.0
@@ -91,7 +94,7 @@ class Comparison:
     """Tokens that decoupled training learns a day at parity."""
     mtbf_hours: float | None
     """Hours between two failures of a learner below which decoupled training learns more than data parallel in one
-    place; None: it never does, inf: it always does."""
+    place; None: it does at no `MTBF_LEAST_HOURS` or more, inf: it always does."""
     mtbf_hours_at_parity: float | None
     gbit_s: float | None
     """Gbit/s of every link above which data parallel across the links learns more; None: it does at any bandwidth,
@@ -143,8 +146,8 @@ def compare(found: Plan, islands: Sequence[Island], prices: Prices, tokens: floa
         ways=[one, across, ours],
         least=plain * found.worth.short,
         most=plain * PARITY,
-        mtbf_hours=_turns(beats(worth), 1e-3, 1e7),
-        mtbf_hours_at_parity=_turns(beats(PARITY), 1e-3, 1e7),
+        mtbf_hours=_turns(beats(worth), MTBF_LEAST_HOURS, 1e7),
+        mtbf_hours_at_parity=_turns(beats(PARITY), MTBF_LEAST_HOURS, 1e7),
         gbit_s=_turns(slower(worth), 1e-6, 1e6),
         gbit_s_at_parity=_turns(slower(PARITY), 1e-6, 1e6),
     )

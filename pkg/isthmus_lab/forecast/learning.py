@@ -41,6 +41,13 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     setting: str = ""
 
 
+RESTS_ON = "a lab model of 0.26 million parameters"
+"""What the worth of a token was measured with."""
+
+SHORT = 600
+"""Steps of the lab's short runs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Worth:
     """Worth of a processed token, in tokens of data parallel."""
@@ -50,12 +57,23 @@ class Worth:
     long: float
     """Worth in the lab's longest runs: 3,000 steps merged by RDA, 1,800 steps merged isotropically."""
     beyond: tuple[str, ...]
-    """Respects in which the setting is outside the measured range."""
+    """Respects in which the setting is outside the measured range, each with the nearest measurement."""
+    longest: int
+    """Steps of the lab's longest runs, after which `long` is reached."""
 
-    @property
-    def rests_on(self) -> str:
-        """What the figures rest on, in words."""
-        return "; ".join(("a lab model of 0.26 million parameters", *self.beyond))
+    @classmethod
+    def of_one(cls) -> "Worth":
+        """Return the worth of a token of a single learner, which merges nothing."""
+        return cls(short=1.0, long=1.0, beyond=(), longest=SHORT)
+
+    def after(self, steps: float) -> float:
+        """Return the worth in runs of this many of the lab's steps.
+
+        Between the short and the longest runs, the cost is linear in the logarithm of the steps; beyond, it stays.
+        """
+        share = 1.0 if self.longest <= SHORT else math.log(steps / SHORT) / math.log(self.longest / SHORT)
+        share = min(1.0, max(0.0, share))
+        return math.pow(self.short, 1.0 - share) * math.pow(self.long, share)
 
 
 @dataclass(frozen=True)
@@ -143,24 +161,24 @@ class Lab:
         """
         short = sum(self.base(r.learners, r.sync_every) for r in self.long)
         # A row that is ahead of data parallel must not offset a row that is behind it.
-        return min(1.0, sum(max(0.0, self.paid(r)) for r in self.long) / short)
+        return float(min(1.0, sum(max(0.0, self.paid(r)) for r in self.long) / short))
 
-    def base(self, learners: float, sync_every: float) -> float:
+    def base(self, learners: float, sync_every: Figures) -> Figures:
         """Return the cost of this number of learners and this period in steps, in runs of 600 steps; never negative."""
         by_learners = between(self.by_learners, learners)
-        return max(0.0, by_learners + between(self.by_period, max(sync_every, self.shortest)))
+        return np.maximum(0.0, by_learners + between(self.by_period, np.maximum(sync_every, self.shortest)))
 
-    def long_base(self, learners: float, sync_every: float) -> float:
+    def long_base(self, learners: float, sync_every: Figures) -> Figures:
         """Return the same in the longest runs.
 
         What a period costs beyond those that were measured is extrapolated and does not shrink: nothing shows that.
         """
-        known = self.base(learners, min(sync_every, max(self.by_period)))
+        known = self.base(learners, np.minimum(sync_every, max(self.by_period)))
         return self.shrinks * known + self.base(learners, sync_every) - known
 
-    def merged_near(self, sync_every: float) -> float:
+    def merged_near(self, sync_every: Figures) -> Figures:
         """Return the share of the work that is merged near the store; `base` includes the cost of the rest."""
-        return between(self.near, min(max(sync_every, self.shortest), max(self.near)))
+        return between(self.near, np.clip(sync_every, self.shortest, max(self.near)))
 
     def worth(self, learners: int, sync_every: int, kept: float) -> Worth:
         """Return the worth of a processed token, merged by this rule alone and with its usual codecs.
@@ -168,18 +186,36 @@ class Lab:
         `kept`: the share of the work that is merged.
         """
         if learners == 1:
-            return Worth(short=1.0, long=1.0, beyond=())
+            return Worth.of_one()
         base = self.base(learners, sync_every), self.long_base(learners, sync_every)
         short, long = weighed(*base, self.merged_near(sync_every), 0.0, kept)
-        return Worth(short=float(short), long=float(long), beyond=self.beyond(learners, sync_every, kept))
+        return Worth(
+            short=float(short), long=float(long), beyond=self.beyond(learners, sync_every, kept), longest=self.longest
+        )
+
+    @cached_property
+    def longest(self) -> int:
+        """Steps of the longest runs."""
+        return max(r.steps for r in self.long)
 
     def beyond(self, learners: int, sync_every: int, kept: float) -> tuple[str, ...]:
         """Return the respects in which a setting is outside the measured range, in words."""
         found = []
         if learners > max(self.by_learners):
             found.append(f"M = {learners} is beyond the {max(self.by_learners)} that were measured")
+        like = min({r.learners for r in self.decoupled}, key=lambda m: abs(math.log(learners / m)))
+        longest = max(r.sync_every for r in self.decoupled if r.learners == like)
         if sync_every > max(self.by_period):
             found.append(f"H = {sync_every} is beyond the {max(self.by_period)} that were measured")
+        elif sync_every > longest:
+            found.append(f"H = {sync_every} is beyond the {longest} that were measured with {like} learners")
+        if found:
+            row = min(
+                (r for r in self.decoupled if r.learners == like),
+                key=lambda r: abs(math.log(sync_every / r.sync_every)),
+            )
+            worth = math.exp(-max(0.0, self.paid(row)))
+            found[-1] += f" (nearest: M = {like}, H = {row.sync_every}, {worth:.2f} after {row.steps} steps)"
         if kept < self.least_kept:
             found.append(f"{kept:.0%} merged is below the {self.least_kept:.0%} that were measured")
         return tuple(found)
@@ -199,11 +235,12 @@ def weighed(short: Figures, long: Figures, near: Figures, more: Figures, kept: F
     return merged * np.exp(-np.maximum(0.0, short + rest)), merged * np.exp(-np.maximum(0.0, long + rda.shrinks * rest))
 
 
-def between(points: Mapping[int, float], at: float) -> float:
-    """Return the value at a number: linear in its logarithm, between the points and beyond the last."""
-    pairs = list(itertools.pairwise(sorted(points.items())))
-    (a, low), (b, high) = next((pair for pair in pairs if at <= pair[1][0]), pairs[-1])
-    return low + (high - low) * math.log(at / a) / math.log(b / a)
+def between(points: Mapping[int, float], at: Figures) -> Figures:
+    """Return the values at a number or numbers: linear in its logarithm, between the points and beyond the last."""
+    x, y = np.log(sorted(points)), np.array([points[n] for n in sorted(points)])
+    where = np.log(at)
+    n = np.minimum(np.searchsorted(x[1:], where), len(x) - 2)
+    return y[n] + (y[n + 1] - y[n]) * (where - x[n]) / (x[n + 1] - x[n])
 
 
 @lru_cache(maxsize=1)
@@ -221,3 +258,8 @@ def lab(merge: str = MergeRule.RDA.value) -> Lab:
     merged = ("isotropic", "isotropic_long") if merge == MergeRule.ISO else ("decoupled", "long")
     kinds = ("data_parallel", *merged, "overwritten")
     return Lab(*(msgspec.convert(recorded()[kind], list[Measured]) for kind in kinds))
+
+
+def tokens_each(steps: float, learners: int) -> float:
+    """Return the tokens a parameter that the lab's model has seen after this many steps of as many learners."""
+    return float(steps * learners * recorded()["tokens_per_step"] / recorded()["parameters"])

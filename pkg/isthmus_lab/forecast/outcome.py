@@ -7,15 +7,17 @@ of a period and of work that incoming versions overwrite (`learning`), of codecs
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+import msgspec
 import numpy as np
 
 from isthmus.agent.speed import Speeds
 from isthmus.format.layout import Spec
-from isthmus.format.rules import CHECKPOINT_S, KEPT_VERSIONS, ROBUST, MergeRule, Pace, Rules
+from isthmus.format.rules import CHECKPOINT_S, KEPT_VERSIONS, ROBUST, MergeRule, Pace, Rules, outer_for
 from isthmus.log.merge import state_bytes
+from isthmus.rounds.period import LAGS
 from isthmus.store.base import requests_to_read, requests_to_write
 from isthmus.syncer.agent import FETCHES_MAX
 from isthmus.syncer.snapshots import snapshot_after
@@ -35,6 +37,9 @@ CHECKPOINT_SHARE = 0.15
 HEADROOM = 0.7
 """Share of a link that fragments may take. In the lab's experiment `links`, even 85 % cost less than a period twice as
 long. The rest is for checkpoints, joins and foreign traffic."""
+
+QUEUES = HEADROOM
+"""Load of a link up to which fragments wait longer the more it carries; in `links` they waited no longer at 85 %."""
 
 CHECKPOINT_BYTES = 12.0
 """Bytes of a checkpoint object per parameter: values and moments."""
@@ -194,9 +199,22 @@ class Round:
         bits_s = 8.0 * self.fragments / self.period_s
         return self.up * bits_s / (island.up_gbit_s * 1e9), self.down * bits_s / (island.down_gbit_s * 1e9)
 
+    def _transfer_s(self, size: Figures, gbit_s: float) -> Figures:
+        """Return the seconds in which a link carries `size` bytes: the transfer, and its wait behind other fragments.
+
+        The wait is that of a queue with random arrivals and equal transfers (M/D/1).
+        """
+        transfer_s = size * 8.0 / (gbit_s * 1e9)
+        load = np.minimum(QUEUES, transfer_s * self.fragments / self.period_s)
+        return transfer_s * (1.0 + load / (2.0 * (1.0 - load)))
+
     def sent_s(self, island: Island) -> Figures:
         """Return the seconds from a step boundary to the update in the store."""
-        return self.pack_s + self.up * 8.0 / (island.up_gbit_s * 1e9) + 2.0 * island.latency_s
+        return self.pack_s + self._transfer_s(self.up, island.up_gbit_s) + 2.0 * island.latency_s
+
+    def read_s(self, island: Island) -> Figures:
+        """Return the seconds from a commit to its version at a learner: a message, then commit and value."""
+        return (WORD_LATENCIES + 4.0) * island.latency_s + self._transfer_s(self.down, island.down_gbit_s)
 
     def answers_s(self, islands: Sequence[Island]) -> Figures:
         """Return the seconds from a round's call to its last answer, at most a period.
@@ -216,9 +234,49 @@ class Round:
         After the upload: the announcement on the bus, the answers of all learners, the merge, and the announcement of
         the commit; then the learner reads commit and value, a round trip each.
         """
-        told_s = WORD_LATENCIES * island.latency_s
-        down_s = told_s + self.down * 8.0 / (island.down_gbit_s * 1e9) + 4.0 * island.latency_s
-        return self.sent_s(island) + told_s + self.answers_s(islands) + self.arithmetic_s + down_s
+        return self._opened_s(island) + self.answers_s(islands) + self.arithmetic_s + self.read_s(island)
+
+    def _opened_s(self, island: Island) -> Figures:
+        """Return the seconds from a step boundary to the round's call, if this learner's update opens the round."""
+        return self.sent_s(island) + WORD_LATENCIES * island.latency_s
+
+    def lag_s(self, islands: Sequence[Island]) -> Figures:
+        """Return the lag of a round in seconds, as a run measures it (`isthmus.rounds.rounds`).
+
+        The fastest learners open rounds, and the median learner decides how long reading a version takes. If a link
+        serves a fragment less often than once a period, updates wait for the rest of that time.
+        """
+        fastest = min(i.step_s for i in islands)
+        opened_s = np.min([self._opened_s(i) for i in islands if i.step_s == fastest], axis=0)
+        late_s = np.max([np.maximum(*self.loads(i)) - 1.0 for i in islands], axis=0) * self.period_s
+        read_s = self._median_s(islands, [self.read_s(i) for i in islands])
+        return np.maximum(opened_s + self.answers_s(islands) + self.arithmetic_s + read_s, late_s)
+
+    @staticmethod
+    def _median_s(islands: Sequence[Island], seconds: Sequence[Figures]) -> Figures:
+        """Return the median over learners of figures by island."""
+        if len(islands) == 1:
+            return seconds[0]
+        each = np.array(np.broadcast_arrays(*seconds))
+        order = np.argsort(each, axis=0)
+        counts = np.cumsum(np.array([i.count for i in islands])[order], axis=0)
+        middle = np.argmax(2 * counts >= sum(i.count for i in islands), axis=0)
+        return np.take_along_axis(each, np.take_along_axis(order, middle[None], axis=0), axis=0)[0]
+
+    def at_rest(self, islands: Sequence[Island], least: Figures, most: Figures) -> Figures:
+        """Return the period to which a run lengthens, in whole steps of the fastest learner.
+
+        It is the shortest one, from `least` to `most`, that is not shorter than `LAGS` lags (`isthmus.rounds.period`);
+        `period_s` of this round does not matter.
+        """
+        step_s = min(i.step_s for i in islands)
+        low, high = np.array(least), np.array(most)
+        while (low < high).any():
+            middle = (low + high) // 2
+            lag_s = replace(self, period_s=middle * step_s).lag_s(islands)
+            short = LAGS * lag_s > middle * step_s
+            low, high = np.where(short, np.minimum(middle + 1, high), low), np.where(short, high, middle)
+        return low
 
     def kept(self, island: Island, islands: Sequence[Island]) -> Figures:
         """Return the share of a learner's tokens that a commit will hold.
@@ -237,9 +295,12 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Outcome of one choice of P and H."""
+    """Outcome of one choice of rules, at the period that the run will use."""
 
     rules: Rules
+    """With the outer step that suits `period`."""
+    period: int
+    """Steps between two syncs of a fragment: `rules.sync_every`, or more where the run lengthens it."""
     wire: Wire
     forecasts: list[Forecast]
     syncer: dict[str, float]
@@ -290,9 +351,13 @@ def outcome(case: Case, rules: Rules) -> Outcome:
         fragments=rules.fragments, period_s=rules.sync_every * case.step_s, up=wire.up, down=wire.down,
         pack_s=wire.pack_s, arithmetic_s=arithmetic_s,
     )  # fmt: skip
+    period = int(each.at_rest(islands, *rules.periods))
+    each = replace(each, period_s=period * case.step_s)
+    rate, momentum = outer_for(rules.merge, period)
+    rules = msgspec.structs.replace(rules, outer_lr=rate, outer_momentum=momentum)
     # A checkpoint that is too large for the store is not sent.
     saved_s = every_s if whole <= OBJECT_MAX else math.inf
-    forecasts = [_forecast(case, island, rules, wire, each, saved_s) for island in islands]
+    forecasts = [_forecast(case, island, rules, wire, each, period, saved_s) for island in islands]
     rounds_day = rules.fragments * DAY_S / each.period_s
     syncer = _syncer(params, rules, Pace(), learners, wire, costs.syncer, arithmetic_s, rounds_day)
     day = _day(params, rules, forecasts, costs.syncer, rounds_day, case.prices, case.store_region, wire, whole)
@@ -300,11 +365,12 @@ def outcome(case: Case, rules: Rules) -> Outcome:
     day["syncer_usd"] = 24.0 * case.prices.core_hour * max(1.0, syncer["cores"])
     day["usd"] += day["gpu_usd"] + day["syncer_usd"]
     kept = sum(f.kept * f.island.count for f in forecasts) / learners
-    worth = quality.worth(rules, learners, kept, case.matrices.gain(rules.iso_block))
+    worth = quality.worth(rules, period, learners, kept, case.matrices.gain(rules.iso_block))
     steps = sum(f.goodput * f.island.count / f.island.step_s for f in forecasts)
     load, busiest = max(((max(each.loads(i)), i) for i in islands), key=lambda pair: pair[0])
     return Outcome(
         rules=rules,
+        period=period,
         wire=wire,
         forecasts=forecasts,
         syncer=syncer,
@@ -383,13 +449,15 @@ def _wire(params: float, rules: Rules, cost: traffic.Cost, pack_s: float) -> Wir
     )
 
 
-def _forecast(case: Case, island: Island, rules: Rules, wire: Wire, each: Round, checkpoint_s: float) -> Forecast:
+def _forecast(
+    case: Case, island: Island, rules: Rules, wire: Wire, each: Round, period: int, checkpoint_s: float
+) -> Forecast:
     up_load, down_load = each.loads(island)
     whole = case.checkpoint(rules)
     saving = whole / checkpoint_s
     kept = float(each.kept(island, case.islands))
-    step_share = utilization(case.params, island, rules.sync_every)
-    lost = lost_s(island, rules.sync_every)
+    step_share = utilization(case.params, island, period)
+    lost = lost_s(island, period)
     read = case.read(rules)
     restart_s = island.away_s(read)
     useful = goodput_of(island, step_share, restart_s, lost)
@@ -398,7 +466,7 @@ def _forecast(case: Case, island: Island, rules: Rules, wire: Wire, each: Round,
     more = {"get": requests_to_read(wire.down) - 1, "create": requests_to_write(wire.up) - 1}
     return Forecast(
         island=island,
-        sent_s=each.sent_s(island),
+        sent_s=float(each.sent_s(island)),
         back_s=float(each.back_s(island, case.islands)),
         utilization=step_share,
         kept=kept,

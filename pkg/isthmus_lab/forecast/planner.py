@@ -8,10 +8,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from isthmus.agent.speed import Speeds
 from isthmus.errors import InputError
 from isthmus.format.layout import Spec, partition
-from isthmus.format.rules import FRAGMENTS_MAX, ROBUST, MergeRule, Pace, Rules, overdrive
+from isthmus.format.rules import FRAGMENTS_MAX, LONGEST, ROBUST, MergeRule, Pace, Rules, overdrive
 from isthmus.rounds.period import LAGS
 from isthmus_lab.forecast import learning, matrices, quality, traffic
 from isthmus_lab.forecast.bandwidth import PARAMS_MAX
@@ -36,9 +38,6 @@ FREE = Fixed()
 KEPT_LEAST = 0.5
 """Share of the work merged below which a plan warns that links or distances do not suit the model."""
 
-KEPT_GIVEN = 0.7
-"""The same where the period is given."""
-
 OVERLAP_MAX = 1024
 """Highest `overlap` in a plan, in steps: an update that takes longer does not come back within any period."""
 
@@ -47,6 +46,9 @@ NOTHING = 5e-4
 
 ALMOST = 0.999
 """Shares from this on are called larger than this."""
+
+LENGTHS = 200
+"""Lengths of a run that are tried, to find the one at which the best merge rule changes."""
 
 OTHERS = 3
 """Ways to merge that the reason of the merge rule compares with the best one."""
@@ -67,6 +69,8 @@ class Plan:
 
     params: float
     rules: Rules
+    period: int
+    """Steps between two syncs of a fragment that all figures are for: `rules.sync_every`, lengthened as a run does."""
     pace: Pace
     choices: list[Choice]
     forecasts: list[Forecast]
@@ -121,7 +125,7 @@ def plan(
     reasons = _reasons(case, fixed, best)
     reasons.append(_merge(case, fixed, found))
     if best.rules.isotropic_up:
-        cores = best.wire.pack_s * best.rules.fragments / (best.rules.sync_every * step_s)
+        cores = best.wire.pack_s * best.rules.fragments / (best.period * step_s)
         reasons.append(
             Choice(
                 name="isotropic_up",
@@ -150,7 +154,7 @@ def plan(
         Choice(
             name="quorum",
             value=1,
-            reason="no learner can hold up the others; grace waits for those who come within the overlap anyway",
+            reason="no learner holds up the others; a round waits for learners that answer within the overlap anyway",
         ),
         Choice(
             name="syncers",
@@ -162,6 +166,7 @@ def plan(
     return Plan(
         params=params,
         rules=best.rules,
+        period=best.period,
         pace=pace,
         choices=reasons,
         forecasts=best.forecasts,
@@ -192,7 +197,7 @@ def _reasons(case: Case, fixed: Fixed, best: Outcome) -> list[Choice]:
         Choice(
             name="sync_every",
             value=rules.sync_every,
-            reason=("as you asked" if fixed.sync_every else _why_period(case, fixed, best)) + _adapts(case, best),
+            reason=_lengthened(fixed, best) or why("sync_every", _why_period(case, fixed, best)),
         ),
         Choice(
             name="fragments",
@@ -211,7 +216,7 @@ def _reasons(case: Case, fixed: Fixed, best: Outcome) -> list[Choice]:
         Choice(
             name="outer_lr",
             value=rules.outer_lr,
-            reason=f"with momentum {rules.outer_momentum:g}, what suits rounds of {rules.sync_every} steps in the lab",
+            reason=f"with momentum {rules.outer_momentum:g}, what suits rounds of {best.period} steps in the lab",
         ),
     ]
 
@@ -243,15 +248,17 @@ def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
         return f"iso, {size}{', sent so' if of.isotropic_up else ''}"
 
     def share(of: Outcome) -> str:
-        return f"{named(of.rules)} {_beside(of, best)}"
+        return f"{named(of.rules)} {_beside(of, best)}{' (extrapolated)' if _beyond(of) else ''}"
 
     others = sorted((o for o in found.by_way if o is not best), key=lambda o: o.rank, reverse=True)
     most = "as you asked" if fixed.merge else f"learns most{' per dollar' if case.gpu_usd else ''}"
     parts = [f"{named(rules)}: {most}; beside it {', '.join(map(share, others[:OTHERS]))}" if others else most]
+    if said := _by_length(case, found, named):
+        parts.append(said)
     if rules.merge == MergeRule.ISO:
         took = case.speeds(rules)
         seconds = isotropic_s(case.matrices, rules, took)
-        cores = seconds * rules.fragments / (rules.sync_every * case.step_s)
+        cores = seconds * rules.fragments / (best.period * case.step_s)
         flop = case.matrices.flop(rules.iso_block) / rules.fragments
         parts.append(f"it takes, a round: {flop / 1e9:,.4g} GFLOP, {seconds:.2g} s, {cores:.2g} cores")
     if said := quality.said(rules.merge):
@@ -259,14 +266,57 @@ def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
     return Choice(name="merge", value=rules.merge, reason="; ".join(parts))
 
 
-def _adapts(case: Case, best: Outcome) -> str:
-    """Return what the run makes of this period, if three round trips take longer; else nothing."""
-    lag = max(f.back_s for f in best.forecasts) / case.step_s
-    shortest, longest = best.rules.periods
-    rest = min(LAGS * lag, longest)
-    if rest <= shortest or case.learners == 1:
+def _beyond(of: Outcome) -> bool:
+    """Return whether the worth of a token is outside the measured range."""
+    return bool(of.worth.beyond)
+
+
+def _by_length(case: Case, found: Found, named: Callable[[Rules], str]) -> str:
+    """Return the lengths of a run at which the other kind of merge learns more; nothing if there is no other.
+
+    `named`: returns the name of a way to merge.
+    """
+    best = found.best
+
+    def score(of: Outcome, steps: float) -> float:
+        return of.per_usd / of.worth.long * of.worth.after(steps) if of.worth.long else 0.0
+
+    def other(steps: float) -> Outcome | None:
+        """Return the way that learns most in runs of this length, if it is of the other kind."""
+        most = max((o for o in found.by_way if o.fits == best.fits), key=lambda o: score(o, steps))
+        return most if (most.rules.merge == MergeRule.ISO) != (best.rules.merge == MergeRule.ISO) else None
+
+    if len({o.rules.merge for o in found.by_way}) == 1 or not best.worth.long or case.learners == 1:
         return ""
-    return f"; the run lengthens it to about {rest:.0f} steps, {LAGS:g} round trips, which this forecast does not count"
+    longest = max(o.worth.longest for o in found.by_way)
+    lengths = [n for n in np.geomspace(learning.SHORT, longest, LENGTHS).tolist() if other(n)]
+    if not lengths:
+        return f"this holds in the lab's runs of {learning.SHORT} to {longest:,} steps"
+    low, high = lengths[0], lengths[-1]
+    at = low if low == learning.SHORT else math.sqrt(low * high)
+    if (there := other(at)) is None:
+        return ""
+
+    def said(steps: float) -> str:
+        return f"{round(steps, -2):,.0f} ({learning.tokens_each(steps, case.learners):.2g} tokens a parameter)"
+
+    span = f"up to about {said(high)}" if low == learning.SHORT else f"from about {said(low)} to {said(high)}"
+    worths = f"{there.worth.after(at):.2f} of data parallel's, by {best.rules.merge} {best.worth.after(at):.2f}"
+    return (
+        f"in runs of {span} of the lab's steps, {named(there.rules)} learns more: after {round(at, -2):,.0f} steps a "
+        f"token is worth {worths}"
+    )
+
+
+def _lengthened(fixed: Fixed, best: Outcome) -> str:
+    """Return what the run makes of this period, if it lengthens it; else nothing."""
+    if best.period == best.rules.sync_every:
+        return ""
+    asked = f"you asked for {fixed.sync_every}; " if fixed.sync_every else ""
+    least = f"learners lengthen a period that is shorter than {LAGS:g} round trips"
+    if best.period == best.rules.periods[1]:
+        least += f", to at most {LONGEST} times what was asked for"
+    return f"{asked}the run will use {best.period}, because {least}; every figure here is for {best.period}"
 
 
 def _why_period(case: Case, fixed: Fixed, best: Outcome) -> str:
@@ -282,7 +332,8 @@ def _why_period(case: Case, fixed: Fixed, best: Outcome) -> str:
     others = []
     for h in (*shorter[-1:], *longer[:1]):
         other = search(case, replace(fixed, sync_every=h, merge=best.rules.merge, iso_block=best.rules.iso_block)).best
-        others.append(f"{h} {_beside(other, best)}")
+        to = f", which the run lengthens to {other.period}," if other.period > h else ""
+        others.append(f"{h}{to} {_beside(other, best)}")
     most = "learns most per dollar" if case.gpu_usd else "learns most"
     return f"{most}: {at}; beside it {', '.join(others)}" if others else at
 
@@ -318,7 +369,7 @@ def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
             what = "cannot carry its fragments" if load > 1.0 else "is so busy that fragments queue"
             help_ = "a longer sync_every helps" if too_short else f"too thin {tried}"
             found.append(f"{name}: its link {way} {what}: {load:.0%} of it would be used; {help_}")
-        elif f.kept < KEPT_GIVEN if too_short else most < KEPT_LEAST:
+        elif f.kept < KEPT_LEAST if too_short else most < KEPT_LEAST:
             help_ = (
                 "a longer sync_every, or a store that is nearer, overwrites less"
                 if too_short

@@ -16,6 +16,7 @@ from isthmus.codecs import CODECS
 from isthmus.format.rules import ROBUST, MergeRule, Rules, rate_of
 from isthmus_lab.forecast import learning
 from isthmus_lab.forecast.learning import Lab, Measured, Worth
+from isthmus_lab.working_time import Figures
 
 USUAL = "int4"
 """Codec of the runs that `learning` rests on, both ways."""
@@ -104,8 +105,8 @@ def coded(learners: int, merge: str, sent: bool, up: str, down: str) -> float:
     """Return the cost of two codecs beside int4 both ways with error feedback.
 
     `merge`: iso, or any other rule, which counts as RDA. `sent`: whether learners send matrices isotropically. Between
-    codecs and numbers of learners that were measured, costs are interpolated; beyond the numbers of learners, they are
-    those of the nearest. Fewer bits are never counted as better than more: such differences are those of seeds.
+    numbers of learners that were measured, costs are interpolated; beyond, they are those of the nearest. Fewer
+    bits are never counted as better than more: such differences are those of seeds.
     """
     found = {}
     for row in quality().codecs.rows:
@@ -143,12 +144,23 @@ def _paid(row: _Coded, losses: list[float]) -> list[float]:
 
 
 def _at(name: str, costs: list[float]) -> float:
-    """Return the cost of a codec: linear in the logarithm of its bits between those that were measured, and beyond."""
-    points = {math.log(_bits(n)): cost for n, cost in zip(quality().codecs.names, costs, strict=True)}
-    at = math.log(_bits(name))
-    pairs = list(itertools.pairwise(sorted(points.items())))
-    (a, low), (b, high) = next((pair for pair in pairs if at <= pair[1][0]), pairs[-1])
-    return low + (high - low) * (at - a) / (b - a)
+    """Return the cost of a codec; one that was not measured costs what the next with fewer bits does, or more below.
+
+    Below those that were measured, the cost is linear in the logarithm of the bits.
+    """
+    fewer = counted_as(name)
+    if fewer:
+        return costs[quality().codecs.names.index(fewer)]
+    (few, low), (some, high) = zip(map(_bits, quality().codecs.names[:-3:-1]), costs[:-3:-1], strict=True)
+    return low + (high - low) * math.log(_bits(name) / few) / math.log(some / few)
+
+
+def counted_as(name: str) -> str:
+    """Return the codec whose cost counts for this one: itself, or the next with fewer bits that was measured.
+
+    Empty if none has fewer. An estimate between two that were measured would be chosen over both.
+    """
+    return next((n for n in quality().codecs.names if _bits(n) <= _bits(name)), "")
 
 
 def _bits(name: str) -> float:
@@ -193,12 +205,11 @@ def gained(parts: int) -> float:
         p: (blocks.rda - loss) / (blocks.rda - blocks.whole)
         for p, loss in zip(blocks.parts, blocks.losses, strict=True)
     }
-    return max(0.0, learning.between(points, parts))
+    return max(0.0, float(learning.between(points, parts)))
 
 
-@lru_cache(maxsize=1 << 16)
-def base(learners: int, merge: str, sync_every: float, gain: float) -> tuple[float, float]:
-    """Return the costs of learners and period in short and in long runs.
+def base(learners: int, merge: str, sync_every: Figures, gain: float) -> tuple[Figures, Figures]:
+    """Return the costs of learners and period in short and in long runs; `sync_every`: a number, or an array of them.
 
     `gain`: the share of the gain of whole isotropic merges that blocks leave (iso only).
     """
@@ -210,26 +221,33 @@ def base(learners: int, merge: str, sync_every: float, gain: float) -> tuple[flo
     return short, long
 
 
-def _base(of: Lab, learners: int, sync_every: float) -> tuple[float, float]:
+def _base(of: Lab, learners: int, sync_every: Figures) -> tuple[Figures, Figures]:
     return of.base(learners, sync_every), of.long_base(learners, sync_every)
 
 
-def worth(rules: Rules, learners: int, kept: float, gain: float = 1.0) -> Worth:
-    """Return the worth of a processed token under these rules, and in which respects they were not measured."""
+def worth(rules: Rules, period: int, learners: int, kept: float, gain: float = 1.0) -> Worth:
+    """Return the worth of a processed token under these rules, and in which respects they were not measured.
+
+    `period`: that of the run, in steps.
+    """
     if learners == 1:
-        return Worth(short=1.0, long=1.0, beyond=())
+        return Worth.of_one()
     of = learning.lab(rules.merge)
-    short, long = base(learners, rules.merge, rules.sync_every, gain)
+    short, long = base(learners, rules.merge, period, gain)
     more = coded(learners, rules.merge, rules.isotropic_up, rules.codec_up, rules.codec_down) + ruled(rules.merge)
-    figures = learning.weighed(short, long, of.merged_near(rules.sync_every), more, kept)
-    notes = [*of.beyond(learners, rules.sync_every, kept), *_unmeasured(rules, learners, gain)]
-    return Worth(short=float(figures[0]), long=float(figures[1]), beyond=tuple(notes))
+    figures = learning.weighed(short, long, of.merged_near(period), more, kept)
+    notes = [*of.beyond(learners, period, kept), *_unmeasured(rules, learners, gain)]
+    # With blocks, a share of the cost is that of isotropic merges and the rest RDA's, whose longest runs are longer.
+    share = gain if rules.merge == MergeRule.ISO else 0.0
+    longest = round(of.longest**share * learning.lab().longest ** (1.0 - share))
+    return Worth(short=float(figures[0]), long=float(figures[1]), beyond=tuple(notes), longest=longest)
 
 
 def _unmeasured(rules: Rules, learners: int, gain: float) -> list[str]:
     found, up, down = [], rules.codec_up, rules.codec_down
     if not measured_pair(up, down):
-        found.append(f"not measured: {up} up with {down} down")
+        taken = [f"{name} is counted as {counted_as(name)}" for name in dict.fromkeys((up, down)) if not measured(name)]
+        found.append("; ".join([f"not measured: {up} up with {down} down", *(t for t in taken if not t.endswith(" "))]))
     elif learners > max(r.learners for r in quality().codecs.rows) and not {up, down} <= {*LOSSLESS, USUAL}:
         found.append(f"{up} up with {down} down was not measured with {learners} learners")
     if rules.merge in ROBUST:

@@ -13,8 +13,9 @@ from functools import lru_cache
 import numpy as np
 
 from isthmus.errors import InputError
-from isthmus.format.rules import FRAGMENTS_MAX, KEPT_VERSIONS, MergeRule, Pace, Rules
+from isthmus.format.rules import FRAGMENTS_MAX, KEPT_VERSIONS, LONGEST, STEPS_MOST, MergeRule, Pace, Rules
 from isthmus.log.merge import state_bytes
+from isthmus.rounds.period import LAGS
 from isthmus.store.base import PART_BYTES, RANGE_BYTES
 from isthmus.syncer import snapshots
 from isthmus_lab.forecast import learning, quality, traffic
@@ -189,6 +190,8 @@ class _Space:
 
     pairs: list[tuple[str, str]]
     periods: list[int]
+    free: bool
+    """Whether the plan chooses the period."""
     fragments: Figures
     up_bits: Figures
     """Bits per parameter; the same for `down_bits`."""
@@ -204,7 +207,14 @@ class _Space:
         """Return the combinations of these codecs and periods."""
         p = _fragments(case, fixed, periods, [up for up, _ in pairs])
         up_bits, down_bits = (_bits(case.params, p, [pair[n] for pair in pairs]) for n in range(2))
-        return cls(pairs=pairs, periods=periods, fragments=p, up_bits=up_bits, down_bits=down_bits)
+        return cls(
+            pairs=pairs,
+            periods=periods,
+            free=fixed.sync_every is None,
+            fragments=p,
+            up_bits=up_bits,
+            down_bits=down_bits,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,16 +239,9 @@ class _Grid:
         pairs, periods, p = space.pairs, space.periods, space.fragments
         rules = [_rules(merge, block, sent, up, down) for up, down in pairs]
         took = [case.speeds(r) for r in rules]
-        h = np.array(periods, float)[:, None, None]
-        period_s = h * case.step_s
         pack_s = np.array(
             [packing_s(case.params, case.matrices, r, t) * r.fragments for r, t in zip(rules, took, strict=True)]
         )
-        possible = np.ones(p.shape, bool)
-        if sent:
-            possible &= pack_s <= PACK_CORES * period_s
-        if not possible.any():
-            return None
         merge_s = np.array([case.params * (case.learners * t.add_s + t.round_s) for t in took])
         if merge == MergeRule.ISO:
             merge_s = merge_s + np.array(
@@ -252,15 +255,20 @@ class _Grid:
         up, down = (
             case.params / p / 8.0 * bits + o for bits, o in zip((space.up_bits, space.down_bits), own, strict=True)
         )
-        each = Round(fragments=p, period_s=period_s, up=up, down=down, pack_s=pack_s / p, arithmetic_s=merge_s / p)
+        each = Round(fragments=p, period_s=math.inf, up=up, down=down, pack_s=pack_s / p, arithmetic_s=merge_s / p)
+        h, settles = _at_rest(case, each, periods, free=space.free)
+        each = replace(each, period_s=h * case.step_s)
+        possible = settles & (pack_s <= PACK_CORES * each.period_s) if sent else settles
+        if not possible.any():
+            return None
         kept = [each.kept(island, case.islands) for island in case.islands]
         load = np.max([np.maximum(*each.loads(island)) for island in case.islands], axis=0)
         steps: Figures = 0.0
         for island in case.islands:
             away_s, used = island.away_s(case.read(rules[0])), utilization(case.params, island, h)
             steps = steps + goodput_of(island, used, away_s, lost_s(island, h)) * island.count / island.step_s
-        learnt = steps * _worth(case, merge, block, sent, pairs, periods, kept)
-        rounds_day = p * DAY_S / period_s
+        learnt = steps * _worth(case, merge, block, sent, pairs, h, kept)
+        rounds_day = p * DAY_S / each.period_s
         usd = case.gpu_usd + 24.0 * case.prices.core_hour * np.maximum(1.0, each.arithmetic_s * rounds_day / DAY_S)
         usd = usd + _traffic_usd(case, rules, each, rounds_day, costs)
         value = learnt * DAY_S / usd if case.gpu_usd else learnt + 0.0 * usd
@@ -321,6 +329,29 @@ class _Grid:
         return not tied or bool(self.usd[where] < best.day["usd"] if best.fits else self.load[where] < best.load)
 
 
+def _at_rest(case: Case, each: Round, periods: Sequence[int], *, free: bool) -> tuple[Figures, Figures]:
+    """Return the period that a run uses in each combination, and which combinations are tried.
+
+    Where the period is free, a run keeps the period of a combination, or lengthens it as far as it may, or the
+    combination is not tried: the period to which the run would lengthen it is tried itself. The longest period that the
+    plan tries is tried in any case.
+    """
+    h = np.broadcast_to(np.array(periods)[:, None, None], each.fragments.shape)
+    most = np.minimum(LONGEST * h, STEPS_MOST)
+    if not free:
+        return each.at_rest(case.islands, h, most), np.ones(h.shape, bool)
+
+    def short(period: Figures) -> Figures:
+        return LAGS * replace(each, period_s=period * case.step_s).lag_s(case.islands) > period * case.step_s
+
+    lengthened, all_the_way = short(h), short(most - 1)
+    rest = np.where(lengthened, most, h)
+    if periods[-1] == PERIODS[-1]:
+        last = replace(each, **{name: value[-1:] for name, value in vars(each).items() if np.ndim(value)})
+        rest[-1] = last.at_rest(case.islands, h[-1:], most[-1:])[0]
+    return rest, ~lengthened | all_the_way | (h == PERIODS[-1])
+
+
 @lru_cache(maxsize=4096)
 def _rules(merge: str, block: int, sent: bool, up: str, down: str, h: int = 12, p: int = 12) -> Rules:
     return Rules.suited(
@@ -348,8 +379,10 @@ def _fragments(case: Case, fixed: Fixed, periods: Sequence[int], up: Sequence[st
     if fixed.fragments:
         return np.full((len(periods), 1, len(up)), fixed.fragments)
     most = np.array([min(h, case.tensors or h) for h in periods])[:, None, None]
-    least = np.minimum(most, [_least(case.params, codec) for codec in up])
-    return np.minimum(np.maximum(least, np.minimum(most, FRAGMENTS_USUAL)), least * np.array(FINE)[:, None])
+    least = np.array([_least(case.params, codec) for codec in up])
+    # Multiples alone, so that what a period allows is also tried with every longer one.
+    times = np.minimum(np.array(FINE)[:, None], np.maximum(1, np.minimum(most, FRAGMENTS_USUAL) // least))
+    return np.minimum(most, least * times)
 
 
 def _least(params: float, up: str) -> int:
@@ -380,7 +413,7 @@ def _worth(
     block: int,
     sent: bool,
     pairs: Sequence[tuple[str, str]],
-    periods: Sequence[int],
+    periods: Figures,
     kept: Sequence[Figures],
 ) -> Figures:
     """Return the worth of a token in long runs, as `quality.worth` does for one choice of rules."""
@@ -388,11 +421,11 @@ def _worth(
     if learners == 1:
         return 1.0
     gain = case.matrices.gain(block)
-    costs = np.array([quality.base(learners, merge, h, gain) for h in periods])
-    near = np.array([learning.lab(merge).merged_near(h) for h in periods])[:, None, None]
+    short, long = quality.base(learners, merge, periods, gain)
+    near = learning.lab(merge).merged_near(periods)
     more = np.array([quality.coded(learners, merge, sent, *pair) for pair in pairs]) + quality.ruled(merge)
     mean = sum(of * i.count for of, i in zip(kept, case.islands, strict=True)) / learners
-    return learning.weighed(costs[:, 0, None, None], costs[:, 1, None, None], near, more, mean)[1]
+    return learning.weighed(short, long, near, more, mean)[1]
 
 
 def _traffic_usd(

@@ -364,6 +364,8 @@ def _convert_one(s: Setting, kind: Any, given: Any, source: str) -> Any:
     where = source if source == s.flag else f"{source}, {s.name}" if source != s.variable else source
     if typing.get_args(kind)[0] is float and isinstance(given, str | float) and str(given).strip().lower() == "nan":
         raise InputError(f"{where} {shown}: must be a number")  # NaN is below no bound and above none
+    if s.check is not None and isinstance(given, float | int):
+        given = f"{given}"  # a file may hold a number where a word may have a unit
     try:
         value = msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
