@@ -330,7 +330,8 @@ class Deaf(Bus):
 @alarm(
     "IsthmusBusSilent",
     means="The process cannot read from the bus, or not write to it, for half a minute and longer.",
-    like="If all processes report it, it is Redis; if one does, its way there or its user.",
+    like="If all processes report it, it is Redis; if one does, its way there or its user. With the bus in the store "
+    "(`--bus store:`), an outage rings IsthmusStoreSilent alone.",
     then="The process goes on by itself: every message is sent again.",
     lost=A_GAP,
 )

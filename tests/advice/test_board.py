@@ -115,6 +115,50 @@ async def test_a_commit_that_is_damaged(folder: Path) -> None:
             await quiet(here, url)
 
 
+@row(
+    "board",
+    "the history of fragment … was replaced: the store has other commits than were read before",
+    means="The store has another commit where the board had read one (`another history`). The board's log says it once, its "
+    "page for ten minutes, and the board reads the log anew.",
+    do="nothing, if a commit was deleted as isthmus heal advises, or a backup was restored: the board shows the new history. "
+    "Else somebody rewrites the log: SECURITY.md says how two histories are found",
+    then="The board goes on with the new history.",
+    lost="what the deleted commits had merged",
+)
+@row(
+    "heal",
+    "fragment …, at version …, cannot be folded beyond version …: commits/…: follows commit …, the commit before it is …: another "
+    "history",
+    means="Commits of two histories stand in one log: one was deleted and made anew, and then a backup of the old one restored.",
+    do="--apply restarts it from version … as published",
+    then="`healed: version … restarts from version … as published`. Or put the newer commit back, and nothing is lost.",
+    lost="the fragment's momentum; a replay cannot verify the versions in between",
+)
+async def test_a_history_that_was_replaced(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    here, mixed = mine(test_a_history_that_was_replaced)
+    async with world(folder, FEW) as w:
+        async with serving(w.syncer("s0"), killed=True) as syncer:
+            await train(w.learner("a"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= 4)
+        async with a_board(w.log, w) as (url, feed):
+            end = feed.history.ends[0].version
+            path = folder / commit_key(0, end)
+            old = path.read_bytes()
+            path.write_bytes(b"no commit")
+            code, told = await isthmus("heal", w.run.url)
+            assert (code, f"delete {path}" in " ".join(told.split())) == (1, True), told
+            path.unlink()
+            async with serving(w.syncer("s9"), killed=True) as syncer, training(w.learner("z")):
+                await until(lambda: feed.history.ends[0].version > end + 2, "the board goes on")
+                await warns(here, url)
+                assert "another history" not in str(await ask(url, "state"))
+            assert caplog.text.count("the log is read anew") == 1
+        path.write_bytes(old)
+        code, told = await isthmus("heal", w.run.url)
+        assert code == 1
+        advises(mixed, told)
+        assert (await isthmus("heal", w.run.url, "--apply"))[0] == 0
+
+
 async def test_a_fragment_behind_a_hole_is_not_called_stuck(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The board cannot read past the hole. Both fragments would be stuck, if no time without a merge was allowed."""
     monkeypatch.setattr(warnings, "STUCK_LEAST_S", 0.0)

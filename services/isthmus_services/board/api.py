@@ -22,9 +22,12 @@ from isthmus_services.board.accounts import Costs
 from isthmus_services.board.feed import Feed, spread
 from isthmus_services.board.history import commit_views, time_views
 from isthmus_services.board.history.time_views import Answer
-from isthmus_services.board.history.warnings import warnings
+from isthmus_services.board.history.warnings import of_replaced, warnings
 
 Query = Mapping[str, Sequence[str]]
+
+REPLACED_S = 600.0
+"""Seconds for which the page says that the history of a fragment was replaced."""
 
 FORMAT = 2
 """Format version of the answers. It is raised when a field changes its meaning or is removed."""
@@ -173,7 +176,8 @@ class Api:
 
     def _warnings(self, at: float, status: Status | None) -> list[Answer]:
         f = self.feed
-        return warnings(
+        lately = f.replaced if f.runtime.now() - f.replaced_at < REPLACED_S else ()
+        return ([of_replaced(lately)] if lately else []) + warnings(
             f.history,
             f.wall if status is not None else at,
             status,

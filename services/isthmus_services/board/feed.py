@@ -25,6 +25,7 @@ from isthmus.log import Commit, Log
 from isthmus.runtime.urls import Place
 from isthmus.store import EdgeStore, Patience
 from isthmus_services.board.history.history import RunHistory, write
+from isthmus_services.board.history.warnings import was_replaced
 
 logger = logging.getLogger("isthmus.services.board")
 
@@ -97,6 +98,10 @@ class Remembered(Log):
         super().__init__(log.run, log.store, log.runtime, log.signer, log.members)
         self._known: OrderedDict[tuple[int, int], Commit] = OrderedDict()
 
+    def forget(self) -> None:
+        """Forget all commits: the history of a fragment was replaced."""
+        self._known.clear()
+
     async def commit(self, fragment: int, version: int) -> Commit | None:
         """See `Log.commit`."""
         found = self._known.get((fragment, version)) or await super().commit(fragment, version)
@@ -131,6 +136,9 @@ class Feed:
         """Whether the log is being read for the first time."""
         self.turn = 0
         """Number of the newest change."""
+        self.replaced: Sequence[int] = ()
+        """Fragments whose history was replaced by another one since it was read."""
+        self.replaced_at = -math.inf
         self._cache = cache
         self._began = log.runtime.now()
         self._listening = False
@@ -304,6 +312,10 @@ class Feed:
         there = {p: c.version for p, c in self.live.commits.items()}
         try:
             await self.history.follow(self.log, moved, self._tell)
+            if replaced := await self.history.replaced(self.log):
+                moved = self._start_again(replaced)
+                there = {}
+                await self.history.follow(self.log, moved, self._tell)
             for p in moved:
                 end = self.history.ends[p]
                 if there.get(p, 0) > end.version and not end.broken:
@@ -311,6 +323,17 @@ class Feed:
         except BaseException:
             self._moved |= moved
             raise
+
+    def _start_again(self, replaced: Sequence[int]) -> set[int]:
+        """Forget what was read of the log, since the history of these fragments is another one now; return what to
+        read."""
+        self.replaced, self.replaced_at = replaced, self.runtime.now()
+        logger.warning("%s: the log is read anew", was_replaced(replaced))
+        self.history, self._saved = self.history.again(), 0
+        self.asked.forget()
+        for p in replaced:
+            self.live.commits.pop(p, None)
+        return set(range(len(self.history.ends)))
 
     async def _note(self) -> None:
         """Wake the callers of `changed` when something has changed, at most once in `2 * TURN_S` seconds."""

@@ -345,6 +345,27 @@ class RunHistory:
 
         return all(await asyncio.gather(*(one(p, end) for p, end in enumerate(self.ends))))
 
+    async def replaced(self, log: Log) -> list[int]:
+        """Return the fragments that cannot be read further because the last commit read of them is another one now."""
+
+        async def one(p: int, end: _End) -> bool:
+            try:
+                commit = await log.commit(p, end.version) if end.broken and end.version else None
+            except LogCorrupt:
+                return False
+            return commit is not None and commit.digest != end.digest
+
+        found = await asyncio.gather(*(one(p, end) for p, end in enumerate(self.ends)))
+        return [p for p, other in enumerate(found) if other]
+
+    def again(self) -> "RunHistory":
+        """Return a summary that has read nothing of the log yet, with the learners and their heartbeats."""
+        made = RunHistory(self.run)
+        for name in self.learners.known:
+            made.learner(name)
+        made.beats = self.beats
+        return made
+
     # --- on disk ------------------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:

@@ -49,6 +49,20 @@ def warnings(
     return [asdict(w) for w in [*known, *(w for w in found if not any(w.said in k.said for k in known))]]
 
 
+def was_replaced(fragments: Sequence[int]) -> str:
+    """Return in words that the history of these fragments was replaced."""
+    return f"the history of fragment {_list(fragments)} was replaced: the store has other commits than were read before"
+
+
+def of_replaced(fragments: Sequence[int]) -> dict[str, Any]:
+    """Return the notice that the history of these fragments was replaced, and that the board shows the new one."""
+    do = (
+        "nothing, if a commit was deleted as isthmus heal advises, or a backup was restored: the board shows the new "
+        "history. Else somebody rewrites the log: SECURITY.md says how two histories are found"
+    )
+    return asdict(Notice(was_replaced(fragments), do))
+
+
 def _now(c: RunHistory, status: Status, run: str, bus: str, listened_s: float) -> list[Notice] | None:
     """Return what is to be said of the present run, that of the log included; None if too little was heard of it."""
     # Silent learners are known only after a while of listening. The page itself shows for how long a bus has been away.
