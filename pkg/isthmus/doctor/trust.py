@@ -100,6 +100,7 @@ async def examine_part(
 def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
     """Return the finding about whether a key may take part in a role; None if there is none and the role needs none."""
     check, signer, now, url = "run: key", trust.signer, members.current, members.run.url
+    owner = "the owner" if now.charter is None else "an owner"
     wanted, needs = MEMBER.get(role.kind), role.kind in MEMBER or role.kind == RoleKind.OWNER
     name = role.learner if role.kind == RoleKind.LEARNER and role.learner != Role.learner else None
     if not members.signed:
@@ -134,20 +135,21 @@ def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
     if there is not None and there.key != signer.author and not names:
         said = f"{there.name} has another key, {fingerprint(there.key)}, and not {mine}"
         more = (
-            f"pass that key; or the owner gives {there.name} this one: isthmus members rotate {url} --member "
-            f"{there.name} --public-key FILE.pub --key OWNER"
+            f"pass that key; or {owner} gives {there.name} this one: isthmus members rotate {url} --member "
+            f"{there.name} --public-key FILE.pub --key OWNER{now.approving}"
         )
         return Finding(check, outcome, said, more)
     add = f"isthmus members add {url} {name or 'NAME'} --as {wanted or 'ROLE'} --public-key FILE.pub --key OWNER"
+    add += now.approving
     last = next((m for m in reversed(members.versions) if m.permits(signer.author, roles, name)), None)
     if last is not None:
         said = f"{name or 'this member'} was expelled by membership {last.version + 1}, and the key is {mine}"
-        return Finding(check, outcome, said, f"the owner admits it again: {add}")
+        return Finding(check, outcome, said, f"{owner} admits it again: {add}")
     if names:
         said = f"{mine} is the key of {', '.join(names)}, and not of {f'{name} ({wanted})' if name else f'a {wanted}'}"
         more = f"pass the name and role of this key (--learner, --role), or the key of this {role.kind}"
         return Finding(check, outcome, said, more)
-    return Finding(check, outcome, f"{mine} is no member of this run", f"the owner admits it: {add}")
+    return Finding(check, outcome, f"{mine} is no member of this run", f"{owner} admits it: {add}")
 
 
 async def _is_of_run(log: Log, bus: Bus, runtime: Runtime, role: RoleKind = RoleKind.OPERATOR) -> Finding | None:

@@ -105,6 +105,26 @@ class Membership:
             return {self.owner: "the run's owner"}
         return {owner.key: owner.name for owner in self.charter.owners}
 
+    @property
+    def decider(self) -> str:
+        """The one who begins a change, in words: the only owner, or one of several."""
+        return "the run's owner" if self.charter is None else "an owner of the run"
+
+    @property
+    def approving(self) -> str:
+        """What an owner's command that admits or changes a member still needs, in words; empty if nothing."""
+        return self._approving(self.charter.admit) if self.charter else ""
+
+    @property
+    def expelling(self) -> str:
+        """What an owner's command that removes a member still needs, in words; empty if nothing."""
+        return self._approving(self.charter.expel) if self.charter else ""
+
+    def _approving(self, least: int) -> str:
+        count = len(self.owners)
+        asked = f"{least} of {count} owners must approve it: isthmus charter approve"
+        return f" (under the charter this proposes it; {asked})" if least > 1 else ""
+
     def terms(self, learner: str) -> Terms:
         """Return the charter's terms for a learner, found as `member` finds its entry; `AS_RUN` if there are none."""
         return self._terms.of(learner) or AS_RUN
@@ -409,7 +429,7 @@ def require_may(members: Members, signer: Signer | None, role: Role, name: str |
                 "the key out, or create a run with one (isthmus init --key FILE)"
             )
         return
-    url = members.run.url
+    url, now = members.run.url, members.current
     if signer is None:
         signed = f"{url}: everything in this run is signed: pass your key (--key FILE, ISTHMUS_KEY or join(key=…))"
         here = os.environ.get(ROLE, role.value)
@@ -420,9 +440,8 @@ def require_may(members: Members, signer: Signer | None, role: Role, name: str |
             )
         raise InputError(
             f"{signed}; if `isthmus create` made a {role.value}'s folder, load its env (. FOLDER/env); else "
-            "`isthmus keys new NAME` makes one, and the run's owner adds it to the members"
+            f"`isthmus keys new NAME` makes one, and {now.decider} adds it to the members{now.approving}"
         )
-    now = members.current
     if now.permits(signer.author, (role,), name):
         return
     mine, there = fingerprint(signer.author), now.member(name) if name else None
@@ -432,16 +451,16 @@ def require_may(members: Members, signer: Signer | None, role: Role, name: str |
         more = f"it is the key of {theirs}: use the folder, or the key, of {known or f'a {role.value}'}"
         free = there is None or there.name != name
         if free and any(may_share(m.role, role) for m in now.members if m.key == signer.author):
-            more += f"; or the run's owner makes it a {role.value}'s, too: {_add(url, name, role)}"
+            more += f"; or {now.decider} makes it a {role.value}'s, too: {_add(url, name, role)}{now.approving}"
     elif there is not None and there.name == name:
         more = f"{name} is a {there.role} with the key {fingerprint(there.key)}: use that key, or another name"
         if there.role == role:
             more += (
-                f"; if this is its new key, the run's owner says so: isthmus members rotate {url} --member {name} "
-                "--public-key FILE.pub --key OWNER"
+                f"; if this is its new key, {now.decider} says so: isthmus members rotate {url} --member {name} "
+                f"--public-key FILE.pub --key OWNER{now.approving}"
             )
     else:
-        more = f"the run's owner adds it: {_add(url, name, role)}"
+        more = f"{now.decider} adds it: {_add(url, name, role)}{now.approving}"
     raise InputError(f"{said}; {more}")
 
 

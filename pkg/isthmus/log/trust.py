@@ -63,7 +63,8 @@ class Trust:
     def _require_owner(self, url: str, owner: bytes | None) -> None:
         found = "nobody: nothing in it is signed" if owner is None else fingerprint(owner)
         if self.owner and self.owner != found:
-            raise InputError(f"{url}: this run's owner is {found}, and must be {self.owner}: this is another run")
+            hint = " (under a charter, too, --owner names the key that created the run)" if owner is not None else ""
+            raise InputError(f"{url}: this run's owner is {found}, and must be {self.owner}: this is another run{hint}")
 
     def take_part(self, run: Run, members: Members, bus: str, role: MemberRole, name: str) -> None:
         """Raise `InputError`, which says what to do, unless a process may take part under a name.
