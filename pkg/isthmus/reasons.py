@@ -65,6 +65,9 @@ PASSING = frozenset(
 )
 """Reasons for now: the update can still be merged, and its learner announces it again."""
 
+ABOUT_MANIFEST = frozenset({Reason.NO_MANIFEST, Reason.UNREAD_MANIFEST, Reason.SOURCE_NOT_ALLOWED})
+"""Reasons that stay until the learner's manifest, or the charter, is another one."""
+
 LOSSLESS = PASSING | {Reason.SUPERSEDED, Reason.DUPLICATE}
 """Reasons of rejections by which no work is lost.
 
@@ -88,7 +91,7 @@ _NOT_A_NUMBER = (
     "instead of its own checkpoint"
 )
 _NO_MEMBER = (
-    "the run's members no longer include this learner with this key: ask the run's owner (`isthmus members list`)"
+    "the run's members no longer include this learner with this key: ask an owner of the run (`isthmus members list`)"
 )
 
 REMEDIES: dict[str, str] = {

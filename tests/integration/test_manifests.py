@@ -114,7 +114,9 @@ ASKED: dict[str, tuple[Mapping[str, Any] | None, Reason]] = {
 
 @pytest.mark.parametrize("case", ASKED)
 @in_virtual_time
-async def test_under_a_charter_that_asks_for_manifests_others_are_rejected(case: str, folder: Path) -> None:
+async def test_under_a_charter_that_asks_for_manifests_others_are_rejected(
+    case: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given, reason = ASKED[case]
     async with world(folder, seed(FEW)) as w:
         await admit(w, *EVERYBODY)
@@ -122,13 +124,44 @@ async def test_under_a_charter_that_asks_for_manifests_others_are_rejected(case:
         before = [version for version, _ in await merged(w)]
         assert before, "without a charter nobody asks"
         await agree(w, manifests=True, terms=(Terms(member="eu", sources=("web", "notes")),))
-        await trained(w, 3, given)
+        with pytest.raises(InputError, match=r"eu (has none|declares the source books, .* it web, notes only)"):
+            await w.by(EU).learner("eu", manifest=given and statement(given)).join()
+        with monkeypatch.context() as unasked:
+            unasked.setattr(manifests, "objection", lambda *_: "")
+            await trained(w, 3, given)
         assert [version for version, _ in await merged(w)] == before
         assert await rejected(w) == {reason}
         assert not await rejected(w, "us-1"), "it has a manifest, and may train on anything"
         await trained(w, 3, WEB)
         assert len(await merged(w)) > len(before)
         assert await differences(w.log) == []
+
+
+@in_virtual_time
+async def test_rejections_that_no_commit_can_list_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """All learners joined before the charter asked for manifests, and nothing was merged yet."""
+    async with world(folder, seed(FEW)) as w:
+        await admit(w, *EVERYBODY)
+        eu, us = w.by(EU).learner("eu"), w.by(US).learner("us-1", manifest=statement(WEB))
+        await eu.join()
+        await us.join()
+        await agree(w, manifests=True, terms=(Terms(member="us-*", sources=("notes",)),))
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            away = syncer.tallies.turned_away
+            told = lambda: all((len(away) == 2, eu.uplink.unmerged.rejected_for, us.uplink.unmerged.rejected_for))  # noqa: E731
+            await asyncio.gather(*(train(_joined(agent), 1, enough=told) for agent in (eu, us)))
+            assert away == {"eu": Reason.NO_MANIFEST, "us-1": Reason.SOURCE_NOT_ALLOWED}
+            assert syncer.coordinators[0].head == 0
+        assert us.uplink.unmerged.rejected_for == Reason.SOURCE_NOT_ALLOWED
+        for name in ("eu", "us-1"):
+            assert caplog.text.count(f"updates of {name} are rejected for their manifest") == 1
+        assert caplog.text.count("asks for a manifest, and eu has none") == 1
+        assert caplog.text.count("the manifest of us-1 declares the source web") == 1
+        await w.log.members.refresh(w.store)
+        lines = "\n".join((await explain(w.log, "0")).lines)
+        assert "syncers reject it (no-manifest): it names no manifest" in lines
+        assert "syncers reject it (source-not-allowed): its manifest declares web" in lines
+        assert "syncers reject it (no-manifest)" in "\n".join((await explain(w.log, "0/eu/0")).lines)
 
 
 @in_virtual_time
@@ -179,6 +212,7 @@ async def test_an_update_is_judged_again_by_the_membership_of_its_round(
         await admit(w, *EVERYBODY)
         await agree(w, manifests=True)
         monkeypatch.setattr("isthmus.syncer.fetcher.require", lambda *_: None)
+        monkeypatch.setattr(manifests, "objection", lambda *_: "")
         await trained(w, 2, None)
         assert await merged(w) == []
         assert await rejected(w) == {Reason.NO_MANIFEST}
@@ -200,6 +234,7 @@ async def test_replay_names_inputs_that_a_syncer_merged_against_the_charter(
         await admit(w, *EVERYBODY)
         await agree(w, manifests=True, terms=(Terms(member="eu", sources=("web",)),))
         with monkeypatch.context() as lying:
+            lying.setattr(manifests, "objection", lambda *_: "")
             for place in ("isthmus.syncer.fetcher.require", "isthmus.log.manifests.require"):
                 lying.setattr(place, lambda *_: None)
             await trained(w, 2, given)

@@ -13,6 +13,7 @@ from isthmus.format.records.keys import commit_key, update_key
 from isthmus.format.records.objects import CommitHeader, Input, Late, Outer, Rejection, UpdateHeader, Waited
 from isthmus.format.rules import MergeRule, Rules
 from isthmus.log import Commit
+from isthmus.log.membership import Membership
 from isthmus.store import Entry
 
 RUN = bytes(range(32))
@@ -130,6 +131,7 @@ class RecordedLog:
     def __post_init__(self) -> None:
         self.run = SimpleNamespace(url="memory://run", layout=SimpleNamespace(fragments=[None]), rules=Rules())
         self.store = self
+        self.members = SimpleNamespace(current=Membership(0, bytes(32)))
 
     async def commit(self, fragment: int, version: int) -> Commit | None:
         found = [h for h in self.headers if (h.fragment, h.version) == (fragment, version)]

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from isthmus.errors import InputError, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.format.records.frame import Kind
 from isthmus.format.records.keys import (
+    UPDATES,
     commit_key,
     is_versioned,
+    learner_in,
     manifest_key,
     update_key,
     updates_prefix,
@@ -22,7 +24,8 @@ from isthmus.inspect.persistence import differences
 from isthmus.log import Commit, Log, manifests
 from isthmus.log.holes import ask_heal, lacking
 from isthmus.log.listing import all_or
-from isthmus.reasons import FINAL, LOSSLESS, Reason
+from isthmus.reasons import FINAL, LOSSLESS, REMEDIES, Clip, Reason
+from isthmus.rounds.bounds import YOUNG
 
 _COMMIT = re.compile(r"(?:commits/)?(\d+)/(\d+)")
 _UPDATE_KEY = re.compile(r"updates/(\d+)/([^/]+)/(\d+)-([0-9a-f]{16})")
@@ -97,6 +100,7 @@ async def _fragment(log: Log, p: int) -> Explanation:
     told.say(f"fragment {p}: {sum(t.size for t in tensors):,} parameters in {len(tensors)} tensors")
     if not found:
         told.say("nothing was merged that could be folded")
+        await _tell_turned_away(log, told, p)
         return told
     cosines = [d.cosine for d in found if d.cosine is not None]
     lengths = [d.length for d in found]
@@ -117,6 +121,18 @@ async def _fragment(log: Log, p: int) -> Explanation:
         "differences": [{"version": d.version, "length": d.length, "cosine": d.cosine} for d in found],
     }
     return told
+
+
+async def _tell_turned_away(log: Log, told: Explanation, p: int) -> None:
+    """Add which learners have sent updates on version 0 that syncers reject for their manifests."""
+    listed = await log.store.list(f"{UPDATES}{p:05d}/")
+    for learner in sorted({learner_in(entry.key) for entry in listed} - {""}):
+        for key, header in (await _stored(log, p, learner, 0, "")).items():
+            if isinstance(header, UpdateHeader):
+                manifest = None if header.manifest is None else await _manifest(log, learner, header.manifest)
+                one = Explanation(key)
+                _judge_manifest(log, one, learner, header.manifest, manifest)
+                told.lines += [f"{key}: {line}" for line in one.lines]
 
 
 # --- one commit -------------------------------------------------------------------------------------------------------
@@ -152,7 +168,7 @@ async def _commit(log: Log, p: int, version: int) -> Explanation:
         late = "" if i.base == version - 1 else f", {version - 1 - i.base} version(s) late"
         told.say(
             f"  in {number}: {i.learner} (incarnation {i.incarnation}) from version {i.base}{late}: {i.steps} steps, "
-            f"{i.tokens:,} tokens, {i.weight / total:.1%} of the weight{_cut(i)}; arrived "
+            f"{i.tokens:,} tokens, {i.weight / total:.1%} of the weight{_cut(i, version)}; arrived "
             f"{_s(i.arrived_at - w.opened_at)} after opening"
         )
     for name, who in (("missing", w.missing), ("passed", [f.learner for f in w.passed])):
@@ -270,6 +286,8 @@ async def _tell_manifest(
         key = manifest_key(learner, digest)
         told.say(f"its manifest, {key}:" if manifest else f"its manifest, {key}, is not in the store, or is damaged")
         told.lines += [f"  {line}" for line in manifests.told(manifest)] if manifest else []
+    if told.facts["fate"] == "unknown":
+        _judge_manifest(log, told, learner, digest, manifest)
     before = await _merged_before(log, p, learner, base, version)
     if before is None or before.manifest == digest:
         return
@@ -285,6 +303,17 @@ async def _tell_manifest(
     told.say(f"its manifest changed since the learner's merged update on version {before.base}:")
     told.lines += [f"  {line}" for line in changed]
     told.facts["manifest_changed"] = changed
+
+
+def _judge_manifest(
+    log: Log, told: Explanation, learner: str, digest: bytes | None, manifest: ManifestHeader | None
+) -> None:
+    """Add why syncers reject an update for its manifest, though no commit could list that yet."""
+    try:
+        manifests.require(log.members.current, learner, digest, manifest)
+    except RecordInvalid as error:
+        told.say(f"syncers reject it ({error.reason.value}): {error.detail}; {REMEDIES[error.reason]}")
+        told.facts |= {"fate": "rejected", "reason": error.reason.value}
 
 
 async def _manifest(log: Log, learner: str, digest: bytes) -> ManifestHeader | None:
@@ -419,7 +448,7 @@ def _merged(told: Explanation, commit: Commit, i: Input, number: int) -> None:
     share = i.weight / sum(x.weight for x in h.inputs)
     told.say(
         f"merged into version {h.version} as input {number} of {len(h.inputs)}{late}: {share:.1%} of the weight"
-        f"{_cut(i)}; "
+        f"{_cut(i, h.version)}; "
         f"the round closed {_s(w.closed_at - i.arrived_at)} later by {w.closed_by}"
     )
     told.say(f"in the log {_s(h.written_at - i.taken_at)} after its step boundary, by {h.writer}")
@@ -475,14 +504,22 @@ def _missed(late: Late, closed_at: float) -> str:
     return f"{_s(after)} after it closed" if after >= 0 else f"{_s(-after)} before it closed, its bytes came too late"
 
 
-def _cut(given: Input) -> str:
-    """Return in words how far an update was clipped, and why; empty if it was not."""
+def _cut(given: Input, version: int) -> str:
+    """Return in words how far an update was clipped, and what the charter made of it; empty if nothing was.
+
+    `version`: that of the commit.
+    """
+    by_factor = f", weight {given.factor:g} of usual: the charter's factor for {given.learner}"
+    by_factor = by_factor if given.factor != 1.0 else ""
     if not given.clipped:
-        return ""
-    share = given.weight / (given.tokens * (given.tokens / max(1, given.steps)))
+        return by_factor
+    share = given.weight / given.factor / (given.tokens * (given.tokens / max(1, given.steps)))
     weight = f"cut to {share:.2g} of the weight" if share < FULL else "with the weight"
     length = f", and to {given.scale:.2g} of its length" if given.scale < 1.0 else ""
-    return f", {weight} that it asked for{length} ({', '.join(given.clipped)})"
+    notes = [f"charter: its cap for {given.learner}" if why == Clip.CHARTER else why for why in given.clipped]
+    if version <= YOUNG and Clip.NORM in given.clipped:
+        notes.append("the fragment has no history yet: learners' first updates are short, and set the usual length")
+    return f", {weight} that it asked for{length} ({', '.join(notes)}){by_factor}"
 
 
 def why_of(reason: str) -> str:

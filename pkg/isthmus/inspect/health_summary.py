@@ -3,7 +3,7 @@
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,8 +18,10 @@ from isthmus.log.figures import shares
 from isthmus.log.holes import GOES_ON as RUN_GOES_ON
 from isthmus.log.holes import HOLE, ask_heal, damage
 from isthmus.log.log_health import stands
+from isthmus.log.membership import Members
 from isthmus.log.replaced import outdated
-from isthmus.reasons import GOES_ON, LATE_WORK, REMEDIES, UNHEARD, Reason, remedy_of
+from isthmus.reasons import ABOUT_MANIFEST, GOES_ON, LATE_WORK, REMEDIES, UNHEARD, Reason, remedy_of
+from isthmus.rounds.bounds import YOUNG
 
 FAR = 0.2
 """A learner explodes if most of its newest updates are rejected as diverged, or clipped to less than this share of
@@ -131,7 +133,9 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         return Health(False, [unknown, *of_log(status, run)])
     here = sorted((v for v in status.hearing.learners.values() if v.name in status.live), key=lambda v: v.name)
     exploding = _exploding(status, run)
-    of_each = (_trouble(v, run, bus, heard=bool(status.syncers_live)) for v in here if v.name not in exploding)
+    away = status.turned_away
+    judged = [v for v in here if v.name not in exploding and v.name not in away]
+    of_each = (_trouble(v, run, bus, heard=bool(status.syncers_live)) for v in judged)
     troubled = list(filter(None, of_each))
     strangers = sorted(name for name, at in status.hearing.strangers.items() if at >= status.live_since)
     known = [v for v in status.hearing.learners.values() if v.left is None and v.name not in strangers]
@@ -139,12 +143,13 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     if not known:
         young = written > status.at - COMMITTED_S
         found = _nobody(status, last, syncer, bus, young=young)
-        ailing = [*of_log(status, run), *_of_losses(status, run), *_of_strangers(strangers, run)]
+        ailing = [*of_log(status, run), *_of_losses(status, run), *_of_strangers(strangers, run, members)]
+        ailing += _of_manifests(status.turned_away)
         parts = sorted([*found.parts, *_of_unheard(status, bus), *ailing], key=_goes_on)
         return Health(found.ok and not ailing, parts, found.count)
     if not here and not status.syncers_live:
         # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
-        room, ailing = _of_room(status, run), [*of_log(status, run), *_of_strangers(strangers, run)]
+        room, ailing = _of_room(status, run), [*of_log(status, run), *_of_strangers(strangers, run, members)]
         silence = Part(
             f"0 of {len(known)} learners merge; no process is heard, and none has left ({last}): all were killed or "
             "are cut off, or the bus refuses their messages",
@@ -154,7 +159,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
             "their old commands",
         )
         return Health(False, [*room, silence, *ailing])
-    merging = f"{len(here) - len(troubled) - len(exploding)} of {len(known)} learners merge"
+    merging = f"{len(judged) - len(troubled)} of {len(known)} learners merge"
     able = [name for name in status.syncers_live if status.hearing.syncers[name].able]
     stopped = list[Part]()
     if not status.syncers_live:
@@ -182,8 +187,14 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         absent.append(Part(fewer, "start the others, or expect fewer", ": "))
     room = _of_room(status, run)
     ill = [*of_log(status, run), *_of_syncers(status, run), *list(exploding.values())[:NAMED_MAX]]
-    ill += [*_of_weight(status, run), *waiting, *_restarting(status), *_of_losses(status, run, exploding)]
-    ill += [*_of_strangers(strangers, run), *_of_clocks(status)]
+    ill += [
+        *_of_manifests(away),
+        *_of_weight(status, run),
+        *waiting,
+        *_restarting(status),
+        *_of_losses(status, run, exploding),
+    ]
+    ill += [*_of_strangers(strangers, run, members), *_of_clocks(status)]
     # A silent learner is no failure: it may have been taken away on purpose, and the run goes on without it.
     ok = bool(able) and bool(here) and len(here) >= expected and not room and not ill
     parts = [*room, *stopped, *ill, *_of_unheard(status, bus), *absent, *_of_quorums(status, able)]
@@ -224,19 +235,38 @@ def _of_unheard(status: Status, bus: str) -> list[Part]:
     ]
 
 
-def _of_strangers(strangers: Sequence[str], run: str) -> list[Part]:
+def _of_strangers(strangers: Sequence[str], run: str, members: Members | None) -> list[Part]:
     """Return that these learners are heard although the membership does not name them, with what to do."""
     if not strangers:
         return []
     more = f" and {len(strangers) - NAMED_MAX} more" if len(strangers) > NAMED_MAX else ""
+    do = (
+        f"end it, or make it a member again, as the owner: isthmus members add {run} {strangers[0]} "
+        "--public-key FILE.pub"
+    )
+    if members is not None and members.current.charter is not None:
+        do = do.replace("the owner", "an owner") + members.current.approving
     return [
         Part(
             f"{', '.join(strangers[:NAMED_MAX])}{more} is heard, and the membership does not name it: its work is not "
             "merged",
-            f"end it, or make it a member again, as the owner: isthmus members add {run} {strangers[0]} "
-            "--public-key FILE.pub",
+            do,
         )
     ]
+
+
+def _of_manifests(away: Mapping[str, str]) -> list[Part]:
+    """Return the learners whose updates are rejected for their manifest, by reason, with what to do.
+
+    `away`: the reason by learner.
+    """
+    found = list[Part]()
+    for reason in sorted(set(away.values()) & ABOUT_MANIFEST):
+        names = sorted(name for name, why in away.items() if why == reason)
+        more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+        said = f"updates of {', '.join(names[:NAMED_MAX])}{more} are rejected for their manifest ({reason})"
+        found.append(Part(said, REMEDIES[reason]))
+    return found
 
 
 def _exploding(status: Status, run: str) -> dict[str, Part]:
@@ -245,11 +275,15 @@ def _exploding(status: Status, run: str) -> dict[str, Part]:
     refused = defaultdict[str, list[tuple[str, str]]](list)
     for commit in status.recent or filter(None, status.heads):
         place = f"{commit.header.fragment}/{commit.version}"
-        for given in commit.header.inputs:
+        for given in () if 1 <= commit.version <= YOUNG else commit.header.inputs:
             scales[given.learner].append((given.scale, place))
         for turned in commit.header.rejected:
             if turned.reason in DIVERGED:
                 refused[turned.learner].append((turned.reason, place))
+    members = status.hearing.members
+    expel = "the owner can expel it"
+    if members is not None and members.current.charter is not None:
+        expel = expel.replace("owner", "owners") + members.current.expelling
     found = {}
     for name in sorted(status.live & (scales.keys() | refused.keys())):
         cut = sorted((scale, place) for scale, place in scales[name] if scale < FAR)
@@ -268,7 +302,7 @@ def _exploding(status: Status, run: str) -> dict[str, Part]:
                 f"{name} explodes: of its {seen} newest updates, {' and '.join(fates)}",
                 f"the table of learners shows its loss, isthmus explain {run} {place} such a round; "
                 "stop it by SIGTERM (in a loop of your own, by link.close()), so that it leaves, "
-                f"{REMEDIES[Reason.TOO_LONG]}; the owner can expel it",
+                f"{REMEDIES[Reason.TOO_LONG]}; {expel}",
             )
     return found
 

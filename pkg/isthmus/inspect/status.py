@@ -128,6 +128,12 @@ class Status:
         return dict(total)
 
     @property
+    def turned_away(self) -> dict[str, str]:
+        """Learners whose updates live syncers reject for their manifest, and the reason."""
+        alive = [self.hearing.syncers[name] for name in sorted(self.syncers_live)]
+        return {learner: reason for a in alive for learner, reason in a.turned_away.items()}
+
+    @property
     def clipped(self) -> dict[str, int]:
         """Updates that were clipped, by reason, over the whole log."""
         total: Counter[str] = Counter()
@@ -229,6 +235,7 @@ class Status:
                     "lag_ms": a.lag_ms,
                     "able": a.able,
                     "dropped": a.dropped,
+                    "turned_away": a.turned_away,
                 }
                 for a in self.hearing.syncers.values()
             ],

@@ -15,7 +15,7 @@ from isthmus.agent.tolerance import REFUSED_S, Tolerance, TolerantBus, TolerantS
 from isthmus.bus import START, Bus
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.bus.timed import TimedBus
-from isthmus.errors import LogCorrupt, RecordInvalid, Unavailable
+from isthmus.errors import InputError, LogCorrupt, RecordInvalid, Unavailable
 from isthmus.format.layout import Layout
 from isthmus.format.records.keys import commit_key
 from isthmus.format.records.messages import (
@@ -54,6 +54,7 @@ from isthmus.learner.summary import Summary
 from isthmus.learner.uplink import Uplink
 from isthmus.log import Log
 from isthmus.log.bus_messages import keep_members, verify_batch
+from isthmus.log.membership import Membership
 from isthmus.reasons import Reason
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import LearnerMetrics
@@ -137,6 +138,8 @@ class LearnerAgent:
         )  # fmt: skip
         reporter.of(self.uplink, self.downlink, self._claimed)
         self._manifest = manifest
+        self._objection = ""
+        """Why the charter lets no update be merged with this manifest, or empty."""
         self._done = False
         self._wait_s, self._wait_for_syncer = 0.0, False
         self._round_at = 0.0
@@ -186,7 +189,9 @@ class LearnerAgent:
 
     async def join(self) -> None:
         """Read the newest published values, find where earlier incarnations stopped, and claim the name."""
-        await self._log.members.refresh(self._store)
+        now = await self._log.members.refresh(self._store)
+        if objection := manifests.objection(now, self.name, self._manifest):
+            raise InputError(f"{self._run.url}: {objection}")
         # Take the positions on the bus before reading the log. Commits in between are heard again, which is harmless.
         away = None
         for stream in (SYNCER_STREAM, learner_stream(self.name)):
@@ -216,6 +221,12 @@ class LearnerAgent:
         self._reporter.first_step = self.history.step
         await self.uplink.settle_past(self._log, self.history, read, versions)
         self._store.vouch()
+
+    def _heed(self, now: Membership) -> None:
+        """Log once what a changed charter says against this learner's manifest."""
+        before, self._objection = self._objection, manifests.objection(now, self.name, self._manifest)
+        if self._objection and self._objection != before:
+            logger.warning("membership %d: %s", now.version, self._objection)
 
     def _require_no_less(self, own: Checkpoint) -> None:
         """Raise `LogCorrupt` if the log ends before a version that an earlier incarnation has seen."""
@@ -307,7 +318,9 @@ class LearnerAgent:
                 tasks.create_task(self._claimed.ask_for_checkpoints()),
                 tasks.create_task(self._claimed.watch()),
                 tasks.create_task(self.vitals.watch()),
-                tasks.create_task(keep_members(self._log, self._unknown, PROBE_BEATS * self.pace.heartbeat_s)),
+                tasks.create_task(
+                    keep_members(self._log, self._unknown, PROBE_BEATS * self.pace.heartbeat_s, self._heed)
+                ),
                 *(tasks.create_task(self.downlink.fetch()) for _ in range(FRAGMENTS_AT_ONCE)),
             ]
             await self._serve_boundary(tasks)
@@ -405,7 +418,9 @@ class LearnerAgent:
                 self._round_at = now
                 self.downlink.want(p, version)
                 self.downlink.said(p, version, digest, by)
-            case Alive(heads=heads, members=members, syncer=by):
+            case Alive(heads=heads, members=members, syncer=by, turned_away=turned_away):
+                if reason := turned_away.get(self.name):
+                    self.uplink.unmerged.rejected_for = reason
                 if self._log.members.said(members, by):
                     self._unknown.set()
                 for p, version in enumerate(heads):

@@ -22,7 +22,8 @@ from isthmus.format.records.frame import Kind
 from isthmus.format.records.keys import manifest_key, manifests_prefix
 from isthmus.format.records.objects import SCHEMA, WORDS_MAX, ManifestHeader, Source
 from isthmus.log import Log
-from isthmus.log.manifests import model_digest
+from isthmus.log.manifests import are_required, model_digest, not_allowed
+from isthmus.log.membership import Membership
 from isthmus.runtime.clock import cores
 
 MANIFEST = "ISTHMUS_MANIFEST"
@@ -93,6 +94,28 @@ def statement(given: str | Path | Mapping[str, Any], accelerators: Callable[[], 
         hardware=_joined(accelerators(), processor()) if found.hardware is None else found.hardware,
         more=found.more,
     )
+
+
+def objection(judge: Membership, learner: str, stated: Statement | None) -> str:
+    """Return why the charter of a membership lets no update of a learner be merged, and what to do; empty if it does.
+
+    `stated`: what the learner's manifest states; None: it has none.
+    """
+    if not are_required(judge):
+        return ""
+    if stated is None:
+        return (
+            f"the run's charter asks for a manifest, and {learner} has none, so none of its updates is merged: start "
+            f"it with --manifest FILE ({MANIFEST}, isthmus.join: manifest=); docs/your-loop.md has the fields"
+        )
+    if other := not_allowed(judge, learner, stated.sources):
+        allowed = ", ".join(judge.terms(learner).sources)
+        return (
+            f"the manifest of {learner} declares the source {other}, and the run's charter allows it {allowed} only, "
+            "so none of its updates is merged: train on these sources and name them in the manifest, or ask the "
+            "owners for another charter (isthmus charter propose)"
+        )
+    return ""
 
 
 async def store(log: Log, learner: str, stated: Statement) -> bytes:

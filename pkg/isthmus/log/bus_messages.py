@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 from isthmus.errors import LogCorrupt, RecordInvalid, Unavailable
 from isthmus.format.records import frame
@@ -18,7 +19,7 @@ from isthmus.format.records.messages import (
 )
 from isthmus.format.rules import MemberRole
 from isthmus.log.commits import Log
-from isthmus.log.membership import Members
+from isthmus.log.membership import Members, Membership
 from isthmus.reasons import Reason
 
 logger = logging.getLogger(__name__)
@@ -75,18 +76,20 @@ def streams_of(members: Members) -> set[str]:
     return {learner_stream(name) for name in named}
 
 
-async def keep_members(log: Log, asked: asyncio.Event, every_s: float) -> None:
+async def keep_members(
+    log: Log, asked: asyncio.Event, every_s: float, changed: Callable[[Membership], None] = lambda _: None
+) -> None:
     """Read the membership for ever: every `every_s` seconds, and when `asked` is set.
 
-    Callers set `asked` when, for example, an author whom the known membership does not list sends a message.
+    Callers set `asked` when, for example, an author whom the known membership does not list sends a message. `changed`
+    is called with a newer version of the membership.
     """
-    told = None
+    told, before = None, log.members.current.version
     while log.members.signed:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(every_s):
                 await asked.wait()
         asked.clear()
-        before = log.members.current.version
         try:
             now = await log.members.refresh(log.store)
         except (Unavailable, LogCorrupt) as error:
@@ -106,4 +109,6 @@ async def keep_members(log: Log, asked: asyncio.Event, every_s: float) -> None:
             )
         if now.version > before:
             logger.info("membership %d: %s", now.version, ", ".join(m.name for m in now.members) or "the owner alone")
+            before = now.version
+            changed(now)
         await asyncio.sleep(LOOK_LEAST_S)

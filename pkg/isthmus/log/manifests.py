@@ -5,6 +5,7 @@ that merges such an update. If the charter asks for manifests, syncers and repla
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 import msgspec
 
@@ -14,7 +15,7 @@ from isthmus.format.layout import Layout
 from isthmus.format.records import frame
 from isthmus.format.records.frame import Kind
 from isthmus.format.records.keys import manifest_key
-from isthmus.format.records.objects import ManifestHeader
+from isthmus.format.records.objects import ManifestHeader, Source
 from isthmus.log.commits import Log
 from isthmus.log.membership import Membership
 from isthmus.reasons import Reason
@@ -96,14 +97,19 @@ def require(judge: Membership, learner: str, named: bytes | None, manifest: Mani
         raise RecordInvalid(Reason.NO_MANIFEST, "it names no manifest, and the charter asks for one")
     if manifest is None:
         raise RecordInvalid(Reason.UNREAD_MANIFEST, "its manifest was not read")
-    allowed = judge.terms(learner).sources
-    other = [source.name for source in manifest.sources if allowed and source.name not in allowed]
-    if other:
-        more = f" and {len(other) - NAMED} more" if len(other) > NAMED else ""
+    if other := not_allowed(judge, learner, manifest.sources):
         raise RecordInvalid(
-            Reason.SOURCE_NOT_ALLOWED,
-            f"its manifest declares {', '.join(other[:NAMED])}{more}, which the charter does not allow {learner}",
+            Reason.SOURCE_NOT_ALLOWED, f"its manifest declares {other}, which the charter does not allow {learner}"
         )
+
+
+def not_allowed(judge: Membership, learner: str, sources: Iterable[Source]) -> str:
+    """Return the names of the sources that the charter does not allow a learner, as one text; empty if there are
+    none."""
+    allowed = judge.terms(learner).sources
+    other = [source.name for source in sources if allowed and source.name not in allowed]
+    more = f" and {len(other) - NAMED} more" if len(other) > NAMED else ""
+    return f"{', '.join(other[:NAMED])}{more}"
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------

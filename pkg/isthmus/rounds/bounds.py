@@ -36,6 +36,13 @@ FALLS, RISES = 0.95, 2.0
 too short update does not hold the other learner back at once. It rises fast, so that the learning rate can be warmed
 up."""
 
+YOUNG = 3
+"""The versions of a fragment in which an update that is far too long shows no learner that explodes.
+
+While learning rates are warmed up, a learner that has trained a few steps more than another one sends an update that is
+up to fifty times as long, and the usual length still rises with each version.
+"""
+
 FIRST_RMS = 0.05
 """Root mean square of an update that is always believed. While a fragment has no history, an update of one or two
 learners is cut to the length of the fragment's parameters, or to this for each parameter if that is longer."""
@@ -138,6 +145,11 @@ class Influence:
     def known(self) -> bool:
         """Whether any update was merged lately. If not, the usual values come from the updates of the round itself."""
         return bool(self._counted)
+
+    @property
+    def version(self) -> int:
+        """The newest version noted."""
+        return self._version
 
     @property
     def length(self) -> float:

@@ -427,6 +427,7 @@ class Syncer:
             for learner in self._live.forget(now):
                 self.metrics.forget(learner)
                 self.tallies.dropped.pop(learner, None)
+                self.tallies.turned_away.pop(learner, None)
             # Wake up when a syncer falls silent or a fragment's wait is over, so that taking over begins at once.
             changes_s = min(self._holders.silent_in_s(now), *(at - now for at in waiting.values()), math.inf)
             await asyncio.sleep(min(self._holders.beat_s / 2, max(changes_s, LOOK_LEAST_S)))
@@ -490,6 +491,7 @@ class Syncer:
             members=self._log.members.current.version,
             dropped=dict(loudest),
             quorum=self.pace.quorum,
+            turned_away=dict(list(self.tallies.turned_away.items())[:DROPPED_LISTED]),
         )
 
     async def _last_words(self) -> None:

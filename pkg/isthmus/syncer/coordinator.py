@@ -26,7 +26,7 @@ from isthmus.log.fork_detection import ForkDetection
 from isthmus.log.merge import Advance, State
 from isthmus.log.replaced import why_not
 from isthmus.log.updates import Update
-from isthmus.reasons import Reason
+from isthmus.reasons import ABOUT_MANIFEST, REMEDIES, Reason
 from isthmus.rounds.bounds import Claim, Influence
 from isthmus.rounds.events import (
     Abandon,
@@ -293,7 +293,7 @@ class FragmentCoordinator:
     async def _arrive(self, fetched: Fetched) -> list[Action]:
         pointer, update, reason, fetched_at = fetched.pointer, fetched.update, fetched.reason, fetched.at
         if reason is not None:
-            return self.rounds.on(Refused(pointer, reason), self._runtime.now())
+            return self._refuse(pointer, reason)
         if update is None:
             self.rounds.on(Unreachable(pointer), self._runtime.now())
             return []
@@ -307,12 +307,24 @@ class FragmentCoordinator:
         try:
             manifests.require(judge, pointer.learner, update.header.manifest, update.manifest)
         except RecordInvalid as error:
-            return self.rounds.on(Refused(pointer, error.reason), self._runtime.now())
+            return self._refuse(pointer, error.reason)
+        self._tallies.turned_away.pop(pointer.learner, None)
         claim = self._claim(update, self.rounds.elapsed_s(pointer.base, fetched_at))
         given = self._recorder.given(pointer, update.header, fetched_at, claim.norm)
         if not await self._sum.offer(update.gradient, given, claim):
             return self.rounds.on(Refused(pointer, Reason.TOO_LONG), self._runtime.now())
         return self.rounds.on(Arrived(pointer), self._runtime.now())
+
+    def _refuse(self, pointer: Pointer, reason: Reason) -> list[Action]:
+        """Reject an update. If that is for its manifest, note it for the syncer's messages, and log it once."""
+        away = self._tallies.turned_away
+        if reason in ABOUT_MANIFEST and away.get(pointer.learner) != reason.value:
+            logger.warning(
+                "updates of %s are rejected for their manifest (%s): %s",
+                pointer.learner, reason.value, REMEDIES[reason], extra={"learner": pointer.learner},
+            )  # fmt: skip
+            away[pointer.learner] = reason.value
+        return self.rounds.on(Refused(pointer, reason), self._runtime.now())
 
     def _claim(self, update: Update, elapsed_s: float) -> Claim:
         h = update.header

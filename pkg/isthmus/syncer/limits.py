@@ -63,6 +63,8 @@ class Tallies:
     rejected: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     """Messages that were dropped because too many waited, by author; none of them long before the last one."""
+    turned_away: dict[str, str] = field(default_factory=dict)
+    """By learner: for which reason its newest update was rejected for its manifest."""
     dropped_at: float = -math.inf
     """When the last message was dropped [s]."""
 

@@ -13,7 +13,7 @@ from isthmus.format.layout import Fragment
 from isthmus.format.records.charter import Terms
 from isthmus.format.records.objects import CommitHeader, Input, Outer
 from isthmus.log.merge import Accumulator, State
-from isthmus.rounds.bounds import Believed, Claim, Influence, WeightSoFar, first_norm
+from isthmus.rounds.bounds import YOUNG, Believed, Claim, Influence, WeightSoFar, first_norm
 from isthmus.runtime.clock import Runtime
 
 logger = logging.getLogger(__name__)
@@ -88,9 +88,12 @@ class RoundSum:
             )  # fmt: skip
             return False
         if believed.scale < EXPLODES and given.learner in self._merged:
-            logger.warning(
-                "fragment %d: %s is cut to %.2g of its length: %s explodes",
-                p, given.key, believed.scale, given.learner, extra={"fragment": p},
+            young = self.usual.version < YOUNG
+            logger.log(
+                logging.INFO if young else logging.WARNING,
+                "fragment %d: %s is cut to %.2g of its length: %s %s", p, given.key, believed.scale, given.learner,
+                "is compared with the run's first updates, which are short" if young else "explodes",
+                extra={"fragment": p},
             )  # fmt: skip
         await self._take(gradient, given, believed)
         return True

@@ -18,6 +18,7 @@ from isthmus.format.records.fields import (
     Text,
     Tokens,
     Version,
+    Word,
     is_name,
 )
 from isthmus.format.records.frame import HEADER_MAX, Blob, Kind, draft, parse, seal
@@ -214,6 +215,9 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     """Fragments that the syncer can hold although a commit that other processes would need is missing in their log."""
     quorum: Counter = 0
     """Learners with a fresh update that the syncer's rounds need before grace starts; 0: the author did not say."""
+    turned_away: Annotated[dict[Name, Word], msgspec.Meta(max_length=DROPPED_LISTED)] = {}
+    """Learners whose newest update was rejected for its manifest, and the reason. If nothing is merged, no commit can
+    list these rejections."""
 
 
 FromLearner = Announce | Pass | Heartbeat | Progress | Leave
