@@ -126,9 +126,29 @@ sources = ["notes"]
     name = out.split("proposal ")[1].split()[0]
     assert "is no owner's" in said("approve", run, name, "--key", str(tmp_path / "us"), code=2)
     assert "1 more" in said("approve", run, name, "--key", str(tmp_path / "north"))
+    again = said("approve", run, name, "--key", str(tmp_path / "north"))
+    assert "north has approved this proposal before" in again
+    assert "it still needs 1 more of the owners that the new charter names (south)" in again
+    ours, south = tmp_path / "ours.toml", ("--key", str(tmp_path / "south"))
+    assert f"those that wait for approvals: {name}" in said("approve", run, "00000000", *south, code=2)
+    ours.write_text(file.read_text().replace("factor = 0.5", "factor = 0.5000001"))
+    other = said("approve", run, name, "--expect", str(ours), *south, code=2)
+    assert "the proposal has another charter" in other
+    assert "- member us-*: its updates' weight times 0.5000001;" in other
+    assert "+ member us-*: its updates' weight times 0.5;" in other
+    void = said("propose", run, str(ours), "--key", str(tmp_path / "founder")).split("proposal ")[1].split()[0]
     waiting = said("show", run)
     assert f"proposal {name} (the run's owner): approved by" in waiting
-    assert "membership 2 is in force, approved by 3" in said("approve", run, name, "--key", str(tmp_path / "south"))
+    out = said("approve", run, name, "--expect", str(file), *south)
+    assert "membership 2 is in force, approved by 3" in out
+    assert out.index("+ owner north") < out.index("membership 2 is in force")
+    assert f"proposal {name} is in force since membership 2" in said("approve", run, name, *south)
+    assert f"proposal {void} is void: membership 2, another change, came before it" in said(
+        "approve", run, void, *south, code=2
+    )
+    assert f"proposal {void} is void" in said("show", run)
+    file.write_text(file.read_text().replace("amend = 2", "amend  =  2 # two"))
+    assert "changes nothing" in said("propose", run, str(file), *south, code=2)
     assert "the removal of a member: 2 of 2 owners approve" in said("show", run, "--json", str(tmp_path / "c.json"))
     assert json.loads((tmp_path / "c.json").read_text())["charter"]["terms"][0]["factor"] == 0.5
     out = said("members", "remove", run, "us-*", "--hours", "1", "--key", str(tmp_path / "north"))
@@ -137,7 +157,15 @@ sources = ["notes"]
     assert "count up to version 64" in out, "nothing was committed lately, so there is no rate to go by"
     assert "count up to version 64" in said("show", run)
     name = out.split("proposal ")[1].split()[0]
+    assert "the proposal has this charter, but changes members, too" in said(
+        "approve", run, name, "--expect", str(file), *south, code=2
+    )
     assert "membership 3 is in force" in said("approve", run, name, "--key", str(tmp_path / "south"))
+    absent = "us-* is no member since membership 3; the charter's terms for it apply to nobody"
+    assert absent in said("show", run)
+    assert absent in said("members", "list", run)
+    asked = said("members", "list", run, "--owner", str(tmp_path / "south.pub"), code=2)
+    assert "under a charter, too, --owner names the key that created the run" in asked
     out = said(
         "members", "add", run, "us-*", "--public-key", str(tmp_path / "us.pub"), "--key", str(tmp_path / "south")
     )

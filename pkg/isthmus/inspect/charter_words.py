@@ -1,12 +1,13 @@
 """The charter and the members of a run in words, and how two versions of the membership differ."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from isthmus.format.records.charter import Charter
 from isthmus.format.records.objects import MembersHeader, MemberSpec
 from isthmus.format.rules import MemberRole
 from isthmus.format.signing import fingerprint
-from isthmus.log.membership import AS_RUN, Membership
+from isthmus.log.membership import AS_RUN, Members, Membership
 
 
 def in_words(charter: Charter | None) -> list[str]:
@@ -24,8 +25,8 @@ def in_words(charter: Charter | None) -> list[str]:
         lines.append(f"{what}: {least} of {count} owners approve")
     for terms in charter.terms:
         said = [f"of the institution {terms.institution}"] if terms.institution else []
-        said += [f"its updates' weight times {terms.factor:g}"] if terms.factor != 1.0 else []
-        said += [f"at most {terms.cap:g} usual updates of weight in a round"] if terms.cap else []
+        said += [f"its updates' weight times {_exact(terms.factor)}"] if terms.factor != 1.0 else []
+        said += [f"at most {_exact(terms.cap)} usual updates of weight in a round"] if terms.cap else []
         said += [f"may train on {', '.join(terms.sources)}"] if terms.sources else []
         lines.append(f"member {terms.member}: {'; '.join(said) or 'as the run has it'}")
     lines.append("only updates with a manifest are merged" if charter.manifests else "manifests are not required")
@@ -34,9 +35,9 @@ def in_words(charter: Charter | None) -> list[str]:
         lines.append("no gate: nothing can be promoted")
     else:
         lines.append(
-            f"gate: {gate.series}, {gate.better} is better, worse by {gate.tolerance:g} at most than what was promoted "
-            f"last; {gate.least} of {', '.join(gate.evaluators)} must have measured it; {' or '.join(gate.promoters)} "
-            "promotes"
+            f"gate: {gate.series}, {gate.better} is better, worse by {_exact(gate.tolerance)} at most than what was "
+            f"promoted last; {gate.least} of {', '.join(gate.evaluators)} must have measured it; "
+            f"{' or '.join(gate.promoters)} promotes"
         )
     return lines
 
@@ -44,15 +45,33 @@ def in_words(charter: Charter | None) -> list[str]:
 def differences(before: Membership, after: Membership | MembersHeader) -> Iterator[str]:
     """Yield, in words, what a version of the membership, or a proposed one, changes."""
     was, now = in_words(before.charter), in_words(after.charter)
-    yield from (f"- {line}" for line in was if line not in now)
-    yield from (f"+ {line}" for line in now if line not in was)
+    bare_was, bare_now = [_bare(line) for line in was], [_bare(line) for line in now]
+    yield from (f"- {line}" for line in was if _bare(line) not in bare_now)
+    yield from (f"+ {line}" for line in now if _bare(line) not in bare_was)
     entries = {m.name: m for m in before.members}
     yield from (f"- {_entry(m)}" for m in before.members if m not in after.members)
     yield from (f"+ {_entry(m)}{_without_terms(m, after.charter)}" for m in after.members if entries.get(m.name) != m)
     names = {m.name for m in after.members}
     for terms in after.charter.terms if after.charter and after.charter != before.charter else ():
         if terms.member not in names:
-            yield f"! {terms.member} is no member: its terms apply to nobody yet"
+            yield f"! {no_member(terms.member)}"
+
+
+def no_member(name: str) -> str:
+    """Return, in words, that the charter has terms for a name that was never a member."""
+    return f"{name} is no member: its terms apply to nobody yet"
+
+
+def gone(members: Members) -> dict[str, str]:
+    """Return, in words and by name, what is left of members that were removed, and the charter's terms for nobody."""
+    now = members.current
+    here, said = {m.name for m in now.members}, dict[str, str]()
+    terms = {terms.member for terms in now.charter.terms} if now.charter else set()
+    for before, after in pairwise(members.versions):
+        for name in sorted({m.name for m in before.members} - {m.name for m in after.members} - here):
+            left = "; the charter's terms for it apply to nobody" if name in terms else ""
+            said[name] = f"{name} is no member since membership {after.version}{left}"
+    return said | {name: no_member(name) for name in sorted(terms - here - said.keys())}
 
 
 def until(header: MembersHeader) -> str:
@@ -68,6 +87,17 @@ def _without_terms(m: MemberSpec, charter: Charter | None) -> str:
         return ""
     found = Membership(0, b"", charter=charter).terms(m.name)
     return "; the charter has no terms for it: it counts in full, and may train on anything" if found is AS_RUN else ""
+
+
+def _bare(line: str) -> str:
+    """Return a line with each run of spaces as one: spaces alone are no change."""
+    return " ".join(line.split())
+
+
+def _exact(number: float) -> str:
+    """Return a number so that no other number is written alike: owners approve what they read."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
 
 
 def _entry(m: MemberSpec) -> str:

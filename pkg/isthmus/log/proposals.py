@@ -3,11 +3,12 @@
 A proposal is the next version of the membership, without its approvals. Each owner who approves it stores a signed copy
 with that one approval, so owners need no other channel than the run's store. The owner whose approval is the last one
 needed creates the version, with all approvals in it. Nothing but `isthmus charter` reads proposals: what counts is the
-version that is created, which every reader checks by itself.
+version that is created, which every reader checks by itself. Once the version exists, every other proposal for it is
+void, and stays in the store.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -15,7 +16,7 @@ from isthmus.errors import InputError, ObjectMissing, RecordInvalid
 from isthmus.format.records import frame
 from isthmus.format.records.charter import Approval
 from isthmus.format.records.frame import Kind
-from isthmus.format.records.keys import proposal_key, proposals_prefix
+from isthmus.format.records.keys import PROPOSALS, proposal_key, proposals_prefix
 from isthmus.format.records.objects import MembersHeader
 from isthmus.format.signing import Signer, fingerprint
 from isthmus.log.charter import approval, change_of, is_genuine, outstanding
@@ -36,6 +37,8 @@ class Proposal:
     """Digest of the change [32 bytes]."""
     approvals: Mapping[bytes, Approval] = field(default_factory=dict)
     """Genuine approvals by the owner's key."""
+    instead: Membership | None = None
+    """The version of the membership for which this was proposed; None: it does not exist yet, so the proposal waits."""
 
     @property
     def id(self) -> str:
@@ -46,6 +49,19 @@ class Proposal:
         """Return, in words, which approvals it still needs; empty if it has enough."""
         return outstanding(before.charter, before.owner, before.members, self.header, self.approvals)
 
+    @property
+    def is_in_force(self) -> bool:
+        """Whether the version that exists is the proposed one."""
+        h, now = self.header, self.instead
+        return now is not None and (now.members, now.until, now.written_at, now.charter, now.owner) == (
+            h.members, h.until, h.written_at, h.charter, h.owner,
+        )  # fmt: skip
+
+    @property
+    def is_void(self) -> bool:
+        """Whether another change came before it."""
+        return self.instead is not None and not self.is_in_force
+
 
 def entitled(before: Membership, header: MembersHeader) -> dict[bytes, str]:
     """Return the names of the owners who may approve a change, by key: those before it, and those that it names."""
@@ -54,11 +70,21 @@ def entitled(before: Membership, header: MembersHeader) -> dict[bytes, str]:
 
 
 async def proposals(store: Store, members: Members) -> list[Proposal]:
-    """Return the proposals for the next version of the membership, ordered by id. Those for an earlier version are out
-    of date, and left out. Raises what the store raises."""
-    before = await members.refresh(store)
+    """Return the proposals that wait for approvals, ordered by id. Raises what the store raises."""
+    now = await members.refresh(store)
+    return await _listed(store, members, proposals_prefix(now.version + 1))
+
+
+async def every_proposal(store: Store, members: Members) -> list[Proposal]:
+    """Return all stored proposals, ordered by id: those that wait, those in force, and those that are void. Raises what
+    the store raises."""
+    await members.refresh(store)
+    return await _listed(store, members, PROPOSALS)
+
+
+async def _listed(store: Store, members: Members, prefix: str) -> list[Proposal]:
     found: dict[bytes, Proposal] = {}
-    for entry in await store.list(proposals_prefix(before.version + 1)):
+    for entry in await store.list(prefix):
         try:
             blob = await checked.whole(store, entry.key, Kind.MEMBERS)
             frame.head_end(blob, Kind.MEMBERS)
@@ -68,11 +94,14 @@ async def proposals(store: Store, members: Members) -> list[Proposal]:
             continue  # anybody who may write here can leave anything
         change = change_of(header)
         key = proposal_key(header.version, change, author)
+        if not 1 <= header.version <= members.known:
+            continue
+        before, instead = members.versions[header.version - 1], next(iter(members.versions[header.version :]), None)
         if _follows(header, members, before) and author in entitled(before, header) and entry.key == key:
             bare = msgspec.structs.replace(header, approvals=())
             genuine = {a.owner: a for a in header.approvals if a.owner == author and is_genuine(a, change)}
-            known = found.get(change, Proposal(bare, change))
-            found[change] = Proposal(bare, change, {**known.approvals, **genuine})
+            known = found.get(change, Proposal(bare, change, instead=instead))
+            found[change] = replace(known, approvals={**known.approvals, **genuine})
     return sorted(found.values(), key=lambda proposal: proposal.change)
 
 
@@ -110,10 +139,17 @@ async def approve(store: Store, members: Members, signer: Signer, header: Member
 
 
 async def require(store: Store, members: Members, name: str) -> Proposal:
-    """Return the proposal whose id begins so. Raises `InputError`, which lists those there are."""
-    there = await proposals(store, members)
+    """Return the proposal whose id begins so, whether it waits, is in force or is void.
+
+    Raises `InputError`, which lists those that wait.
+    """
+    there = await every_proposal(store, members)
     found = [p for p in there if p.change.hex().startswith(name)]
     if len(found) != 1 or len(name) < 4:
-        listed = ", ".join(p.id for p in there) or "none"
-        raise InputError(f"{name}: no one proposal has this id; those that wait for approvals: {listed}")
+        listed = ", ".join(p.id for p in there if p.instead is None) or "none"
+        said = "several proposals have an id that begins so" if len(found) > 1 else "no proposal has this id"
+        raise InputError(
+            f"{name}: {said}; those that wait for approvals: {listed} (isthmus charter show {members.run.url} prints "
+            "what each changes)"
+        )
     return found[0]

@@ -606,6 +606,14 @@ class CharterApprove(InRun, Signed):
     proposal: Annotated[
         str, Setting("id of the proposal, as `isthmus charter show` prints it", positional=True, flag_only=True)
     ]
+    expect: Annotated[
+        str | None,
+        Setting(
+            "your copy of the charter: approve only if the proposal has exactly this charter and changes nothing else",
+            metavar="FILE",
+            flag_only=True,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from isthmus.errors import InputError
 from isthmus.format.records.charter import Charter
 from isthmus.format.records.objects import MembersHeader, MemberSpec
 from isthmus.format.signing.keys import read_public
-from isthmus.inspect.charter_words import differences, until
+from isthmus.inspect.charter_words import differences, in_words, until
 from isthmus.log import Log, proposals
 from isthmus.log.charter import needed
 from isthmus.log.listing import heads_of
@@ -114,26 +114,47 @@ async def require_timely(log: Log, header: MembersHeader) -> None:
         )
 
 
-async def approved(log: Log, header: MembersHeader) -> list[str]:
-    """Approve a change with the log's key; return in words what it changes, and what follows."""
+async def give_approval(log: Log, header: MembersHeader) -> None:
+    """Print what a change changes, approve it with the log's key, and print what follows.
+
+    Raises `InputError` if there is no key, it is no owner's, the change is out of date, or it changes nothing.
+    """
     if log.signer is None:
         raise InputError("use --key FILE with the private key of one of the run's owners")
     await require_timely(log, header)
-    before = log.members.current
-    lines = [*(list(differences(before, header)) or ["(nothing changes)"]), until(header)]
+    before, url = log.members.current, log.run.url
+    if not (changes := list(differences(before, header))):
+        raise InputError(f"{url}: this changes nothing but spaces or the order, so there is nothing to approve")
+    print("\n".join([*changes, until(header)]), flush=True)
+    earlier = next((p for p in await proposals.proposals(log.store, log.members) if p.header == header), None)
+    again = earlier is not None and log.signer.author in earlier.approvals
     found = await proposals.approve(log.store, log.members, log.signer, header)
-    if isinstance(found, proposals.Proposal):
-        url = log.run.url
-        return [
-            *lines,
-            f"proposal {found.id} is approved by {len(found.approvals)}; it still needs {found.lacks(before)}",
-            f"each of them: isthmus charter approve {url} {found.id} --key FILE",
-        ]
-    return [
-        *lines,
-        f"membership {found.version} is in force, approved by {len(found.approvals)}: syncers apply it to the commits "
-        "that they begin from now on",
-    ]
+    if not isinstance(found, proposals.Proposal):
+        print(
+            f"membership {found.version} is in force, approved by {len(found.approvals)}: syncers apply it to the "
+            "commits that they begin from now on"
+        )
+        return
+    if again:
+        print(f"{proposals.entitled(before, header)[log.signer.author]} has approved this proposal before")
+    print(f"proposal {found.id} is approved by {len(found.approvals)}; it still needs {found.lacks(before)}")
+    expecting = "" if header.charter == before.charter else " --expect charter.toml"
+    print(f"each of them: isthmus charter approve {url} {found.id}{expecting} --key FILE")
+
+
+def require_expected(header: MembersHeader, before: Membership, path: str) -> None:
+    """Raise `InputError` unless a proposal changes the charter to exactly the one in a file, and nothing else."""
+    charter = read_charter(path)
+    if header.charter != charter:
+        ours, theirs = in_words(charter), in_words(header.charter)
+        apart = [f"- {line}" for line in ours if line not in theirs] + [f"+ {t}" for t in theirs if t not in ours]
+        said = "\n".join(apart) or "only the order of its entries differs"
+        raise InputError(f"{path}: the proposal has another charter (- this file, + the proposal):\n{said}")
+    if header.members != before.members:
+        raise InputError(
+            f"{path}: the proposal has this charter, but changes members, too: approve it without --expect if you want "
+            "that (isthmus charter show prints it)"
+        )
 
 
 def threshold(before: Membership, header: MembersHeader) -> str:

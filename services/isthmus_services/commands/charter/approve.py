@@ -1,22 +1,39 @@
 """`isthmus charter approve RUN ID`: approve a proposed change. The last approval needed puts it into force."""
 
 import asyncio
+import time
 
 from isthmus.agent.ports import open_log
+from isthmus.errors import InputError
 from isthmus.log.proposals import require
-from isthmus_services.commands.charter import approved
+from isthmus_services.commands.charter import give_approval, require_expected
 from isthmus_services.commands.members import require_signed
 from isthmus_services.settings import declared, shared
 
 
 def run(settings: declared.CharterApprove) -> int:
-    """Approve the proposal. Raises `InputError` if there is none with this id, or the key is no owner's."""
-    print("\n".join(asyncio.run(_approve(settings))))
+    """Approve the proposal. Raises `InputError` if there is none with this id, it is void, it is not as expected,
+    or the key is no owner's."""
+    asyncio.run(_approve(settings))
     return 0
 
 
-async def _approve(settings: declared.CharterApprove) -> list[str]:
+async def _approve(settings: declared.CharterApprove) -> None:
     async with open_log(settings.run, shared.trust_in(settings)) as log:
         require_signed(log)
         found = await require(log.store, log.members, settings.proposal)
-        return await approved(log, found.header)
+        if (now := found.instead) is None:
+            if settings.expect is not None:
+                require_expected(found.header, log.members.current, settings.expect)
+            await give_approval(log, found.header)
+            return
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now.written_at))
+        if found.is_void:
+            raise InputError(
+                f"proposal {found.id} is void: membership {now.version}, another change, came before it (proposed "
+                f"{since}). If it is still wanted, propose it anew: isthmus charter propose, or isthmus members"
+            )
+        print(
+            f"proposal {found.id} is in force since membership {now.version} (proposed {since}), approved by "
+            f"{len(now.approvals)}: no approval is needed any more"
+        )

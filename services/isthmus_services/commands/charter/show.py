@@ -9,9 +9,9 @@ from rich.text import Text
 
 from isthmus.agent.ports import open_log
 from isthmus.format.signing import fingerprint
-from isthmus.inspect.charter_words import differences, in_words, until
-from isthmus.log.membership import Membership
-from isthmus.log.proposals import Proposal, entitled, proposals
+from isthmus.inspect.charter_words import differences, gone, in_words, until
+from isthmus.log.membership import Members, Membership
+from isthmus.log.proposals import Proposal, entitled, every_proposal
 from isthmus_services.commands.charter import threshold
 from isthmus_services.commands.members import require_signed
 from isthmus_services.output.report import stdout, write_json
@@ -20,21 +20,31 @@ from isthmus_services.settings import declared, shared
 
 def run(settings: declared.CharterShow) -> int:
     """Print the charter."""
-    now, waiting = asyncio.run(_read(settings))
+    members, stored = asyncio.run(_read(settings))
+    now, waiting = members.current, [p for p in stored if p.instead is None]
+    void, absent = [p for p in stored if p.is_void], gone(members)
     lines = in_words(now.charter) or ["this run has no charter: its owner decides alone (isthmus charter propose)"]
     if now.charter is not None:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now.written_at))
         lines.insert(0, f"membership {now.version}, since {since}, approved by {', '.join(_by(now))}")
+    lines += absent.values()
     for proposal in waiting:
         names = entitled(now, proposal.header)
         have = ", ".join(names[key] for key in proposal.approvals)
         lines += ["", f"proposal {proposal.id} ({threshold(now, proposal.header)}): approved by {have}"]
         lines += [f"  {line}" for line in (*differences(now, proposal.header), until(proposal.header))]
         lines.append(f"  still needs {proposal.lacks(now) or 'nothing: approve it once more, and it is in force'}")
+    for proposal in void:
+        assert proposal.instead is not None, "it is void"
+        lines += [
+            "",
+            f"proposal {proposal.id} is void: membership {proposal.instead.version}, another change, came before it; "
+            "if it is still wanted, propose it anew",
+        ]
     console = stdout()
     for line in lines:
         console.print(Text(line), soft_wrap=True)
-    write_json(_report(now, waiting), settings.json)
+    write_json(_report(now, waiting) | {"void": [p.id for p in void], "absent": absent}, settings.json)
     return 0
 
 
@@ -65,8 +75,7 @@ def _report(now: Membership, waiting: list[Proposal]) -> dict[str, Any]:
     }
 
 
-async def _read(settings: declared.CharterShow) -> tuple[Membership, list[Proposal]]:
+async def _read(settings: declared.CharterShow) -> tuple[Members, list[Proposal]]:
     async with open_log(settings.run, shared.owner_in(settings)) as log:
         require_signed(log)
-        now = await log.members.refresh(log.store)
-        return now, await proposals(log.store, log.members)
+        return log.members, await every_proposal(log.store, log.members)

@@ -18,7 +18,7 @@ from isthmus.log.listing import by_learner, checkpoints_in, heads_of
 from isthmus.log.membership import Membership, may_share, write
 from isthmus.runtime.urls import Place
 from isthmus.store import Entry, checked
-from isthmus_services.commands.charter import approved, proposed
+from isthmus_services.commands.charter import give_approval, proposed
 from isthmus_services.settings import declared, shared
 
 logger = logging.getLogger(__name__)
@@ -34,15 +34,15 @@ Writing = declared.MembersAdd | declared.MembersRemove | declared.MembersRotate
 
 def change(settings: Writing, made: Change, successor: Signer | None = None) -> int:
     """Write the next version of the membership, and print after which versions only it is accepted. Return 0."""
-    print("\n".join(asyncio.run(_change(settings, made, successor))))
+    asyncio.run(_change(settings, made, successor))
     return 0
 
 
-async def _change(settings: Writing, made: Change, successor: Signer | None) -> list[str]:
+async def _change(settings: Writing, made: Change, successor: Signer | None) -> None:
     async with open_log(settings.run, shared.trust_in(settings)) as log:
         require_signed(log)
         if log.signer is None:
-            raise InputError("use --key FILE with the private key of the run's owner")
+            raise InputError("use --key FILE with the private key of an owner of the run (isthmus members list)")
         heads = await heads_of(log)
         before = await log.members.refresh(log.store)
         entries = made(before)
@@ -52,15 +52,16 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
             if successor is not None:
                 raise InputError("this run has a charter: its owners change with it (isthmus charter propose)")
             hours = settings.hours if isinstance(settings, declared.MembersRemove) else PROPOSED_HOURS
-            return await approved(log, await proposed(log, entries, None, hours))
+            await give_approval(log, await proposed(log, entries, None, hours))
+            return
         after = await write(log.store, log.members, log.signer, entries, heads, log.runtime.wall(), successor=successor)
-        return [
-            f"membership {after.version}: {len(after.members)} members, owner {fingerprint(after.owner)}",
+        print(f"membership {after.version}: {len(after.members)} members, owner {fingerprint(after.owner)}")
+        print(
             "syncers apply it to the commits that they begin from now "
             "on; after these versions, no other membership is accepted: "
             + ", ".join(f"{p}/{version}" for p, version in enumerate(after.until[:8]))
-            + (", …" if len(after.until) > 8 else ""),
-        ]
+            + (", …" if len(after.until) > 8 else "")
+        )
 
 
 async def _vouched(log: Log, before: Membership, entries: Sequence[MemberSpec]) -> list[MemberSpec]:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from isthmus.agent.ports import open_log
 from isthmus.format.signing import fingerprint
+from isthmus.inspect.charter_words import gone
 from isthmus.log.membership import Members
 from isthmus_services.commands.keys.verify import allowed_signers
 from isthmus_services.commands.members import require_signed
@@ -33,7 +34,10 @@ def run(settings: declared.MembersList) -> int:
         table.add_column(heading)
     for m in now.members:
         table.add_row(Text(m.name), m.role, fingerprint(m.key), Text(m.bucket))
-    console.print(table if now.members else "no members besides the owner")
+    console.print(table if now.members else f"no members besides the owner{'s' * bool(now.charter)}")
+    absent = gone(members)
+    for line in absent.values():
+        console.print(Text(line), soft_wrap=True)
     write_json(
         {
             "version": now.version,
@@ -44,6 +48,7 @@ def run(settings: declared.MembersList) -> int:
                 {"name": m.name, "role": m.role.value, "key": fingerprint(m.key), "bucket": m.bucket}
                 for m in now.members
             ],
+            "absent": absent,
         },
         settings.json,
     )
