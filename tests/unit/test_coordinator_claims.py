@@ -144,6 +144,22 @@ def test_only_a_learner_that_was_merged_before_is_said_to_explode(caplog: pytest
     Written(RULES, PACE).drive(body)
 
 
+def test_no_learner_is_said_to_explode_while_a_fragment_has_no_history(caplog: pytest.LogCaptureFixture) -> None:
+    """Learning rates are warmed up: the first updates are far shorter than those that follow."""
+
+    async def body(w: Written) -> None:
+        size = w.run.layout.fragments[0].size
+        async with syncer(w):
+            for base, (a, b) in enumerate(((1e-5, 1e-5), (1e-2, 1e-5))):
+                for name, length in (("a", a), ("b", b)):
+                    await announce(w, w.upload(name, base, values=np.full(size, length, np.float32)))
+                await asyncio.sleep(10.0)
+            assert min(given.scale for given in await inputs(w, 2)) < EXPLODES
+            assert "explodes" not in caplog.text
+
+    Written(RULES, PACE).drive(body)
+
+
 def test_an_update_that_may_not_be_read_is_its_learners_affair() -> None:
     async def body(w: Written) -> None:
         async with syncer(w) as serving:

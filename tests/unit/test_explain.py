@@ -3,6 +3,7 @@
 import re
 from typing import cast
 
+import msgspec
 import pytest
 
 from isthmus.errors import InputError
@@ -138,8 +139,6 @@ async def test_an_update_passes_by_a_commit_without_inputs() -> None:
 
 
 async def test_what_was_cut_says_by_how_much_and_why() -> None:
-    import msgspec
-
     whole = given("a", 4, 5)
     asked = whole.tokens * (whole.tokens / whole.steps)
     cut = msgspec.structs.replace(given("b", 4, 5), weight=0.25 * asked, scale=0.5, clipped=("weight", "norm"))
@@ -148,6 +147,25 @@ async def test_what_was_cut_says_by_how_much_and_why() -> None:
     assert "made under version 3 of the membership" in said
     assert said.count("cut to") == 1
     assert "cut to 0.25 of the weight that it asked for, and to 0.5 of its length (weight, norm)" in said
+
+
+async def test_what_the_charter_changed_says_so() -> None:
+    whole = given("a", 4, 5)
+    asked = whole.tokens * (whole.tokens / whole.steps)
+    half = msgspec.structs.replace(given("b", 4, 5), weight=0.5 * asked, factor=0.5)
+    capped = msgspec.structs.replace(given("c", 4, 5), weight=0.1 * asked, factor=0.5, clipped=("charter",))
+    said = "\n".join((await story(RecordedLog([committed(5, whole, half, capped)]), "0/5")).lines)
+    assert said.count("the charter's factor for") == 2
+    assert "of the weight, weight 0.5 of usual: the charter's factor for b;" in said
+    assert "cut to 0.2 of the weight that it asked for (charter: its cap for c), weight 0.5 of usual" in said
+
+
+@pytest.mark.parametrize(("version", "young"), [(3, True), (4, False)])
+async def test_an_update_that_is_cut_while_there_is_no_history_says_so(version: int, young: bool) -> None:
+    cut = msgspec.structs.replace(given("b", version - 1, version), scale=0.04, clipped=("norm",))
+    said = "\n".join((await story(RecordedLog([committed(version, cut)]), f"0/{version}")).lines)
+    assert "to 0.04 of its length (norm" in said
+    assert ("the fragment has no history yet" in said) == young
 
 
 # --- a commit ---------------------------------------------------------------------------------------------------------

@@ -413,6 +413,27 @@ def test_a_learner_with_the_weight_but_not_the_work_is_named() -> None:
     assert of_inputs([("a", 1.0, 1)], [("a", 1.0, 1)]).ok
 
 
+def test_learners_that_are_rejected_for_their_manifest_are_named() -> None:
+    """Of learners that train, and of those that have left without anything being merged."""
+    away = {"b": "no-manifest", "c": "no-manifest", "d": "source-not-allowed"}
+    hearing = BusView(RUN)
+    for said in (beat("a"), beat("b", "a merge (every update is rejected: no-manifest)"), alive(turned_away=away)):
+        stream = SYNCER_STREAM if isinstance(said, Alive) else learner_stream(said.learner)
+        hearing.take(stream, BusItem("1-0", encode(said)), 1.0)
+    status = Status(hearing, [None], "", 0.0, NOW)
+    found = health(status, "r", "b")
+    assert (found.ok, found.count) == (False, "1 of 2 learners merge")
+    (one, other) = found.parts
+    assert str(one).startswith("updates of b, c are rejected for their manifest (no-manifest); the charter asks for a")
+    assert str(other).startswith("updates of d are rejected for their manifest (source-not-allowed); ")
+    for name in ("a", "b"):
+        hearing.take(learner_stream(name), BusItem("2-0", encode(left(name, True))), 2.0)
+    over = health(status, "r", "b")
+    assert not over.ok
+    assert "updates of b, c are rejected for their manifest (no-manifest)" in over.said
+    assert status.as_json()["syncers"][0]["turned_away"] == away  # type: ignore[index]
+
+
 def test_a_learner_that_explodes_is_named() -> None:
     def of_commits(*heads: Commit | None, waits: str = "") -> Health:
         hearing = BusView(RUN)
@@ -446,6 +467,10 @@ def test_a_learner_that_explodes_is_named() -> None:
     assert of_commits(commit(COMMITTED_AT, 0, a=0.4), commit(COMMITTED_AT, 1, a=1.0)).ok
     assert of_commits(commit(COMMITTED_AT, 0, a=0.6, b=1.0)).ok
     assert of_commits(commit(COMMITTED_AT, 0, a=0.2, b=1.0)).ok
+    # While learning rates are warmed up, first updates are compared with far shorter ones.
+    young = [commit(COMMITTED_AT, p, 1 + p, a=0.044, b=1.0) for p in range(3)]
+    assert of_commits(*young).ok
+    assert not of_commits(*young, commit(COMMITTED_AT, 3, 4, a=0.044, b=1.0)).ok
     # Nor is one that trained on alone after a restart.
     assert of_commits(commit(COMMITTED_AT, 0, a=0.29, b=1.0), commit(COMMITTED_AT, 1, a=0.3, b=1.0)).ok
     assert not of_commits(commit(COMMITTED_AT, 0, a=0.05, b=1.0)).ok
