@@ -114,7 +114,7 @@ def test_a_syncer_refuses_a_store_without_conditional_put(
 
 
 def test_the_failures_are_said_again_above_the_last_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", str(folder), "--bus", "amqp://z", "--owner", "nothing", *SMALL]) == 1
+    assert main(["doctor", str(folder), "--bus", "redis://127.0.0.1:1", "--owner", "nothing", *SMALL]) == 1
     report, again = re.split(r"^(?=\d+ failures?, to look at first:$)", capsys.readouterr().out, flags=re.MULTILINE)
     found = re.findall(r"^failure .*\n {8}→ .*\n", report, re.MULTILINE)
     assert len(found) == 2, report
