@@ -101,6 +101,15 @@ def test_no_value_that_is_given_scores_better_than_what_the_plan_chooses(cases: 
             assert (other.fits, other.per_usd) <= (best.fits, best.per_usd), (of, fixed)
 
 
+def test_a_codec_that_was_not_measured_is_never_better_than_those_around_it() -> None:
+    """Between int4's and q2's costs, the estimate of q2.5 scored 0.09 % better here than every codec that is tried."""
+    here = case((7e10, 64, 1.0, PRICES, math.inf))
+    assert search(here, Fixed(codec="q2.5")).best.per_usd <= search(here, Fixed()).best.per_usd
+    for name, fewer in (("q2.5", "q2"), ("q3.5", "q3"), ("bf16", "int8")):
+        assert quality.counted_as(name) == fewer
+        assert quality.coded(8, "iso", False, name, name) == quality.coded(8, "iso", False, fewer, fewer)
+
+
 @pytest.mark.parametrize("cases", slices(CASES))
 def test_no_period_between_those_that_are_tried_first_is_better(cases: list[Spec]) -> None:
     """The best of all whole numbers from the shortest to the longest period, with all codecs, is found."""
