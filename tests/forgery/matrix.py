@@ -250,7 +250,7 @@ async def _joins(w: World) -> Facts:
 
 async def _newcomer(w: World) -> Facts:
     await _log(w)
-    agent = by(w, US).learner("us")
+    agent = by(w, US).learner("us", manifest=STATED)
     await agent.join()
     found = await agent.donor(lambda _: None)
     return ("donor", found and (found.key, [rounded(p.values) for p in found.points]))
