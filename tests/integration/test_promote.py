@@ -270,9 +270,9 @@ async def test_numbers_are_of_whole_cuts_under_a_members_name(folder: Path, capl
         ]
         for signer, name in ((EVA, "eva"), (EU, "eu")):
             promotions.require_named(log.members, signer, name)  # a learner may measure, too
-        for signer, name in ((EVA, None), (EVB, "eva"), (EVIL, "evil"), (None, "eva")):
+        for other, called in ((EVA, None), (EVB, "eva"), (EVIL, "evil"), (None, "eva")):
             with pytest.raises(InputError):
-                promotions.require_named(log.members, signer, name)
+                promotions.require_named(log.members, other, called)
 
 
 async def test_a_function_is_given_promoted_cuts_and_its_numbers_name_the_member(tmp_path: Path) -> None:
