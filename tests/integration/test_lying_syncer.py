@@ -152,9 +152,9 @@ async def test_replay_names_a_value_that_does_not_follow_from_what_was_merged(
     """Learners accept this value, because they do not merge its inputs again. A fold that does finds the lie."""
     own = merge.advance
 
-    def advance(state: merge.State, round_: Accumulator, *rest: Any) -> Advance:
+    def advance(state: merge.State, round_: Accumulator, *rest: Any, stated: bool) -> Advance:
         round_.add(np.full(round_.fragment.size, 5.0, np.float32), 1e9, learner="nobody")
-        return own(state, round_, *rest)
+        return own(state, round_, *rest, stated=stated)
 
     async with world(folder, SEED) as w, serving(w.syncer("liar")) as syncer:
         await begun(w, syncer)
@@ -249,8 +249,8 @@ async def test_a_published_value_of_its_own_is_seen_by_every_syncer(
     """They see it even if the commit records the true state."""
     own = merge.advance
 
-    def advance(state: merge.State, round_: Accumulator, down: Any, run: bytes, *rest: Any) -> Advance:
-        true, f = own(state, round_, down, run, *rest), round_.fragment
+    def advance(state: merge.State, round_: Accumulator, down: Any, run: bytes, *rest: Any, stated: bool) -> Advance:
+        true, f = own(state, round_, down, run, *rest, stated=stated), round_.fragment
         packed = pack(down, f, np.full(f.size, 666.0, np.float32))
         value = merge._value(run, f, true.state.version, down, packed)
         published = merge.next_published(state.published, f, down, packed)

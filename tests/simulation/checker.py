@@ -25,7 +25,7 @@ from isthmus.format.records.messages import (
     decode,
     learner_of,
 )
-from isthmus.format.records.objects import LISTED_MAX, CommitHeader, SnapshotHeader, UpdateHeader
+from isthmus.format.records.objects import LISTED_MAX, UNSTATED, CommitHeader, SnapshotHeader, UpdateHeader
 from isthmus.format.rules import STALENESS_MAX
 from isthmus.inspect import whatif
 from isthmus.inspect.replay import replay
@@ -103,6 +103,8 @@ class Checker:
 
     def __post_init__(self) -> None:
         self.commits: list[list[tuple[CommitHeader, bytes]]] = [[] for _ in self.run.layout.fragments]
+        self.states: dict[tuple[int, int], bytes] = {}
+        """By fragment and version, the digest of the state, where the commit does not state it."""
         self.snapshots: list[set[int]] = [{0} for _ in self.run.layout.fragments]
         self.bases: dict[tuple[int, str], int] = {}
         self.due: set[tuple[int, int]] = set()  # fragment and base of every due update that was announced
@@ -427,8 +429,11 @@ class Checker:
             elif (
                 coordinator.state is not None and coordinator.state.version == coordinator.head and coordinator.head > 0
             ):
-                wanted = self.commits[p][coordinator.head - 1][0].state_digest
-                if self.digest(coordinator.state, coordinator.state.measured) != wanted:
+                found = self.digest(coordinator.state, coordinator.state.measured)
+                stated = self.commits[p][coordinator.head - 1][0].state_digest
+                # Where a commit does not state it, all syncers must have the state of the first that was looked at.
+                wanted = self.states.setdefault((p, coordinator.head), found) if stated == UNSTATED else stated
+                if found != wanted:
                     self.violate(f"{who}: its state {p}/{coordinator.head} is not the one in the log")
             if coordinator.waiting > INBOX_MAX + 64 or len(coordinator.rounds._waiting) > POINTERS_MAX:
                 self.violate(f"{who}: queues over their limits")

@@ -15,7 +15,7 @@ from isthmus.codecs.kernels import F32
 from isthmus.format.records import frame
 from isthmus.format.records.frame import Blob, Body, Data, Kind
 from isthmus.format.records.keys import commit_key, snapshot_key, update_key, value_key
-from isthmus.format.records.objects import CommitHeader, Input, SnapshotHeader, UpdateHeader
+from isthmus.format.records.objects import UNSTATED, CommitHeader, Input, SnapshotHeader, UpdateHeader
 from isthmus.format.rules import Pace, Rules
 from isthmus.log import Commit, Log, merge
 from isthmus.log.merge import Accumulator, State
@@ -71,6 +71,11 @@ class Asked:
         if (error := self.answers(operation, key)) is not None:
             raise error
         return await send()
+
+
+def unstated(commit: Commit) -> Commit:
+    """Return a commit that does not state the digest of its state."""
+    return Commit(replace(commit.header, state_digest=UNSTATED), commit.digest)
 
 
 @dataclass

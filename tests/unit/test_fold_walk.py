@@ -1,7 +1,9 @@
 """A fold starts from a sound snapshot, checks what it reads, ends where it should, and goes on after healed damage."""
 
 import dataclasses
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -9,7 +11,8 @@ from isthmus.codecs.kernels import F32
 from isthmus.errors import Denied, LogCorrupt
 from isthmus.format.records import frame
 from isthmus.format.records.keys import commit_key, snapshot_key, snapshots_prefix
-from isthmus.log import Commit, fold, heal, merge
+from isthmus.format.records.objects import UNSTATED
+from isthmus.log import Commit, Log, fold, heal, merge
 from support.written_log import Written
 
 
@@ -103,11 +106,36 @@ def test_a_version_0_of_somebody_elses_is_not_where_anything_starts() -> None:
 def test_a_commit_whose_inputs_come_to_another_state_is_damaged() -> None:
     async def body(w: Written) -> None:
         await w.grow(2)
-        await w.commit(state_digest=bytes(32))
+        await w.commit(state_digest=b"x" * 32)
         with pytest.raises(LogCorrupt, match="its inputs fold to state") as caught:
             await state_at(w)
         assert caught.value.readable == (0, 2)
         assert (await value_at(w)).version == 3, "the published version is as recorded"
+
+    Written().drive(body)
+
+
+def test_a_commit_need_not_state_its_state_and_then_vouches_for_no_snapshot() -> None:
+    async def body(w: Written) -> None:
+        await w.grow(2, snapshot_every=2)
+        await w.commit(state_digest=UNSTATED)
+        w.snapshot()
+        await w.commit()
+        w.store.requests.clear()
+        at = await state_at(w)
+        assert at.carried.digest == digest_at(w, 4)
+        assert len(w.store.of("get", "updates/")) == 4, "it is folded from version 2"
+
+    Written().drive(body)
+
+
+def test_in_a_run_of_an_earlier_release_each_commit_states_its_state() -> None:
+    async def body(w: Written) -> None:
+        await w.commit(state_digest=UNSTATED)
+        assert (await w.log.commit(0, 1)) is not None
+        old = replace(w.run, header=msgspec.structs.replace(w.run.header, states_at_snapshots=False))
+        with pytest.raises(LogCorrupt, match="states no digest of its state"):
+            await Log(old, w.log.store, w.log.runtime).commit(0, 1)
 
     Written().drive(body)
 

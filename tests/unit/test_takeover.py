@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from isthmus.errors import Unavailable
@@ -11,11 +13,11 @@ from isthmus.format.rules import Pace, Rules
 from isthmus.log import Log
 from isthmus.log.merge import state_bytes
 from isthmus.store import EdgeStore, Patience
-from isthmus.syncer import Syncer, agent, fragment_reader
+from isthmus.syncer import Syncer, agent, fragment_reader, snapshots
 from isthmus.syncer.inbox import Heard
 from isthmus.syncer.snapshots import snapshot_after
 from isthmus_lab.simulate.conditions import Conditions
-from support.written_log import ONE_WAY_S, Asked, Written
+from support.written_log import ONE_WAY_S, Asked, Written, unstated
 
 RULES = Rules(fragments=4, sync_every=4)
 PACE = Pace(heartbeat_s=1.0, silence_s=3.0, snapshot_every=4096)
@@ -185,18 +187,53 @@ def test_snapshots_follow_what_is_merged() -> None:
     """If rounds merge many bytes, a snapshot is due sooner than the pace's number of versions."""
 
     async def body(w: Written) -> None:
+        await grown(w, versions=1)
         async with syncer(w) as serving:
             await asyncio.sleep(5.0)
             k = serving.coordinators[0]
-            weight, written = snapshot_after(RULES, k.fragment.size), k._snapshots
-            assert not written.is_due(1)
+            assert k.state is not None
+            commit, weight, written = w.commits[0][-1], snapshot_after(RULES, k.fragment.size), k._snapshots
             written.merged = weight - 1
             assert not written.is_due(1)
             written.merged = weight
             assert written.is_due(1)
-            await written.write()
+            async with asyncio.TaskGroup() as tasks:
+                written.look(unstated(commit), k.state, tasks)
+            assert written.merged == weight, "no commit vouches for this state"
+            async with asyncio.TaskGroup() as tasks:
+                written.look(commit, k.state, tasks)
+                written.look(commit, k.state, tasks)
+            assert len(serving.wire.of("put", "snapshots/00000/")) == 1
             assert written.merged == 0
-            assert written.is_due(4096), "also due after as many versions as the pace says"
+            assert not written.is_due(1)
+            turns = [written._turns.acquire() for _ in range(agent.SNAPSHOTS_MAX)]
+            await asyncio.gather(*turns)
+            assert not written.is_due(4096), "others are being written"
+            for _ in turns:
+                written._turns.release()
+            assert written.is_due(4097), "one is due since as many versions as the pace says were made"
+
+    Written(RULES, PACE).drive(body)
+
+
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("of_before", [True, False])
+def test_commits_of_large_fragments_state_their_state_where_a_snapshot_is_due(
+    small: bool, of_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a run of an earlier release every commit states it."""
+
+    async def body(w: Written) -> None:
+        async with syncer(w) as serving:
+            fragment, log = serving.coordinators[0].fragment, serving._log
+            size = state_bytes(RULES) * fragment.size
+            monkeypatch.setattr(snapshots, "SMALL", size if small else size - 1)
+            log.run = replace(
+                log.run, header=msgspec.structs.replace(log.run.header, states_at_snapshots=not of_before)
+            )
+            written = snapshots.Snapshots(log, fragment, PACE, serving._runtime, asyncio.Semaphore(1), lambda: None)
+            assert written.states(1) == (small or of_before)
+            assert written.states(4096)
 
     Written(RULES, PACE).drive(body)
 

@@ -12,6 +12,7 @@ from isthmus.errors import LogCorrupt, RecordInvalid
 from isthmus.format.records import frame, keys
 from isthmus.format.records.frame import Body, Kind
 from isthmus.format.records.objects import (
+    UNSTATED,
     CheckpointHeader,
     CommitHeader,
     Healed,
@@ -299,7 +300,9 @@ def test_a_snapshot_is_the_state_that_its_commit_recorded() -> None:
     key, blob = STAGE.one(Kind.SNAPSHOT)
     assert VERIFIER.snapshot(blob, key, 0, committed()).version == 1
     with pytest.raises(RecordInvalid, match="it holds state"):
-        VERIFIER.snapshot(blob, key, 0, committed(state_digest=bytes(32)))
+        VERIFIER.snapshot(blob, key, 0, committed(state_digest=b"x" * 32))
+    with pytest.raises(RecordInvalid, match="commit 1 states no state for it"):
+        VERIFIER.snapshot(blob, key, 0, committed(state_digest=UNSTATED))
     with pytest.raises(RecordInvalid, match="version 1 published"):
         VERIFIER.published(blob, key, 0, committed(published_digest=bytes(32)))
     second = sealed(STAGE.changed(Kind.SNAPSHOT, version=2), BY[Kind.SNAPSHOT])

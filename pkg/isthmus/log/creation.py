@@ -123,6 +123,7 @@ def _run_object(seed: Seed, layout: Layout, digests: Sequence[bytes], created_at
         layout=frame.digest(payload),
         bounds=seed.bounds,
         owner=seed.signer.author if seed.signer else None,
+        states_at_snapshots=True,
     )
     out = frame.draft(frame.Kind.RUN, header, len(payload))
     out.payload[:] = payload

@@ -27,7 +27,7 @@ from isthmus.format.layout import Fragment
 from isthmus.format.records import frame
 from isthmus.format.records.frame import Blob
 from isthmus.format.records.keys import commit_key, snapshot_key, snapshots_prefix
-from isthmus.format.records.objects import CommitHeader, Input, Outer
+from isthmus.format.records.objects import UNSTATED, CommitHeader, Input, Outer
 from isthmus.log import Commit, Log, merge
 from isthmus.log.merge import Accumulator, Advance, State, by_class
 from isthmus.log.updates import Update, verify_update
@@ -255,8 +255,9 @@ class Merging(Carry[State]):
                 watch(given, update)
 
         return await combine(
-            self.log, state, h.fragment, h.inputs, outer_of(h), codec(h.codec_down), read, under=h.members
-        )
+            self.log, state, h.fragment, h.inputs, outer_of(h), codec(h.codec_down), read, under=h.members,
+            stated=h.state_digest != UNSTATED,
+        )  # fmt: skip
 
 
 class ChainOnly(Carry[None]):
@@ -313,11 +314,14 @@ async def combine(
     watch: Watch | None = None,
     under: int | None = None,
     accumulator: Callable[[Fragment, Mapping[str, Outer], ComputePool], Accumulator] | None = None,
+    *,
+    stated: bool = False,
 ) -> Advance:
     """Return the state after merging these stored updates, in this order. Raises `LogCorrupt` if one is damaged.
 
     `under`: the membership version that their authors are checked against; None: any known version may allow them.
-    `accumulator`: makes the round's sum, for arithmetic that no run records; None: `Accumulator`.
+    `accumulator`: makes the round's sum, for arithmetic that no run records; None: `Accumulator`. `stated`: whether the
+    state's digest is computed.
     """
     part = log.run.layout.fragments[fragment]
     total = (accumulator or Accumulator)(part, outer, log.runtime.compute)
@@ -344,7 +348,8 @@ async def combine(
         for _, task in ahead:
             task.cancel()
         await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
-    return await log.runtime.offload(merge.advance, state, total, down, log.run.digest, log.run.rules.feedback_down)
+    advance = partial(merge.advance, stated=stated)
+    return await log.runtime.offload(advance, state, total, down, log.run.digest, log.run.rules.feedback_down)
 
 
 async def read_input(log: Log, fragment: Fragment, given: Input, under: int | None = None) -> Update:

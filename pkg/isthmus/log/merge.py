@@ -27,7 +27,7 @@ from isthmus.codecs.packed import Packed, add, length_of, plain
 from isthmus.format import digests, memory
 from isthmus.format.layout import Fragment, Tensor, TensorClass
 from isthmus.format.records import frame
-from isthmus.format.records.objects import SCHEMA, Outer, SnapshotHeader, ValueHeader
+from isthmus.format.records.objects import SCHEMA, UNSTATED, Outer, SnapshotHeader, ValueHeader
 from isthmus.format.rules import ROBUST, CodecName, MergeRule, Rules
 from isthmus.log import robust
 from isthmus.log.polar import isotropic
@@ -74,8 +74,14 @@ class State:
         master = self.published_digest if self.is_published else array_digest(self.master)
         return self._digest_of(self.published_digest, master, array_digest(self.momentum))
 
-    def hashed(self, compute: ComputePool) -> "State":
-        """Compute the digests, on up to one thread per array; return this state."""
+    def hashed(self, compute: ComputePool, *, whole: bool) -> "State":
+        """Compute the digest of the published value, or the digests of all (`whole`); return this state.
+
+        Each array is digested on one thread.
+        """
+        if not whole:
+            vars(self)["published_digest"] = array_digest(self.published)  # fill the cache of the property
+            return self
         arrays = (self.published, self.momentum, *(() if self.is_published else (self.master,)))
         found = [b""] * len(arrays)
 
@@ -255,6 +261,7 @@ class Advance:
     value_digest: bytes
     published_digest: bytes
     state_digest: bytes
+    """`UNSTATED` if it was not to be computed."""
     cancelled: int
     finite: bool
     """Whether the new state is finite: numbers near the end of float32's range can overflow in a sum."""
@@ -313,11 +320,14 @@ def advance(
     run: bytes,
     feedback: bool = True,
     seal: Seal = _unsigned,
+    *,
+    stated: bool = True,
 ) -> Advance:
     """Take the outer step from `state` and publish the result through `codec_down`. Pure; `state` is not changed.
 
     With `feedback`, what the codec drops stays in master − published and is part of the next version's difference.
-    Without it this is given up, and the master becomes the published value. Raises `DenormalsFlushed` if the thread
+    Without it this is given up, and the master becomes the published value. `stated`: whether the state's digest is
+    computed. Raises `DenormalsFlushed` if the thread
     would compute other bits than the log records.
     """
     kernels.require_denormals()
@@ -329,13 +339,14 @@ def advance(
     value = _value(run, fragment, version, codec_down, packed)
     seal(value)
     published = publication.published
-    after = State(version, published, master if feedback else published, momentum).hashed(round_.compute)
+    after = State(version, published, master if feedback else published, momentum)
+    after.hashed(round_.compute, whole=stated)
     return Advance(
         state=after,
         value=value,
         value_digest=frame.digest(value),
         published_digest=after.published_digest,
-        state_digest=after.digest,
+        state_digest=after.digest if stated else UNSTATED,
         cancelled=cancelled,
         finite=finite,
     )

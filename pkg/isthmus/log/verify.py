@@ -29,6 +29,7 @@ from isthmus.format.records import frame, keys
 from isthmus.format.records.frame import Blob, Kind
 from isthmus.format.records.keys import learner_in
 from isthmus.format.records.objects import (
+    UNSTATED,
     CheckpointHeader,
     ClaimHeader,
     CommitHeader,
@@ -260,6 +261,8 @@ class Verifier:
             return f"made under membership {h.members}, when {earliest} was in force"
         if (h.dense, h.embedding) != (self._dense, self._embedding):
             return "merged by other rules than the run's"
+        if h.state_digest == UNSTATED and (h.healed is not None or not self.run.header.states_at_snapshots):
+            return "states no digest of its state"
         codec = CodecName.F32 if h.healed else self.run.rules.codec_down
         if h.codec_down != codec:
             return f"published in {h.codec_down}, and not in {codec}"
@@ -301,6 +304,8 @@ class Verifier:
             state = merge.restore(found.header, found.payload, self.run.layout.fragments[fragment].size)
         except ValueError as error:
             raise RecordInvalid(Reason.WRONG_LAYOUT, f"it holds {error}") from None
+        if commit is not None and commit.header.state_digest == UNSTATED:
+            raise RecordInvalid(Reason.DIGEST_MISMATCH, f"commit {version} states no state for it")
         if commit is not None and state.digest != commit.header.state_digest:
             raise RecordInvalid(
                 Reason.DIGEST_MISMATCH,

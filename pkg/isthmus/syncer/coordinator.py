@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from isthmus.codecs import codec
 from isthmus.codecs.kernels import ARITHMETIC
@@ -420,7 +421,7 @@ class FragmentCoordinator:
             async with self._limits.merges:
                 began = self._runtime.now()
                 result: Advance = await self._runtime.offload(
-                    merge.advance,
+                    partial(merge.advance, stated=self._snapshots.states(version)),
                     self._known_state(),
                     self._sum.total,
                     self._down,
@@ -663,7 +664,7 @@ class FragmentCoordinator:
         self._snapshots.merged += sum(given.bytes for given in commit.header.inputs)
         if state is not None and ours:
             assert self._tasks is not None, "committing before run"
-            self._snapshots.look(commit.version, self._tasks)
+            self._snapshots.look(commit, state, self._tasks)
         self.rounds.on(Appended(commit.header), self._runtime.now())
 
     def _warn(self, text: str, *args: object, level: int = logging.WARNING, **about: object) -> None:

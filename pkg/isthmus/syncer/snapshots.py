@@ -8,8 +8,9 @@ from collections.abc import Callable
 from isthmus.errors import Denied, LogCorrupt, Unavailable
 from isthmus.format.layout import Fragment
 from isthmus.format.records.keys import snapshot_key
+from isthmus.format.records.objects import UNSTATED
 from isthmus.format.rules import Pace, Rules
-from isthmus.log import Log, merge
+from isthmus.log import Commit, Log, merge
 from isthmus.log.holes import HOLE, require_commits
 from isthmus.log.merge import State, state_bytes
 from isthmus.runtime.clock import Runtime
@@ -22,6 +23,10 @@ bytes, and a least number, since fewer are folded in a moment."""
 
 WHOLE_EVERY_S = 600.0
 """The least seconds between two checks for missing commits. Each check follows a snapshot."""
+
+
+SMALL = 4 << 20
+"""Bytes of a state up to which every commit states its digest, which then costs a millisecond or two."""
 
 
 def snapshot_after(rules: Rules, size: int) -> int:
@@ -53,32 +58,38 @@ class Snapshots:
         self._turns = turns
         self._newest = newest
         self._after = snapshot_after(log.run.rules, fragment.size)
+        self._always = not log.run.header.states_at_snapshots or state_bytes(log.run.rules) * fragment.size <= SMALL
         self._version = 0
         """The newest version of which a snapshot is stored."""
+        self._overdue = False
+        """Whether one is due by the number of versions, and was not begun yet."""
         self._looked_at = -math.inf
         self._task: asyncio.Task[None] | None = None
 
-    def look(self, version: int, tasks: asyncio.TaskGroup) -> None:
-        """Begin to write a snapshot if one is due at this version."""
-        if self.is_due(version):
-            self._task = tasks.create_task(self.write())
+    def states(self, version: int) -> bool:
+        """Return whether the commit of a version, which is not yet merged, is to state the digest of its state."""
+        return self._always or self.is_due(version)
+
+    def look(self, commit: Commit, state: State, tasks: asyncio.TaskGroup) -> None:
+        """Begin to write a snapshot of the state that a commit led to, if one is due and the commit vouches for it."""
+        if commit.header.state_digest != UNSTATED and self.is_due(commit.version):
+            self._overdue = False
+            self._task = tasks.create_task(self._write(state))
 
     def is_due(self, version: int) -> bool:
-        """Return whether a snapshot is due. A syncer that takes over reads the newest one and the updates merged
-        since."""
-        if self._task is not None and not self._task.done():
-            return False
-        by_versions = (version + self._fragment.index) % self._pace.snapshot_every == 0
-        return by_versions or self.merged >= self._after
+        """Return whether a snapshot of this version is due, and can be written now.
 
-    async def write(self) -> None:
-        """Write a snapshot when its turn comes. If the store is away, none is written."""
-        p = self._fragment.index
+        A syncer that takes over reads the newest one and the updates merged since. While other snapshots are written,
+        none begins: it would keep an old state in memory until its turn.
+        """
+        self._overdue = self._overdue or (version + self._fragment.index) % self._pace.snapshot_every == 0
+        busy = self._turns.locked() or (self._task is not None and not self._task.done())
+        return (self._overdue or self.merged >= self._after) and not busy
+
+    async def _write(self, state: State) -> None:
+        """Write a snapshot. If the store is away, none is written."""
+        p, told = self._fragment.index, self.merged
         async with self._turns:
-            # Take the newest state only now: while other snapshots are written, no old state is kept in memory.
-            state, told = self._newest(), self.merged
-            if state is None:
-                return  # another syncer keeps the fragment, and writes its snapshots
             blob = await self._runtime.offload(merge.snapshot, state, p, self._log.run.digest)
             digest = await self._log.sealed_digest(blob)
             try:
@@ -109,19 +120,25 @@ class Snapshots:
         self._looked_at = self._runtime.now()
 
     async def write_last(self) -> None:
-        """Write the last state as a snapshot, unless there is one, so that the next syncer need not fold up to it."""
+        """Write the last state as a snapshot, unless there is one or its commit does not vouch for it, so that the next
+        syncer need not fold up to it."""
         state = self._newest()
         if state is None or self._version >= state.version:
             return
         if self._task is not None:
             await self._task
-        if await self._at_the_end(state.version):
-            await self.write()
+        if await self._is_last(state.version):
+            await self._write(state)
 
-    async def _at_the_end(self, version: int) -> bool:
-        """Return whether a version is the newest. From an older one no snapshot is written: the updates merged after it
-        may have been collected, so that nothing could be folded from there."""
+    async def _is_last(self, version: int) -> bool:
+        """Return whether a version is the newest, and its commit vouches for its state.
+
+        From an older one no snapshot is written: the updates merged after it may have been collected, so that nothing
+        could be folded from there.
+        """
+        p = self._fragment.index
         try:
-            return await self._log.commit(self._fragment.index, version + 1) is None
+            commit, later = [await self._log.commit(p, v) for v in (version, version + 1)]
         except (Unavailable, Denied, LogCorrupt):
             return False
+        return later is None and commit is not None and commit.header.state_digest != UNSTATED

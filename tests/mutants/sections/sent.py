@@ -71,8 +71,8 @@ MUTANTS = [
         "tests/unit/test_coordinator_claims.py",
         row(
             "all-fragments-write-snapshots-at-once",
-            "by_versions = (version + self._fragment.index) % self._pace.snapshot_every == 0",
-            "by_versions = version % self._pace.snapshot_every == 0",
+            "self._overdue or (version + self._fragment.index) % self._pace.snapshot_every == 0",
+            "self._overdue or version % self._pace.snapshot_every == 0",
         ),
     ),
     *of(
@@ -95,8 +95,8 @@ MUTANTS = [
         "tests/unit/test_takeover.py",
         row(
             "snapshots-follow-versions-alone",
-            "return by_versions or self.merged >= self._after",
-            "return by_versions or self.merged < self._after",
+            "(self._overdue or self.merged >= self._after)",
+            "(self._overdue or self.merged < self._after)",
         ),
     ),
     *of(

@@ -35,9 +35,9 @@ def _advance(change: Any) -> Any:
 def publish_the_way_of_the_master() -> Iterator[None]:
     """The published difference is how far the master moved, without what the codec dropped before."""
 
-    def advance(state: Any, *more: Any) -> Any:
+    def advance(state: Any, *more: Any, stated: bool) -> Any:
         masters.append(state.master)
-        return original(state, *more)
+        return original(state, *more, stated=stated)
 
     def take(self: Any, at: slice, master: F32, momentum: F32) -> None:
         np.subtract(master, masters[-1][at], out=self.published[at])

@@ -108,6 +108,9 @@ class RunHeader(Record, frozen=True, kw_only=True):
     """Limits of one learner's influence."""
     owner: PublicKey | None = None
     """Key of the owner, who signed this object and decides the membership; None: nothing in this run is signed."""
+    states_at_snapshots: bool = False
+    """Whether commits state the digest of a fragment's whole state only where a snapshot may follow. False in runs of
+    earlier releases: there every commit states it."""
 
 
 class RunLayout(Record, frozen=True, kw_only=True):
@@ -550,6 +553,10 @@ class Healed(Record, frozen=True, kw_only=True):
     why: Text
 
 
+UNSTATED = bytes(32)
+"""In place of a state's digest: the commit does not state it."""
+
+
 class CommitHeader(Record, frozen=True, kw_only=True):
     """One step of a fragment's log: the updates that were merged, the arithmetic and the result.
 
@@ -575,6 +582,7 @@ class CommitHeader(Record, frozen=True, kw_only=True):
     value_digest: Digest
     published_digest: Digest
     state_digest: Digest
+    """Digest of published value, master and momentum; `UNSTATED` where no snapshot follows."""
     rejected: Annotated[tuple[Rejection, ...], msgspec.Meta(max_length=LISTED_MAX)]
     rejected_total: Annotated[dict[Word, Counter], msgspec.Meta(max_length=WORDS_MAX)]
     """Rejections by reason, over the whole log of this fragment."""
