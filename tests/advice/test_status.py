@@ -464,7 +464,7 @@ async def test_a_syncer_whose_clock_is_an_hour_off(folder: Path, ahead_s: float)
 
 @row(
     "status",
-    "none of … syncers can serve for now; the last commit is of …; …: waits for …",
+    "none of … syncers can serve for now; the last commit is of … waits for …",
     means="Syncers are there, and none of them reaches its store or hears its own messages. Nothing is merged.",
     like="Without `waits for …` the syncer hears nothing of itself on the bus: see its log.",
     do="it goes on by itself once that is over; isthmus doctor … --bus … --role syncer, beside it, says what is wrong",

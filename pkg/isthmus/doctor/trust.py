@@ -134,11 +134,8 @@ def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
     names = [f"{m.name} ({m.role})" for m in now.members if m.key == signer.author]
     if there is not None and there.key != signer.author and not names:
         said = f"{there.name} has another key, {fingerprint(there.key)}, and not {mine}"
-        more = (
-            f"pass that key; or {owner} gives {there.name} this one: isthmus members rotate {url} --member "
-            f"{there.name} --public-key FILE.pub --key OWNER{now.approving}"
-        )
-        return Finding(check, outcome, said, more)
+        rotate = f"isthmus members rotate {url} --member {there.name} --public-key FILE.pub --key OWNER{now.approving}"
+        return Finding(check, outcome, said, f"pass that key; or {owner} gives {there.name} this one: {rotate}")
     add = f"isthmus members add {url} {name or 'NAME'} --as {wanted or 'ROLE'} --public-key FILE.pub --key OWNER"
     add += now.approving
     last = next((m for m in reversed(members.versions) if m.permits(signer.author, roles, name)), None)

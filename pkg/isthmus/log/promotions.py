@@ -385,7 +385,7 @@ def chosen(
             not_good.append(f"{name} has no number for it")
         elif not own:
             not_good.append(f"{name}'s number is of other bytes ({stored[-1].key})")
-        elif len(values := dict.fromkeys(one.header.value for one in own)) > 1:
+        elif len(values := sorted({one.header.value for one in own})) > 1:
             not_good.append(
                 f"{name} has stored different numbers for it ({', '.join(map(str, values))}), and nothing proves which "
                 f"was first: none counts; {name} can measure a later version"
