@@ -37,6 +37,10 @@ BY_FILE = ("docs", "infra", "integration")
 # one worker, so that they do not kill each other's processes or use all cores at once.
 GROUPS = {
     "unit/test_plan.py": "plan",  # the cost of rules is measured once per process
+    "unit/test_cuda.py": "cuda",  # the simulator of the GPU runs once per process
+    "advice/test_doctor_bus.py": "doctor of buses",
+    "advice/test_doctor_run.py": "doctor of runs",
+    "advice/test_doctor_store.py": "doctor of stores",
     "e2e/test_processes.py": "processes",
     "e2e/test_board.py": "board",
     "e2e/test_create.py": "create",

@@ -70,7 +70,9 @@ def _counted(bus: object, count: Counter[str]) -> None:
     store._through = through
 
 
-@pytest.mark.parametrize(("every", "learners", "beat_s"), [(100, 2, 5.0), (500, 14, 20.0)])
+@pytest.mark.parametrize(
+    ("every", "learners", "beat_s"), [(100, 2, 5.0), pytest.param(500, 14, 20.0, marks=pytest.mark.tier("all"))]
+)
 def test_requests_are_those_that_processes_make(every: int, learners: int, beat_s: float) -> None:
     rules = Rules(fragments=4, sync_every=every)
     expected = bus_costs(rules, learners, 1.0, PRICES, beat_s)
