@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from isthmus.errors import InputError
 from isthmus.format.layout import Layout, Spec, TensorClass
@@ -17,9 +18,11 @@ from isthmus.format.records import frame
 from isthmus.format.rules import Pace, Rules
 from isthmus.learner.agent import LearnerAgent
 from isthmus.log.creation import Seed
+from isthmus.torch import model as torch_model
 from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import Arrays, Times, World, learn, serve
 from isthmus_lab.training import trainee, training
+from isthmus_lab.training.adapters import LAYERS
 from isthmus_lab.training.experiment import base, named
 from isthmus_lab.training.experiments import EXPERIMENTS, chosen
 from isthmus_lab.training.setting import Failures, Guests, Row, Shape, Wires
@@ -113,6 +116,36 @@ def test_experiments_are_whole() -> None:
         assert set(experiment.quick) <= {s.name for s in settings}
     with pytest.raises(InputError, match="choose one of heterogeneous"):
         chosen("nonsense", "quick", None)
+
+
+def test_adapters_alone_are_trained_and_the_model_below_them_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainee, "BASE_STEPS", 60)
+    trainee._trained_on_code.cache_clear()
+    adapted = named(TINY, "adapters", adapters=2, steps=60, peak_lr=1e-2, shape=Shape(width=48, layers=1, heads=1))
+    start = trainee.build(adapted, 0)
+    trained = {name for name, p in start.named_parameters() if p.requires_grad}
+    shapes = {name: tuple(p.shape) for name, p in start.named_parameters() if name in trained}
+    layers = [f"blocks.{b}.{layer}" for b in range(adapted.shape.layers) for layer in LAYERS]
+    assert trained == {f"{layer}.{part}" for layer in layers for part in "ab"}
+    width = adapted.shape.width
+    assert (shapes["blocks.0.up.a"], shapes["blocks.0.up.b"]) == ((2, width), (4 * width, 2))
+    below = trainee.build(named(adapted, "", adapters=0), 0)
+    below.load_state_dict(trainee._trained_on_code(adapted.shape, 0))
+    assert trainee.val_loss(start, adapted) == pytest.approx(trainee.val_loss(below, adapted), abs=1e-5)
+    ends, load = list[torch.nn.Module](), torch_model.load
+
+    def loaded(model: torch.nn.Module, *more: Any) -> None:
+        load(model, *more)
+        ends.append(model)
+
+    monkeypatch.setattr(torch_model, "load", loaded)
+    row = train(adapted, 0)
+    assert row.val_loss < trainee.val_loss(start, adapted) - 0.02, "it learns"
+    (end,) = ends
+    for name, p in end.named_parameters():
+        assert torch.equal(p, start.get_parameter(name)) == (name not in trained), name
+    whole = train(named(adapted, "data parallel", method="data-parallel"), 0)
+    assert whole.val_loss < trainee.val_loss(start, adapted) - 0.02
 
 
 def test_failures_cost_goodput_and_are_made_up_for() -> None:

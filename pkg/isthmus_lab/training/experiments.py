@@ -1,7 +1,7 @@
 """All experiments by name, and the scales at which they run."""
 
 from isthmus.errors import InputError
-from isthmus_lab.training import bits, decoupled, hostile, isotropic
+from isthmus_lab.training import bits, decoupled, hostile, isotropic, practice
 from isthmus_lab.training.names import NAMES
 from isthmus_lab.training.setting import Setting
 
@@ -10,9 +10,7 @@ STEPS = {"quick": 150, "paper": 600}
 
 SEEDS = {"quick": 1, "paper": 3}
 
-EXPERIMENTS = {
-    e.name: e for e in (*decoupled.EXPERIMENTS, *isotropic.EXPERIMENTS, *bits.EXPERIMENTS, *hostile.EXPERIMENTS)
-}
+EXPERIMENTS = {e.name: e for module in (decoupled, isotropic, bits, hostile, practice) for e in module.EXPERIMENTS}
 
 if tuple(EXPERIMENTS) != NAMES:
     raise AssertionError(f"isthmus_lab/training/names.py has to say: {', '.join(EXPERIMENTS)}")

@@ -26,4 +26,6 @@ NAMES = (
     "bits-longer",
     "bits-strained",
     "hostile",
+    "adapters",
+    "many",
 )

@@ -63,6 +63,7 @@ staleness = 1
 
 # Adoption of new versions
 adopt = "overwrite"           # overwrite, blend or carry
+adapters = 0                  # rank of LoRA adapters on a model that was trained on code, for prose; 0: no adapters
 reset_moments = false         # whether a fragment's moments are cleared on adoption
 # variant = "schedule-free"   # a name in isthmus_lab.training.variants
 

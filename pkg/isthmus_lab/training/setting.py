@@ -89,6 +89,9 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     reset_moments: bool = False
     """Whether the inner optimizer forgets the moments of a fragment whenever the learner adopts a version of it."""
     shape: Shape = Shape()
+    adapters: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Rank of the adapters that are trained instead of the model, which is first trained on code and then frozen; all
+    texts are prose then. 0: the model itself is trained, on code."""
     failures: Failures | None = None
     guests: Guests | None = None
     wires: Wires = Wires()

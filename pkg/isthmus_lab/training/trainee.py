@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from isthmus.codecs.kernels import F32
 from isthmus.demo.gpt import CONTEXT, ByteGPT, held_out_loss, loss_of
-from isthmus.demo.text import corpus
+from isthmus.demo.text import Corpus, corpus
 from isthmus.demo.trainer import CLIP, FINAL_SHARE, WEIGHT_DECAY, optimizer_for
 from isthmus.format.layout import Layout
 from isthmus.learner import LearnerAgent
@@ -23,8 +23,12 @@ from isthmus.torch import model as torch_model
 from isthmus.torch import moments, optimizers
 from isthmus.torch.loop import Loop
 from isthmus_lab.simulate.world import Trainee
+from isthmus_lab.training import adapters
 from isthmus_lab.training.experts import BALANCE_WEIGHT, ExpertGPT
 from isthmus_lab.training.setting import WINDOW_TOKENS, Setting, Shape
+
+BASE_STEPS, BASE_BATCH = 1500, 8
+"""Steps and windows of a step by which a model is trained on code before it gets adapters."""
 
 HELD_OUT_EVERY = 2
 """Every second one of the held-out windows is evaluated: 64 KiB."""
@@ -32,29 +36,56 @@ HELD_OUT_EVERY = 2
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
-def build(shape: Shape, seed: int) -> ByteGPT:
-    """Return the lab's model, initialised from a seed."""
+def build(setting: Setting, seed: int) -> ByteGPT:
+    """Return a setting's model, initialised from a seed."""
+    shape = setting.shape
+    if setting.adapters:
+        model = _plain(shape, seed)
+        model.load_state_dict(_trained_on_code(shape, seed))
+        torch.manual_seed(seed)
+        adapters.adapt(model, setting.adapters)
+        return model
+    return _plain(shape, seed)
+
+
+def _plain(shape: Shape, seed: int) -> ByteGPT:
     torch.manual_seed(seed)
     if shape.experts:
         return ExpertGPT(shape.width, shape.layers, shape.heads, shape.experts)
     return ByteGPT(shape.width, shape.layers, shape.heads)
 
 
-@functools.lru_cache(maxsize=32)
-def shard(index: int, count: int) -> Bytes:
+@functools.lru_cache(maxsize=4)
+def _trained_on_code(shape: Shape, seed: int) -> dict[str, torch.Tensor]:
+    """Return the parameters of a model that one process has trained on code, for adapters to be added to."""
+    setting = Setting(name="", learners=1, steps=BASE_STEPS, batch=BASE_BATCH, shape=shape)
+    model = _plain(shape, seed)
+    inner, text = optimizer(setting, model), np.frombuffer(adapters.code().shard(0, 1), np.uint8)
+    for number in range(BASE_STEPS):
+        batch = windows(text, BASE_BATCH, seed, 0, number)
+        train_on(model, inner, batch, rate(setting, number / BASE_STEPS))
+    return model.state_dict()
+
+
+def _corpus(*, prose: bool) -> Corpus:
+    return adapters.prose() if prose else corpus()
+
+
+@functools.lru_cache(maxsize=128)
+def shard(index: int, count: int, *, prose: bool = False) -> Bytes:
     """Return the text of one learner's shard as bytes."""
-    return np.frombuffer(corpus().shard(index, count), np.uint8)
+    return np.frombuffer(_corpus(prose=prose).shard(index, count), np.uint8)
 
 
-@functools.lru_cache(maxsize=1)
-def held_out() -> torch.Tensor:
+@functools.lru_cache(maxsize=2)
+def held_out(*, prose: bool = False) -> torch.Tensor:
     """Return the held-out text."""
-    return torch.frombuffer(bytearray(corpus().held_out), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(_corpus(prose=prose).held_out), dtype=torch.uint8)
 
 
-def val_loss(model: nn.Module) -> float:
-    """Return the held-out loss in nats per byte."""
-    return held_out_loss(model, held_out(), every=HELD_OUT_EVERY)
+def val_loss(model: nn.Module, setting: Setting) -> float:
+    """Return the held-out loss in nats per byte, on text of the setting's kind."""
+    return held_out_loss(model, held_out(prose=setting.adapters > 0), every=HELD_OUT_EVERY)
 
 
 def windows(text: Bytes, count: int, *draw: int) -> torch.Tensor:
@@ -163,7 +194,7 @@ class Trained(Trainee):
         `progress`: returns the share of the run that is done. `count`: is called with the tokens of every step.
         `donors`: without a checkpoint of its own, the trainee continues with the mean of the donors' moments.
         """
-        self.model = build(setting.shape, seed)
+        self.model = build(setting, seed)
         self.optimizer = optimizer(setting, self.model)
         self.idle_experts: list[float] = []
         self._setting = setting
@@ -176,7 +207,7 @@ class Trained(Trainee):
         self._count = count
         self._donors = donors
         self._fresh_at: int | None = None
-        self._text = shard(order % setting.learners, setting.learners)
+        self._text = shard(order % setting.learners, setting.learners, prose=setting.adapters > 0)
 
     @override
     def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Replica, Saver | None]:

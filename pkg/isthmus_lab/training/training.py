@@ -87,7 +87,7 @@ def _data_parallel(setting: Setting, seed: int, progress: Progress) -> Row:
     Each step waits for the slowest learner. The failure of any learner stops all learners, and the job continues from
     its last checkpoint.
     """
-    model = trainee.build(setting.shape, seed)
+    model = trainee.build(setting, seed)
     optimizer = trainee.optimizer(setting, model)
     parameters = sum(p.numel() for p in model.parameters())
     draw = random.Random(f"{seed}/data-parallel")
@@ -104,7 +104,9 @@ def _data_parallel(setting: Setting, seed: int, progress: Progress) -> Row:
     # If the run ends by time, take a step only if it is expected to end in time.
     while wall + max(durations) + reduce_s <= limit_s if math.isfinite(limit_s) else number < setting.steps:
         parts = [
-            trainee.windows(trainee.shard(m, setting.learners), setting.batch, seed, m, number)
+            trainee.windows(
+                trainee.shard(m, setting.learners, prose=setting.adapters > 0), setting.batch, seed, m, number
+            )
             for m in range(setting.learners)
         ]
         done = wall / limit_s if math.isfinite(limit_s) else number / setting.steps
@@ -140,7 +142,7 @@ def _data_parallel(setting: Setting, seed: int, progress: Progress) -> Row:
         K=setting.learners,
         seed=seed,
         tokens=steps * setting.learners * setting.batch * WINDOW_TOKENS,
-        val_loss=trainee.val_loss(model),
+        val_loss=trainee.val_loss(model, setting),
         goodput=goodput(trained, 0.0, setting.learners * wall),
         uptime=1.0 - down / wall,
         participation=1.0,
@@ -228,7 +230,7 @@ class _Lab:
     async def run(self) -> Row:
         """Train until the run is done; evaluate the global model and return the row."""
         s = self.setting
-        model = trainee.build(s.shape, self.seed)
+        model = trainee.build(s, self.seed)
         self._run = await self.world.create(
             Seed(torch_model.specs_of(model), torch_model.values_of(model), {}, s.rules, s.pace)
         )
@@ -250,7 +252,7 @@ class _Lab:
         stopping.set()
         await serving
         torch_model.load(model, self._run.layout, [k.state.published for k in self._syncer.coordinators if k.state])
-        row = await self._row(seats + guests, wall, trainee.val_loss(model))
+        row = await self._row(seats + guests, wall, trainee.val_loss(model, s))
         if self.world.clock.failures:
             raise RuntimeError(f"the simulation broke: {self.world.clock.failures[0]}")
         return row
@@ -356,7 +358,7 @@ class _Lab:
         """Return the checkpoints that `join` chooses from: those of healthy learners that fit, newest first."""
         log = Log(self._run, ports.store, ports.process.runtime)
         agent = LearnerAgent(log, ports.store, ports.bus, ports.process.runtime, name)
-        model = trainee.build(self.setting.shape, self.seed)
+        model = trainee.build(self.setting, self.seed)
         optimizer = trainee.optimizer(self.setting, model)
         # This agent does not join, so it reads here which learners the log has merged recently.
         await agent.downlink.begin()
