@@ -366,6 +366,19 @@ def test_the_merge_rule_is_said_to_depend_on_the_length_of_the_run(capsys: pytes
     assert "this holds in the lab's runs of 600 to 3,000 steps" in same
 
 
+@pytest.mark.parametrize("period", ["500", "768"])
+def test_no_reason_claims_that_the_lab_measured_what_is_extrapolated(
+    capsys: pytest.CaptureFixture[str], period: str
+) -> None:
+    words = ("--params", "7e9", "--learners", "3", "--gpus", "24", "--up", "500Mbit/s", "--down", "1Gbit/s")
+    said = shown(capsys, *words, "--sync-every", period)
+    assert f"H = {period} is beyond the 48 that were measured" in said
+    assert "taken from H = 48, the longest for which it was measured" in said
+    assert "what suits rounds" not in said
+    assert "this holds" not in said
+    assert "what suits rounds of 48 steps in the lab" in shown(capsys, "--params", "1e8", "--sync-every", "48")
+
+
 def test_a_forecast_outside_the_measured_range_names_the_nearest_measurement(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

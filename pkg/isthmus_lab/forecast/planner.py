@@ -50,6 +50,9 @@ ALMOST = 0.999
 LENGTHS = 200
 """Lengths of a run that are tried, to find the one at which the best merge rule changes."""
 
+OUTER_LONGEST = 48
+"""Longest period in steps at which outer rates were compared (`isthmus.format.rules.LONG_STEPS`)."""
+
 OTHERS = 3
 """Ways to merge that the reason of the merge rule compares with the best one."""
 
@@ -193,6 +196,9 @@ def _reasons(case: Case, fixed: Fixed, best: Outcome) -> list[Choice]:
     def why(name: str, reason: str) -> str:
         return "as you asked" if getattr(fixed, name) else reason
 
+    suits = f"what suits rounds of {best.period} steps in the lab"
+    if best.period > OUTER_LONGEST:
+        suits = f"taken from H = {OUTER_LONGEST}, the longest for which it was measured"
     return [
         Choice(
             name="sync_every",
@@ -216,7 +222,7 @@ def _reasons(case: Case, fixed: Fixed, best: Outcome) -> list[Choice]:
         Choice(
             name="outer_lr",
             value=rules.outer_lr,
-            reason=f"with momentum {rules.outer_momentum:g}, what suits rounds of {best.period} steps in the lab",
+            reason=f"with momentum {rules.outer_momentum:g}, {suits}",
         ),
     ]
 
@@ -250,10 +256,14 @@ def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
     def share(of: Outcome) -> str:
         return f"{named(of.rules)} {_beside(of, best)}{' (extrapolated)' if _beyond(of) else ''}"
 
-    others = sorted((o for o in found.by_way if o is not best), key=lambda o: o.rank, reverse=True)
+    others = sorted((o for o in found.by_way if o is not best), key=lambda o: o.rank, reverse=True)[:OTHERS]
     most = "as you asked" if fixed.merge else f"learns most{' per dollar' if case.gpu_usd else ''}"
-    parts = [f"{named(rules)}: {most}; beside it {', '.join(map(share, others[:OTHERS]))}" if others else most]
-    if said := _by_length(case, found, named):
+    parts = [
+        f"{named(rules)}: {most}{' (extrapolated)' if _beyond(best) else ''}; beside it {', '.join(map(share, others))}"
+        if others
+        else most
+    ]
+    if said := _by_length(case, found, named, all_measured=not any(map(_beyond, (best, *others)))):
         parts.append(said)
     if rules.merge == MergeRule.ISO:
         took = case.speeds(rules)
@@ -271,10 +281,11 @@ def _beyond(of: Outcome) -> bool:
     return bool(of.worth.beyond)
 
 
-def _by_length(case: Case, found: Found, named: Callable[[Rules], str]) -> str:
+def _by_length(case: Case, found: Found, named: Callable[[Rules], str], *, all_measured: bool) -> str:
     """Return the lengths of a run at which the other kind of merge learns more; nothing if there is no other.
 
-    `named`: returns the name of a way to merge.
+    `named`: returns the name of a way to merge. `all_measured`: whether nothing that is compared is extrapolated;
+    otherwise the text does not claim that the choice holds in the lab's runs.
     """
     best = found.best
 
@@ -291,7 +302,7 @@ def _by_length(case: Case, found: Found, named: Callable[[Rules], str]) -> str:
     longest = max(o.worth.longest for o in found.by_way)
     lengths = [n for n in np.geomspace(learning.SHORT, longest, LENGTHS).tolist() if other(n)]
     if not lengths:
-        return f"this holds in the lab's runs of {learning.SHORT} to {longest:,} steps"
+        return f"this holds in the lab's runs of {learning.SHORT} to {longest:,} steps" if all_measured else ""
     low, high = lengths[0], lengths[-1]
     at = low if low == learning.SHORT else math.sqrt(low * high)
     if (there := other(at)) is None:
@@ -303,8 +314,8 @@ def _by_length(case: Case, found: Found, named: Callable[[Rules], str]) -> str:
     span = f"up to about {said(high)}" if low == learning.SHORT else f"from about {said(low)} to {said(high)}"
     worths = f"{there.worth.after(at):.2f} of data parallel's, by {best.rules.merge} {best.worth.after(at):.2f}"
     return (
-        f"in runs of {span} of the lab's steps, {named(there.rules)} learns more: after {round(at, -2):,.0f} steps a "
-        f"token is worth {worths}"
+        f"{'extrapolated: ' if _beyond(best) or _beyond(there) else ''}in runs of {span} of the lab's steps, "
+        f"{named(there.rules)} learns more: after {round(at, -2):,.0f} steps a token is worth {worths}"
     )
 
 
