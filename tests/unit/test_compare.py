@@ -281,6 +281,20 @@ def test_failures_that_nobody_would_train_with_are_no_case_for_it(
     assert json.loads(said.read_text())["compare"]["mtbf_hours"] == "never"
 
 
+def test_compute_that_no_gpu_has_is_shown_and_called_impossible(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--params", "7e9", "--learners", "3", "--gpus", "24", "--compare"]
+    assert main(words) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    # 6 · 7e9 parameters · 1e6 tokens in a second on 8 GPUs.
+    assert "compute of 3 × learner: 1 s for a step of 1e+06 tokens, that is 5,250 TFLOP/s of each of its GPUs" in shown
+    assert "warning: learner: the step time implies 5,250 TFLOP/s of each GPU; no present GPU is so fast" in shown
+    assert "at 400 TFLOP/s of each GPU a step takes 13.1 s; give --step-seconds 13.1 " in shown
+    assert main([*words, "--step-seconds", "13.1"]) == 0
+    shown = capsys.readouterr().out
+    assert "400.8 TFLOP/s" in shown
+    assert "no present GPU" not in shown
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [(0.5, "0.5 seconds"), (22.6, "22.6 seconds"), (600.0, "10 minutes"), (7200.0, "2 hours"), (3e6, "34.7 days")],

@@ -48,6 +48,12 @@ GPUS = 8
 
 STEP_TOKENS = 1e6
 
+FASTEST_TFLOP_S = 1000.0
+"""TFLOP/s of a GPU in training above which a step time is called impossible."""
+
+USUAL_TFLOP_S = 400.0
+"""TFLOP/s of a GPU in training for which that warning gives the step time."""
+
 TURNS = ("mtbf_hours", "mtbf_hours_at_parity", "gbit_s", "gbit_s_at_parity")
 """Fields of a comparison at which decoupled training stops paying."""
 
@@ -82,16 +88,22 @@ def run(arguments: declared.Plan) -> int:
     )
     if arguments.requests_per_hour:
         found = _with_messages(found, bus)
+    tokens = STEP_TOKENS if arguments.step_tokens is None else arguments.step_tokens
+    if arguments.compare:
+        too_fast = [said for island in islands if (said := _too_fast(island, params, tokens))]
+        found = replace(found, warnings=[*found.warnings, *too_fast])
     line = init_line(found, arguments.model, bus if arguments.requests_per_hour else None)
     in_store = msgspec.to_builtins(bus)
     report = plain(found) | {"init": line, "bus_in_store": in_store, "speeds": {"named": named, "how": table.how}}
     console = stdout()
     for island in islands:
         console.print(_links(island), highlight=False)
+        if arguments.compare:
+            console.print(_compute(island, params, tokens), highlight=False)
     if arguments.compare:
         if arguments.step_tokens is None:
             assumed.append(f"{STEP_TOKENS:g} tokens in a learner's step (--step-tokens)")
-        beside = compare(found, islands, prices, arguments.step_tokens or STEP_TOKENS)
+        beside = compare(found, islands, prices, tokens)
         _show_compared(found, beside, islands)
         turns = {name: _turn(getattr(beside, name)) for name in TURNS}
         report["compare"] = msgspec.to_builtins(beside) | turns | {"assumed": ASSUMED}
@@ -349,6 +361,32 @@ def _links(island: Island) -> str:
     return (
         f"links of {_who(island)}: {rates.shown(island.up_gbit_s)} up, {rates.shown(island.down_gbit_s)} down, "
         f"{island.latency_s:g} s one way to the store"
+    )
+
+
+def _tflop_s(island: Island, params: float, tokens: float) -> float:
+    """Return the TFLOP/s of each GPU that the step time of a learner implies. `tokens`: in one step of one learner."""
+    return 6.0 * params * tokens / island.step_s / island.gpus / 1e12
+
+
+def _compute(island: Island, params: float, tokens: float) -> str:
+    """Return the step time of a learner with the speed of its GPUs that it implies."""
+    return (
+        f"compute of {_who(island)}: {island.step_s:g} s for a step of {tokens:g} tokens, that is "
+        f"{_tflop_s(island, params, tokens):,.4g} TFLOP/s of each of its GPUs "
+        f"({island.gpus:,}; 6 · parameters · tokens / seconds / GPUs)"
+    )
+
+
+def _too_fast(island: Island, params: float, tokens: float) -> str:
+    """Return a warning if the step time implies GPUs faster than any present one; else nothing."""
+    if (implied := _tflop_s(island, params, tokens)) <= FASTEST_TFLOP_S:
+        return ""
+    usual_s = island.step_s * implied / USUAL_TFLOP_S
+    return (
+        f"{island.name}: the step time implies {implied:,.4g} TFLOP/s of each GPU; no present GPU is so fast, and the "
+        f"comparison does not hold for real ones: at {USUAL_TFLOP_S:g} TFLOP/s of each GPU a step takes "
+        f"{usual_s:.3g} s; give --step-seconds {usual_s:.3g} (step_s in a file), more GPUs, or fewer --step-tokens"
     )
 
 
