@@ -18,6 +18,7 @@ from isthmus.agent import speed
 from isthmus.agent.speed import Speeds
 from isthmus.format.layout import Spec, TensorClass
 from isthmus.format.rules import LONG_STEPS, Pace, Rules
+from isthmus.learner.incarnation import RARER_MAX
 from isthmus.store.base import PART_BYTES, requests_to_read, requests_to_write
 from isthmus_lab.commands.rates import gbit_s
 from isthmus_lab.forecast import speeds as modelled
@@ -463,9 +464,33 @@ def test_what_is_known_to_hurt_is_said() -> None:
     said = "\n".join(found.warnings)
     assert "slow: its steps take 5.0 times" in said
     assert "spot: failures and restarts cost" in said
-    assert "checkpoint" not in said
+    assert "spot: a checkpoint every 3,200 s is rare beside a failure every 360 s" in said
+    assert "5 TB" not in said
     assert any("stores take objects of up to 5 TB" in w for w in planned(1e12, Island(name="a", count=2)).warnings)
     assert any("nobody to merge with" in w for w in planned(1e8, Island(name="a")).warnings)
+
+
+def test_checkpoints_that_are_rare_beside_failures_are_warned_of_with_advice_that_helps() -> None:
+    def rare(**more: float) -> str:
+        fields = {"count": 3, "step_s": 12.0, "up_gbit_s": 0.5, "mtbf_hours": 1.0} | more
+        found = planned(7e9, Island(name="a", **fields))  # type: ignore[arg-type]
+        return "".join(w for w in found.warnings if "is rare beside" in w)
+
+    # 20 bytes of each parameter at 15 % of 500 Mbit/s. Hardly any learner lives so long.
+    said = rare()
+    assert said.startswith(
+        "a: a checkpoint every 14,934 s is rare beside a failure every 3,600 s: about 93% of its steps"
+    )
+    link = re.search(r"its uplink carries one every 360 s from ([0-9.]+) Gbit/s on", said)
+    assert link is not None, said
+    assert not rare(up_gbit_s=float(link[1]))
+    assert not rare(mtbf_hours=42.0)
+    # At ten times as many hours, half of the interval over the time between failures is 21 %.
+    said = rare(mtbf_hours=10.0)
+    assert "about 19% of its steps are trained again" in said
+    assert "checkpoint_s=360 of isthmus.join (--checkpoint of isthmus learner) takes one at least every 3600 s" in said
+    assert 360 * RARER_MAX == 3600
+    assert not rare(mtbf_hours=math.inf)
 
 
 def test_the_command_plans_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,12 +13,14 @@ import numpy as np
 from isthmus.agent.speed import Speeds
 from isthmus.errors import InputError
 from isthmus.format.layout import Spec, partition
-from isthmus.format.rules import FRAGMENTS_MAX, LONGEST, ROBUST, MergeRule, Pace, Rules, overdrive
+from isthmus.format.rules import CHECKPOINT_S, FRAGMENTS_MAX, LONGEST, ROBUST, MergeRule, Pace, Rules, overdrive
+from isthmus.learner.incarnation import RARER_MAX
 from isthmus.rounds.period import LAGS
 from isthmus_lab.forecast import learning, matrices, quality, traffic
 from isthmus_lab.forecast.bandwidth import PARAMS_MAX
 from isthmus_lab.forecast.island import Island
 from isthmus_lab.forecast.outcome import (
+    CHECKPOINT_BYTES,
     CHECKPOINT_SHARE,
     HEADROOM,
     OBJECT_MAX,
@@ -46,6 +48,9 @@ NOTHING = 5e-4
 
 ALMOST = 0.999
 """Shares from this on are called larger than this."""
+
+RARE = 0.1
+"""Share of the time between two failures of a learner above which the time between two checkpoints is warned of."""
 
 LENGTHS = 200
 """Lengths of a run that are tried, to find the one at which the best merge rule changes."""
@@ -397,6 +402,8 @@ def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
             )
         if (here := f.goodput / f.utilization) < 0.9:
             found.append(f"{name}: failures and restarts cost {1 - here:.0%} of its time")
+        if rare := _rare(case, best, f):
+            found.append(rare)
     if rules.merge in ROBUST:
         found.append(
             f"merging by {rules.merge} compares the updates of a round with one another: its time is not in this "
@@ -410,6 +417,45 @@ def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
     if said := overdrive(rules):
         found.append(said)
     return found + [_hint(fixed, name, best, other) for name, other in better]
+
+
+def _rare(case: Case, best: Outcome, f: Forecast) -> str:
+    """Return a warning if a learner's checkpoints are rare beside its failures; else nothing."""
+    failure_s, whole = f.island.mtbf_hours * 3600.0, best.checkpoint
+    if best.checkpoint_s <= RARE * failure_s or whole > OBJECT_MAX:
+        return ""
+    wanted_s = math.floor(RARE * failure_s)
+    # Failures come at random, so the share is a little less than half of `apart`, and never more than all.
+    apart = best.checkpoint_s / failure_s
+    again = 1.0 + apart * math.exp(-apart) / math.expm1(-apart)
+    bits_s = whole * 8.0 / wanted_s if wanted_s else math.inf
+    link = f.island.up_gbit_s * 1e9
+    fragments = f.up_load - whole * 8.0 / best.checkpoint_s / link
+    if fragments + bits_s / link <= 1.0:
+        # A learner takes checkpoints that load its uplink up to so many times more rarely than it is told.
+        help_ = (
+            f"checkpoint_s={wanted_s / RARER_MAX:g} of isthmus.join (--checkpoint of isthmus learner) takes one at "
+            f"least every {wanted_s} s, for {bits_s / link:.0%} of its uplink"
+        )
+    elif wanted_s < CHECKPOINT_S:
+        help_ = "a plan leaves at least a minute between two, so only learners that fail less often help"
+    else:
+        # With another uplink, the plan may choose error feedback, which makes checkpoints larger.
+        most = case.params * (CHECKPOINT_BYTES + case.feedback)
+        gbit_s = _rounded_up(most * 8.0 / wanted_s / CHECKPOINT_SHARE / 1e9)
+        of = "its uplink" if len(case.islands) == 1 else "every uplink"
+        help_ = f"{of} carries one every {wanted_s} s from {gbit_s:g} Gbit/s on (--up, up_gbit_s in a file)"
+    return (
+        f"{f.island.name}: a checkpoint every {best.checkpoint_s:,.0f} s is rare beside a failure every "
+        f"{failure_s:,.0f} s: about {again:.0%} of its steps are trained again, from older optimizer moments, which "
+        f"the goodput does not count; {help_}"
+    )
+
+
+def _rounded_up(value: float) -> float:
+    """Return the value rounded up to three significant digits."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.ceil(value / unit) * unit
 
 
 FLAGS = {name: "--" + name.replace("_", "-") for name in vars(FREE)}
