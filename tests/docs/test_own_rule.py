@@ -31,9 +31,14 @@ def test_a_rule_of_ones_own_is_compared_and_folded(tmp_path: Path) -> None:
         shell.page(PAGE)
     said = {block.strip(): text for block, text in shell.said.items()}
     (compared,) = (text for block, text in said.items() if block.startswith("isthmus simulate training conditions"))
-    for name in ("4 learners: RDA", "4 learners: iso", "4 learners: RDA → my_rule:agreed"):
+    for name in (
+        "4 learners: RDA",
+        "4 learners: iso",
+        "4 learners: iso by default",
+        "4 learners: RDA → my_rule:agreed",
+    ):
         assert name in compared
-    assert "difference: the loss less that of «4 learners: iso»" in " ".join(compared.split())
+    assert "difference: the loss less that of «4 learners: iso by default»" in " ".join(compared.split())
     found = json.loads((tmp_path / "my.json").read_text())
     assert found["summary"].keys() == {"iso", "mean", "agreed", "agreed, outer rate 0.7"}
     assert {d["baseline"] for d in found["differences"].values()} == {"iso"}

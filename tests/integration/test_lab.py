@@ -15,7 +15,7 @@ import torch
 from isthmus.errors import InputError
 from isthmus.format.layout import Layout, Spec, TensorClass
 from isthmus.format.records import frame
-from isthmus.format.rules import Pace, Rules
+from isthmus.format.rules import Pace, Rules, outer_for
 from isthmus.learner.agent import LearnerAgent
 from isthmus.log.creation import Seed
 from isthmus.torch import model as torch_model
@@ -265,6 +265,26 @@ def test_part_of_an_experiment_is_run_by_names(tmp_path: Path) -> None:
     few = ("--steps", "2", "--seeds", "1", "--only", "down: bf*", "--cache", str(tmp_path), "--json", str(report))
     assert main(["simulate", "training", "codecs", *few]) == 0
     assert [row["setting"] for row in json.loads(report.read_text())["rows"]] == ["down: bf16"]
+
+
+def test_outer_rates_are_shown_where_they_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = "learners = 2\nsteps = 4\nfragments = 3\nsync_every = 4\nshape = {width = 16, layers = 1, heads = 1}\n"
+    (tmp_path / "my.toml").write_text(
+        tiny + '[cases.mean]\nmerge = "avg"\nouter_lr = 0.7\nouter_momentum = 0.5\n[cases.iso]\nmerge = "iso"\n'
+    )
+    words = ["simulate", "training", str(tmp_path / "my.toml"), "--seeds", "1", "--workers", "1"]
+    words += ["--cache", str(tmp_path / "cache"), "--json", str(tmp_path / "r.json")]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "0.7, 0.5" in said
+    assert "outer: the outer rate and momentum" in " ".join(said.split())
+    lr, momentum = outer_for("iso", 4)
+    assert json.loads((tmp_path / "r.json").read_text())["outer"] == {
+        "mean": {"rate": 0.7, "momentum": 0.5},
+        "iso": {"rate": lr, "momentum": momentum},
+    }
+    assert main([*words, "--only", "iso"]) == 0
+    assert "outer:" not in capsys.readouterr().out
 
 
 class _Steps:

@@ -138,9 +138,12 @@ def _conditions(steps: int) -> list[Setting]:
         "inner optimizer Muon": named(eight, "", inner="muon"),
     }
     return [
-        named(setting, f"{what}: {merge}", **rule)
-        for what, setting in found.items()
-        for merge, rule in {"RDA": {}, "iso": iso()}.items()
+        *(
+            named(setting, f"{what}: {merge}", **rule)
+            for what, setting in found.items()
+            for merge, rule in {"RDA": {}, "iso": iso()}.items()
+        ),
+        named(base(steps), "4 learners: iso by default", **ISO),
     ]
 
 
@@ -259,6 +262,7 @@ EXPERIMENTS = (
         quick=(
             "4 learners: RDA",
             "4 learners: iso",
+            "4 learners: iso by default",
             "4 learners, failing often: RDA",
             "4 learners, failing often: iso",
         ),

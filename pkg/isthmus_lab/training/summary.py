@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from isthmus_lab.training.setting import Row
+from isthmus_lab.training.setting import Row, Setting
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,13 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, Spread]]:
         values = {what: [row.measured(what) for row in of_one] for what in (*MEASURED, *of_one[0].extra)}
         found[name] = {what: _spread([x for x in v if x is not None]) for what, v in values.items()}
     return found
+
+
+def outer_of(setting: Setting) -> dict[str, float]:
+    """Return the outer `rate` and `momentum` of a setting; empty for data parallel, which has no outer step."""
+    if setting.method == "data-parallel":
+        return {}
+    return {"rate": setting.rules.outer_lr, "momentum": setting.rules.outer_momentum}
 
 
 T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)

@@ -17,7 +17,7 @@ from isthmus_lab.training.experiment import Experiment
 from isthmus_lab.training.experiments import EXPERIMENTS, SEEDS, chosen
 from isthmus_lab.training.own_case import EXAMPLE, beside, read
 from isthmus_lab.training.setting import Row, Setting
-from isthmus_lab.training.summary import Paired, Spread, baselines, group, paired, summary
+from isthmus_lab.training.summary import Paired, Spread, baselines, group, outer_of, paired, summary
 from isthmus_services.output.progress import progress
 from isthmus_services.output.provenance import Provenance
 from isthmus_services.output.report import save, stdout, write_json
@@ -84,6 +84,7 @@ def run(arguments: declared.Training) -> int:
             "steps": settings[0].steps,
             "seeds": list(seeds),
             "reproducible_on": asdict(kept.made_by),
+            "outer": {s.name: outer for s in settings if (outer := outer_of(s))},
             "own_merge": {s.name: s.own_merge for s in settings if s.own_merge},
             "rows": [row.plain() for row in rows],
             "summary": {name: {what: asdict(s) for what, s in of.items()} for name, of in found.items()},
@@ -106,16 +107,23 @@ def _show(
     made_by: Provenance,
 ) -> None:
     rows = []
+    outers = ["{rate:g}, {momentum:g}".format(**outer) if (outer := outer_of(s)) else "" for s in settings]
     for s in settings:
         loss, *others = (_cell(found[s.name][what], form) for what, _, form in COLUMNS)
         rows.append((s.name, loss, _difference(differences.get(s.name)), *others))
     loss_column, *other_columns = (Column(title, n) for n, (_, title, _) in enumerate(COLUMNS))
     columns = [Column("setting", justify="left"), loss_column, Column("difference", 1), *other_columns]
+    differ = len({*outers} - {""}) > 1
+    if differ:
+        columns.insert(3, Column("outer", 1))
+        rows = [(*row[:3], outer, *row[3:]) for row, outer in zip(rows, outers, strict=True)]
     console = stdout()
     console.print(fitted(experiment.question, columns, rows, console.width))
     if experiment.published:
         console.print(f"published: {experiment.published}", style="dim", highlight=False)
     spread = "mean ± standard deviation over seeds" if seeds > 1 else "one seed"
+    if differ:
+        spread += "; outer: the outer rate and momentum"
     for line in (f"{spread}; {_ends(settings)}", *_compared(differences, seeds), *_failing(settings)):
         console.print(line, style="dim", highlight=False)
     if any(s.name.endswith(f"→ {s.own_merge}") for s in settings):
