@@ -5,6 +5,7 @@ fragment a second, all day. With 32 bits both ways, a fragment is 0.4 GB. Header
 are within the tolerance.
 """
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -40,6 +41,28 @@ def found() -> Plan:
         fixed=Fixed(fragments=12, sync_every=12, codec="f32", codec_down="f32"),
         speeds=lambda _: Speeds(add_s=1e-10, round_s=1e-9),
     )
+
+
+def test_what_restarts_read_is_counted_in_bytes_and_egress() -> None:
+    failing = replace(LINKED, name="far", count=2, region="us", restart_s=1800.0)
+    calm, more = (
+        plan(
+            1.2e9,
+            [replace(failing, mtbf_hours=hours)],
+            PRICES,
+            store_region="eu",
+            fixed=Fixed(fragments=12, sync_every=12, codec="f32", codec_down="f32"),
+            speeds=lambda _: Speeds(add_s=1e-10, round_s=1e-9),
+        )
+        for hours in (math.inf, 23.5)
+    )
+    # Once a day, each of two learners reads its checkpoint and the newest version: 20 and 4 bytes a parameter.
+    read_gb = 2 * 24.0 * 1.2
+    assert more.day["restarts_gb"] == pytest.approx(read_gb)
+    assert calm.day["restarts_gb"] == 0.0
+    for name in ("down_gb", "egress_gb"):
+        assert more.day[name] - calm.day[name] == pytest.approx(read_gb)
+    assert more.day["usd"] - calm.day["usd"] == pytest.approx(read_gb * PRICES.egress_gb)
 
 
 def test_rounds_go_by_the_fastest_learner(found: Plan) -> None:

@@ -428,6 +428,7 @@ def _show(found: Plan) -> None:
         f"{s['takeover_s']:,.0f} s at {SYNCER_GBIT_S:g} Gbit/s with {SYNCER_CORES:g} cores",
         highlight=False,
     )
+    restarts = f" ({day['restarts_gb']:,.0f} of it by restarts)" if day["restarts_gb"] else ""
     priced = f", {found.per_usd:.4g} per dollar" if day["gpu_usd"] else ""
     console.print(
         f"the plan learns as much as {found.learnt:.4g} steps of data parallel a second{priced}; of all settings that "
@@ -435,7 +436,7 @@ def _show(found: Plan) -> None:
         highlight=False,
     )
     console.print(
-        f"a day: {day['up_gb']:,.0f} GB up, {day['down_gb']:,.0f} GB down, {day['writes']:,.0f} writes, "
+        f"a day: {day['up_gb']:,.0f} GB up, {day['down_gb']:,.0f} GB down{restarts}, {day['writes']:,.0f} writes, "
         f"{day['reads']:,.0f} reads, {day['stored_gb']:,.0f} GB stored: ${day['usd']:,.2f} "
         f"(GPUs ${day['gpu_usd']:,.2f}, requests ${day['requests_usd']:,.2f}, egress ${day['egress_usd']:,.2f}, "
         f"storage ${day['storage_usd']:,.2f}, syncer ${day['syncer_usd']:,.2f})",

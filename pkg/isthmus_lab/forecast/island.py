@@ -44,6 +44,10 @@ class Island:
         """Return the seconds from a failure to the next step of a learner that reads `size` bytes at its start."""
         return START_S + self.reading_s(size) if self.restart_s is None else self.restart_s
 
+    def restarts_day(self, size: float) -> float:
+        """Return the failures a day of one learner that reads `size` bytes at each start."""
+        return 86400.0 / (self.mtbf_hours * 3600.0 + self.away_s(size))
+
     def check(self) -> "Island":
         """Return self. Raises `InputError` that names the learner and the parameter, and the value probably meant."""
         positive = ("count", "step_s", "up_gbit_s", "down_gbit_s", "mtbf_hours", "gpus")

@@ -161,6 +161,7 @@ class Forecast:
     """Share of a learner's downlink that is used."""
     up_gb_day: float
     down_gb_day: float
+    """Gigabytes that a learner receives a day: new versions, and what it reads when it starts after a failure."""
     requests_day: dict[str, float]
     memory_gib: float
     """Memory of a learner's host, besides model, gradients and optimizer."""
@@ -479,7 +480,7 @@ def _forecast(
         up_load=up_load + saving * 8.0 / (island.up_gbit_s * 1e9),
         down_load=down_load,
         up_gb_day=(rounds_day * wire.up + DAY_S * saving) / 1e9,
-        down_gb_day=rounds_day * wire.down / 1e9,
+        down_gb_day=(rounds_day * wire.down + island.restarts_day(read) * read) / 1e9,
         requests_day={
             name: (wire.cost.requests.get(name, 0.0) + more.get(name, 0)) * rounds_day
             + (DAY_S / checkpoint_s * requests_to_write(whole) if name == "put" else 0.0)
@@ -559,6 +560,7 @@ def _day(
     found = {
         "up_gb": sum(f.up_gb_day * f.island.count for f in forecasts),
         "down_gb": sum(f.down_gb_day * f.island.count for f in forecasts),
+        "restarts_gb": sum(f.island.restarts_day(1e9 * f.read_gb) * f.read_gb * f.island.count for f in forecasts),
         "reads": reads,
         "writes": writes,
         "egress_gb": egress,

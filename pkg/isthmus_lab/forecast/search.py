@@ -433,8 +433,12 @@ def _traffic_usd(
 ) -> Figures:
     """Return the dollars of requests, egress and stored bytes of a day, as `outcome` counts them. `rules`: by pair."""
     prices, learners, p = case.prices, case.learners, each.fragments
-    abroad = sum(i.count for i in case.islands if i.region != case.store_region)
-    usd = rounds_day * each.down * abroad / 1e9 * prices.egress_gb
+    abroad = [i for i in case.islands if i.region != case.store_region]
+    read = case.read(rules[0])  # The same for all pairs.
+    egress = rounds_day * each.down * sum(i.count for i in abroad) + sum(
+        i.count * i.restarts_day(read) * read for i in abroad
+    )
+    usd = egress / 1e9 * prices.egress_gb
     state = np.array([state_bytes(r) for r in rules])
     size = case.params / p * state
     by_bytes = np.maximum(snapshots.WORTH * state * np.floor(case.params / p), snapshots.LEAST)
