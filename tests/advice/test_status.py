@@ -192,7 +192,8 @@ async def test_a_run_that_no_learner_ever_trained(folder: Path) -> None:
     "no learner and no syncer is heard, but the run goes on (the last commit is of …): … is not the bus of its processes",
     means="Somebody commits, and this bus has no message of it: the run's processes use another bus.",
     like="A bus that was emptied a moment ago, for a heartbeat.",
-    do="give --bus the URL that they have: redis://…, or store: for the run's own store",
+    do="give --bus the URL that they have: redis://…; store: for the run's own store; or, for the bus.sqlite of a run in a "
+    "folder, no --bus and no ISTHMUS_BUS",
     then="`… of … learners merge`.",
 )
 async def test_a_status_that_listens_to_another_bus(folder: Path) -> None:
@@ -866,11 +867,14 @@ async def test_a_finished_run_with_an_update_missing(folder: Path) -> None:
     "the disk of … is full: … MB are left",
     means="The disk of a run in a folder has no room for another checkpoint. Learners train on; little or nothing is merged.",
     like="A bucket is never said to be full: the processes' logs have what its server answers.",
-    do="enlarge it, or make room on it: isthmus gc … --apply frees what the run does not need and is over an hour old, which "
-    "is little in a young or small run; if that is not enough, stop all processes of the run, wait until they have ended, "
-    "delete the rest by isthmus gc … --apply --keep 8 --min-age 0 and start them again",
+    do="enlarge it while they run, or make room on it: isthmus gc … --apply frees what the run does not need and is over an "
+    "hour old, which is little in a young or small run; if that is not enough, stop all processes of the run (what learners "
+    "have trained since their last checkpoints is lost then: none can be stored), wait until they have ended, delete the "
+    "rest by isthmus gc … --apply --keep 8 --min-age 0 and start them again",
     then="The sentence goes away, and processes that still run go on by themselves.",
-    lost=A_GAP,
+    lost="if the processes go on: "
+    + A_GAP
+    + ". If learners are stopped: what they have trained since their last checkpoints",
 )
 @pytest.mark.tier("all")
 @pytest.mark.usefixtures("own_mounts")

@@ -28,8 +28,9 @@ def elsewhere(w: World) -> World:
     "than the syncers. A second syncer here would only hide that.",
     like="A bus that was emptied a moment ago, for a heartbeat. A syncer that was heard here and was killed is said as `no "
     "syncer is heard; the last commit is of …`.",
-    do="start none here: give these learners, and --bus here, the URL that the syncers have (redis://…, or store: for the "
-    "run's own store); the learners go on from their checkpoints",
+    do="start none here: give these learners, and --bus here, the URL that the syncers have (redis://…; store: for the "
+    "run's own store; or, for the bus.sqlite of a run in a folder, no --bus and no ISTHMUS_BUS); the learners go on from "
+    "their checkpoints",
     then="On the syncers' bus, `… of … learners merge`, with these learners.",
     lost="what they trained on the other bus, but for a part of their newest updates",
 )

@@ -165,9 +165,10 @@ def test_if_nobody_is_heard_nothing_is_to_be_started_before_the_bus_was_tried() 
 
 def test_a_full_disk_is_said_whether_or_not_processes_are_heard() -> None:
     full = (
-        "the disk of r is full: 3 MB are left; enlarge it, or make room on it: isthmus gc r --apply frees what the run "
-        "does not need and is over an hour old, which is little in a young or small run; if that is not enough, stop all "
-        "processes of the run, wait until they have ended, delete the rest by isthmus gc r --apply --keep 8 --min-age 0 "
+        "the disk of r is full: 3 MB are left; enlarge it while they run, or make room on it: isthmus gc r --apply frees "
+        "what the run does not need and is over an hour old, which is little in a young or small run; if that is not "
+        "enough, stop all processes of the run (what learners have trained since their last checkpoints is lost then: "
+        "none can be stored), wait until they have ended, delete the rest by isthmus gc r --apply --keep 8 --min-age 0 "
         "and start them again"
     )
     found = looked(beat("a"), alive(), room=3_000_000)

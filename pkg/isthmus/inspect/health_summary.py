@@ -43,6 +43,12 @@ HEAVY, WORKED = 0.9, 0.75
 """A learner is too heavy if its updates have more than this share of the newest rounds' weight, with less than that
 share of their tokens."""
 
+BUSES = (
+    "redis://…; store: for the run's own store; "
+    "or, for the bus.sqlite of a run in a folder, no --bus and no ISTHMUS_BUS"
+)
+"""The kinds of buses, as they are given."""
+
 CLOCKS_S = 60.0
 """Two clocks that differ by more than this many seconds are reported."""
 
@@ -215,8 +221,8 @@ def _no_syncer(
         return Part(
             f"0 of {known} learners merge; no syncer is heard, but the run goes on ({last}): {bus} is not the bus of "
             "its syncers",
-            "start none here: give these learners, and --bus here, the URL that the syncers have (redis://…, or store: "
-            "for the run's own store); the learners go on from their checkpoints",
+            f"start none here: give these learners, and --bus here, the URL that the syncers have ({BUSES}); the "
+            "learners go on from their checkpoints",
         )
     return Part(f"0 of {known} learners merge; no syncer is heard; {last}", f"start one with: {syncer}")
 
@@ -343,10 +349,11 @@ def _of_room(status: Status, run: str) -> list[Part]:
     return [
         Part(
             f"the disk of {run} is full: {status.room / 1e6:.0f} MB are left",
-            f"enlarge it, or make room on it: isthmus gc {run} --apply frees what the run does not need and is over an "
-            "hour old, which is little in a young or small run; if that is not enough, stop all processes of the run, "
-            f"wait until they have ended, delete the rest by isthmus gc {run} --apply --keep 8 --min-age 0 and start "
-            "them again",
+            "enlarge it while they run, or make room on it: "
+            f"isthmus gc {run} --apply frees what the run does not need and is over an hour old, which is little in a "
+            "young or small run; if that is not enough, stop all processes of the run (what learners have trained "
+            "since their last checkpoints is lost then: none can be stored), wait until they have ended, delete the "
+            f"rest by isthmus gc {run} --apply --keep 8 --min-age 0 and start them again",
         )
     ]
 
@@ -493,7 +500,7 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
     done = len(left) - len(stopped)
     if not left and young and not status.syncers_live:
         said = f"no learner and no syncer is heard, but the run goes on ({last}): {bus} is not the bus of its processes"
-        do = "give --bus the URL that they have: redis://…, or store: for the run's own store"
+        do = f"give --bus the URL that they have: {BUSES}"
         return Health(False, [Part(said, do)])
     if not left:
         said = f"no learner trains, and none was ever heard; {last}"
