@@ -279,6 +279,12 @@ def test_failures_that_nobody_would_train_with_are_no_case_for_it(
     shown = " ".join(capsys.readouterr().out.split())
     assert "it never pays here, nor at parity, not even if every learner failed every 30 minutes" in shown
     assert json.loads(said.read_text())["compare"]["mtbf_hours"] == "never"
+    words[words.index("100")] = "0.3"
+    assert main(["plan", *words]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "not even if every learner failed every 18 minutes" in shown
+    assert "30 minutes" not in shown
+    assert json.loads(said.read_text())["compare"]["mtbf_least_hours"] == 0.3
 
 
 def test_compute_that_no_gpu_has_is_shown_and_called_impossible(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,6 @@ from isthmus_lab.forecast.compare import (
     ACROSS,
     ASSUMED,
     DECOUPLED,
-    MTBF_LEAST_HOURS,
     ONE_PLACE,
     Comparison,
     compare,
@@ -550,7 +549,7 @@ def _pays_place(beside: Comparison) -> str:
         return f"if a learner fails more often than every {_lasting(hours * 3600.0)}"
 
     here, parity = beside.mtbf_hours, beside.mtbf_hours_at_parity
-    even = f"not even if every learner failed every {_lasting(MTBF_LEAST_HOURS * 3600.0)}"
+    even = f"not even if every learner failed every {_lasting(beside.mtbf_least_hours * 3600.0)}"
     if here is not None:
         return f"it pays {when(here)}" + ("" if parity is None else f"; at parity {when(parity)}")
     if parity is None:

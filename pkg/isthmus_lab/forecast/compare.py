@@ -41,7 +41,8 @@ ASSUMED = (
 """What the figures rest on beside the arguments, each printed with them and listed in docs/compare.md."""
 
 MTBF_LEAST_HOURS = 0.5
-"""Hours between two failures of a learner below which nobody would train; restarts of large models take longer."""
+"""Hours between two failures of a learner below which nobody would train, unless the plan asks about it; restarts of
+large models take longer."""
 
 GRADIENTS = OnTheWire(name="bf16", up_bits=16.0, down_bits=16.0)
 
@@ -94,8 +95,10 @@ class Comparison:
     """Tokens that decoupled training learns a day at parity."""
     mtbf_hours: float | None
     """Hours between two failures of a learner below which decoupled training learns more than data parallel in one
-    place; None: it does at no `MTBF_LEAST_HOURS` or more, inf: it always does."""
+    place; None: it does at no `mtbf_least_hours` or more, inf: it always does."""
     mtbf_hours_at_parity: float | None
+    mtbf_least_hours: float
+    """Fewest hours between two failures that were tried: `MTBF_LEAST_HOURS`, or what the plan asks about if fewer."""
     gbit_s: float | None
     """Gbit/s of every link above which data parallel across the links learns more; None: it does at any bandwidth,
     inf: it does at none."""
@@ -142,12 +145,14 @@ def compare(found: Plan, islands: Sequence[Island], prices: Prices, tokens: floa
         return at
 
     worth = found.worth.long
+    least_hours = min(MTBF_LEAST_HOURS, *(i.mtbf_hours for i in islands))
     return Comparison(
         ways=[one, across, ours],
         least=plain * found.worth.short,
         most=plain * PARITY,
-        mtbf_hours=_turns(beats(worth), MTBF_LEAST_HOURS, 1e7),
-        mtbf_hours_at_parity=_turns(beats(PARITY), MTBF_LEAST_HOURS, 1e7),
+        mtbf_hours=_turns(beats(worth), least_hours, 1e7),
+        mtbf_hours_at_parity=_turns(beats(PARITY), least_hours, 1e7),
+        mtbf_least_hours=least_hours,
         gbit_s=_turns(slower(worth), 1e-6, 1e6),
         gbit_s_at_parity=_turns(slower(PARITY), 1e-6, 1e6),
     )
