@@ -164,6 +164,7 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
 
     # bytes, over all incarnations that the bus still tells of
     moved = [view.traffic for view in status.hearing.learners.values()]
+    assert status.hearing.learners["c"].earlier.up > 0, "no learner had two incarnations: this compares nothing"
     for field, count in (
         ("bytes_up", sum(t.up for t in moved)),
         ("bytes_down", sum(t.down for t in moved)),
@@ -175,13 +176,20 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
     words = ["status", str(w.run.url), "--json", str(tmp_path / "status.json")]
     assert await asyncio.to_thread(main, words) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    told = json.loads((tmp_path / "status.json").read_text())["totals"]
+    written = json.loads((tmp_path / "status.json").read_text())
+    told = written["totals"]
     tally = " ".join(f"{part} {whole[part] / whole['processed']:.1%}" for part in PARTS)
     assert (
         f"participation {mean:.1%} and {updates:,} updates merged, {whole['processed']:,.0f} tokens: {tally}" in printed
     )
     assert f"clipped: {clipped} updates: " in printed
     assert told["ledger"] == pytest.approx(whole)
+    up, down, kept = (
+        sum(row[field] for row in written["learners"]) for field in ("bytes_up", "bytes_down", "checkpoint_bytes")
+    )
+    assert (up, down, kept) == (sum(t.up for t in moved), sum(t.down for t in moved), sum(t.checkpoints for t in moved))
+    as_heard = f"{(up - kept) / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, {kept / 1e6:.1f} MB of checkpoints"
+    assert f"as heard {as_heard}" in printed
     assert told["participation"] == pytest.approx(mean)
     assert told["commits"] == told["summed_commits"] == len(headers)
     assert (told["updates_merged"], told["updates_clipped"]) == (updates, clipped)

@@ -210,9 +210,9 @@ class Status:
                     "upload_s": v.heartbeat.upload_s if v.heartbeat else 0.0,
                     "sync_s": v.heartbeat.sync_s if v.heartbeat else 0.0,
                     "versions": list(v.heartbeat.versions) if v.heartbeat else [],
-                    "bytes_up": v.heartbeat.bytes_up if v.heartbeat else 0,
-                    "bytes_down": v.heartbeat.bytes_down if v.heartbeat else 0,
-                    "checkpoint_bytes": v.heartbeat.checkpoint_bytes if v.heartbeat else 0,
+                    "bytes_up": v.traffic.up,
+                    "bytes_down": v.traffic.down,
+                    "checkpoint_bytes": v.traffic.checkpoints,
                     "ledger": {f: getattr(v.heartbeat.ledger, f) for f in v.heartbeat.ledger.__struct_fields__}
                     if v.heartbeat
                     else {},
