@@ -82,6 +82,32 @@ async def test_a_log_with_a_hole(folder: Path, version: int, gone: bool) -> None
 
 @row(
     "gc",
+    "…: is missing below the end of the log: it is accepted, and nothing is collected until it is older than all that is kept",
+    means="The flag `--accept-hole` names this commit, and the commit is still among those that are kept.",
+    do="collect again later, or keep less (--keep, --min-age)",
+    then="Once there are enough versions after it, and a snapshot after it is old enough, gc collects.",
+)
+async def test_a_hole_that_is_accepted_too_soon(folder: Path) -> None:
+    (here,) = mine(test_a_hole_that_is_accepted_too_soon)
+    async with world(folder, SNAPSHOTS) as w:
+        await grown(w)
+        kept = (folder / commit_key(0, 6)).read_bytes()
+        (folder / commit_key(0, 6)).unlink()
+        words = ("gc", w.run.url, "--accept-hole", "0/6", "--apply")
+        before = objects(folder)
+        code, told = await isthmus(*words, "--keep", "5", "--min-age", "0")
+        assert code != 0, told
+        advises(here, told)
+        assert objects(folder) == before
+        (folder / commit_key(0, 6)).write_bytes(kept)
+        (folder / commit_key(0, 3)).unlink()
+        code, told = await isthmus("gc", w.run.url, "--accept-hole", "0/3", "--apply", "--keep", "1", "--min-age", "0")
+        assert code == 0, told
+        assert objects(folder) < before
+
+
+@row(
+    "gc",
     "…: is not the commit that … names as the one before it: nothing more is collected",
     means="A commit is damaged, in the store or on its way. It is not packed, since its copy would be the only one.",
     do=HEAL,

@@ -110,6 +110,11 @@ async def plan(
         except LogCorrupt as error:
             if error.refused or error.key.startswith(MEMBERS):
                 raise  # nothing is known to be damaged, or its detail has the advice
+            if any(error.key == commit_key(fragment.index, v) for v in found.accepted.get(fragment.index, ())):
+                why = "it is accepted, and nothing is collected until it is older than all that is kept"
+                raise LogCorrupt(
+                    error.key, f"{error.detail}: {why}: collect again later, or keep less (--keep, --min-age)"
+                ) from None
             raise LogCorrupt(error.key, f"{error.detail}: nothing is collected; {ask_heal(log.run.url)}") from None
         progress((number + 1) / (len(fragments) + 1))
     listed = await log.store.list(LEARNERS)
