@@ -169,8 +169,10 @@ def test_a_recorded_run_is_folded_by_a_rule_of_ones_own(folder: Path, capsys: py
     assert found["rows"][-1]["difference"] == pytest.approx(other["rows"][-1]["difference"], rel=1e-3)
     assert found["rows"][-1]["difference"] > 0.0
     assert "it says how far apart the two models are, not which one is better" in said
-    (offered,) = re.findall(r"losses of both models: (isthmus replay .*)", said)
-    assert shlex.split(offered) == ["isthmus", "replay", "RUN", "--merge", "own_rule:mean", "--exec", replay.EVALUATE]
+    (offered,) = re.findall(r"losses of both models at version \d+: (isthmus replay .*)", said)
+    early = str(max(1, max(found["heads"]) // 4))
+    plain = ["isthmus", "replay", "RUN", "--merge", "own_rule:mean"]
+    assert shlex.split(offered) == [*plain, "--to", early, "--exec", replay.EVALUATE]
     assert (found["loss"], found["loss_other"]) == (None, None)
 
     # The losses are of the recorded model and of the other one: here, the sums of their weights.
@@ -178,6 +180,11 @@ def test_a_recorded_run_is_folded_by_a_rule_of_ones_own(folder: Path, capsys: py
     evaluated = ("--exec", f"{sys.executable} evaluate.py", "--json", "l.json")
     assert main([*shlex.split(offered)[1:-2], *evaluated]) == 0
     said = capsys.readouterr().out
+    assert f"held-out loss at version {early}: " in said
+    assert "this says little" not in said
+    assert main([*plain[1:], *evaluated]) == 0
+    said = capsys.readouterr().out
+    assert f"compare at an early version: --to {early}" in said
     assert main(["export", "RUN", "--out", "recorded.safetensors"]) == 0
     capsys.readouterr()
     recorded, other = (

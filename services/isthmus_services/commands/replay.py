@@ -225,6 +225,7 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
         "trained differently"
     )
     values = [outcome.states[p].published for p in sorted(outcome.states)]
+    early = max(1, max(outcome.heads, default=0) // 4)
     losses: tuple[float | None, float | None] = None, None
     if a.exec:
         evaluate = evaluation(log, shlex.split(a.exec))
@@ -232,12 +233,19 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
             await evaluate(await exports.published(log, outcome.heads), outcome.heads),
             await evaluate(values, outcome.heads),
         )
-        print(_losses(*losses, said))
+        at = "the last versions" if a.last is None else f"version {a.last}"
+        print(_losses(*losses, said, at))
+        if a.last is None:
+            print(
+                "at the last versions this says little: the updates were made for the recorded model, from which the "
+                f"other one has drifted; compare at an early version: --to {early}"
+            )
     elif a.fragment is None:
+        last = early if a.last is None else a.last
         words = ["isthmus", "replay", a.run, *(word for pair in a.set or () for word in ("--set", pair))]
-        words += (["--merge", a.merge] if a.merge else []) + (["--to", str(a.last)] if a.last is not None else [])
+        words += (["--merge", a.merge] if a.merge else []) + ["--to", str(last)]
         print(
-            f"for the held-out losses of both models: {shlex.join([*words, '--exec', EVALUATE])}\n"
+            f"for the held-out losses of both models at version {last}: {shlex.join([*words, '--exec', EVALUATE])}\n"
             "(for another model than the demo's, give a command that prints the loss of the model in $ISTHMUS_CUT_DIR)"
         )
     made_by = provenance(source_of("isthmus.inspect.whatif"), a.threads, [a.merge]) if a.merge else None
@@ -279,12 +287,12 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
     return 0
 
 
-def _losses(recorded: float | None, other: float | None, said: str) -> str:
-    """Return the two held-out losses as text; None: the command printed none."""
+def _losses(recorded: float | None, other: float | None, said: str, at: str) -> str:
+    """Return the two held-out losses at a version as text; None: the command printed none."""
     if recorded is None or other is None:
         return "held-out losses: not known, since the command's last word was no number, or it failed"
     more = f"{other - recorded:+.4f}"
-    return f"held-out loss at the last versions: {recorded:.4f} as recorded, {other:.4f} with {said} ({more})"
+    return f"held-out loss at {at}: {recorded:.4f} as recorded, {other:.4f} with {said} ({more})"
 
 
 def _some(rows: list[whatif.Departure]) -> list[whatif.Departure]:
