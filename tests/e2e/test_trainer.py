@@ -124,7 +124,7 @@ def test_the_example_trains_beside_a_loop_of_accelerate_and_a_plain_one(tmp_path
     tokens = {"trainer": 16 * 24, "accelerate_loop": 2 * 8 * 24, "plain_loop": 16 * 24}
     assert ledgers.keys() == tokens.keys()
     for name, ledger in ledgers.items():
-        assert ledger["processed"] == 100 * tokens[name] + ledger["tokens_lost"]
+        assert ledger["processed"] == 100 * tokens[name] + ledger["tokens_trained_again"]
         for row in ledger["fragments"]:
             parts = ("merged", "overwritten", "late", "pending", "rejected", "lost")
             assert sum(row[part] for part in parts) == ledger["processed"], (name, row)

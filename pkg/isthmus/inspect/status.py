@@ -592,7 +592,8 @@ class Ledger(TypedDict):
     step: int
     incarnation: int
     processed: int
-    tokens_lost: int
+    tokens_trained_again: int
+    """Those of `processed` that an earlier incarnation trained beyond the checkpoint from which a later one resumed."""
     fragments: list[dict[str, int]]
     """For each fragment: fragment, base, settled_to, and the parts of the ledger, which add up to `processed`."""
 
@@ -611,7 +612,7 @@ async def read_ledgers(log: Log, checkpoints: Sequence[Entry]) -> dict[str, Ledg
                 "step": header.step,
                 "incarnation": header.incarnation,
                 "processed": header.tokens_seen + header.tokens_lost,
-                "tokens_lost": header.tokens_lost,
+                "tokens_trained_again": header.tokens_lost,
                 "fragments": [_ledger_row(p, f, header.tokens_seen) for p, f in enumerate(header.fragments)],
             }
     return found

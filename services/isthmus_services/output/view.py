@@ -236,8 +236,9 @@ def measured(name: str, points: Sequence[Point]) -> str:
 
 def ledger(learner: str, found: Ledger, width: int) -> Group:
     """Return a table of one learner's ledger: where the tokens that it processed went, in each fragment."""
-    lost = f", {found['tokens_lost']:,} of them beyond a checkpoint" if found["tokens_lost"] else ""
-    title = f"ledger of {learner}: {found['processed']:,} tokens processed{lost}"
+    again = found["tokens_trained_again"]
+    beyond = f", {again:,} of them beyond a checkpoint and trained again" if again else ""
+    title = f"ledger of {learner}: {found['processed']:,} tokens processed{beyond}"
     columns = [Column("fragment"), Column("base"), *(Column(part, n) for n, part in enumerate(PARTS))]
     rows = [
         [str(row["fragment"]), str(row["base"]), *(f"{row[part]:,}" for part in PARTS)] for row in found["fragments"]
