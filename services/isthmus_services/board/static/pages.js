@@ -102,7 +102,7 @@
     const losses = Object.entries(l.losses.learners).map(([name, values]) => ({ name, values, join: true, noisy: true })).filter((x) => x.values.some(I.known));
     const many = losses.length > 8;
     return html`<div class="charts">
-      <${Chart} ...${common} title="Training loss" term="losses" unit="mean of each merged update" at=${l.losses.at} lines=${styled(many ? meanOf(losses) : losses)} show=${loss} zero=${false}
+      <${Chart} ...${common} title="Training loss (merged)" term="losses" unit="mean of each merged update" at=${l.losses.at} lines=${styled(many ? meanOf(losses) : losses)} show=${loss} zero=${false}
         none=${none || "No merged update states a loss. Give it in the training loop: link.step(tokens=…, loss=…). The chart then has every update from there on."} note=${many ? "Of many learners: the mean, the least and the most." : ""}/>
       ${measured && Object.entries(measured.series).filter(([, p]) => p.length).map(([name, points]) => html`<${Chart} ...${common} title=${`${name}, of the global model`} unit="as its follower measures it"
         at=${points.map((p) => p[0])} lines=${styled([{ name, values: points.map((p) => p[2]), join: true }])} show=${loss} zero=${false}/>`)}
@@ -175,7 +175,7 @@
     { key: "state", name: "state", term: "state", left: true, by: (r) => r.state || "", show: (r) => r.state || "not known" },
     { key: "incarnation", name: "incarnation", term: "incarnation" },
     { key: "step", name: "step", term: "step", show: (r) => html`${I.count(r.step)}${said(r, "target") ? `/${I.count(said(r, "target"))}` : ""}` },
-    { key: "loss", name: "loss", term: "loss", by: (r) => said(r, "loss") ?? r.loss, show: (r) => loss(said(r, "loss") ?? r.loss) },
+    { key: "loss", name: "loss (last step)", term: "loss", by: (r) => said(r, "loss") ?? r.loss, show: (r) => (said(r, "loss") === null && I.known(r.loss) ? `${loss(r.loss)} (merged)` : loss(said(r, "loss"))) },
     { key: "rate", name: "tokens/s", term: "rate", by: (r) => rate(r), show: (r) => (r.said && r.said.left ? "" : I.short(rate(r))) },
     { key: "expected", name: "expected", term: "expected", show: (r) => I.count(r.expected) },
     { key: "participation", name: "in", term: "participation", show: (r) => I.share(r.participation) },
@@ -202,7 +202,7 @@
         <dt>Merged</dt><dd>${I.count(d.row.merged)} updates, ${I.short(d.row.tokens)} tokens, in ${I.share(d.row.participation)} of the rounds that expected it</dd>
         <dt>Missed their round, missing, rejected</dt><dd>${I.count(d.row.late)}, ${I.count(d.row.missing)}, ${I.count(d.row.rejected)} (and ${I.count(d.row.repeated)} by which nothing was lost)</dd>
         <dt>In the mean</dt><dd>trains ${I.seconds(d.row.train_s)} for an update, sends it in ${I.seconds(d.row.upload_s)}, and it waits ${I.seconds(d.row.wait_s)} to be merged; ${I.share(d.row.weight)} of the weight of its rounds</dd>
-        ${d.row.said ? html`<dt>Last said</dt><dd>step ${I.count(d.row.said.step)}, loss ${loss(d.row.said.loss)}, ${I.seconds(d.row.said.step_s)} a step, ${PARTS.map((p) => `${p} ${I.share(d.row.said[p] / Math.max(1, d.row.said.processed), 1)}`).join(", ")}</dd>` : null}</dl>
+        ${d.row.said ? html`<dt>Last said</dt><dd>step ${I.count(d.row.said.step)}, loss of its last step ${loss(d.row.said.loss)}, ${I.seconds(d.row.said.step_s)} a step, ${PARTS.map((p) => `${p} ${I.share(d.row.said[p] / Math.max(1, d.row.said.processed), 1)}`).join(", ")}</dd>` : null}</dl>
       <h3>Incarnations</h3><${Table} name="Incarnations" rows=${d.incarnations} first="incarnation" columns=${INCARNATIONS} empty="No update of this learner was merged yet: the first one begins this table."/>
       ${state.data && lanes.data ? html`<h3>Over time</h3><${Zoom} begin=${lanes.data.begin} end=${lanes.data.end} all=${[state.data.begin, state.data.end]}/><${I.Lanes} data=${lanes.data} mark=${at} only=${[name]}/>` : null}
       <h3>In the newest rounds</h3><${Table} name="Newest updates" rows=${d.story} first="at" descending columns=${STORY} empty="None of the newest rounds has an update of this learner: its next one appears here."/>`}</${Answer}>`;

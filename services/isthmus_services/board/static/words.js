@@ -75,7 +75,7 @@ window.Isthmus = {};
     age: "How long ago the newest version of a fragment was written.",
     syncer: "A process that opens rounds, merges updates and writes commits. Any number may run; each keeps some of the fragments.",
     takeover: "A fragment's keeper was gone, and another syncer went on with it.",
-    loss: "How well a model predicts its text: lower is better. A learner's own, on what it trains with; in a table, of its last step as it says, or else the mean in its newest merged update.",
+    loss: "How well a model predicts its text: lower is better. A learner's own, on what it trains with; in a table, of its last step as it says; «(merged)» marks the mean in its newest merged update, where it says none.",
     losses: "How well a learner's model predicts the text that it trains with: lower is better. Each merged update states the mean over its steps, so the curve covers the whole run; no last step of a heartbeat is in it.",
     tokens: "Pieces of text that were trained on. Those of an update count by its fragment's share of the model.",
     cosine: "How alike two directions are: 1 is the same, 0 has nothing in common, −1 is the opposite.",
