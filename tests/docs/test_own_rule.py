@@ -45,6 +45,5 @@ def test_a_rule_of_ones_own_is_compared_and_folded(tmp_path: Path) -> None:
     assert {len(d["by_seed"]) for d in found["differences"].values()} == {3}
     assert all(2.0 < row["val_loss"] < 5.0 for row in found["rows"])
     assert sum("merge=my_rule:agreed" in text for text in said.values()) == 3
-    assert sum("held-out losses: not known" in text for text in said.values()) == 2, "this run has no model of the demo"
     for name in ("my.png", "whatif.png", "other.safetensors"):
         assert (tmp_path / name).stat().st_size
