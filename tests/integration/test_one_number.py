@@ -50,6 +50,10 @@ async def run_of(w: World) -> tuple[Any, list[CommitHeader]]:
         ]
         async with training(w.learner("c", checkpoint_s=0.2)):
             await until(lambda: min(k.head for k in syncer.coordinators) >= 4, "rounds are made")
+            stored = Path(w.run.url, "learners", "c")
+            await until(lambda: any(stored.glob("*/checkpoints/*")), "it has a checkpoint")
+            # Its heartbeats tell of the checkpoint, and some of its steps are in no update and no checkpoint.
+            await asyncio.sleep(3 * PACE.heartbeat_s)
         far = [np.full(f.size, 5.0, np.float32) for f in w.run.layout.fragments]
         more = lambda: min(k.head for k in syncer.coordinators) >= 12  # noqa: E731
         # Its updates are clipped, for several reasons at once.
