@@ -301,7 +301,7 @@ def test_a_snapshot_is_the_state_that_its_commit_recorded() -> None:
     assert VERIFIER.snapshot(blob, key, 0, committed()).version == 1
     with pytest.raises(RecordInvalid, match="it holds state"):
         VERIFIER.snapshot(blob, key, 0, committed(state_digest=b"x" * 32))
-    with pytest.raises(RecordInvalid, match="commit 1 states no state for it"):
+    with pytest.raises(RecordInvalid, match="commit 1 does not state the digest of its state"):
         VERIFIER.snapshot(blob, key, 0, committed(state_digest=UNSTATED))
     with pytest.raises(RecordInvalid, match="version 1 published"):
         VERIFIER.published(blob, key, 0, committed(published_digest=bytes(32)))

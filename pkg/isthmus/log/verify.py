@@ -305,7 +305,7 @@ class Verifier:
         except ValueError as error:
             raise RecordInvalid(Reason.WRONG_LAYOUT, f"it holds {error}") from None
         if commit is not None and commit.header.state_digest == UNSTATED:
-            raise RecordInvalid(Reason.DIGEST_MISMATCH, f"commit {version} states no state for it")
+            raise RecordInvalid(Reason.DIGEST_MISMATCH, f"commit {version} does not state the digest of its state")
         if commit is not None and state.digest != commit.header.state_digest:
             raise RecordInvalid(
                 Reason.DIGEST_MISMATCH,
