@@ -334,7 +334,7 @@ def test_manifests_restarts_heals_and_what_is_not_verified(recorded: Path, audit
     assert (manifest["learner"], manifest["missing"]) == ("eu", "")
     assert any(MARKUP in line for line in manifest["says"])
     claims = [raw(path)[0] for path in recorded.glob("learners/*/*/claim")]
-    assert sorted((r["learner"], r["incarnation"], r["tokens_lost"]) for r in audited["restarts"]) == sorted(
+    assert sorted((r["learner"], r["incarnation"], r["tokens_trained_again"]) for r in audited["restarts"]) == sorted(
         (c["learner"], c["incarnation"], c["tokens_lost"]) for c in claims
     )
     assert max(r["incarnation"] for r in audited["restarts"]) > 1

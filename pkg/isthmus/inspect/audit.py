@@ -185,7 +185,7 @@ class Restart:
     resumed: str
     """Key of the checkpoint from which it resumed; empty: from none."""
     tokens_seen: int
-    tokens_lost: int
+    tokens_trained_again: int
     """Tokens that all earlier incarnations trained beyond the checkpoint from which the next one resumed."""
 
 

@@ -526,12 +526,12 @@ def _restarts(a: Audit) -> list[str]:
             _at(r.at),
             _t(r.resumed or "none: it began anew"),
             f"{r.tokens_seen:,}",
-            f"{r.tokens_lost:,}",
+            f"{r.tokens_trained_again:,}",
         ]
         for r in a.restarts
     ]
     columns = _columns(
-        "learner, incarnation, claimed, resumed from checkpoint, tokens before, tokens lost so far",
+        "learner, incarnation, claimed, resumed from checkpoint, tokens before, trained again so far",
         "learner, claimed, resumed from checkpoint",
     )
     lines = ["<h2>Starts and restarts of learners</h2>", *_table(columns, rows), "<h2>Heals</h2>"]
