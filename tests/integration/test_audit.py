@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,18 +26,20 @@ from isthmus.format.permissions import CREATE, LIST, READ, Participant, may
 from isthmus.format.records import frame
 from isthmus.format.records.charter import Terms
 from isthmus.format.records.frame import Body, Kind
-from isthmus.format.records.keys import commit_key, update_key
+from isthmus.format.records.keys import commit_key, members_key, update_key
 from isthmus.format.records.messages import encode, learner_stream
 from isthmus.format.records.objects import CommitHeader, UpdateHeader
 from isthmus.format.rules import STALENESS_MAX
 from isthmus.format.signing import Signer, fingerprint
 from isthmus.format.signing.keys import write_signer
-from isthmus.inspect.audit import audit
+from isthmus.inspect.audit import Gap, PromotionRow, audit
 from isthmus.inspect.audit_sums import Sums
 from isthmus.learner.manifest import statement
 from isthmus.log import Commit, gc, heal
+from isthmus.log.listing import in_words
 from isthmus.log.membership import Members, Membership, following
 from isthmus.log.proposals import approve
+from isthmus.log.replaced import AFTER_S
 from isthmus.log.trust import Trust
 from isthmus.reasons import Clip, Reason
 from isthmus.store import Layer
@@ -46,7 +49,23 @@ from isthmus_services.output.audit_page import Check, page
 from support.browsers import chromium
 from support.commits import committed
 from support.gated import gated, log_of, number, promotion
-from support.signed import COLLECTOR, EU, EVERYBODY, NORTH, OWNER, RULES, SOUTH, SYNC, US, admit, agree, announced, seed
+from support.signed import (
+    COLLECTOR,
+    EU,
+    EVERYBODY,
+    NORTH,
+    OWNER,
+    RULES,
+    SOUTH,
+    SYNC,
+    US,
+    C,
+    L,
+    admit,
+    agree,
+    announced,
+    seed,
+)  # fmt: skip
 from support.world import World, all_commits, in_virtual_time, seed_of, serving, train, world
 
 T = TypeVar("T")
@@ -141,10 +160,15 @@ async def lived(folder: Path) -> None:
         for name, signer in LEARNERS.items():
             key, blob = update(w, name, signer, 1, (await heads(w))[1], 0.0)
             await w.store.put(key, blob)
-        for entry in await w.store.list(""):
-            path = folder / entry.key
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(bytes(await w.store.get(entry.key)))
+        await written(w, folder)
+
+
+async def written(w: World, folder: Path) -> None:
+    """Write the objects of a simulated store below a folder."""
+    for entry in await w.store.list(""):
+        path = folder / entry.key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(await w.store.get(entry.key)))
 
 
 @pytest.fixture(scope="module")
@@ -445,7 +469,8 @@ def test_a_false_commit_ends_the_command_with_1(
     found = json.loads((tmp_path / "a.json").read_text())
     assert [(d["fragment"], d["version"]) for d in found["replay"]["differences"]] == [(1, header.version)]
     assert found["replay"]["commits"] == len(list(run.glob("commits/*/*"))), "it is not verified, and it is counted"
-    assert "1 differ" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("1 commit differs from what replay computes; ")
+    assert found["headline"]["level"] == "bad"
     assert 'class="bad"' in (tmp_path / "a.html").read_text()
 
 
@@ -576,6 +601,86 @@ async def test_a_readers_rights_suffice_and_promotions_are_told(folder: Path) ->
     assert (eu.fault, eu.seconds < 1.0) == ("", True), "reading takes no time here"
     assert pro.fault == "none of its updates is merged in these rounds"
     assert (pro.folds, pro.left_out, pro.distance, pro.relative, pro.cosine) == (0, 0, None, None, None)
+
+
+@in_virtual_time
+async def gone_on(folder: Path) -> None:
+    """Write the objects of a run below a folder whose expelled syncer went on with a copy without the membership."""
+    async with world(folder, SEED) as w:
+        await admit(w, *EVERYBODY)
+        await trained(w, ("eu",), 2)
+        await admit(w, ("eu", L, EU), ("us-*", L, US), ("col", C, COLLECTOR))
+        hidden = await w.store.get(members_key(2))
+        await w.store.delete(members_key(2))
+        await asyncio.sleep(2 * AFTER_S)
+        for _ in range(2):  # each ends with a snapshot, so that the versions before the first can be collected
+            await trained(w, ("eu",), 1, killed=False)
+        await w.store.put(members_key(2), hidden)
+        await written(w, folder)
+
+
+def test_the_headline_is_not_green_if_a_section_below_names_a_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commits of an expelled syncer are valid, and replay verifies them."""
+    run, out = tmp_path / "run", tmp_path / "a.json"
+    gone_on(run)
+
+    def audited() -> tuple[dict[str, Any], str]:
+        assert main(["audit", str(run), "--json", str(out), "--html", str(tmp_path / "a.html")]) == 0
+        return json.loads(out.read_text()), capsys.readouterr().out
+
+    found, said = audited()
+    headers = [raw(path)[0] for path in run.glob("commits/*/*")]
+    late = sum(h["written_at"] > found["memberships"][1]["at"] for h in headers)
+    what = f"s-1 made {late} commits of fragments 0, 1 under membership 1, which membership 2 had replaced"
+    headline = f"eplay verified all {len(headers)} commits; BUT {what}"
+    assert found["headline"] == {"level": "amber", "said": f"r{headline}", "remarks": [what]}
+    assert said.startswith(f"r{headline}\n  {late} commits of fragments 0, 1: s-1 wrote this under membership 1, ")
+    text = html.unescape((tmp_path / "a.html").read_text())
+    assert f'<p class="amber">R{headline}. See below.</p>' in text
+    assert text.count("<p>Outdated: ") == 1, "of all fragments together"
+    assert 'class="good"' not in text
+    assert main(["replay", str(run)]) == 0
+    assert capsys.readouterr().out.endswith(f" commits, 0 differ, {late} were made under a replaced membership\n")
+
+    async def collected() -> None:
+        async with open_log(str(run), Trust(signer=COLLECTOR)) as log:
+            await gc.apply(log, await gc.plan(log, keep=1, min_age_s=-1e9))
+
+    asyncio.run(collected())
+    first, second = audited()[0]["headline"]["remarks"]
+    assert first == what, "commits whose updates were collected are judged, too"
+    assert second.startswith("not verified: ")
+
+
+async def test_a_headline_names_each_fault(folder: Path) -> None:
+    async with world(folder, SEED) as w:
+        found = await audit(await log_of(w))
+    assert (found.headline.level, found.headline.said) == ("good", "there is no commit yet")
+    r = replace(
+        found.replay, unproven=3, unproven_in=[0, 1], unverified=[Gap(1, 2, 4, ""), Gap(1, 4, 4, "")], untimely=1,
+        untimely_in=[0], ignored=["x"], unstated=["y", "z"],
+    )  # fmt: skip
+    good = PromotionRow(1, "", 1, "", 0.0, "", "", "", {}, {})
+    promotions = [good, replace(good, number=2, others={"eva": [1.0]}), replace(good, number=3, fault="no")]
+    found = replace(found, replay=r, promotions=promotions, promotions_beyond=[5, 6], not_read=["a"])
+    assert found.headline.level == "amber"
+    assert found.headline.remarks == [
+        "the weights in 3 commits of fragments 0, 1 are not verified", "not verified: 3 versions of fragment 1",
+        "more steps than there was time for: 1 update of fragment 0", "ignored: 1 snapshot",
+        "not readable: 2 manifests that commits name", "promotion 2 rests on one of several numbers of an evaluator",
+        "promotion 3 does not hold", "promotion 5, 6 comes after one that is missing",
+        "not readable for this reader: 1 object",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fragments", "said"),
+    [([3], "fragment 3"), ([1, 0, 1], "fragments 0, 1"), ([9, 0, 1, 2, 4, 5, 6, 8], "fragments 0 to 2, 4 to 6, 8, 9")],
+)
+def test_fragments_in_words(fragments: list[int], said: str) -> None:
+    assert in_words(fragments) == said
 
 
 @in_virtual_time

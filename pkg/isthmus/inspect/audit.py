@@ -10,6 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from isthmus.errors import Denied, InputError, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.format.records.frame import Kind
@@ -34,10 +35,10 @@ from isthmus.inspect.audit_sums import DEFINITIONS, Figures, Heal, Named, Period
 from isthmus.inspect.charter_words import differences
 from isthmus.inspect.influence import Evaluate, Influence, without
 from isthmus.log import Log, manifests, promotions
-from isthmus.log.listing import ShareDone
+from isthmus.log.listing import ShareDone, in_words
 from isthmus.log.membership import Membership
 from isthmus.log.promotions import Measured, Promotions, gate_of
-from isthmus.log.replaced import Outdated
+from isthmus.log.replaced import Outdated, OutdatedTogether, Replaced, together
 from isthmus.reasons import FINAL
 from isthmus.version import __version__
 
@@ -212,13 +213,33 @@ class Verification:
     unverified: Sequence[Gap]
     differences: Sequence[replays.Difference]
     unproven: int
+    unproven_in: Sequence[int]
+    """How many commits depend on updates that are not in the log, so that weights are not verified; their fragments."""
     untimely: int
+    untimely_in: Sequence[int]
+    """How many updates have more steps than the times in the log allow, and their fragments."""
     ignored: Sequence[str]
     """Snapshots that count as missing, with reasons."""
     unstated: Sequence[str]
     """Lost manifests: whether the charter allowed their updates cannot be verified."""
     outdated: Sequence[Outdated]
     """Commits made under a membership after another one, which does not allow them, had replaced it."""
+
+    @property
+    def outdated_together(self) -> list[OutdatedTogether]:
+        """The same, those of all fragments together."""
+        return together(self.outdated)
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What the audit found, in one sentence."""
+
+    level: Literal["good", "amber", "bad"]
+    """bad: a commit differs; amber: none does, but something else needs a look; good: nothing does."""
+    said: str
+    remarks: Sequence[str]
+    """What needs a look, each with how much there is of it and where. They are part of `said`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +312,51 @@ class Audit:
         """Whether nothing differs from what replay computes."""
         return not self.replay.differences
 
+    @property
+    def headline(self) -> Headline:
+        """What the audit found, with everything that some section names as a fault."""
+        r, remarks = self.replay, list(_remarks(self))
+        if r.differences:
+            differ = f"{_so_many(len(r.differences), 'commit')} differ{'s' if len(r.differences) == 1 else ''}"
+            said = f"{differ} from what replay computes; replay verified {r.verified:,} of {r.commits:,} commits"
+        elif r.verified < r.commits:
+            said = f"replay verified {r.verified:,} of {r.commits:,} commits, and none differs"
+        else:
+            said = f"replay verified all {r.commits:,} commits" if r.commits else "there is no commit yet"
+        if remarks:
+            said += f"; BUT {'; '.join(remarks)}"
+        return Headline("bad" if r.differences else "amber" if remarks else "good", said, remarks)
+
+
+def _remarks(a: Audit) -> Iterator[str]:
+    """Yield what needs a look although no commit differs, the worst first."""
+    r = a.replay
+    for one in r.outdated_together:
+        yield f"{one.writer} made {one.where} under membership {one.under}, which membership {one.newer} had replaced"
+    if r.unproven:
+        yield f"the weights in {_so_many(r.unproven, 'commit')} of {in_words(r.unproven_in)} are not verified"
+    if r.unverified:
+        versions = {(gap.fragment, version) for gap in r.unverified for version in range(gap.first, gap.last + 1)}
+        yield f"not verified: {_so_many(len(versions), 'version')} of {in_words(p for p, _ in versions)}"
+    if r.untimely:
+        yield f"more steps than there was time for: {_so_many(r.untimely, 'update')} of {in_words(r.untimely_in)}"
+    if r.ignored:
+        yield f"ignored: {_so_many(len(r.ignored), 'snapshot')}"
+    if missing := max(len(r.unstated), sum(bool(m.missing) for m in a.manifests)):
+        yield f"not readable: {_so_many(missing, 'manifest')} that commits name"
+    if several := [p.number for p in a.promotions if p.others]:
+        yield f"promotion {', '.join(map(str, several))} rests on one of several numbers of an evaluator"
+    if faulty := [p.number for p in a.promotions if p.fault]:
+        yield f"promotion {', '.join(map(str, faulty))} does not hold"
+    if a.promotions_beyond:
+        yield f"promotion {', '.join(map(str, a.promotions_beyond))} comes after one that is missing"
+    if a.not_read:
+        yield f"not readable for this reader: {_so_many(len(a.not_read), 'object')}"
+
+
+def _so_many(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
 
 # --- the audit --------------------------------------------------------------------------------------------------------
 
@@ -318,7 +384,8 @@ async def audit(
         _require_known(leave_out, known)
     collected = Sums(log, await _edges(log, period_s))
     result = await replays.replay(log, at_once=at_once, progress=progress, visit=collected.take)
-    unverified = await _rest(log, collected, result)
+    outdated = [one for r in result for one in r.outdated]
+    unverified = await _rest(log, collected, result, outdated)
     names = {name: name for name in collected.tallies} | known
     _require_known(leave_out, names)
     not_read = list[str]()
@@ -341,7 +408,7 @@ async def audit(
         promotions_beyond=beyond,
         restarts=restarts,
         heals=sorted(collected.heals, key=lambda heal: (heal.at, heal.fragment)),
-        replay=_verification(collected, result, unverified),
+        replay=_verification(collected, result, unverified, outdated),
         rejected_unlisted=dict(sorted(collected.unlisted.items())),
         unfinished=[await _unfinished(log, collected, f.index) for f in log.run.layout.fragments],
         influence=[
@@ -390,8 +457,11 @@ async def _edges(log: Log, period_s: float | None) -> list[float]:
     return [begin + period_s * n for n in range(count + 1)]
 
 
-async def _rest(log: Log, collected: Sums, result: Sequence[replays.Replayed]) -> list[Gap]:
-    """Take in the commits that replay did not hand over; return the versions that are not verified, and why."""
+async def _rest(log: Log, collected: Sums, result: Sequence[replays.Replayed], outdated: list[Outdated]) -> list[Gap]:
+    """Take in the commits that replay did not hand over; return the versions that are not verified, and why.
+
+    Adds those that are outdated to `outdated`.
+    """
     found = list[Gap]()
     for r in result:
         seen = collected.seen[r.fragment]
@@ -399,7 +469,7 @@ async def _rest(log: Log, collected: Sums, result: Sequence[replays.Replayed]) -
         if first > 1:
             why = "the updates that they merged were collected: only their chain and signatures are checked"
             found.append(Gap(r.fragment, 1, first - 1, why))
-            await _take(log, collected, r.fragment, 0, first - 1, found)
+            await _take(log, collected, r.fragment, 0, first - 1, found, outdated)
         for gap in r.gaps:
             found.append(
                 Gap(
@@ -408,14 +478,14 @@ async def _rest(log: Log, collected: Sums, result: Sequence[replays.Replayed]) -
                 )
             )  # fmt: skip
             if any(version not in seen for version in range(gap.first, gap.last + 1)):
-                await _take(log, collected, r.fragment, gap.first - 1, gap.last, found)
+                await _take(log, collected, r.fragment, gap.first - 1, gap.last, found, outdated)
         if r.difference is not None:
             top = max(r.difference.version + r.unreached, await _listed_to(log, r.fragment, r.difference.version))
             why = "this version differs from what replay computes, and later ones rest on it"
             if r.difference.refused:
                 why = "an object that this version needs may not be read with these credentials"
             found.append(Gap(r.fragment, last + 1, top, why, r.difference.key, r.difference.detail))
-            await _take(log, collected, r.fragment, last, top, found)
+            await _take(log, collected, r.fragment, last, top, found, outdated)
     return found
 
 
@@ -428,14 +498,19 @@ async def _listed_to(log: Log, p: int, version: int) -> int:
     return next(known for known in itertools.count(version) if known + 1 not in there)
 
 
-async def _take(log: Log, collected: Sums, p: int, after: int, last: int, found: list[Gap]) -> None:
+async def _take(
+    log: Log, collected: Sums, p: int, after: int, last: int, found: list[Gap], outdated: list[Outdated]
+) -> None:
     """Take in the commits after a version, up to `last`, without folding. Adds those that cannot be read to `found`."""
+    replaced = Replaced(log.members)
     while after < last:
         key, detail = commit_key(p, after + 1), "is missing"
         try:
             async for commit in log.commits(p, after, None if after else log.run.digest):
                 if commit.version > last:
-                    return
+                    break
+                if commit.version not in collected.seen[p]:
+                    replaced.take(commit)
                 collected.take(commit, None, False)
                 after = commit.version
                 key = commit_key(p, after + 1)
@@ -444,6 +519,7 @@ async def _take(log: Log, collected: Sums, p: int, after: int, last: int, found:
         if after < last:
             after += 1
             found.append(Gap(p, after, after, "this commit cannot be read, and no figure has it", key, detail))
+    outdated += replaced.found
 
 
 def _run(log: Log) -> dict[str, object]:
@@ -622,17 +698,24 @@ async def _restarts(log: Log, collected: Sums, not_read: list[str]) -> list[Rest
     return sorted((r for r in found if r is not None), key=lambda r: (r.at, r.learner, r.incarnation))
 
 
-def _verification(collected: Sums, result: Sequence[replays.Replayed], unverified: Sequence[Gap]) -> Verification:
+def _verification(
+    collected: Sums,
+    result: Sequence[replays.Replayed],
+    unverified: Sequence[Gap],
+    outdated: Sequence[Outdated],
+) -> Verification:
     return Verification(
         commits=sum(map(len, collected.seen)),
         verified=collected.verified,
         unverified=unverified,
         differences=[r.difference for r in result if r.difference is not None and not r.difference.refused],
         unproven=sum(r.unproven for r in result),
+        unproven_in=[r.fragment for r in result if r.unproven],
         untimely=sum(len(r.untimely) for r in result),
+        untimely_in=[r.fragment for r in result if r.untimely],
         ignored=[line for r in result for line in r.nobodys],
         unstated=[line for r in result for line in r.unstated],
-        outdated=[one for r in result for one in r.outdated],
+        outdated=sorted(outdated, key=lambda one: (one.fragment, one.first)),
     )
 
 

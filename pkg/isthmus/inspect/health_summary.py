@@ -19,7 +19,7 @@ from isthmus.log.holes import GOES_ON as RUN_GOES_ON
 from isthmus.log.holes import HOLE, ask_heal, damage
 from isthmus.log.log_health import stands
 from isthmus.log.membership import Members
-from isthmus.log.replaced import outdated
+from isthmus.log.replaced import outdated, together
 from isthmus.reasons import ABOUT_MANIFEST, GOES_ON, LATE_WORK, REMEDIES, UNHEARD, Reason, remedy_of
 from isthmus.rounds.bounds import YOUNG
 
@@ -470,7 +470,7 @@ def of_log(status: Status, run: str) -> list[Part]:
                 f"store that has {members_key(made.newer)}; isthmus replay {run} names all such commits",
                 ": ",
             )
-            for made in outdated(members, status.recent)[:NAMED_MAX]
+            for made in together(outdated(members, status.recent))[:NAMED_MAX]
         ]
     damaged = [(p, why) for p, why in status.wrong.items() if not why.startswith(MEMBERS)]
     damaged.sort(key=lambda one: RUN_GOES_ON in one[1])

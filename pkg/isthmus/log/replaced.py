@@ -6,12 +6,14 @@ the newest version does not allow. A syncer that is no member any more can go on
 newest versions. Only the writers' clocks show this: if they state false times, it stays unnoticed.
 """
 
-from collections.abc import Collection, Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from isthmus.format.records.objects import CommitHeader
 from isthmus.format.rules import MemberRole as Role
 from isthmus.format.signing import fingerprint
+from isthmus.log.listing import in_words
 from isthmus.log.membership import Members, Membership
 from isthmus.log.verify import HEALER, Commit
 
@@ -64,6 +66,44 @@ class Outdated:
             f"fragment {self.fragment}, {which}: {self.writer} wrote this under membership {self.under}, up to "
             f"{self.after_s:.0f} s after membership {self.newer} had replaced it; membership {self.newer} {self.why}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class OutdatedTogether:
+    """Outdated commits of one writer, of all fragments, that the same newer version does not allow for one reason."""
+
+    writer: str
+    under: int
+    newer: int
+    why: str
+    of: Sequence[Outdated]
+    """The commits, by fragment."""
+
+    @property
+    def count(self) -> int:
+        """How many commits they are."""
+        return sum(one.count for one in self.of)
+
+    @property
+    def where(self) -> str:
+        """How many commits they are, and of which fragments, in words."""
+        commits = "1 commit" if self.count == 1 else f"{self.count:,} commits"
+        return f"{commits} of {in_words(one.fragment for one in self.of)}"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.where}: {self.writer} wrote this under membership {self.under}, up to "
+            f"{max(one.after_s for one in self.of):.0f} s after membership {self.newer} had replaced it; membership "
+            f"{self.newer} {self.why}"
+        )
+
+
+def together(found: Iterable[Outdated]) -> list[OutdatedTogether]:
+    """Return outdated commits of all fragments together, for each writer and reason."""
+    alike = defaultdict[tuple[str, int, int, str], list[Outdated]](list)
+    for one in found:
+        alike[one.writer, one.under, one.newer, one.why].append(one)
+    return [OutdatedTogether(*what, of) for what, of in alike.items()]
 
 
 class Replaced:

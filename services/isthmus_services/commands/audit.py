@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from rich.text import Text
+
 from isthmus.agent.ports import open_log
 from isthmus.codecs import kernels
 from isthmus.errors import InputError
@@ -17,7 +19,7 @@ from isthmus.log.polar import require_gpu
 from isthmus_services.commands.follow import evaluation
 from isthmus_services.output.audit_page import Check, page
 from isthmus_services.output.progress import progress
-from isthmus_services.output.report import write_json
+from isthmus_services.output.report import stdout, write_json
 from isthmus_services.settings import declared, shared
 
 NAMESPACE = "isthmus-audit"
@@ -55,8 +57,11 @@ async def _audit(settings: declared.Audit, members: Sequence[str], signer: Signe
                 progress=say,
             )
         owners = log.members.current.owners if log.members.signed else {}
-    for line in _summary(found):
-        print(line)
+    headline, console = found.headline, stdout()
+    style = {"good": "", "amber": "yellow", "bad": "red"}[headline.level]
+    console.print(Text(headline.said, style=style), soft_wrap=True)
+    for line in [f"  {made}" for made in found.replay.outdated_together] + _summary(found):
+        console.print(Text(line), soft_wrap=True)
     _write(settings, found, owners, signer, name)
     return 0 if found.sound else 1
 
@@ -78,8 +83,7 @@ def _principal(name: str) -> str:
 
 
 def _summary(a: Audit) -> list[str]:
-    """Return the audit in about ten lines."""
-    r = a.replay
+    """Return the audit in about ten lines, without its headline."""
     tokens, updates = sum(p.tokens for p in a.periods), sum(p.updates for p in a.periods)
     clipped, lost = sum(m.total.cut for m in a.members), sum(m.total.lost for m in a.members)
     rejected = sum(sum(m.total.rejected.values()) for m in a.members) + sum(a.rejected_unlisted.values())
@@ -89,8 +93,7 @@ def _summary(a: Audit) -> list[str]:
     several = sum(bool(p.others) for p in sound)
     waiting = sum(len(u.updates) for u in a.unfinished)
     return [
-        f"{a.run['url']}: {r.commits} commits, {updates} updates, {tokens:,.0f} tokens",
-        f"replay verified {r.verified} commits; {len(r.differences)} differ, {r.commits - r.verified} are not verified",
+        f"{a.run['url']}: {a.replay.commits} commits, {updates} updates, {tokens:,.0f} tokens",
         f"tokens by member: {_parts(a.members, tokens)}",
         *([f"tokens by institution: {_parts(a.institutions, tokens)}"] if a.grouped else []),
         "participation: " + ("no commit" if a.participation is None else f"{a.participation:.1%}"),
@@ -123,7 +126,7 @@ def _influenced(i: Influence) -> str:
 def _write(settings: declared.Audit, found: Audit, owners: dict[bytes, str], signer: Signer | None, name: str) -> None:
     """Write the files, and their signatures. Raises `InputError` if one cannot be written."""
     files = [Path(path) for path in (settings.json, settings.html) if path]
-    write_json(asdict(found), settings.json)
+    write_json(asdict(found) | {"headline": asdict(found.headline)}, settings.json)
     if settings.html:
         check = Check(
             [(owner, fingerprint(key)) for key, owner in owners.items()],

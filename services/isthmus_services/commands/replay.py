@@ -116,7 +116,10 @@ async def _compare(log: Log, a: declared.Replay) -> int:
     unreached = sum(r.unreached for r in found)
     after = f", {unreached} after these were not compared" if unreached else ""
     unread = f", {len(refused)} not readable (rights)" if refused else ""
-    print(f"{compared + len(stopped)} commits, {len(different)} differ{unread}{healed}{after}")
+    late = sum(one.count for replayed in found for one in replayed.outdated)
+    under = f", {late} were made under a replaced membership" if late else ""
+    weights = f", {unproven} have weights that are not verified" if unproven else ""
+    print(f"{compared + len(stopped)} commits, {len(different)} differ{unread}{healed}{after}{under}{weights}")
     write_json(
         {
             "commits": compared + len(stopped),

@@ -17,11 +17,11 @@ SHOWN_MOST = 7
 
 STYLE = """
 :root { --ground: #fff; --panel: #f5f7fa; --line: #c9d1db; --text: #17202b; --soft: #4c5969; --good: #00664b;
-  --bad: #a3330a; --c0: #0072b2; --c1: #b35c00; --c2: #007a5a; --c3: #a64d84; --c4: #2f86b8; --c5: #b84300;
-  --c6: #6b6b00; --c7: #444; }
+  --amber: #b35c00; --bad: #a3330a; --c0: #0072b2; --c1: #b35c00; --c2: #007a5a; --c3: #a64d84; --c4: #2f86b8;
+  --c5: #b84300; --c6: #6b6b00; --c7: #444; }
 @media (prefers-color-scheme: dark) { :root { --ground: #12171d; --panel: #1b222b; --line: #3a4654; --text: #e8edf3;
-  --soft: #aab6c4; --good: #5fd9b0; --bad: #ff9d76; --c0: #56b4e9; --c1: #e69f00; --c2: #35c79a; --c3: #e08cc0;
-  --c4: #8fd0f5; --c5: #ff8f4d; --c6: #d9d04a; --c7: #c8c8c8; } }
+  --soft: #aab6c4; --good: #5fd9b0; --amber: #e69f00; --bad: #ff9d76; --c0: #56b4e9; --c1: #e69f00; --c2: #35c79a;
+  --c3: #e08cc0; --c4: #8fd0f5; --c5: #ff8f4d; --c6: #d9d04a; --c7: #c8c8c8; } }
 * { box-sizing: border-box; }
 html { font: 16px/1.5 system-ui, sans-serif; background: var(--ground); color: var(--text); }
 body { margin: 0 auto; max-width: 84rem; padding: 1rem; }
@@ -33,7 +33,9 @@ code, pre { font: .88em ui-monospace, monospace; overflow-wrap: anywhere; white-
 pre { background: var(--panel); border: 1px solid var(--line); border-radius: .4rem; padding: .5rem .7rem;
   margin: .4rem 0; }
 .soft { color: var(--soft); font-size: .9rem; }
-.good, .bad { border-left: .3rem solid var(--good); background: var(--panel); padding: .4rem .8rem; font-size: 1.1rem; }
+.good, .amber, .bad { border-left: .3rem solid var(--good); background: var(--panel); padding: .4rem .8rem;
+  font-size: 1.1rem; }
+.amber { border-color: var(--amber); }
 .bad { border-color: var(--bad); }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: .6rem; margin: 1rem 0; }
 .tiles div { background: var(--panel); border: 1px solid var(--line); border-radius: .4rem; padding: .4rem .7rem; }
@@ -179,8 +181,7 @@ def _columns(names: str, left: str) -> list[_Column]:
 
 
 def _head(a: Audit, check: Check) -> list[str]:
-    r = a.replay
-    others = r.commits - r.verified
+    headline = a.headline
     by = (
         f"{_t(check.signer)} signed it: the last section says how to check that" if check.signer else "nobody signed it"
     )
@@ -189,15 +190,13 @@ def _head(a: Audit, check: Check) -> list[str]:
         if a.run["owner"]
         else "The run itself is not signed."
     )
-    verdict = f"Replay verified {r.verified:,} of {r.commits:,} commits; {len(r.differences)} differ." + (
-        f" {others:,} could not be verified: see below." if others and a.sound else ""
-    )
+    verdict = f"{headline.said[0].upper()}{headline.said[1:]}." + (" See below." if headline.remarks else "")
     tokens, updates = sum(p.tokens for p in a.periods), sum(p.updates for p in a.periods)
     tiles = {
         "members": f"{sum(m.since > 0 and m.gone is None for m in a.members):,}",
         "institutions": f"{len(a.institutions):,}" if a.grouped else "",
         "versions of the membership": f"{len(a.memberships):,}",
-        "commits": f"{r.commits:,}",
+        "commits": f"{a.replay.commits:,}",
         "updates merged": f"{updates:,}",
         "tokens in commits": f"{tokens:,.0f}",
         "participation": _share(a.participation),
@@ -210,7 +209,7 @@ def _head(a: Audit, check: Check) -> list[str]:
         f"{_at(a.written_at)} with isthmus {_t(a.isthmus)}</p>",
         f"<p>{_t(a.run['purpose'])}</p>" if a.run["purpose"] else "",
         f"<p>This report was computed from the run’s log, and {by}. {signed}</p>",
-        f'<p class="{"good" if a.sound else "bad"}">{verdict}</p>',
+        f'<p class="{headline.level}">{_t(verdict)}</p>',
         '<p class="soft">A commit is one merge of updates. Replay merged the recorded updates again by the run’s '
         "rules, and compared every bit of the results with what syncers had recorded.</p>",
         '<dl class="tiles">',
@@ -415,7 +414,9 @@ def _verified(a: Audit) -> list[str]:
         ]
         for gap in r.unverified
     ]
-    lines += ["<p>Versions that are not verified:</p>"] if rows else ["<p>Every commit that was read is verified.</p>"]
+    but = ", but for what is said here" if r.unproven or r.unstated or r.untimely else ""
+    every = f"Every commit that was read is verified{but}."
+    lines += ["<p>Versions that are not verified:</p>" if rows else f"<p>{every}</p>"]
     if rows:
         lines += _table(_columns("fragment, versions, why, object", "versions, why, object"), rows)
     notes = [
@@ -424,9 +425,14 @@ def _verified(a: Audit) -> list[str]:
         f"{r.untimely} updates have more steps than the times in the log allow." if r.untimely else "",
         *(f"{_t(line)}: this snapshot is ignored." for line in r.ignored),
         *(f"{_t(line)}: whether the charter allowed these updates cannot be verified." for line in r.unstated),
-        *(f"Outdated: {_t(str(o))}. Such commits are valid; their writer may not have known." for o in r.outdated),
     ]  # fmt: skip
-    return lines + [f"<p>{note}</p>" for note in notes if note]
+    lines += [f"<p>{note}</p>" for note in notes if note]
+    for made in r.outdated_together:
+        lines.append(f"<p>Outdated: {_t(made)}. Such commits are valid; their writer may not have known.</p>")
+        places = [[f"{one.fragment}", f"{one.first} to {one.last}", f"{one.count:,}"] for one in made.of]
+        lines += ["<details><summary>These commits by fragment</summary>"]
+        lines += [*_table(_columns("fragment, versions, commits", "versions"), places), "</details>"]
+    return lines
 
 
 def _charter(a: Audit) -> list[str]:
