@@ -1,6 +1,7 @@
 """What the board warns of, and what comes of its advice. What `isthmus status` says, too, is in test_status.py."""
 
 import asyncio
+import contextlib
 import itertools
 import math
 import urllib.error
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 
@@ -29,7 +31,7 @@ from isthmus_services.board.server import STATIC
 from isthmus_services.servers import free_ports
 from support.boards import a_board, ask
 from support.signed import announced
-from support.world import World, seed_of, serving, train, until, world
+from support.world import World, newest_commit, seed_of, serving, train, until, world
 
 
 async def state(url: str, until_: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
@@ -199,6 +201,41 @@ async def test_damage_of_older_commits_that_were_read(
             assert (code, commit_key(1, 3) in told) == (1, True), told
             path.write_bytes(kept)
             await quiet(here, url)
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["missing", "damaged"])
+async def test_a_hole_that_is_accepted_is_passed_over(folder: Path, gone: bool) -> None:
+    """The board that heal advises shows the fragment to its end, also from its cache, and warns of nothing."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    url = f"http://{address}"
+    async with world(folder, FEW) as w:
+        await finished(w)
+        head = (await newest_commit(w, 0)).version
+        (path := folder / commit_key(0, 3)).unlink()
+        if not gone:
+            path.write_bytes(b"garbage")
+        words = command_in((await isthmus("heal", w.run.url))[1], "board")
+        assert words[-2:] == ["--accept-hole", "0/3"]
+        for _ in range(2):
+            async with command(folder.parent, *words, "--bus", w.bus.url, "--http", address):
+                await answers(url)
+                found = await state(url, lambda found: found["totals"]["versions"][0] == head, "all of it is shown")
+                assert (found["warnings"], found["totals"]["commits"]) == ([], sum(found["totals"]["versions"]) - 1)
+        (folder / commit_key(0, 4)).unlink()
+        async with command(folder.parent, *words, "--bus", w.bus.url, "--http", address, "--cache", f"{folder}/new"):
+            await answers(url)
+            found = await state(url, lambda found: bool(found["warnings"]), "another hole is still said")
+            assert any(commit_key(0, 4) in w["said"] for w in found["warnings"]), found["warnings"]
+
+
+async def answers(url: str) -> None:
+    """Wait until a board in a process of its own answers."""
+    for _ in range(100):
+        with contextlib.suppress(aiohttp.ClientError):
+            await ask(url, "state")
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("no answer")
 
 
 @row(

@@ -155,12 +155,17 @@ async def require_values(
     """Raise `LogCorrupt` if the value that one of the newest versions published is missing.
 
     `read`: also reads a value, and raises `LogCorrupt` if it is damaged. `accepted`: versions whose values may be gone
-    if a snapshot has what they led to. Values from before a healing commit, which nobody reads, are not looked for; nor
-    are those of packed commits, which the collector may have deleted. Does nothing without permission to read values.
-    Raises `Unavailable`.
+    if a snapshot has what they led to, and whose commits may be damaged. Values from before a healing commit, which
+    nobody reads, are not looked for; nor are those of packed commits, which the collector may have deleted. Does
+    nothing without permission to read values. Raises `Unavailable`.
     """
     for version in range(head, max(0, head - NEWEST - 1), -1):
-        commit = await log.commit(p, version)
+        try:
+            commit = await log.commit(p, version)
+        except LogCorrupt:
+            if version not in accepted:
+                raise
+            commit = None
         if commit is None or commit.in_segment:
             return
         key = commit.header.value_key

@@ -22,9 +22,10 @@ from isthmus.format.records.messages import PARTS, SYNCER_STREAM
 from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.status import Live
 from isthmus.log import Commit, Log
+from isthmus.log.holes import Holes
 from isthmus.runtime.urls import Place
 from isthmus.store import EdgeStore, Patience
-from isthmus_services.board.history.history import RunHistory, write
+from isthmus_services.board.history.history import RunHistory, first_beyond, write
 from isthmus_services.board.history.warnings import was_replaced
 
 logger = logging.getLogger("isthmus.services.board")
@@ -116,8 +117,13 @@ class Remembered(Log):
 class Feed:
     """Follows a run and keeps a summary of it. It writes nothing but its own cache."""
 
-    def __init__(self, log: Log, store: EdgeStore, bus: Bus | None, cache: Path | None) -> None:
-        """`bus`: None if there is none; `cache`: the file that keeps what was read, or None to keep nothing."""
+    def __init__(
+        self, log: Log, store: EdgeStore, bus: Bus | None, cache: Path | None, accepted: Holes | None = None
+    ) -> None:
+        """`bus`: None if there is none; `cache`: the file that keeps what was read, or None to keep nothing.
+
+        `accepted`: holes in the log that are passed over, and not reported if the run goes on without them.
+        """
         self.log = log
         self.asked = Remembered(log.through(store.at_start))
         """The same log for requests that a reader waits for: an unavailable store is reported within seconds."""
@@ -128,7 +134,7 @@ class Feed:
         self.has_bus = bus is not None
         self.runtime = log.runtime
         self.history = RunHistory(log.run)
-        self.live = Live(log, store, self.bus, log.runtime)
+        self.live = Live(log, store, self.bus, log.runtime, accepted)
         self.live.on_commit, self.live.on_said = self._committed, self._said
         self.store_ms: deque[float] = deque(maxlen=PROBES)
         self.bus_ms: deque[float] = deque(maxlen=PROBES)
@@ -139,7 +145,7 @@ class Feed:
         self.replaced: Sequence[int] = ()
         """Fragments whose history was replaced by another one since it was read."""
         self.replaced_at = -math.inf
-        self._cache = cache
+        self._cache, self._accepted = cache, accepted
         self._began = log.runtime.now()
         self._listening = False
         self._saved = 0
@@ -311,15 +317,16 @@ class Feed:
     async def _follow(self, moved: set[int]) -> None:
         there = {p: c.version for p, c in self.live.commits.items()}
         try:
-            await self.history.follow(self.log, moved, self._tell)
+            await self.history.follow(self.log, moved, self._tell, self._accepted)
             if replaced := await self.history.replaced(self.log):
                 moved = self._start_again(replaced)
                 there = {}
-                await self.history.follow(self.log, moved, self._tell)
+                await self.history.follow(self.log, moved, self._tell, self._accepted)
             for p in moved:
                 end = self.history.ends[p]
                 if there.get(p, 0) > end.version and not end.broken:
-                    end.broken = f"{commit_key(p, end.version + 1)}: is missing, and there is version {there[p]}"
+                    first = first_beyond(end.version, (self._accepted or {}).get(p, ()))
+                    end.broken = f"{commit_key(p, first)}: is missing, and there is version {there[p]}"
         except BaseException:
             self._moved |= moved
             raise

@@ -99,17 +99,18 @@ async def _export(settings: declared.Board) -> None:
 
 @asynccontextmanager
 async def _feed(settings: declared.Board) -> AsyncIterator[Feed]:
-    trust, bus = shared.owner_in(settings), _bus(settings)
+    trust, bus, holes = shared.owner_in(settings), _bus(settings), shared.holes_in(settings)
     if bus is None:
         async with open_log(settings.run, trust) as log:
             assert isinstance(log.store, EdgeStore), "opened by us"
-            yield await _begun(Feed(log, log.store, None, cache_of(settings.run, log.run.digest, settings.cache)))
+            cache = cache_of(settings.run, log.run.digest, settings.cache)
+            yield await _begun(Feed(log, log.store, None, cache, holes))
         return
     async with open_ports(settings.run, bus, trust=trust) as ports:
         with contextlib.suppress(Unavailable):
             await bus_answers(ports.bus)
         cache = cache_of(settings.run, ports.log.run.digest, settings.cache)
-        yield await _begun(Feed(ports.log, ports.store, ports.bus, cache))
+        yield await _begun(Feed(ports.log, ports.store, ports.bus, cache, holes))
 
 
 async def _begun(feed: Feed) -> Feed:

@@ -34,8 +34,9 @@ def run(settings: declared.Heal) -> int:
     if holes := " ".join(f"{d.fragment}/{d.hole}" for d in found if d.holed):
         print(
             "nothing has to be mended there, and --apply does nothing: the run goes on. Without a backup, isthmus "
-            f"status {settings.run} --accept-hole {holes} reports it no more, and isthmus gc {settings.run} "
-            f"--accept-hole {holes} collects past it, once it is older than the versions that gc keeps"
+            f"status {settings.run} --accept-hole {holes} reports it no more, nor does isthmus board {settings.run} "
+            f"--accept-hole {holes}, which reads past it, and isthmus gc {settings.run} --accept-hole {holes} collects "
+            "past it, once it is older than the versions that gc keeps"
         )
     for diagnosis in found:
         commit = healed.get(diagnosis.fragment)

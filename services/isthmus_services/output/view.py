@@ -203,7 +203,7 @@ def syncers(status: Status) -> list[Text]:
         for p in alive.broken:
             why = "is slow to read" if p in alive.slow else "may not read" if p in alive.refused else "cannot fold"
             lines.append(Text(f"syncer {alive.syncer} {why} fragment {p}: see its log", style="red"))
-        for p in alive.holed:
+        for p in set(alive.holed) - set(status.accepted):
             lines.append(Text(f"syncer {alive.syncer} finds that fragment {p} has {HOLE}: see its log", style="red"))
     return lines
 

@@ -236,7 +236,7 @@ class Status(InRun, OnBus, AcceptingHoles, Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Board(InRun, OnBus):
+class Board(InRun, OnBus, AcceptingHoles):
     """Settings of `isthmus board`."""
 
     http: Annotated[

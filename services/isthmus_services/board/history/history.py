@@ -6,9 +6,10 @@ run are drawn from it (`time_views`); details of a commit are read from the comm
 """
 
 import asyncio
+import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from isthmus.format.records.objects import CommitHeader, Input
 from isthmus.inspect.losses import Point
 from isthmus.log import Commit, Log
 from isthmus.log.figures import attendance, places
+from isthmus.log.holes import Holes
 from isthmus.log.run import Run
 from isthmus.reasons import LOSSLESS, REMEDIES
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED, Rows
 from isthmus_services.board.history.time_buckets import Kept, TimeBuckets
 
-FORMAT = 11
+FORMAT = 12
 """Format version of the file. A file of another format is not used, and the log is read again."""
 
 INCARNATIONS_MAX = 20_000
@@ -108,6 +110,8 @@ class _End:
     rejected: int = 0
     repeated: int = 0
     faults: int = 0
+    skipped: int = 0
+    """Versions up to `version` that were passed over: accepted holes."""
     broken: str = ""
     """Why the log cannot be read further; empty if it can."""
 
@@ -119,7 +123,7 @@ class _Meta(msgspec.Struct, forbid_unknown_fields=True):
     writers: list[tuple[str, float]]
     closings: list[str]
     reasons: list[str]
-    ends: list[tuple[int, bytes, int, int, int]]
+    ends: list[tuple[int, bytes, int, int, int, int]]
     incarnations: list[tuple[int, int, float, int, float, tuple[int, int]]]
     """The learner's number, the incarnation, and the fields of an `Incarnation`."""
 
@@ -201,15 +205,15 @@ class RunHistory:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def take(self, commit: Commit) -> None:
-        """Record the next commit of a fragment."""
+    def take(self, commit: Commit, skipped: int = 0) -> None:
+        """Record the next commit of a fragment. `skipped`: versions before it that are passed over."""
         h, end = commit.header, self.ends[commit.header.fragment]
         if not len(self.rows):
             self._begin(h)
-        assert h.version == end.version + 1, f"commit {h.fragment}/{h.version} after version {end.version}"
+        assert h.version == end.version + 1 + skipped, f"commit {h.fragment}/{h.version} after version {end.version}"
         self._row(h, end)
         self._learners(h)
-        end.version, end.digest = h.version, commit.digest
+        end.version, end.digest, end.skipped = h.version, commit.digest, end.skipped + skipped
 
     def _begin(self, h: CommitHeader) -> None:
         """Let the time buckets begin before the first commit, if the clock of the run's creator was ahead."""
@@ -305,31 +309,53 @@ class RunHistory:
             self.incarnations[learner, given.incarnation] = Incarnation(began, step, given.taken_at, tokens)
 
     async def follow(
-        self, log: Log, fragments: Iterable[int] | None = None, progress: Callable[[], None] = lambda: None
+        self,
+        log: Log,
+        fragments: Iterable[int] | None = None,
+        progress: Callable[[], None] = lambda: None,
+        accepted: Holes | None = None,
     ) -> int:
         """Read the new commits of these fragments, or of all; return how many there were.
 
         A fragment that cannot be read further stays where it is, and `broken` says why. The other fragments are still
-        read. Raises what the store raises.
+        read. `accepted`: versions that are passed over if they cannot be read and the next one can. Raises what the
+        store raises.
         """
         slots = asyncio.Semaphore(AT_ONCE)
         before = len(self)
 
         async def one(p: int) -> None:
-            end = self.ends[p]
+            end, more = self.ends[p], True
             async with slots:
-                try:
-                    async for commit in log.commits(p, end.version, end.digest):
-                        self.take(commit)
-                        if len(self) % TOGETHER_MAX == 0:
-                            progress()
-                            await asyncio.sleep(0)
-                    end.broken = ""
-                except LogCorrupt as error:
-                    end.broken = f"{error.key}: {error.detail}"
+                while more:
+                    try:
+                        async for commit in log.commits(p, end.version, end.digest):
+                            self.take(commit)
+                            if len(self) % TOGETHER_MAX == 0:
+                                progress()
+                                await asyncio.sleep(0)
+                        end.broken = ""
+                    except LogCorrupt as error:
+                        end.broken = f"{error.key}: {error.detail}"
+                    more = await self._passes(log, p, (accepted or {}).get(p, ()))
 
         await asyncio.gather(*(one(p) for p in (range(len(self.ends)) if fragments is None else set(fragments))))
         return len(self) - before
+
+    async def _passes(self, log: Log, p: int, accepted: Collection[int]) -> bool:
+        """Record the commit after the accepted hole at which reading a fragment ended; return whether there is one."""
+        end = self.ends[p]
+        if (following := first_beyond(end.version, accepted)) == end.version + 1:
+            return False
+        end.broken = ""
+        try:
+            found = await log.commit(p, following)
+        except LogCorrupt as error:
+            end.broken = f"{error.key}: {error.detail}"
+            return False
+        if found is not None:
+            self.take(found, following - 1 - end.version)
+        return found is not None
 
     async def belongs(self, log: Log) -> bool:
         """Return whether the summary is of this log: the last commit read of each fragment must be in the log."""
@@ -377,7 +403,7 @@ class RunHistory:
         writers = list(zip(self.writers.known, self.first_written, strict=True))
         meta = _Meta(
             FORMAT, self.run.digest, self.learners.known, writers, self.closings.known, self.reasons.known,
-            [(e.version, e.digest, e.rejected, e.repeated, e.faults) for e in self.ends],
+            [(e.version, e.digest, e.rejected, e.repeated, e.faults, e.skipped) for e in self.ends],
             [(*key, x.began, x.step, x.last, x.tokens) for key, x in self.incarnations.items()],
         )  # fmt: skip
         arrays: dict[str, NDArray[Any]] = {
@@ -399,7 +425,7 @@ class RunHistory:
             if meta.format != FORMAT or meta.run != run.digest or len(meta.ends) != len(made.ends):
                 return None
             made.rows.restored(arrays)
-            if len(made) != sum(end[0] for end in meta.ends):
+            if len(made) != sum(version - skipped for version, *_, skipped in meta.ends):
                 return None
             for name, moments in made._moments():
                 moments.restored(name, arrays)
@@ -423,6 +449,11 @@ class RunHistory:
         yield "reached", self.reached
         yield "losses", self.losses
         yield "beats", self.beats
+
+
+def first_beyond(version: int, accepted: Collection[int]) -> int:
+    """Return the first version after another one that is not accepted as lost."""
+    return next(following for following in itertools.count(version + 1) if following not in accepted)
 
 
 def write(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
