@@ -280,7 +280,7 @@ def test_a_learner_asked_to_stop_leaves_and_can_come_back(folder: Path, tmp_path
         again.terminate()
         p.ends(again, TOLD_TO_STOP)
         # No token was lost, because the learner stored all work under way before it left.
-        assert "(0 tokens lost)" in p.said("l0").split("(start 2 of this name)")[1]
+        assert "(0 tokens lost in all)" in p.said("l0").split("(start 2 of this name)")[1]
 
 
 @pytest.mark.timeout(600)

@@ -20,6 +20,7 @@ from isthmus.format.rules import Pace
 from isthmus.learner import LearnerAgent, residuals
 from isthmus.learner.backend import local_residual
 from isthmus.learner.checkpoint import LoopState
+from isthmus.learner.ledger import weigh
 from isthmus.log.listing import checkpoints_in
 from isthmus.store import Layer
 from support.world import (
@@ -166,6 +167,26 @@ async def test_merged_tokens_of_all_lives_are_those_in_the_log(folder: Path) -> 
         processed = last.boundary.tokens_seen + last.agent.uplink.tokens_lost
         assert trained - 5 * 1000 <= processed <= trained
         await last.end()
+
+
+@in_virtual_time
+async def test_tokens_of_a_killed_life_that_an_update_holds_are_not_said_to_be_lost(folder: Path) -> None:
+    async with world(folder) as w:  # no syncer: the updates wait
+        one = await Life(w, "l0").start()
+        await one.steps(14)
+        await one.kill()
+        two = await Life(w, "l0").start()
+        uplink, history = two.agent.uplink, two.agent.history
+        assert history.checkpoint is None
+        sent = [sum(a.header.tokens for a in attempts.values()) for attempts in uplink.attempts]
+        stored = sum(share * tokens for share, tokens in zip(w.run.shares, sent, strict=True))
+        assert 0 < stored < history.tokens_lost
+        assert uplink.lost == pytest.approx(history.tokens_lost - stored)
+        said = uplink.lost
+        async with serving(w.syncer()):
+            await until(lambda: not any(any(base == 0 for base in a) for a in uplink.attempts), "they are merged")
+            assert weigh(uplink.accounts, w.run.shares, 0).lost == pytest.approx(said)
+            await two.end()
 
 
 @in_virtual_time

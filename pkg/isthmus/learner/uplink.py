@@ -357,6 +357,20 @@ class Uplink:
             return b if a is None else a
         return self._backend.sum(p, a, b)
 
+    @property
+    def lost(self) -> float:
+        """Tokens that are gone with killed incarnations and in no update, by the fragments' shares of the model.
+
+        The accounts also count as lost what only a stored update of an earlier incarnation holds, until it is settled.
+        """
+
+        def of(p: int) -> int:
+            sent = self.accounts[p].sent
+            stored = sum(max(0, a.header.tokens - sent.get(base, 0)) for base, a in self.attempts[p].items())
+            return max(0, self.accounts[p].lost - stored)
+
+        return sum(share * of(p) for p, share in enumerate(self._run.shares))
+
     def expire(self, p: int, version: int) -> None:
         """Note that the log has reached a version. Updates on bases that are now too old count as late."""
         for base in [b for b in self._made[p] if version - b > self._pace.staleness]:

@@ -320,12 +320,12 @@ class AgentThread:
                 self.donor = await find_donor(self.agent)
             history = self.agent.history
             logger.info(
-                "%s joined %s (start %d of this name): goes on after step %d (%d tokens lost), in %.2f s",
+                "%s joined %s (start %d of this name): goes on after step %d (%.0f tokens lost in all), in %.2f s",
                 learner,
                 run_url,
                 self.agent.incarnation,
                 history.step,
-                history.tokens_lost,
+                self.agent.uplink.lost,
                 self._loop.time() - started,
             )
             if self._sink is not None:
