@@ -32,7 +32,7 @@ from isthmus.format.records.objects import CommitHeader, UpdateHeader
 from isthmus.format.rules import STALENESS_MAX
 from isthmus.format.signing import Signer, fingerprint
 from isthmus.format.signing.keys import write_signer
-from isthmus.inspect.audit import Gap, PromotionRow, audit
+from isthmus.inspect.audit import Gap, PromotionRow, Unfinished, Waiting, audit
 from isthmus.inspect.audit_sums import Sums
 from isthmus.learner.manifest import statement
 from isthmus.log import Commit, gc, heal
@@ -157,8 +157,9 @@ async def lived(folder: Path) -> None:
         await trained(w, ("eu", "us-1"), 3)
         await expelled(w)
         await trained(w, ("eu",), 2, killed=False)
-        for name, signer in LEARNERS.items():
-            key, blob = update(w, name, signer, 1, (await heads(w))[1], 0.0)
+        newest = (await heads(w))[1]
+        for name, signer, base in (("eu", EU, newest), ("us-1", US, newest), ("us-1", US, newest - 1)):
+            key, blob = update(w, name, signer, 1, base, 0.0)
             await w.store.put(key, blob)
         await written(w, folder)
 
@@ -382,6 +383,20 @@ def test_the_contributions_to_a_round_that_nobody_finished(recorded: Path, audit
     assert "membership 3 has no learner" in theirs["fault"], "nobody merges the work of an expelled member"
     settled = {i["key"] for path in recorded.glob("commits/00001/*") for i in raw(path)[0]["inputs"]}
     assert not settled & {u["key"] for u in of["updates"]}
+
+
+def test_an_unfinished_round_has_a_row_for_each_learner() -> None:
+    def at(learner: str, base: int, fault: str = "") -> Waiting:
+        return Waiting(learner, learner, base, f"{learner}{base}", 1, 5, 0.0, None, fault)
+
+    of = Unfinished(0, 8, 0.0, [at("eu", 5), at("eu", 7, "no"), at("eu", 6), at("us", 7, "no")])
+    assert [[w.base for w in row] for row in of.by_learner] == [[6, 5, 7], [7]], "the newest valid one stands first"
+
+
+def test_the_page_has_unfinished_updates_by_learner(recorded: Path, audited: dict[str, Any]) -> None:
+    text = (recorded.parent / "a.html").read_text().partition("<h2>Unfinished rounds</h2>")[2].partition("<h2>")[0]
+    learners = {(u["fragment"], w["learner"]) for u in audited["unfinished"] for w in u["updates"]}
+    assert text.count("<tr>") == 1 + len(learners) < 1 + sum(len(u["updates"]) for u in audited["unfinished"])
 
 
 def test_influence_states_its_cost(audited: dict[str, Any]) -> None:

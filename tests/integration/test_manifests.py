@@ -14,7 +14,7 @@ from isthmus.errors import InputError, RecordInvalid
 from isthmus.format.records import frame
 from isthmus.format.records.charter import Terms
 from isthmus.format.records.frame import Kind
-from isthmus.format.records.keys import MANIFESTS, manifest_key, manifests_prefix
+from isthmus.format.records.keys import MANIFESTS, manifest_key, manifests_prefix, update_key
 from isthmus.format.records.objects import ManifestHeader, MemberSpec
 from isthmus.format.rules import MemberRole
 from isthmus.inspect.explain import explain
@@ -27,7 +27,21 @@ from isthmus.log import manifests as judged
 from isthmus.log.membership import Members, write
 from isthmus.reasons import Reason
 from isthmus.syncer.recorder import Recorder
-from support.signed import COLLECTOR, EU, EVERYBODY, EVIL, OWNER, RULES, SYNC, US, admit, agree, differences, seed
+from support.signed import (
+    COLLECTOR,
+    EU,
+    EVERYBODY,
+    EVIL,
+    OWNER,
+    RULES,
+    SYNC,
+    US,
+    admit,
+    agree,
+    an_update,
+    differences,
+    seed,
+)
 from support.world import World, all_commits, in_virtual_time, serving, train, world
 
 WEB: Mapping[str, Any] = {
@@ -158,7 +172,11 @@ async def test_rejections_that_no_commit_can_list_are_told(folder: Path, caplog:
         assert caplog.text.count("asks for a manifest, and eu has none") == 1
         assert caplog.text.count("the manifest of us-1 declares the source web") == 1
         await w.log.members.refresh(w.store)
+        more = an_update(w, "eu", EU)
+        await w.store.put(update_key(0, "eu", 0, frame.digest(more)), more)
         lines = "\n".join((await explain(w.log, "0")).lines)
+        assert lines.count("no-manifest") == 1, "each learner is told once"
+        assert " more of eu: syncers reject it" in lines
         assert "syncers reject it (no-manifest): it names no manifest" in lines
         assert "syncers reject it (source-not-allowed): its manifest declares web" in lines
         assert "syncers reject it (no-manifest)" in "\n".join((await explain(w.log, "0/eu/0")).lines)

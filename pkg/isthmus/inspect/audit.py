@@ -272,6 +272,14 @@ class Unfinished:
     """When the newest commit was written, or the run was created."""
     updates: Sequence[Waiting]
 
+    @property
+    def by_learner(self) -> list[Sequence[Waiting]]:
+        """The updates of each learner, by name: valid ones first, then the newest base and the most tokens."""
+        found = defaultdict[str, list[Waiting]](list)
+        for one in sorted(self.updates, key=lambda u: (u.learner, bool(u.fault), -u.base, -(u.tokens or 0), u.key)):
+            found[one.learner].append(one)
+        return list(found.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Audit:

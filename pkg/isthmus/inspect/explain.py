@@ -3,6 +3,7 @@
 import math
 import re
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -124,15 +125,21 @@ async def _fragment(log: Log, p: int) -> Explanation:
 
 
 async def _tell_turned_away(log: Log, told: Explanation, p: int) -> None:
-    """Add which learners have sent updates on version 0 that syncers reject for their manifests."""
+    """Add which learners have sent updates on version 0 that syncers reject for their manifests: each learner once for
+    each reason."""
     listed = await log.store.list(f"{UPDATES}{p:05d}/")
     for learner in sorted({learner_in(entry.key) for entry in listed} - {""}):
+        rejected = defaultdict[str, list[str]](list)
         for key, header in (await _stored(log, p, learner, 0, "")).items():
             if isinstance(header, UpdateHeader):
                 manifest = None if header.manifest is None else await _manifest(log, learner, header.manifest)
                 one = Explanation(key)
                 _judge_manifest(log, one, learner, header.manifest, manifest)
-                told.lines += [f"{key}: {line}" for line in one.lines]
+                for line in one.lines:
+                    rejected[line].append(key)
+        for line, keys in rejected.items():
+            more = f" and {len(keys) - 1} more of {learner}" if len(keys) > 1 else ""
+            told.say(f"{keys[0]}{more}: {line}")
 
 
 # --- one commit -------------------------------------------------------------------------------------------------------

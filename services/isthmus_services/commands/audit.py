@@ -91,7 +91,7 @@ def _summary(a: Audit) -> list[str]:
     missing = sum(bool(m.missing) for m in a.manifests)
     sound = [p for p in a.promotions if not p.fault]
     several = sum(bool(p.others) for p in sound)
-    waiting = sum(len(u.updates) for u in a.unfinished)
+    waiting = len({w.learner for u in a.unfinished for w in u.updates})
     return [
         f"{a.run['url']}: {a.replay.commits} commits, {updates} updates, {tokens:,.0f} tokens",
         f"tokens by member: {_parts(a.members, tokens)}",
@@ -103,7 +103,7 @@ def _summary(a: Audit) -> list[str]:
         f"{len(sound)} promotions hold, {len(a.promotions) - len(sound)} do not"
         + (f"; the last is of version {sound[-1].version}" if sound else "")
         + (f"; {several} rest on one of several numbers of an evaluator" if several else ""),
-        f"{len(a.restarts)} starts of learners, {len(a.heals)} heals, {waiting} updates in unfinished rounds",
+        f"{len(a.restarts)} starts of learners, {len(a.heals)} heals, {waiting} learners in unfinished rounds",
         "influence: " + ("; ".join(map(_influenced, a.influence)) or "not computed (--influence MEMBER)"),
     ]  # fmt: skip
 

@@ -553,20 +553,21 @@ def _restarts(a: Audit) -> list[str]:
 def _unfinished(a: Audit) -> list[str]:
     rows = [
         [
-            f"{u.fragment}", f"{u.version}", _t(w.learner), f"{w.base}", "–" if w.tokens is None else f"{w.tokens:,}",
-            _at(w.stored_at), _at(w.late_at), _t(w.fault or "valid"), f"<code>{_t(w.key)}</code>",
+            f"{u.fragment}", f"{u.version}", _t(w.learner), f"{1 + len(others):,}", f"{w.base}",
+            "–" if w.tokens is None else f"{w.tokens:,}", _at(w.stored_at), _at(w.late_at), _t(w.fault or "valid"),
+            f"<code>{_t(w.key)}</code>",
         ]
         for u in a.unfinished
-        for w in u.updates
+        for w, *others in u.by_learner
     ]  # fmt: skip
     columns = _columns(
-        "fragment, for version, learner, base, tokens, stored, announced late, object, key",
+        "fragment, for version, learner, updates, base, tokens, stored, announced late, object, key",
         "learner, stored, announced late, object, key",
     )
     note = (
         "The round after the newest commit of each fragment: updates that are stored, and that no commit up to it has "
         "merged or rejected for good. If a merge died there, these contributions were in. Commits have those of "
-        "earlier rounds."
+        "earlier rounds. A row is a learner: how many such updates it has, and the newest of them; the JSON has all."
     )
     return ["<h2>Unfinished rounds</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
 
