@@ -17,7 +17,7 @@ import pytest
 
 from isthmus.format.isotropic import flop
 from isthmus.format.rules import LONGEST, MergeRule
-from isthmus_lab.forecast import matrices, quality, speeds
+from isthmus_lab.forecast import learning, matrices, quality, speeds
 from isthmus_lab.forecast.island import START_S, Island
 from isthmus_lab.forecast.learning import lab
 from isthmus_lab.forecast.outcome import HEADROOM, Case, outcome
@@ -315,6 +315,11 @@ def test_the_pages_tables_of_worth_and_costs_are_the_models() -> None:
         plain = quality.coded(8, merge, sent, "f32", "f32")
         said = [f"{1.0 - math.exp(plain - quality.coded(8, merge, sent, name, name)):.0%}" for name in head[1:]]
         assert [cell.replace(" ", "") for cell in row[1:]] == said, row
+    # What the pages say of a third of the work overwritten instead of a tenth.
+    short, long = learning.weighed(0.0, 0.0, 0.9, 0.0, 2.0 / 3.0)
+    assert f"learns {1.0 - short:.0%} less".replace("%", " %") in (RESULTS.parent / "glossary.md").read_text()
+    assert f"and {1.0 - long:.0%} less in its".replace("%", " %") in (RESULTS.parent / "glossary.md").read_text()
+    assert f"{1.0 - short:.0%} of a token's worth".replace("%", " %") in (RESULTS.parent / "experiments.md").read_text()
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------
