@@ -309,7 +309,7 @@ async def test_a_module_is_brought_up_to_date_where_its_owner_says_so(tmp_path: 
                 assert torch.equal(held, torch.from_numpy(flat[t.start : t.stop].copy()).bfloat16())
         await asyncio.to_thread(following.note, "loss", 2.5)
         following.close()
-        assert [(p.cut, p.value) for p in await evaluations.series(w.log, "loss")] == [(following.cut, 2.5)]
+        assert [(p.cut, p.value) for p in (await evaluations.series(w.log, "loss")).points] == [(following.cut, 2.5)]
 
 
 def _so_many(seen: Sequence[object], number: int) -> bool:
@@ -331,16 +331,16 @@ async def test_a_function_gets_cuts_and_what_it_returns_is_kept(tmp_path: Path) 
                 await until(partial(_so_many, seen, number), "a cut has come")
                 await trained(w, 3 * number)
             await asyncio.to_thread(following.wait, 60.0)
-        points = await evaluations.series(w.log, "sum")
+        points = (await evaluations.series(w.log, "sum")).points
         assert [p.cut for p in points] == [cut.number for cut in seen[:2]]
         values = await folded(w, seen[1].number)
         assert points[1].value == pytest.approx(float(sum(flat.sum() for flat in values)), rel=1e-5)
         assert await evaluations.names(w.log) == ["bad", "sum"]
-        assert len(await evaluations.series(w.log, "sum", 1)) == 1
+        assert len((await evaluations.series(w.log, "sum", 1)).points) == 1
         with pytest.raises(InputError, match="sum of cut 3 is nan"):
             await evaluations.note(w.log, "sum", 3, math.nan)
         await evaluations.note(w.log, "sum", points[0].cut, 7.0)
-        assert (await evaluations.series(w.log, "sum"))[0].value == 7.0, "the later value counts"
+        assert (await evaluations.series(w.log, "sum")).points[0].value == 7.0, "the later value counts"
         doomed = (await gc.plan(w.log, min_age_s=0.0, keep=1)).doomed
         assert not any(e.key.startswith("evaluations/") for entries in doomed.values() for e in entries)
 
@@ -405,7 +405,7 @@ def test_what_a_command_prints_last_is_a_point_that_status_shows_and_draws(
     assert main(["init", run]) == 0
     measure = f"{sys.executable} -c 'print(\"so good\"); print(1.25)'"
     assert main(["follow", run, "--exec", measure, "--series", "held-out", "--cuts", "1"]) == 0
-    assert main(["follow", run, "--exec", "true", "--series", "held-out", "--cuts", "1"]) == 0
+    assert main(["follow", run, "--exec", "true", "--series", "held-out", "--cuts", "1"]) == 1, "nothing was stored"
     assert "no measurement of cut 0 for --series held-out: the last word that true printed" in capsys.readouterr().out
     monkeypatch.setenv("ISTHMUS_HEARTBEAT", "0.1")
     picture, report = tmp_path / "loss.png", tmp_path / "status.json"
@@ -432,6 +432,6 @@ def test_the_examples_serve_and_judge_what_two_trainers_learn(tmp_path: Path, mo
             p.ends(process)
         answers = [line for line in p.said("v").splitlines() if line.startswith("request")]
     assert len(answers) == 12
-    points = read(evaluations.series, run, "held-out")
+    points = read(evaluations.series, run, "held-out").points
     assert points[0].value > 3.0 > 1.0 > points[-1].value, "an untrained model's loss is log(61), which is 4.1"
     assert points[-1].cut >= 8

@@ -350,7 +350,7 @@ async def _heals(w: World) -> Facts:
 
 
 async def _measures(w: World) -> Facts:
-    return tuple((p.cut, p.value) for p in await evaluations.series(await _log(w), "loss"))
+    return tuple((p.cut, p.value) for p in (await evaluations.series(await _log(w), "loss")).points)
 
 
 async def _lists(w: World) -> Facts:

@@ -180,6 +180,7 @@ async def test_what_followers_measured_and_where_tokens_went_is_there(folder: Pa
         async with a_board(w.log) as (url, _):
             measured = await ask(url, "measured")
             assert [p[1:] for p in measured["series"]["held_out"]] == [[3, 2.25]]
+            assert measured["contested"] == {"held_out": []}
             assert (await ask(url, "ledger"))["why"] == ""
             cost = (await ask(url, "state"))["cost"]
             assert cost["usd"] == pytest.approx(sum(cost["parts"].values()))

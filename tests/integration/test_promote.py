@@ -18,6 +18,7 @@ from isthmus.errors import InputError
 from isthmus.format.records.keys import promotion_key, version_in
 from isthmus.format.signing.keys import write_signer
 from isthmus.inspect import follow
+from isthmus.inspect.audit import audit
 from isthmus.inspect.replay import replay
 from isthmus.log import evaluations, fold, gc, promotions
 from isthmus.log.log_health import look
@@ -25,6 +26,7 @@ from isthmus.log.run import read_run
 from isthmus.runtime.clock import single_threaded
 from isthmus.store import open_store
 from isthmus_services.main import main
+from support.boards import a_board, ask
 from support.gated import EVA, EVB, EVC, PRO, RULE, agree, commit, gated, log_of, number, promotion
 from support.signed import COLLECTOR, EU, EVIL, OWNER, RULES, SYNC, US, seed
 from support.world import World, in_virtual_time, serving, train, until, world
@@ -110,6 +112,8 @@ def test_a_cut_is_promoted_by_commands_or_they_say_why_not(tmp_path: Path, capsy
     )
     assert "does not name eva with the key" in said
     team.measures("eva", 2.0)
+    team.measures("eva", 2.0)
+    team.measures("eva", 1.0, code=1)  # it is not stored: with two numbers, none would count
     said = team.promotes(code=1)
     assert f"version {first} has those of eva, and 1 more must come from evb, evc" in said
     team.measures("evb", 2.2)
@@ -264,15 +268,60 @@ async def test_numbers_are_of_whole_cuts_under_a_members_name(folder: Path, capl
         with caplog.at_level(logging.WARNING, "isthmus.log.evaluations"):
             for value in (2.0, 1.5):
                 await evaluations.note(log, "loss", version, value, by="eva", published=whole.published)
-        assert len((await promotions.measured(log, RULE))[version]["eva"]) == 1, "an evaluator's first number stays"
+        assert len((await promotions.measured(log, RULE))[version]["eva"]) == 1, "with two, none would count"
         assert [r.getMessage() for r in caplog.records if r.name == "isthmus.log.evaluations"] == [
-            f"loss of cut {version} is not stored as 1.5: eva has stored 2 for it before, and the first number counts"
+            f"loss of cut {version} is not stored as 1.5: eva has stored 2 for it before, and if an evaluator's numbers for "
+            "one version differ, none of them counts; measure a later version"
         ]
         for signer, name in ((EVA, "eva"), (EU, "eu")):
             promotions.require_named(log.members, signer, name)  # a learner may measure, too
         for other, called in ((EVA, None), (EVB, "eva"), (EVIL, "evil"), (None, "eva")):
             with pytest.raises(InputError):
                 promotions.require_named(log.members, other, called)
+
+
+async def test_different_numbers_of_one_evaluator_are_shown_nowhere_as_the_measurement(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with world(folder, SEED) as w:
+        await gated(w)
+        for by, value in (("eva", 2.0), ("evb", 3.0)):
+            await number(w, by, 0, value)
+        await commit(w, 1)
+        await number(w, "eva", 1, 2.5)
+        await number(w, "eva", 1, 1.5, written_at=1.9e9)
+        log = await log_of(w, EVA)
+        assert not await evaluations.note(log, "loss", 1, 2.5, by="eva", published=(await published_at(w, 1))), (
+            "it is stored, and it does not count"
+        )
+        series = await evaluations.series(log, "loss")
+        contested = evaluations.Contested(1, "eva", (1.5, 2.5))
+        assert ([p.cut for p in series.points], series.contested) == ([0], [contested])
+        async with a_board(log) as (url, _):
+            shown = await ask(url, "measured")
+        assert [p[1:] for p in shown["series"]["loss"]] == [[0, series.points[0].value]]
+        assert shown["contested"] == {"loss": [str(contested)]}
+        found = await audit(log)
+        assert [(n.version, n.value, n.contested) for n in found.numbers] == [
+            (0, 2.0, False), (0, 3.0, False), (1, 2.5, True), (1, 1.5, True)
+        ]  # fmt: skip
+        assert "contested: the different numbers of eva for version 1" in found.headline.remarks
+        report = tmp_path / "status.json"
+        words = ["status", str(folder), "--json", str(report)]
+        assert await asyncio.to_thread(main, words) == 0
+        out = capsys.readouterr().out
+        assert f"at version 0; {contested}\n" in out
+        assert "contested at version 1: eva has stored 1.5, 2.5 for it, and none of them counts" in out
+        assert [point[0] for point in json.loads(report.read_text())["measured"]["loss"]] == [0]
+        await number(w, "evb", 1, 3.5)
+        series = await evaluations.series(log, "loss")
+        assert [(p.cut, p.value) for p in series.points][1:] == [(1, 3.5)], "another evaluator's number counts"
+
+
+async def published_at(w: World, version: int) -> bytes:
+    cut = await promotions.cut_in_log(w.log, version)
+    assert cut is not None
+    return cut.published
 
 
 async def test_a_function_is_given_promoted_cuts_and_its_numbers_name_the_member(tmp_path: Path) -> None:

@@ -71,7 +71,9 @@ async def test_a_signed_run_trains_is_replayed_exported_and_collected(folder: Pa
         await evaluations.note(w.by(EVIL).log, "loss", 2, 0.1)
         known = w.log
         await known.members.refresh(w.store)
-        assert [p.cut for p in await evaluations.series(known, "loss")] == [1], "a stranger's measurement is left out"
+        assert [p.cut for p in (await evaluations.series(known, "loss")).points] == [1], (
+            "a stranger's measurement is left out"
+        )
         collecting = w.by(COLLECTOR).log
         await collecting.members.refresh(w.store)
         await gc.apply(collecting, await gc.plan(collecting, keep=2, min_age_s=0.0), lambda _: None)

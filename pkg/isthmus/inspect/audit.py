@@ -34,7 +34,7 @@ from isthmus.inspect import replay as replays
 from isthmus.inspect.audit_sums import DEFINITIONS, Figures, Heal, Named, Period, Span, Sums
 from isthmus.inspect.charter_words import differences
 from isthmus.inspect.influence import Evaluate, Influence, without
-from isthmus.log import Log, manifests, promotions
+from isthmus.log import Log, evaluations, manifests, promotions
 from isthmus.log.listing import ShareDone, in_words
 from isthmus.log.membership import Membership
 from isthmus.log.promotions import Measured, Promotions, gate_of
@@ -173,6 +173,8 @@ class Number:
     key: str
     promotions: Sequence[int]
     """The promotions that hold and rest on it."""
+    contested: bool
+    """Whether the evaluator has stored different numbers for this version: none of them counts for a promotion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +356,8 @@ def _remarks(a: Audit) -> Iterator[str]:
         yield f"not readable: {_so_many(missing, 'manifest')} that commits name"
     if several := [p.number for p in a.promotions if p.others]:
         yield f"promotion {', '.join(map(str, several))} rests on one of several numbers of an evaluator"
+    for by, version in dict.fromkeys((n.by, n.version) for n in a.numbers if n.contested):
+        yield f"contested: the different numbers of {by} for version {version}"
     if faulty := [p.number for p in a.promotions if p.fault]:
         yield f"promotion {', '.join(map(str, faulty))} does not hold"
     if a.promotions_beyond:
@@ -655,10 +659,11 @@ def _numbers(known: Promotions, stored: Sequence[Measured]) -> list[Number]:
     for p in known.sound:
         for named in p.header.evidence if p.header else ():
             rests[named.key].append(p.number)
+    none = {(one.cut, one.by) for one in evaluations.contested(stored)}
     return [
         Number(
             h.series, h.cut, h.by or "", h.value, h.written_at, h.published.hex() if h.published else "", one.key,
-            rests[one.key],
+            rests[one.key], (h.cut, h.by) in none,
         )
         for one in stored
         for h in (one.header,)

@@ -385,10 +385,10 @@ def chosen(
             not_good.append(f"{name} has no number for it")
         elif not own:
             not_good.append(f"{name}'s number is of other bytes ({stored[-1].key})")
-        elif len(values := sorted({one.header.value for one in own})) > 1:
+        elif different := evaluations.contested(own):
             not_good.append(
-                f"{name} has stored different numbers for it ({', '.join(map(str, values))}), and nothing proves which "
-                f"was first: none counts; {name} can measure a later version"
+                f"{name} has stored different numbers for it ({', '.join(map(str, different[0].values))}), and nothing "
+                f"proves which was first: none counts; {name} can measure a later version"
             )
         elif worse := shortfall(gate, name, own[0].header.value, last):
             not_good.append(worse)

@@ -243,18 +243,20 @@ class Api:
         }
 
     async def measured(self, _: Query) -> Answer:
-        """Return the measurements of the model by followers: by name, a series of [time, cut, value]."""
+        """Return what counts of the measurements by followers: by name, a series of [time, cut, value]."""
         f = self.feed
         if self._measured is None or f.runtime.now() - self._measured[0] > 30.0:
             found: Answer = {}
+            contested: Answer = {}
             try:
                 for name in await evaluations.names(f.asked):
-                    points = await evaluations.series(f.asked, name, time_views.POINTS_MAX)
-                    found[name] = [[p.at, p.cut, p.value] for p in sorted(points, key=lambda p: p.at)]
+                    series = await evaluations.series(f.asked, name, time_views.POINTS_MAX)
+                    found[name] = [[p.at, p.cut, p.value] for p in sorted(series.points, key=lambda p: p.at)]
+                    contested[name] = [str(one) for one in series.contested]
             except Denied as error:
-                self._measured = f.runtime.now(), {"series": {}, "why": f"may not be read: {error}"}
+                self._measured = f.runtime.now(), {"series": {}, "contested": {}, "why": f"may not be read: {error}"}
             else:
-                self._measured = f.runtime.now(), {"series": found, "why": ""}
+                self._measured = f.runtime.now(), {"series": found, "contested": contested, "why": ""}
         return self._measured[1]
 
     async def ledger(self, _: Query) -> Answer:

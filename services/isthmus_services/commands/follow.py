@@ -30,7 +30,8 @@ LAST_LINE = 4096
 
 
 def run(settings: declared.Follow) -> int:
-    """Follow the run, for ever or for `cuts` cuts. Raises `InputError`."""
+    """Follow the run, for ever or for `cuts` cuts. Return 1 if a cut's number was to be stored and does not count,
+    else 0. Raises `InputError`."""
     if settings.into is None and settings.exec is None:
         raise InputError("choose an output for the cuts: --into DIR, --exec CMD, or both")
     command = shlex.split(settings.exec) if settings.exec is not None else None
@@ -46,16 +47,14 @@ def run(settings: declared.Follow) -> int:
         raise InputError("--version names one cut: leave out --mixed, --every and --promoted")
     kernels.warm()
     if settings.into is not None:
-        asyncio.run(_follow(settings, Path(settings.into).absolute(), command))
-        return 0
+        return asyncio.run(_follow(settings, Path(settings.into).absolute(), command))
     with tempfile.TemporaryDirectory(prefix="isthmus-") as folder:
-        asyncio.run(_follow(settings, Path(folder), command))
-    return 0
+        return asyncio.run(_follow(settings, Path(folder), command))
 
 
-async def _follow(settings: declared.Follow, folder: Path, command: list[str] | None) -> None:
+async def _follow(settings: declared.Follow, folder: Path, command: list[str] | None) -> int:
     async with open_log(settings.run, shared.trust_in(settings)) as log:
-        runtime, left = log.runtime, settings.cuts if settings.version is None else 1
+        runtime, left, missed = log.runtime, settings.cuts if settings.version is None else 1, 0
         if settings.series is not None:
             promotions.require_named(log.members, log.signer, settings.name)
         after = follow.newest_in(folder)
@@ -79,12 +78,14 @@ async def _follow(settings: declared.Follow, folder: Path, command: list[str] | 
                   f"({time.monotonic() - began:.2f} s to write)", flush=True)  # fmt: skip
             if command is not None:
                 said = await told(command, cut.number, str(path), settings.series is not None)
-                if settings.series is not None and said is not None:
-                    await _noted(log, settings, cut, command[0], said)
+                if settings.series is not None:
+                    counts = said is not None and await _noted(log, settings, cut, command[0], said)
+                    missed = missed if counts else 1
             if left is not None:
                 left -= 1
                 if not left:
-                    return
+                    break
+        return missed
 
 
 async def told(command: list[str], version: int, path: str, heard: bool) -> str | None:
@@ -137,15 +138,17 @@ def evaluation(log: Log, command: list[str]) -> Evaluate:
     return evaluate
 
 
-async def _noted(log: Log, settings: declared.Follow, cut: follow.Cut, command: str, said: str) -> None:
-    """Store the last word of a command's output as the next number of a series. If that is not possible, print why."""
+async def _noted(log: Log, settings: declared.Follow, cut: follow.Cut, command: str, said: str) -> bool:
+    """Store the last word of a command's output as the next number of a series. Return whether it counts; if not, the
+    reason is printed or logged."""
     series = settings.series or ""
     try:
-        await evaluations.note(log, series, cut.number, float(said), by=settings.name, published=cut.published)
+        return await evaluations.note(log, series, cut.number, float(said), by=settings.name, published=cut.published)
     except (ValueError, InputError, Unavailable) as error:
         print(f"no measurement of cut {cut.number} for --series {series}: the last word that "
               f"{command} printed is {said[:80]!r} ({error})",
               flush=True)  # fmt: skip
+        return False
 
 
 async def _require_promoted(log: Log, folder: Path, cut: int) -> None:

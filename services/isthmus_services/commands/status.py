@@ -3,7 +3,7 @@
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -16,7 +16,7 @@ from isthmus.format.records.keys import LEARNERS
 from isthmus.inspect.health_summary import Health, News, Part, health
 from isthmus.inspect.status import Ledger, Live, Status, read_ledgers, read_status
 from isthmus.log import evaluations
-from isthmus.log.evaluations import Point
+from isthmus.log.evaluations import Series
 from isthmus.log.listing import checkpoints_in
 from isthmus.log.log_health import collects
 from isthmus.log.run import Run
@@ -47,7 +47,7 @@ def run(settings: declared.Status) -> int:
         asyncio.run(_watch(settings, console))
         return 0
 
-    async def go() -> tuple[Status, Run, str, dict[str, Ledger], dict[str, list[Point]]]:
+    async def go() -> tuple[Status, Run, str, dict[str, Ledger], dict[str, Series]]:
         bus = shared.bus_of(settings, settings.run)
         async with open_ports(settings.run, bus, trust=shared.owner_in(settings)) as ports:
             with suppress(Unavailable):
@@ -57,7 +57,7 @@ def run(settings: declared.Status) -> int:
             status = await read_status(ports.log, ports.bus, ports.runtime, listen_s, shared.holes_in(settings))
             listed = checkpoints_in(await ports.store.list(LEARNERS)) if settings.ledger else []
             newest = None if settings.plot is not None else NEWEST
-            measured: dict[str, list[Point]] = {}
+            measured: dict[str, Series] = {}
             with suppress(Denied):  # without permission to read the series, show the rest
                 for name in await evaluations.names(ports.log):
                     measured[name] = await evaluations.series(ports.log, name, newest)
@@ -74,14 +74,15 @@ def run(settings: declared.Status) -> int:
         console.print(Text(collects(made.url, status.uncollected), style="yellow"), soft_wrap=True)
     for learner, ledger in sorted(ledgers.items()):
         console.print(view.ledger(learner, ledger, console.width))
-    for name, points in measured.items():
-        if points:
-            console.print(view.measured(name, points), highlight=False)
+    for name, series in measured.items():
+        if series.points or series.contested:
+            console.print(view.measured(name, series), soft_wrap=True)
     if settings.plot is not None:
-        pictures.measured(made.url, measured, Path(settings.plot))
+        pictures.measured(made.url, {name: series.points for name, series in measured.items()}, Path(settings.plot))
     problems = [{"said": part.said, "do": part.do} for part in found.parts]
     report = status.as_json() | {"health": {"ok": found.ok, "said": found.said, "problems": problems}}
-    report["measured"] = {name: [[p.cut, p.value, p.at] for p in points] for name, points in measured.items()}
+    report["measured"] = {name: [[p.cut, p.value, p.at] for p in series.points] for name, series in measured.items()}
+    report["contested"] = {name: [asdict(one) for one in series.contested] for name, series in measured.items()}
     write_json(report | ({"ledgers": ledgers} if settings.ledger else {}), settings.json)
     return 1 if settings.check and not found.ok else 0
 

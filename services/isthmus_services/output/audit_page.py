@@ -509,7 +509,8 @@ def _numbers(numbers: Sequence[Number]) -> list[str]:
         return []
     rows = [
         [
-            _t(n.series), f"{n.version}", _t(n.by), f"{n.value:g}", _at(n.said_at),
+            _t(n.series), f"{n.version}", _t(n.by), f"{n.value:g}" + (" (contested)" if n.contested else ""),
+            _at(n.said_at),
             ", ".join(map(str, n.promotions)) or "–", f"<code>{_t(n.key)}</code>",
         ]
         for n in numbers
@@ -519,8 +520,10 @@ def _numbers(numbers: Sequence[Number]) -> list[str]:
         "series, evaluator, stored (as the evaluator says), in promotions, key",
     )
     return [
-        f"<details><summary>All {len(rows):,} numbers that evaluators have stored</summary>", *_table(columns, rows),
-        "</details>",
+        f"<details><summary>All {len(rows):,} numbers that evaluators have stored</summary>",
+        "<p>Contested: the evaluator has stored different numbers for this version. None counts for a promotion from "
+        "then on.</p>" if any(n.contested for n in numbers) else "",
+        *_table(columns, rows), "</details>",
     ]  # fmt: skip
 
 

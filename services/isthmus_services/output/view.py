@@ -9,7 +9,7 @@ from rich.text import Text
 from isthmus.format.records.messages import PARTS
 from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.status import Ledger, Status
-from isthmus.log.evaluations import Point
+from isthmus.log.evaluations import Series
 from isthmus.log.figures import places
 from isthmus.log.holes import HOLE
 from isthmus.reasons import LOSSLESS, Reason
@@ -227,11 +227,13 @@ def totals(status: Status) -> str:
     )
 
 
-def measured(name: str, points: Sequence[Point]) -> str:
-    """Return the last measurement of the global model, and the one before, in one line."""
-    last = points[-1]
-    before = f" ({points[-2].value:.4g} at {points[-2].cut})" if len(points) > 1 else ""
-    return f"measured, {name}: {last.value:.4g} at version {last.cut}{before}"
+def measured(name: str, found: Series) -> Text:
+    """Return the last measurement of the global model that counts, and the one before, in one line."""
+    said, points = [str(one) for one in found.contested], found.points
+    if points:
+        before = f" ({points[-2].value:.4g} at {points[-2].cut})" if len(points) > 1 else ""
+        said.insert(0, f"{points[-1].value:.4g} at version {points[-1].cut}{before}")
+    return Text(f"measured, {name}: {'; '.join(said)}", style="yellow" if found.contested else "")
 
 
 def ledger(learner: str, found: Ledger, width: int) -> Group:

@@ -104,8 +104,8 @@
     return html`<div class="charts">
       <${Chart} ...${common} title="Training loss (merged)" term="losses" unit="mean of each merged update" at=${l.losses.at} lines=${styled(many ? meanOf(losses) : losses)} show=${loss} zero=${false}
         none=${none || "No merged update states a loss. Give it in the training loop: link.step(tokens=…, loss=…). The chart then has every update from there on."} note=${many ? "Of many learners: the mean, the least and the most." : ""}/>
-      ${measured && Object.entries(measured.series).filter(([, p]) => p.length).map(([name, points]) => html`<${Chart} ...${common} title=${`${name}, of the global model`} unit="as its follower measures it"
-        at=${points.map((p) => p[0])} lines=${styled([{ name, values: points.map((p) => p[2]), join: true }])} show=${loss} zero=${false}/>`)}
+      ${measured && Object.entries(measured.series).filter(([name, p]) => p.length || measured.contested[name].length).map(([name, points]) => html`<${Chart} ...${common} title=${`${name}, of the global model`} unit="as its follower measures it"
+        at=${points.map((p) => p[0])} lines=${styled([{ name, values: points.map((p) => p[2]), join: true }])} show=${loss} zero=${false} note=${measured.contested[name].join("; ")}/>`)}
       <${Chart} ...${log} title="Tokens trained and merged" term="trained" unit="tokens a second" lines=${styled([line("trained", l.log.trained_per_s), line("merged", l.log.tokens_per_s)])} show=${I.short}/>
       <${Chart} ...${log} title="Participation, and tokens merged" term="participation" max=${1.05} none=${none || "No round of this time expected a learner: its commits only healed fragments."} lines=${styled([line("participation", l.log.participation), { ...line("tokens merged", l.log.kept), noisy: false, join: true }])} show=${(v) => I.share(v)}/>
       <${Chart} ...${log} title="Rounds closed, by what" term="round" unit=${each} lines=${styled([...Object.entries(l.log.closed_by).map(([name, values]) => line(name, values)), line("quorum missed", l.log.quorum_missed)])} show=${(v) => I.number(v, 3)}/>
