@@ -27,10 +27,10 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     with Shell(tmp_path, environment()) as shell:
         shell.page("docs/consortium.md")
     said = "".join(shell.said.values())
-    assert "membership 7 is in force, approved by 2" in said
+    assert "membership 1 is in force, approved by 2" in said
     assert "not promoted: no version has numbers of 2 evaluators" in said
     assert "promoted: version 2 of" in said
-    assert "membership 8 is in force, approved by 2" in said
+    assert "membership 2 is in force, approved by 2" in said
     audit = json.loads((tmp_path / "audit.json").read_text())
     assert audit["replay"]["differences"] == []
     check = next(line for line in said.splitlines() if "ssh-keygen" in line and "audit.json" in line)

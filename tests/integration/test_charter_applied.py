@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.format.records.charter import Terms
 from isthmus.format.records.objects import MemberSpec
-from isthmus.format.signing import public_line
+from isthmus.format.signing import fingerprint, public_line
 from isthmus.format.signing.keys import write_signer
 from isthmus.inspect.replay import replay
 from isthmus.log import merge
@@ -73,7 +73,9 @@ async def test_replay_finds_weights_that_the_charter_does_not_give(
         assert any(d is not None and "by the run's bounds it is" in " ".join(d.lines()) for d in found)
 
 
-def test_owners_agree_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_owners_agree_by_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three people with a key each: propose, look, approve; then expel, which takes all of them."""
     keys = {"founder": OWNER, "north": NORTH, "south": SOUTH, "us": US}
     for name, signer in keys.items():
@@ -124,6 +126,10 @@ sources = ["notes"]
     )
     assert "still needs 2 more of the owners that the new charter names (north, south)" in out
     name = out.split("proposal ")[1].split()[0]
+    stranger = said("approve", run, name, "--key", str(tmp_path / "north"), code=2)
+    assert "nothing here says that it is the run that you mean" in stranger
+    created_by = stranger.split("was created by ")[1].split()[0]
+    monkeypatch.setenv("ISTHMUS_OWNER", created_by)
     assert "is no owner's" in said("approve", run, name, "--key", str(tmp_path / "us"), code=2)
     assert "1 more" in said("approve", run, name, "--key", str(tmp_path / "north"))
     again = said("approve", run, name, "--key", str(tmp_path / "north"))
@@ -139,8 +145,14 @@ sources = ["notes"]
     void = said("propose", run, str(ours), "--key", str(tmp_path / "founder")).split("proposal ")[1].split()[0]
     waiting = said("show", run)
     assert f"proposal {name} (the run's owner): approved by" in waiting
-    out = said("approve", run, name, "--expect", str(file), *south)
+    unsaid = said("approve", run, name, "--expect", str(file), *south, code=2)
+    assert "the proposal has this charter, but other members" in unsaid
+    assert f"+ learner us-*: {fingerprint(US.author)}" in unsaid, "the file states no key of it"
+    out = said("approve", run, name, *south)
+    assert f"= learner us-*: {fingerprint(US.author)}\n" in out, "whoever approves the charter approves its members"
+    assert f"= syncer s-*: {fingerprint(SYNC.author)}; the charter says nothing of it\n" in out
     assert "membership 2 is in force, approved by 3" in out
+    monkeypatch.delenv("ISTHMUS_OWNER")  # their keys have signed for this run now
     assert out.index("+ owner north") < out.index("membership 2 is in force")
     assert f"proposal {name} is in force since membership 2" in said("approve", run, name, *south)
     assert f"proposal {void} is void: membership 2, another change, came before it" in said(
@@ -151,13 +163,20 @@ sources = ["notes"]
     assert "changes nothing" in said("propose", run, str(file), *south, code=2)
     assert "the removal of a member: 2 of 2 owners approve" in said("show", run, "--json", str(tmp_path / "c.json"))
     assert json.loads((tmp_path / "c.json").read_text())["charter"]["terms"][0]["factor"] == 0.5
-    out = said("members", "remove", run, "us-*", "--hours", "1", "--key", str(tmp_path / "north"))
+    out = said(
+        "members", "remove", run, "us-*", "--hours", "1", "--key", str(tmp_path / "north"), "--json",
+        str(tmp_path / "removal.json"),
+    )  # fmt: skip
     assert "- learner us-*" in out
     assert "! us-* is no member" not in out, "the charter is as it was"
     assert "count up to version 64" in out, "nothing was committed lately, so there is no rate to go by"
     assert "count up to version 64" in said("show", run)
     name = out.split("proposal ")[1].split()[0]
-    assert "the proposal has this charter, but changes members, too" in said(
+    assert json.loads((tmp_path / "removal.json").read_text()) == {
+        "membership": None, "proposal": name, "still_needs": "1 more of the owners (south)",
+    }  # fmt: skip
+    assert f"isthmus charter approve {run} {name} --key FILE" in out
+    assert "the proposal has this charter, but other members" in said(
         "approve", run, name, "--expect", str(file), *south, code=2
     )
     assert "membership 3 is in force" in said("approve", run, name, "--key", str(tmp_path / "south"))
@@ -169,7 +188,7 @@ sources = ["notes"]
     out = said(
         "members", "add", run, "us-*", "--public-key", str(tmp_path / "us.pub"), "--key", str(tmp_path / "south")
     )
-    assert "no terms for it" not in out
+    assert "says nothing of it" not in out
     out = said(
         "members",
         "add",
@@ -181,7 +200,7 @@ sources = ["notes"]
         "--key",
         str(tmp_path / "south"),
     )
-    assert "the charter has no terms for it: it counts in full, and may train on anything" in out
+    assert "the charter says nothing of it: it counts in full, and may train on anything" in out
     file.write_text(file.read_text().replace('name = "us-*"', 'name = "us*"'))
     assert "! us* is no member: its terms apply to nobody yet" in said(
         "propose", run, str(file), "--key", str(tmp_path / "south")

@@ -19,13 +19,14 @@ from isthmus.format.rules import MemberRole
 from isthmus.format.signing import Signer, public_line
 from isthmus.format.signing.keys import new_signer
 from isthmus.format.signing.points import SMALL_ORDER
-from isthmus.inspect.charter_words import in_words
+from isthmus.inspect.charter_words import in_words, until
 from isthmus.log.charter import approval, change_of
 from isthmus.log.membership import AS_RUN, Members, Membership, create, following, opened, write
 from isthmus.log.proposals import Proposal, approve, proposals, require
 from isthmus.log.trust import Trust
 from isthmus.reasons import Reason
-from isthmus_services.commands.charter import read_charter
+from isthmus_services.commands.charter import APPROVING_VERSIONS, require_timely
+from isthmus_services.commands.charter.agreement import Agreement, read_agreement, require_expected
 from support.signed import OWNER, L, S, seed
 from support.world import World, world
 
@@ -280,7 +281,130 @@ def test_members_of_one_institution_are_found_as_terms_are(tmp_path: Path) -> No
         f'amend = 1\nadmit = 1\nexpel = 1\n[[owner]]\nname = "north"\nkey = "{public_line(NORTH.author)}"\n'
         '[[member]]\nname = "eu-*"\ninstitution = "north"\n[[member]]\nname = "us"\nfactor = 0.5\n'
     )
-    assert read_charter(str(file)).terms == terms
+    assert read_agreement(str(file)).charter.terms == terms
+
+
+STATED = """amend = 1
+admit = 1
+expel = 1
+[[owner]]
+name = "north"
+key = "{north}"
+[[member]]
+name = "eu"
+key = "{eu}"
+[[member]]
+name = "s"
+role = "syncer"
+key = "{sync}"
+bucket = "s3://south/run"
+[[member]]
+name = "us-*"
+factor = 0.5
+"""
+
+
+def stated(tmp_path: Path, eu: Signer = EU, sync: Signer = SYNC, more: str = "") -> Agreement:
+    keys = {"north": NORTH, "eu": eu, "sync": sync}
+    text = STATED.format(**{name: public_line(signer.author) for name, signer in keys.items()})
+    (tmp_path / "charter.toml").write_text(text + more)
+    return read_agreement(str(tmp_path / "charter.toml"))
+
+
+def test_a_charters_file_adds_the_members_whose_keys_it_states(tmp_path: Path) -> None:
+    agreement = stated(tmp_path)
+    syncer = MemberSpec("s", S, SYNC.author, "s3://south/run")
+    us = MemberSpec("us-*", L, US.author, vouched=(bytes(64),))
+    assert agreement.members(()) == [entry("eu", EU), syncer]
+    assert agreement.members((us,)) == [entry("eu", EU), syncer, us], "of us-* it states no key"
+    kept = MemberSpec("eu", L, EU.author, "s3://eu/run", vouched=(bytes(64),))
+    assert agreement.members((kept,)) == [kept, syncer], "its key and role are as the file has them"
+    rotated = MemberSpec("eu", L, US.author, "s3://eu/run", vouched=(bytes(64),))
+    assert agreement.members((rotated,)) == [MemberSpec("eu", L, EU.author, "s3://eu/run"), syncer]
+    with pytest.raises(InputError, match="eu and s have one key"):
+        stated(tmp_path, EU, EU).members(())
+    shared = agreement.members((entry("eu-too", EU),))
+    assert [m.name for m in shared] == ["eu", "eu-too", "s"], "what was admitted before is not judged here"
+    for more in ('role = "syncer"', 'bucket = "s3://b/run"'):
+        with pytest.raises(InputError, match="member asia has a role or a bucket here, and no key"):
+            stated(tmp_path, more=f'[[member]]\nname = "asia"\n{more}\n')
+    with pytest.raises(InputError, match=r"Invalid enum value 'boss' - at `\$.member\[3\].role`"):
+        stated(tmp_path, more='[[member]]\nname = "asia"\nrole = "boss"\n')
+
+
+EXPECTED: dict[str, tuple[list[MemberSpec], str]] = {
+    "another member": ([entry("evil", EVIL)], "+ learner evil: "),
+    "another key": ([entry("eu", EVIL)], "+ learner eu: "),
+    "another role": ([entry("eu", EU, S)], "+ syncer eu: "),
+    "another bucket": ([MemberSpec("eu", L, EU.author, "s3://evil/run")], "bucket s3://evil/run"),
+    "an earlier key's checkpoint": (
+        [MemberSpec("eu", L, EU.author, vouched=(bytes(64),))], "may resume from what an earlier key signed (1)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("difference", EXPECTED)
+async def test_the_first_charter_has_only_the_members_that_ones_own_file_states(
+    tmp_path: Path, difference: str
+) -> None:
+    """Whoever created the run has added members alone: a file with their keys is what the others agreed on."""
+    agreement = stated(tmp_path)
+    async with world(tmp_path / "r", seed()) as made:
+        members = Members(made.run)
+        header = following(members, agreement.members(()), heads(made), 1.0, charter=agreement.charter)
+        require_expected(header, members.current, agreement)
+        entries, words = EXPECTED[difference]
+        names = {m.name for m in entries}
+        others = [m for m in header.members if m.name not in names]
+        with pytest.raises(InputError, match="the proposal has this charter, but other members") as raised:
+            require_expected(
+                msgspec.structs.replace(header, members=tuple(sorted([*others, *entries], key=lambda m: m.name))),
+                members.current, agreement,
+            )  # fmt: skip
+        assert words in str(raised.value)
+
+
+async def test_members_agreed_on_before_need_not_stand_in_the_file_of_another_charter(w: World, tmp_path: Path) -> None:
+    agreement, now = stated(tmp_path), (await known(w)).current
+    entries = agreement.members((*MEMBERS, entry("us-*", US)))
+    agreed_on = msgspec.structs.replace(await proposed(w, entries), charter=agreement.charter)
+    with_us = Membership(now.version, now.owner, (*MEMBERS, entry("us-*", US)), charter=now.charter)
+    require_expected(agreed_on, with_us, agreement)
+    with pytest.raises(InputError, match=r"\+ learner us-\*: "):
+        require_expected(agreed_on, now, agreement)
+
+
+async def test_a_later_change_may_leave_less_room_to_the_membership_before(w: World) -> None:
+    """An owner who asks for a day first can still expel a syncer within the hour."""
+    for room, versions in ((1000, 3), (64, 4)):
+        members = await known(w)
+        entries = MEMBERS if versions == 3 else MEMBERS[:1]
+        header = following(members, entries, heads(w), 5.0, room=room)
+        for owner in (NORTH, SOUTH, EAST):
+            if (await known(w)).current.version < versions:
+                await approve(w.store, await known(w), owner, header)
+    members = await known(w)
+    assert [members.in_force(0, 3 + beyond) for beyond in (64, 65, 1001)] == [0, 4, 4]
+
+
+async def test_an_approval_leaves_room_for_what_syncers_commit_meanwhile(w: World) -> None:
+    for room in (APPROVING_VERSIONS - 1, APPROVING_VERSIONS):
+        members = await known(w)
+        header = following(members, MEMBERS[:1], [0] * len(w.run.layout.fragments), 5.0, room=room)
+        if room < APPROVING_VERSIONS:
+            with pytest.raises(InputError, match="fragment 0 is at version 0, and no version after 15 may be"):
+                await require_timely(w.log, header)
+        else:
+            await require_timely(w.log, header)
+
+
+async def test_only_a_syncer_that_goes_can_go_on(w: World) -> None:
+    now = (await known(w)).current
+    assert until(now, await proposed(w, MEMBERS[:1])).endswith(
+        "up to version 67: so long s could go on, with the right to write to the store"
+    )
+    assert until(now, await proposed(w, MEMBERS[1:])).endswith("up to version 67")
+    assert "so long s could" in until(now, await proposed(w, (MEMBERS[0], entry("s", US, S)))), "its key is another"
 
 
 def test_terms_without_an_institution_are_signed_as_before_there_were_any() -> None:

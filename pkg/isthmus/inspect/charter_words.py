@@ -43,14 +43,20 @@ def in_words(charter: Charter | None) -> list[str]:
 
 
 def differences(before: Membership, after: Membership | MembersHeader) -> Iterator[str]:
-    """Yield, in words, what a version of the membership, or a proposed one, changes."""
+    """Yield, in words, what a version of the membership, or a proposed one, changes.
+
+    A first charter comes with all members, those of before (`=`) too: nobody has agreed on them yet.
+    """
     was, now = in_words(before.charter), in_words(after.charter)
     bare_was, bare_now = [_bare(line) for line in was], [_bare(line) for line in now]
     yield from (f"- {line}" for line in was if _bare(line) not in bare_now)
     yield from (f"+ {line}" for line in now if _bare(line) not in bare_was)
     entries = {m.name: m for m in before.members}
-    yield from (f"- {_entry(m)}" for m in before.members if m not in after.members)
-    yield from (f"+ {_entry(m)}{_without_terms(m, after.charter)}" for m in after.members if entries.get(m.name) != m)
+    yield from (f"- {in_word(m)}" for m in before.members if m not in after.members)
+    first = before.charter is None and after.charter is not None  # whoever approves it approves all its members
+    for m in after.members:
+        if first or entries.get(m.name) != m:
+            yield f"{'=' if entries.get(m.name) == m else '+'} {in_word(m)}{_without_terms(m, after.charter)}"
     names = {m.name for m in after.members}
     for terms in after.charter.terms if after.charter and after.charter != before.charter else ():
         if terms.member not in names:
@@ -74,19 +80,19 @@ def gone(members: Members) -> dict[str, str]:
     return said | {name: no_member(name) for name in sorted(terms - here - said.keys())}
 
 
-def until(header: MembersHeader) -> str:
+def until(before: Membership, header: MembersHeader) -> str:
     """Return, in words, how far the membership before a version goes on: approve no more than this."""
-    return (
-        f"commits under the membership before it count up to version {max(header.until):,}: so long a member that it "
-        "removes, if it is a syncer, could go on"
-    )
+    left = {(m.name, m.key) for m in header.members}
+    gone = [m.name for m in before.members if m.role == MemberRole.SYNCER and (m.name, m.key) not in left]
+    so_long = f": so long {' and '.join(gone)} could go on, with the right to write to the store" if gone else ""
+    return f"commits under the membership before it count up to version {max(header.until):,}{so_long}"
 
 
 def _without_terms(m: MemberSpec, charter: Charter | None) -> str:
-    if charter is None or not charter.terms or m.role != MemberRole.LEARNER:
+    if charter is None or not charter.terms or Membership(0, b"", charter=charter).terms(m.name) is not AS_RUN:
         return ""
-    found = Membership(0, b"", charter=charter).terms(m.name)
-    return "; the charter has no terms for it: it counts in full, and may train on anything" if found is AS_RUN else ""
+    weighs = ": it counts in full, and may train on anything" if m.role == MemberRole.LEARNER else ""
+    return f"; the charter says nothing of it{weighs}"
 
 
 def _bare(line: str) -> str:
@@ -100,5 +106,8 @@ def _exact(number: float) -> str:
     return short if float(short) == number else repr(number)
 
 
-def _entry(m: MemberSpec) -> str:
-    return f"{m.role} {m.name}: {fingerprint(m.key)}" + (f", bucket {m.bucket}" if m.bucket else "")
+def in_word(m: MemberSpec) -> str:
+    """Return an entry of the membership in words."""
+    bucket = f", bucket {m.bucket}" if m.bucket else ""
+    vouched = f", may resume from what an earlier key signed ({len(m.vouched)})" if m.vouched else ""
+    return f"{m.role} {m.name}: {fingerprint(m.key)}{bucket}{vouched}"

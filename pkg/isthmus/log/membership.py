@@ -315,8 +315,6 @@ def opened(blob: Blob, before: Membership, run: Run) -> Membership:
         raise RecordInvalid(Reason.NOT_A_MEMBER, f"signed by {fingerprint(author)}, not by the owner's key in force")
     if len(header.until) != len(run.layout.fragments):
         raise RecordInvalid(Reason.WRONG_LAYOUT, f"versions of {len(header.until)} fragments")
-    if before.until and any(a < b for a, b in zip(header.until, before.until, strict=True)):
-        raise RecordInvalid(Reason.MALFORMED, "it takes back what the version before it stated")
     if len({m.name for m in header.members}) < len(header.members):
         raise RecordInvalid(Reason.MALFORMED, "a name stands there twice")
     if any(is_small_order(key) for key in (header.owner, *(m.key for m in header.members))):
@@ -383,9 +381,6 @@ def following(
     None: as before. `room`: versions beyond the heads that may still be created under an earlier membership.
     """
     before = members.current
-    until = [head + room for head in heads]
-    if before.until:
-        until = [max(a, b) for a, b in zip(until, before.until, strict=True)]
     return MembersHeader(
         schema=SCHEMA,
         run=members.run.digest,
@@ -394,7 +389,7 @@ def following(
         owner=owner or before.owner,
         accepted=None,
         members=tuple(entries),
-        until=tuple(until),
+        until=tuple(head + room for head in heads),
         written_at=now,
         charter=charter or before.charter,
     )

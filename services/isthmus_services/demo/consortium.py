@@ -52,16 +52,19 @@ key = "keys/east.pub"
 
 [[member]]
 name = "north-1"
+key = "keys/north-1.pub"
 institution = "north"
 sources = ["library"]
 
 [[member]]
 name = "south-1"
+key = "keys/south-1.pub"
 institution = "south"
 sources = ["library"]
 
 [[member]]
 name = "east-1"
+key = "keys/east-1.pub"
 institution = "east"
 factor = 0.5
 cap = 2.0
@@ -69,14 +72,20 @@ sources = ["library"]
 
 [[member]]
 name = "syncer"
+role = "syncer"
+key = "keys/syncer.pub"
 institution = "north"
 
 [[member]]
 name = "north-eval"
+role = "follower"
+key = "keys/north-eval.pub"
 institution = "north"
 
 [[member]]
 name = "south-eval"
+role = "follower"
+key = "keys/south-eval.pub"
 institution = "south"
 
 [gate]
@@ -198,7 +207,7 @@ def run(settings: declared.Demo) -> int:
     mark.claim(out, (mark.CONSORTIUM,))
     folder = (out / mark.CONSORTIUM).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (("charter.toml", CHARTER), ("manifest.toml", MANIFEST), ("evaluate.py", EVALUATE)):
+    for name, text in (("charter.toml", _with_buckets(folder)), ("manifest.toml", MANIFEST), ("evaluate.py", EVALUATE)):
         (folder / name).write_text(text)
     began = time.monotonic()
     story = Story(folder, settings.steps)
@@ -223,29 +232,27 @@ def run(settings: declared.Demo) -> int:
     return 1 if differ else 0
 
 
+def _with_buckets(folder: Path) -> str:
+    """Return the charter with a bucket for each learner's institution."""
+    text = CHARTER
+    for name in LEARNERS:
+        key = f'key = "keys/{name}.pub"\n'
+        text = text.replace(key, f'{key}bucket = "{(folder / "buckets" / name.removesuffix("-1")).as_uri()}"\n')
+    return text
+
+
 def _found(story: Story) -> None:
-    """Make the keys, the run, its members and its charter."""
+    """Make the keys, the run, and its charter with the members."""
     for name in KEYS:
         who = name.partition("-")[0] if name != "syncer" else "north"
         story.isthmus(who, "keys", "new", name, "--folder", "keys")
     story.isthmus("north", "init", "run", "--key", "keys/north", "--snapshot-every", "4")
-    story.isthmus(
-        "north", "members", "add", "run", "syncer", "--as", "syncer", "--public-key", "keys/syncer.pub",
-        "--key", "keys/north",
-    )  # fmt: skip
-    for name in LEARNERS:
-        own = (story.folder / "buckets" / name.removesuffix("-1")).as_uri()
-        story.isthmus(
-            "north", "members", "add", "run", name, "--public-key", f"keys/{name}.pub", "--bucket", own,
-            "--key", "keys/north",
-        )  # fmt: skip
-    for name in EVALUATORS:
-        story.isthmus(
-            "north", "members", "add", "run", name, "--as", "follower", "--public-key", f"keys/{name}.pub",
-            "--key", "keys/north",
-        )  # fmt: skip
     story.isthmus("north", "charter", "propose", "run", "charter.toml", "--key", "keys/north")
-    story.isthmus("south", "charter", "approve", "run", story.proposal(), "--key", "keys/south")
+    creator = ("--owner", "keys/north.pub")
+    story.isthmus(
+        "south", "charter", "approve", "run", story.proposal(), "--expect", "charter.toml", *creator,
+        "--key", "keys/south",
+    )  # fmt: skip
 
 
 def _train(story: Story) -> dict[str, object]:

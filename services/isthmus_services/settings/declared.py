@@ -592,10 +592,15 @@ class CharterShow(InRun, Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CharterPropose(InRun, Signed):
+class CharterPropose(InRun, Reported, Signed):
     """Settings of `isthmus charter propose`."""
 
-    file: Annotated[str, Setting("TOML file with the charter (docs/consortium.md)", positional=True, flag_only=True)]
+    file: Annotated[
+        str,
+        Setting(
+            "TOML file with the charter, and the members' keys (docs/consortium.md)", positional=True, flag_only=True
+        ),
+    ]
     hours: Annotated[float, Setting("hours that owners have to approve it", metavar="H", gt=0, flag_only=True)] = 24.0
 
 
@@ -609,7 +614,7 @@ class CharterApprove(InRun, Signed):
     expect: Annotated[
         str | None,
         Setting(
-            "your copy of the charter: approve only if the proposal has exactly this charter and changes nothing else",
+            "your copy of the charter: approve only if the proposal has exactly this charter and the members it states",
             metavar="FILE",
             flag_only=True,
         ),
@@ -626,7 +631,7 @@ class MembersList(InRun, Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MembersAdd(InRun, Signed):
+class MembersAdd(InRun, Reported, Signed):
     """Settings of `isthmus members add`."""
 
     shared_key: SharedKey = False
@@ -653,7 +658,7 @@ class MembersAdd(InRun, Signed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MembersRemove(InRun, Signed):
+class MembersRemove(InRun, Reported, Signed):
     """Settings of `isthmus members remove`."""
 
     name: Annotated[str, Setting("name of the member", positional=True, flag_only=True)]
@@ -670,7 +675,7 @@ class MembersRemove(InRun, Signed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MembersRotate(InRun, Signed):
+class MembersRotate(InRun, Reported, Signed):
     """Settings of `isthmus members rotate`."""
 
     shared_key: SharedKey = False

@@ -1,90 +1,23 @@
 """`isthmus charter`: what the owners of a run have agreed on, and how they change it together."""
 
+import shlex
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal
-
-import msgspec
+from typing import Any
 
 from isthmus.errors import InputError
 from isthmus.format.records.charter import Charter
 from isthmus.format.records.objects import MembersHeader, MemberSpec
-from isthmus.format.signing.keys import read_public
-from isthmus.inspect.charter_words import differences, in_words, until
+from isthmus.format.signing import fingerprint
+from isthmus.inspect.charter_words import differences, until
 from isthmus.log import Log, proposals
 from isthmus.log.charter import needed
 from isthmus.log.listing import heads_of
 from isthmus.log.membership import GRACE_VERSIONS, Membership, following
+from isthmus.log.trust import Trust
 
 HOUR_S = 3600.0
-
-
-# --- a charter in a file ----------------------------------------------------------------------------------------------
-
-
-class _Owner(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    name: str
-    key: str
-    """The line of a .pub file, or the file's path."""
-
-
-class _Member(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    name: str
-    factor: float = 1.0
-    cap: float | None = None
-    sources: list[str] = []
-    institution: str | None = None
-
-
-class _Gate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    series: str
-    better: Literal["lower", "higher"]
-    tolerance: float = 0.0
-    evaluators: list[str]
-    least: int
-    promoters: list[str]
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    purpose: str = ""
-    amend: int
-    admit: int
-    expel: int
-    manifests: bool = False
-    owner: list[_Owner]
-    member: list[_Member] = []
-    gate: _Gate | None = None
-
-
-def read_charter(path: str) -> Charter:
-    """Return the charter in a TOML file. Raises `InputError`, which names the file and the field."""
-    try:
-        said = msgspec.toml.decode(Path(path).expanduser().read_bytes(), type=_File)
-        made = {
-            "purpose": said.purpose,
-            "owners": [(owner.name, read_public(owner.key)) for owner in said.owner],
-            "amend": said.amend,
-            "admit": said.admit,
-            "expel": said.expel,
-            "manifests": said.manifests,
-            "gate": said.gate and msgspec.structs.asdict(said.gate),
-            "terms": [
-                {"member": m.name, "factor": m.factor, "cap": m.cap, "sources": m.sources}
-                | ({"institution": m.institution} if m.institution is not None else {})
-                for m in said.member
-            ],
-        }
-        charter = msgspec.convert(made, Charter, builtin_types=(bytes,))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise InputError(f"{path}: {error} (docs/consortium.md has a charter to begin with)") from None
-    if fault := charter.fault():
-        raise InputError(f"{path}: {fault}")
-    return charter
-
-
-# --- proposing --------------------------------------------------------------------------------------------------------
+APPROVING_VERSIONS = 16
+"""Versions of a fragment that syncers may commit while an owner's command reads the log and writes its approval."""
 
 
 async def proposed(log: Log, entries: Sequence[MemberSpec], charter: Charter | None, hours: float) -> MembersHeader:
@@ -99,14 +32,30 @@ async def proposed(log: Log, entries: Sequence[MemberSpec], charter: Charter | N
         newest = await log.commit(fragment, head) if earlier else None
         if earlier and newest:
             apart_s = max(1e-3, newest.header.written_at - earlier.header.written_at)
-            room = max(room, int((head - first) / apart_s * hours * HOUR_S))
+            room = max(room, GRACE_VERSIONS + int((head - first) / apart_s * hours * HOUR_S))
     return following(log.members, entries, heads, log.runtime.wall(), charter=charter, room=room)
 
 
+def require_known(log: Log, trust: Trust) -> None:
+    """Raise `InputError` unless an owner's command was told which run it is about, or the owner's key has signed for
+    this run before: whoever can write to a store can put another run there."""
+    assert log.signer is not None, "an owner's command has a key"
+    creator, mine = log.members.versions[0].owner, log.signer.author
+    before = any(given.owner == mine for version in log.members.versions for given in version.approvals)
+    if trust.owner or trust.run_digest or before or mine == creator:
+        return
+    raise InputError(
+        f"{log.run.url}: your key has approved nothing in this run yet, and nothing here says that it is the run that "
+        "you mean: name the key that created it, as its holder reads it to you, with --owner or ISTHMUS_OWNER (or the "
+        f"run's digest, with --run-digest). This run was created by {fingerprint(creator)}"
+    )
+
+
 async def require_timely(log: Log, header: MembersHeader) -> None:
-    """Raise `InputError` if the run has gone beyond the versions that a proposal leaves to the present membership."""
+    """Raise `InputError` if the run has come too near to the versions that a proposal leaves to the present membership:
+    commits made while the approval is written must not be beyond them."""
     heads = await heads_of(log)
-    beyond = next((p for p, head in enumerate(heads) if head >= header.until[p]), None)
+    beyond = next((p for p, head in enumerate(heads) if head + APPROVING_VERSIONS > header.until[p]), None)
     if beyond is not None:
         raise InputError(
             f"this proposal is out of date: fragment {beyond} is at version {heads[beyond]}, and no version after "
@@ -114,18 +63,21 @@ async def require_timely(log: Log, header: MembersHeader) -> None:
         )
 
 
-async def give_approval(log: Log, header: MembersHeader) -> None:
-    """Print what a change changes, approve it with the log's key, and print what follows.
+async def give_approval(log: Log, header: MembersHeader, trust: Trust, path: str | None = None) -> dict[str, Any]:
+    """Print what a change changes, approve it with the log's key, and print what follows; return this as a report.
+
+    `path`: the file that the charter was read from.
 
     Raises `InputError` if there is no key, it is no owner's, the change is out of date, or it changes nothing.
     """
     if log.signer is None:
         raise InputError("use --key FILE with the private key of one of the run's owners")
+    require_known(log, trust)
     await require_timely(log, header)
     before, url = log.members.current, log.run.url
     if not (changes := list(differences(before, header))):
         raise InputError(f"{url}: this changes nothing but spaces or the order, so there is nothing to approve")
-    print("\n".join([*changes, until(header)]), flush=True)
+    print("\n".join([*changes, until(before, header)]), flush=True)
     earlier = next((p for p in await proposals.proposals(log.store, log.members) if p.header == header), None)
     again = earlier is not None and log.signer.author in earlier.approvals
     found = await proposals.approve(log.store, log.members, log.signer, header)
@@ -134,27 +86,14 @@ async def give_approval(log: Log, header: MembersHeader) -> None:
             f"membership {found.version} is in force, approved by {len(found.approvals)}: syncers apply it to the "
             "commits that they begin from now on"
         )
-        return
+        return {"membership": found.version, "proposal": None, "still_needs": ""}
     if again:
         print(f"{proposals.entitled(before, header)[log.signer.author]} has approved this proposal before")
-    print(f"proposal {found.id} is approved by {len(found.approvals)}; it still needs {found.lacks(before)}")
-    expecting = "" if header.charter == before.charter else " --expect charter.toml"
+    lacks = found.lacks(before)
+    print(f"proposal {found.id} is approved by {len(found.approvals)}; it still needs {lacks}")
+    expecting = f" --expect {shlex.quote(path)}" if path else ""
     print(f"each of them: isthmus charter approve {url} {found.id}{expecting} --key FILE")
-
-
-def require_expected(header: MembersHeader, before: Membership, path: str) -> None:
-    """Raise `InputError` unless a proposal changes the charter to exactly the one in a file, and nothing else."""
-    charter = read_charter(path)
-    if header.charter != charter:
-        ours, theirs = in_words(charter), in_words(header.charter)
-        apart = [f"- {line}" for line in ours if line not in theirs] + [f"+ {t}" for t in theirs if t not in ours]
-        said = "\n".join(apart) or "only the order of its entries differs"
-        raise InputError(f"{path}: the proposal has another charter (- this file, + the proposal):\n{said}")
-    if header.members != before.members:
-        raise InputError(
-            f"{path}: the proposal has this charter, but changes members, too: approve it without --expect if you want "
-            "that (isthmus charter show prints it)"
-        )
+    return {"membership": None, "proposal": found.id, "still_needs": lacks}
 
 
 def threshold(before: Membership, header: MembersHeader) -> str:

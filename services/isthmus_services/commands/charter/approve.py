@@ -6,7 +6,8 @@ import time
 from isthmus.agent.ports import open_log
 from isthmus.errors import InputError
 from isthmus.log.proposals import require
-from isthmus_services.commands.charter import give_approval, require_expected
+from isthmus_services.commands.charter import give_approval
+from isthmus_services.commands.charter.agreement import read_agreement, require_expected
 from isthmus_services.commands.members import require_signed
 from isthmus_services.settings import declared, shared
 
@@ -19,13 +20,14 @@ def run(settings: declared.CharterApprove) -> int:
 
 
 async def _approve(settings: declared.CharterApprove) -> None:
-    async with open_log(settings.run, shared.trust_in(settings)) as log:
+    trust = shared.trust_in(settings)
+    async with open_log(settings.run, trust) as log:
         require_signed(log)
         found = await require(log.store, log.members, settings.proposal)
         if (now := found.instead) is None:
             if settings.expect is not None:
-                require_expected(found.header, log.members.current, settings.expect)
-            await give_approval(log, found.header)
+                require_expected(found.header, log.members.current, read_agreement(settings.expect))
+            await give_approval(log, found.header, trust, settings.expect)
             return
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now.written_at))
         if found.is_void:

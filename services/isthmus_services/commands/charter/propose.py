@@ -1,10 +1,12 @@
-"""`isthmus charter propose RUN FILE`: propose a charter, or another one, with the proposer's approval."""
+"""`isthmus charter propose RUN FILE`: propose a charter, or another one, and the members whose keys the file states."""
 
 import asyncio
 
 from isthmus.agent.ports import open_log
-from isthmus_services.commands.charter import give_approval, proposed, read_charter
+from isthmus_services.commands.charter import give_approval, proposed
+from isthmus_services.commands.charter.agreement import read_agreement
 from isthmus_services.commands.members import require_signed
+from isthmus_services.output.report import write_json
 from isthmus_services.settings import declared, shared
 
 
@@ -15,8 +17,10 @@ def run(settings: declared.CharterPropose) -> int:
 
 
 async def _propose(settings: declared.CharterPropose) -> None:
-    charter = read_charter(settings.file)
-    async with open_log(settings.run, shared.trust_in(settings)) as log:
+    agreement, trust = read_agreement(settings.file), shared.trust_in(settings)
+    async with open_log(settings.run, trust) as log:
         require_signed(log)
         before = await log.members.refresh(log.store)
-        await give_approval(log, await proposed(log, before.members, charter, settings.hours))
+        entries = agreement.members(before.members)
+        header = await proposed(log, entries, agreement.charter, settings.hours)
+        write_json(await give_approval(log, header, trust, settings.file), settings.json)

@@ -32,7 +32,7 @@ def run(settings: declared.CharterShow) -> int:
         names = entitled(now, proposal.header)
         have = ", ".join(names[key] for key in proposal.approvals)
         lines += ["", f"proposal {proposal.id} ({threshold(now, proposal.header)}): approved by {have}"]
-        lines += [f"  {line}" for line in (*differences(now, proposal.header), until(proposal.header))]
+        lines += [f"  {line}" for line in (*differences(now, proposal.header), until(now, proposal.header))]
         lines.append(f"  still needs {proposal.lacks(now) or 'nothing: approve it once more, and it is in force'}")
     for proposal in void:
         assert proposal.instead is not None, "it is void"

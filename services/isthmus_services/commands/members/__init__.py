@@ -19,6 +19,7 @@ from isthmus.log.membership import Membership, may_share, write
 from isthmus.runtime.urls import Place
 from isthmus.store import Entry, checked
 from isthmus_services.commands.charter import give_approval, proposed
+from isthmus_services.output.report import write_json
 from isthmus_services.settings import declared, shared
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ def change(settings: Writing, made: Change, successor: Signer | None = None) -> 
 
 
 async def _change(settings: Writing, made: Change, successor: Signer | None) -> None:
-    async with open_log(settings.run, shared.trust_in(settings)) as log:
+    trust = shared.trust_in(settings)
+    async with open_log(settings.run, trust) as log:
         require_signed(log)
         if log.signer is None:
             raise InputError("use --key FILE with the private key of an owner of the run (isthmus members list)")
@@ -52,7 +54,8 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
             if successor is not None:
                 raise InputError("this run has a charter: its owners change with it (isthmus charter propose)")
             hours = settings.hours if isinstance(settings, declared.MembersRemove) else PROPOSED_HOURS
-            await give_approval(log, await proposed(log, entries, None, hours))
+            report = await give_approval(log, await proposed(log, entries, None, hours), trust)
+            write_json(report, settings.json)
             return
         after = await write(log.store, log.members, log.signer, entries, heads, log.runtime.wall(), successor=successor)
         print(f"membership {after.version}: {len(after.members)} members, owner {fingerprint(after.owner)}")
@@ -62,6 +65,7 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
             + ", ".join(f"{p}/{version}" for p, version in enumerate(after.until[:8]))
             + (", …" if len(after.until) > 8 else "")
         )
+        write_json({"membership": after.version, "proposal": None, "still_needs": ""}, settings.json)
 
 
 async def _vouched(log: Log, before: Membership, entries: Sequence[MemberSpec]) -> list[MemberSpec]:
