@@ -73,6 +73,26 @@ class Runtime:
     """Threads for one large computation; its result does not depend on their number."""
 
 
+class SmallWork:
+    """Runs small work on the event loop, where it takes less than to hand it to a thread. Other work runs in a thread.
+
+    So does the first call, which may load compiled kernels.
+    """
+
+    def __init__(self, runtime: Runtime, *, small: bool) -> None:
+        self._offload = runtime.offload
+        self._small = small
+        self._loaded = False
+
+    async def __call__(self, fn: Callable[..., T], /, *args: Any) -> T:
+        """Return `fn(*args)`."""
+        if self._small and self._loaded:
+            return fn(*args)
+        result = await self._offload(fn, *args)
+        self._loaded = True
+        return result
+
+
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Disable the garbage collector while many lasting objects are loaded.

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
+from isthmus.codecs.base import PIECE
 from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.format.layout import Fragment
 from isthmus.format.records.keys import RUN_KEY
@@ -12,7 +13,7 @@ from isthmus.log.manifests import Manifests, are_required, require
 from isthmus.log.updates import Update, verify_update
 from isthmus.reasons import Reason
 from isthmus.rounds.events import Pointer
-from isthmus.runtime.clock import Runtime
+from isthmus.runtime.clock import Runtime, SmallWork
 from isthmus.store import Store, checked
 from isthmus.syncer.fairness import FairSlots
 
@@ -36,6 +37,7 @@ class Fetcher:
         self._runtime = runtime
         self._slots = slots
         self._manifests = manifests
+        self._compute = SmallWork(runtime, small=fragment.size <= PIECE)
 
     async def fetch(self, pointer: Pointer) -> tuple[Update | None, Reason | None]:
         """Return the update, or the reason why it is rejected; neither if it cannot be read for now.
@@ -49,7 +51,7 @@ class Fetcher:
             self._slots.judge(pointer.learner, slow=False)
             if len(blob) != pointer.size:
                 return None, Reason.OVERSIZED if len(blob) > pointer.size else Reason.TRUNCATED
-            update = await self._runtime.offload(
+            update = await self._compute(
                 verify_update,
                 self._log.verifier,
                 blob,

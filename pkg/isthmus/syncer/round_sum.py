@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from isthmus.codecs.base import PIECE
 from isthmus.codecs.kernels import norm
 from isthmus.codecs.packed import Packed
 from isthmus.format.layout import Fragment
@@ -14,7 +15,7 @@ from isthmus.format.records.charter import Terms
 from isthmus.format.records.objects import CommitHeader, Input, Outer
 from isthmus.log.merge import Accumulator, State
 from isthmus.rounds.bounds import YOUNG, Believed, Claim, Influence, WeightSoFar, first_norm
-from isthmus.runtime.clock import Runtime
+from isthmus.runtime.clock import Runtime, SmallWork
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class RoundSum:
         self._fragment = fragment
         self._outer = outer
         self._runtime = runtime
+        self._compute = SmallWork(runtime, small=fragment.size <= PIECE)
         self._state = state
         self._terms = terms
         self.usual = usual
@@ -121,7 +123,7 @@ class RoundSum:
     async def _take(self, gradient: Packed, given: Input, believed: Believed) -> None:
         terms = self._terms(given.learner)
         weight = believed.weight * terms.factor
-        self.total = await self._runtime.offload(self._add, gradient, weight, believed.scale, given.learner)
+        self.total = await self._compute(self._add, gradient, weight, believed.scale, given.learner)
         taken = msgspec.structs.replace(
             given,
             weight=weight,
