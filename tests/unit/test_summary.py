@@ -86,3 +86,15 @@ def test_a_loss_that_is_no_number_cannot_be_missed(loss: float) -> None:
     assert f"ITS LAST LOSS IS {loss}" in str(found)
     assert not FOUND.diverged
     assert not replace(FOUND, loss=None).diverged
+
+
+def test_an_expelled_learner_is_told_so_and_that_its_work_stays_out() -> None:
+    expelled = "eu-1 was expelled by membership 8, at 2026-11-28 14:03:00 UTC"
+    found = replace(FOUND, unanswered=300.0, ledger=replaced(LEDGER, merged=550.0, pending=300.0), expelled=expelled)
+    assert f"; {expelled}: WHAT WAS NOT ANSWERED IS NOT IN THE MODEL, and is not merged later; the model: " in str(
+        found
+    )
+    assert "goes on" not in str(found)
+    assert "start this learner" not in str(found)
+    never = str(replace(FOUND, ledger=NOTHING, expelled=expelled))
+    assert never.endswith(f"; NONE OF ITS WORK WAS MERGED, nor will it be: {expelled}")

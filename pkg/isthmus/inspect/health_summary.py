@@ -14,6 +14,7 @@ from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.losses import rising
 from isthmus.inspect.restarts import CLAIMS_READ
 from isthmus.inspect.status import Status
+from isthmus.log.expulsions import expulsions
 from isthmus.log.figures import shares
 from isthmus.log.holes import GOES_ON as RUN_GOES_ON
 from isthmus.log.holes import HOLE, ask_heal, damage
@@ -144,7 +145,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     of_each = (_trouble(v, run, bus, heard=bool(status.syncers_live)) for v in judged)
     troubled = list(filter(None, of_each))
     strangers = sorted(name for name, at in status.hearing.strangers.items() if at >= status.live_since)
-    known = [v for v in status.hearing.learners.values() if v.left is None and v.name not in strangers]
+    gone = {one.learner for one in expulsions(members, status.hearing.learners)} if members is not None else set[str]()
+    known = [v for v in status.hearing.learners.values() if v.left is None and v.name not in {*strangers, *gone}]
     silent = sorted(v.name for v in known if v.name not in status.live)
     if not known:
         young = written > status.at - COMMITTED_S

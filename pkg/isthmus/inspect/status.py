@@ -21,6 +21,7 @@ from isthmus.inspect.losses import LossCurves, Point, sampled
 from isthmus.inspect.restarts import Restarts, in_vain
 from isthmus.log import Commit, Log
 from isthmus.log.bus_messages import may_speak, streams_of
+from isthmus.log.expulsions import expulsions
 from isthmus.log.figures import LogSums, ledger
 from isthmus.log.holes import Holes
 from isthmus.log.log_health import LOOKS_AT_ONCE, RECENT, STANDS, is_most, look, room_left
@@ -567,6 +568,7 @@ async def _unheard(log: Log, hearing: BusView) -> set[str]:
         return set()
     now = log.runtime.wall()
     joined = {learner_in(entry.key) for entry in entries if incarnation_in(entry.key)}
+    joined -= {one.learner for one in expulsions(log.members, joined)}  # nobody hears an expelled learner
     young = {learner_in(e.key) for e in entries if incarnation_in(e.key) and now - e.modified < JOINING_S}
     at_work = {learner_in(entry.key) for entry in entries if now - entry.modified < AT_WORK_S}
     return (joined & at_work) - young - hearing.learners.keys() - hearing.strangers.keys()

@@ -22,6 +22,7 @@ from isthmus.learner.ledger import weigh
 from isthmus.learner.summary import Summary
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Log
+from isthmus.log.expulsions import expulsions
 from isthmus.log.fork_detection import UNSAID
 from isthmus.reasons import GOES_ON, REJECTED, UNHEARD, Reason
 from isthmus.runtime.clock import Runtime
@@ -274,6 +275,7 @@ class Reporter:
             versions=beat.versions,
             ledger=beat.ledger,
             loss=None if self.boundary is None else self.boundary.loss,
+            expelled=next(map(str, expulsions(self._members, [self._name])), ""),
             unanswered=sum(
                 share * sum(account.sent.values())
                 for account, share in zip(self.uplink.accounts, self._run.shares, strict=True)

@@ -36,6 +36,8 @@ class Summary:
     """The loss of the last step, or None if that step was given none."""
     trouble: str
     """What keeps the learner's work from being merged now, or empty."""
+    expelled: str = ""
+    """When and by which version of the membership the learner was expelled, or empty."""
     unanswered: float = 0.0
     """The part of the ledger's `pending` tokens that was sent and that no commit has settled."""
 
@@ -63,6 +65,8 @@ class Summary:
         if self.diverged:
             line += f"; ITS LAST LOSS IS {self.loss}: nothing it learns from there is sent, go back to a checkpoint"
         if self.never_merged:
+            if self.expelled:
+                return f"{line}; NONE OF ITS WORK WAS MERGED, nor will it be: {self.expelled}"
             why = f": {self.trouble}" if self.trouble else ""
             return (
                 f"{line}; NONE OF ITS WORK WAS MERGED before it left{why}. What it learnt is not in the run "
@@ -74,7 +78,9 @@ class Summary:
         parts.append(("trained since it was last sent", (self.ledger.pending - self.unanswered) / whole))
         shares = ", ".join(f"{share:.0%} {part}" for part, share in parts if part == "merged" or share >= 0.005)
         more = ": that goes on when this learner comes back" if self.ledger.pending / whole >= 0.005 else ""
-        if self.much_unanswered:
+        if self.expelled:
+            more = f"; {self.expelled}: WHAT WAS NOT ANSWERED IS NOT IN THE MODEL, and is not merged later"
+        elif self.much_unanswered:
             more = (
                 f"; WHAT WAS NOT ANSWERED IS NOT IN THE MODEL: start this learner and the others again soon, with "
                 f"close(wait=600) or --wait-at-end 600, and then a syncer; {LATE_WORK} (`isthmus explain {self.run} "

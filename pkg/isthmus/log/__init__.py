@@ -4,6 +4,7 @@ run             the run object
 creation        creating a run
 membership      the log of members: who may take part
 replaced        commits made under a membership that another had replaced
+expulsions      which learners were expelled, and when
 trust           the key that a process brings, and what it demands of a run
 verify          checks of every stored object
 bus_messages    checks of messages on the bus

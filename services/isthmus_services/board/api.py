@@ -7,13 +7,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from isthmus.errors import Denied, InputError
+from isthmus.errors import Denied, InputError, LogCorrupt, Unavailable
 from isthmus.format.records.fields import require_name
 from isthmus.format.records.keys import LEARNERS
 from isthmus.inspect import whatif
+from isthmus.inspect.decisions import expelled, waiting
 from isthmus.inspect.explain import explain
 from isthmus.inspect.status import Status, read_ledgers
 from isthmus.log import evaluations
+from isthmus.log.expulsions import expulsions
 from isthmus.log.listing import all_or, checkpoints_in
 from isthmus.runtime.urls import redacted
 from isthmus.version import __version__
@@ -44,6 +46,7 @@ class Api:
         self.feed = feed
         self._costs = costs
         self._measured: tuple[float, Answer] | None = None
+        self._decided: tuple[float, list[str]] = (-math.inf, [])
         # «What if» questions are answered one at a time, so that they keep at most one core busy.
         self._folding = asyncio.Semaphore(1)
         self._fixed: dict[str, Callable[[Query], Awaitable[Answer]]] = {
@@ -151,6 +154,7 @@ class Api:
             "read": c.read if f.reading else 1.0,
             "sentence": said,
             "trouble": self._trouble() if at is None else "",
+            "notes": await self._decisions() if at is None else [],
             "warnings": [] if f.reading else self._warnings(moment, status),
             "open": open_rounds,
             "totals": totals,
@@ -158,6 +162,17 @@ class Api:
             "bytes": moved,
             "cost": accounts.cost(c, self._costs, moment, totals, moved),
         }  # fmt: skip
+
+    async def _decisions(self) -> list[str]:
+        """Return, in words, which learners were expelled and which proposals wait, as read at most 30 s ago."""
+        f = self.feed
+        if f.runtime.now() - self._decided[0] > 30.0:
+            try:
+                found = await waiting(f.asked)
+            except (Unavailable, LogCorrupt):
+                found = self._decided[1]
+            self._decided = f.runtime.now(), found
+        return expelled(f.log.members, f.history.learners.known) + self._decided[1]
 
     async def _open(self, at: float | None, status: Status | None) -> list[Answer]:
         """Return the rounds that are or were open, and the learners that each waits for, as far as they are known.
@@ -285,6 +300,10 @@ class Api:
                 row["state"] = "never heard" if view is None else status.why_behind(view) or "training"
                 if row["state"] == "silent" and listening:
                     row["state"] = "not heard yet"
+        if at is None:
+            gone = {one.learner: one for one in expulsions(f.log.members, (row["learner"] for row in rows))}
+            for row in (row for row in rows if row["learner"] in gone):
+                row["state"] = f"expelled by membership {gone[row['learner']].version}"
         return {"at": self._moment(at), "as_of": self._whole(at), "learners": rows}
 
     def _whole(self, at: float | None) -> float:

@@ -13,6 +13,7 @@ from rich.text import Text
 from isthmus.agent.ports import bus_answers, open_ports
 from isthmus.errors import Denied, InputError, Unavailable
 from isthmus.format.records.keys import LEARNERS
+from isthmus.inspect.decisions import expelled, waiting
 from isthmus.inspect.health_summary import Health, News, Part, health
 from isthmus.inspect.status import Ledger, Live, Status, read_ledgers, read_status
 from isthmus.log import evaluations
@@ -47,7 +48,7 @@ def run(settings: declared.Status) -> int:
         asyncio.run(_watch(settings, console))
         return 0
 
-    async def go() -> tuple[Status, Run, str, dict[str, Ledger], dict[str, Series]]:
+    async def go() -> tuple[Status, Run, str, dict[str, Ledger], dict[str, Series], list[str]]:
         bus = shared.bus_of(settings, settings.run)
         async with open_ports(settings.run, bus, trust=shared.owner_in(settings)) as ports:
             with suppress(Unavailable):
@@ -61,13 +62,17 @@ def run(settings: declared.Status) -> int:
             with suppress(Denied):  # without permission to read the series, show the rest
                 for name in await evaluations.names(ports.log):
                     measured[name] = await evaluations.series(ports.log, name, newest)
-            return status, made, ports.bus.url, await read_ledgers(ports.log, listed), measured
+            notes = expelled(ports.log.members, {*status.hearing.learners, *status.hearing.strangers, *status.losses})
+            notes += await waiting(ports.log)
+            return status, made, ports.bus.url, await read_ledgers(ports.log, listed), measured, notes
 
-    status, made, bus, ledgers, measured = asyncio.run(go())
+    status, made, bus, ledgers, measured, notes = asyncio.run(go())
     found = health(status, made.url, bus, settings.expect or 0)
     # Leave the wrapping to the terminal, so that commands can be copied.
     for line in found.lines:
         console.print(Text(line, style="" if found.ok else "yellow"), soft_wrap=True)
+    for note in notes:  # no failures: --check does not mind them
+        console.print(Text(note), soft_wrap=True)
     console.print(title(made), highlight=False)
     console.print(view.tables(status, console.width))
     if status.uncollected:
@@ -80,7 +85,7 @@ def run(settings: declared.Status) -> int:
     if settings.plot is not None:
         pictures.measured(made.url, {name: series.points for name, series in measured.items()}, Path(settings.plot))
     problems = [{"said": part.said, "do": part.do} for part in found.parts]
-    report = status.as_json() | {"health": {"ok": found.ok, "said": found.said, "problems": problems}}
+    report = status.as_json() | {"health": {"ok": found.ok, "said": found.said, "problems": problems}, "notes": notes}
     report["measured"] = {name: [[p.cut, p.value, p.at] for p in series.points] for name, series in measured.items()}
     report["contested"] = {name: [asdict(one) for one in series.contested] for name, series in measured.items()}
     write_json(report | ({"ledgers": ledgers} if settings.ledger else {}), settings.json)

@@ -44,6 +44,7 @@
       <p class="sentence" id="sentence">${s.sentence}</p>
       ${s.reading ? html`<progress value=${s.read} max="1" aria-label="share of the log that was read"></progress>` : null}
       ${s.trouble ? html`<p class="trouble">${s.trouble}</p>` : null}
+      ${s.notes.map((note) => html`<p>${note}</p>`)}
       <${Warnings} found=${s.warnings}/>
       <${Tiles} s=${s}/>
       <h2>Over time</h2>

@@ -1,0 +1,36 @@
+"""Which learners the owners have expelled, when, and by which version of the membership."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from isthmus.format.rules import MemberRole
+from isthmus.log.membership import Members
+
+
+@dataclass(frozen=True, slots=True)
+class Expulsion:
+    """A learner that was a member, and is none any more."""
+
+    learner: str
+    version: int
+    """The version of the membership that removed it."""
+    at: float
+    """When that version was written, by its author's clock [seconds since 1970]."""
+
+    def __str__(self) -> str:
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.at))
+        return f"{self.learner} was expelled by membership {self.version}, at {at}"
+
+
+def expulsions(members: Members, learners: Iterable[str]) -> list[Expulsion]:
+    """Return those of some learners that were expelled, the newest first. A learner that was admitted again is not."""
+    found = list[Expulsion]()
+    for name in set(learners) if members.signed else ():
+        if members.current.member(name) is not None:
+            continue
+        named = [v.version for v in members.versions if (m := v.member(name)) and m.role == MemberRole.LEARNER]
+        if named:
+            removed = members.versions[named[-1] + 1]
+            found.append(Expulsion(name, removed.version, removed.written_at))
+    return sorted(found, key=lambda one: (-one.version, one.learner))
