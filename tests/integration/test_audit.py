@@ -559,7 +559,9 @@ def test_bad_settings_are_refused(recorded: Path, tmp_path: Path, capsys: pytest
     assert "choose longer ones" in said("--period", "1e-9")
 
 
-def test_a_command_evaluates_the_model_without_a_member(recorded: Path, tmp_path: Path) -> None:
+def test_a_command_evaluates_the_model_without_a_member(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The command that isthmus follow runs for a cut serves here, too."""
     script = tmp_path / "loss.sh"
     seen = tmp_path / "seen"
@@ -571,6 +573,10 @@ def test_a_command_evaluates_the_model_without_a_member(recorded: Path, tmp_path
     assert us["loss"] != us["loss_without"]
     assert eu["loss"] == us["loss"]
     assert seen.read_text().count("cut") == 3, "the recorded model is evaluated once, and the others once each"
+    assert "influence over the rounds, all that can be folded: without us-*, " in capsys.readouterr().out
+    assert main(["audit", str(recorded), "--influence", "eu", "--last", "2"]) == 0
+    said = "influence over the rounds, the newest 2 of each fragment (--last 0: all that can be folded): without eu, "
+    assert said in capsys.readouterr().out
 
 
 # --- other runs -------------------------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def _summary(a: Audit) -> list[str]:
         + (f"; the last is of version {sound[-1].version}" if sound else "")
         + (f"; {several} rest on one of several numbers of an evaluator" if several else ""),
         f"{len(a.restarts)} starts of learners, {len(a.heals)} heals, {waiting} learners in unfinished rounds",
-        "influence: " + ("; ".join(map(_influenced, a.influence)) or "not computed (--influence MEMBER)"),
+        _window(a.influence) + ("; ".join(map(_influenced, a.influence)) or "not computed (--influence MEMBER)"),
     ]  # fmt: skip
 
 
@@ -113,6 +113,16 @@ def _parts(took: Sequence[Member | Institution], tokens: float) -> str:
     found = sorted((m for m in took if m.total.updates), key=lambda m: -m.total.tokens)
     first = ", ".join(f"{m.name} {m.total.tokens / tokens:.0%}" for m in found[:4]) if tokens else "nobody"
     return first + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+
+
+def _window(found: Sequence[Influence]) -> str:
+    """Return over which rounds influence was computed: those before them stay as they are in both models."""
+    if not found:
+        return "influence: "
+    last = found[0].rounds
+    cut = last and any(head - start >= last for i in found for start, head in zip(i.starts, i.heads, strict=True))
+    over = f"the newest {last} of each fragment (--last 0: all that can be folded)" if cut else "all that can be folded"
+    return f"influence over the rounds, {over}: "
 
 
 def _influenced(i: Influence) -> str:
