@@ -160,6 +160,8 @@ async def test_an_evaluator_with_two_numbers(folder: Path) -> None:
         advises(here, told)
         assert "promotion 1 rests on evc's number 2 for version 0" in told
         assert "other numbers for it, too: 1.0;" in told
+        _, told = await isthmus("export", w.run.url, "--promoted", "-o", str(folder.parent / "model"))
+        advises(here, told)
         await commit(w, 1)
         await measured(w, 1, 2.0)
         code, told = await promotes(w, at)

@@ -312,6 +312,16 @@ def others(promotion: Promotion, numbers: Iterable[Measured]) -> dict[str, list[
     return {by: values for by, values in found.items() if values}
 
 
+def doubts(promotion: Promotion, numbers: Iterable[Measured]) -> list[str]:
+    """Return, in words, what `others` finds."""
+    return [
+        f"promotion {promotion.number} rests on {name}'s number {promotion.values[name]:g} for version "
+        f"{promotion.version}; {name} has stored other numbers for it, too: {', '.join(map(str, values))}; ask {name} "
+        "which is right"
+        for name, values in others(promotion, numbers).items()
+    ]
+
+
 async def newest(log: Log) -> Promotion | None:
     """Return the last promotion that holds; None if there is none. Reads nothing in a run that never had a gate.
 

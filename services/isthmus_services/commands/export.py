@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from isthmus.agent.ports import open_log
 from isthmus.codecs import kernels
 from isthmus.codecs.kernels import F32
-from isthmus.errors import InputError
+from isthmus.errors import Denied, InputError
 from isthmus.inspect import export as exports
 from isthmus.learner.global_local import global_local
 from isthmus.log import merge, promotions
@@ -63,6 +64,9 @@ def run(settings: declared.Export) -> int:
             if local:
                 which = f"{len(local)} tensors that are not merged ({min(local)}, …)"
                 print(f"including {which}: the mean over the newest checkpoints of {', '.join(learners)}")
+            with suppress(Denied):  # the promotion holds all the same
+                for said in promotions.doubts(promotion, await promotions.stored(log)) if promotion else ():
+                    print(said)
             return versions
 
     versions = asyncio.run(go())

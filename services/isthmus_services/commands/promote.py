@@ -135,11 +135,7 @@ def _print_list(settings: declared.Promote, known: Promotions, beyond: list[int]
     newest = f"version {last.version} (promotion {last.number})" if last else "none"
     console.print(Text(f"the newest promoted version is: {newest}"), soft_wrap=True)
     for p in found:
-        for name, values in others[p.number].items():
-            said = (
-                f"promotion {p.number} rests on {name}'s number {p.values[name]:g} for version {p.version}; {name} has "
-                f"stored other numbers for it, too: {', '.join(map(str, values))}; ask {name} which is right"
-            )
+        for said in promotions.doubts(p, stored):
             console.print(Text(said), soft_wrap=True)
     if beyond:
         console.print(
