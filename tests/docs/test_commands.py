@@ -43,6 +43,8 @@ def said_of(block: Block) -> str:
     if block.page in EXECUTED and kind in ("", "in a terminal of its own"):
         return ""
     if kind in ("not run", "not run on this page"):
+        if block.page in EXECUTED and kind == "not run on this page":
+            return f"{block.where}: «{kind}» on a page that a test runs: write «not run» above the one block"
         return "" if rest else f"{block.where}: «{kind}» without a reason"
     if kind != "run":
         return f"{block.where}: say above the block which test runs it, or why none does (tests/support/docs_blocks.py)"

@@ -12,6 +12,7 @@ import pytest
 from isthmus_services.demo import consortium
 from isthmus_services.processes import isthmus_command
 from support.docs_blocks import ROOT, Shell, blocks
+from support.permitted import seaweedfs_of
 
 pytestmark = [pytest.mark.tier("all"), pytest.mark.timeout(600)]  # some forty commands and processes each
 
@@ -36,6 +37,46 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     check = next(line for line in said.splitlines() if "ssh-keygen" in line and "audit.json" in line)
     done = subprocess.run(["bash", "-c", check], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+AS = """#!{python}
+import os, sys
+
+words = sys.argv[1:]
+named = words[words.index("--learner") + 1] if "--learner" in words else ""
+identity = {{
+    "init": "owner", "charter": "owner", "members": "owner", "learner": f"learner-{{named}}", "syncer": "syncer",
+    "follow": "follower-held-out", "promote": "follower-held-out", "export": "follower-held-out", "audit": "reader",
+}}.get(words[0], "nobody")
+if words[:2] == ["charter", "show"]:
+    identity = "reader"
+os.environ["AWS_SHARED_CREDENTIALS_FILE"] = f"{folder}/{{identity}}/aws-credentials"
+os.execv("{python}", ["{python}", "-m", "isthmus_services.main", *words])
+"""
+"""A program that runs `isthmus` with the rights to the bucket that the page's table gives to who runs the command."""
+
+
+def test_the_page_goes_through_a_bucket_with_the_rights_of_its_table(tmp_path: Path) -> None:
+    url, folder = "s3://consortium/run", tmp_path / "access"
+    learners = [word for name in consortium.LEARNERS for word in ("--learner", name)]
+    made = isthmus_command("access", str(folder), "--run", url, *learners, "--series", "held-out")
+    subprocess.run(made, env=environment(), check=True, stdout=subprocess.DEVNULL)
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "activate").write_text(f"export PATH={programs}:$PATH\n")
+    for name, text in (("python", f'#!/bin/sh\nexec {sys.executable} "$@"\n'), ("isthmus", AS)):
+        (programs / name).write_text(text.format(python=sys.executable, folder=folder) if text is AS else text)
+        (programs / name).chmod(0o755)
+    (tmp_path / "pkg").symlink_to(ROOT / "pkg")
+    with (
+        seaweedfs_of(tmp_path, folder, "consortium") as store,
+        Shell(tmp_path, environment() | {"AWS_ENDPOINT_URL": store.server.url, "AWS_REGION": "us-east-1"}) as shell,
+    ):
+        shell.page("docs/consortium.md", was="out/run", now=url)
+        said = "".join(shell.said.values())
+    assert "membership 2 is in force, approved by 2" in said
+    assert "promoted: version 2 of" in said
+    assert json.loads((tmp_path / "audit.json").read_text())["replay"]["differences"] == []
 
 
 def test_the_demo_uses_the_charter_and_the_evaluation_of_the_page() -> None:

@@ -8,11 +8,9 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import boto3
 import pytest
 import redis as redis_client
 from botocore.exceptions import ClientError
@@ -25,7 +23,7 @@ from isthmus.runtime.clock import single_threaded
 from isthmus.store import EdgeStore, open_store
 from isthmus_services.commands import access
 from isthmus_services.main import main
-from isthmus_services.servers import Server, free_ports, redis_server, s3_server
+from isthmus_services.servers import free_ports, redis_server
 from support.permission_cases import (
     ALL,
     COLLECTOR,
@@ -41,38 +39,9 @@ from support.permission_cases import (
     STREAMS,
     SYNCER,
 )
+from support.permitted import Store, seaweedfs_of
 
 BUCKET, PREFIX = "permitted", "team/run"
-
-
-@dataclass(frozen=True)
-class Store:
-    """A SeaweedFS that knows all identities, and the folder that `isthmus access` wrote."""
-
-    server: Server
-    folder: Path
-
-    def environment(self, user: str) -> Mapping[str, str]:
-        """Return the environment variables of a user's process."""
-        return {
-            "AWS_ENDPOINT_URL": self.server.url,
-            "AWS_REGION": "us-east-1",
-            "AWS_SHARED_CREDENTIALS_FILE": str(self.folder / user / access.CREDENTIALS),
-        }
-
-    def client(self, user: str = "") -> Any:
-        """Return an S3 client, independent of Isthmus, of a user or of the administrator."""
-        key, secret = (self.folder / access.ROOT_USER).read_text(), (self.folder / access.ROOT_PASSWORD).read_text()
-        if user:
-            lines = (self.folder / user / access.CREDENTIALS).read_text().splitlines()
-            key, secret = (line.partition("=")[2] for line in lines[1:])
-        return boto3.client(
-            "s3",
-            endpoint_url=self.server.url,
-            region_name="us-east-1",
-            aws_access_key_id=key.strip(),
-            aws_secret_access_key=secret.strip(),
-        )
 
 
 def made(folder: Path, *more: str) -> Path:
@@ -82,21 +51,10 @@ def made(folder: Path, *more: str) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def seaweedfs_of(place: Path, folder: Path) -> Iterator[Store]:
-    root = (folder / access.ROOT_USER).read_text().strip(), (folder / access.ROOT_PASSWORD).read_text().strip()
-    identities = (f"-s3.config={folder / access.SEAWEEDFS_FILE}",)
-    with s3_server(place, credentials=root, arguments=identities) as server:
-        store = Store(server, folder)
-        with contextlib.closing(store.client()) as administrator:
-            administrator.create_bucket(Bucket=BUCKET)
-        yield store
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     place = tmp_path_factory.mktemp("permitted")
-    with seaweedfs_of(place, made(place / "access")) as store:
+    with seaweedfs_of(place, made(place / "access"), BUCKET) as store:
         yield store
 
 
@@ -202,7 +160,7 @@ async def test_nothing_outside_the_run_is_open_to_anyone(store: Store) -> None:
 
 async def test_a_strict_learner_has_no_donors(tmp_path: Path) -> None:
     theirs = next(key for key in KEYS if key.startswith("learners/us-1/") and "/parts/" in key)
-    with seaweedfs_of(tmp_path, made(tmp_path / "access", "--strict")) as store:
+    with seaweedfs_of(tmp_path, made(tmp_path / "access", "--strict"), BUCKET) as store:
         async with opened(store, ("learner-eu-1", "learner-us-1")) as stores:
             assert not await allowed(stores["learner-eu-1"].get(theirs))
             assert not await allowed(stores["learner-eu-1"].list("learners/"))

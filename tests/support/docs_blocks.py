@@ -16,7 +16,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -134,9 +134,11 @@ class Shell:
         for process in self._beside:
             process.wait(HANGS_S)
 
-    def page(self, path: str) -> None:
-        """Run a page. Raises `AssertionError` with the output if a block does not end with 0."""
-        for block in blocks(path):
+    def page(self, path: str, was: str = "", now: str = "") -> None:
+        """Run a page, with other words for some words if `was` is given. Raises `AssertionError` with the output if a
+        block does not end with 0."""
+        for found in blocks(path):
+            block = replace(found, text=found.text.replace(was, now)) if was else found
             if block.title:
                 (self.folder / block.title).write_text(block.text)
             elif block.commands and block.mark == "in a terminal of its own":
