@@ -28,6 +28,7 @@ TOOLS = {
     "heal": "`isthmus heal`",
     "gc": "`isthmus gc`",
     "replay": "`isthmus replay`",
+    "log": "The logs of learners and syncers",
     "promote": "`isthmus promote`, and followers of promoted versions",
     "alert": "Alerts",
 }

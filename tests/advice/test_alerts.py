@@ -371,7 +371,7 @@ async def test_nothing_is_merged(tmp_path: Path, capsys: pytest.CaptureFixture[s
             await minutes(2)
             fault.mended = False
             await minutes(9)
-            assert "none of 1 syncers can serve for now" in (said := await f.status())
+            assert "0 of 1 syncers can serve for now" in (said := await f.status())
             assert "s1: waits for store" in said
             with folder_of_the_run(tmp_path / "run") as run:
                 assert_reaches(follow("IsthmusNoCommits", run, "doctor", capsys)[1])

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,9 @@ import msgspec
 import pytest
 
 from advice.doctors import HEAL, Doctor, does, printed, small_run
+from advice.followed import advises, mine, says
 from advice.rows import A_GAP, row
+from integration.test_full_store import IN_A_DISK_OF_ITS_OWN, own_mounts  # noqa: F401  (a fixture)
 from isthmus.agent.speed import Speeds
 from isthmus.codecs import kernels
 from isthmus.doctor import log as doctor_log
@@ -24,6 +27,7 @@ from isthmus.log import log_health
 from isthmus.log.log_health import STANDS
 from isthmus.runtime.clock import Runtime, single_threaded
 from isthmus_services.main import main
+from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import Server
 from support.world import World, seed_of, serving, train, world
 
@@ -321,7 +325,7 @@ async def test_the_bus_of_another_run(doctor: Doctor, folder: Path, redis: Serve
 
 
 @row(
-    "doctor", "run: bus: syncers were heard here, and none has been for … s; the last commit is … s old",
+    "doctor", "run: bus: syncers were heard here, and the last word of one is … to … s old; the last commit is … s old",
     means="All syncers have ended, or are cut off from this bus. Learners train on, and nothing is merged. It is a warning for "
     "`--role syncer`, where they stopped in order, and after a minute without a commit, since the run may be over.",
     do="unless the run is over, start a syncer again by its old command; its log says why it ended",
@@ -335,6 +339,43 @@ async def test_syncers_that_have_ended(doctor: Doctor, folder: Path) -> None:
         await prints(doctor, "finds", str(folder), "--role", "learner")
         async with serving(w.syncer("s2")):
             assert "ok      run: bus" in await prints(doctor, "finds_no_more", str(folder), "--role", "learner")
+
+
+@row(
+    "doctor", "run: bus: syncers were heard here, and the last word of one is … to … s old; the last commit is … s old; the "
+    "store is full",
+    means="The store takes no more objects, so that syncers cannot speak, or have ended.",
+    do="make room first, as `store: may write` says. A syncer that still runs then goes on by itself; one that has ended is to "
+    "be started again by its old command, unless the run is over",
+    then="`ok store: may write`; without a syncer that runs, the finding stays, and says nothing of the store.",
+    lost=A_GAP,
+)  # fmt: skip
+@pytest.mark.tier("all")
+@pytest.mark.usefixtures("own_mounts")
+async def test_syncers_on_a_full_disk(folder: Path, tmp_path: Path) -> None:
+    (full,) = mine(test_syncers_on_a_full_disk)
+    (ended,) = mine(test_syncers_that_have_ended)
+    async with a_run(folder) as w:
+        await grown(w, 2)
+    disk, isthmus_ = tmp_path / "disk", " ".join(isthmus_command())
+    disk.mkdir()
+    examine = f"{isthmus_} doctor {disk}/run --role learner --size 0.02 --bus sqlite://{tmp_path}/bus.sqlite"
+    script = f"""
+        mount -t tmpfs -o size=64m tmpfs {disk} && cp -r {folder} {disk}/run && mv {disk}/run/bus.sqlite* {tmp_path}/ || exit 99
+        dd if=/dev/zero of={disk}/filled bs=64k 2> /dev/null
+        {examine} > {tmp_path}/full
+        rm {disk}/filled
+        {examine} > {tmp_path}/roomy
+        true
+    """
+    command = [*IN_A_DISK_OF_ITS_OWN, "sh", "-c", script]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said, after = (tmp_path / "full").read_text(), (tmp_path / "roomy").read_text()
+    advises(full, said)
+    assert (ended.do in said, "store: may write" in said) == (False, True), said
+    advises(ended, after)
+    assert not says(full, after)
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------

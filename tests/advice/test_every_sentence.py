@@ -40,7 +40,7 @@ NOT_IN_STATUS = {
 """Reasons for which status never says that every update is rejected."""
 
 PLAIN = {
-    "status": {"… more fragments are damaged, too"},
+    "status": {"… more fragments are damaged, too", "the log of 1 more fragment is"},
     "heal": {
         # The doctor and gc say this, and have rows.
         "isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
@@ -50,6 +50,7 @@ PLAIN = {
         "with a hole in its history (the run goes on)",
         "cannot be healed: …",  # the row of each reason begins with it
         "that cannot be folded",  # in the last line
+        "with an object missing that a syncer can make again",  # in the last line
         "is not what version … published: …",  # in place of `is missing, and version … published it`
         "healed: version … restarts from version … as published",  # what the rows say that you then see
         "is listed, and the store does not give it out",  # a store that contradicts itself; no advice is known

@@ -32,10 +32,12 @@ from isthmus.log import log_health
 from isthmus.store import Layer, Patience, Store
 from isthmus.store.layer import Send
 from isthmus.syncer import snapshots
+from isthmus_services.board.history import warnings
 from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import redis_server
+from support.boards import a_board, ask
 from support.forking import Forked, nursery
-from support.world import NumpyReplica, World, seed_of, serving, train, until, world
+from support.world import NumpyReplica, World, newest_commit, seed_of, serving, train, until, world
 
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ class Fault:
     """A fault of requests to a store, which lasts until it is mended."""
 
     error: BaseException
-    prefix: str = ""
+    prefix: str | tuple[str, ...] = ""
     operations: tuple[str, ...] = ("get", "put", "create", "list", "delete")
     mended: bool = False
     after_s: float = 0.0
@@ -76,7 +78,10 @@ class Faulty(Layer):
 
 @asynccontextmanager
 async def training(
-    agent: LearnerAgent, speed: float = 0.0, step_s: float = 0.01, loss: Callable[[], float] = lambda: 1.0
+    agent: LearnerAgent,
+    speed: float | Callable[[], float] = 0.0,
+    step_s: float = 0.01,
+    loss: Callable[[], float] = lambda: 1.0,
 ) -> AsyncIterator[asyncio.Event]:
     """Let a learner train during the body. It is killed at the end, unless the event is set: then it has left, done.
 
@@ -92,7 +97,8 @@ async def training(
         draw = np.random.default_rng(0)
         while not done.is_set():
             for values in replica.values:
-                values += np.float32(speed) + draw.normal(scale=1e-3, size=values.size).astype(np.float32)
+                moved = speed() if callable(speed) else speed
+                values += np.float32(moved) + draw.normal(scale=1e-3, size=values.size).astype(np.float32)
             boundary.after_step(100, loss())
             await asyncio.sleep(step_s)
 
@@ -158,7 +164,7 @@ async def command(folder: Path, *words: str) -> AsyncIterator[Forked]:
     "status",
     "0 of … learners merge; no syncer is heard; nothing was ever committed",
     means="Learners train, and no syncer runs, or none reaches this bus. Each learner trains by itself.",
-    like="A bus that is away is said as `the bus cannot be reached`; a syncer that is there and cannot work as `none of "
+    like="A bus that is away is said as `the bus cannot be reached`; a syncer that is there and cannot work as `0 of "
     "… syncers can serve for now`.",
     do="start one with: isthmus syncer … --bus …",
     then="Within seconds `… of … learners merge`. What the learners trained meanwhile is merged.",
@@ -170,6 +176,28 @@ async def test_a_run_without_a_syncer(folder: Path) -> None:
         line = await said(here, w)
         async with command(folder.parent, *command_in(line, "syncer")):
             assert (await well(w)).startswith("1 of 1 learners merge")
+
+
+async def test_the_command_for_a_syncer_has_the_quorum_of_the_one_before(folder: Path) -> None:
+    """And that of learners whose work has waited for many periods, so that one round takes all of it."""
+    (here,) = mine(test_a_run_without_a_syncer)
+    async with world(folder, FEW) as w, training(w.learner("a")) as a, training(w.learner("b")) as b:
+        for _ in range(100):
+            line = (await status(w))[1]
+            if says(here, line) and "--quorum" in line:
+                break
+        words = command_in(line, "syncer")
+        assert words[-2:] == ["--quorum", "2"], line
+        async with command(folder.parent, *words):
+            assert (await well(w)).startswith("2 of 2 learners merge")
+            assert "quorum 2, " in (await isthmus("status", w.run.url, "--bus", w.bus.url))[1]
+        for _ in range(100):
+            line = (await status(w))[1]
+            if "no syncer is heard; the last commit" in line:
+                break
+        assert command_in(line, "syncer")[-2:] == ["--quorum", "2"], line
+        a.set()
+        b.set()
 
 
 @row(
@@ -277,15 +305,15 @@ async def names_a_process_that_lives(line: str, w: World) -> None:
 
 @row(
     "status",
-    "no messages come from …: it was killed or is cut off",
+    "no messages come from …: … killed or … cut off",
     means="These learners were heard once, did not say that they leave, and are silent now. The others are merged.",
     like="A spot machine that was taken away on purpose: then nothing is to be done, and `--check` still ends with 0. Or a "
     "learner that is started again and again, and dies each time before it joins (bad data, too little memory to load the "
     "model): its log then has more lines of `isthmus learner` with `starts:` than lines with `joined`. The end of its log "
     "says why. If it does not, the kernel may have ended it for want of memory: dmesg | grep -i oom, or the reason "
     "OOMKilled of its container, whose count of restarts rises",
-    do="started again under its name, it goes on from its checkpoint (nothing is to be done if it exploded and another "
-    "name took its place)",
+    do="a learner that is started again under its name goes on from its checkpoint (nothing is to be done for one that "
+    "exploded and whose place another name took)",
     then="The sentence goes away, and its incarnation is one higher.",
     lost="what it trained since its last checkpoint and was not merged",
 )
@@ -358,11 +386,10 @@ async def test_a_learner_that_restarts_in_vain(folder: Path) -> None:
 
 @row(
     "status",
-    "… has a quorum of …, and … learners were ever heard: its rounds wait for every learner, and until their deadline for "
-    "one that stalls",
+    "… a quorum of …, and … ever heard: … rounds wait for every learner, and until their deadline for one that stalls",
     means="This syncer was started with a `--quorum` that this run's learners cannot reach. It merges all the same.",
     like="A run whose other learners are yet to be started.",
-    do="start the other learners, or start the syncer again with --quorum K, where K is at most …",
+    do="start the other learners, or start … again with --quorum K, where K is at most …",
     then="The sentence goes away.",
 )
 async def test_a_quorum_that_cannot_be_reached(folder: Path) -> None:
@@ -378,7 +405,7 @@ async def test_a_quorum_that_cannot_be_reached(folder: Path) -> None:
 
 @row(
     "status",
-    "… learners are expected, … are heard",
+    "… learners expected, … heard",
     means="`--expect` asks for more learners than are at work.",
     do="start the others, or expect fewer",
     then="`--check` ends with 0.",
@@ -394,9 +421,9 @@ async def test_fewer_learners_than_are_expected(folder: Path) -> None:
 
 @row(
     "status",
-    "no learner trains: … of … learners stopped; the last commit is of …; … left before its last step",
+    "no learner trains: … of … learners stopped; the last commit is of …; … left before … last step",
     means="All learners have left, and some before their last step: by SIGTERM or by an error, which its log has.",
-    do="unless this is its end, start it again: it goes on from its checkpoint",
+    do="unless the run is to end here, start what stopped again: each learner goes on from its checkpoint",
     like="With `… learners are done, … stopped before`, the others had done all their steps.",
     then="`… of … learners merge`, and in the end all are done.",
 )
@@ -465,7 +492,7 @@ async def test_a_syncer_whose_clock_is_an_hour_off(folder: Path, ahead_s: float)
 
 @row(
     "status",
-    "none of … syncers can serve for now; the last commit is of … waits for …",
+    "0 of … syncers can serve for now; the last commit is of … waits for …",
     means="Syncers are there, and none of them reaches its store or hears its own messages. Nothing is merged.",
     like="Without `waits for …` the syncer hears nothing of itself on the bus: see its log.",
     do="it goes on by itself once that is over; isthmus doctor … --bus … --role syncer, beside it, says what is wrong",
@@ -539,9 +566,39 @@ async def test_a_fragment_that_cannot_be_folded(folder: Path) -> None:
             await until(lambda: syncer.coordinators[0].head > head, "the fragment goes on")
 
 
+async def test_a_fragment_that_cannot_be_folded_is_not_said_to_stand_as_well(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by status, nor by a board that would call a fragment stuck at once."""
+    monkeypatch.setattr(warnings, "STUCK_LEAST_S", 0.0)
+    monkeypatch.setattr(warnings, "STUCK_PERIODS", 0.0)
+    (here,) = mine(test_a_fragment_that_cannot_be_folded)
+    async with world(folder, MANY) as w:
+        async with serving(w.syncer("s0"), killed=True) as first:
+            await train(w.learner("a"), 10, enough=lambda: min(k.head for k in first.coordinators) >= 2)
+        commit = await w.log.commit(0, 1)
+        assert commit is not None
+        (folder / commit.header.inputs[0].key).write_bytes(b"gone")
+        async with serving(w.syncer("s1")) as syncer, training(w.learner("a")), a_board(w.log, w) as (url, _):
+            await until(lambda: min(k.head for k in syncer.coordinators[1:]) >= 12, "the others are merged")
+            line = await said(here, w)
+            assert "stand" not in line, line
+            cause = (
+                "fragment 0 cannot be folded",
+                "the log of fragment 0 is damaged",
+            )  # by a syncer, by the board itself
+            for _ in range(50):
+                told = [w["said"] for w in (await ask(url, "state"))["warnings"]]
+                if told and told[0].startswith(cause):
+                    break
+                await asyncio.sleep(0.1)
+            assert told[0].startswith(cause), told
+            assert not [words for words in told if re.search(r"fragments? 0\b.*(stand|not merged)", words)], told
+
+
 @row(
     "status",
-    "fragment … is slow to be read by …, which leaves it to others; nothing is known to be damaged",
+    "… slow to be read by …, which leaves … to others; nothing is known to be damaged",
     means="The syncer takes longer than its silence allows to read this fragment's log.",
     do="see whether its machine or its way to the store is overloaded",
     then="The syncer serves the fragment as soon as it has read it.",
@@ -648,6 +705,47 @@ async def test_a_finished_run_with_commits_missing(folder: Path) -> None:
         await well(w)
 
 
+@row(
+    "status",
+    "the log of fragment … is damaged: commits/…: is missing, and version … is there: restore it from a backup, or go on in a "
+    "new run from the newest version that can be exported (`isthmus export`, then `isthmus init --from`) (fragment … can be "
+    "read up to version …)",
+    means="A commit that was made since the newest snapshot is gone, and later ones are there: no new syncer can start with the "
+    "fragment. A syncer that still merges it has the state in memory, and its next snapshot makes the damage a hole.",
+    like="`has a hole in its history (the run goes on)`: a snapshot is there already.",
+    do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
+    then="`isthmus heal` names the object. With the object restored from a backup, status says nothing of it.",
+    lost="without a backup: what was merged after that commit, unless a syncer that still merges it writes a snapshot",
+)
+@row(
+    "status",
+    "the log of fragment … is damaged: commits/…: is missing, and its snapshot is there: restore it from a backup, or go on in "
+    "a new run from the newest version that can be exported (`isthmus export`, then `isthmus init --from`) (fragment … can be "
+    "read up to version …)",
+    means="The newest commit is gone, and the snapshot of its version shows that it existed.",
+    do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
+    then="`isthmus heal` says the same. With the object restored from a backup, status says nothing of it.",
+    lost="without a backup: what that commit merged",
+)
+@pytest.mark.parametrize("newest", [False, True], ids=["below the end", "the newest"])
+async def test_a_commit_after_the_newest_snapshot_that_is_missing(folder: Path, newest: bool) -> None:
+    below, last = mine(test_a_commit_after_the_newest_snapshot_that_is_missing)
+    async with world(folder, FEW) as w:
+        if newest:
+            await finished(w)
+        else:
+            async with serving(w.syncer("s0"), killed=True) as syncer:
+                await train(w.learner("a"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= 4)
+        path = folder / commit_key(0, (await newest_commit(w, 0)).version if newest else 3)
+        kept = path.read_bytes()
+        path.unlink()
+        line = await said(last if newest else below, w)
+        code, told = await isthmus(*command_in(line, "heal"))
+        assert (code, str(path.relative_to(folder)) in told) == (1, True), told
+        path.write_bytes(kept)
+        assert "damaged" not in (await status(w))[1]
+
+
 async def test_damage_of_older_commits_is_said_as_long_as_it_lasts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -748,6 +846,47 @@ async def test_a_learner_that_explodes(folder: Path) -> None:
             code, told = await isthmus(*command_in(line, "explain"))
             assert (code, "of its length (norm" in told) == (0, True), told
         await well(w)
+
+
+@row(
+    "status",
+    "… exploded for a moment, and trains as before: an update was …",
+    means="One of this learner's updates was cut to less than a tenth of its length, or was rejected since it was not finite or "
+    "far too long. Its newest ones are as usual. It is no failure: `--check` ends with 0. Status looks at the newest 2,048 "
+    "commits, `--watch` and the board at those since they began.",
+    do="isthmus explain … … has the round; if it comes again, look at the data of that time, and lower the learning rate or "
+    "clip gradients",
+    then="The sentence goes away after some thousand commits.",
+    lost="what was cut of that update",
+)
+@row(
+    "status",
+    "the loss of … leapt for a moment: … in an update, … at most before, … in the newest updates",
+    means="The loss of one of this learner's updates was more than twice that of the eight before it, and is low again.",
+    do="isthmus explain … … has the round; if it comes again, look at the data of that time, and lower the learning rate or "
+    "clip gradients",
+    then="The sentence goes away after some thousand commits.",
+)
+@pytest.mark.parametrize("what", ["length", "loss"])
+async def test_a_learner_that_exploded_for_a_moment(folder: Path, what: str) -> None:
+    exploded, leapt = mine(test_a_learner_that_exploded_for_a_moment)
+    wild = False
+    async with (
+        world(folder, FEW) as w, serving(w.syncer("s1")) as syncer,
+        training(w.learner("a"), 0.01), training(w.learner("b"), 0.01),
+        training(w.learner("c"), lambda: 1.0 if wild and what == "length" else 0.01,
+                 loss=lambda: 9.0 if wild and what == "loss" else 1.0),
+    ):  # fmt: skip
+        await until(lambda: syncer.coordinators[0].head > 10, "it is known what is usual")
+        assert "for a moment" not in await well(w)
+        wild, head = True, syncer.coordinators[0].head
+        await until(lambda: syncer.coordinators[0].head > head + 1, "it is wild for some rounds")
+        wild, head = False, syncer.coordinators[0].head
+        await until(lambda: syncer.coordinators[0].head > head + 24, "all newest updates are as usual")
+        line = await well(w)
+        advises(exploded if what == "length" else leapt, line)
+        code, told = await isthmus(*command_in(line, "explain"))
+        assert (code, "c" in told) == (0, True), told
 
 
 @row(

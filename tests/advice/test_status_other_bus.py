@@ -56,11 +56,11 @@ async def test_a_bus_whose_syncer_was_killed_just_now_is_the_right_one() -> None
 
 @row(
     "status",
-    "… joined in the store and was never heard here",
+    "… joined in the store and … never heard here",
     means="This learner has a place in the run's store, where it has stored something in the last ten minutes, and this bus has "
     "no message of it. It is no failure, since it may have ended.",
     like="A learner that needs over a minute to load its model before its first message; or a bus that was emptied since it ended.",
-    do="if it trains, … is not its bus: start it again with this one (--bus, ISTHMUS_BUS, join(bus=…))",
+    do="a learner of these that trains has another bus than …: start it again with this one (--bus, ISTHMUS_BUS, join(bus=…))",
     then="`… of … learners merge`, with this learner.",
     lost="what it trained on the other bus, but for a part of its newest update",
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from advice.followed import advises, mine
 from advice.rows import row
 from e2e.test_processes import PACED, isthmus, processes
 from isthmus.reasons import LATE_WORK
@@ -39,14 +40,24 @@ def commits(run: Path) -> int:
 
 @row(
     "status",
-    "no learner trains: … of … learners are done; …; these learners left with tokens that no syncer answered, which are "
-    "not in the model: …",
+    "no learner trains: … of … learners are done; …; … left with tokens that no syncer answered, which are not in the model",
     means="No syncer was there when these learners ended. What they had sent since the last commit is in their checkpoints "
     "only. The number is that work's share of all their tokens.",
     like="A few per cent of pending tokens after a run that ended well: steps after the last update, which no round takes.",
     do=BRING_IN,
     then="The learners send the work again and end once it is merged; then the sentence is gone. `isthmus explain …` says "
     "for each update to which part of its weight and of its length it was cut.",
+    lost=LATE,
+)
+@row(
+    "log",
+    "…: … steps in …; … sent and not answered (…); WHAT WAS NOT ANSWERED IS NOT IN THE MODEL: start this learner and the others "
+    "again soon",
+    means="The learner has ended, and no syncer answered its last updates: in parentheses stands why. They are in the store, and "
+    "in its checkpoint.",
+    like="`that goes on when this learner comes back`: little is open, as at every end.",
+    do="start this learner and the others again soon, with close(wait=600) or --wait-at-end 600, and then a syncer",
+    then="At its end the learner says which share was merged, and the words are gone. `isthmus status` names a syncer's command.",
     lost=LATE,
 )
 @pytest.mark.tier("all")
@@ -70,10 +81,13 @@ def test_work_that_no_syncer_answered_is_named_and_its_advice_brings_it_in(
             syncer.kill()
         for process in learners:
             p.ends(process, code=0 if served else NEVER_MERGED)
+        unanswered = mine(test_work_that_no_syncer_answered_is_named_and_its_advice_brings_it_in)[1]
+        if served:
+            advises(unanswered, p.said("a"))
         code, said = check(run)
         assert code == 1
         advice = re.search(
-            r"(?:no syncer answered, which are not in the model: a \(\d+%\), b \(\d+%\)|is not in the run)\n  → .*: start them again with "
+            r"(?:a \(\d+%\), b \(\d+%\) left with tokens that no syncer answered, which are not in the model|is not in the run)\n  → .*: start them again with "
             r"(--wait-at-end 600) .*, once they have joined, a syncer: isthmus (.* --quorum 2)$",
             said,
         )
@@ -86,6 +100,7 @@ def test_work_that_no_syncer_answered_is_named_and_its_advice_brings_it_in(
         p.isthmus("syncer again", *shlex.split(advice[2]))
         for process in again:
             p.ends(process)
+        assert "NOT IN THE MODEL" not in p.said("a again")
         code, said = check(run)
         newest = [max(fragment.iterdir()).relative_to(run) for fragment in sorted((run / "commits").iterdir())]
         told = [isthmus("explain", str(run), str(key)).stdout for key in newest]

@@ -172,7 +172,7 @@ class Reading(Deaf):
     "status",
     "… more learners have such trouble",
     means="Three learners are named, and more have the same or another trouble.",
-    do="the table of learners names them",
+    do="the table of learners names all",
     then="The table's column `state` has it for each.",
 )
 @in_virtual_time
@@ -445,7 +445,8 @@ async def test_a_learner_whose_uploads_hang() -> None:
     "status",
     "…: waits for a merge (no update is merged)",
     means="For four periods no update of this learner was merged, and none was rejected: it is too late for each round.",
-    do="`isthmus status` shows which learners rounds wait for, and which are late",
+    do="the table of fragments shows whether new versions come, and whom rounds wait for: if none comes, the syncers' logs "
+    "say why; else isthmus explain … … names the learners that a round missed, and by how much",
     then="Once rounds wait long enough for it, or it is as quick as the others, it is merged.",
     lost="what was overwritten meanwhile",
 )
@@ -464,7 +465,7 @@ async def test_a_learner_that_no_round_merges() -> None:
 
 @row(
     "status",
-    "none of … syncers can serve for now; …; …: its log says why",
+    "0 of … syncers can serve for now; …; …: its log says why",
     means="The syncer publishes, and does not hear its own messages: its bus gives it none, without an error.",
     do="its log says why",
     then="Once it hears its messages, it takes its fragments up again.",
@@ -485,9 +486,9 @@ async def test_a_syncer_that_hears_nothing() -> None:
 
 @row(
     "status",
-    "… is heard, and the membership does not name it: its work is not merged",
+    "… heard, and the membership does not name … work is not merged",
     means="This learner was expelled, and trains on. Syncers ignore it.",
-    do="end it, or make it a member again, as the owner: isthmus members add … … --public-key FILE.pub",
+    do="end …, or make it a member again, as the owner: isthmus members add … … --public-key FILE.pub",
     then="The sentence goes away.",
     lost="what it has trained since it was expelled",
 )

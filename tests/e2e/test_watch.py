@@ -106,7 +106,7 @@ async def test_a_pipe_is_told_of_a_problem_once_and_of_its_end(folder: Path) -> 
         try:
             lines = [(await asyncio.wait_for(process.stdout.readline(), 120)).decode() for _ in range(5)]
             assert lines[1:3] == [
-                "  3 learners are expected, 2 are heard\n",
+                "  3 learners expected, 2 heard\n",
                 "    → start the others, or expect fewer\n",
             ]
             assert all(re.match(r"\d\d:\d\d:\d\d  .*; 2 of 2 learners merge$", line) for line in (lines[0], *lines[3:]))
@@ -115,7 +115,7 @@ async def test_a_pipe_is_told_of_a_problem_once_and_of_its_end(folder: Path) -> 
                 line = ""
                 while "over:" not in line:
                     line = (await asyncio.wait_for(process.stdout.readline(), 120)).decode()
-                assert line == "  over: 3 learners are expected, 2 are heard\n"
+                assert line == "  over: 3 learners expected, 2 heard\n"
                 extra.cancel()
                 await asyncio.gather(extra, return_exceptions=True)
         finally:

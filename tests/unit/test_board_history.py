@@ -490,7 +490,7 @@ def test_what_somebody_should_see_to_is_said_with_what_to_do() -> None:
 
 def test_a_fragment_that_was_not_merged_for_long_is_said_with_what_to_do() -> None:
     rounds = [committed(v, given("a", v - 1, v, p=p), p=p) for v in range(1, 101) for p in range(2) if p or v < 4]
-    (stuck,) = _stuck(read(rounds), after(100), "memory://run")
+    (stuck,) = _stuck(read(rounds), after(100), "memory://run", ())
     assert stuck.said.startswith("fragment 0 was not merged for over ")
     assert stuck.do.startswith("the fragment's page shows which learners")
     assert stuck.link == "fragments/0"

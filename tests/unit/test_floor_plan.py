@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 LIBRARY = (
     # the rooms of a floor, and what they contain
-    "interrupts reasons version",  # holding signals back · why updates are rejected
+    "interrupts reasons version wording",  # holding signals back · why updates are rejected · counts in sentences
     "errors",
     "format runtime sinks",  # file formats, permissions · clocks, threads, metrics, URLs · where figures go
     "codecs rounds store",  # packing of arrays · rounds, without I/O · the port to object stores

@@ -129,7 +129,7 @@ def test_of_many_only_a_few_are_named() -> None:
     assert found.said.startswith("l0: waits for bus: ")
     assert "l2: waits for bus: " in found.said
     assert found.said.endswith(
-        "6 more learners have such trouble: the table of learners names them; 0 of 9 learners merge"
+        "6 more learners have such trouble: the table of learners names all; 0 of 9 learners merge"
     )
 
 
@@ -137,7 +137,7 @@ def test_fewer_than_expected_are_something_to_see_to_unless_all_are_done() -> No
     found = of(beat("a"), alive(), expected=3)
     assert (found.ok, found.said) == (
         False,
-        "3 learners are expected, 1 are heard: start the others, or expect fewer; 1 of 1 learners merge",
+        "3 learners expected, 1 heard: start the others, or expect fewer; 1 of 1 learners merge",
     )
     assert of(beat("a"), beat("b"), beat("c"), alive(), expected=3).ok
     assert of(beat("a"), left("a", done=True), alive(), expected=3).ok
@@ -185,7 +185,9 @@ def test_of_learners_whose_work_was_not_answered_those_with_less_are_named_too()
         return [told, left(name, done=True)]
 
     found = looked(*done("eu", 130.0), *done("us", 250.0), *done("ap", 20.0), period=8.0)
-    assert "which are not in the model: eu (13%), us (25%); bring their work in soon" in found.said
+    assert (
+        "; eu (13%), us (25%) left with tokens that no syncer answered, which are not in the model; bring" in found.said
+    )
     assert looked(*done("eu", 130.0), *done("us", 200.0), period=8.0).ok, "as after any run"
 
 
@@ -262,7 +264,7 @@ def test_the_advice_for_a_bus_that_is_away_is_given_once() -> None:
 @pytest.mark.parametrize(
     ("syncer", "said"),
     [
-        (alive(able=False), "none of 1 syncers can serve"),
+        (alive(able=False), "0 of 1 syncers can serve"),
         (alive(broken=(0,)), "fragment 0 cannot be folded: isthmus heal"),
     ],
 )
@@ -311,7 +313,7 @@ def test_a_run_whose_learners_are_done_and_were_never_merged_is_not_well() -> No
 def test_what_is_slow_to_read_is_not_said_to_be_damaged() -> None:
     found = of(beat("a"), alive(broken=(5, 6), slow=(5, 6)))
     assert not found.ok
-    assert "fragment 5, 6 is slow to be read by s" in found.said
+    assert "fragments 5, 6 are slow to be read by s, which leaves them to others" in found.said
     assert "heal" not in found.said
 
 

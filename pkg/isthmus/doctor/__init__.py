@@ -5,7 +5,7 @@ them, whether the store honours create-only PUT (`store.atomic`).
 """
 
 from isthmus.doctor.bus import examine_bus
-from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, CheckOutcome, Finding, Role, RoleKind, counted
+from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, CheckOutcome, Finding, Role, RoleKind
 from isthmus.doctor.machine import examine_machine
 from isthmus.doctor.store import examine_open_store, examine_store
 from isthmus.doctor.trust import brought, examine_part, examine_trust
@@ -21,7 +21,6 @@ __all__ = [
     "Role",
     "RoleKind",
     "brought",
-    "counted",
     "examine_bus",
     "examine_machine",
     "examine_open_store",

@@ -146,11 +146,6 @@ SKEW_FAILURE_S = 300.0
 """A third of what S3 tolerates: a clock that has drifted so far will drift on."""
 
 
-def counted(count: int, what: str) -> str:
-    """Return a count and its noun, in the plural unless the count is one."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def spread(seconds: Sequence[float]) -> str:
     """Return the median and the longest of some durations [s] as text, in milliseconds."""
     ordered = sorted(seconds)

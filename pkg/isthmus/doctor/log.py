@@ -15,6 +15,7 @@ from isthmus.log.log_health import LogState, collects, look, stands
 from isthmus.log.run import Run
 from isthmus.runtime.clock import Runtime, cores
 from isthmus.store import EdgeStore
+from isthmus.wording import agreeing, counted, fragments
 
 NAMED_MAX = 8
 """The most damaged fragments that get a finding each. One more finding counts the others."""
@@ -49,11 +50,12 @@ async def examine_log(
     alike = dict[str, list[int]]()  # a missing membership is missing for all fragments
     for p, why in sorted(wrong.items()):
         alike.setdefault(why, []).append(p)
-    for why, fragments in list(alike.items())[:NAMED_MAX]:
-        hole = f" has {HOLE}" if GOES_ON in why else ""
-        yield Finding("log: commits", FAILURE, f"fragment {', '.join(map(str, fragments))}{hole}: {why}", heal)
+    for why, of in list(alike.items())[:NAMED_MAX]:
+        said = f"{fragments(of, 'each of ')} has {HOLE}" if GOES_ON in why else fragments(of)
+        yield Finding("log: commits", FAILURE, f"{said}: {why}", heal)
     if others := sum(map(len, list(alike.values())[NAMED_MAX:])):
-        yield Finding("log: commits", FAILURE, f"{others} more fragments are damaged", heal)
+        are = agreeing(others, "is", "are")
+        yield Finding("log: commits", FAILURE, f"{counted(others, 'more fragment')} {are} damaged", heal)
     if holes := [f"{p}/{version}" for p, versions in sorted((accepted or {}).items()) for version in sorted(versions)]:
         said = f"accepted as lost: {', '.join(holes)}, where the run goes on without them"
         yield Finding("log: holes", NOTE, said, "without --accept-hole the doctor looks for them again")
@@ -63,7 +65,7 @@ async def examine_log(
     if found.standing:
         yield Finding("log: progress", WARNING, stands(found.standing), f"the syncers' logs say why; {heal}")
     if found.uncollected:
-        said, _, advice = collects(store.url, found.uncollected).partition(". ")
+        said, _, advice = collects(store.url, found.uncollected, accepted).partition(". ")
         yield Finding("log: size", NOTE, said, advice)
     if role.kind in (RoleKind.OPERATOR, RoleKind.SYNCER):
         yield await runtime.offload(_speed, run, [head for head in found.heads if head is not None], runtime)
@@ -86,10 +88,10 @@ async def examine_log(
         yield Finding("log: commits", NOTE, said, more)
 
 
-async def _folded(log: Log, fragments: Sequence[int], heal: str) -> AsyncIterator[Finding]:
+async def _folded(log: Log, of: Sequence[int], heal: str) -> AsyncIterator[Finding]:
     """Yield findings about whether a new syncer could start with these fragments, as far as they are small."""
     left, done, large = FOLDED_MOST, 0, 0
-    for p in fragments:
+    for p in of:
         try:
             size = await _reads(log, p)
             if size > left:
@@ -107,12 +109,12 @@ async def _folded(log: Log, fragments: Sequence[int], heal: str) -> AsyncIterato
         except IsthmusError:
             return  # other findings say that the store is away
     if large:
-        said = f"{done} of {len(fragments)} fragments were folded to their ends; the others were not read"
+        said = f"{done} of {len(of)} fragments were folded to their ends; the others were not read"
         more = f"the doctor reads {FOLDED_MOST >> 20} MiB for this"
         yield Finding("log: fold", NOTE, f"{said}: {more}", f"isthmus heal {log.run.url} says it of all of them")
     elif done:
         yield Finding(
-            "log: fold", OK, f"{done} fragments were read and folded from their newest snapshots to their ends"
+            "log: fold", OK, f"of {counted(done, 'fragment')} the log was read and folded from its newest snapshot on"
         )
 
 

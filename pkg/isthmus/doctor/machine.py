@@ -13,11 +13,12 @@ import numpy as np
 from isthmus.codecs import CODECS, codec, kernels, pack
 from isthmus.codecs.kernels import ARITHMETIC, F32
 from isthmus.doctor.advice import FREES
-from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, RoleKind, counted
+from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, RoleKind
 from isthmus.format.layout import Spec, TensorClass, partition
 from isthmus.format.rules import MergeRule, Rules
 from isthmus.log import merge
 from isthmus.runtime.clock import Runtime
+from isthmus.wording import counted
 
 DISK_WARNING, DISK_FAILURE = 2 << 30, 100 << 20
 """Free bytes below which the disk gives a warning, or a failure."""

@@ -77,11 +77,12 @@ def examine_trust(url: str, bus: str, run: Run, trust: Trust) -> Iterator[Findin
 
 
 async def examine_part(
-    url: str, bus: str, run: Run, role: Role, trust: Trust, runtime: Runtime
+    url: str, bus: str, run: Run, role: Role, trust: Trust, runtime: Runtime, *, full: bool = False
 ) -> AsyncIterator[Finding]:
     """Yield findings about whether this key may take part in the run, and whether the syncers are heard on this bus.
 
-    Faults of the store and of the bus themselves are found by other checks, and yield nothing here.
+    `full`: whether the store was found to be full, which silences syncers or ends them. Faults of the store and of the
+    bus themselves are found by other checks, and yield nothing here.
     """
     try:
         async with open_store(url, runtime) as store:
@@ -91,7 +92,7 @@ async def examine_part(
                 yield finding
             if role.on_bus and bus:
                 async with open_bus(bus, run.digest, store, run.pace.heartbeat_s) as opened:
-                    if (finding := await _is_of_run(log, opened, runtime, role.kind)) is not None:
+                    if (finding := await _is_of_run(log, opened, runtime, role.kind, full=full)) is not None:
                         yield finding
     except IsthmusError:
         return
@@ -149,7 +150,9 @@ def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
     return Finding(check, outcome, f"{mine} is no member of this run", f"{owner} admits it: {add}")
 
 
-async def _is_of_run(log: Log, bus: Bus, runtime: Runtime, role: RoleKind = RoleKind.OPERATOR) -> Finding | None:
+async def _is_of_run(
+    log: Log, bus: Bus, runtime: Runtime, role: RoleKind = RoleKind.OPERATOR, *, full: bool = False
+) -> Finding | None:
     """Return the finding about whether this is the bus of the syncers that commit; None if nobody commits now.
 
     If they were heard here and are not any more, they have ended.
@@ -166,8 +169,20 @@ async def _is_of_run(log: Log, bus: Bus, runtime: Runtime, role: RoleKind = Role
         if isinstance(message, Alive):
             stopped[message.syncer] = message.stopping
     if stopped:
-        said = f"syncers were heard here, and none has been for {silence_s:.0f} s; the last commit is {age_s:.0f} s old"
+        quiet_s = 2 * silence_s  # this long before the look, and as long during it, none spoke
+        while quiet_s < age_s + RECENT_S and not await _spoke(log, bus, 2 * quiet_s, runtime):
+            quiet_s *= 2
+        said = (
+            f"syncers were heard here, and the last word of one is {quiet_s:.0f} to {2 * quiet_s:.0f} s old; the last "
+            f"commit is {age_s:.0f} s old"
+        )
         more = "unless the run is over, start a syncer again by its old command; its log says why it ended"
+        if full:
+            said += "; the store is full"
+            more = (
+                "make room first, as `store: may write` says. A syncer that still runs then goes on by itself; one "
+                "that has ended is to be started again by its old command, unless the run is over"
+            )
         meant = all(stopped.values()) or role == RoleKind.SYNCER or age_s > RECENT_S
         return Finding(check, WARNING if meant else FAILURE, said, more)
     if age_s > RECENT_S:
@@ -175,6 +190,13 @@ async def _is_of_run(log: Log, bus: Bus, runtime: Runtime, role: RoleKind = Role
     said = f"the run was committed to {max(0.0, age_s):.0f} s ago, and none of its syncers is heard on this bus"
     more = "this is the bus of another run, or of none: give the one that the syncers use (--bus redis://… or store:)"
     return Finding(check, FAILURE, said, more)
+
+
+async def _spoke(log: Log, bus: Bus, back_s: float, runtime: Runtime) -> bool:
+    """Return whether a syncer spoke in the last `back_s` seconds."""
+    async for _ in _said_by_syncers(log, bus, back_s, runtime, 0.0):
+        return True
+    return False
 
 
 async def _said_by_syncers(

@@ -10,6 +10,7 @@ from functools import partial
 from isthmus.bus import bus_flag, in_store, syncer_command
 from isthmus.format.records.keys import MEMBERS, members_key
 from isthmus.format.records.messages import Alive
+from isthmus.inspect import bursts
 from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.losses import rising
 from isthmus.inspect.restarts import CLAIMS_READ
@@ -17,12 +18,13 @@ from isthmus.inspect.status import Status
 from isthmus.log.expulsions import expulsions
 from isthmus.log.figures import shares
 from isthmus.log.holes import GOES_ON as RUN_GOES_ON
-from isthmus.log.holes import HOLE, ask_heal, damage
+from isthmus.log.holes import HOLE, accept_flag, ask_heal, damage
 from isthmus.log.log_health import stands
 from isthmus.log.membership import Members
 from isthmus.log.replaced import outdated, together
-from isthmus.reasons import ABOUT_MANIFEST, GOES_ON, LATE_WORK, REMEDIES, UNHEARD, Reason, remedy_of
+from isthmus.reasons import ABOUT_MANIFEST, GOES_ON, LATE_WORK, REMEDIES, UNHEARD, UNMERGED, Reason, remedy_of
 from isthmus.rounds.bounds import YOUNG
+from isthmus.wording import agreeing, counted, fragments, listed
 
 FAR = 0.2
 """A learner explodes if most of its newest updates are rejected as diverged, or clipped to less than this share of
@@ -31,11 +33,8 @@ their length.
 An honest learner that trained on alone after a restart was seen clipped to 0.29 of it for a while.
 """
 
-VERY_FAR = 0.1
+VERY_FAR = bursts.FAR
 """If the newest commits have only one update of a learner, it must be clipped to less than this share instead."""
-
-DIVERGED = (Reason.NON_FINITE, Reason.OVERFLOW, Reason.TOO_LONG)
-"""Reasons for which no update of a learner that trains well is rejected."""
 
 REFUSED = 0.2
 """A learner explodes, too, if more than one update and this share of its newest ones are rejected as diverged."""
@@ -104,7 +103,7 @@ def told(part: Part) -> list[str]:
     return [part.said, f"  → {part.do}"] if part.do else [part.said]
 
 
-_VARIES = re.compile(r"fragments? \d+(?:, \d+)*|(?<![\w/-])\d[\d.,:]*(?![\w/-])")
+_VARIES = re.compile(r"fragments? \d+(?:(?:, | to )\d+)*|(?<![\w/-])\d[\d.,:]*(?![\w/-])")
 """A list of fragments, which tells one problem from another; or a number, which changes while a problem lasts."""
 
 
@@ -142,8 +141,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     exploding = _exploding(status, run)
     away = status.turned_away
     judged = [v for v in here if v.name not in exploding and v.name not in away]
-    of_each = (_trouble(v, run, bus, heard=bool(status.syncers_live)) for v in judged)
-    troubled = list(filter(None, of_each))
+    troubles = {v.name: part for v in judged if (part := _trouble(v, status, run, bus))}
     strangers = sorted(name for name, at in status.hearing.strangers.items() if at >= status.live_since)
     gone = {one.learner for one in expulsions(members, status.hearing.learners)} if members is not None else set[str]()
     known = [v for v in status.hearing.learners.values() if v.left is None and v.name not in {*strangers, *gone}]
@@ -153,7 +151,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         found = _nobody(status, last, syncer, bus, young=young)
         ailing = [*of_log(status, run), *_of_losses(status, run), *_of_strangers(strangers, run, members)]
         ailing += _of_manifests(status.turned_away)
-        parts = sorted([*found.parts, *_of_unheard(status, bus), *ailing], key=_goes_on)
+        parts = [*found.parts, *_of_unheard(status, bus), *ailing, *_of_bursts(status, run, ())]
+        parts = sorted(parts, key=_goes_on)
         return Health(found.ok and not ailing, parts, found.count)
     if not here and not status.syncers_live:
         # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
@@ -167,34 +166,39 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
             "their old commands",
         )
         return Health(False, [*room, silence, *ailing])
-    merging = f"{len(judged) - len(troubled)} of {len(known)} learners merge"
+    merging = f"{len(judged) - len(troubles)} of {len(known)} learners merge"
+    room = _of_room(status, run)
     able = [name for name in status.syncers_live if status.hearing.syncers[name].able]
+    # What hinders every merge is the cause of what learners then wait for.
+    hindered = bool(room) or not able or unserved(status).issuperset(range(len(status.heads)))
+    troubled = [part for part in troubles.values() if not (hindered and f"({UNMERGED})" in part.said)]
     stopped = list[Part]()
     if not status.syncers_live:
-        merging, stopped = "", [_no_syncer(status, len(known), here, written, last, syncer(), bus)]
+        start = syncer(_quorum(status, here, len(known)))
+        merging, stopped = "", [_no_syncer(status, len(known), here, written, last, start, bus)]
     elif not able:
-        stopped.append(Part(f"none of {len(status.syncers_live)} syncers can serve for now; {last}"))
+        stopped.append(Part(f"0 of {len(status.syncers_live)} syncers can serve for now; {last}"))
     unable = sorted(status.syncers_live - set(able))[:NAMED_MAX]
-    stopped += [_cannot(status.hearing.syncers[name], run, bus) for name in unable]
+    stopped += [_cannot(status.hearing.syncers[name], status, run, bus) for name in unable]
     waiting = troubled[:NAMED_MAX]
     if len(troubled) > NAMED_MAX:
-        more = f"{len(troubled) - NAMED_MAX} more learners have such trouble"
-        waiting.append(Part(more, "the table of learners names them", ": "))
+        others = len(troubled) - NAMED_MAX
+        more = f"{counted(others, 'more learner')} {agreeing(others, 'has', 'have')} such trouble"
+        waiting.append(Part(more, "the table of learners names all", ": "))
     absent = list[Part]()
     if silent:
-        more = f" and {len(silent) - NAMED_MAX} more" if len(silent) > NAMED_MAX else ""
         absent.append(
             Part(
-                f"no messages come from {', '.join(silent[:NAMED_MAX])}{more}: it was killed or is cut off",
-                "started again under its name, it goes on from its checkpoint (nothing is to be done if it exploded "
-                "and another name took its place)",
+                f"no messages come from {listed(silent, NAMED_MAX)}: {agreeing(len(silent), 'it was', 'they were')} "
+                f"killed or {agreeing(len(silent), 'is', 'are')} cut off",
+                "a learner that is started again under its name goes on from its checkpoint (nothing is to be done for "
+                "one that exploded and whose place another name took)",
             )
         )
     if len(here) < expected:
-        fewer = f"{expected} learners are expected, {len(here)} are heard"
+        fewer = f"{counted(expected, 'learner')} expected, {len(here)} heard"
         absent.append(Part(fewer, "start the others, or expect fewer", ": "))
-    room = _of_room(status, run)
-    ill = [*of_log(status, run), *_of_syncers(status, run), *list(exploding.values())[:NAMED_MAX]]
+    ill = [*of_log(status, run), *list(exploding.values())[:NAMED_MAX]]
     ill += [
         *_of_manifests(away),
         *_of_weight(status, run),
@@ -206,7 +210,28 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     # A silent learner is no failure: it may have been taken away on purpose, and the run goes on without it.
     ok = bool(able) and bool(here) and len(here) >= expected and not room and not ill
     parts = [*room, *stopped, *ill, *_of_unheard(status, bus), *absent, *_of_quorums(status, able)]
-    return Health(ok, sorted(parts, key=_goes_on), merging)
+    return Health(ok, sorted([*parts, *_of_bursts(status, run, exploding)], key=_goes_on), merging)
+
+
+def unserved(status: Status) -> set[int]:
+    """Return the fragments that are not merged for a reason that is known: their log is damaged or cannot be read."""
+    live = (status.hearing.syncers[name] for name in status.syncers_live)
+    return {p for alive in live for p in alive.broken} | {
+        p for p, why in status.wrong.items() if RUN_GOES_ON not in why
+    }
+
+
+def _of_bursts(status: Status, run: str, exploding: Collection[str]) -> list[Part]:
+    """Return the learners that exploded for a moment and train as before, which is no failure."""
+    return [
+        Part(
+            burst.said,
+            f"isthmus explain {run} {burst.place} has the round; if it comes again, look at the data of that time, and "
+            "lower the learning rate or clip gradients",
+        )
+        for burst in status.bursts
+        if burst.learner not in exploding
+    ][:NAMED_MAX]
 
 
 def _goes_on(part: Part) -> bool:
@@ -229,16 +254,29 @@ def _no_syncer(
     return Part(f"0 of {known} learners merge; no syncer is heard; {last}", f"start one with: {syncer}")
 
 
+def _quorum(status: Status, here: Sequence[LearnerView], known: int) -> str:
+    """Return the flag, after a space, for the quorum of a syncer that is to be started; empty for the run's own.
+
+    If several learners hold work of many periods, all of it is to be in the first rounds. Else syncers that were heard
+    before may have had another quorum than the run's.
+    """
+    waiting = sum(_periods_pending(view, status.period) > PENDING_PERIODS for view in here)
+    before = max((alive.quorum for alive in status.hearing.syncers.values()), default=0)
+    quorum = waiting if waiting > 1 else min(before, known)
+    return f" --quorum {quorum}" if quorum > status.own_quorum else ""
+
+
 def _of_unheard(status: Status, bus: str) -> list[Part]:
     """Return the learners that have lately stored something and were never heard on this bus, with what to do."""
     names = sorted(status.unheard)
     if not names:
         return []
-    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     return [
         Part(
-            f"{', '.join(names[:NAMED_MAX])}{more} joined in the store and was never heard here",
-            f"if it trains, {bus} is not its bus: start it again with this one (--bus, ISTHMUS_BUS, join(bus=…))",
+            f"{listed(names, NAMED_MAX)} joined in the store and {agreeing(len(names), 'was', 'were')} never heard "
+            "here",
+            f"a learner of these that trains has another bus than {bus}: start it again with this one (--bus, "
+            "ISTHMUS_BUS, join(bus=…))",
         )
     ]
 
@@ -247,17 +285,17 @@ def _of_strangers(strangers: Sequence[str], run: str, members: Members | None) -
     """Return that these learners are heard although the membership does not name them, with what to do."""
     if not strangers:
         return []
-    more = f" and {len(strangers) - NAMED_MAX} more" if len(strangers) > NAMED_MAX else ""
+    several = len(strangers) > 1
     do = (
-        f"end it, or make it a member again, as the owner: isthmus members add {run} {strangers[0]} "
-        "--public-key FILE.pub"
+        f"end {'each' if several else 'it'}, or make it a member again, as the owner: isthmus members add {run} "
+        f"{'NAME' if several else strangers[0]} --public-key FILE.pub"
     )
     if members is not None and members.current.charter is not None:
         do = do.replace("the owner", "an owner") + members.current.approving
     return [
         Part(
-            f"{', '.join(strangers[:NAMED_MAX])}{more} is heard, and the membership does not name it: its work is not "
-            "merged",
+            f"{listed(strangers, NAMED_MAX)} {'are' if several else 'is'} heard, and the membership does not name "
+            f"{'them: their' if several else 'it: its'} work is not merged",
             do,
         )
     ]
@@ -271,8 +309,7 @@ def _of_manifests(away: Mapping[str, str]) -> list[Part]:
     found = list[Part]()
     for reason in sorted(set(away.values()) & ABOUT_MANIFEST):
         names = sorted(name for name, why in away.items() if why == reason)
-        more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-        said = f"updates of {', '.join(names[:NAMED_MAX])}{more} are rejected for their manifest ({reason})"
+        said = f"updates of {listed(names, NAMED_MAX)} are rejected for their manifest ({reason})"
         found.append(Part(said, REMEDIES[reason]))
     return found
 
@@ -286,7 +323,7 @@ def _exploding(status: Status, run: str) -> dict[str, Part]:
         for given in () if 1 <= commit.version <= YOUNG else commit.header.inputs:
             scales[given.learner].append((given.scale, place))
         for turned in commit.header.rejected:
-            if turned.reason in DIVERGED:
+            if turned.reason in bursts.DIVERGED:
                 refused[turned.learner].append((turned.reason, place))
     members = status.hearing.members
     expel = "the owner can expel it"
@@ -337,9 +374,12 @@ def _of_quorums(status: Status, able: Sequence[str]) -> list[Part]:
     most = max(status.hearing.syncers[name].quorum for name in names)
     return [
         Part(
-            f"{', '.join(names[:NAMED_MAX])} has a quorum of {most}, and {heard} learners were ever heard: its rounds "
-            "wait for every learner, and until their deadline for one that stalls",
-            f"start the other learners, or start the syncer again with --quorum K, where K is at most {heard}",
+            f"{listed(names, NAMED_MAX)} {agreeing(len(names), 'has', 'have')} a quorum of {most}, and "
+            f"{counted(heard, 'learner')} {agreeing(heard, 'was', 'were')} ever heard: "
+            f"{agreeing(len(names), 'its', 'their')} rounds wait for every learner, and until their deadline for one "
+            "that stalls",
+            f"start the other learners, or start {agreeing(len(names), 'the syncer', 'these syncers')} again with "
+            f"--quorum K, where K is at most {heard}",
         )
     ]
 
@@ -348,14 +388,15 @@ def _of_room(status: Status, run: str) -> list[Part]:
     """Return that the disk of a run in a folder is full, with what to do."""
     if status.room is None:
         return []
+    holes = accept_flag(status.accepted)
     return [
         Part(
             f"the disk of {run} is full: {status.room / 1e6:.0f} MB are left",
             "enlarge it while they run, or make room on it: "
-            f"isthmus gc {run} --apply frees what the run does not need and is over an hour old, which is little in a "
-            "young or small run; if that is not enough, stop all processes of the run (what learners have trained "
-            "since their last checkpoints is lost then: none can be stored), wait until they have ended, delete the "
-            f"rest by isthmus gc {run} --apply --keep 8 --min-age 0 and start them again",
+            f"isthmus gc {run}{holes} --apply frees what the run does not need and is over an hour old, which is "
+            "little in a young or small run; if that is not enough, stop all processes of the run (what learners have "
+            "trained since their last checkpoints is lost then: none can be stored), wait until they have ended, "
+            f"delete the rest by isthmus gc {run}{holes} --apply --keep 8 --min-age 0 and start them again",
         )
     ]
 
@@ -421,8 +462,8 @@ def _of_syncers(status: Status, run: str) -> list[Part]:
         if alive.slow:
             found.append(
                 Part(
-                    f"fragment {_list(alive.slow)} is slow to be read by {name}, which leaves it to others; nothing is "
-                    "known to be damaged",
+                    f"{fragments(alive.slow)} {agreeing(len(alive.slow), 'is', 'are')} slow to be read by {name}, "
+                    f"which leaves {agreeing(len(alive.slow), 'it', 'them')} to others; nothing is known to be damaged",
                     "see whether its machine or its way to the store is overloaded",
                     ": ",
                 )
@@ -430,7 +471,7 @@ def _of_syncers(status: Status, run: str) -> list[Part]:
         if alive.refused:
             found.append(
                 Part(
-                    f"fragment {_list(alive.refused)} may not be read by {name}",
+                    f"{fragments(alive.refused)} may not be read by {name}",
                     f"give it a syncer's rights (isthmus doctor {run} --role syncer, beside it, names what is missing)",
                     ": ",
                 )
@@ -439,9 +480,10 @@ def _of_syncers(status: Status, run: str) -> list[Part]:
         holed.update(alive.holed)
     damaged, holed = damaged - status.wrong.keys(), holed - status.wrong.keys() - set(status.accepted)
     if holed:
-        found.append(Part(f"fragment {_list(holed)} has {HOLE}", f"isthmus heal {run} names what is missing", ": "))
+        said = f"{fragments(holed, 'each of ')} has {HOLE}"
+        found.append(Part(said, f"isthmus heal {run} names what is missing", ": "))
     if damaged:
-        found.append(Part(f"fragment {_list(damaged)} cannot be folded", ask_heal(run), ": "))
+        found.append(Part(f"{fragments(damaged)} cannot be folded", ask_heal(run), ": "))
     return found
 
 
@@ -476,20 +518,17 @@ def of_log(status: Status, run: str) -> list[Part]:
         ]
     damaged = [(p, why) for p, why in status.wrong.items() if not why.startswith(MEMBERS)]
     damaged.sort(key=lambda one: RUN_GOES_ON in one[1])
-    broken = [damage(p, why) for p, why in damaged[:NAMED_MAX]]
+    broken = [damage([p], why) for p, why in damaged[:NAMED_MAX]]
     if more := damaged[NAMED_MAX:]:
         holes = f", each by {HOLE}" if all(RUN_GOES_ON in why for _, why in more) else ""
-        broken.append(f"the logs of {len(more)} more fragments are damaged, too{holes}")
-    found += [Part(said, ask_heal(run)) for said in broken]
-    if still := [p for p in status.standing if p not in status.wrong]:
+        several = agreeing(len(more), "the log of 1 more fragment is", f"the logs of {len(more)} more fragments are")
+        broken.append(f"{several} damaged, too{holes}")
+    found += [*(Part(said, ask_heal(run)) for said in broken), *_of_syncers(status, run)]
+    if still := [p for p in status.standing if p not in unserved(status)]:
         found.append(
             Part(stands(still), f"the syncers' logs say why, and isthmus heal {run} says whether the log is sound")
         )
     return found
-
-
-def _list(fragments: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(fragments)))
 
 
 def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, young: bool) -> Health:
@@ -512,17 +551,13 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
         counts.append(f"{len(stopped)} stopped before" if done else f"{len(stopped)} of {len(left)} learners stopped")
     said, do = f"no learner trains: {', '.join(counts)}; {last}", ""
     if stopped:
-        more = f" and {len(stopped) - NAMED_MAX} more" if len(stopped) > NAMED_MAX else ""
-        said += f"; {', '.join(stopped[:NAMED_MAX])}{more} left before its last step"
-        do = "unless this is its end, start it again: it goes on from its checkpoint"
+        said += f"; {listed(stopped, NAMED_MAX)} left before {agreeing(len(stopped), 'its', 'their')} last step"
+        do = "unless the run is to end here, start what stopped again: each learner goes on from its checkpoint"
     elif not any(status.heads):
         said += "; what they learnt is not in the run"
         do = _again(syncer, len(left))
     elif unanswered := _unanswered(status):
-        said += (
-            "; these learners left with tokens that no syncer answered, which are not in the model: "
-            f"{', '.join(unanswered)}"
-        )
+        said += f"; {', '.join(unanswered)} left with tokens that no syncer answered, which are not in the model"
         do = _again(syncer, len(unanswered))
     return Health(False, [Part(said, do)]) if do else Health(True, [], said)
 
@@ -543,20 +578,25 @@ def _unanswered(status: Status) -> list[str]:
     """
     found = dict[str, float]()
     for view in sorted(status.hearing.learners.values(), key=lambda view: view.name):
-        beat = view.heartbeat
-        if view.left is None or not view.left.done or beat is None or not beat.step:
-            continue
-        a_period = status.period * beat.tokens_seen / beat.step
-        if a_period and beat.ledger.pending > a_period:
-            found[f"{view.name} ({beat.ledger.pending / beat.ledger.processed:.0%})"] = beat.ledger.pending / a_period
+        beat, periods = view.heartbeat, _periods_pending(view, status.period)
+        if view.left is not None and view.left.done and beat is not None and periods > 1:
+            found[f"{view.name} ({beat.ledger.pending / beat.ledger.processed:.0%})"] = periods
     return list(found) if max(found.values(), default=0.0) > PENDING_PERIODS else []
 
 
-def _trouble(view: LearnerView, run: str, bus: str, *, heard: bool) -> Part | None:
+def _periods_pending(view: LearnerView, period: float) -> float:
+    """Return how many periods of a learner's tokens are pending."""
+    beat = view.heartbeat
+    a_period = period * beat.tokens_seen / beat.step if beat is not None and beat.step else 0.0
+    return beat.ledger.pending / a_period if beat is not None and a_period else 0.0
+
+
+def _trouble(view: LearnerView, status: Status, run: str, bus: str) -> Part | None:
     """Return why updates of a live learner are not merged, with what to do; None if they are, or may soon be.
 
-    `heard`: whether a syncer is heard here. If none is, learners that only say the same are not named for it.
+    If no syncer is heard here, learners that only say the same are not named for it.
     """
+    heard = bool(status.syncers_live)
     if view.heartbeat is None or not (waiting := view.heartbeat.waiting_for):
         return None
     if not heard and waiting == f"a merge ({UNHEARD})":
@@ -565,18 +605,28 @@ def _trouble(view: LearnerView, run: str, bus: str, *, heard: bool) -> Part | No
         doctor = f"isthmus doctor {run}{bus_flag(run, bus)} --role learner --learner {view.name}"
         do = f"syncers are heard here: {doctor}, beside it, says what keeps their messages from it"
         return Part(f"{view.name}: waits for {waiting}", do, ": ")
-    return Part(f"{view.name}: waits for {waiting}", _remedy(waiting, run, bus, f"learner --learner {view.name}"), ": ")
+    do = _remedy(waiting, status, run, bus, f"learner --learner {view.name}")
+    return Part(f"{view.name}: waits for {waiting}", do, ": ")
 
 
-def _cannot(alive: Alive, run: str, bus: str) -> Part:
+def _cannot(alive: Alive, status: Status, run: str, bus: str) -> Part:
     """Return why a syncer cannot serve, with what to do."""
     if not alive.waiting_for:
         return Part(alive.syncer, "its log says why", ": ")
-    return Part(f"{alive.syncer}: waits for {alive.waiting_for}", _remedy(alive.waiting_for, run, bus, "syncer"), ": ")
+    do = _remedy(alive.waiting_for, status, run, bus, "syncer")
+    return Part(f"{alive.syncer}: waits for {alive.waiting_for}", do, ": ")
 
 
-def _remedy(waiting: str, run: str, bus: str, role: str) -> str:
+def _remedy(waiting: str, status: Status, run: str, bus: str, role: str) -> str:
     """Return what to do about what a learner or a syncer waits for."""
+    if waiting == f"a merge ({UNMERGED})":
+        newest = max(filter(None, status.heads), key=lambda c: c.header.written_at, default=None)
+        place = f"{newest.header.fragment}/{newest.version}" if newest is not None else "FRAGMENT/VERSION"
+        return (
+            "the table of fragments shows whether new versions come, and whom rounds wait for: if none comes, the "
+            f"syncers' logs say why; else isthmus explain {run} {place} names the learners that a round missed, and by "
+            "how much"
+        )
     if waiting.startswith("a merge ("):
         return remedy_of(waiting.removeprefix("a merge (").removesuffix(")")) or "its log says why"
     doctor = f"isthmus doctor {run}{bus_flag(run, bus)} --role {role}"

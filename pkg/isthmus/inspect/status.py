@@ -16,6 +16,7 @@ from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Una
 from isthmus.format.records.keys import LEARNERS, commit_in, commits_prefix, incarnation_in, learner_in
 from isthmus.format.records.messages import Tally
 from isthmus.format.records.objects import CheckpointHeader, FragmentPoint
+from isthmus.inspect.bursts import Burst, Bursts
 from isthmus.inspect.bus_view import BusView, LearnerView
 from isthmus.inspect.losses import LossCurves, Point, sampled
 from isthmus.inspect.restarts import Restarts, in_vain
@@ -94,8 +95,12 @@ class Status:
     """Learners that have lately stored something, joined a while ago, and were never heard on this bus."""
     room: int | None = None
     """The bytes that are free on the disk of a run in a folder, if it is full; else None."""
-    accepted: Collection[int] = ()
-    """Fragments with holes that are accepted. What syncers report of these is not repeated: `wrong` has all others."""
+    accepted: Holes = field(default_factory=dict)
+    """Holes that are accepted. What syncers report of their fragments is not repeated: `wrong` has all others."""
+    own_quorum: int = 1
+    """The quorum of a syncer that is started without another one."""
+    bursts: Sequence[Burst] = ()
+    """Learners that diverged for a moment and train as before, in the commits that were summed or heard of."""
 
     @property
     def live(self) -> set[str]:
@@ -287,7 +292,7 @@ class Live:
         self._damaged: dict[int, str] = {}  # by fragment, why its newest commit cannot be read
         self._wrong: Mapping[int, str] = {}  # by fragment, what the last look at the log's condition found
         self._suspects: dict[int, list[int]] = {}  # by fragment, versions whose commits were damaged at some time
-        self._losses = LossCurves()
+        self._losses, self._bursts = LossCurves(), Bursts()
         self._recent = deque[Commit](maxlen=max(RECENT, 4 * len(log.run.layout.fragments)))
         self._joined: dict[str, tuple[int, Restarts | None]] = {}  # by learner: the incarnation at its last look
         self._unheard: set[str] = set()
@@ -365,7 +370,7 @@ class Live:
             wrong=dict(sorted({**self._wrong, **self._damaged}.items())), unheard=self._unheard,
             standing=still, period=_period(self._log, heads), losses=self._losses.points(), recent=tuple(self._recent),
             restarts={name: found for name, (_, found) in self._joined.items() if found is not None}, room=self._room,
-            accepted=self._accepted.keys(),
+            accepted=self._accepted, own_quorum=self._log.run.pace.quorum, bursts=self._bursts.found(),
         )  # fmt: skip
 
     def _stands(self, p: int, then: dict[int, int]) -> bool:
@@ -471,6 +476,7 @@ class Live:
             self.commits[commit.header.fragment] = commit
             self._others[commit.header.fragment] = self._versions()
             self._losses.take([commit])
+            self._bursts.take(commit.header)
             self._recent.append(commit)
             self.on_commit(commit)
 
@@ -518,6 +524,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
         async with slots:
             return name, await in_vain(log, name, hearing.learners[name].incarnation)
 
+    sums, bursts = await _summed(log, state.heads)
     restarts = await asyncio.gather(*map(restarted, sorted(hearing.live(-math.inf))))
     return Status(
         hearing,
@@ -531,17 +538,19 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
         period=_period(log, state.heads),
         losses=(await sampled(log, state.recent)).points(),
         unheard=await _unheard(log, hearing),
-        sums=await _summed(log, state.heads),
+        sums=sums,
         recent=state.recent,
         restarts={name: found for name, found in restarts if found is not None},
         room=await _room(log),
-        accepted=(accepted or {}).keys(),
+        accepted=accepted or {},
+        own_quorum=log.run.pace.quorum,
+        bursts=bursts.found(),
     )
 
 
-async def _summed(log: Log, heads: Sequence[Commit | None]) -> LogSums:
-    """Return the sums over the newest commits. Those of a fragment end where its log is damaged."""
-    sums, slots = LogSums(), asyncio.Semaphore(LOOKS_AT_ONCE)
+async def _summed(log: Log, heads: Sequence[Commit | None]) -> tuple[LogSums, Bursts]:
+    """Return the sums over the newest commits, and their bursts. Those of a fragment end where its log is damaged."""
+    sums, found, slots = LogSums(), Bursts(), asyncio.Semaphore(LOOKS_AT_ONCE)
 
     async def one(p: int, newest: int) -> None:
         async with slots:
@@ -550,11 +559,12 @@ async def _summed(log: Log, heads: Sequence[Commit | None]) -> LogSums:
                     if commit.version > newest:
                         return  # written since `heads` was read
                     sums.take(commit.header)
+                    found.take(commit.header)
             except LogCorrupt:
                 pass  # what looks at the log's condition says so
 
     await asyncio.gather(*(one(p, head.version) for p, head in enumerate(heads) if head is not None))
-    return sums
+    return sums, found
 
 
 async def _unheard(log: Log, hearing: BusView) -> set[str]:

@@ -53,8 +53,8 @@ class Diagnosis:
 
     @property
     def sound(self) -> bool:
-        """Whether the log can be folded to its end and has no hole."""
-        return self.wound is None and not self.hopeless
+        """Whether the log can be folded to its end, has no hole, and lacks nothing."""
+        return self.wound is None and not self.hopeless and not self.lacking
 
 
 async def diagnose(

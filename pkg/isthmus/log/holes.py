@@ -25,6 +25,7 @@ from isthmus.log import Commit, Log
 from isthmus.log.listing import earliest
 from isthmus.log.verify import KINDS
 from isthmus.store.base import Entry, is_there
+from isthmus.wording import agreeing, fragments
 
 AHEAD = 8
 """Versions beyond the end that are requested one by one."""
@@ -52,13 +53,17 @@ def lacking(version: int, known: int) -> str:
     return f"is missing, and {'its snapshot' if known == version else f'version {known}'} is there"
 
 
-def damage(fragment: object, why: str) -> str:
-    """Return in words that a fragment's log has a hole, or that it is damaged. `why`: the text of a `LogCorrupt`."""
-    return (
-        f"fragment {fragment} has {HOLE}: {why}"
-        if GOES_ON in why
-        else f"the log of fragment {fragment} is damaged: {why}"
-    )
+def damage(of: Collection[int], why: str) -> str:
+    """Return in words that fragments' logs have a hole, or are damaged. `why`: the text of a `LogCorrupt`."""
+    if GOES_ON in why:
+        return f"{fragments(of, 'each of ')} has {HOLE}: {why}"
+    return f"the {agreeing(len(of), 'log', 'logs')} of {fragments(of)} {agreeing(len(of), 'is', 'are')} damaged: {why}"
+
+
+def accept_flag(holes: Holes) -> str:
+    """Return the flag, after a space, by which commands accept these holes; empty if there are none."""
+    words = [f"{p}/{version}" for p, versions in sorted(holes.items()) for version in sorted(versions)]
+    return f" --accept-hole {' '.join(words)}" if words else ""
 
 
 def ask_heal(url: str) -> str:

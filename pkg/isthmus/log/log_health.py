@@ -12,18 +12,16 @@ from isthmus.errors import Denied, LogCorrupt
 from isthmus.format.records.keys import UPDATES, values_prefix
 from isthmus.format.rules import KEPT_VERSIONS, MIN_AGE_S
 from isthmus.log import Commit, Log
-from isthmus.log.holes import GOES_ON, Holes, require_commits, require_readable, with_advice
+from isthmus.log.holes import GOES_ON, Holes, accept_flag, require_commits, require_readable, with_advice
 from isthmus.log.run import Run
 from isthmus.runtime.urls import Place
 from isthmus.store.base import is_there
+from isthmus.wording import agreeing, fragments
 
 STANDS = 8
 """A fragment stands still when most other fragments were merged this many times since its last merge."""
 
 LOOKS_AT_ONCE = 8
-
-NAMED_MAX = 8
-"""The most fragments that are named."""
 
 NEWEST = 3
 """The least number of commits before a fragment's newest one that are read, so that damage to them is noticed soon. The
@@ -202,10 +200,14 @@ async def uncollected(log: Log, head: int) -> int:
     return head if times and max(times) - min(times) > LEFT_S else 0
 
 
-def collects(url: str, versions: int) -> str:
-    """Return the warning for a run with this many versions whose garbage was never collected."""
+def collects(url: str, versions: int, accepted: Holes | None = None) -> str:
+    """Return the warning for a run with this many versions whose garbage was never collected.
+
+    `accepted`: holes that are accepted, and that the collector must accept, too.
+    """
     return (
-        f"nothing was collected in {versions:,} versions: the run grows until its store is full. isthmus gc {url} "
+        f"nothing was collected in {versions:,} versions: the run grows until its store is full. isthmus gc "
+        f"{url}{accept_flag(accepted or {})} "
         "lists what can be deleted, --apply deletes it, and --apply --every 3600 repeats this hourly"
     )
 
@@ -281,11 +283,10 @@ def standing(
     ]
 
 
-def stands(fragments: Sequence[int]) -> str:
+def stands(still: Sequence[int]) -> str:
     """Return in words that these fragments stand still."""
-    named = ", ".join(map(str, fragments[:NAMED_MAX])) + (" and others" if len(fragments) > NAMED_MAX else "")
-    them = f"fragment {named} stands" if len(fragments) == 1 else f"fragments {named} stand"
-    return f"{them} still: most others were merged at least {STANDS} times since then"
+    stand = agreeing(len(still), "stands", "stand")
+    return f"{fragments(still)} {stand} still: most others were merged at least {STANDS} times since then"
 
 
 def is_most(moved: Iterable[bool]) -> bool:

@@ -21,7 +21,6 @@ from isthmus.doctor import (
     Role,
     RoleKind,
     brought,
-    counted,
     examine_bus,
     examine_machine,
     examine_part,
@@ -37,6 +36,7 @@ from isthmus.log.run import Run
 from isthmus.log.trust import Trust
 from isthmus.runtime.clock import Runtime, threaded
 from isthmus.runtime.urls import Place, without_passwords
+from isthmus.wording import counted
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.process import logs
 from isthmus_services.settings import declared, shared
@@ -91,11 +91,12 @@ async def examine(
         yield finding
     for finding in examine_ranks(role):
         yield finding
-    digest, run = NO_RUN, None
+    digest, run, full = NO_RUN, None, False
     async for said in examine_store(url, role, runtime, size, accepted):
         if isinstance(said, Run):
             digest, run = said.digest, said
         else:
+            full |= said.outcome == FAILURE and " is full (" in said.said
             yield said
     async for finding in examine_way("store", url, runtime):
         yield finding
@@ -108,7 +109,7 @@ async def examine(
         return
     for finding in examine_trust(url, bus, run, trust):
         yield finding
-    async for finding in examine_part(url, bus, run, role, trust, runtime):
+    async for finding in examine_part(url, bus, run, role, trust, runtime, full=full):
         yield finding
 
 

@@ -12,6 +12,7 @@ from isthmus.log.heal import Diagnosis
 from isthmus.log.holes import GOES_ON, HOLE, damage
 from isthmus.log.log_health import NEWEST
 from isthmus.log.membership import require_may
+from isthmus.wording import counted, fragments
 from isthmus_services.output import report
 from isthmus_services.output.progress import progress
 from isthmus_services.settings import declared, shared
@@ -21,16 +22,15 @@ FRESH_S = 120.0
 
 
 def run(settings: declared.Heal) -> int:
-    """Diagnose, heal if asked to, and print. Return 1 if a fragment is left that cannot be folded, else 0."""
+    """Diagnose, heal if asked to, and print. Return 1 if a fragment is left that is not sound, else 0."""
     found, healed, now = asyncio.run(_heal(settings))
     left = 0
     hopeless: dict[str, list[int]] = {}
     for diagnosis in found:
         if diagnosis.hopeless:
             hopeless.setdefault(diagnosis.hopeless, []).append(diagnosis.fragment)
-    for why, fragments in hopeless.items():
-        names = ", ".join(map(str, fragments))
-        print(damage(names, why) if GOES_ON in why else f"fragment {names} cannot be healed: {why}")
+    for why, of in hopeless.items():
+        print(damage(of, why) if GOES_ON in why else f"{fragments(of)} cannot be healed: {why}")
     if holes := " ".join(f"{d.fragment}/{d.hole}" for d in found if d.holed):
         print(
             "nothing has to be mended there, and --apply does nothing: the run goes on. Without a backup, isthmus "
@@ -43,8 +43,11 @@ def run(settings: declared.Heal) -> int:
         for line in _lines(diagnosis, commit, settings.apply, now):
             print(line)
         left += not diagnosis.sound and commit is None
-    sound, holed = sum(diagnosis.sound for diagnosis in found), sum(diagnosis.holed for diagnosis in found)
-    if sound:
+    sound, holed, lacking = (
+        sum(map(bool, ones))
+        for ones in ((d.sound for d in found), (d.holed for d in found), (d.lacking for d in found))
+    )
+    if sound or lacking:
         print(
             f"read: commits, the updates merged since the newest snapshots, and the newest {NEWEST + 1} values; not "
             "read: checkpoints, and older updates, values and snapshots. Syncers go on without these; isthmus replay "
@@ -54,10 +57,11 @@ def run(settings: declared.Heal) -> int:
         "sound": sound,
         "healed": len(healed),
         f"with {HOLE}": holed,
-        "that cannot be folded": left - holed,
+        "with an object missing that a syncer can make again": lacking,
+        "that cannot be folded": left - holed - lacking,
     }
     told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    print(f"{len(found)} fragments: {told}")
+    print(f"{counted(len(found), 'fragment')}: {told}")
     if left and not settings.apply and any(d.wound for d in found):
         print("dry run: nothing was written; use --apply, as a syncer, to restart the fragments as described above")
     report.write_json(

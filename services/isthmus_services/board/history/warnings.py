@@ -1,17 +1,19 @@
 """Problems of a run that need attention, each with what to do: of the present, or of a past moment."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from isthmus.inspect.health_summary import NAMED_MAX, Part, health, of_log
+from isthmus.inspect.health_summary import NAMED_MAX, Part, health, of_log, unserved
 from isthmus.inspect.losses import rising
 from isthmus.inspect.status import Status
 from isthmus.log.log_health import APART_S, STANDS, standing, stands
 from isthmus.reasons import REMEDIES
+from isthmus.wording import agreeing
+from isthmus.wording import fragments as named
 from isthmus_services.board.history import time_views
 from isthmus_services.board.history.history import RunHistory
 from isthmus_services.board.history.rows import QUORUM_MISSED
@@ -51,7 +53,7 @@ def warnings(
 
 def was_replaced(fragments: Sequence[int]) -> str:
     """Return in words that the history of these fragments was replaced."""
-    return f"the history of fragment {_list(fragments)} was replaced: the store has other commits than were read before"
+    return f"the history of {named(fragments)} was replaced: the store has other commits than were read before"
 
 
 def of_replaced(fragments: Sequence[int]) -> dict[str, Any]:
@@ -142,12 +144,15 @@ def _log(c: RunHistory, at: float, now: float, run: str, status: Status | None) 
                     f"learners/{row['learner']}",
                 )
             )
-    stuck = _stuck(c, now, run) if status is not None and status.live else []
-    found += stuck or _standing(c, at, run)
+    # An effect is not said beside its cause.
+    caused = unserved(status) if status is not None else set()
+    able = status is not None and any(status.hearing.syncers[name].able for name in status.syncers_live)
+    stuck = _stuck(c, now, run, caused.union(status.standing)) if able and status is not None and status.live else []
+    found += stuck or _standing(c, at, run, caused)
     return found
 
 
-def _standing(c: RunHistory, at: float, run: str) -> list[Notice]:
+def _standing(c: RunHistory, at: float, run: str, caused: Collection[int]) -> list[Notice]:
     """Return a notice of fragments that stood still while most others were merged, whether or not learners train."""
     count, written, writer = c.rows.place(at), c.rows["written_at"], c.rows["writer"]
     last, since = list[int | None](), list[int | None]()
@@ -160,7 +165,7 @@ def _standing(c: RunHistory, at: float, run: str) -> list[Notice]:
     def later(row: int, other: int) -> bool:
         return bool(written[row] - written[other] > (0.0 if writer[row] == writer[other] else APART_S))
 
-    still = [p for p in standing(last, since, later) if p not in c.broken]
+    still = [p for p in standing(last, since, later) if p not in c.broken and p not in caused]
     if not still:
         return []
     return [
@@ -172,10 +177,10 @@ def _standing(c: RunHistory, at: float, run: str) -> list[Notice]:
     ]
 
 
-def _stuck(c: RunHistory, at: float, run: str) -> list[Notice]:
+def _stuck(c: RunHistory, at: float, run: str, caused: Collection[int]) -> list[Notice]:
     """Return a notice of fragments that were not merged for long, but for those whose log cannot be read to its end.
 
-    Call it only while learners train.
+    `caused`: fragments of which something else is said. Call it only while learners train and a syncer can serve.
     """
     count = len(c)
     if not count:
@@ -183,18 +188,15 @@ def _stuck(c: RunHistory, at: float, run: str) -> list[Notice]:
     usual = (at - c.run.header.created_at) * len(c.ends) / count
     limit = max(STUCK_LEAST_S, STUCK_PERIODS * usual)
     ages = enumerate(time_views.ages(c, math.inf, at))
-    stuck = [p for p, age_s in ages if age_s is not None and age_s > limit and p not in c.broken]
+    stuck = [p for p, age_s in ages if age_s is not None and age_s > limit and p not in c.broken and p not in caused]
     if not stuck:
         return []
     return [
         Notice(
-            f"fragment {_list(stuck)} was not merged for over {limit:.0f} s (usual: {usual:.0f} s)",
+            f"{named(stuck)} {agreeing(len(stuck), 'was', 'were')} not merged for over {limit:.0f} s (usual: "
+            f"{usual:.0f} s)",
             f"the fragment's page shows which learners its round waits for. isthmus status {run} says whether a syncer "
             "serves it",
             f"fragments/{stuck[0]}",
         )
     ]
-
-
-def _list(fragments: Sequence[int]) -> str:
-    return ", ".join(map(str, fragments[:8])) + (" and others" if len(fragments) > 8 else "")

@@ -1,0 +1,98 @@
+"""Learners that diverged for a moment and train as before again, as the commits show them. No I/O."""
+
+import statistics
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from isthmus.format.records.objects import CommitHeader
+from isthmus.reasons import Reason
+from isthmus.rounds.bounds import YOUNG
+
+FAR = 0.1
+"""An update that is cut to less than this share of its length has diverged. (One of a learner that trained on alone
+after a restart was seen cut to 0.29.)"""
+
+DIVERGED = (Reason.NON_FINITE, Reason.OVERFLOW, Reason.TOO_LONG)
+"""Reasons for which no update of a learner that trains well is rejected."""
+
+BEFORE = 8
+"""Updates before a leap of the loss, with which its loss is compared."""
+
+LEAP = 2.0
+"""The loss of an update leaps if it is more than so many times the largest one of the updates before."""
+
+AFTER = 4
+"""Newest updates of a learner that must be as usual before it is said to train as before."""
+
+KEPT = 4096
+"""Updates of each learner that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """What was seen of a learner that diverged for a moment."""
+
+    learner: str
+    said: str
+    place: str
+    """The round, as `isthmus explain` takes it."""
+
+
+class _Seen(NamedTuple):
+    at: float
+    """When the update was captured; of a rejected one, when the commit that lists it was written [s since 1970]."""
+    place: str
+    loss: float | None
+    far: str
+    """What became of an update that had diverged; empty for any other."""
+
+
+class Bursts:
+    """Looks for such learners in commits, which may be taken in any order, and twice."""
+
+    def __init__(self) -> None:
+        self._seen = defaultdict[str, deque[_Seen]](lambda: deque(maxlen=KEPT))
+
+    def take(self, header: CommitHeader) -> None:
+        """Add a commit."""
+        place = f"{header.fragment}/{header.version}"
+        for given in header.inputs if header.version > YOUNG else ():
+            far = f"cut to {given.scale:.2g} of its length" if given.scale < FAR else ""
+            self._seen[given.learner].append(_Seen(given.taken_at, place, given.loss, far))
+        for turned in header.rejected:
+            if turned.reason in DIVERGED:
+                self._seen[turned.learner].append(_Seen(header.written_at, place, None, f"rejected ({turned.reason})"))
+
+    def found(self) -> list[Burst]:
+        """Return the bursts: of each learner the newest one, if its newest updates are as usual."""
+        found = (_newest(name, sorted(set(seen), key=_at)) for name, seen in sorted(self._seen.items()))
+        return [burst for burst in found if burst is not None]
+
+
+def _at(seen: _Seen) -> float:
+    return seen.at
+
+
+def _newest(name: str, seen: list[_Seen]) -> Burst | None:
+    if len(seen) <= AFTER or any(one.far for one in seen[-AFTER:]):
+        return None
+    for one in reversed(seen[:-AFTER]):
+        if one.far:
+            said = f"{name} exploded for a moment, and trains as before: an update was {one.far}"
+            return Burst(name, said, one.place)
+    return _leap(name, [one for one in seen if one.loss is not None])
+
+
+def _leap(name: str, seen: list[_Seen]) -> Burst | None:
+    losses = [one.loss or 0.0 for one in seen]
+    for number in range(len(seen) - AFTER - 1, BEFORE - 1, -1):
+        before, now = max(islice(losses, number - BEFORE, number)), statistics.median(losses[-AFTER:])
+        if losses[number] > LEAP * before and now < losses[number] / LEAP:
+            said = (
+                f"the loss of {name} leapt for a moment: {losses[number]:.4g} in an update, {before:.4g} at most "
+                f"before, {now:.4g} in the newest updates"
+            )
+            return Burst(name, said, seen[number].place)
+    return None

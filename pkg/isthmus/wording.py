@@ -1,0 +1,30 @@
+"""Counts and lists in sentences, with nouns and verbs that agree with them."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+
+def counted(count: int, what: str) -> str:
+    """Return a count and its noun, in the plural unless the count is one."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def agreeing(count: int, one: str, several: str) -> str:
+    """Return the form of a word for a count of one, or for any other."""
+    return one if count == 1 else several
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return names with commas; of more than `most`, the first and how many others there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def fragments(numbers: Iterable[int], each: str = "") -> str:
+    """Return fragments in words, those in a row together: `fragment 3`, or `fragments 0 to 3, 7`.
+
+    `each`: begins the words if there are several.
+    """
+    found = sorted(set(numbers))
+    rows = [[n for _, n in row] for _, row in itertools.groupby(enumerate(found), lambda one: one[1] - one[0])]
+    said = ", ".join(f"{row[0]} to {row[-1]}" if len(row) > 2 else ", ".join(map(str, row)) for row in rows)
+    return f"{each}fragments {said}" if len(found) > 1 else f"fragment {said}"

@@ -1,0 +1,155 @@
+"""What the logs of learners and syncers say of work that is not merged, and what comes of their advice."""
+
+import asyncio
+import logging
+import math
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import isthmus as isthmus_link
+from advice.followed import advises, commands_in, isthmus, mine
+from advice.rows import row
+from advice.test_status import FEW, training, well
+from isthmus.errors import Fenced
+from isthmus.format.rules import Rules
+from isthmus_services.processes import isthmus_command
+from support.world import serving, until, world
+
+RULES = Rules(fragments=2, sync_every=4)
+
+
+def learner(run: str, *more: str) -> str:
+    """Run a learner of the built-in model to its end; return its log."""
+    words = [*isthmus_command(), "learner", run, "--learner", "a", "--steps", "24", "--log-format", "text", *more]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+@row(
+    "log",
+    "…: … steps in …; NONE OF ITS WORK WAS MERGED before it left…. What it learnt is not in the run (`isthmus status …` shows "
+    "which processes are live, and how to bring its work in)",
+    means="The learner has ended, and no commit holds anything of it. The command ends with exit code 3. After the colon stands "
+    "what it waited for at last, as `isthmus status` says it.",
+    do="isthmus status …",
+    then="Status says which processes are missing, and how to bring the work in. The learner that is started again says at its "
+    "end which share of its tokens was merged.",
+    lost="nothing yet: its checkpoint and its last updates are in the store",
+)
+@row(
+    "log",
+    "… joined … (start … of this name): goes on after step … (… tokens lost in all)",
+    means="The learner has read its checkpoint, and trains on from there. Lost are the tokens of all its earlier starts that went "
+    "with a killed process and are in no update; those that an update holds are merged, or may be.",
+    like="A learner that is to go on, and says `start 1 of this name` or `after step 0`: it has another name or another run, or "
+    "died before its first checkpoint.",
+    do="nothing, unless the step is lower than you expect: checkpoints are then too rare (--checkpoint-seconds)",
+    then="It trains.",
+    lost="the tokens that it names",
+)
+@pytest.mark.tier("all")
+async def test_a_learner_of_which_nothing_was_merged(folder: Path) -> None:
+    none, joined = mine(test_a_learner_of_which_nothing_was_merged)
+    run = str(folder)
+    assert (await isthmus("init", run, "--sync-every", "4", "--fragments", "2"))[0] == 0
+    log = await asyncio.to_thread(learner, run)
+    advises(none, log)
+    code, told = await isthmus(*commands_in(log)[-1])
+    assert (code, "what they learnt is not in the run" in told) == (0, True), told
+    log = await asyncio.to_thread(learner, run, "--wait-at-end", "0")
+    assert joined.is_in(log), log
+    assert re.search(r"start 2 of this name\): goes on after step 24 \(0 tokens lost in all\)", log), log
+
+
+@row(
+    "log",
+    "… was started again elsewhere (its incarnation …): this process stops",
+    means="Another process has joined under the same name: it was started twice, or a supervisor took it for dead. The older one "
+    "ends with an error; the newer one goes on.",
+    like="A replacement that was started on purpose: then this is as it should be.",
+    do="give each learner a name of its own (--learner, join(learner=…)); one process of a name is enough",
+    then="Both train under their own names, and `isthmus status` lists both.",
+    lost="what the older one trained since its last checkpoint and had not merged",
+)
+async def test_two_processes_of_one_name(folder: Path) -> None:
+    (here,) = mine(test_two_processes_of_one_name)
+    async with world(folder, FEW) as w, serving(w.syncer("s1")):
+        older = w.learner("a")
+        await older.join()
+        running = asyncio.ensure_future(older.run())
+        async with training(w.learner("a")):
+            with pytest.raises(BaseExceptionGroup) as ended:
+                await asyncio.wait_for(running, 20.0)
+            (why,) = [e for e in flat(ended.value) if isinstance(e, Fenced)]
+            assert here.is_in(str(why))
+            async with training(w.learner("b")):
+                assert (await well(w)).startswith("2 of 2 learners merge")
+
+
+def flat(error: BaseException) -> list[BaseException]:
+    """Return the errors in a group."""
+    return [e for one in error.exceptions for e in flat(one)] if isinstance(error, BaseExceptionGroup) else [error]
+
+
+@row(
+    "log",
+    "fragment …: updates/… is cut to … of its length: … explodes",
+    means="A syncer's log: an update of this learner is more than twenty times as long as is usual, and counts for this part "
+    "of its length only. With `far beyond what is usual` it is over a hundred times as long, and is rejected.",
+    like="`is compared with the run's first updates, which are short`, in the first versions of a run: no problem.",
+    do="nothing, if it happens once; isthmus status … says whether the learner explodes, and what to do then",
+    then="Without that learner, or with its lower learning rate, the log says no more of it.",
+    lost="what was cut",
+)
+async def test_an_update_that_is_cut(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_an_update_that_is_cut)
+    async with (
+        world(folder, FEW) as w, serving(w.syncer("s1")) as syncer,
+        training(w.learner("a"), 0.01), training(w.learner("b"), 0.01), training(w.learner("c"), 0.01),
+    ):  # fmt: skip
+        await until(lambda: syncer.coordinators[0].head > 10, "it is known what is usual")
+        with caplog.at_level(logging.WARNING):
+            async with training(w.learner("wild"), 1.0):
+                await until(lambda: here.is_in(caplog.text), "the log says it")
+                for _ in range(50):
+                    code, told = await isthmus("status", w.run.url, "--bus", w.bus.url)
+                    if "wild explodes" in told:
+                        break
+                assert (code, "wild explodes" in told) == (0, True), told
+        await well(w)
+
+
+@row(
+    "log",
+    "the loss of step … is …: training goes on; differences that are not finite are not sent",
+    means="A learner's loop reported a loss that is a NaN or an infinity. At its end it says ITS LAST LOSS IS nan, if so.",
+    like="A single bad batch: the next losses are numbers again, and nothing is to be done.",
+    do="if it goes on, stop it, look at its data and precision, lower the learning rate, and start it again: no checkpoint is "
+    "written while the loss is not a number",
+    then="It goes on from its last checkpoint before, and its updates are merged again.",
+    lost="what it trained since that checkpoint",
+)
+def test_a_loss_that_is_no_number(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_a_loss_that_is_no_number)
+
+    def steps(loss: float) -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with isthmus_link.join(str(folder), model, optimizer, learner="a", create=RULES) as link:
+            for _ in range(6):
+                link.step(tokens=1, loss=torch.tensor(loss))
+
+    with caplog.at_level(logging.INFO):
+        steps(1.0)
+        assert not here.is_in(caplog.text)
+        steps(math.nan)
+        assert here.is_in(caplog.text), caplog.text
+        assert "ITS LAST LOSS IS nan" in caplog.text
+        caplog.clear()
+        steps(1.0)
+    assert "goes on after step 6 " in caplog.text, caplog.text
