@@ -113,14 +113,15 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the parsed command line, with its command and parser. Ends the process with code 2 if it is wrong."""
-    arguments, unknown = parser().parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments, unknown = parser(words).parse_known_args(words)
     if unknown:
         _refuse(arguments.parser, unknown)
     return arguments
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
+def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser of all commands; with the flags of those that these words of a command line may name."""
     parser = _Parser(
         prog="isthmus", description="Train one model on many islands of compute (Decoupled DiLoCo over object storage)."
     )
@@ -138,7 +139,8 @@ def parser() -> argparse.ArgumentParser:
         within = families[family_name[0]] if family_name else subparsers
         said = f"{command.help[:1].upper()}{command.help[1:]}."
         subparser = within.add_parser(name, help=command.help, description=said)
-        resolve.add_flags(subparser, command.settings, resolve.environment())
+        if words is None or name in words:
+            resolve.add_flags(subparser, command.settings, resolve.environment())
         subparser.set_defaults(command=command, parser=subparser)
     return parser
 

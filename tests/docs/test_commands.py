@@ -34,7 +34,8 @@ GIVEN = {"ISTHMUS_RUN": "s3://bucket/run", "ISTHMUS_BUS": "redis://host", "ISTHM
 @pytest.fixture(autouse=True)
 def one_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     """Create the parser only once, not for each of about a hundred lines."""
-    monkeypatch.setattr(cli, "parser", functools.cache(cli.parser))
+    with_all_flags = functools.cache(cli.parser)
+    monkeypatch.setattr(cli, "parser", lambda _words=None: with_all_flags())
 
 
 def said_of(block: Block) -> str:

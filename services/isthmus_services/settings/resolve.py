@@ -135,10 +135,9 @@ class Resolved(typing.Generic[T]):
 
 def fields(cls: type) -> list[Setting]:
     """Return the settings that a class declares, in the order of its help."""
-    hints = typing.get_type_hints(cls, include_extras=True)
     found = []
     for field in dataclasses.fields(cls):
-        kind, said = typing.get_args(hints[field.name])[:2]
+        kind, said = typing.get_args(field.type)[:2]
         limits: dict[str, Any] = {"ge": said.ge, "gt": said.gt, "le": said.le}
         holds, of = field.default, said.of or field.name
         if said.within is not None:
@@ -173,10 +172,11 @@ def public(values: object) -> dict[str, object]:
 
 def add_flags(parser: argparse.ArgumentParser, cls: type, environment: Mapping[str, str]) -> None:
     """Add the flags of a settings class to a parser."""
-    positionals = [s for s in fields(cls) if s.positional]
+    settings = fields(cls)
+    positionals = [s for s in settings if s.positional]
     only = positionals[0] if len(positionals) == 1 else None
     groups: dict[type, Any] = {}
-    for s in fields(cls):
+    for s in settings:
         if s.secret:
             continue
         if s.owner not in groups:
