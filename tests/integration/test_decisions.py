@@ -92,7 +92,7 @@ async def test_an_expelled_learner_is_not_called_silent_unheard_or_on_its_way_ba
             await log.members.refresh(w.store)
             [said] = map(str, expulsions(log.members, ["us-1"]))
             summary = str(agent.summary())
-            assert f"; {said}: WHAT WAS NOT ANSWERED IS NOT IN THE MODEL" in summary
+            assert f"; {said}: WHAT WAS NOT MERGED BEFORE THAT IS NOT IN THE MODEL" in summary
             assert "goes on" not in summary
         before.hearing.learners["us-1"].heard_at = None
         assert said_by(before).endswith("1 of 1 learners merge")

@@ -91,8 +91,9 @@ def test_a_loss_that_is_no_number_cannot_be_missed(loss: float) -> None:
 def test_an_expelled_learner_is_told_so_and_that_its_work_stays_out() -> None:
     expelled = "eu-1 was expelled by membership 8, at 2026-11-28 14:03:00 UTC"
     found = replace(FOUND, unanswered=300.0, ledger=replaced(LEDGER, merged=550.0, pending=300.0), expelled=expelled)
-    assert f"; {expelled}: WHAT WAS NOT ANSWERED IS NOT IN THE MODEL, and is not merged later; the model: " in str(
-        found
+    assert (
+        f"; {expelled}: WHAT WAS NOT MERGED BEFORE THAT IS NOT IN THE MODEL, and is not merged later; the model: "
+        in str(found)
     )
     assert "goes on" not in str(found)
     assert "start this learner" not in str(found)

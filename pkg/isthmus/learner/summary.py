@@ -79,7 +79,7 @@ class Summary:
         shares = ", ".join(f"{share:.0%} {part}" for part, share in parts if part == "merged" or share >= 0.005)
         more = ": that goes on when this learner comes back" if self.ledger.pending / whole >= 0.005 else ""
         if self.expelled:
-            more = f"; {self.expelled}: WHAT WAS NOT ANSWERED IS NOT IN THE MODEL, and is not merged later"
+            more = f"; {self.expelled}: WHAT WAS NOT MERGED BEFORE THAT IS NOT IN THE MODEL, and is not merged later"
         elif self.much_unanswered:
             more = (
                 f"; WHAT WAS NOT ANSWERED IS NOT IN THE MODEL: start this learner and the others again soon, with "
