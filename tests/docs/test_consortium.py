@@ -98,3 +98,9 @@ def test_the_demo_tells_its_story(tmp_path: Path) -> None:
     assert "not-a-member" in report["expelled"]
     assert report["differ"] == 0
     assert "removed: east-1" in done.stdout
+
+
+def test_the_demo_says_how_long_it_takes_and_how_it_differs() -> None:
+    said = consortium._begins(1500)
+    assert "docs/consortium.md: about 4 minutes on two cores" in said
+    assert "South and North expel east-1 instead of south-1" in said

@@ -6,6 +6,7 @@ work is not merged any more. An audit ends the demo.
 """
 
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -26,6 +27,9 @@ EVALUATORS = ("north-eval", "south-eval")
 KEYS = (*OWNERS, *LEARNERS, *EVALUATORS, "syncer")
 EARLY = 2
 """The version that is promoted first."""
+
+COMMANDS_S, STEP_S = 90.0, 0.1
+"""About how long the commands take together, and a step of all learners, on two cores that do nothing else [s]."""
 
 POLL_S = 0.2
 STOP_S = 30.0
@@ -210,6 +214,7 @@ def run(settings: declared.Demo) -> int:
     for name, text in (("charter.toml", _with_buckets(folder)), ("manifest.toml", MANIFEST), ("evaluate.py", EVALUATE)):
         (folder / name).write_text(text)
     began = time.monotonic()
+    print(_begins(settings.steps), flush=True)
     story = Story(folder, settings.steps)
     try:
         _found(story)
@@ -230,6 +235,17 @@ def run(settings: declared.Demo) -> int:
     print(f"\naudit {folder / 'audit.html'}   report {out / 'report.json'}")
     open_in_browser((folder / "audit.html").as_uri())
     return 1 if differ else 0
+
+
+def _begins(steps: int) -> str:
+    """Return what the demo is going to do, how long that takes, and how it differs from the page."""
+    minutes = math.ceil((COMMANDS_S + STEP_S * steps) / 60.0)
+    return (
+        f"Three institutions train one model, by the commands of docs/consortium.md: about {minutes} minutes on two "
+        f"cores that do nothing else ({steps:,} steps a learner; fewer: --steps). Unlike on the page, each learner has "
+        "a bucket of its own, south-1 is killed and starts again, South and North expel east-1 instead of south-1, and "
+        "the audit computes influence over all rounds."
+    )
 
 
 def _with_buckets(folder: Path) -> str:
