@@ -32,7 +32,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_members_come_change_and_go(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     by = ("--key", "k/owner")
-    said = told(capsys, "members", "add", run, "eu-1", "--public-key", "k/eu.pub", *by)
+    said = told(capsys, "members", "add", run, "eu-1", "--public-key", "k/eu.pub", *by, "--json", "added.json")
+    assert json.loads(Path("added.json").read_text()) == {"membership": 1, "proposal": None, "still_needs": ""}
     assert "membership 1: 1 members" in said
     assert re.search(r"0/64, 1/64", said), "it names the versions after which only this membership is accepted"
     told(capsys, "members", "add", run, "acme-*", "--public-key", Path("k/us.pub").read_text(), *by)

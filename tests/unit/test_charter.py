@@ -323,6 +323,10 @@ def test_a_charters_file_adds_the_members_whose_keys_it_states(tmp_path: Path) -
     assert agreement.members((rotated,)) == [MemberSpec("eu", L, EU.author, "s3://eu/run"), syncer]
     with pytest.raises(InputError, match="eu and s have one key"):
         stated(tmp_path, EU, EU).members(())
+    assert not agreement.charter.manifests, "unless the file asks for them"
+    collector = f'[[member]]\nname = "col"\nrole = "collector"\nkey = "{public_line(SYNC.author)}"\n'
+    both = stated(tmp_path, more=collector).members(())
+    assert [m.name for m in both] == ["col", "eu", "s"], "a syncer may be the collector, too"
     shared = agreement.members((entry("eu-too", EU),))
     assert [m.name for m in shared] == ["eu", "eu-too", "s"], "what was admitted before is not judged here"
     for more in ('role = "syncer"', 'bucket = "s3://b/run"'):
@@ -362,6 +366,7 @@ async def test_the_first_charter_has_only_the_members_that_ones_own_file_states(
                 members.current, agreement,
             )  # fmt: skip
         assert words in str(raised.value)
+        assert "syncer s: " not in str(raised.value), "only what differs is printed"
 
 
 async def test_members_agreed_on_before_need_not_stand_in_the_file_of_another_charter(w: World, tmp_path: Path) -> None:
