@@ -36,7 +36,6 @@ from isthmus.inspect.audit import Gap, PromotionRow, Unfinished, Waiting, audit
 from isthmus.inspect.audit_sums import Sums
 from isthmus.learner.manifest import statement
 from isthmus.log import Commit, gc, heal
-from isthmus.log.listing import in_words
 from isthmus.log.membership import Members, Membership, following
 from isthmus.log.proposals import approve
 from isthmus.log.replaced import AFTER_S
@@ -694,14 +693,6 @@ async def test_a_headline_names_each_fault(folder: Path) -> None:
         "promotion 3 does not hold", "promotion 5, 6 comes after one that is missing",
         "not readable for this reader: 1 object",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("fragments", "said"),
-    [([3], "fragment 3"), ([1, 0, 1], "fragments 0, 1"), ([9, 0, 1, 2, 4, 5, 6, 8], "fragments 0 to 2, 4 to 6, 8, 9")],
-)
-def test_fragments_in_words(fragments: list[int], said: str) -> None:
-    assert in_words(fragments) == said
 
 
 @in_virtual_time

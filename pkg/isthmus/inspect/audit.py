@@ -35,12 +35,13 @@ from isthmus.inspect.audit_sums import DEFINITIONS, Figures, Heal, Named, Period
 from isthmus.inspect.charter_words import differences
 from isthmus.inspect.influence import Evaluate, Influence, without
 from isthmus.log import Log, evaluations, manifests, promotions
-from isthmus.log.listing import ShareDone, in_words
+from isthmus.log.listing import ShareDone
 from isthmus.log.membership import Membership
 from isthmus.log.promotions import Measured, Promotions, gate_of
 from isthmus.log.replaced import Outdated, OutdatedTogether, Replaced, together
 from isthmus.reasons import FINAL
 from isthmus.version import __version__
+from isthmus.wording import counted, fragments
 
 PERIODS_MOST = 24
 """The number of equal spans into which the run's time is cut, unless a length is given."""
@@ -327,7 +328,7 @@ class Audit:
         """What the audit found, with everything that some section names as a fault."""
         r, remarks = self.replay, list(_remarks(self))
         if r.differences:
-            differ = f"{_so_many(len(r.differences), 'commit')} differ{'s' if len(r.differences) == 1 else ''}"
+            differ = f"{counted(len(r.differences), 'commit')} differ{'s' if len(r.differences) == 1 else ''}"
             said = f"{differ} from what replay computes; replay verified {r.verified:,} of {r.commits:,} commits"
         elif r.verified < r.commits:
             said = f"replay verified {r.verified:,} of {r.commits:,} commits, and none differs"
@@ -344,16 +345,16 @@ def _remarks(a: Audit) -> Iterator[str]:
     for one in r.outdated_together:
         yield f"{one.writer} made {one.where} under membership {one.under}, which membership {one.newer} had replaced"
     if r.unproven:
-        yield f"the weights in {_so_many(r.unproven, 'commit')} of {in_words(r.unproven_in)} are not verified"
+        yield f"the weights in {counted(r.unproven, 'commit')} of {fragments(r.unproven_in)} are not verified"
     if r.unverified:
         versions = {(gap.fragment, version) for gap in r.unverified for version in range(gap.first, gap.last + 1)}
-        yield f"not verified: {_so_many(len(versions), 'version')} of {in_words(p for p, _ in versions)}"
+        yield f"not verified: {counted(len(versions), 'version')} of {fragments(p for p, _ in versions)}"
     if r.untimely:
-        yield f"more steps than there was time for: {_so_many(r.untimely, 'update')} of {in_words(r.untimely_in)}"
+        yield f"more steps than there was time for: {counted(r.untimely, 'update')} of {fragments(r.untimely_in)}"
     if r.ignored:
-        yield f"ignored: {_so_many(len(r.ignored), 'snapshot')}"
+        yield f"ignored: {counted(len(r.ignored), 'snapshot')}"
     if missing := max(len(r.unstated), sum(bool(m.missing) for m in a.manifests)):
-        yield f"not readable: {_so_many(missing, 'manifest')} that commits name"
+        yield f"not readable: {counted(missing, 'manifest')} that commits name"
     if several := [p.number for p in a.promotions if p.others]:
         yield f"promotion {', '.join(map(str, several))} rests on one of several numbers of an evaluator"
     for by, version in dict.fromkeys((n.by, n.version) for n in a.numbers if n.contested):
@@ -363,11 +364,7 @@ def _remarks(a: Audit) -> Iterator[str]:
     if a.promotions_beyond:
         yield f"promotion {', '.join(map(str, a.promotions_beyond))} comes after one that is missing"
     if a.not_read:
-        yield f"not readable for this reader: {_so_many(len(a.not_read), 'object')}"
-
-
-def _so_many(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+        yield f"not readable for this reader: {counted(len(a.not_read), 'object')}"
 
 
 # --- the audit --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Choosing the fragments, snapshots and checkpoints to work on, by number and by listing."""
 
-import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from isthmus.errors import InputError, LogCorrupt
 from isthmus.format.records.fields import NAME
@@ -25,14 +24,6 @@ def all_or(log: Log, fragments: Sequence[int] | None) -> list[int]:
         if not 0 <= p < count:
             raise InputError(f"there is no fragment {p}: this run has {count}, counted from 0")
     return list(range(count)) if fragments is None else sorted(set(fragments))
-
-
-def in_words(fragments: Iterable[int]) -> str:
-    """Return fragments in words, those in a row together: `fragment 3`, or `fragments 0 to 3, 7`."""
-    numbers = sorted(set(fragments))
-    rows = [[n for _, n in row] for _, row in itertools.groupby(enumerate(numbers), lambda one: one[1] - one[0])]
-    said = [f"{row[0]} to {row[-1]}" if len(row) > 2 else ", ".join(map(str, row)) for row in rows]
-    return f"fragment{'s' if len(numbers) > 1 else ''} {', '.join(said)}"
 
 
 async def earliest(log: Log, fragment: int) -> int:

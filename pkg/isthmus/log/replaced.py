@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from isthmus.format.records.objects import CommitHeader
 from isthmus.format.rules import MemberRole as Role
 from isthmus.format.signing import fingerprint
-from isthmus.log.listing import in_words
 from isthmus.log.membership import Members, Membership
 from isthmus.log.verify import HEALER, Commit
+from isthmus.wording import counted, fragments
 
 AFTER_S = 60.0
 """A commit is outdated if it was written so many seconds after the membership that replaced its own, by the writers'
@@ -87,8 +87,7 @@ class OutdatedTogether:
     @property
     def where(self) -> str:
         """How many commits they are, and of which fragments, in words."""
-        commits = "1 commit" if self.count == 1 else f"{self.count:,} commits"
-        return f"{commits} of {in_words(one.fragment for one in self.of)}"
+        return f"{counted(self.count, 'commit')} of {fragments(one.fragment for one in self.of)}"
 
     def __str__(self) -> str:
         return (
