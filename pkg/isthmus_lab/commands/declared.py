@@ -1,7 +1,6 @@
 """The laboratory's commands and their settings, declared as `isthmus_services.settings.declared` declares its own."""
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Annotated
 
 from isthmus.format.rules import MergeRule, require_codec
@@ -10,7 +9,7 @@ from isthmus_lab.forecast.goodput import REJOINS, Cluster
 from isthmus_lab.forecast.island import Island
 from isthmus_lab.training.names import NAMES
 from isthmus_services.settings.command import commands_of
-from isthmus_services.settings.resolve import Setting
+from isthmus_services.settings.resolve import Setting, settings_class
 from isthmus_services.settings.shared import CODECS, Reported, Seeded
 
 BENCHES = ("kernels", "learner", "round", "scale", "recovery", "store", "bytes", "start", "signing")
@@ -21,7 +20,7 @@ APART = ("peers", "links", "overload")
 `overload` do not depend on this machine."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Training(Reported):
     """Settings of `isthmus simulate training`."""
 
@@ -69,7 +68,7 @@ class Training(Reported):
 _CLUSTER = Cluster()
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class ClusterOfChips:
     """The cluster (each parameter's reason is in docs/paper.md)."""
 
@@ -158,7 +157,7 @@ class ClusterOfChips:
         return Cluster(**{name: value for name, value in given.items() if value is not None}).check()
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Goodput(ClusterOfChips, Seeded, Reported):
     """Settings of `isthmus simulate goodput`."""
 
@@ -186,7 +185,7 @@ class Goodput(ClusterOfChips, Seeded, Reported):
     plot: Annotated[str | None, Setting("draw goodput against chips", metavar="FILE", flag_only=True)] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Bandwidth(Reported):
     """Settings of `isthmus simulate bandwidth`."""
 
@@ -213,7 +212,7 @@ class Bandwidth(Reported):
 _ISLAND = Island(name="")
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Plan(Reported):
     """Settings of `isthmus plan`."""
 
@@ -342,7 +341,7 @@ class Plan(Reported):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Bench(Reported):
     """Settings of `isthmus bench`."""
 

@@ -1,11 +1,10 @@
 """The commands: the help and the settings of each. Its code is in a module of its own, imported when it is used."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from isthmus.format.rules import CHECKPOINT_S, KEPT_VERSIONS, MIN_AGE_S, Adoption, MemberRole
 from isthmus_services.settings.command import commands_of
-from isthmus_services.settings.resolve import Setting
+from isthmus_services.settings.resolve import Setting, settings_class
 from isthmus_services.settings.shared import (
     AcceptingHoles,
     ArithmeticOfRun,
@@ -35,7 +34,7 @@ SharedKey = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Demo(OnBus, ArithmeticOfRun, Seeded, Reported):
     """Settings of `isthmus demo`."""
 
@@ -77,14 +76,14 @@ class Demo(OnBus, ArithmeticOfRun, Seeded, Reported):
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Init(InRun, OnBus, TakingPart, ModelOfRun, ArithmeticOfRun, PaceOfRun, Seeded):
     """Settings of `isthmus init`."""
 
     create_bucket: CreateBucket = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Create(OnBus, Participants, ModelOfRun, ArithmeticOfRun, PaceOfRun, Seeded):
     """Settings of `isthmus create`."""
 
@@ -129,7 +128,7 @@ class Create(OnBus, Participants, ModelOfRun, ArithmeticOfRun, PaceOfRun, Seeded
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Syncer(InRun, OnBus, TakingPart, PaceOfRun, Serving):
     """Settings of `isthmus syncer`."""
 
@@ -147,7 +146,7 @@ class Syncer(InRun, OnBus, TakingPart, PaceOfRun, Serving):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Learner(InRun, OnBus, TakingPart, Serving):
     """Settings of `isthmus learner`."""
 
@@ -210,7 +209,7 @@ class Learner(InRun, OnBus, TakingPart, Serving):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Status(InRun, OnBus, AcceptingHoles, Reported):
     """Settings of `isthmus status`."""
 
@@ -235,7 +234,7 @@ class Status(InRun, OnBus, AcceptingHoles, Reported):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Board(InRun, OnBus, AcceptingHoles):
     """Settings of `isthmus board`."""
 
@@ -273,7 +272,7 @@ class Board(InRun, OnBus, AcceptingHoles):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Doctor(InRun, OnBus, AcceptingHoles, Signed, Reported):
     """Settings of `isthmus doctor`."""
 
@@ -291,7 +290,7 @@ class Doctor(InRun, OnBus, AcceptingHoles, Signed, Reported):
     size: Annotated[float, Setting("MiB to transfer when measuring the bandwidth", metavar="MIB", gt=0, le=1024)] = 8.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Replay(InRun, Reported):
     """Settings of `isthmus replay`."""
 
@@ -348,7 +347,7 @@ class Replay(InRun, Reported):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Audit(InRun, Reported):
     """Settings of `isthmus audit`."""
 
@@ -394,7 +393,7 @@ class Audit(InRun, Reported):
     gpu: Gpu = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Explain(InRun, Reported):
     """Settings of `isthmus explain`."""
 
@@ -408,7 +407,7 @@ class Explain(InRun, Reported):
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Export(InRun, Reported):
     """Settings of `isthmus export`."""
 
@@ -451,7 +450,7 @@ class Export(InRun, Reported):
     force: Annotated[bool, Setting("replace existing output", flag_only=True)] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Follow(InRun, Signed):
     """Settings of `isthmus follow`."""
 
@@ -503,7 +502,7 @@ class Follow(InRun, Signed):
     cuts: Annotated[int | None, Setting("exit after this many cuts (never)", metavar="N", ge=1, flag_only=True)] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Promote(InRun, Signed, Reported):
     """Settings of `isthmus promote`."""
 
@@ -524,7 +523,7 @@ class Promote(InRun, Signed, Reported):
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Gc(InRun, Signed, AcceptingHoles, Reported):
     """Settings of `isthmus gc`."""
 
@@ -538,7 +537,7 @@ class Gc(InRun, Signed, AcceptingHoles, Reported):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Heal(InRun, Signed, Reported):
     """Settings of `isthmus heal`."""
 
@@ -546,7 +545,7 @@ class Heal(InRun, Signed, Reported):
     apply: Annotated[bool, Setting("restart the fragments; without this flag, only report", flag_only=True)] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Access(Participants):
     """Settings of `isthmus access`."""
 
@@ -560,7 +559,7 @@ class Access(Participants):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class KeysNew:
     """Settings of `isthmus keys new`."""
 
@@ -568,14 +567,14 @@ class KeysNew:
     folder: Annotated[str, Setting("folder for the two files", metavar="DIR", flag_only=True)] = "~/.isthmus"
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class KeysShow:
     """Settings of `isthmus keys show`."""
 
     file: Annotated[str, Setting("a private key, or a .pub file", positional=True, flag_only=True)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class KeysVerify(InRun):
     """Settings of `isthmus keys verify`."""
 
@@ -586,12 +585,12 @@ class KeysVerify(InRun):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class CharterShow(InRun, Reported):
     """Settings of `isthmus charter show`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class CharterPropose(InRun, Reported, Signed):
     """Settings of `isthmus charter propose`."""
 
@@ -604,7 +603,7 @@ class CharterPropose(InRun, Reported, Signed):
     hours: Annotated[float, Setting("hours that owners have to approve it", metavar="H", gt=0, flag_only=True)] = 24.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class CharterApprove(InRun, Signed):
     """Settings of `isthmus charter approve`."""
 
@@ -621,7 +620,7 @@ class CharterApprove(InRun, Signed):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class MembersList(InRun, Reported):
     """Settings of `isthmus members list`."""
 
@@ -630,7 +629,7 @@ class MembersList(InRun, Reported):
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class MembersAdd(InRun, Reported, Signed):
     """Settings of `isthmus members add`."""
 
@@ -657,7 +656,7 @@ class MembersAdd(InRun, Reported, Signed):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class MembersRemove(InRun, Reported, Signed):
     """Settings of `isthmus members remove`."""
 
@@ -674,7 +673,7 @@ class MembersRemove(InRun, Reported, Signed):
     ] = 24.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class MembersRotate(InRun, Reported, Signed):
     """Settings of `isthmus members rotate`."""
 

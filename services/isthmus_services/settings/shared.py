@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -17,7 +16,7 @@ from isthmus.format.isotropic import SOUND_FLOP_S
 from isthmus.format.layout import Spec
 from isthmus.format.rules import LONG_STEPS, SENT_ISOTROPIC, CodecName, MergeRule, Pace, Rules, outer_for, require_codec
 from isthmus.runtime.urls import as_user, trusting
-from isthmus_services.settings.resolve import Setting, did_you_mean, fields
+from isthmus_services.settings.resolve import Setting, did_you_mean, fields, settings_class
 
 if TYPE_CHECKING:
     from isthmus.inspect.own_merge import OwnMerge
@@ -31,7 +30,7 @@ CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _OURS = re.compile(r"(isthmus\.demo(?:\.[a-z]\w*)*):([a-z]\w*)", re.ASCII)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class InRun:
     """The run."""
 
@@ -46,7 +45,7 @@ class InRun:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class AcceptingHoles:
     """Holes in the log that nobody can mend."""
 
@@ -70,7 +69,7 @@ def holes_in(settings: AcceptingHoles) -> dict[int, frozenset[int]]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Signed:
     """Signing."""
 
@@ -83,7 +82,7 @@ class Signed:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class TakingPart(Signed):
     """Unsigned runs."""
 
@@ -97,7 +96,7 @@ def _require_bus(url: str) -> None:
     require_bus(url)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class OnBus:
     """The bus."""
 
@@ -119,7 +118,7 @@ class OnBus:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Seeded:
     """Random numbers."""
 
@@ -131,7 +130,7 @@ class Seeded:
     ] = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Reported:
     """Reports."""
 
@@ -140,7 +139,7 @@ class Reported:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Serving:
     """Monitoring and logs."""
 
@@ -196,7 +195,7 @@ CODECS = f"{{{','.join(CodecName)},q1.5,…}}"
 """Names of codecs, as the help shows them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class ArithmeticOfRun:
     """Rules of the run (fixed when it is created)."""
 
@@ -233,7 +232,7 @@ class ArithmeticOfRun:
     outer_momentum: Annotated[float | None, Setting(_by_period(1), within=Rules)] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class PaceOfRun:
     """Pace (each process may override it; default: the run's)."""
 
@@ -247,7 +246,7 @@ class PaceOfRun:
     silence_s: Annotated[float | None, Setting(name="silence", within=Pace)] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class ModelOfRun:
     """The model (fixed when the run is created)."""
 
@@ -266,7 +265,7 @@ class ModelOfRun:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class Participants:
     """Participants."""
 
