@@ -14,6 +14,7 @@ from advice.test_status import training
 from isthmus.format.records.messages import PARTS
 from isthmus.format.records.objects import CommitHeader
 from isthmus.format.rules import Pace, Rules
+from isthmus.inspect.bus_view import moved as all_moved
 from isthmus.inspect.losses import LossCurves
 from isthmus.inspect.replay import replay
 from isthmus.inspect.status import read_status
@@ -168,6 +169,9 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
 
     # bytes, over all incarnations that the bus still tells of
     moved = [view.traffic for view in status.hearing.learners.values()]
+    whole_run = all_moved(status.hearing.learners.values())
+    assert whole_run == tuple(sum(of) for of in zip(*moved, strict=True))
+    assert whole_run.sent == whole_run.up - whole_run.checkpoints > 0
     assert status.hearing.learners["c"].earlier.up > 0, "no learner had two incarnations: this compares nothing"
     for field, count in (
         ("bytes_up", sum(t.up for t in moved)),

@@ -30,7 +30,7 @@ def test_the_summary_says_what_became_of_the_tokens(
 ) -> None:
     names = (
         "global_val_loss single_val_loss commits participation updates_merged bytes_up bytes_down kills recoveries "
-        "wall_s train_s"
+        "checkpoint_bytes wall_s train_s"
     )
     found: dict[str, object] = dict.fromkeys(names.split(), 1)
     tokens = {"processed": 1000, "merged": 600, "overwritten": 50, "late": 0, "rejected": 0, "lost": 1}

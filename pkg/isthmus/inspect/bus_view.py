@@ -1,6 +1,7 @@
 """The state of a run as its bus messages show it: learners, syncers, open rounds. Pure, no I/O."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,6 +32,11 @@ class Traffic(NamedTuple):
     checkpoints: int = 0
     """Those among `up` that are of checkpoints."""
 
+    @property
+    def sent(self) -> int:
+        """What is shown as *up*: all but the checkpoints."""
+        return self.up - self.checkpoints
+
 
 @dataclass(slots=True)
 class LearnerView:
@@ -55,6 +61,12 @@ class LearnerView:
         return Traffic(
             earlier.up + beat.bytes_up, earlier.down + beat.bytes_down, earlier.checkpoints + beat.checkpoint_bytes
         )
+
+
+def moved(views: Iterable[LearnerView]) -> Traffic:
+    """Return what all these learners moved: the figures of the run that demo, status and board show."""
+    each = [view.traffic for view in views]
+    return Traffic(sum(t.up for t in each), sum(t.down for t in each), sum(t.checkpoints for t in each))
 
 
 @dataclass(slots=True)

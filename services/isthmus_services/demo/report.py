@@ -90,9 +90,8 @@ def show(report: dict[str, object], console: Console) -> None:
     rejected, spare = rejections(counts)
     table.add_row("updates rejected", rejected or "none")
     table.add_row("rejected without loss", spare or "none")
-    table.add_row(
-        "bytes up / down, without checkpoints", f"{number('bytes_up') / 1e6:.1f} / {number('bytes_down') / 1e6:.1f} MB"
-    )
+    up, down, kept = (number(name) / 1e6 for name in ("bytes_up", "bytes_down", "checkpoint_bytes"))
+    table.add_row("up / down / of checkpoints", f"{up - kept:.1f} / {down:.1f} / {kept:.1f} MB")
     kills, recovered = report["kills"], report["recoveries"]
     table.add_row("kills (recovered)", f"{kills} ({recovered})")
     table.add_row("wall time", f"{number('wall_s'):.0f} s, of which training {number('train_s'):.0f} s")

@@ -18,7 +18,7 @@ from isthmus.agent.ports import bus_answers, open_place, open_ports
 from isthmus.bus import IN_STORE, default_pace, in_store, open_bus
 from isthmus.errors import BucketMissing, InputError, ObjectMissing
 from isthmus.format.records.keys import RUN_KEY
-from isthmus.inspect.bus_view import BusView
+from isthmus.inspect.bus_view import BusView, moved
 from isthmus.inspect.status import Live
 from isthmus.log import Log
 from isthmus.log.figures import LogSums, ledger
@@ -232,7 +232,7 @@ async def _judge(
     sums = LogSums(commit.header for commit in commits)
     beats = [view.heartbeat for view in hearing.learners.values() if view.heartbeat is not None]
     tokens = ledger(beat.ledger for beat in beats)
-    moved = [view.traffic for view in hearing.learners.values()]
+    traffic = moved(hearing.learners.values())
     return {
         "global_val_loss": round(global_loss, 5),
         "single_val_loss": round(single_loss, 5),
@@ -246,8 +246,9 @@ async def _judge(
         "updates_clipped": sums.clipped,
         "clips": dict(sums.clips),
         "updates_rejected": judge.rejected(commits),
-        "bytes_up": sum(traffic.up - traffic.checkpoints for traffic in moved),
-        "bytes_down": sum(traffic.down for traffic in moved),
+        "bytes_up": traffic.up,
+        "checkpoint_bytes": traffic.checkpoints,
+        "bytes_down": traffic.down,
         "kills": len(fleet.kills),
         "recoveries": sum(row["recovery_s"] is not None for row in rows),
         "kills_by_kind": {kind: sum(k.kind == kind for k in fleet.kills) for kind in ("learner", "syncer")},

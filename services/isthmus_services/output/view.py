@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from isthmus.format.records.messages import PARTS
-from isthmus.inspect.bus_view import LearnerView
+from isthmus.inspect.bus_view import LearnerView, moved
 from isthmus.inspect.status import Ledger, Status
 from isthmus.log.evaluations import Series
 from isthmus.log.figures import places
@@ -108,7 +108,7 @@ def unsent(views: Sequence[LearnerView]) -> str:
 
 
 def _learner(status: Status, view: LearnerView, losses: str) -> list[str]:
-    beat, moved, state = view.heartbeat, view.traffic, status.why_behind(view)
+    beat, traffic, state = view.heartbeat, view.traffic, status.why_behind(view)
     target = f"/{beat.steps_target}" if beat and beat.steps_target else ""
     row = [view.name, str(view.incarnation), f"{view.step}{target}"]
     if beat is None:
@@ -121,9 +121,9 @@ def _learner(status: Status, view: LearnerView, losses: str) -> list[str]:
         losses,
         f"{min(beat.versions, default=0)}–{max(beat.versions, default=0)}",
         *(f"{getattr(beat.ledger, part) / max(beat.ledger.processed, 1):.1%}" for part in PARTS),
-        f"{(moved.up - moved.checkpoints) / 1e6:.1f}",
-        f"{moved.checkpoints / 1e6:.1f}",
-        f"{moved.down / 1e6:.1f}",
+        f"{traffic.sent / 1e6:.1f}",
+        f"{traffic.checkpoints / 1e6:.1f}",
+        f"{traffic.down / 1e6:.1f}",
         state or "training",
     ]
 
@@ -212,9 +212,7 @@ def totals(status: Status) -> str:
     """Return the run in one line: commits, learners, ledger, bytes; participation and updates if they are summed."""
     tokens, sums = status.ledger, status.sums
     shares = " ".join(f"{part} {getattr(tokens, part) / max(tokens.processed, 1):.1%}" for part in PARTS)
-    moved = [v.traffic for v in status.hearing.learners.values()]
-    checkpoints = sum(t.checkpoints for t in moved)
-    up, down = sum(t.up for t in moved) - checkpoints, sum(t.down for t in moved)
+    whole = moved(status.hearing.learners.values())
     of = ""
     if sums is not None and sums.participation is not None:
         some = "" if sums.commits == status.commits else f" in {sums.commits:,} of them (isthmus board reads all)"
@@ -222,8 +220,8 @@ def totals(status: Status) -> str:
     here = "?" if status.bus_error else len(status.live)
     return (
         f"{status.commits} commits, {here} of {len(status.hearing.learners)} learners here{of}, "
-        f"{tokens.processed:,.0f} tokens: {shares}, as heard {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, "
-        f"{checkpoints / 1e6:.1f} MB of checkpoints"
+        f"{tokens.processed:,.0f} tokens: {shares}, as heard {whole.sent / 1e6:.1f} MB up, "
+        f"{whole.down / 1e6:.1f} MB down, {whole.checkpoints / 1e6:.1f} MB of checkpoints"
     )
 
 

@@ -87,7 +87,7 @@
       <${Tile} term="rejected" name="Rejected" value=${html`<span id="rejected">${I.count(t.rejected)}</span>`} more=${`and ${I.count(t.repeated)} by which nothing is lost`}/>
       <${Tile} term="quorum" name="Quorum missed" value=${I.count(t.quorum_missed)} more=${t.commits ? `rounds were closed by: ${Object.entries(t.closed_by).map(([k, n]) => `${k} ${I.count(n)}`).join(", ")}` : "no round closed yet"}/>
       <${Tile} term="grace" name="A round waits" value=${I.seconds(t.waited_s.median)} more=${t.waited_s.p99 === null ? "no round closed yet" : `half of them less; 99 of 100 less than ${I.seconds(t.waited_s.p99)}`}/>
-      <${Tile} name="Bytes up, merged" value=${I.bytes(b.merged)} more=${`planned ${I.bytes(b.merged_planned)}${b.up !== null ? `; learners sent ${I.bytes(b.up)}, ${I.bytes(b.checkpoints)} of it checkpoints` : ""}`}/>
+      <${Tile} name="Bytes up, merged" value=${I.bytes(b.merged)} more=${`planned ${I.bytes(b.merged_planned)}${b.up !== null ? `; learners sent ${I.bytes(b.up - b.checkpoints)}, and ${I.bytes(b.checkpoints)} of checkpoints` : ""}`}/>
       <${Tile} name="Bytes down" value=${b.down === null ? I.bytes(b.down_planned) : I.bytes(b.down)} more=${b.down === null ? "planned; nobody listened to what learners fetched" : `planned ${I.bytes(b.down_planned)} for versions alone: joining, commits and checkpoints come on top`}/>
       <${Tile} name="Cost so far" value=${I.usd(s.cost.usd)} more=${`${Object.entries(s.cost.parts).filter(([, v]) => v > 0).map(([k, v]) => `${k} ${I.usd(v)}`).join(", ")}${s.cost.assumed ? `; assumed: ${s.cost.assumed}` : ""}`}/>
       <${Tile} term="syncer" name="Syncers" value=${I.count(t.syncers)} more="that have written a commit"/>
@@ -171,6 +171,7 @@
     restarted: (r) => r.incarnation > 1,
   };
   const said = (r, key) => (r.said ? r.said[key] : null);
+  const sent = (r) => { const up = said(r, "bytes_up"); return up === null || up === undefined ? r.bytes : up - said(r, "checkpoint_bytes"); };
   const LEARNER = [
     { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` },
     { key: "state", name: "state", term: "state", left: true, by: (r) => r.state || "", show: (r) => r.state || "not known" },
@@ -188,7 +189,8 @@
     { key: "upload_s", name: "to send", term: "send", show: (r) => I.seconds(r.merged ? r.upload_s : null) },
     { key: "wait_s", name: "waited", term: "wait", show: (r) => I.seconds(r.merged ? r.wait_s : null) },
     { key: "clipped", name: "clipped", term: "clipped", show: (r) => I.count(r.clipped) },
-    { key: "up", name: "up", term: "up", by: (r) => said(r, "bytes_up") ?? r.bytes, show: (r) => I.bytes(said(r, "bytes_up") ?? r.bytes) },
+    { key: "up", name: "up", term: "up", by: sent, show: (r) => I.bytes(sent(r)) },
+    { key: "checkpoints", name: "checkpoints", term: "checkpoints", by: (r) => said(r, "checkpoint_bytes"), show: (r) => I.bytes(said(r, "checkpoint_bytes")) },
     { key: "down", name: "down", term: "down", by: (r) => said(r, "bytes_down"), show: (r) => I.bytes(said(r, "bytes_down")) },
   ];
   const rate = (r) => (r.said && !r.said.left && r.said.step_s && r.said.step ? r.said.tokens / r.said.step / r.said.step_s : null);
