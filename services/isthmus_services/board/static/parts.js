@@ -48,7 +48,8 @@
       });
     }, [rows, order]);
     if (!rows.length) return html`<p class="note">${empty}</p>`;
-    return html`<div class="wide" tabindex="0" role="region" aria-label=${name}><table><caption class="hidden">${name}</caption>
+    const many = columns.length > 4 && html`<p class="note sideways">${columns.length} columns: scroll the table sideways for those that do not fit.</p>`;
+    return html`${many}<div class="wide" tabindex="0" role="region" aria-label=${name}><table><caption class="hidden">${name}</caption>
       <thead><tr>${columns.map((c) => html`
         <th class=${c.left ? "left" : ""} scope="col" aria-sort=${order.key === c.key ? (order.down ? "descending" : "ascending") : "none"}>
           <button type="button" onClick=${() => set({ key: c.key, down: order.key === c.key ? !order.down : !c.left })}
