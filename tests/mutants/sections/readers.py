@@ -121,7 +121,13 @@ MUTANTS = [
     *of(
         "log/evaluations.py",
         "tests/e2e/test_follow.py",
-        row("the-earlier-one-counts", "key=lambda p: (p.cut, p.at)", "key=lambda p: (p.cut, -p.at)"),
+        row("the-earlier-one-counts", "key=lambda h: (h.cut, h.written_at)", "key=lambda h: (h.cut, -h.written_at)"),
+    ),
+    *of(
+        "log/evaluations.py",
+        "tests/integration/test_promote.py",
+        row("different-numbers-count", "if (h.cut, h.by) not in none]", "if h.cut >= 0]"),
+        row("a-second-number-counts", "return earlier == [value]", "return True"),
     ),
     *of(
         "torch/dcp.py",
