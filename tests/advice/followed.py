@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Callable
 
-from advice.rows import Row, pattern
+from advice.rows import Row, pattern, rows
 from isthmus_services.main import main
 
 VALUED = {
@@ -73,7 +73,10 @@ def says(row: Row, text: str) -> bool:
 
 
 async def isthmus(*words: str) -> tuple[int, str]:
-    """Run a command to its end in a thread; return its exit code and what it printed."""
+    """Run a command to its end in a thread; return its exit code and what it printed.
+
+    All that status says with what to do must have a row, also where a test asks for something else.
+    """
     out = io.StringIO()
 
     def run() -> int:
@@ -83,4 +86,11 @@ async def isthmus(*words: str) -> tuple[int, str]:
             except SystemExit as ended:
                 return int(ended.code or 0)
 
-    return await asyncio.to_thread(run), out.getvalue()
+    code = await asyncio.to_thread(run)
+    if words[0] == "status":
+        # A line without advice begins the sentence of the next one.
+        for begun, said, do in re.findall(r"(?:^(?!  → )(.*)\n)?^(.*)\n  → (.*)$", out.getvalue(), re.MULTILINE):
+            whole = f"{begun} {said}: {do}"
+            known = any(r.tool == "status" and r.is_in(whole) and r.advice_is_in(do) for r in rows())
+            assert known, f"give it a row in tests/advice/test_status.py: {said}\n  → {do}"
+    return code, out.getvalue()

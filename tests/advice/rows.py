@@ -102,8 +102,13 @@ HEAD = """\
 
 <!-- printed by tests/advice/rows.py: PYTHONPATH=tests python -m advice.rows; tests/advice compares -->
 
-Each sentence that a tool can say, with what to do. Search this page for the words you see; … stands for a name, a number
-or an address. A test breaks the thing, follows the advice as it is printed, and looks whether it worked (`tests/advice`).
+Each sentence that a tool can say, with what to do. Search this page for two or three words in a row of what you see: …
+stands for a name, a number or an address, and for words such as «is» or «are» that go by the number of names. A tool says
+the worst first, and causes before effects: begin with its first line. A test breaks the thing, follows the advice as it is
+printed, and looks whether it worked (`tests/advice`).
+
+The parts of the page are status (with what the board says of the present), the board, the doctor, heal, gc, replay, the logs
+of learners and syncers, promote, and the alerts.
 
 If each participant has a folder of its own (`isthmus create`), load its `env` before a command: the reader's for `status`,
 `board`, `explain`, `replay`, `export` and `heal`; a syncer's for `syncer` and `heal --apply`; the collector's for `gc`; the

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from advice import findings
+from advice.findings import Reader
 from advice.rows import GAP, page, rows
+from isthmus.log import holes, log_health
 from isthmus.reasons import REMEDIES, Reason
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +27,11 @@ SPOKEN = {
     "pkg/isthmus/log/gc.py": "gc",
     "services/isthmus_services/commands/gc.py": "gc",
     "services/isthmus_services/commands/promote.py": "promote",
+    "pkg/isthmus/log/log_health.py": "status",
+    "pkg/isthmus/inspect/bursts.py": "status",
+    "services/isthmus_services/output/view.py": "status",
+    "services/isthmus_services/commands/replay.py": "replay",
+    "pkg/isthmus/learner/summary.py": "log",
 }
 """The modules that make sentences, and the tool that says them."""
 
@@ -40,7 +48,72 @@ NOT_IN_STATUS = {
 """Reasons for which status never says that every update is rejected."""
 
 PLAIN = {
-    "status": {"… more fragments are damaged, too", "the log of 1 more fragment is"},
+    "status": {
+        "… more fragments are damaged, too",
+        "the log of 1 more fragment is",
+        "cut to … of its length",  # in the sentence that has a row
+        # In the lines of the tables, below the sentences with rows that say the same with what to do.
+        "is slow to read",
+        "syncer … … fragment …: see its log",
+        "syncer … finds that fragment … has …: see its log",
+        "syncer … cannot serve for now: other syncers take over its fragments",
+        # Figures.
+        "syncer …: …, … … of … fragments…, … commits since its start, loop lag … ms…",
+        "usual: another update of its learner was merged before it",
+        "usual: a newer update of its learner was in the round",
+        "(an update may have several reasons)",
+        "in … of them (isthmus board reads all)",
+        ", … of them beyond a checkpoint and trained again",
+        "ledger of …: … tokens processed…",
+        ", participation … and … updates merged…",
+        "… commits, … of … learners here…, … tokens: …, as heard … MB up, … MB down, … MB of checkpoints",
+    },
+    "replay": {
+        "and … more such updates",
+        "fragment …: from version … on; earlier versions were collected",
+        "from versions … on; earlier versions were collected",
+        # In the last line; each has a line above it.
+        ", … were made under a replaced membership",
+        ", … cannot be verified (healed)",
+        ", … have weights that are not verified",
+        ", … after these were not compared",
+        "timeline of … commits in …: open it in https://ui.perfetto.dev",
+        # Of flags, and under other rules (docs/replaying.md).
+        "--exec compares the losses of two whole models: add --set or --merge, leave --fragment out",
+        "--exec is empty: give a command",
+        "--set and --merge fold from the beginning: leave --from and --trace out",
+        "--export writes the whole model at its newest versions: leave --fragment and --to out",
+        "--export and --plot need --set or --merge; to export the recorded model, use isthmus export",
+        "at the last versions this says little: the updates were made for the recorded model, from which the other one has "
+        "drifted; compare at an early version: --to …",
+        "for the held-out losses of both models at version …: … (for another model than the demo's, give a command that prints "
+        "the loss of the model in $ISTHMUS_CUT_DIR)",
+        "held-out loss at …: … as recorded, … with … (…)",
+        "held-out losses: not known, since the command's last word was no number, or it failed",
+        "python -m isthmus.demo.evaluate",
+        "relative: the difference as a share of how far the recorded run had moved from its start; it says how far apart the "
+        "two models are, not which one is better updates are taken as recorded, from their original bases: under these rules, "
+        "learners would have trained differently",
+        "the function merges in place of all rules, at the recorded outer rate and momentum unless --set changes them …",
+        "cosine between the two",
+        "difference between the two",
+        "distance of the recorded run from its start",
+        "norm of the published values",
+    },
+    "log": {
+        "…: … steps in ……; its model is at …",
+        "…; of its … tokens ……; the model: isthmus export …",
+        ", … over all its incarnations",
+        ": that goes on when this learner comes back",
+        "its rounds were open",
+        "trained since it was last sent",
+        # The page on loops of one's own explains it.
+        "; versions overwrite much, as they come many steps after the work they contain: keep it with join(adopt='carry') or "
+        "--adopt carry, or create the next run with a larger sync_every",
+        # Of a learner that was expelled: status has a row.
+        "…; NONE OF ITS WORK WAS MERGED, nor will it be: …",
+        "; …: WHAT WAS NOT MERGED BEFORE THAT IS NOT IN THE MODEL, and is not merged later",
+    },
     "heal": {
         # The doctor and gc say this, and have rows.
         "isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
@@ -125,6 +198,43 @@ def words(text: str) -> str:
 def said_by(tool: str) -> list[str]:
     """Return what the rows of a tool say, advice included."""
     return [words(f"{r.said} {r.do}") for r in rows() if r.tool == tool]
+
+
+def damage() -> set[str]:
+    """Return what a look at a log can find to be damaged: the texts of the errors that its modules raise."""
+    found = set[str]()
+    for module in (holes, log_health):
+        tree = ast.parse(Path(module.__file__ or "").read_text())
+        constants = {n: frozenset([v]) for n, v in vars(holes).items() if n.isupper() and isinstance(v, str)}
+        reader = Reader(tree, constants)
+        for function in reader.functions.values():
+            for call in ast.walk(function):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "LogCorrupt":
+                    found |= reader.texts(call.args[1], function)
+    return {text.replace(findings.GAP, GAP) for text in found if len(text.split()) >= LEAST_WORDS}
+
+
+def test_all_damage_that_a_look_can_find_has_a_row() -> None:
+    """What stands before it says only whether the run goes on: each text needs a row of its own."""
+    contradiction = "is listed, and the store does not give it out"
+    missing = [text for text in damage() if not any(_fits(words(text), row) for row in said_by("status"))]
+    assert missing == [contradiction], "give each a row in tests/advice/test_status.py"
+
+
+SAME_TOOL = {
+    "isthmus status --json",
+    "isthmus board RUN --bus URL",
+    "isthmus board again",
+    "isthmus heal again",
+    "isthmus replay … --fragment … --from … --to …",
+    "isthmus promote … --list names its author",
+}
+"""Advice to run the command that gave it once more, in another way, or after something was mended."""
+
+
+def test_no_tool_sends_its_reader_to_itself() -> None:
+    found = {m[0].replace("`", "") for r in rows() for m in re.finditer(rf"isthmus {r.tool}\b[^;:.,)]*", r.do)}
+    assert {said for said in found if not said.startswith(tuple(SAME_TOOL))} == set()
 
 
 @pytest.mark.parametrize("module", sorted(SPOKEN))

@@ -451,11 +451,20 @@ async def test_a_learner_that_was_told_to_stop(folder: Path) -> None:
     "once: each fragment is merged from their last updates, with all steps in them.",
     lost="no token; but one round of long updates brings less than many rounds would have",
 )
+@row(
+    "status",
+    "done; their pending tokens are not in the model, but in their checkpoints: …",
+    means="Below the table of learners: the share of their tokens that no commit has settled.",
+    like="A few per cent after a run that ended well: steps after the last update, which no round takes.",
+    do="nothing, if it is a few per cent; else the lines above the tables say how to bring the work in",
+    then="It falls once the work is merged.",
+)
 async def test_a_run_without_a_syncer_that_is_over(folder: Path) -> None:
-    (here,) = mine(test_a_run_without_a_syncer_that_is_over)
+    here, pending = mine(test_a_run_without_a_syncer_that_is_over)
     async with world(folder, FEW) as w:
         await train(w.learner("a"), 10)
         line = await said(here, w)
+        assert pending.is_in((await isthmus("status", w.run.url, "--bus", w.bus.url))[1])
         async with training(w.learner("a")) as again:
             async with command(folder.parent, *command_in(line, "syncer")):
                 await until((folder / commit_key(0, 1)).exists, "it is merged")
@@ -971,15 +980,23 @@ async def test_a_run_whose_garbage_was_never_collected(folder: Path, monkeypatch
 @row(
     "status",
     "the log of fragment … is damaged: updates/…: is missing, and version … merged … bytes",
-    means="An update that was merged since the newest snapshot is gone or cut: no new syncer can start with the fragment.",
+    means="An update that was merged since the newest snapshot is gone: no new syncer can start with the fragment.",
     like="Status looks for these objects only if no syncer is heard, and compares no bytes: `isthmus replay` does.",
     do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
     then="`isthmus heal` names the object and what `--apply` restarts the fragment from. With the object restored from a "
     "backup, status says nothing of it.",
     lost="without a backup: the fragment's momentum",
 )
+@row(
+    "status",
+    "the log of fragment … is damaged: updates/…: has … bytes, and version … merged … bytes",
+    means="An update that was merged since the newest snapshot has another size than it had then.",
+    do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
+    then="`isthmus heal` names the object. With the object restored from a backup, status says nothing of it.",
+    lost="without a backup: the fragment's momentum",
+)
 async def test_a_finished_run_with_an_update_missing(folder: Path) -> None:
-    (here,) = mine(test_a_finished_run_with_an_update_missing)
+    here, _ = mine(test_a_finished_run_with_an_update_missing)
     async with world(folder, FEW) as w:
         async with serving(w.syncer("s1"), killed=True) as syncer:
             await train(w.learner("a"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= 4)

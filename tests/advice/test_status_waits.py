@@ -70,16 +70,13 @@ async def over(here: Row, w: World) -> None:
 
 
 CUT_OFF = "of what it trains meanwhile, what comes too late (stale) because others are merged; alone, what a gap loses"
-DOCTOR = (
-    "it goes on by itself once that is over; isthmus doctor … --bus … --role learner --learner …, beside it, says what is "
-    "wrong"
-)
+DOCTOR = "it goes on by itself once that is over; isthmus doctor … --bus … --role …, beside it, says what is wrong"
 
 
 @row(
     "status",
     "…: waits for store (… s)",
-    means="This learner gets no answer from its store. It trains on.",
+    means="This learner or syncer gets no answer from its store. A learner trains on; other syncers take over.",
     do=DOCTOR,
     then="It uploads again, and is merged.",
     lost=CUT_OFF,
@@ -97,7 +94,7 @@ DOCTOR = (
 @row(
     "status",
     "…: waits for bus",
-    means="This learner cannot publish, but still reads or stores: its user lacks a permission, or Redis is full.",
+    means="This learner or syncer cannot publish, but still reads or stores: its user lacks a permission, or Redis is full.",
     like="A learner that is cut off from the bus altogether is silent: `no messages come from …`.",
     do=DOCTOR,
     then="It publishes again, and is merged.",
@@ -465,7 +462,8 @@ async def test_a_learner_that_no_round_merges() -> None:
 
 @row(
     "status",
-    "0 of … syncers can serve for now; …; …: its log says why",
+    "… cannot serve for now: its log says why",
+    like="With `0 of … syncers can serve for now` before it, nothing is merged; else other syncers take over its fragments.",
     means="The syncer publishes, and does not hear its own messages: its bus gives it none, without an error.",
     do="its log says why",
     then="Once it hears its messages, it takes its fragments up again.",

@@ -86,7 +86,7 @@ async def test_replay_and_explain_say_so_and_end_with_1(folder: Path, capsys: py
     assert await asyncio.to_thread(main, ["replay", str(folder)]) == 1
     told = capsys.readouterr().out
     assert "is missing" in told
-    assert told.rstrip().endswith(" commits, 1 differ, 4 after these were not compared")
+    assert told.rstrip().endswith(" commits, 1 differs, 4 after these were not compared")
     assert await asyncio.to_thread(main, ["explain", str(folder), f"0/{head - 4}"]) == 1
     told = capsys.readouterr().err
     assert f"{commit_key(0, head - 4)}: is missing, and version {head} is there: nothing is known of " in told

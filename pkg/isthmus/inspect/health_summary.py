@@ -612,7 +612,7 @@ def _trouble(view: LearnerView, status: Status, run: str, bus: str) -> Part | No
 def _cannot(alive: Alive, status: Status, run: str, bus: str) -> Part:
     """Return why a syncer cannot serve, with what to do."""
     if not alive.waiting_for:
-        return Part(alive.syncer, "its log says why", ": ")
+        return Part(f"{alive.syncer} cannot serve for now", "its log says why", ": ")
     do = _remedy(alive.waiting_for, status, run, bus, "syncer")
     return Part(f"{alive.syncer}: waits for {alive.waiting_for}", do, ": ")
 

@@ -18,6 +18,7 @@ from isthmus.inspect.trace import trace
 from isthmus.log import Log
 from isthmus.log.listing import all_or
 from isthmus.log.polar import require_gpu
+from isthmus.wording import agreeing
 from isthmus_services.commands.follow import evaluation
 from isthmus_services.output.curves import losses as loss_table
 from isthmus_services.output.progress import progress
@@ -105,7 +106,7 @@ async def _compare(log: Log, a: declared.Replay) -> int:
         print(f"and {len(untimely) - UNTIMELY_SHOWN} more such updates")
     if unproven := sum(r.unproven for r in found):
         print(
-            f"{unproven} commits depend on updates that were rejected as "
+            f"{unproven} {agreeing(unproven, 'commit depends', 'commits depend')} on updates that were rejected as "
             "too long and are not in the log: the weights of their inputs are not verified"
         )
     if curves := losses.points():
@@ -119,7 +120,9 @@ async def _compare(log: Log, a: declared.Replay) -> int:
     late = sum(one.count for replayed in found for one in replayed.outdated)
     under = f", {late} were made under a replaced membership" if late else ""
     weights = f", {unproven} have weights that are not verified" if unproven else ""
-    print(f"{compared + len(stopped)} commits, {len(different)} differ{unread}{healed}{after}{under}{weights}")
+    count, differ = compared + len(stopped), agreeing(len(different), "differs", "differ")
+    read = f"{count} {agreeing(count, 'commit', 'commits')}"
+    print(f"{read}, {len(different)} {differ}{unread}{healed}{after}{under}{weights}")
     write_json(
         {
             "commits": compared + len(stopped),
