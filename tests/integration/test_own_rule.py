@@ -102,7 +102,7 @@ def test_an_edited_rule_runs_anew_and_all_else_comes_from_the_cache(
     assert first["differences"]["mine"]["by_seed"] == [losses["mine"] - losses["built-in"]]
     assert "difference: the loss less that of «built-in»; one seed is too few" in " ".join(said.split())
     source = first["reproducible_on"]["own_rules"]["own_rule:mean"]
-    assert f"own_rule:mean from source {source}" in " ".join(said.split())
+    assert f"digest of own_rule:mean with its imports {source}" in " ".join(said.split())
 
     def stamps() -> dict[str, int]:
         return {path.name: path.stat().st_mtime_ns for path in (folder / "cache").iterdir()}

@@ -87,5 +87,5 @@ def test_a_row_is_kept_under_all_that_decides_it_and_not_under_a_commit(tmp_path
 def test_the_line_says_where_a_figure_can_be_had_again() -> None:
     found = replace(provenance("0123456789", 1), cpu="A CPU", instructions="avx2", revision="abc+")
     assert found.line.startswith("reproducible on: A CPU (avx2), threads: 1, Python 3.")
-    assert found.line.endswith("at abc+, source 0123456789")
+    assert found.line.endswith("at abc+, digest of its code 0123456789")
     assert f"torch {found.libraries['torch']}" in found.line

@@ -51,10 +51,10 @@ class Provenance:
         """One line that says all of this."""
         libraries = ", ".join(f"{name} {version}" for name, version in self.libraries.items())
         at = f" at {self.revision}" if self.revision else ""
-        own = "".join(f", {rule} from source {digest}" for rule, digest in self.own_rules.items())
+        own = "".join(f", digest of {rule} with its imports {digest}" for rule, digest in self.own_rules.items())
         return (
             f"reproducible on: {self.cpu} ({self.instructions}), threads: {self.threads}, Python {self.python}, "
-            f"{libraries}, isthmus {self.isthmus}{at}, source {self.source}{own}"
+            f"{libraries}, isthmus {self.isthmus}{at}, digest of its code {self.source}{own}"
         )
 
     @property
