@@ -211,10 +211,10 @@ class Influence:
         if steps < claim.steps:
             clipped.append(Clip.STEPS)
         seen = self._with((*among, claim))
-        usual = list(seen.values())
+        _, usual_steps, usual_weights, usual_rates, _ = zip(*seen.values(), strict=True)
         rate = claim.tokens / claim.steps
         # Take the lower of two middle values: either of two learners could move their mean.
-        usual_rate = statistics.median_low(u.rate for u in usual)
+        usual_rate = statistics.median_low(usual_rates)
         # A learner that counted for little may return to the usual rate at once. Beyond it, its rate grows by `jump`.
         most = min(b.rate * usual_rate, max(usual_rate, b.jump * self._counted.get(claim.learner, math.inf)))
         if rate > most:
@@ -222,7 +222,7 @@ class Influence:
             clipped.append(Clip.TOKENS)
         asked = claim.tokens * (claim.tokens / claim.steps)
         weight = steps * rate * rate if clipped else asked
-        weights = [u.weight for u in usual]
+        weights = sorted(usual_weights)
         if weight > (room := max(0.0, b.weight * statistics.median(weights) - already.learner)):
             weight = room
             clipped.append(Clip.WEIGHT)
@@ -234,19 +234,19 @@ class Influence:
         if usually > 0.0:
             # Steps beyond the median allow no extra length, since a learner that claims to be 16 times as fast is
             # believed.
-            length = claim.norm / math.sqrt(min(steps, max(1, statistics.median_low(u.steps for u in usual))))
-            refused = len(usual) >= MAJORITY and length > b.refused * usually
+            length = claim.norm / math.sqrt(min(steps, max(1, statistics.median_low(usual_steps))))
+            refused = len(seen) >= MAJORITY and length > b.refused * usually
             if length > b.norm * usually:
                 scale = b.norm * usually / length
                 clipped.append(Clip.NORM)
-                if len(usual) >= MAJORITY and weight > (most := statistics.median(weights)):
+                if len(seen) >= MAJORITY and weight > (most := statistics.median(weights)):
                     weight = most  # no honest update is both too long and too heavy
                     clipped += [Clip.WEIGHT] if Clip.WEIGHT not in clipped else []
             elif (short := claim.norm / math.sqrt(steps)) < usually / b.norm:
                 # RDA gives each direction the mean length: an update of almost no length would count like any other.
                 weight *= b.norm * short / usually
                 clipped.append(Clip.SHORT)
-        if self._length <= 0.0 and len(usual) < MAJORITY and claim.norm * scale > first:
+        if self._length <= 0.0 and len(seen) < MAJORITY and claim.norm * scale > first:
             scale = first / claim.norm
             if Clip.NORM not in clipped:
                 clipped.append(Clip.NORM)

@@ -43,6 +43,13 @@ class LiveLearners:
         self._bounds = bounds
         self._learners: dict[str, LiveLearner] = {}
         self._left: dict[str, int] = {}
+        self._changes = 0
+        """How often a learner has come, has come back after a silence, or has left."""
+        self._here: tuple[int, frozenset[str], float] = -1, frozenset(), math.inf
+        """Which learners were last found to be here, after how many changes, and when the one that had then been silent
+        for longest was heard."""
+        self._medians: dict[str, float] = {}
+        """The usual durations by field, as far as they were asked for since a learner last stated another one."""
         self.all_heard_at = now + pace.heartbeat_s
         """When every learner has had the time to be heard: one heartbeat interval after a start or an outage of the
         bus. No round closes early before this time."""
@@ -67,10 +74,14 @@ class LiveLearners:
         if known is None or known.incarnation < incarnation:
             # A new incarnation may run on another machine, so the durations of the earlier one do not apply.
             known = self._learners[learner] = LiveLearner(incarnation, now)
+            self._changed()
         known.heard_at = max(known.heard_at, now)
-        known.step_s = step_s or known.step_s
-        known.upload_s = upload_s or known.upload_s
-        known.sync_s = sync_s or known.sync_s
+        if learner not in self._here[1]:
+            self._changes += 1
+        said = (step_s or known.step_s, upload_s or known.upload_s, sync_s or known.sync_s)
+        if said != (known.step_s, known.upload_s, known.sync_s):
+            known.step_s, known.upload_s, known.sync_s = said
+            self._medians.clear()
 
     def answered(self, learner: str, seconds: float) -> None:
         """Note how many seconds after a call the update that answers it was here."""
@@ -92,6 +103,7 @@ class LiveLearners:
         known = self._learners.get(learner)
         if known is None or known.incarnation <= incarnation:
             self._learners.pop(learner, None)
+            self._changed()
             self._left[learner] = max(incarnation, self._left.get(learner, -1))
 
     def gap(self, now: float) -> None:
@@ -103,15 +115,25 @@ class LiveLearners:
         """Return the learners that a round waits for: those heard within L, and those in `recent` commits that are not
         yet known to be silent or to have left."""
         silent_before = now - self._pace.silence_s
-        here = {name for name, m in list(self._learners.items()) if m.heard_at >= silent_before}
-        for name in recent:
-            if name in here or name in self._left:
+        here = self._heard_since(silent_before)
+        for name in set(recent) - here:
+            if name in self._left:
                 continue
             known = self._learners.get(name)
             since = self._deaf_before if known is None else max(known.heard_at, self._deaf_before)
             if since >= silent_before:
                 here.add(name)
         return here
+
+    def _heard_since(self, before: float) -> set[str]:
+        """Return the learners heard since a time that is no earlier than that of the call before."""
+        changes, here, oldest = self._here
+        if changes != self._changes or oldest < before:
+            changes = self._changes
+            found = {name: m.heard_at for name, m in list(self._learners.items()) if m.heard_at >= before}
+            here, oldest = frozenset(found), min(found.values(), default=math.inf)
+            self._here = changes, here, oldest  # in one step: metrics are read by another thread
+        return set(here)
 
     def terms(self, expected: Iterable[str], missing: Iterable[str]) -> Terms:
         """Return the terms of grace for a round that expects these learners and still misses some of them."""
@@ -131,11 +153,11 @@ class LiveLearners:
     def lead_s(self) -> float:
         """Return how long an update usually takes from the call to being stored: a step and an upload [s]; 0 while
         unknown."""
-        return self.usual_step_s() + _usual([m.upload_s for m in list(self._learners.values())])
+        return self.usual_step_s() + self._median("upload_s")
 
     def usual_sync_s(self) -> float:
         """Return how long it usually takes from a commit until its value is ready at a learner [s]; 0 while unknown."""
-        return _usual([m.sync_s for m in list(self._learners.values())])
+        return self._median("sync_s")
 
     def believed_step_s(self, learner: str) -> float:
         """Return the believed duration of a learner's step, in seconds; 0 while unknown."""
@@ -154,11 +176,21 @@ class LiveLearners:
     def usual_step_s(self, learner: str = "") -> float:
         """Return the median step of all known learners, or the step of `learner` if it is longer, as far as that is
         believed [s]; 0 while unknown."""
-        median = _usual([m.step_s for m in list(self._learners.values())])
+        median = self._median("step_s")
         known = self._learners.get(learner)
         if known is None:
             return median
         return min(max(known.step_s, median), median * self._bounds.slow)
+
+    def _changed(self) -> None:
+        self._changes += 1
+        self._medians.clear()
+
+    def _median(self, field: str) -> float:
+        """Return the usual value of a duration of all known learners [s]; 0 while unknown."""
+        if field not in self._medians:
+            self._medians[field] = _usual([getattr(m, field) for m in self._learners.values()])
+        return self._medians[field]
 
     def forget(self, now: float) -> set[str]:
         """Drop learners that no round will wait for again, to bound the memory used, and return their names."""
@@ -166,6 +198,7 @@ class LiveLearners:
         gone = {name for name, m in self._learners.items() if m.heard_at < before}
         for name in gone:
             del self._learners[name]
+            self._changed()
         while len(self._left) > LEFT_MAX:
             name = next(iter(self._left))
             del self._left[name]

@@ -147,9 +147,9 @@ class Round:
             self.cut = True
 
     @property
-    def missing(self) -> set[str]:
+    def missing(self) -> frozenset[str]:
         """The expected learners that have neither a fresh update in the round nor passed."""
-        return set(self.expected) - self.fresh - self.passed.keys()
+        return self.expected.difference(self.fresh, self.passed)
 
     @property
     def quorum_missed(self) -> bool:
@@ -406,7 +406,8 @@ class Rounds:
         room = INPUTS_MAX - len(self._fetching) - (len(self.round.arrived) if self.round else 0)
         busy = {learner for learner, _ in self._fetching}
         actions: list[Action] = []
-        for place, pointer in sorted(self._waiting.items(), key=lambda w: (w[1].base, w[1].heard_at, w[0])):
+        idle = [(place, pointer) for place, pointer in self._waiting.items() if place[0] not in busy]
+        for place, pointer in sorted(idle, key=lambda w: (w[1].base, w[1].heard_at, w[0])):
             if len(actions) >= room:
                 break
             if place[0] in busy:
@@ -458,10 +459,9 @@ class Rounds:
             r.grace_s, r.overlap_steps = granted.seconds, granted.overlap_steps
         if len(r.arrived) >= INPUTS_MAX:
             return self._close(ClosedBy.FULL, now)  # the other updates wait for the next round
-        answered = r.fresh | r.passed.keys()
-        everyone = bool(r.arrived) and expected <= answered
+        everyone = bool(r.arrived) and not r.missing
         # Until every learner has had the time to be heard, those of the last commits must have answered.
-        settled = now >= self._live.all_heard_at or (bool(self._recent) and self._known() <= answered)
+        settled = now >= self._live.all_heard_at or (bool(self._recent) and self._known() <= r.fresh | r.passed.keys())
         ending = now >= self._gives_up(r) or (self.phase is Phase.GRACE and now >= self._grace_ends(r))
         if everyone and settled and now >= r.not_before:
             r.kept_open = r.kept_open or ending  # the last update was still being read when the round was to end
@@ -806,6 +806,8 @@ class Rounds:
 
     def _note_expected(self, r: Round, expected: set[str], now: float) -> bool:
         """Note the learners that came and went; return whether one with outdated updates is gone."""
+        if expected == r.expected:
+            return False
         for learner in sorted(expected - r.expected):
             r.note("here", learner, now)
         gone = sorted(r.expected - expected)

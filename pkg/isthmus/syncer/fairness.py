@@ -162,5 +162,4 @@ class FairSlots:
             if not turn.told:
                 turn.told = True
                 turn.begun()
-        passed_over.extend(self._waiting)
-        self._waiting = passed_over
+        self._waiting.extendleft(reversed(passed_over))

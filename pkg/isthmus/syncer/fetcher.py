@@ -65,8 +65,7 @@ class Fetcher:
             )
             if (update.header.steps, update.header.tokens) != (pointer.steps, pointer.tokens):
                 return None, Reason.MALFORMED
-            async with asyncio.timeout(FETCH_S):
-                return await self._with_manifest(update), None
+            return await self._with_manifest(update), None
         except ObjectMissing:
             return None, Reason.MISSING
         except RecordInvalid as error:
@@ -89,7 +88,8 @@ class Fetcher:
         merged with that manifest."""
         judge, h = self._log.members.current, update.header
         if are_required(judge) and h.manifest is not None:
-            update = replace(update, manifest=await self._manifests.of(h.learner, h.manifest))
+            async with asyncio.timeout(FETCH_S):
+                update = replace(update, manifest=await self._manifests.of(h.learner, h.manifest))
         require(judge, h.learner, h.manifest, update.manifest)
         return update
 
