@@ -51,7 +51,7 @@ def commits(run: Path) -> int:
 )
 @row(
     "log",
-    "…: … steps in …; … sent and not answered (…); WHAT WAS NOT ANSWERED IS NOT IN THE MODEL: start this learner and the others "
+    "…: … steps in …; … sent and not answered (…; WHAT WAS NOT ANSWERED IS NOT IN THE MODEL: start this learner and the others "
     "again soon, with close(wait=600) or --wait-at-end 600, and then a syncer; … (`isthmus explain … FRAGMENT/VERSION` says for "
     "how much)",
     means="The learner has ended, and no syncer answered its last updates: in parentheses stands why. They are in the store, and "
