@@ -123,7 +123,7 @@ def test_a_job_that_checkpoints_by_the_clock_loses_half_of_the_time_between() ->
 
 @pytest.mark.parametrize(("count", "params", "restart_s"), [(2, 1e8, 600.0), (8, 1e9, 3600.0)])
 def test_where_it_begins_to_pay_both_are_alike(count: int, params: float, restart_s: float) -> None:
-    island = Island(name="a", count=count, mtbf_hours=50.0, restart_s=restart_s)
+    island = Island(name="a", count=count, latency_s=0.01, mtbf_hours=50.0, restart_s=restart_s)
     found = compared(params, island, fixed=RDA)
     period = planned(params, island, fixed=RDA).rules
     assert found.mtbf_hours is not None
@@ -254,7 +254,7 @@ def test_the_command_says_what_it_rests_on_and_where_it_pays(
         "a day of 64 GPUs in 8 learners, 2.9e+09 parameters",
         "by a lab model of 0.26 million parameters, in its longest runs (",
         "1 (parity) was published at large scale",
-        "it pays if a learner fails more often than every 3.72 hours; at parity if a learner fails more often than every 24",
+        "it pays if a learner fails more often than every 3.74 hours; at parity if a learner fails more often than every 24",
         "it pays where each link has less than",
         "1e+06 tokens in a learner's step (--step-tokens)",
         "the comparison assumes: GPUs cost the same in every place",
@@ -416,3 +416,21 @@ def test_more_learners_longer_periods_and_less_merged_are_worth_less() -> None:
         assert at(8, 12, 0.9) > at(8, 12, 0.7) > at(8, 12, 0.4) > at(8, 12, 0.2) > at(8, 12, 0.0) == 0.0
     assert worth(8, 12, 0.9).long > worth(8, 12, 0.9).short
     assert not worth(8, 24, 0.8).beyond
+
+
+def test_a_plan_says_without_being_asked_how_data_parallel_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = tmp_path / "r.json"
+    for gbit_s, words, better in (
+        ("100", "data parallel across these links does as well or better: the plan learns", False),
+        ("0.1", "beside data parallel across these links, the plan learns", True),
+    ):
+        links = ["--up", gbit_s, "--down", gbit_s, "--latency", "0.005"]
+        assert main(["plan", "--params", "1e9", "--learners", "3", *links, "--json", str(said)]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert words in shown
+        assert (json.loads(said.read_text())["times_data_parallel_across_links"] > 1.05) == better
+        assert "matrices of a typical transformer, " in shown
+        assert "no learner pays egress" in shown
+        assert ("pass each learner --checkpoint " in shown) == better

@@ -18,10 +18,11 @@ from rich.table import Table
 from isthmus.bus import IN_STORE
 from isthmus.errors import InputError
 from isthmus.format.layout import Spec
-from isthmus.format.rules import MergeRule, Rules
+from isthmus.format.rules import CHECKPOINT_S, MergeRule, Rules
+from isthmus.learner.incarnation import RARER_MAX
 from isthmus.runtime.clock import single_threaded
 from isthmus_lab.commands import declared, rates
-from isthmus_lab.forecast import speeds
+from isthmus_lab.forecast import matrices, speeds
 from isthmus_lab.forecast.compare import (
     ACROSS,
     ASSUMED,
@@ -32,7 +33,7 @@ from isthmus_lab.forecast.compare import (
 )
 from isthmus_lab.forecast.island import START_S, Island
 from isthmus_lab.forecast.learning import RESTS_ON, SHORT, lab
-from isthmus_lab.forecast.outcome import SYNCER_CORES, SYNCER_GBIT_S, Forecast
+from isthmus_lab.forecast.outcome import CHECKPOINT_SHARE, HEADROOM, SYNCER_CORES, SYNCER_GBIT_S, Forecast
 from isthmus_lab.forecast.planner import Plan, plan
 from isthmus_lab.forecast.polling import BEAT_MAX_S, BusCosts, bus_costs, costs_within
 from isthmus_lab.forecast.search import PERIODS, Fixed
@@ -52,6 +53,9 @@ FASTEST_TFLOP_S = 1000.0
 
 USUAL_TFLOP_S = 400.0
 """TFLOP/s of a GPU in training for which that warning gives the step time."""
+
+WELL_AHEAD = 1.05
+"""Times as much as data parallel across the links below which a plan says that data parallel does as well."""
 
 TURNS = ("mtbf_hours", "mtbf_hours_at_parity", "gbit_s", "gbit_s_at_parity")
 """Fields of a comparison at which decoupled training stops paying."""
@@ -108,10 +112,15 @@ def run(arguments: declared.Plan) -> int:
         report["compare"] = msgspec.to_builtins(beside) | turns | {"assumed": ASSUMED}
     else:
         _show(found)
+        if sum(island.count for island in islands) > 1:
+            beside = compare(found, islands, prices, tokens)
+            report["times_data_parallel_across_links"] = _times(beside)
+            console.print(_beside_data_parallel(beside), highlight=False)
     console.print(_priced(bus, of_objects, counted=arguments.requests_per_hour is not None), highlight=False)
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
     console.print(f"syncer arithmetic: {named}: {table.how}", highlight=False)
+    console.print(f"the plan rests on: {'; '.join(_rests_on(found, islands, specs))}", highlight=False)
     if assumed:
         console.print(f"assumed, because not given: {'; '.join(assumed)}", highlight=False)
     if any(island.gpus > 1 for island in islands):
@@ -120,6 +129,8 @@ def run(arguments: declared.Plan) -> int:
             "without loss; the memory of a learner is that of its first rank's host (docs/your-loop.md)",
             highlight=False,
         )
+    if (seconds := found.checkpoint_s) != CHECKPOINT_S:
+        console.print(_checkpoints(seconds), highlight=False)
     console.print("to create this run:", highlight=False)
     console.print(line, highlight=False, soft_wrap=True)
     write_json(_finite(report | {"assumed": assumed}), arguments.json)
@@ -418,7 +429,8 @@ def _show(found: Plan) -> None:
     for line in _worth(found):
         console.print(line, highlight=False)
     console.print(
-        f"syncer: {s['memory_gib']:.1f} GiB, {s['cores']:.2f} cores ({s['merge_s']:.2f} s per round), "
+        f"syncer: {s['memory_gib']:.1f} GiB, {s['cores']:.2f} cores on average ({s['merge_s']:.2f} s of one core for a "
+        f"round of one fragment, {s['rounds_day']:,.0f} rounds a day), "
         f"{s['down_gbit_s']:.2f} Gbit/s in, {s['up_gbit_s']:.2f} Gbit/s out; several syncers share this load",
         highlight=False,
     )
@@ -430,8 +442,8 @@ def _show(found: Plan) -> None:
     restarts = f" ({day['restarts_gb']:,.0f} of it by restarts)" if day["restarts_gb"] else ""
     priced = f", {found.per_usd:.4g} per dollar" if day["gpu_usd"] else ""
     console.print(
-        f"the plan learns as much as {found.learnt:.4g} steps of data parallel a second{priced}; of all settings that "
-        "the links can carry, it chooses those that learn most",
+        f"all learners together learn as much in a second as {found.learnt:.4g} of their steps do in data parallel"
+        f"{priced}; of all settings that the links can carry, the plan chooses those that learn most",
         highlight=False,
     )
     console.print(
@@ -441,6 +453,49 @@ def _show(found: Plan) -> None:
         f"storage ${day['storage_usd']:,.2f}, syncer ${day['syncer_usd']:,.2f})",
         highlight=False,
     )
+
+
+def _checkpoints(seconds: float) -> str:
+    """Return how a learner takes checkpoints as rarely as planned, and what it does by default."""
+    least = RARER_MAX * CHECKPOINT_S
+    default = f"the default of {CHECKPOINT_S:g} s comes to the same on this uplink"
+    if seconds > least:
+        default = f"by default it takes one at least every {least:g} s, which loads its uplink more than planned"
+    return f"pass each learner --checkpoint {seconds:.0f} (checkpoint_s={seconds:.0f} of isthmus.join): {default}"
+
+
+def _times(beside: Comparison) -> float:
+    """Return how many times as much the plan learns a day as data parallel across its links."""
+    return beside.way(DECOUPLED).learnt / beside.way(ACROSS).learnt
+
+
+def _beside_data_parallel(beside: Comparison) -> str:
+    """Return how the plan compares with data parallel across the same links, in a sentence."""
+    times = _times(beside)
+    if times < WELL_AHEAD:
+        return (
+            f"data parallel across these links does as well or better: the plan learns {times:.2f} times as much a day "
+            "(--compare says more)"
+        )
+    return (
+        f"beside data parallel across these links, the plan learns {times:.3g} times as much a day; "
+        f"{_pays_links(beside)} (--compare says more)"
+    )
+
+
+def _rests_on(found: Plan, islands: Sequence[Island], specs: Sequence[Spec] | None) -> list[str]:
+    """Return what the figures rest on beside the arguments."""
+    width = matrices.typical(found.params).shapes[0][0]
+    shape = f"matrices of a typical transformer, {width:,} wide, and equal fragments (--model reads the real ones)"
+    parts = [
+        *([shape] if specs is None else []),
+        f"fragments take at most {HEADROOM:.0%} of a link, checkpoints {CHECKPOINT_SHARE:.0%} of an uplink; the rest "
+        "is free",
+        "the share merged is of a run whose period is at rest, within 8 points of the lab's agents (docs/paper.md)",
+    ]
+    if not any(island.region for island in islands):
+        parts.append("no learner pays egress (region and store_region in a file, --islands, tell who does)")
+    return parts
 
 
 def _restart(f: Forecast) -> str:

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from isthmus.agent.speed import Speeds
-from isthmus.format.layout import Spec
-from isthmus.format.rules import CHECKPOINT_S, KEPT_VERSIONS, ROBUST, MergeRule, Pace, Rules, outer_for
+from isthmus.format.layout import Spec, partition
+from isthmus.format.rules import CHECKPOINT_S, FRAGMENTS_MAX, KEPT_VERSIONS, ROBUST, MergeRule, Pace, Rules, outer_for
 from isthmus.log.merge import state_bytes
 from isthmus.rounds.period import LAGS
 from isthmus.store.base import requests_to_read, requests_to_write
@@ -40,6 +40,14 @@ long. The rest is for checkpoints, joins and foreign traffic."""
 
 QUEUES = HEADROOM
 """Load of a link up to which fragments wait longer the more it carries; in `links` they waited no longer at 85 %."""
+
+ORDERLY = 0.5
+"""Wait of a fragment on a link, as a share of the wait in a queue with random arrivals: fragments are due one after
+another. The value was fitted, like `DRIFT`: `tests/unit/test_plan_merged.py` compares with the library's own agents."""
+
+DRIFT = 0.5
+"""How long after the learner that opens a round the last learner of equal speed sends its update, as a share of the
+time until it is called. Each sends by its own schedule, unless the call comes first."""
 
 CHECKPOINT_BYTES = 12.0
 """Bytes of a checkpoint object per parameter: values and moments."""
@@ -77,8 +85,9 @@ SYNCER_GBIT_S = 10.0
 COPY_BYTES_S = 5e9
 """Bytes a second copied in memory between a model and the buffers beside it."""
 
-WORD_LATENCIES = 2.0
-"""Mean number of one-way latencies that a message on the bus takes: its own way, and the rest of the request before."""
+HEARING_LATENCIES = 2.5
+"""Mean number of one-way latencies from a message being on the bus until a learner has read it: its own way, and the
+rest of the request before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +103,23 @@ class Case:
     matrices: Matrices
     feedback: float = FEEDBACK_BYTES
     """See `feedback_bytes`."""
-    tensors: int | None = None
-    """Most fragments that the model's tensors allow; None: unknown."""
+    specs: Sequence[Spec] | None = None
+    """The model's tensors; None: unknown."""
+
+    @cached_property
+    def tensors(self) -> int | None:
+        """Most fragments that the model's tensors allow; None: unknown."""
+        return None if self.specs is None else len(partition(self.specs, FRAGMENTS_MAX).fragments)
+
+    def uneven(self, fragments: int) -> float:
+        """Return the size of the fragment in which a parameter is, on average, over an equal share of the model.
+
+        Without the model's tensors, fragments count as equal.
+        """
+        if self.specs is None:
+            return 1.0
+        layout = partition(self.specs, fragments)
+        return fragments * sum(f.size**2 for f in layout.fragments) / layout.size**2
 
     @cached_property
     def learners(self) -> int:
@@ -194,6 +218,8 @@ class Round:
     pack_s: Figures
     arithmetic_s: Figures
     """Seconds that one core of a syncer takes for the round."""
+    uneven: Figures = 1.0
+    """See `Case.uneven`."""
 
     def loads(self, island: Island) -> tuple[Figures, Figures]:
         """Return the shares of a learner's uplink and downlink that fragments use."""
@@ -203,55 +229,68 @@ class Round:
     def _transfer_s(self, size: Figures, gbit_s: float) -> Figures:
         """Return the seconds in which a link carries `size` bytes: the transfer, and its wait behind other fragments.
 
-        The wait is that of a queue with random arrivals and equal transfers (M/D/1).
+        The wait is `ORDERLY` of that in a queue with random arrivals and equal transfers (M/D/1).
         """
         transfer_s = size * 8.0 / (gbit_s * 1e9)
         load = np.minimum(QUEUES, transfer_s * self.fragments / self.period_s)
-        return transfer_s * (1.0 + load / (2.0 * (1.0 - load)))
+        return self.uneven * transfer_s * (1.0 + ORDERLY * load / (2.0 * (1.0 - load)))
 
     def sent_s(self, island: Island) -> Figures:
         """Return the seconds from a step boundary to the update in the store."""
         return self.pack_s + self._transfer_s(self.up, island.up_gbit_s) + 2.0 * island.latency_s
 
     def read_s(self, island: Island) -> Figures:
-        """Return the seconds from a commit to its version at a learner: a message, then commit and value."""
-        return (WORD_LATENCIES + 4.0) * island.latency_s + self._transfer_s(self.down, island.down_gbit_s)
+        """Return the seconds in which a learner that knows of a commit reads it and its value."""
+        return 4.0 * island.latency_s + self._transfer_s(self.down, island.down_gbit_s)
+
+    def _announced_s(self, island: Island) -> Figures:
+        """Return the seconds from a step boundary until the syncer knows of the update."""
+        return self.sent_s(island) + island.latency_s
+
+    def _opened_s(self, islands: Sequence[Island]) -> Figures:
+        """Return the seconds from a step boundary to the call of the round: the fastest learners open rounds."""
+        fastest = min(i.step_s for i in islands)
+        return np.min([self._announced_s(i) for i in islands if i.step_s == fastest], axis=0)
+
+    def _later_s(self, island: Island, islands: Sequence[Island], steps: float) -> Figures:
+        """Return the seconds from the opener's capture to the capture of the last learner of an island.
+
+        A slower learner is called: it hears the call, and is `steps` later at a step boundary.
+        """
+        called_s = self._opened_s(islands) + HEARING_LATENCIES * island.latency_s + steps * island.step_s
+        return called_s * (DRIFT if island.step_s == min(i.step_s for i in islands) else 1.0)
 
     def answers_s(self, islands: Sequence[Island]) -> Figures:
-        """Return the seconds from a round's call to its last answer, at most a period.
-
-        A learner receives the call, reaches a step boundary, sends its update and announces it.
-        """
+        """Return the seconds from a round's call to its last answer, at most a period."""
         if sum(island.count for island in islands) == 1:
             return 0.0
-        slowest: Figures = 0.0
-        for i in islands:
-            slowest = np.maximum(slowest, 2.0 * WORD_LATENCIES * i.latency_s + i.step_s + self.sent_s(i))
-        return np.minimum(slowest, self.period_s)
+        last_s = np.max([self._later_s(i, islands, 1.0) + self._announced_s(i) for i in islands], axis=0)
+        return np.minimum(np.maximum(0.0, last_s - self._opened_s(islands)), self.period_s)
+
+    def _merged_s(self, islands: Sequence[Island]) -> Figures:
+        """Return the seconds from the step boundary of a round's opener to the commit."""
+        return self._opened_s(islands) + self.answers_s(islands) + self.arithmetic_s
 
     def back_s(self, island: Island, islands: Sequence[Island]) -> Figures:
-        """Return the seconds from a step boundary to the arrival of the new version.
+        """Return the seconds from the step boundary of a round's opener to the arrival of the new version.
 
-        After the upload: the announcement on the bus, the answers of all learners, the merge, and the announcement of
-        the commit; then the learner reads commit and value, a round trip each.
+        That is the upload, its announcement, the answers of all learners, the merge, the commit's announcement, and the
+        reading of commit and value.
         """
-        return self._opened_s(island) + self.answers_s(islands) + self.arithmetic_s + self.read_s(island)
-
-    def _opened_s(self, island: Island) -> Figures:
-        """Return the seconds from a step boundary to the round's call, if this learner's update opens the round."""
-        return self.sent_s(island) + WORD_LATENCIES * island.latency_s
+        return self._merged_s(islands) + HEARING_LATENCIES * island.latency_s + self.read_s(island)
 
     def lag_s(self, islands: Sequence[Island]) -> Figures:
         """Return the lag of a round in seconds, as a run measures it (`isthmus.rounds.rounds`).
 
-        The fastest learners open rounds, and the median learner decides how long reading a version takes. If a link
-        serves a fragment less often than once a period, updates wait for the rest of that time.
+        A run does not see how long the opener's announcement and the commit's take on the bus. The median learner
+        decides how long reading a version takes. If a link serves a fragment less often than once a period, updates
+        wait for the rest of that time.
         """
         fastest = min(i.step_s for i in islands)
-        opened_s = np.min([self._opened_s(i) for i in islands if i.step_s == fastest], axis=0)
+        unseen_s = min(i.latency_s for i in islands if i.step_s == fastest)
         late_s = np.max([np.maximum(*self.loads(i)) - 1.0 for i in islands], axis=0) * self.period_s
         read_s = self._median_s(islands, [self.read_s(i) for i in islands])
-        return np.maximum(opened_s + self.answers_s(islands) + self.arithmetic_s + read_s, late_s)
+        return self._merged_s(islands) - unseen_s + read_s + np.maximum(0.0, late_s)
 
     @staticmethod
     def _median_s(islands: Sequence[Island], seconds: Sequence[Figures]) -> Figures:
@@ -280,18 +319,19 @@ class Round:
         return low
 
     def kept(self, island: Island, islands: Sequence[Island]) -> Figures:
-        """Return the share of a learner's tokens that a commit will hold.
+        """Return the share of a learner's tokens that a commit will hold, once the period is at rest.
 
-        One learner opens the round. The others capture their updates later, at the first boundary after they received
-        the call. All learners adopt the new version at a boundary.
+        What a learner trains from its capture to the adoption of the new version, at a step boundary, is overwritten.
+        Captures of learners of equal speed lie between the first and the last. If a link serves a fragment less often
+        than once a period, the next capture waits for it, and what is trained meanwhile is in that update.
         """
-        up_load, down_load = self.loads(island)
-        carried = np.minimum(1.0, 1.0 / np.maximum(up_load, down_load))
-        later_s = self.sent_s(island) + 2.0 * WORD_LATENCIES * island.latency_s + island.step_s / 2.0
-        learners = sum(other.count for other in islands)
-        back_s = self.back_s(island, islands)
-        under_way_s = np.maximum(island.step_s, back_s + island.step_s / 2.0 - later_s * (learners - 1) / learners)
-        return np.maximum(0.0, 1.0 - under_way_s / self.period_s) * carried
+        later_s: Figures = 0.0
+        if sum(other.count for other in islands) > 1:
+            fastest = island.step_s == min(i.step_s for i in islands)
+            later_s = self._later_s(island, islands, 0.5) * (0.5 if fastest else 1.0)
+        under_way_s = np.maximum(island.step_s, self.back_s(island, islands) + island.step_s / 2.0 - later_s)
+        between_s = self.period_s * np.maximum(1.0, np.maximum(*self.loads(island)))
+        return np.maximum(0.0, 1.0 - under_way_s / between_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,7 +390,7 @@ def outcome(case: Case, rules: Rules) -> Outcome:
         arithmetic_s += isotropic_s(case.matrices, rules, took)
     each = Round(
         fragments=rules.fragments, period_s=rules.sync_every * case.step_s, up=wire.up, down=wire.down,
-        pack_s=wire.pack_s, arithmetic_s=arithmetic_s,
+        pack_s=wire.pack_s, arithmetic_s=arithmetic_s, uneven=case.uneven(rules.fragments),
     )  # fmt: skip
     period = int(each.at_rest(islands, *rules.periods))
     each = replace(each, period_s=period * case.step_s)
@@ -366,9 +406,11 @@ def outcome(case: Case, rules: Rules) -> Outcome:
     day["syncer_usd"] = 24.0 * case.prices.core_hour * max(1.0, syncer["cores"])
     day["usd"] += day["gpu_usd"] + day["syncer_usd"]
     kept = sum(f.kept * f.island.count for f in forecasts) / learners
-    worth = quality.worth(rules, period, learners, kept, case.matrices.gain(rules.iso_block))
-    steps = sum(f.goodput * f.island.count / f.island.step_s for f in forecasts)
     load, busiest = max(((max(each.loads(i)), i) for i in islands), key=lambda pair: pair[0])
+    # A link that serves a fragment less often than once a period makes the period longer.
+    served = math.ceil(period * max(1.0, load))
+    worth = quality.worth(rules, served, learners, kept, case.matrices.gain(rules.iso_block))
+    steps = sum(f.goodput * f.island.count / f.island.step_s for f in forecasts)
     return Outcome(
         rules=rules,
         period=period,

@@ -12,8 +12,8 @@ import numpy as np
 
 from isthmus.agent.speed import Speeds
 from isthmus.errors import InputError
-from isthmus.format.layout import Spec, partition
-from isthmus.format.rules import CHECKPOINT_S, FRAGMENTS_MAX, LONGEST, ROBUST, MergeRule, Pace, Rules, overdrive
+from isthmus.format.layout import Spec
+from isthmus.format.rules import CHECKPOINT_S, LONGEST, ROBUST, MergeRule, Pace, Rules, overdrive
 from isthmus.learner.incarnation import RARER_MAX
 from isthmus.rounds.period import LAGS
 from isthmus_lab.forecast import learning, matrices, quality, traffic
@@ -89,6 +89,8 @@ class Plan:
     """Worth of a processed token at these settings."""
     learnt: float
     """Steps a second of all learners, without those that failures take back, times the worth of a token."""
+    checkpoint_s: float
+    """Seconds between two checkpoints of a learner that every figure is for."""
     per_usd: float
     """What is maximised: steps learnt per dollar, or `learnt` if GPUs cost nothing."""
 
@@ -125,7 +127,7 @@ def plan(
         speeds=speeds,
         matrices=matrices.typical(params) if specs is None else matrices.of(specs),
         feedback=feedback_bytes(specs),
-        tensors=None if specs is None else len(partition(specs, FRAGMENTS_MAX).fragments),
+        specs=specs,
     )
     found = search(case, fixed)
     best, step_s = found.best, case.step_s
@@ -183,6 +185,7 @@ def plan(
         warnings=_warn(case, fixed, found),
         worth=best.worth,
         learnt=best.learnt,
+        checkpoint_s=checkpoint_s,
         per_usd=best.per_usd,
     )
 

@@ -255,7 +255,10 @@ class _Grid:
         up, down = (
             case.params / p / 8.0 * bits + o for bits, o in zip((space.up_bits, space.down_bits), own, strict=True)
         )
-        each = Round(fragments=p, period_s=math.inf, up=up, down=down, pack_s=pack_s / p, arithmetic_s=merge_s / p)
+        uneven = _each(p, {int(n): case.uneven(int(n)) for n in np.unique(p)})
+        each = Round(
+            fragments=p, period_s=math.inf, up=up, down=down, pack_s=pack_s / p, arithmetic_s=merge_s / p, uneven=uneven
+        )
         h, settles = _at_rest(case, each, periods, free=space.free)
         each = replace(each, period_s=h * case.step_s)
         possible = settles & (pack_s <= PACK_CORES * each.period_s) if sent else settles
@@ -267,7 +270,7 @@ class _Grid:
         for island in case.islands:
             away_s, used = island.away_s(case.read(rules[0])), utilization(case.params, island, h)
             steps = steps + goodput_of(island, used, away_s, lost_s(island, h)) * island.count / island.step_s
-        learnt = steps * _worth(case, merge, block, sent, pairs, h, kept)
+        learnt = steps * _worth(case, merge, block, sent, pairs, np.ceil(h * np.maximum(1.0, load)), kept)
         rounds_day = p * DAY_S / each.period_s
         usd = case.gpu_usd + 24.0 * case.prices.core_hour * np.maximum(1.0, each.arithmetic_s * rounds_day / DAY_S)
         usd = usd + _traffic_usd(case, rules, each, rounds_day, costs)
