@@ -5,8 +5,3 @@ grace      how long to wait after the quorum      live_learners  the learners he
 admission  how many rounds are under way at once  bounds         how much one update may count for
 period     steps between two uploads of a fragment
 """
-
-from isthmus.rounds.live_learners import LiveLearners
-from isthmus.rounds.rounds import Rounds
-
-__all__ = ["LiveLearners", "Rounds"]
