@@ -71,6 +71,8 @@ class Runtime:
     """16 hex digits, unique among processes."""
     compute: ComputePool = ALONE
     """Threads for one large computation; its result does not depend on their number."""
+    small_on_loop: bool = False
+    """Whether `SmallWork` uses the event loop. In a simulation it does not, as small arrays stand for large ones."""
 
 
 class SmallWork:
@@ -81,7 +83,7 @@ class SmallWork:
 
     def __init__(self, runtime: Runtime, *, small: bool) -> None:
         self._offload = runtime.offload
-        self._small = small
+        self._small = small and runtime.small_on_loop
         self._loaded = False
 
     async def __call__(self, fn: Callable[..., T], /, *args: Any) -> T:
@@ -148,7 +150,7 @@ def threaded(
 
     try:
         shared = ComputePool(helpers, compute, gpu)
-        yield Runtime(time.monotonic, time.time, random.Random(seed), offload, random_id, shared)
+        yield Runtime(time.monotonic, time.time, random.Random(seed), offload, random_id, shared, small_on_loop=True)
     finally:
         for threads in (pool, helpers):
             threads.shutdown(wait=False, cancel_futures=True)
