@@ -66,7 +66,8 @@ PLAIN = {
         ", … of them beyond a checkpoint and trained again",
         "ledger of …: … tokens processed…",
         ", participation … and … updates merged…",
-        "… commits, … of … learners here…, … tokens: …, as heard … MB up, … MB down, … MB of checkpoints",
+        "; not among these, since not heard here: …",
+        "… commits, … of … learners here…, … tokens: …, as heard … MB up, … MB down, … MB of checkpoints…",
     },
     "replay": {
         "and … more such updates",

@@ -32,7 +32,7 @@ async def expel(w: World, name: str, signers: Sequence[Signer]) -> str:
     left = [m for m in before.members if m.name != name]
     header = following(members, left, [8, 8], w.runtime.wall(), charter=before.charter)
     for signer in signers:
-        await approve(w.store, members, signer, header)
+        await approve(w.store, members, signer, header, 9.0)
     return next((p.id for p in await proposals(w.store, members)), "")
 
 
@@ -44,6 +44,11 @@ async def test_status_and_the_board_tell_of_a_proposal_and_then_of_the_expulsion
     async def status() -> tuple[list[str], str]:
         await asyncio.to_thread(main, ["status", str(folder), "--json", str(report)])
         return json.loads(report.read_text())["notes"], capsys.readouterr().out
+
+    def told() -> tuple[dict[str, str], object]:
+        """Return the state of each learner, and the ledger of the run."""
+        found = json.loads(report.read_text())
+        return {row["learner"]: row["state"] for row in found["learners"]}, found["totals"]["ledger"]
 
     async with world(folder, FEW) as w:
         await admit(w, *EVERYBODY)
@@ -62,6 +67,8 @@ async def test_status_and_the_board_tell_of_a_proposal_and_then_of_the_expulsion
         notes, printed = await status()
         assert notes == [proposed]
         assert f"{proposed}\n" in printed
+        states, ledger = told()
+        assert states.keys() == {"eu", "us-1"}
         async with a_board(await log_of(w)) as (url, _):
             assert (await ask(url, "state"))["notes"] == [proposed]
         await expel(w, "us-*", (NORTH, SOUTH))
@@ -71,6 +78,12 @@ async def test_status_and_the_board_tell_of_a_proposal_and_then_of_the_expulsion
         notes, printed = await status()
         assert notes == [str(gone)]
         assert f"{gone}\n" in printed
+        assert "0 of 1 learners here (and 1 expelled)" in printed
+        assert told() == (states | {"us-1": "expelled by membership 3"}, ledger), "what it did stays in the sums"
+        (folder / "bus.sqlite").rename(tmp_path / "lost")
+        await status()
+        assert told()[0] == {"eu": "in the log, not heard here", "us-1": "expelled by membership 3"}
+        (tmp_path / "lost").rename(folder / "bus.sqlite")
         async with a_board(log, w) as (url, _):
             assert (await ask(url, "state"))["notes"] == [str(gone)]
             rows = {row["learner"]: row["state"] for row in (await ask(url, "learners"))["learners"]}

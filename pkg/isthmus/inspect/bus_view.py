@@ -20,6 +20,7 @@ from isthmus.format.records.messages import (
     learner_of,
 )
 from isthmus.log.bus_messages import verify_batch
+from isthmus.log.expulsions import expulsions
 from isthmus.log.membership import Members
 from isthmus.reasons import Reason
 
@@ -102,12 +103,13 @@ class BusView:
         """Note the messages of a batch.
 
         `at`: when it was received. None: it was sent before the reader listened, and does not prove that its author is
-        alive.
+        alive. What an expelled learner said before that still counts: its work is part of the run.
         """
         if not said.body:
             return
         try:
-            messages = verify_batch(stream, said.body, self.run, self.members)
+            under = self._member_until(learner_of(stream)) if at is None else None
+            messages = verify_batch(stream, said.body, self.run, self.members, under)
         except RecordInvalid as error:
             if error.reason != Reason.WRONG_RUN:
                 self.invalid[error.reason.value] += 1
@@ -118,6 +120,11 @@ class BusView:
             return
         for message in messages:
             self._note(message, at)
+
+    def _member_until(self, learner: str | None) -> int | None:
+        """Return the last version of the membership that named a learner that is expelled; None for any other one."""
+        gone = expulsions(self.members, [learner]) if self.members is not None and learner else []
+        return gone[0].version - 1 if gone else None
 
     def _note(self, message: AnyMessage, at: float | None) -> None:
         match message:
@@ -138,8 +145,9 @@ class BusView:
                 if message.version > max(self.heads.get(message.fragment, 0), known.version if known else 0):
                     self.rounds[message.fragment] = OpenRound(message.version)
             case Heartbeat() | Progress() | Announce() | Leave() | Pass():
-                if isinstance(message, Heartbeat) and self.members is not None:
-                    self.members.said(message.members, message.learner)
+                members = self.members
+                if isinstance(message, Heartbeat) and members and members.current.member(message.learner) is not None:
+                    members.said(message.members, message.learner)
                 self._learner(message, at)
 
     def waited_for(self, fragment: int, live: set[str]) -> set[str]:

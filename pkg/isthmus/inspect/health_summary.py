@@ -15,7 +15,6 @@ from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.losses import rising
 from isthmus.inspect.restarts import CLAIMS_READ
 from isthmus.inspect.status import Status
-from isthmus.log.expulsions import expulsions
 from isthmus.log.figures import shares
 from isthmus.log.holes import GOES_ON as RUN_GOES_ON
 from isthmus.log.holes import HOLE, accept_flag, ask_heal, damage
@@ -143,8 +142,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     judged = [v for v in here if v.name not in exploding and v.name not in away]
     troubles = {v.name: part for v in judged if (part := _trouble(v, status, run, bus))}
     strangers = sorted(name for name, at in status.hearing.strangers.items() if at >= status.live_since)
-    gone = {one.learner for one in expulsions(members, status.hearing.learners)} if members is not None else set[str]()
-    known = [v for v in status.hearing.learners.values() if v.left is None and v.name not in {*strangers, *gone}]
+    known = [v for v in status.taking_part if v.left is None and v.name not in strangers]
     silent = sorted(v.name for v in known if v.name not in status.live)
     if not known:
         young = written > status.at - COMMITTED_S
@@ -367,7 +365,7 @@ def _restarting(status: Status) -> list[Part]:
 
 def _of_quorums(status: Status, able: Sequence[str]) -> list[Part]:
     """Return the syncers whose rounds ask for more learners than were ever heard, with what to do."""
-    heard = len(status.hearing.learners)
+    heard = len(status.taking_part)
     names = [name for name in sorted(able) if status.hearing.syncers[name].quorum > max(1, heard)]
     if not names:
         return []
@@ -403,7 +401,7 @@ def _of_room(status: Status, run: str) -> list[Part]:
 
 def _of_losses(status: Status, run: str, exploding: Collection[str] = ()) -> list[Part]:
     """Return the learners whose losses rise, each with what to do, but for those that explode or have left."""
-    left = {view.name for view in status.hearing.learners.values() if view.left is not None}
+    left = {view.name for view in status.hearing.learners.values() if view.left is not None}.union(status.expelled)
     return [
         Part(
             f"the loss of {name} rises: {now:.4g} or more in its newest updates, {lowest:.4g} at its lowest",
@@ -536,7 +534,7 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
 
     `young`: whether the last commit is so young that somebody must be at work.
     """
-    left = [v for v in status.hearing.learners.values() if v.left is not None]
+    left = [v for v in status.taking_part if v.left is not None]
     stopped = sorted(v.name for v in left if v.left is not None and not v.left.done)
     done = len(left) - len(stopped)
     if not left and young and not status.syncers_live:
@@ -577,7 +575,7 @@ def _unanswered(status: Status) -> list[str]:
     If one learner has more, all are named that have more than a period.
     """
     found = dict[str, float]()
-    for view in sorted(status.hearing.learners.values(), key=lambda view: view.name):
+    for view in sorted(status.taking_part, key=lambda view: view.name):
         beat, periods = view.heartbeat, _periods_pending(view, status.period)
         if view.left is not None and view.left.done and beat is not None and periods > 1:
             found[f"{view.name} ({beat.ledger.pending / beat.ledger.processed:.0%})"] = periods

@@ -6,7 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TypedDict
 
 from isthmus.bus import Bus, in_store
@@ -62,7 +62,7 @@ PROBE_EVERY_S = 5.0
 """Seconds between two looks at the log while the bus is away and announces no commits."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Status:
     """The state of a run at one moment."""
 
@@ -102,10 +102,39 @@ class Status:
     bursts: Sequence[Burst] = ()
     """Learners that diverged for a moment and train as before, in the commits that were summed or heard of."""
 
+    @cached_property
+    def expelled(self) -> Mapping[str, int]:
+        """Learners that the owners have expelled, each with the version of the membership that did."""
+        members = self.hearing.members
+        known = {*self.hearing.learners, *self._merged}
+        return {one.learner: one.version for one in expulsions(members, known)} if members is not None else {}
+
+    @property
+    def taking_part(self) -> list[LearnerView]:
+        """The learners that were heard, but for those that are expelled."""
+        return [view for name, view in self.hearing.learners.items() if name not in self.expelled]
+
+    @cached_property
+    def unheard_merged(self) -> list[str]:
+        """Learners in the log of which no message is kept on the bus, so that no sum over messages has them."""
+        return sorted(self._merged - self.hearing.learners.keys())
+
+    @property
+    def views(self) -> list[LearnerView]:
+        """All learners by name: those that were heard, and empty views of those that are only in the log."""
+        views = [*self.hearing.learners.values(), *map(LearnerView, self.unheard_merged)]
+        return sorted(views, key=lambda view: view.name)
+
+    @property
+    def _merged(self) -> set[str]:
+        """The learners in the log, as far as it was read."""
+        merged = self.sums.learners if self.sums else set[str]()
+        return {*self.losses, *merged, *(i.learner for commit in self.recent for i in commit.header.inputs)}
+
     @property
     def live(self) -> set[str]:
-        """The live learners: those heard lately that have not left."""
-        return self.hearing.live(self.live_since)
+        """The live learners: those heard lately that have not left, and are not expelled."""
+        return self.hearing.live(self.live_since) - self.expelled.keys()
 
     @property
     def syncers_live(self) -> set[str]:
@@ -165,6 +194,10 @@ class Status:
 
     def why_behind(self, view: LearnerView) -> str:
         """Return why a learner is behind or silent, or an empty string."""
+        if view.name in self.expelled:
+            return f"expelled by membership {self.expelled[view.name]}"
+        if view.name not in self.hearing.learners:
+            return "in the log, not heard here"
         if view.left is not None:
             return "done" if view.left.done else "left"
         if (view.heard_at is None or view.heard_at < self.live_since) and not self.bus_error:
@@ -224,7 +257,7 @@ class Status:
                     else {},
                     "state": self.why_behind(v) or "training",
                 }
-                for v in sorted(self.hearing.learners.values(), key=lambda v: v.name)
+                for v in self.views
             ],
             "syncers": [
                 {

@@ -28,19 +28,22 @@ LOOK_LEAST_S = 0.25
 """Least time between two reads of the membership, however often one is requested."""
 
 
-def verify_batch(stream: str, body: Blob, run: bytes, members: Members | None = None) -> tuple[AnyMessage, ...]:
+def verify_batch(
+    stream: str, body: Blob, run: bytes, members: Members | None = None, under: int | None = None
+) -> tuple[AnyMessage, ...]:
     """Return a batch's messages, in order, for the run with this digest. Raises `RecordInvalid` with a named reason.
 
     A stream carries only its owner's messages. A learner's stream may hold no message in another learner's name and
     none of a syncer's kinds. In a signed run, the member must have signed the batch. One bad message rejects the whole
-    batch.
+    batch. `under`: the version of the membership that decides; None: the newest one.
     """
     owner = learner_of(stream)
     role = MemberRole.SYNCER if owner is None else MemberRole.LEARNER
     author = bytes(32)
     if members is not None:
+        under = members.current.version if under is None else under
         frame.head_end(body, Kind.MESSAGE)
-        author = members.require_author(body, Kind.MESSAGE, members.current.version, (role,))
+        author = members.require_author(body, Kind.MESSAGE, under, (role,))
     messages = decode(body)
     for message in messages:
         if message.run != run:
@@ -54,7 +57,7 @@ def verify_batch(stream: str, body: Blob, run: bytes, members: Members | None = 
         names = {m.syncer if isinstance(m, FromSyncer) else m.learner for m in messages}
         if len(names) > 1:
             raise RecordInvalid(Reason.WRONG_AUTHOR, "one author speaks under several names")
-        members.require_member(author, (role,), names.pop(), members.current.version)
+        members.require_member(author, (role,), names.pop(), under)
     return messages
 
 

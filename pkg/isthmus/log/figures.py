@@ -44,6 +44,8 @@ class LogSums:
         """Updates that were merged and clipped. An update that was clipped for two reasons is one."""
         self.clips: Counter[str] = Counter()
         """Clipped updates by reason. These add up to more than `clipped`, since an update may have several reasons."""
+        self.learners = set[str]()
+        """Learners whose updates were merged."""
         self._shares, self._rounds = 0.0, 0
         for header in headers:
             self.take(header)
@@ -53,6 +55,7 @@ class LogSums:
         self.commits += 1
         self.merged += len(header.inputs)
         for given in header.inputs:
+            self.learners.add(given.learner)
             self.clipped += bool(given.clipped)
             self.clips.update(given.clipped)
         there, count = places(header)

@@ -215,12 +215,13 @@ class Api:
             return f"The log is being read for the first time: {f.history.read:.0%} so far."
         if not f.has_bus or status.bus_error:
             return self._from_the_log()
-        known = [v for v in status.hearing.learners.values() if v.left is None]
+        heard = status.taking_part
+        known = [v for v in heard if v.left is None]
         live = status.live
-        done = sum(v.left is not None and v.left.done for v in status.hearing.learners.values())
+        done = sum(v.left is not None and v.left.done for v in heard)
         if not known:
             if done:
-                return f"Nobody trains: {done} of {len(status.hearing.learners)} learners are done."
+                return f"Nobody trains: {done} of {len(heard)} learners are done."
             return "Nobody trains: no learner is heard." if len(f.history) else "Nobody has trained yet."
         if f.listened_s < f.log.run.pace.silence_s and len(live) < len(known):
             said = (

@@ -13,6 +13,7 @@ from isthmus.log.evaluations import Series
 from isthmus.log.figures import places
 from isthmus.log.holes import HOLE
 from isthmus.reasons import LOSSLESS, Reason
+from isthmus.wording import listed
 from isthmus_services.output.curves import curve, losses
 from isthmus_services.output.tables import OR_JSON, Column, fitted
 
@@ -82,10 +83,11 @@ _LEARNERS = (
 def learners(status: Status, width: int, hint: str = OR_JSON) -> Group:
     """Return a table with a row per learner: its progress, its losses, its ledger, the bytes it moved, and its state.
 
-    If no learner was heard, it has the losses in the log alone.
+    If no learner was heard, it has the losses in the log alone. A learner in the log that was not heard, or that was
+    expelled, has a row that says so.
     """
-    views = sorted(status.hearing.learners.values(), key=lambda v: v.name)
-    if not views and status.losses:
+    views = status.views
+    if not status.hearing.learners and status.losses:
         return losses(status.losses, width, hint)
     times = [point.at for points in status.losses.values() for point in points] or [0.0]
     curves = {name: curve(points, min(times), max(times)) for name, points in status.losses.items()}
@@ -110,7 +112,8 @@ def unsent(views: Sequence[LearnerView]) -> str:
 def _learner(status: Status, view: LearnerView, losses: str) -> list[str]:
     beat, traffic, state = view.heartbeat, view.traffic, status.why_behind(view)
     target = f"/{beat.steps_target}" if beat and beat.steps_target else ""
-    row = [view.name, str(view.incarnation), f"{view.step}{target}"]
+    heard = view.name in status.hearing.learners
+    row = [view.name, str(view.incarnation) if heard else "", f"{view.step}{target}" if heard else ""]
     if beat is None:
         return [*row, "", "", losses, *[""] * (4 + len(PARTS)), state]
     per_step = beat.tokens_seen / max(beat.step, 1)
@@ -218,10 +221,14 @@ def totals(status: Status) -> str:
         some = "" if sums.commits == status.commits else f" in {sums.commits:,} of them (isthmus board reads all)"
         of = f", participation {sums.participation:.1%} and {sums.merged:,} updates merged{some}"
     here = "?" if status.bus_error else len(status.live)
+    gone = sum(name in status.expelled for name in status.hearing.learners)
+    expelled = f" (and {gone} expelled)" if gone else ""
+    lacks = f"; not among these, since not heard here: {listed(status.unheard_merged, 3)}"
+    unheard = lacks if status.unheard_merged and not status.bus_error else ""
     return (
-        f"{status.commits} commits, {here} of {len(status.hearing.learners)} learners here{of}, "
+        f"{status.commits} commits, {here} of {len(status.taking_part)} learners here{expelled}{of}, "
         f"{tokens.processed:,.0f} tokens: {shares}, as heard {whole.sent / 1e6:.1f} MB up, "
-        f"{whole.down / 1e6:.1f} MB down, {whole.checkpoints / 1e6:.1f} MB of checkpoints"
+        f"{whole.down / 1e6:.1f} MB down, {whole.checkpoints / 1e6:.1f} MB of checkpoints{unheard}"
     )
 
 
