@@ -860,8 +860,9 @@ async def test_a_learner_that_explodes(folder: Path) -> None:
 @row(
     "status",
     "… exploded for a moment, and trains as before: an update was …",
-    means="One of this learner's updates was cut to less than a tenth of its length, or was rejected since it was not finite or "
-    "far too long. Its newest ones are as usual. It is no failure: `--check` ends with 0. Status looks at the newest 2,048 "
+    means="One of this learner's updates was more than four times as long as its updates before and after, whatever the number "
+    "of its steps, and was cut to less than a tenth of its length; or it was rejected since it was not finite or far too long. "
+    "Its newest ones are as usual. It is no failure: `--check` ends with 0. Status looks at the newest 2,048 "
     "commits, `--watch` and the board at those since they began.",
     do="isthmus explain … … has the round; if it comes again, look at the data of that time, and lower the learning rate or "
     "clip gradients",

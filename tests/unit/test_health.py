@@ -64,7 +64,8 @@ def commit(
     `rejected`: learners whose updates were rejected, and why."""
     turned = [SimpleNamespace(learner=name, reason=reason) for name, reason in rejected]
     inputs = [
-        SimpleNamespace(learner=name, scale=scale, weight=1.0, tokens=1, loss=None) for name, scale in scales.items()
+        SimpleNamespace(learner=name, scale=scale, weight=1.0, tokens=1, loss=None, norm=0.0)
+        for name, scale in scales.items()
     ]
     return cast(
         Commit,
@@ -397,7 +398,7 @@ def test_a_learner_with_the_weight_but_not_the_work_is_named() -> None:
             hearing.take(stream, BusItem("1-0", encode(said)), 1.0)
         commits = []
         for p, of in enumerate(heads):
-            inputs = [SimpleNamespace(learner=n, scale=1.0, weight=w, tokens=t, loss=None) for n, w, t in of]
+            inputs = [SimpleNamespace(learner=n, scale=1.0, weight=w, tokens=t, loss=None, norm=0.0) for n, w, t in of]
             header = SimpleNamespace(written_at=COMMITTED_AT, fragment=p, inputs=inputs, rejected=())
             commits.append(SimpleNamespace(header=header, version=0))
         return health(Status(hearing, cast("list[Commit | None]", commits), "", 0.0, NOW), "r", "b")
@@ -477,6 +478,13 @@ def test_a_learner_that_explodes_is_named() -> None:
     # Nor is one that trained on alone after a restart.
     assert of_commits(commit(COMMITTED_AT, 0, a=0.29, b=1.0), commit(COMMITTED_AT, 1, a=0.3, b=1.0)).ok
     assert not of_commits(commit(COMMITTED_AT, 0, a=0.05, b=1.0)).ok
+    # Nor one with long rounds beside the short updates of others, or beside none.
+    for norm, well in ((15.0, True), (60.0, False)):
+        beside = [commit(COMMITTED_AT, 0, 8, a=1.0), commit(COMMITTED_AT, 0, 9, b=0.083)]
+        for one, length, steps in zip(beside, (1.0, norm), (5, 27), strict=True):
+            vars(one.header.inputs[0]).update(norm=length, steps=steps)
+        assert of_commits(*beside).ok == well
+        assert of_commits(beside[1]).ok
     # A learner that is gone is no longer to be stopped.
     assert of_commits(commit(COMMITTED_AT, 0, a=1.0, c=0.05)).ok
 

@@ -1,30 +1,42 @@
-"""Learners that diverged for a moment and train as before again, as the commits show them. No I/O."""
+"""Learners that diverged for a moment and train as before again, as the commits show them. No I/O.
 
+That an update was cut does not show that its learner diverged: it may have been compared with the short updates of a
+warm-up, or of few steps. So an update leaps only if it is far longer than its learner's own updates before and after.
+"""
+
+import math
 import statistics
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from isthmus.format.records.objects import CommitHeader
+from isthmus.format.records.objects import CommitHeader, Input
 from isthmus.reasons import Reason
 from isthmus.rounds.bounds import YOUNG
 
 FAR = 0.1
-"""An update that is cut to less than this share of its length has diverged. (One of a learner that trained on alone
-after a restart was seen cut to 0.29.)"""
+"""An update that is cut to less than this share of its length may have diverged. (One of a learner that trained on
+alone after a restart was seen cut to 0.29.)"""
+
+RISE = 4.0
+"""It has diverged if it is more than so many times as long as usual updates, whatever the number of its steps."""
 
 DIVERGED = (Reason.NON_FINITE, Reason.OVERFLOW, Reason.TOO_LONG)
 """Reasons for which no update of a learner that trains well is rejected."""
 
+LONG = 16
+"""An update that is rejected as too long has not diverged if it may have so many times the usual steps."""
+
 BEFORE = 8
-"""Updates before a leap of the loss, with which its loss is compared."""
+"""Updates before a leap, with which the loss is compared, or the length."""
 
 LEAP = 2.0
 """The loss of an update leaps if it is more than so many times the largest one of the updates before."""
 
 AFTER = 4
-"""Newest updates of a learner that must be as usual before it is said to train as before."""
+"""Newest updates of a learner that must be as usual before it is said to train as before. An update's length is
+compared only if its learner has so many before and after it."""
 
 KEPT = 4096
 """Updates of each learner that are remembered."""
@@ -46,7 +58,19 @@ class _Seen(NamedTuple):
     place: str
     loss: float | None
     far: str
-    """What became of an update that had diverged; empty for any other."""
+    """What became of an update that may have diverged; empty for any other."""
+    fragment: int
+    given: Input | None
+    """The update, if it was merged."""
+
+
+def rise(one: Input, other: Input) -> float:
+    """Return how many times as long as another update one is, beyond what its steps explain.
+
+    Length grows with the steps if they go one way, and with their root if they are noise: the smaller result counts.
+    """
+    more = max(1, one.steps) / max(1, other.steps)
+    return one.norm / other.norm / max(more, math.sqrt(more)) if other.norm else math.inf
 
 
 class Bursts:
@@ -60,10 +84,11 @@ class Bursts:
         place = f"{header.fragment}/{header.version}"
         for given in header.inputs if header.version > YOUNG else ():
             far = f"cut to {given.scale:.2g} of its length" if given.scale < FAR else ""
-            self._seen[given.learner].append(_Seen(given.taken_at, place, given.loss, far))
+            self._seen[given.learner].append(_Seen(given.taken_at, place, given.loss, far, header.fragment, given))
         for turned in header.rejected:
             if turned.reason in DIVERGED:
-                self._seen[turned.learner].append(_Seen(header.written_at, place, None, f"rejected ({turned.reason})"))
+                far = f"rejected ({turned.reason})"
+                self._seen[turned.learner].append(_Seen(header.written_at, place, None, far, header.fragment, None))
 
     def found(self) -> list[Burst]:
         """Return the bursts: of each learner the newest one, if its newest updates are as usual."""
@@ -79,10 +104,25 @@ def _newest(name: str, seen: list[_Seen]) -> Burst | None:
     if len(seen) <= AFTER or any(one.far for one in seen[-AFTER:]):
         return None
     for one in reversed(seen[:-AFTER]):
-        if one.far:
+        if one.far and _diverged(one, seen):
             said = f"{name} exploded for a moment, and trains as before: an update was {one.far}"
             return Burst(name, said, one.place)
     return _leap(name, [one for one in seen if one.loss is not None])
+
+
+def _diverged(one: _Seen, seen: list[_Seen]) -> bool:
+    """Return whether an update that was cut or rejected was far longer than its learner's updates before and after."""
+    if one.given is None and not one.far.endswith(f"({Reason.TOO_LONG})"):
+        return True
+    same = [(o.at, o.given) for o in seen if o.fragment == one.fragment and o.given and o.given.norm and not o.far]
+    before = [given for at, given in same if at < one.at][-BEFORE:]
+    after = [given for at, given in same if at > one.at][:BEFORE]
+    if len(before) < AFTER or len(after) < AFTER:
+        return False
+    if one.given is None:  # its length is not known, and no more steps than between these two
+        return after[0].step - before[-1].step < LONG * statistics.median(given.steps for given in before)
+    rises = [rise(one.given, other) for other in before]
+    return min(rises) > RISE and statistics.median(rise(one.given, other) for other in after) > RISE
 
 
 def _leap(name: str, seen: list[_Seen]) -> Burst | None:

@@ -316,10 +316,15 @@ def _exploding(status: Status, run: str) -> dict[str, Part]:
     """Return the live learners whose newest updates are far longer than usual or not finite, each with what to do."""
     scales = defaultdict[str, list[tuple[float, str]]](list)
     refused = defaultdict[str, list[tuple[str, str]]](list)
-    for commit in status.recent or filter(None, status.heads):
+    lately = status.recent or list(filter(None, status.heads))
+    usual = [(c.header.fragment, i) for c in lately for i in c.header.inputs if i.scale >= FAR and i.norm]
+    for commit in lately:
         place = f"{commit.header.fragment}/{commit.version}"
         for given in () if 1 <= commit.version <= YOUNG else commit.header.inputs:
-            scales[given.learner].append((given.scale, place))
+            # An update that is cut only beside far fewer steps, or with nothing of late to compare it with, is usual.
+            rises = [bursts.rise(given, other) for p, other in usual if p == commit.header.fragment]
+            long = not given.norm or min(rises, default=0.0) > bursts.RISE
+            scales[given.learner].append((given.scale if long else 1.0, place))
         for turned in commit.header.rejected:
             if turned.reason in bursts.DIVERGED:
                 refused[turned.learner].append((turned.reason, place))
