@@ -44,7 +44,7 @@ from isthmus.reasons import Clip, Reason
 from isthmus.store import Layer
 from isthmus.store.layer import Send
 from isthmus_services.main import main
-from isthmus_services.output.audit_page import Check, page
+from isthmus_services.output.audit_page import Check, page, spread
 from support.browsers import chromium
 from support.commits import committed
 from support.gated import gated, log_of, number, promotion
@@ -572,10 +572,15 @@ def test_a_command_evaluates_the_model_without_a_member(
     assert us["loss"] != us["loss_without"]
     assert eu["loss"] == us["loss"]
     assert seen.read_text().count("cut") == 3, "the recorded model is evaluated once, and the others once each"
-    assert "influence over the rounds, all that can be folded: without us-*, " in capsys.readouterr().out
-    assert main(["audit", str(recorded), "--influence", "eu", "--last", "2"]) == 0
-    said = "influence over the rounds, the newest 2 of each fragment (--last 0: all that can be folded): without eu, "
-    assert said in capsys.readouterr().out
+    rounds = spread(us["foldable"])
+    assert (
+        f"influence over all {rounds} rounds of each fragment that can be folded: without us-*, "
+        in capsys.readouterr().out
+    )
+    for name, told in (("eu", "without eu, "), ("us-*", "without us-*: none of its updates is merged in these rounds")):
+        assert main(["audit", str(recorded), "--influence", name, "--last", "2"]) == 0
+        said = f"influence over the newest 2 of {rounds} rounds of each fragment that can be folded (--last 0: all): {told}"
+        assert said in capsys.readouterr().out
 
 
 # --- other runs -------------------------------------------------------------------------------------------------------

@@ -792,13 +792,16 @@ async def _influence(
     progress: ShareDone,
 ) -> Influence:
     """Return the influence of members together over the last rounds that can be folded."""
-    starts, left_out = dict[int, int](), set[str]()
-    for r in result:
-        whole = max([r.earliest, *(gap.last + 1 for gap in r.gaps)])
-        starts[r.fragment] = max(whole, max(collected.seen[r.fragment], default=0) - last if last else 0)
+    starts, heads, foldable, left_out = dict[int, int](), list[int](), list[int](), set[str]()
+    for r in sorted(result, key=lambda r: r.fragment):
+        whole, head = max([r.earliest, *(gap.last + 1 for gap in r.gaps)]), max(collected.seen[r.fragment], default=0)
+        starts[r.fragment] = max(whole, head - last if last else 0)
+        heads.append(head)
+        foldable.append(max(0, head - whole))
     for (member, learner), newest in collected.last_merged.items():
         if member in members and any(version > starts[p] for p, version in newest.items()):
             left_out.add(learner)
     return await without(
-        log, name, members, left_out, starts, rounds=last, evaluate=evaluate, losses=losses, progress=progress
-    )
+        log, name, members, left_out, starts, heads, foldable,
+        rounds=last, evaluate=evaluate, losses=losses, progress=progress,
+    )  # fmt: skip

@@ -39,6 +39,8 @@ class Influence:
     starts: Sequence[int]
     heads: Sequence[int]
     """By fragment: the version after which updates were left out, and the last version."""
+    foldable: Sequence[int]
+    """By fragment: how many of its newest rounds can be folded again."""
     left_out: int
     """Number of updates that were left out."""
     distance: float | None
@@ -86,6 +88,8 @@ async def without(
     members: Sequence[str],
     learners: set[str],
     starts: Mapping[int, int],
+    heads: Sequence[int],
+    foldable: Sequence[int],
     *,
     rounds: int,
     evaluate: Evaluate | None = None,
@@ -95,17 +99,19 @@ async def without(
     """Return the influence of members together. A log that cannot be folded is the result's fault, and not raised.
 
     `name`: theirs together. `learners`: those of their learners that were merged after `starts`, which has each
-    fragment's version to begin at. `losses`: of the recorded model, by its versions; it is evaluated once and added.
+    fragment's version to begin at, and `heads` its newest one. `foldable`: see `Influence`. `losses`: of the recorded
+    model, by its versions; it is evaluated once and added.
     """
     store, began = _Counted(log.store), log.runtime.now()
     reading, settings = log.through(store), whatif.Settings(without=frozenset(learners))
-    row, heads, left_out, fault = None, [starts[p] for p in sorted(starts)], 0, ""
+    row, left_out, folds, fault = None, 0, 0, ""
     loss, loss_without = None, None
     try:
         if not learners:
             raise InputError("none of its updates is merged in these rounds")
         found = await whatif.what_if(reading, settings, starts=starts, progress=progress)
         heads, row = found.heads, found.rows[-1] if found.rows else None
+        folds = sum(heads) - sum(starts.values())
         left_out = sum(r.inputs_recorded - r.inputs_other for r in found.rows)
         if evaluate is not None:
             if (at := tuple(heads)) not in losses:
@@ -121,6 +127,7 @@ async def without(
         rounds=rounds,
         starts=[starts[p] for p in sorted(starts)],
         heads=heads,
+        foldable=foldable,
         left_out=left_out,
         distance=row.difference if row else None,
         movement=row.way if row else None,
@@ -128,7 +135,7 @@ async def without(
         cosine=row.cosine if row and row.cosine == row.cosine else None,
         loss=loss,
         loss_without=loss_without,
-        folds=sum(heads) - sum(starts.values()),
+        folds=folds,
         seconds=log.runtime.now() - began,
         bytes_read=store.bytes,
         fault=fault,

@@ -17,7 +17,7 @@ from isthmus.inspect.influence import Influence
 from isthmus.log import Log
 from isthmus.log.polar import require_gpu
 from isthmus_services.commands.follow import evaluation
-from isthmus_services.output.audit_page import Check, page
+from isthmus_services.output.audit_page import Check, page, spread
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.settings import declared, shared
@@ -119,10 +119,13 @@ def _window(found: Sequence[Influence]) -> str:
     """Return over which rounds influence was computed: those before them stay as they are in both models."""
     if not found:
         return "influence: "
-    last = found[0].rounds
-    cut = last and any(head - start >= last for i in found for start, head in zip(i.starts, i.heads, strict=True))
-    over = f"the newest {last} of each fragment (--last 0: all that can be folded)" if cut else "all that can be folded"
-    return f"influence over the rounds, {over}: "
+    one = found[0]
+    every = f"{spread(one.foldable)} rounds of each fragment"
+    if one.foldable != one.heads:
+        every += " that can be folded"
+    if one.rounds and max(one.foldable) > one.rounds:
+        return f"influence over the newest {one.rounds} of {every} (--last 0: all): "
+    return f"influence over all {every}: "
 
 
 def _influenced(i: Influence) -> str:

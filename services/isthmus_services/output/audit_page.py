@@ -136,6 +136,12 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
+def spread(numbers: Sequence[int]) -> str:
+    """Return a number of each fragment in words: `62`, or `60 to 63` if they differ."""
+    least, most = min(numbers), max(numbers)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{_t(name)} {count:,}" for name, count in counts.items()) or "–"
 
@@ -581,8 +587,8 @@ def _influence(a: Audit) -> list[str]:
     rows = [
         [
             _t(i.name) if list(i.members) == [i.name] else f"{_t(i.name)} ({', '.join(map(_t, i.members))})",
-            "all" if not i.rounds else f"{i.rounds}", f"{i.left_out:,}", _number(i.distance),
-            _number(i.movement), _share(i.relative), _number(i.loss), _number(i.loss_without),
+            f"{i.rounds} of {spread(i.foldable)}" if i.rounds else f"all {spread(i.foldable)}", f"{i.left_out:,}",
+            _number(i.distance), _number(i.movement), _share(i.relative), _number(i.loss), _number(i.loss_without),
             f"{i.folds:,} rounds folded, {i.seconds:.1f} s, {i.bytes_read / 1e6:.1f} MB read", _t(i.fault or "–"),
         ]
         for i in a.influence
