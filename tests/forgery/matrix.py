@@ -157,7 +157,9 @@ class Stage:
                 await asyncio.gather(*(train(agent, 40, enough=enough) for agent in agents))
                 heads = [k.head for k in syncer.coordinators]
             if members.current.version == 1:
-                await approve(owner.store, members, OWNER, following(members, entries(), heads, 1.8e9, charter=CHARTER))
+                await approve(
+                    owner.store, members, OWNER, following(members, entries(), heads, 1.8e9, charter=CHARTER), 9.0
+                )
         collector = self.ports("col", COLLECTOR).log
         await collector.members.refresh(collector.store)
         await gc.apply(collector, await gc.plan(collector, keep=5, min_age_s=0.0))

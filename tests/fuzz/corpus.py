@@ -103,7 +103,9 @@ async def agree(w: World, members: Members, owner: Signer) -> None:
         purpose="a corpus", owners=(Owner("founder", owner.author),), amend=1, admit=1, expel=1, terms=(terms,),
         manifests=True, gate=gate,
     )  # fmt: skip
-    await approve(w.store, members, owner, following(members, members.current.members, [8, 8], 1.8e9, charter=charter))
+    await approve(
+        w.store, members, owner, following(members, members.current.members, [8, 8], 1.8e9, charter=charter), 9.0
+    )
 
 
 def payloads() -> None:

@@ -132,7 +132,7 @@ async def expelled(w: World) -> None:
     left = [entry for entry in before.members if entry.name != "us-*"]
     header = following(members, left, await heads(w), w.runtime.wall(), charter=before.charter)
     for signer in (NORTH, SOUTH):
-        found = await approve(w.store, members, signer, header)
+        found = await approve(w.store, members, signer, header, 9.0)
     assert isinstance(found, Membership)
 
 

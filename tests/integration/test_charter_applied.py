@@ -154,7 +154,7 @@ sources = ["notes"]
     assert "membership 2 is in force, approved by 3" in out
     monkeypatch.delenv("ISTHMUS_OWNER")  # their keys have signed for this run now
     assert out.index("+ owner north") < out.index("membership 2 is in force")
-    assert f"proposal {name} is in force since membership 2" in said("approve", run, name, *south)
+    assert f"proposal {name} is in force by membership 2" in said("approve", run, name, *south)
     assert f"proposal {void} is void: membership 2, another change, came before it" in said(
         "approve", run, void, *south, code=2
     )

@@ -106,6 +106,22 @@ async def test_updates_and_commits_name_the_manifest_and_the_same_one_is_stored_
 
 
 @in_virtual_time
+async def test_a_learner_with_a_manifest_is_told_that_there_is_no_charter(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The creator of a run can make another one without a charter: who comes with a manifest expects one."""
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        await w.by(EU).learner("eu", manifest=statement(WEB)).join()
+        assert "has no charter: its owner alone decides what is merged" in caplog.text
+        caplog.clear()
+        await agree(w)
+        await w.by(US).learner("us-1", manifest=statement(WEB)).join()
+        await w.by(US).learner("us-2").join()
+        assert "has no charter" not in caplog.text
+
+
+@in_virtual_time
 async def test_a_new_key_signs_its_manifest_anew(folder: Path) -> None:
     async with world(folder, seed(FEW)) as w:
         await admit(w, *EVERYBODY)

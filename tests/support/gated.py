@@ -40,7 +40,7 @@ async def agree(w: World, gate: PromotionRule | None = RULE, heads: Sequence[int
     charter = Charter(owners=owners, amend=2, admit=2, expel=2, gate=gate)
     header = following(members, before.members, heads, w.runtime.wall(), charter=charter)
     for signer in (NORTH, SOUTH) if before.charter else (OWNER, NORTH, SOUTH):
-        found = await approve(w.store, members, signer, header)
+        found = await approve(w.store, members, signer, header, 9.0)
     assert isinstance(found, Membership)
 
 

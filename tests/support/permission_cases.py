@@ -54,7 +54,7 @@ class Who(NamedTuple):
 
 
 def _checkpoint(*own: str) -> Who:
-    return Who({EU, US, READER, FOLLOWER, COLLECTOR}, NOBODY, own, {COLLECTOR, *own})
+    return Who({OWNER, EU, US, READER, FOLLOWER, COLLECTOR}, NOBODY, own, {COLLECTOR, *own})
 
 
 RUN, BOX = "0123456789abcdef", "fedcba9876543210"
@@ -104,7 +104,7 @@ LISTS: Mapping[str, Collection[str]] = {
     "updates/00003/": {COLLECTOR, READER},
     "updates/00003/eu-1/": {EU, READER},
     "updates/00003/us-1/": {US, READER},
-    "learners/": {COLLECTOR, READER, EU, US, FOLLOWER},
+    "learners/": {OWNER, COLLECTOR, READER, EU, US, FOLLOWER},
     "learners/eu-1/": {EU, READER},
     "manifests/": {SYNCER, READER},
     "manifests/eu-1/": {EU, SYNCER, READER},

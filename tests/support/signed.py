@@ -51,7 +51,7 @@ async def agree(w: World, **changes: Any) -> None:
     heads = [len(commits) for commits in (await all_commits(w.log)).values()]
     header = following(members, before.members, heads, w.runtime.wall(), charter=charter)
     for signer in (NORTH, SOUTH) if before.charter else (OWNER, NORTH, SOUTH):
-        found = await approve(w.store, members, signer, header)
+        found = await approve(w.store, members, signer, header, 9.0)
     assert isinstance(found, Membership)
 
 

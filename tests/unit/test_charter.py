@@ -19,13 +19,14 @@ from isthmus.format.rules import MemberRole
 from isthmus.format.signing import Signer, public_line
 from isthmus.format.signing.keys import new_signer
 from isthmus.format.signing.points import SMALL_ORDER
-from isthmus.inspect.charter_words import in_words, until
+from isthmus.inspect.charter_words import in_force, in_words, until
 from isthmus.log.charter import approval, change_of
 from isthmus.log.membership import AS_RUN, Members, Membership, create, following, opened, write
-from isthmus.log.proposals import Proposal, approve, proposals, require
+from isthmus.log.proposals import Proposal, approve, needs, proposals, require
 from isthmus.log.trust import Trust
 from isthmus.reasons import Reason
 from isthmus_services.commands.charter import APPROVING_VERSIONS, require_timely
+from isthmus_services.commands.charter import proposed as charter_proposed
 from isthmus_services.commands.charter.agreement import Agreement, read_agreement, require_expected
 from support.signed import OWNER, L, S, seed
 from support.world import World, world
@@ -51,10 +52,10 @@ async def w(tmp_path: Path) -> AsyncIterator[World]:
     async with world(tmp_path / "r", seed()) as made:
         members = Members(made.run)
         await write(made.store, members, OWNER, MEMBERS, heads(made), 1.0)
-        await approve(made.store, members, OWNER, following(members, MEMBERS, heads(made), 2.0, charter=agreed()))
+        await approve(made.store, members, OWNER, following(members, MEMBERS, heads(made), 2.0, charter=agreed()), 9.0)
         (waiting,) = await proposals(made.store, members)
-        await approve(made.store, members, NORTH, waiting.header)
-        found = await approve(made.store, members, EAST, waiting.header)
+        await approve(made.store, members, NORTH, waiting.header, 9.0)
+        found = await approve(made.store, members, EAST, waiting.header, 9.0)
         assert isinstance(found, Membership)
         yield made
 
@@ -90,7 +91,7 @@ async def test_a_change_takes_as_many_owners_as_the_charter_says(w: World, chang
     entries, charter, least = CHANGES[change]
     header = await proposed(w, entries, charter)
     for number, owner in enumerate((SOUTH, EAST, NORTH)[:least], 1):
-        found = await approve(w.store, await known(w), owner, header)
+        found = await approve(w.store, await known(w), owner, header, 9.0)
         assert isinstance(found, Membership) == (number == least)
     now = (await known(w)).current
     assert (now.version, now.members, len(now.approvals)) == (3, tuple(entries), least)
@@ -102,14 +103,14 @@ async def test_new_owners_must_accept_as_many_as_they_ask_for(w: World) -> None:
     theirs = (Owner("west", WEST.author), Owner("us", US.author), Owner("north", NORTH.author))
     header = await proposed(w, MEMBERS, agreed(owners=theirs, amend=3))
     for owner in (NORTH, SOUTH, WEST):
-        found = await approve(w.store, await known(w), owner, header)
+        found = await approve(w.store, await known(w), owner, header, 9.0)
         assert isinstance(found, Proposal)
     assert isinstance(found, Proposal)
     assert found.lacks((await known(w)).current) == "1 more of the owners that the new charter names (us)"
-    assert isinstance(await approve(w.store, await known(w), US, header), Membership)
+    assert isinstance(await approve(w.store, await known(w), US, header, 9.0), Membership)
     after = await proposed(w, (*MEMBERS, entry("us", US)))
     with pytest.raises(InputError, match="is no owner's"):
-        await approve(w.store, await known(w), SOUTH, after)
+        await approve(w.store, await known(w), SOUTH, after, 9.0)
 
 
 async def test_the_founder_alone_can_do_nothing_any_more(w: World) -> None:
@@ -117,7 +118,7 @@ async def test_the_founder_alone_can_do_nothing_any_more(w: World) -> None:
     with pytest.raises(InputError, match="this run has a charter"):
         await write(w.store, members, OWNER, MEMBERS[:1], heads(w), 9.0)
     with pytest.raises(InputError, match="is no owner's"):
-        await approve(w.store, members, OWNER, await proposed(w, MEMBERS[:1]))
+        await approve(w.store, members, OWNER, await proposed(w, MEMBERS[:1]), 9.0)
     for kind_role in (L, S, MemberRole.COLLECTOR):
         assert not members.current.permits(OWNER.author, (kind_role,), None)
         assert members.versions[1].permits(OWNER.author, (kind_role,), None)
@@ -180,14 +181,14 @@ async def test_nobody_becomes_an_owner_without_accepting(tmp_path: Path) -> None
     async with world(tmp_path / "r", seed()) as w:
         members = Members(w.run)
         header = following(members, (), heads(w), 2.0, charter=agreed())
-        found = await approve(w.store, members, OWNER, header)
+        found = await approve(w.store, members, OWNER, header, 9.0)
         assert isinstance(found, Proposal)
         assert found.lacks(members.current) == "2 more of the owners that the new charter names (north, south, east)"
         alone = msgspec.structs.replace(header, approvals=(approval(header, OWNER),))
         with pytest.raises(InputError, match="it lacks approvals"):
             await create(w.store, members, OWNER, alone)
         for owner in (NORTH, SOUTH):
-            found = await approve(w.store, members, owner, header)
+            found = await approve(w.store, members, owner, header, 9.0)
         assert isinstance(found, Membership), "the founder's approval was there already"
         without = msgspec.structs.replace(header, approvals=(approval(header, NORTH), approval(header, SOUTH)))
         with pytest.raises(RecordInvalid, match="that of the run's owner"):
@@ -197,21 +198,21 @@ async def test_nobody_becomes_an_owner_without_accepting(tmp_path: Path) -> None
 async def test_a_proposal_is_named_by_its_id_and_ends_with_the_next_version(w: World) -> None:
     members = await known(w)
     one, other = await proposed(w, MEMBERS[:1]), await proposed(w, (*MEMBERS, entry("us", US)))
-    found = await approve(w.store, members, NORTH, one)
+    found = await approve(w.store, members, NORTH, one, 9.0)
     assert isinstance(found, Proposal)
     assert (await require(w.store, members, found.id)).header == one
     with pytest.raises(InputError, match=f"those that wait for approvals: {found.id}"):
         await require(w.store, members, "0000" if not found.id.startswith("0000") else "1111")
-    await approve(w.store, members, SOUTH, other)
+    await approve(w.store, members, SOUTH, other, 9.0)
     assert await proposals(w.store, members) == [], "it would follow another version"
     with pytest.raises(InputError, match="changed meanwhile"):
-        await approve(w.store, members, EAST, one)
+        await approve(w.store, members, EAST, one, 9.0)
 
 
 async def test_what_others_leave_among_the_proposals_is_passed_over(w: World) -> None:
     members = await known(w)
     header = await proposed(w, MEMBERS[:1])
-    found = await approve(w.store, members, NORTH, header)
+    found = await approve(w.store, members, NORTH, header, 9.0)
     assert isinstance(found, Proposal)
     folder = f"proposals/{header.version:012d}/{found.change[:8].hex()}"
     await w.store.put(f"{folder}/0000", b"rubbish")
@@ -236,7 +237,7 @@ async def test_a_charter_that_is_too_large_is_refused_before_anything_is_stored(
     sources = tuple(f"source-{number:03d}-{'x' * 50}" for number in range(256))
     huge = agreed(terms=tuple(Terms(member=f"m-{number}", sources=sources) for number in range(80)))
     with pytest.raises(InputError, match=r"the charter is invalid: a members header of .* bytes is over its limit"):
-        await approve(w.store, members, NORTH, await proposed(w, charter=huge))
+        await approve(w.store, members, NORTH, await proposed(w, charter=huge), 9.0)
     assert [entry.key for entry in await w.store.list("proposals/")] == before
 
 
@@ -316,6 +317,10 @@ def test_a_charters_file_adds_the_members_whose_keys_it_states(tmp_path: Path) -
     syncer = MemberSpec("s", S, SYNC.author, "s3://south/run")
     us = MemberSpec("us-*", L, US.author, vouched=(bytes(64),))
     assert agreement.members(()) == [entry("eu", EU), syncer]
+    gate = '[gate]\nseries = "loss"\nbetter = "lower"\nevaluators = ["e"]\nleast = 1\npromoters = ["e"]\n'
+    assert "worse by 0 at most than what was promoted last; 1 of e" in in_words(stated(tmp_path, more=gate).charter)[-1]
+    limited = stated(tmp_path, more=f"{gate}limit = 5.5\n").charter
+    assert "worse by 0 at most than what was promoted last, and not beyond 5.5; 1 of e" in in_words(limited)[-1]
     assert agreement.members((us,)) == [entry("eu", EU), syncer, us], "of us-* it states no key"
     kept = MemberSpec("eu", L, EU.author, "s3://eu/run", vouched=(bytes(64),))
     assert agreement.members((kept,)) == [kept, syncer], "its key and role are as the file has them"
@@ -387,20 +392,114 @@ async def test_a_later_change_may_leave_less_room_to_the_membership_before(w: Wo
         header = following(members, entries, heads(w), 5.0, room=room)
         for owner in (NORTH, SOUTH, EAST):
             if (await known(w)).current.version < versions:
-                await approve(w.store, await known(w), owner, header)
+                await approve(w.store, await known(w), owner, header, 9.0)
     members = await known(w)
     assert [members.in_force(0, 3 + beyond) for beyond in (64, 65, 1001)] == [0, 4, 4]
 
 
 async def test_an_approval_leaves_room_for_what_syncers_commit_meanwhile(w: World) -> None:
+    log = w.log
+    members = log.members
+    await members.refresh(w.store)
     for room in (APPROVING_VERSIONS - 1, APPROVING_VERSIONS):
-        members = await known(w)
         header = following(members, MEMBERS[:1], [0] * len(w.run.layout.fragments), 5.0, room=room)
         if room < APPROVING_VERSIONS:
             with pytest.raises(InputError, match="fragment 0 is at version 0, and no version after 15 may be"):
-                await require_timely(w.log, header)
+                await require_timely(log, header)
         else:
-            await require_timely(w.log, header)
+            await require_timely(log, header)
+
+
+async def test_a_change_is_in_force_from_its_last_approval_on(w: World) -> None:
+    """Not from its proposal on: who proposes an expulsion early dates nothing back."""
+    header = await proposed(w, MEMBERS[:1])
+    for owner, now in ((NORTH, 6.0), (SOUTH, 8.0), (EAST, 7.0)):
+        found = await approve(w.store, await known(w), owner, header, now)
+    assert isinstance(found, Membership)
+    assert (found.proposed_at, found.written_at) == (5.0, 7.0)
+    assert in_force(found) == "in force since 1970-01-01 00:00:07 UTC (proposed 1970-01-01 00:00:05 UTC)"
+    assert (await require(w.store, await known(w), change_of(header).hex())).is_in_force
+    later = await proposed(w, MEMBERS[:1], agreed(purpose="two"))
+    for owner in (NORTH, SOUTH):
+        found = await approve(w.store, await known(w), owner, later, 1.0)
+    assert isinstance(found, Membership)
+    assert found.written_at == found.proposed_at == 5.0, "this owner's clock is behind that of the proposer"
+
+
+async def test_no_change_is_decided_before_it_is_proposed(w: World) -> None:
+    members = await known(w)
+    header = following(members, MEMBERS, heads(w), 5.0, charter=agreed(purpose="x"))
+    given = tuple(sorted((approval(header, who) for who in (NORTH, SOUTH)), key=lambda a: a.owner))
+    for at, fine in ((5.0, True), (4.0, False)):
+        decided = msgspec.structs.replace(header, approvals=given, decided_at=at)
+        blob = sealed(decided, NORTH)
+        if fine:
+            assert opened(blob, members.current, w.run).written_at == at
+        else:
+            with pytest.raises(RecordInvalid, match="decided before it was proposed"):
+                opened(blob, members.current, w.run)
+
+
+@pytest.mark.parametrize(("at", "fine"), [(-290.0, True), (-310.0, False), (+290.0, True), (+310.0, False)])
+async def test_an_owner_approves_no_false_date(w: World, at: float, fine: bool) -> None:
+    """A proposal that is dated far ahead would hide for how long an expelled syncer went on."""
+    log = w.log
+    members = log.members
+    await members.refresh(w.store)
+    near = members.current.proposed_at if at < 0 else w.log.runtime.wall()
+    header = following(members, MEMBERS[:1], [0] * len(w.run.layout.fragments), near + at)
+    if fine:
+        await require_timely(log, header)
+    else:
+        with pytest.raises(InputError, match="look at the clocks, and let its owner propose it again"):
+            await require_timely(log, header)
+
+
+async def test_no_commit_is_left_to_the_time_before_the_first_charter(tmp_path: Path) -> None:
+    """Whoever created the run could make commits in any member's name then, and show them only afterwards."""
+    async with world(tmp_path / "r", seed()) as w:
+        header = await charter_proposed(w.log, MEMBERS, agreed(), 24.0)
+        assert set(header.until) == {0}
+        await require_timely(w.log, header)
+        with pytest.raises(InputError, match="leaves 64 versions to the time before the charter"):
+            await require_timely(w.log, msgspec.structs.replace(header, until=(64,) * len(header.until)))
+        members = Members(w.run)
+        for owner in (OWNER, NORTH, SOUTH):
+            await approve(w.store, members, owner, header, 9.0)
+        await members.refresh(w.store)
+        assert members.in_force(0, 1) == 1
+
+
+async def test_a_proposal_is_named_by_enough_of_its_digest(w: World) -> None:
+    """Of 8 digits, somebody finds two changes with the same ones within seconds."""
+    header = await proposed(w, MEMBERS[:1])
+    await approve(w.store, await known(w), NORTH, header, 9.0)
+    whole = change_of(header).hex()
+    (waiting,) = await proposals(w.store, await known(w))
+    assert waiting.id == whole[:32]
+    for name in (whole[:32], whole[:40], whole):
+        assert (await require(w.store, await known(w), name)).change.hex() == whole
+    for name in (whole[:31], whole[:8], whole[:32][::-1]):
+        with pytest.raises(InputError, match="no proposal has this id, of 32 digits"):
+            await require(w.store, await known(w), name)
+
+
+async def test_a_version_that_is_gone_is_told_from_one_that_waits(w: World) -> None:
+    header = await proposed(w, (*MEMBERS, entry("us", US)))
+    await approve(w.store, await known(w), NORTH, header, 9.0)
+    await w.store.delete(members_key(3))
+    members = await known(w)
+    (found,) = await proposals(w.store, members)
+    assert needs(found, members.current).startswith("it has all approvals, and its version is not there")
+
+
+def test_a_purpose_hides_nothing_from_who_approves_it() -> None:
+    def said(purpose: str) -> str:
+        return in_words(agreed(purpose=purpose))[0]
+
+    assert said("für alle") == said("fu\u0308r alle") == "purpose: für alle"
+    assert said("a\u2060b\u034fc\u00ad") == "purpose: a\\u2060b\\u034fc\\u00ad"
+    assert said("a" + 90 * " " + "+ gate: none") == "purpose: a + gate: none"
 
 
 async def test_only_a_syncer_that_goes_can_go_on(w: World) -> None:

@@ -11,7 +11,18 @@ from isthmus.errors import InputError
 from isthmus.format.records.keys import promotion_key
 from isthmus.format.records.objects import Evidence
 from isthmus.log import promotions as module
-from isthmus.log.promotions import Promotions, candidate, chosen, cut_in_log, measured, others, promote, require, stored
+from isthmus.log.promotions import (
+    Promotions,
+    candidate,
+    chosen,
+    cut_in_log,
+    measured,
+    others,
+    promote,
+    require,
+    shortfall,
+    stored,
+)
 from support.gated import (
     ENTRIES,
     EVA,
@@ -79,6 +90,16 @@ async def test_higher_can_be_better(folder: Path) -> None:
         known = await promotion(w, 2, await numbers(w, 2, eva=0.61, evb=0.41))
         assert known.last is not None
         assert known.last.number == 3
+
+
+@pytest.mark.parametrize(("better", "limit", "value", "fine"), [
+    ("lower", 2.0, 2.0, True), ("lower", 2.0, 2.001, False), ("higher", 0.5, 0.5, True), ("higher", 0.5, 0.499, False),
+])  # fmt: skip
+def test_a_limit_holds_for_the_first_promotion_too(better: str, limit: float, value: float, fine: bool) -> None:
+    """Otherwise the first may have any number, and each further one may be a little worse."""
+    rule = msgspec.structs.replace(RULE, better=better, limit=limit)
+    words = "" if fine else f"eva's number {value:g} is beyond the limit of {limit:g} ({better} is better)"
+    assert shortfall(rule, "eva", value, None) == words
 
 
 @in_virtual_time

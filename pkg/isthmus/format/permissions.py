@@ -91,6 +91,8 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _grant(READ, "proposals/*", "changes that wait for other owners' approvals"),
         _grant(LIST, "proposals/*", "as above"),
         _grant(CREATE, "proposals/*", "each owner's approval is an object of its own"),
+        _grant(READ, "learners/*/checkpoints/*", "it vouches for the newest when it rotates a learner's key"),
+        _grant(LIST, "learners/", "as above"),
         _grant(REPLACE, "snapshots/<p>/000000000000-*", "version 0, before the run object that names it"),
     ),
     Participant.SYNCER: (

@@ -115,6 +115,8 @@ class MembershipChange:
 
     version: int
     at: float
+    """When it came into force [s since 1970], as whoever wrote it states: the last owner to approve it."""
+    proposed_at: float
     signed_by: Signature
     approvals: Sequence[Signature]
     changes: Sequence[str]
@@ -565,6 +567,7 @@ def _change(log: Log, collected: Sums, now: Membership) -> MembershipChange:
     return MembershipChange(
         version=now.version,
         at=now.written_at,
+        proposed_at=now.proposed_at,
         signed_by=signature(now.author),
         approvals=[signature(given.owner) for given in now.approvals],
         changes=list(differences(before, now)),

@@ -1,7 +1,11 @@
 """The charter and the members of a run in words, and how two versions of the membership differ."""
 
+import time
+import unicodedata
 from collections.abc import Iterator
 from itertools import pairwise
+
+import msgspec
 
 from isthmus.format.records.charter import Charter
 from isthmus.format.records.objects import MembersHeader, MemberSpec
@@ -15,7 +19,7 @@ def in_words(charter: Charter | None) -> list[str]:
     if charter is None:
         return []
     count = len(charter.owners)
-    lines = [f"purpose: {charter.purpose}"] if charter.purpose else []
+    lines = [f"purpose: {_visible(charter.purpose)}"] if charter.purpose else []
     lines += [f"owner {owner.name}: {fingerprint(owner.key)}" for owner in charter.owners]
     for what, least in (
         ("another charter", charter.amend),
@@ -34,9 +38,10 @@ def in_words(charter: Charter | None) -> list[str]:
     if gate is None:
         lines.append("no gate: nothing can be promoted")
     else:
+        limit = f", and not beyond {_exact(gate.limit)}" if gate.limit is not msgspec.UNSET else ""
         lines.append(
             f"gate: {gate.series}, {gate.better} is better, worse by {_exact(gate.tolerance)} at most than what was "
-            f"promoted last; {gate.least} of {', '.join(gate.evaluators)} must have measured it; "
+            f"promoted last{limit}; {gate.least} of {', '.join(gate.evaluators)} must have measured it; "
             f"{' or '.join(gate.promoters)} promotes"
         )
     return lines
@@ -61,6 +66,26 @@ def differences(before: Membership, after: Membership | MembersHeader) -> Iterat
     for terms in after.charter.terms if after.charter and after.charter != before.charter else ():
         if terms.member not in names:
             yield f"! {no_member(terms.member)}"
+
+
+def at_time(at: float) -> str:
+    """Return a time [s since 1970] in words."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+
+
+def made_before(head: int) -> str:
+    """Return, in words, what approving a first charter accepts in a run that has versions up to `head`."""
+    return (
+        f"the run has versions up to {head:,} already, made without a charter: whoever created it could make them in "
+        "any member's name, and they stay"
+    )
+
+
+def in_force(now: Membership) -> str:
+    """Return, in words, since when a version of the membership is in force, and when it was proposed if that differs
+    by a second or more."""
+    since, proposed = at_time(now.written_at), at_time(now.proposed_at)
+    return f"in force since {since}" + (f" (proposed {proposed})" if proposed != since else "")
 
 
 def no_member(name: str) -> str:
@@ -98,6 +123,14 @@ def _without_terms(m: MemberSpec, charter: Charter | None) -> str:
 def _bare(line: str) -> str:
     """Return a line with each run of spaces as one: spaces alone are no change."""
     return " ".join(line.split())
+
+
+def _visible(text: str) -> str:
+    """Return a text in one line in which every character can be seen: no two texts that differ look as if they did
+    not, but for letters of other scripts."""
+    composed = unicodedata.normalize("NFC", _bare(text))
+    hidden = (not c.isprintable() or unicodedata.category(c) in ("Mn", "Me") for c in composed)
+    return "".join(f"\\u{ord(c):04x}" if hides else c for c, hides in zip(composed, hidden, strict=True))
 
 
 def _exact(number: float) -> str:

@@ -7,7 +7,7 @@ from isthmus.inspect.charter_words import differences
 from isthmus.log import Log
 from isthmus.log.expulsions import expulsions
 from isthmus.log.membership import Members
-from isthmus.log.proposals import proposals
+from isthmus.log.proposals import needs, proposals
 
 NAMED_MAX = 3
 """The most expelled learners, and the most proposals, that are named."""
@@ -39,8 +39,8 @@ async def waiting(log: Log) -> list[str]:
         names = now.owners | {o.key: o.name for o in (one.header.charter.owners if one.header.charter else ())}
         have = ", ".join(names[key] for key in one.approvals)
         said.append(
-            f"a proposal waits: {one.id} ({changes[0]}{others}), approved by {have or 'nobody'}; it still needs "
-            f"{one.lacks(now) or 'nothing: approve it once more'} ({show})"
+            f"a proposal waits: {one.id} ({changes[0]}{others}), approved by {have or 'nobody'}; "
+            f"{needs(one, now)} ({show})"
         )
     more = len(found) - NAMED_MAX
     return said + ([f"{more} more proposals wait ({show})"] if more > 0 else [])

@@ -192,6 +192,13 @@ class LearnerAgent:
         now = await self._log.members.refresh(self._store)
         if objection := manifests.objection(now, self.name, self._manifest):
             raise InputError(f"{self._run.url}: {objection}")
+        if self._manifest is not None and self._log.members.signed and now.charter is None:
+            logger.warning(
+                "%s has a manifest, and %s has no charter: its owner alone decides what is merged; if you expect one, "
+                "this is another run (ISTHMUS_RUN_DIGEST), or the charter is not in force yet",
+                self.name,
+                self._run.url,
+            )
         # Take the positions on the bus before reading the log. Commits in between are heard again, which is harmless.
         away = None
         for stream in (SYNCER_STREAM, learner_stream(self.name)):

@@ -22,9 +22,14 @@ APPROVAL = "isthmus-approval"
 """Signing namespace in which an owner approves a change."""
 
 
+def undecided(header: MembersHeader) -> MembersHeader:
+    """Return a version of the membership without its approvals and their time: as it is proposed."""
+    return msgspec.structs.replace(header, approvals=(), decided_at=msgspec.UNSET)
+
+
 def change_of(header: MembersHeader) -> bytes:
-    """Return the digest [32 bytes] of a version of the membership without its approvals: what owners approve."""
-    plain = msgspec.to_builtins(msgspec.structs.replace(header, approvals=()), builtin_types=(bytes,))
+    """Return the digest [32 bytes] of a version of the membership as it is proposed: what owners approve."""
+    plain = msgspec.to_builtins(undecided(header), builtin_types=(bytes,))
     return digests.digest(msgpack.packb(plain, use_bin_type=True))
 
 

@@ -80,6 +80,9 @@ class Membership:
     digest: bytes = field(default=b"", repr=False)
     """Digest of the object; for version 0, of the run object."""
     written_at: float = 0.0
+    """When it came into force [s since 1970], by the clock of whoever wrote it: the last owner to approve it."""
+    proposed_at: float = 0.0
+    """When it was proposed; as `written_at` if nobody had to approve it."""
     charter: Charter | None = None
     approvals: tuple[Approval, ...] = ()
     """The owners who approved this version; empty if one owner decides alone."""
@@ -239,7 +242,7 @@ class Members:
             except ObjectMissing:
                 break
             except RecordInvalid as error:
-                raise LogCorrupt(members_key(following), f"is no membership: {error}") from None
+                raise _no_membership(following, error) from None
             if self.current.version + 1 == following:  # otherwise a concurrent refresh has taken it
                 self._take(blob)
         return self.current
@@ -257,7 +260,7 @@ class Members:
         try:
             self.versions.append(opened(blob, self.current, self.run))
         except RecordInvalid as error:
-            raise LogCorrupt(members_key(self.current.version + 1), f"is no membership: {error}") from None
+            raise _no_membership(self.current.version + 1, error) from None
 
     def require_author(
         self, blob: Blob, kind: Kind, under: int | None = None, roles: Collection[Role] | None = None
@@ -296,6 +299,11 @@ class Members:
         return max((m.version for m in self.versions if m.until and version > m.until[fragment]), default=0)
 
 
+def _no_membership(version: int, error: RecordInvalid) -> LogCorrupt:
+    left = "whoever may write there left or changed it: delete it, or restore what it was before"
+    return LogCorrupt(members_key(version), f"is no membership: {error} ({left})")
+
+
 def opened(blob: Blob, before: Membership, run: Run) -> Membership:
     """Return the membership version in these bytes, which must follow `before`. Raises `RecordInvalid`."""
     frame.head_end(blob, Kind.MEMBERS)
@@ -309,6 +317,8 @@ def opened(blob: Blob, before: Membership, run: Run) -> Membership:
         raise RecordInvalid(
             Reason.MALFORMED, f"version {header.version} after {header.previous.hex()[:16]}: another history"
         )
+    if header.decided_at is not msgspec.UNSET and header.decided_at < header.written_at:
+        raise RecordInvalid(Reason.MALFORMED, "it was decided before it was proposed")
     if before.charter is not None or header.charter is not None:
         require_agreement(author, header, before.charter, before.owner, before.members)
     elif author != before.owner:
@@ -327,9 +337,17 @@ def opened(blob: Blob, before: Membership, run: Run) -> Membership:
         except Forged as error:
             raise RecordInvalid(Reason.BAD_SIGNATURE, f"the new owner has not accepted: {error}") from None
     return Membership(
-        header.version, header.owner, header.members, header.until, frame.digest(blob), header.written_at,
-        header.charter, header.approvals, author,
-    )  # fmt: skip
+        version=header.version,
+        owner=header.owner,
+        members=header.members,
+        until=header.until,
+        digest=frame.digest(blob),
+        written_at=header.written_at if header.decided_at is msgspec.UNSET else header.decided_at,
+        proposed_at=header.written_at,
+        charter=header.charter,
+        approvals=header.approvals,
+        author=author,
+    )
 
 
 def succession(run: Run, before: Membership, owner: bytes) -> bytes:

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from msgspec import UnsetType
+
 from isthmus.errors import InputError, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.format import digests
 from isthmus.format.records import frame
@@ -86,14 +88,17 @@ def gate_of(membership: Membership) -> PromotionRule | None:
 def shortfall(gate: PromotionRule, evaluator: str, value: float, last: Promotion | None) -> str:
     """Return why a measured value is not good enough after the promotion before; empty if it is.
 
-    The value is compared with that of the same evaluator, or else with the median of all. If the charter's series has
-    changed since, there is nothing to compare it with.
+    The value is compared with the rule's limit, and with that of the same evaluator, or else with the median of all. If
+    the charter's series has changed since, there is nothing before to compare it with.
     """
+    lower, limit = gate.better == "lower", gate.limit
+    if not isinstance(limit, UnsetType) and not (value <= limit if lower else value >= limit):
+        return f"{evaluator}'s number {value:g} is beyond the limit of {limit:g} ({gate.better} is better)"
     if last is None or any(m.series != gate.series for m in last.measured):
         return ""
     own = last.values.get(evaluator)
     before = statistics.median(last.values.values()) if own is None else own
-    if value <= before + gate.tolerance if gate.better == "lower" else value >= before - gate.tolerance:
+    if value <= before + gate.tolerance if lower else value >= before - gate.tolerance:
         return ""
     whose = "the median" if own is None else "its number"
     return (

@@ -19,12 +19,13 @@ from isthmus.format.records.frame import Kind
 from isthmus.format.records.keys import PROPOSALS, proposal_key, proposals_prefix
 from isthmus.format.records.objects import MembersHeader
 from isthmus.format.signing import Signer, fingerprint
-from isthmus.log.charter import approval, change_of, is_genuine, outstanding
+from isthmus.log.charter import approval, change_of, is_genuine, outstanding, undecided
 from isthmus.log.membership import Members, Membership, create
 from isthmus.store import Store, checked
 
-ID_CHARACTERS = 8
-"""Characters of a change's digest that name a proposal on the command line."""
+ID_CHARACTERS = 32
+"""Characters of a change's digest that name a proposal on the command line. Nobody can make two changes that have the
+same ones, so who approves a name approves what it named when it was looked at."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Proposal:
     def is_in_force(self) -> bool:
         """Whether the version that exists is the proposed one."""
         h, now = self.header, self.instead
-        return now is not None and (now.members, now.until, now.written_at, now.charter, now.owner) == (
+        return now is not None and (now.members, now.until, now.proposed_at, now.charter, now.owner) == (
             h.members, h.until, h.written_at, h.charter, h.owner,
         )  # fmt: skip
 
@@ -61,6 +62,16 @@ class Proposal:
     def is_void(self) -> bool:
         """Whether another change came before it."""
         return self.instead is not None and not self.is_in_force
+
+
+def needs(proposal: Proposal, before: Membership) -> str:
+    """Return, in words, what a proposal that waits still needs."""
+    if lacks := proposal.lacks(before):
+        return f"it still needs {lacks}"
+    return (
+        "it has all approvals, and its version is not there: the last approver's command ended too early, or the store "
+        "lost or withholds the version; approve it once more, and it is in force"
+    )
 
 
 def entitled(before: Membership, header: MembersHeader) -> dict[bytes, str]:
@@ -98,7 +109,7 @@ async def _listed(store: Store, members: Members, prefix: str) -> list[Proposal]
             continue
         before, instead = members.versions[header.version - 1], next(iter(members.versions[header.version :]), None)
         if _follows(header, members, before) and author in entitled(before, header) and entry.key == key:
-            bare = msgspec.structs.replace(header, approvals=())
+            bare = undecided(header)
             genuine = {a.owner: a for a in header.approvals if a.owner == author and is_genuine(a, change)}
             known = found.get(change, Proposal(bare, change, instead=instead))
             found[change] = replace(known, approvals={**known.approvals, **genuine})
@@ -109,8 +120,12 @@ def _follows(header: MembersHeader, members: Members, before: Membership) -> boo
     return (header.run, header.version, header.previous) == (members.run.digest, before.version + 1, before.digest)
 
 
-async def approve(store: Store, members: Members, signer: Signer, header: MembersHeader) -> Proposal | Membership:
+async def approve(
+    store: Store, members: Members, signer: Signer, header: MembersHeader, now: float
+) -> Proposal | Membership:
     """Approve a change; create the version if it now has enough approvals. Return the version, or the proposal.
+
+    `now`: the time [s since 1970], which the version states as that of its last approval.
 
     Raises `InputError` if the signer is no owner, the change does not follow the newest version, or is invalid.
     """
@@ -135,19 +150,21 @@ async def approve(store: Store, members: Members, signer: Signer, header: Member
         return found
     names = entitled(before, header)
     approvals = tuple(a for _, a in sorted(found.approvals.items()) if a.owner in names)
-    return await create(store, members, signer, msgspec.structs.replace(found.header, approvals=approvals))
+    decided_at = max(now, header.written_at)  # clocks differ a little
+    decided = msgspec.structs.replace(found.header, approvals=approvals, decided_at=decided_at)
+    return await create(store, members, signer, decided)
 
 
 async def require(store: Store, members: Members, name: str) -> Proposal:
-    """Return the proposal whose id begins so, whether it waits, is in force or is void.
+    """Return the proposal of this id, or of a longer part of its digest, whether it waits, is in force or is void.
 
     Raises `InputError`, which lists those that wait.
     """
     there = await every_proposal(store, members)
-    found = [p for p in there if p.change.hex().startswith(name)]
-    if len(found) != 1 or len(name) < 4:
+    found = [p for p in there if len(name) >= ID_CHARACTERS and p.change.hex().startswith(name)]
+    if not found:
         listed = ", ".join(p.id for p in there if p.instead is None) or "none"
-        said = "several proposals have an id that begins so" if len(found) > 1 else "no proposal has this id"
+        said = f"no proposal has this id, of {ID_CHARACTERS} digits"
         raise InputError(
             f"{name}: {said}; those that wait for approvals: {listed} (isthmus charter show {members.run.url} prints "
             "what each changes)"

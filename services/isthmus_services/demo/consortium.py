@@ -96,6 +96,7 @@ institution = "south"
 series = "held-out"
 better = "lower"
 tolerance = 0.05
+limit = 5.5
 evaluators = ["north-eval", "south-eval"]
 least = 2
 promoters = ["south-eval"]

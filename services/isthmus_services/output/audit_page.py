@@ -454,9 +454,10 @@ def _charter(a: Audit) -> list[str]:
     for v in a.memberships:
         by = ", ".join(f"{_t(s.name)} <code>{_t(s.key)}</code>" for s in v.approvals)
         lines += [
-            f"<h3>Version {v.version}, {_at(v.at)}</h3>",
+            f"<h3>Version {v.version}, in force since {_at(v.at)}</h3>",
             f"<p>signed by {_t(v.signed_by.name)} <code>{_t(v.signed_by.key)}</code>"
-            + (f"; approved by {by}" if by else "") + f"; {v.commits:,} commits were made under it</p>",
+            + (f"; proposed {_at(v.proposed_at)}, approved by {by}" if by else "")
+            + f"; {v.commits:,} commits were made under it</p>",
             "<pre>" + ("\n".join(map(_t, v.changes)) or "(nothing changes)") + "</pre>",
         ]  # fmt: skip
     return lines

@@ -52,6 +52,8 @@ class PromotionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """By how much a cut may be worse than the one promoted last, in the unit of the series."""
     evaluators: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=OWNERS_MAX)]
     """Members whose measurements count."""
+    limit: float | msgspec.UnsetType = msgspec.UNSET
+    """The worst value that a promoted cut may have, in the unit of the series; unset: a first cut may have any."""
     least: Threshold
     """Evaluators that must have measured the cut and found it good enough."""
     promoters: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=OWNERS_MAX)]

@@ -164,10 +164,13 @@ class MembersHeader(Record, frozen=True, kw_only=True, omit_defaults=True):
     until: Versions
     """For each fragment, the last version that a commit may create under an earlier membership."""
     written_at: Instant
+    """When it was written; with a charter, when it was proposed."""
     charter: Charter | None = None
     """None: the owner alone decides."""
     approvals: Annotated[tuple[Approval, ...], msgspec.Meta(max_length=2 * OWNERS_MAX + 1)] = ()
-    """The owners, before and after this version, who approve all of it but these approvals."""
+    """The owners, before and after this version, who approve all of it but these approvals and `decided_at`."""
+    decided_at: Instant | msgspec.UnsetType = msgspec.UNSET
+    """With a charter: when the last approval was given, by the clock of that owner, who signs the object."""
 
 
 # --- objects of learners ----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from isthmus.errors import InputError
 from isthmus.format.records.charter import Charter
 from isthmus.format.records.objects import MembersHeader, MemberSpec
 from isthmus.format.signing import fingerprint
-from isthmus.inspect.charter_words import differences, until
+from isthmus.inspect.charter_words import at_time, differences, made_before, until
 from isthmus.log import Log, proposals
 from isthmus.log.charter import needed
 from isthmus.log.listing import heads_of
@@ -16,6 +16,9 @@ from isthmus.log.membership import GRACE_VERSIONS, Membership, following
 from isthmus.log.trust import Trust
 
 HOUR_S = 3600.0
+CLOCKS_S = 300.0
+"""By how much the clocks of two owners may differ."""
+
 APPROVING_VERSIONS = 16
 """Versions of a fragment that syncers may commit while an owner's command reads the log and writes its approval."""
 
@@ -24,8 +27,13 @@ async def proposed(log: Log, entries: Sequence[MemberSpec], charter: Charter | N
     """Return the next version of the membership with these entries. Owners have `hours` to approve it.
 
     Commits made meanwhile under the present membership stay valid: it allows as many as the run makes in that time.
+    Before a first charter whoever created the run could make commits in any member's name, so if there are none, no
+    commit may be made but under the charter.
     """
-    room, heads = GRACE_VERSIONS, await heads_of(log)
+    heads = await heads_of(log)
+    if charter is not None and log.members.current.charter is None and not any(heads):
+        return following(log.members, entries, heads, log.runtime.wall(), charter=charter, room=0)
+    room = GRACE_VERSIONS
     for fragment, head in enumerate(heads):
         first = max(1, head - GRACE_VERSIONS)
         earlier = await log.commit(fragment, first) if head > first else None
@@ -52,9 +60,22 @@ def require_known(log: Log, trust: Trust) -> None:
 
 
 async def require_timely(log: Log, header: MembersHeader) -> None:
-    """Raise `InputError` if the run has come too near to the versions that a proposal leaves to the present membership:
-    commits made while the approval is written must not be beyond them."""
-    heads = await heads_of(log)
+    """Raise `InputError` if a proposal states a time that cannot be true, or if the run has come too near to the
+    versions that it leaves to the present membership: commits made while the approval is written must not be beyond."""
+    now, before, heads = log.runtime.wall(), log.members.current, await heads_of(log)
+    if not before.proposed_at - CLOCKS_S <= header.written_at <= now + CLOCKS_S:
+        raise InputError(
+            f"this proposal says that it was made at {at_time(header.written_at)}; it is {at_time(now)} now, and the "
+            f"membership before it was proposed at {at_time(before.proposed_at)}: look at the clocks, and let its "
+            "owner propose it again"
+        )
+    if before.charter is None and not any(heads):
+        if any(header.until):
+            raise InputError(
+                f"this proposal leaves {max(header.until)} versions to the time before the charter, when whoever "
+                "created the run could make commits in any member's name, and the run has none yet: propose it again"
+            )
+        return
     beyond = next((p for p, head in enumerate(heads) if head + APPROVING_VERSIONS > header.until[p]), None)
     if beyond is not None:
         raise InputError(
@@ -77,10 +98,12 @@ async def give_approval(log: Log, header: MembersHeader, trust: Trust, path: str
     before, url = log.members.current, log.run.url
     if not (changes := list(differences(before, header))):
         raise InputError(f"{url}: this changes nothing but spaces or the order, so there is nothing to approve")
-    print("\n".join([*changes, until(before, header)]), flush=True)
+    first = before.charter is None and any(heads := await heads_of(log))
+    early = [f"! {made_before(max(heads))}"] if first else []
+    print("\n".join([*changes, *early, until(before, header), f"proposed {at_time(header.written_at)}"]), flush=True)
     earlier = next((p for p in await proposals.proposals(log.store, log.members) if p.header == header), None)
     again = earlier is not None and log.signer.author in earlier.approvals
-    found = await proposals.approve(log.store, log.members, log.signer, header)
+    found = await proposals.approve(log.store, log.members, log.signer, header, log.runtime.wall())
     if not isinstance(found, proposals.Proposal):
         print(
             f"membership {found.version} is in force, approved by {len(found.approvals)}: syncers apply it to the "

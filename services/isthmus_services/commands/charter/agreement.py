@@ -41,6 +41,7 @@ class _Gate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     series: str
     better: Literal["lower", "higher"]
     tolerance: float = 0.0
+    limit: float | msgspec.UnsetType = msgspec.UNSET
     evaluators: list[str]
     least: int
     promoters: list[str]
@@ -99,7 +100,7 @@ def read_agreement(path: str) -> Agreement:
             "admit": said.admit,
             "expel": said.expel,
             "manifests": said.manifests,
-            "gate": said.gate and msgspec.structs.asdict(said.gate),
+            "gate": said.gate and msgspec.to_builtins(said.gate),
             "terms": [
                 {"member": m.name, "factor": m.factor, "cap": m.cap, "sources": m.sources}
                 | ({"institution": m.institution} if m.institution is not None else {})
@@ -133,9 +134,11 @@ def require_expected(header: MembersHeader, before: Membership, agreement: Agree
         said = _apart([in_word(m) for m in ours], [in_word(m) for m in header.members])
         raise InputError(
             f"{path}: the proposal has this charter, but other members (- this file, + the proposal):\n{said}\nIf you "
-            "have agreed on them, too, add each to the file with its key and role, or approve without --expect"
+            "have agreed on that, too: add those with + to the file, with key and role; a proposal that removes those "
+            "with - is approved without --expect, by its id"
         )
 
 
 def _apart(ours: Sequence[str], theirs: Sequence[str]) -> str:
-    return "\n".join([*(f"- {x}" for x in ours if x not in theirs), *(f"+ {x}" for x in theirs if x not in ours)])
+    lines = [*(f"- {x}" for x in ours if x not in theirs), *(f"+ {x}" for x in theirs if x not in ours)]
+    return "\n".join(line.encode("ascii", "backslashreplace").decode() for line in lines)  # letters that look alike

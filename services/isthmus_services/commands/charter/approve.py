@@ -1,10 +1,10 @@
 """`isthmus charter approve RUN ID`: approve a proposed change. The last approval needed puts it into force."""
 
 import asyncio
-import time
 
 from isthmus.agent.ports import open_log
 from isthmus.errors import InputError
+from isthmus.inspect.charter_words import in_force
 from isthmus.log.proposals import require
 from isthmus_services.commands.charter import give_approval
 from isthmus_services.commands.charter.agreement import read_agreement, require_expected
@@ -29,13 +29,13 @@ async def _approve(settings: declared.CharterApprove) -> None:
                 require_expected(found.header, log.members.current, read_agreement(settings.expect))
             await give_approval(log, found.header, trust, settings.expect)
             return
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now.written_at))
+        since = in_force(now)
         if found.is_void:
             raise InputError(
-                f"proposal {found.id} is void: membership {now.version}, another change, came before it (proposed "
+                f"proposal {found.id} is void: membership {now.version}, another change, came before it ("
                 f"{since}). If it is still wanted, propose it anew: isthmus charter propose, or isthmus members"
             )
         print(
-            f"proposal {found.id} is in force since membership {now.version} (proposed {since}), approved by "
+            f"proposal {found.id} is in force by membership {now.version} ({since}), approved by "
             f"{len(now.approvals)}: no approval is needed any more"
         )

@@ -1,7 +1,6 @@
 """`isthmus charter show RUN`: print the charter in force, and the changes that wait for approvals."""
 
 import asyncio
-import time
 from typing import Any
 
 import msgspec
@@ -9,9 +8,9 @@ from rich.text import Text
 
 from isthmus.agent.ports import open_log
 from isthmus.format.signing import fingerprint
-from isthmus.inspect.charter_words import differences, gone, in_words, until
+from isthmus.inspect.charter_words import at_time, differences, gone, in_force, in_words, until
 from isthmus.log.membership import Members, Membership
-from isthmus.log.proposals import Proposal, entitled, every_proposal
+from isthmus.log.proposals import Proposal, entitled, every_proposal, needs
 from isthmus_services.commands.charter import threshold
 from isthmus_services.commands.members import require_signed
 from isthmus_services.output.report import stdout, write_json
@@ -25,15 +24,14 @@ def run(settings: declared.CharterShow) -> int:
     void, absent = [p for p in stored if p.is_void], gone(members)
     lines = in_words(now.charter) or ["this run has no charter: its owner decides alone (isthmus charter propose)"]
     if now.charter is not None:
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now.written_at))
-        lines.insert(0, f"membership {now.version}, since {since}, approved by {', '.join(_by(now))}")
+        lines.insert(0, f"membership {now.version}, {in_force(now)}, approved by {', '.join(_by(now))}")
     lines += absent.values()
     for proposal in waiting:
         names = entitled(now, proposal.header)
         have = ", ".join(names[key] for key in proposal.approvals)
         lines += ["", f"proposal {proposal.id} ({threshold(now, proposal.header)}): approved by {have}"]
         lines += [f"  {line}" for line in (*differences(now, proposal.header), until(now, proposal.header))]
-        lines.append(f"  still needs {proposal.lacks(now) or 'nothing: approve it once more, and it is in force'}")
+        lines.append(f"  proposed {at_time(proposal.header.written_at)}; {needs(proposal, now)}")
     for proposal in void:
         assert proposal.instead is not None, "it is void"
         lines += [
@@ -66,6 +64,7 @@ def _report(now: Membership, waiting: list[Proposal]) -> dict[str, Any]:
             {
                 "id": proposal.id,
                 "changes": list(differences(now, proposal.header)),
+                "proposed_at": proposal.header.written_at,
                 "until": list(proposal.header.until),
                 "approved_by": [entitled(now, proposal.header)[key] for key in proposal.approvals],
                 "still_needs": proposal.lacks(now),

@@ -1,14 +1,13 @@
 """`isthmus members list RUN`: print the members and roles, or the file that `ssh-keygen -Y verify -f` reads."""
 
 import asyncio
-import time
 
 from rich.table import Table
 from rich.text import Text
 
 from isthmus.agent.ports import open_log
 from isthmus.format.signing import fingerprint
-from isthmus.inspect.charter_words import gone
+from isthmus.inspect.charter_words import gone, in_force
 from isthmus.log.membership import Members
 from isthmus_services.commands.keys.verify import allowed_signers
 from isthmus_services.commands.members import require_signed
@@ -24,10 +23,10 @@ def run(settings: declared.MembersList) -> int:
         print("\n".join(allowed_signers([now])))
         return 0
     console = stdout()
-    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now.written_at)) if now.version else "its creation"
+    since = in_force(now) if now.version else "in force since its creation"
     owners = {name: fingerprint(key) for key, name in now.owners.items()}
     whose = ", ".join(f"{name} {key}" for name, key in owners.items()) if now.charter else fingerprint(now.owner)
-    said = f"{members.run.url}: membership {now.version}, since {since}; owner{'s' * bool(now.charter)} {whose}"
+    said = f"{members.run.url}: membership {now.version}, {since}; owner{'s' * bool(now.charter)} {whose}"
     console.print(Text(said), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for heading in ("member", "as", "key", "bucket"):
