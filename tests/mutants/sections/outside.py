@@ -340,7 +340,7 @@ MUTANTS = [
             "                    self._give_back(user)\n                else:",
             "                    pass\n                else:",
         ),
-        row("those-passed-over-only", "        passed_over.extend(self._waiting)\n", ""),
+        row("those-passed-over-only", "        self._waiting.extendleft(reversed(passed_over))\n", ""),
         row(
             "a-free-slot-is-not-handed-on",
             "            del self._held[user]\n        self._serve()\n",

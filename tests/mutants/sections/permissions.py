@@ -101,7 +101,7 @@ MUTANTS = [
         row("untimed-is-boundless", "elif others := self._with(", "elif False and self._with("),
         row(
             "claimed-steps-make-long",
-            "length = claim.norm / math.sqrt(min(steps, max(1, statistics.median_low(u.steps for u in usual))))",
+            "length = claim.norm / math.sqrt(min(steps, max(1, statistics.median_low(usual_steps))))",
             "length = claim.norm / math.sqrt(claim.steps)",
         ),
         row("two-are-a-majority", "MAJORITY = 3", "MAJORITY = 2"),
@@ -109,10 +109,10 @@ MUTANTS = [
         row("two-may-fall-at-once", "max(min(lengths), FALLS * self._length)", "min(lengths)"),
         row(
             "the-first-is-boundless",
-            "if self._length <= 0.0 and len(usual) < MAJORITY and claim.norm * scale > first:",
+            "if self._length <= 0.0 and len(seen) < MAJORITY and claim.norm * scale > first:",
             "if False:",
         ),
-        row("few-are-kept-out", "refused = len(usual) >= MAJORITY and length", "refused = length"),
+        row("few-are-kept-out", "refused = len(seen) >= MAJORITY and length", "refused = length"),
         row("any-weight", "if weight > (room :=", "if False and weight > (room :="),
         row(
             "each-update-weighs-by-itself",
@@ -122,14 +122,14 @@ MUTANTS = [
         row("any-length", "if length > b.norm * usually:", "if False:"),
         row(
             "who-is-fast-is-long",
-            "math.sqrt(min(steps, max(1, statistics.median_low(u.steps for u in usual))))",
+            "math.sqrt(min(steps, max(1, statistics.median_low(usual_steps))))",
             "math.sqrt(steps)",
         ),
-        row("the-long-are-heavy", "if len(usual) >= MAJORITY and weight > (most :=", "if False and weight > (most :="),
+        row("the-long-are-heavy", "if len(seen) >= MAJORITY and weight > (most :=", "if False and weight > (most :="),
         row(
             "the-mean-of-two-is-usual",
-            "statistics.median_low(u.rate for u in usual)",
-            "statistics.median(u.rate for u in usual)",
+            "statistics.median_low(usual_rates)",
+            "statistics.median(usual_rates)",
         ),
         row("the-least-is-of-the-largest", "LEAST * statistics.median_low(weights)", "LEAST * max(weights)"),
         row(
