@@ -26,8 +26,8 @@ from isthmus.format.permissions import CREATE, LIST, READ, Participant, may
 from isthmus.format.records import frame
 from isthmus.format.records.charter import Terms
 from isthmus.format.records.frame import Body, Kind
-from isthmus.format.records.keys import commit_key, members_key, update_key
-from isthmus.format.records.messages import encode, learner_stream
+from isthmus.format.records.keys import claim_key, commit_key, members_key, update_key
+from isthmus.format.records.messages import PARTS, encode, learner_stream
 from isthmus.format.records.objects import CommitHeader, UpdateHeader
 from isthmus.format.rules import STALENESS_MAX
 from isthmus.format.signing import Signer, fingerprint
@@ -45,6 +45,7 @@ from isthmus.store import Layer
 from isthmus.store.layer import Send
 from isthmus_services.main import main
 from isthmus_services.output.audit_page import Check, page, spread
+from support import gated as owners_of_gated
 from support.browsers import chromium
 from support.commits import committed
 from support.gated import gated, log_of, number, promotion
@@ -125,13 +126,13 @@ async def healed(w: World) -> None:
     assert await heal.heal(log, (await heal.diagnose(log))[0]) is not None
 
 
-async def expelled(w: World) -> None:
+async def expelled(w: World, owners: Sequence[Signer] = (NORTH, SOUTH)) -> None:
     """Let both owners remove us-*."""
     members = Members(w.run)
     before = await members.refresh(w.store)
     left = [entry for entry in before.members if entry.name != "us-*"]
     header = following(members, left, await heads(w), w.runtime.wall(), charter=before.charter)
-    for signer in (NORTH, SOUTH):
+    for signer in owners:
         found = await approve(w.store, members, signer, header, 9.0)
     assert isinstance(found, Membership)
 
@@ -237,6 +238,8 @@ class ByHand:
         for learner in expected:
             self.sums[MEMBER[learner], when]["expected"] += 1
             self.sums[MEMBER[learner], when]["there"] += learner in there
+        for member in {MEMBER[learner] for learner in there}:
+            self.sums[member, when]["in_commits"] += 1
         for r in c["rejected"]:
             own = self.sums[MEMBER[r["learner"]], when]
             own[f"rejected {r['reason']}"] += r["count"]
@@ -281,7 +284,7 @@ def test_every_figure_is_that_of_the_raw_objects(recorded: Path, audited: dict[s
     for name, when in itertools.product(("eu", "us-*"), (None, *range(24))):
         own, whole = hand.sums[name, when], hand.whole[when]
         found = members[name]["total"] if when is None else members[name]["periods"][when]
-        for what in ("updates", "expected", "there", "lost", "cut", "verified"):
+        for what in ("updates", "expected", "there", "in_commits", "lost", "cut", "verified"):
             assert found[what] == own[what], (name, when, what)
         for what in ("tokens", "weight", "movement"):
             assert found[what] == about(own[what]), (name, when, what)
@@ -369,6 +372,51 @@ def test_manifests_restarts_heals_and_what_is_not_verified(recorded: Path, audit
     replay = audited["replay"]
     assert replay["commits"] - replay["verified"] == gap["last"] - gap["first"] + 1
     assert replay["differences"] == []
+
+
+def test_what_became_of_the_work(recorded: Path, audited: dict[str, Any]) -> None:
+    sizes = ByHand(recorded)
+    commits = [i | {"fragment": c["fragment"]} for c in sizes.commits for i in c["inputs"]]
+    for found in audited["work"]:
+        own = [i for i in commits if i["learner"] == found["learner"]]
+        newest = max(own, key=lambda i: (i["incarnation"], i["step"]))
+        claim = raw(recorded / claim_key(found["learner"], newest["incarnation"]))[0]
+        assert found["trained"] == newest["tokens_seen"] + claim["tokens_lost"]
+        assert found["merged"] == about(sizes.sums[MEMBER[found["learner"]], None]["tokens"])
+    eu, us = audited["work"]
+    assert (eu["learner"], us["learner"]) == ("eu", "us-1")
+    assert eu["held"] > 0.0, "the update that nobody merged"
+    assert us["held"] == 0.0, "nobody merges the work of an expelled member"
+    page = html.unescape((recorded.parent / "a.html").read_text())
+    section = page.partition("<h2>What became of the work</h2>")[2].partition("<h2>")[0]
+    assert f'<td data-name="in no commit yet"><span>{eu["held"]:,.0f}</span></td>' in section
+    assert "a commit names a rejected update without its tokens" in section
+
+
+def test_an_expelled_member_is_counted_beside_the_others(recorded: Path, audited: dict[str, Any]) -> None:
+    page = (recorded.parent / "a.html").read_text()
+    assert "<div><dt>members</dt><dd>3, 1 removed</dd></div>" in page
+    us = next(m for m in audited["members"] if m["name"] == "us-*")["total"]
+    share = us["in_commits"] / audited["replay"]["commits"]
+    assert f'<td data-name="in commits"><span>{share:.1%}</span></td>' in page
+
+
+def test_audits_of_one_log_agree_in_every_digit(recorded: Path, audited: dict[str, Any], tmp_path: Path) -> None:
+    """The figures do not depend on the order in which commits are read."""
+    again = tmp_path / "b.json"
+    wanted = "--influence", "us-*", "--influence", "eu,coast", "--last", "0"
+    assert main(["audit", str(recorded), "--json", str(again), *wanted, "--threads", "1"]) == 0
+    found = json.loads(again.read_text())
+
+    def kept(report: dict[str, Any]) -> dict[str, Any]:
+        whole = {key: value for key, value in report.items() if key not in report["differs"]}
+        costs = {name.partition(".")[2] for name in report["differs"] if name.startswith("influence.")}
+        return whole | {"influence": [{k: v for k, v in i.items() if k not in costs} for i in report["influence"]]}
+
+    assert kept(found) == kept(audited)
+    figures = [m["total"] for m in found["members"]] + [p for m in found["members"] for p in m["periods"]]
+    for name in ("tokens", "weight", "weight_share", "movement", "movement_share", "participation"):
+        assert all(one[name] in (None, float(f"{one[name] or 0.0:.9g}")) for one in figures), name
 
 
 def test_the_contributions_to_a_round_that_nobody_finished(recorded: Path, audited: dict[str, Any]) -> None:
@@ -601,7 +649,7 @@ async def test_a_readers_rights_suffice_and_promotions_are_told(folder: Path) ->
     async with world(folder, SEED) as w:
         await gated(w)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
-            agents = w.by(EU).learner("eu"), w.by(US).learner("us-1")
+            agents = [w.by(key).learner(name, checkpoint_s=0.1) for name, key in LEARNERS.items()]
             enough = lambda: min(k.head for k in syncer.coordinators) >= 2  # noqa: E731
             await asyncio.gather(*(train(agent, 1, step_s=STEP_S, enough=enough) for agent in agents))
         await promotion(w, 1, [await number(w, by, 1, 3.0) for by in ("eva", "evb")])
@@ -609,6 +657,13 @@ async def test_a_readers_rights_suffice_and_promotions_are_told(folder: Path) ->
         await number(w, "evb", 1, 9.0, written_at=1.0)
         found = await audit(await log_of(w.through(AsReader)), leave_out=("eu", "pro"))
         assert w.runtime.now() > 1.0
+        await expelled(w, (owners_of_gated.NORTH, owners_of_gated.SOUTH))
+        assert (await audit(await log_of(w))).work == found.work, "of an expelled learner, too"
+    assert [one.learner for one in found.work] == ["eu", "us-1"]
+    for stated in (one.stated for one in found.work):
+        assert stated is not None
+        assert stated.overwritten > 0.0
+        assert stated.trained == about(sum(getattr(stated, part) for part in PARTS))
     assert found.not_read == []
     good, bad = found.promotions
     assert (good.number, good.version, good.by, good.values, good.fault) == (1, 1, "pro", {"eva": 3.0, "evb": 3.0}, "")

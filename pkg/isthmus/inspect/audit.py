@@ -28,14 +28,16 @@ from isthmus.format.records.keys import (
     update_key,
     version_in,
 )
+from isthmus.format.records.messages import PARTS
 from isthmus.format.records.objects import ClaimHeader, MemberSpec, UpdateHeader
 from isthmus.format.signing import fingerprint
 from isthmus.inspect import replay as replays
-from isthmus.inspect.audit_sums import DEFINITIONS, Figures, Heal, Named, Period, Span, Sums
+from isthmus.inspect.audit_sums import DEFINITIONS, Figures, Heal, Named, Period, Span, Sums, rounded
 from isthmus.inspect.charter_words import differences
 from isthmus.inspect.influence import Evaluate, Influence, without
+from isthmus.inspect.status import read_ledgers
 from isthmus.log import Log, evaluations, manifests, promotions
-from isthmus.log.listing import ShareDone
+from isthmus.log.listing import ShareDone, checkpoints_in
 from isthmus.log.membership import Membership
 from isthmus.log.promotions import Measured, Promotions, gate_of
 from isthmus.log.replaced import Outdated, OutdatedTogether, Replaced, together
@@ -196,6 +198,38 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
+class Stated:
+    """The ledger that a learner states in its newest checkpoint: what became of the tokens trained up to then."""
+
+    step: int
+    trained: int
+    """The sum of the others."""
+    merged: float
+    overwritten: float
+    late: float
+    pending: float
+    rejected: float
+    lost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What became of a learner's work, in tokens, each fragment's counted by its share of the parameters."""
+
+    learner: str
+    member: str
+    merged: float
+    """Tokens in commits."""
+    held: float
+    """Tokens in valid updates that no commit has; of several on one base, those of the longest."""
+    trained: int | None
+    """Tokens that it had trained at its newest merged update, those of all incarnations, as it states; None: no update
+    of it was merged."""
+    stated: Stated | None
+    """None: it has no checkpoint that can be read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gap:
     """Versions of a fragment that replay cannot verify, and why."""
 
@@ -311,7 +345,10 @@ class Audit:
     rejected_unlisted: Mapping[str, int]
     """Rejections, by reason, that commits counted without listing the learner."""
     unfinished: Sequence[Unfinished]
+    work: Sequence[Work]
     influence: Sequence[Influence]
+    differs: Sequence[str]
+    """What differs between two audits of the same log."""
     not_read: Sequence[str]
     """What this reader could not read, or may not."""
 
@@ -403,6 +440,7 @@ async def audit(
     restarts = await _restarts(log, collected, not_read)
     promoted, beyond, stored = await _promoted(log, not_read)
     losses = dict[tuple[int, ...], float | None]()
+    unfinished = [await _unfinished(log, collected, f.index) for f in log.run.layout.fragments]
     return Audit(
         isthmus=__version__,
         written_at=log.runtime.wall(),
@@ -421,11 +459,13 @@ async def audit(
         heals=sorted(collected.heals, key=lambda heal: (heal.at, heal.fragment)),
         replay=_verification(collected, result, unverified, outdated),
         rejected_unlisted=dict(sorted(collected.unlisted.items())),
-        unfinished=[await _unfinished(log, collected, f.index) for f in log.run.layout.fragments],
+        unfinished=unfinished,
+        work=await _work(log, collected, restarts, unfinished, not_read),
         influence=[
             await _influence(log, collected, result, name, members, last, evaluate, losses, progress)
             for name, members in _left_out(leave_out, names)
         ],
+        differs=["written_at", *(f"influence.{field}" for field in ("seconds", "bytes_read"))],
         not_read=not_read,
     )
 
@@ -554,7 +594,7 @@ def _run(log: Log) -> dict[str, object]:
 
 def _whole(spans: Sequence[Span]) -> float | None:
     shared = sum(s.shared for s in spans)
-    return sum(s.share for s in spans) / shared if shared else None
+    return rounded(sum(s.share for s in spans) / shared) if shared else None
 
 
 def _change(log: Log, collected: Sums, now: Membership) -> MembershipChange:
@@ -709,6 +749,43 @@ async def _restarts(log: Log, collected: Sums, not_read: list[str]) -> list[Rest
 
     found = await asyncio.gather(*(one(key) for key in keys))
     return sorted((r for r in found if r is not None), key=lambda r: (r.at, r.learner, r.incarnation))
+
+
+async def _work(
+    log: Log, collected: Sums, restarts: Sequence[Restart], unfinished: Sequence[Unfinished], not_read: list[str]
+) -> list[Work]:
+    """Return what became of the work of each learner that stored anything."""
+    shares, held = log.run.shares, defaultdict[str, dict[tuple[int, int], float]](lambda: defaultdict(float))
+    for u in unfinished:
+        for w in u.updates:
+            if not w.fault and w.tokens:
+                place = u.fragment, w.base
+                held[w.learner][place] = max(held[w.learner][place], w.tokens * shares[u.fragment])
+    try:
+        ledgers = await read_ledgers(log, checkpoints_in(await log.store.list(LEARNERS)))
+    except Denied as error:
+        not_read.append(f"checkpoints of learners: {error}")
+        ledgers = {}
+    members = {name: member for member, found in collected.tallies.items() for name in found}
+    again = {(r.learner, r.incarnation): r.tokens_trained_again for r in restarts}
+    found = list[Work]()
+    for name in sorted({*members, *ledgers, *held, *collected.reached}):
+        reached, ledger = collected.reached.get(name), ledgers.get(name)
+        parts = {
+            part: rounded(sum(row[part] * shares[row["fragment"]] for row in ledger["fragments"])) if ledger else 0.0
+            for part in PARTS
+        }
+        found.append(
+            Work(
+                learner=name,
+                member=members.get(name) or collected.member_of(log.members.current, name),
+                merged=collected.figures(collected.tallies, name)[0].tokens,
+                held=rounded(sum(held[name].values())),
+                trained=reached[2] + again.get((name, reached[0]), 0) if reached else None,
+                stated=Stated(ledger["step"], ledger["processed"], **parts) if ledger else None,
+            )
+        )
+    return found
 
 
 def _verification(

@@ -35,10 +35,17 @@ DEFINITIONS = {
         "commit, in the mean over commits; commits that heal do not count. Of a learner: of the rounds that expected "
         "it, the share that it was in. Of a member or an institution: the same over all its learners"
     ),
+    "in_commits": (
+        "commits that have at least one of these updates, whether or not their rounds expected the learner; the page "
+        "has their share of all commits"
+    ),
     "clipped": "merged updates that counted for less than they stated, by reason; an update may have several reasons",
     "cut": "the number of these updates, each counted once",
     "rejected": "rejections that commits list, by reason. A commit lists the newest ones; the others are only counted",
-    "lost": "rejections for reasons by which work is lost, once for each update",
+    "lost": (
+        "rejections for reasons by which work is lost, once for each update. It is a number of updates: commits name a "
+        "rejected update without its tokens"
+    ),
     "institution": (
         "the members that the charter counts as one, by its newest version that has the member. A member for which the "
         "charter names no institution is one by itself. Nobody checks that two institutions are independent"
@@ -64,6 +71,7 @@ class Figures:
     expected: int
     there: int
     participation: float | None
+    in_commits: int
     cut: int
     clipped: Mapping[str, int]
     rejected: Mapping[str, int]
@@ -161,6 +169,10 @@ class Sums:
         """By fragment, about the last `STALENESS_MAX` commits by version."""
         self.last_merged: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
         """By member and learner: by fragment, the newest version that merged it."""
+        self.reached: dict[str, tuple[int, int, int]] = {}
+        """By learner, what its merged update with the most steps states: incarnation, steps and tokens seen."""
+        self._together: Counter[tuple[int, frozenset[tuple[str, str]]]] = Counter()
+        """Commits by period and by the members and learners that are in them."""
         self._totals: dict[int, Counter[str]] = defaultdict(Counter)
         self._listed: Counter[str] = Counter()
 
@@ -215,6 +227,7 @@ class Sums:
 
     def _merged(self, h: CommitHeader, judge: Membership, when: int, moved: float | None, verified: bool) -> None:
         span, share = self.spans[when], self.log.run.shares[h.fragment]
+        self._together[when, frozenset((self.member_of(judge, i.learner), i.learner) for i in h.inputs)] += 1
         pulls = [i.weight * i.scale * i.norm for i in h.inputs]
         pull = sum(pulls)
         known = moved if moved is not None and verified and pull > 0.0 else 0.0
@@ -230,6 +243,8 @@ class Sums:
             tally.verified += verified
             tally.clipped.update(i.clipped)
             tally.cut += bool(i.clipped)
+            stated = i.incarnation, i.step, i.tokens_seen
+            self.reached[i.learner] = max(stated, self.reached.get(i.learner, stated))
             last = self.last_merged[member, i.learner]
             last[h.fragment] = max(h.version, last.get(h.fragment, 0))
             if i.manifest is not None:
@@ -257,10 +272,14 @@ class Sums:
             if learner in (None, name)
             for when, tally in found.items()
         ]
+        within = Counter[int]()
+        for (when, who), commits in self._together.items():
+            within[when] += commits * any(m in members and learner in (None, name) for m, name in who)
         by_period = [
-            _figures([tally for at, tally in chosen if at == when], [span]) for when, span in enumerate(self.spans)
+            _figures([tally for at, tally in chosen if at == when], [span], within[when])
+            for when, span in enumerate(self.spans)
         ]
-        return _figures([tally for _, tally in chosen], self.spans), by_period
+        return _figures([tally for _, tally in chosen], self.spans, within.total()), by_period
 
     def periods(self) -> list[Period]:
         """Return the periods with their sums."""
@@ -270,29 +289,35 @@ class Sums:
                 end,
                 s.commits,
                 s.updates,
-                s.tokens,
-                s.weight,
-                s.movement,
-                s.share / s.shared if s.shared else None,
+                rounded(s.tokens),
+                rounded(s.weight),
+                rounded(s.movement),
+                rounded(s.share / s.shared) if s.shared else None,
             )
             for (begin, end), s in zip(itertools.pairwise(self.edges), self.spans, strict=True)
         ]
 
 
-def _figures(tallies: Sequence[_Tally], spans: Sequence[Span]) -> Figures:
+def rounded(value: float) -> float:
+    """Return a figure with nine digits: the others depend on the order in which commits were read."""
+    return float(f"{value:.9g}")
+
+
+def _figures(tallies: Sequence[_Tally], spans: Sequence[Span], in_commits: int) -> Figures:
     weight, movement = sum(s.weight for s in spans), sum(s.movement for s in spans)
     own_weight, own_movement = sum(t.weight for t in tallies), sum(t.movement for t in tallies)
     expected, there = sum(t.expected for t in tallies), sum(t.there for t in tallies)
     return Figures(
         updates=sum(t.updates for t in tallies),
-        tokens=sum(t.tokens for t in tallies),
-        weight=own_weight,
-        weight_share=own_weight / weight if weight else None,
-        movement=own_movement,
-        movement_share=own_movement / movement if movement else None,
+        tokens=rounded(sum(t.tokens for t in tallies)),
+        weight=rounded(own_weight),
+        weight_share=rounded(own_weight / weight) if weight else None,
+        movement=rounded(own_movement),
+        movement_share=rounded(own_movement / movement) if movement else None,
         expected=expected,
         there=there,
-        participation=there / expected if expected else None,
+        participation=rounded(there / expected) if expected else None,
+        in_commits=in_commits,
         cut=sum(t.cut for t in tallies),
         clipped=_summed(t.clipped for t in tallies),
         rejected=_summed(t.rejected for t in tallies),

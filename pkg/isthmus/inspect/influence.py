@@ -15,6 +15,7 @@ from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError, LogCorrupt
 from isthmus.format.records.frame import Body
 from isthmus.inspect import export, whatif
+from isthmus.inspect.audit_sums import rounded
 from isthmus.log import Log
 from isthmus.log.listing import ShareDone
 from isthmus.store import Layer, Store
@@ -129,10 +130,10 @@ async def without(
         heads=heads,
         foldable=foldable,
         left_out=left_out,
-        distance=row.difference if row else None,
-        movement=row.way if row else None,
-        relative=row.difference / row.way if row and row.way else None,
-        cosine=row.cosine if row and row.cosine == row.cosine else None,
+        distance=rounded(row.difference) if row else None,
+        movement=rounded(row.way) if row else None,
+        relative=rounded(row.difference / row.way) if row and row.way else None,
+        cosine=rounded(row.cosine) if row and row.cosine == row.cosine else None,
         loss=loss,
         loss_without=loss_without,
         folds=folds,

@@ -647,7 +647,7 @@ async def read_ledgers(log: Log, checkpoints: Sequence[Entry]) -> dict[str, Ledg
     """Return each learner's ledger by fragment, in tokens, as of its newest readable checkpoint.
 
     `checkpoints`: a listing that `checkpoints_in` has sorted. In a signed run, a checkpoint counts only if a member in
-    force has signed it, or the owner has vouched for it.
+    force has signed it, or the owner has vouched for it; of an expelled learner, if it was a member.
     """
     found: dict[str, Ledger] = {}
     for entry in checkpoints:
@@ -682,6 +682,9 @@ def _ledger_row(p: int, f: FragmentPoint, tokens_seen: int) -> dict[str, int]:
 async def _checkpoint_header(log: Log, entry: Entry) -> CheckpointHeader | None:
     try:
         blob = await checked.read(log.store, log.runtime, entry.key, min(entry.size, log.checkpoint_most), cut=True)
+        if expulsions(log.members, [learner_in(entry.key)]):
+            most = log.verifier.header_most
+            return (await log.open(blob, entry.key, CheckpointHeader, header_most=most)).header
         return (await log.open_checkpoint(blob, entry.key)).header
     except (ObjectMissing, RecordInvalid):
         return None

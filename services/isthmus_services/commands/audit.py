@@ -96,8 +96,10 @@ def _summary(a: Audit) -> list[str]:
         f"{a.run['url']}: {a.replay.commits} commits, {updates} updates, {tokens:,.0f} tokens",
         f"tokens by member: {_parts(a.members, tokens)}",
         *([f"tokens by institution: {_parts(a.institutions, tokens)}"] if a.grouped else []),
-        "participation: " + ("no commit" if a.participation is None else f"{a.participation:.1%}"),
-        f"{clipped} updates were clipped; {rejected} rejections, {lost} of them with work lost",
+        _worked(a),
+        "participation: no commit" if a.participation is None else
+        f"participation: {a.participation:.1%} of those whom rounds expected; of all commits, {_within(a)}",
+        f"{clipped} updates were clipped; {rejected} rejections, by which {lost} updates were lost",
         f"{len(a.memberships)} versions of the membership" + (f"; removed: {', '.join(gone)}" if gone else ""),
         f"{len(a.manifests)} manifests" + (f", {missing} of them missing" if missing else ""),
         f"{len(sound)} promotions hold, {len(a.promotions) - len(sound)} do not"
@@ -113,6 +115,26 @@ def _parts(took: Sequence[Member | Institution], tokens: float) -> str:
     found = sorted((m for m in took if m.total.updates), key=lambda m: -m.total.tokens)
     first = ", ".join(f"{m.name} {m.total.tokens / tokens:.0%}" for m in found[:4]) if tokens else "nobody"
     return first + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+
+
+def _worked(a: Audit) -> str:
+    """Return what became of the work, in tokens: what the log has, and what learners state."""
+    held, trained = sum(w.held for w in a.work), sum(w.trained or 0 for w in a.work)
+    said = [w.stated for w in a.work if w.stated is not None]
+    parts = {part: sum(getattr(one, part) for one in said) for part in ("overwritten", "late", "rejected", "lost")}
+    stated = ", ".join(f"{part} {tokens:,.0f}" for part, tokens in parts.items())
+    return (
+        f"learners state {trained:,} tokens trained up to their newest merged updates; {held:,.0f} are in updates that "
+        "no commit has; "
+        + (f"as {len(said)} checkpoints state: {stated}" if said else "no checkpoint says what else was lost")
+    )
+
+
+def _within(a: Audit) -> str:
+    """Return of how many commits the members have a part that have most."""
+    found = sorted((m for m in a.members if m.total.in_commits), key=lambda m: -m.total.in_commits)
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    return ", ".join(f"{m.name} in {m.total.in_commits / a.replay.commits:.0%}" for m in found[:4]) + more
 
 
 def _window(found: Sequence[Influence]) -> str:

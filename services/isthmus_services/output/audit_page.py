@@ -198,8 +198,10 @@ def _head(a: Audit, check: Check) -> list[str]:
     )
     verdict = f"{headline.said[0].upper()}{headline.said[1:]}." + (" See below." if headline.remarks else "")
     tokens, updates = sum(p.tokens for p in a.periods), sum(p.updates for p in a.periods)
+    removed = sum(m.gone is not None for m in a.members)
     tiles = {
-        "members": f"{sum(m.since > 0 and m.gone is None for m in a.members):,}",
+        "members": f"{sum(m.since > 0 and m.gone is None for m in a.members):,}"
+        + f", {removed} removed" * (removed > 0),
         "institutions": f"{len(a.institutions):,}" if a.grouped else "",
         "versions of the membership": f"{len(a.memberships):,}",
         "commits": f"{a.replay.commits:,}",
@@ -232,13 +234,15 @@ def _float(value: object) -> float:
     return float(value)
 
 
-FIGURES = "updates, tokens, weight, movement, participation, clipped, rejected, work lost"
+FIGURES = "updates, tokens, weight, movement, in commits, participation, clipped, rejected, updates lost"
 
 
-def _cells(f: Figures) -> list[str]:
+def _cells(f: Figures, commits: int) -> list[str]:
+    """Return the figures of a span of time in which so many commits were written."""
+    within = _share(f.in_commits / commits) if f.expected or f.in_commits else "–"
     return [
-        f"{f.updates:,}", f"{f.tokens:,.0f}", _share(f.weight_share), _share(f.movement_share), _share(f.participation),
-        _counts(f.clipped), _counts(f.rejected), f"{f.lost:,}",
+        f"{f.updates:,}", f"{f.tokens:,.0f}", _share(f.weight_share), _share(f.movement_share), within,
+        _share(f.participation), _counts(f.clipped), _counts(f.rejected), f"{f.lost:,}",
     ]  # fmt: skip
 
 
@@ -257,8 +261,9 @@ def _institutions(a: Audit) -> list[str]:
             "members.</p>",
         ]
     found = sorted(a.institutions, key=lambda i: (-i.total.tokens, i.name))
-    rows = [[_t(i.name), ", ".join(map(_t, i.members)), f"{i.commits:,}", *_cells(i.total)] for i in found]
-    columns = _columns(f"institution, members, commits, {FIGURES}", "institution, members, clipped, rejected")
+    whole = a.replay.commits
+    rows = [[_t(i.name), ", ".join(map(_t, i.members)), f"{i.commits:,}", *_cells(i.total, whole)] for i in found]
+    columns = _columns(f"institution, members, commits written, {FIGURES}", "institution, members, clipped, rejected")
     note = "The charter says which members are of one institution. A member of none stands for itself."
     return ["<h2>Institutions</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
 
@@ -271,9 +276,10 @@ def _members(a: Audit) -> list[str]:
         terms += [f"sources {', '.join(map(_t, m.sources))}"] if m.sources else []
         there = f"from version {m.since}" + (f" until {m.gone} removed it" if m.gone else "") if m.since else "–"
         role = ", ".join(map(_t, m.roles)) + (f" ({m.commits:,} commits)" if m.commits else "")
-        rows.append(_Row([_t(m.name), role, there, "; ".join(terms) or "–", *_cells(m.total)]))
+        rows.append(_Row([_t(m.name), role, there, "; ".join(terms) or "–", *_cells(m.total, a.replay.commits)]))
         if [one.name for one in m.learners] != [m.name]:
-            rows += [_Row([_t(one.name), "", "", "", *_cells(one.total)], part=True) for one in m.learners]
+            parts = [(one.name, _cells(one.total, a.replay.commits)) for one in m.learners]
+            rows += [_Row([_t(name), "", "", "", *cells], part=True) for name, cells in parts]
     columns = _columns(
         f"member, role, membership, terms, {FIGURES}", "member, role, membership, terms, clipped, rejected"
     )
@@ -289,8 +295,41 @@ def _members(a: Audit) -> list[str]:
     return lines + _meanings(a)
 
 
-PAGE_NAMES = {"lost": "work lost"}
+PAGE_NAMES = {"lost": "updates lost", "in_commits": "in commits"}
 """Figures that the page's columns name otherwise than the JSON."""
+
+
+def _work(a: Audit) -> list[str]:
+    """Return what became of each learner's tokens: what the log has, and what only the learner states."""
+    parts = ("merged", "overwritten", "late", "pending", "rejected", "lost")
+    rows = list[list[str]]()
+    for w in a.work:
+        said = w.stated
+        stated = (
+            [f"{said.step:,}", f"{said.trained:,}", *(f"{getattr(said, part):,.0f}" for part in parts)] if said else []
+        )
+        rows.append(
+            [
+                _t(w.learner), f"{w.merged:,.0f}", f"{w.held:,.0f}", "–" if w.trained is None else f"{w.trained:,}",
+                *(stated or ["–"] * (2 + len(parts))),
+            ]
+        )  # fmt: skip
+    columns = _columns(
+        "learner, in commits, in no commit yet, stated: trained, stated: checkpoint of step, of tokens, "
+        + ", ".join(parts), "learner",
+    )  # fmt: skip
+    note = (
+        "All in tokens, each fragment’s counted by its share of the parameters. In commits: in merged updates. In no "
+        "commit yet: in updates that could still be merged. These two are of the log and the store; the other figures "
+        "are what each learner states, and nobody checked them: how much it had trained at its newest merged update, "
+        "and in its newest checkpoint its step, its tokens, and what became of these. The log cannot know more: a "
+        "commit names a rejected update without its tokens, and work that a version overwrote, or that was lost with a "
+        "process, is in no update. "
+        "Overwritten: trained after an update, and replaced by the next version. Late: in updates that came too late "
+        "for any round. Pending: not settled yet. Rejected: in rejected updates, or sent after a shorter update on the "
+        "same base had been merged. Lost: gone with a process, and in no update."
+    )
+    return ["<h2>What became of the work</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
 
 
 def _meanings(a: Audit) -> list[str]:
@@ -366,7 +405,7 @@ def _charts(a: Audit) -> list[str]:
     lines += ["</div>", span, "</figure>", "</div>"]
     for m in members:
         rows = [
-            [_at(p.begin), *_cells(f)]
+            [_at(p.begin), *_cells(f, p.commits)]
             for p, f in zip(a.periods, m.periods, strict=True)
             if f.updates or f.expected or f.rejected
         ]
@@ -622,7 +661,11 @@ def _rules(a: Audit) -> list[str]:
 
 
 def _checked(check: Check) -> list[str]:
-    lines = ["<h2>Check this file</h2>"]
+    lines = [
+        "<h2>Check this file</h2>",
+        "<p>Another audit of the same log has the same JSON, but for <code>written_at</code> and what influence cost "
+        "(<code>seconds</code>, <code>bytes_read</code>): figures have nine digits.</p>",
+    ]
     if check.owners:
         lines += _table(
             _columns("owner, key", "owner, key"), [[_t(name), f"<code>{_t(key)}</code>"] for name, key in check.owners]
@@ -638,6 +681,6 @@ def _checked(check: Check) -> list[str]:
 
 
 _SECTIONS: tuple[Callable[[Audit], list[str]], ...] = (
-    _institutions, _members, _charts, _verified, _charter, _manifests, _promotions, _restarts, _unfinished,
+    _institutions, _members, _work, _charts, _verified, _charter, _manifests, _promotions, _restarts, _unfinished,
     _influence, _rules,
 )  # fmt: skip
