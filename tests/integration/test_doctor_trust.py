@@ -76,7 +76,9 @@ async def test_syncers_that_were_heard_and_are_no_more_have_ended(
         await asyncio.sleep(RECENT_S)
         assert (finding := await found(w, w.bus, role)) is not None
         assert finding.outcome == WARNING, "the run may be over"
-        assert finding.said.startswith("syncers were heard here, and the last word of one is 48 to 96 s old; the last commit is ")
+        assert finding.said.startswith(
+            "syncers were heard here, and the last word of one is 48 to 96 s old; the last commit is "
+        )
         await asyncio.sleep(3600.0)
         assert await found(w, w.bus, role) is None
 

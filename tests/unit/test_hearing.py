@@ -209,3 +209,23 @@ def test_the_bytes_of_the_run_are_those_of_its_learners_rows() -> None:
     rows = [[cell.strip() for cell in line.split("│")] for line in console.export_text().splitlines() if "│" in line]
     assert [row[-5:-2] for row in rows] == [["4.6", "1.3", "7.8"], ["2.0", "0.0", "3.0"]]
     assert view.totals(status).endswith("as heard 6.6 MB up, 10.8 MB down, 1.3 MB of checkpoints")
+
+
+def test_rejected_updates_and_rejected_tokens_are_counted_each_by_its_word() -> None:
+    def said(*parts: tuple[float, float]) -> str:
+        beats = [
+            msgspec.structs.replace(
+                beat(f"l{i}", 1, 0, 0, 0),
+                ledger=Tally(processed=p, merged=p - r, overwritten=0.0, late=0.0, pending=0.0, rejected=r, lost=0.0),
+            )
+            for i, (p, r) in enumerate(parts)
+        ]
+        console = Console(width=250, record=True, file=io.StringIO())
+        console.print(view.tables(Status(heard(*beats), [None], "", 0.0, 1.0), 250))
+        return next(line.strip() for line in console.export_text().splitlines() if "rejected: " in line)
+
+    assert said((1000.0, 0.0), (1000.0, 0.0)) == "updates rejected: none"
+    assert said((1500.0, 28.0), (500.0, 2.0)) == (
+        "updates rejected: none; tokens rejected: 30 of 2,000, in rejected updates or sent after a shorter update on "
+        "the same base was merged"
+    )

@@ -27,7 +27,13 @@ def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
     if status.sums is not None:
         parts.append(Text(f"run: {totals(status)}"))
     rejected, spare = rejections(status.rejected)
-    parts.append(Text(f"rejected: {rejected or 'nothing'}" + (f"; rejected without loss: {spare}" if spare else "")))
+    said = [f"updates rejected: {rejected or 'none'}", *([f"rejected without loss: {spare}"] if spare else [])]
+    if status.ledger.rejected:
+        said.append(
+            f"tokens rejected: {status.ledger.rejected:,.0f} of {status.ledger.processed:,.0f}, in rejected updates or "
+            "sent after a shorter update on the same base was merged"
+        )
+    parts.append(Text("; ".join(said)))
     if messages := ", ".join(f"{reason} {count}" for reason, count in sorted(status.messages_rejected.items())):
         parts.append(Text(f"messages rejected: {messages}"))
     if status.clipped:

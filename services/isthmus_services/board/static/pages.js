@@ -84,7 +84,7 @@
       <${Tile} term="commit" name="Commits" value=${html`<span id="commits">${I.count(t.commits)}</span>`} more=${`versions ${least}${most > least ? ` to ${most}` : ""}${t.last_commit_at ? `, last ${I.date(t.last_commit_at)}` : ""}`}/>
       <${Tile} term="participation" name="Participation" value=${I.share(t.participation)} more=${`of the learners that a round expects, the mean over commits; ${I.count(t.updates)} updates of ${t.learners} learners, ${I.count(t.clipped)} of them clipped`}/>
       <${Tile} term="missed" name="Missed their round" value=${I.count(t.late)} more="they may still join the next round"/>
-      <${Tile} term="rejected" name="Rejected" value=${html`<span id="rejected">${I.count(t.rejected)}</span>`} more=${`and ${I.count(t.repeated)} by which nothing is lost`}/>
+      <${Tile} term="rejected" name="Updates rejected" value=${html`<span id="rejected">${I.count(t.rejected)}</span>`} more=${`and ${I.count(t.repeated)} by which nothing is lost`}/>
       <${Tile} term="quorum" name="Quorum missed" value=${I.count(t.quorum_missed)} more=${t.commits ? `rounds were closed by: ${Object.entries(t.closed_by).map(([k, n]) => `${k} ${I.count(n)}`).join(", ")}` : "no round closed yet"}/>
       <${Tile} term="grace" name="A round waits" value=${I.seconds(t.waited_s.median)} more=${t.waited_s.p99 === null ? "no round closed yet" : `half of them less; 99 of 100 less than ${I.seconds(t.waited_s.p99)}`}/>
       <${Tile} name="Bytes up, merged" value=${I.bytes(b.merged)} more=${`planned ${I.bytes(b.merged_planned)}${b.up !== null ? `; learners sent ${I.bytes(b.up - b.checkpoints)}, and ${I.bytes(b.checkpoints)} of checkpoints` : ""}`}/>

@@ -67,7 +67,7 @@ window.Isthmus = {};
     missing: "A learner that a round expected and that, when it closed, had sent no update on the newest version and had not passed. An older update of it may be in the commit.",
     participation: "Of the learners that a round expected, or that were in nevertheless, the share that is in its commit: the mean over commits.",
     kept: "Of the tokens that learners had trained up to their newest merged updates, the share that was merged. The log knows no later ones.",
-    ledger: "Where the tokens went that a learner has processed: merged, overwritten by a new version, late, pending, rejected, lost.",
+    ledger: "Where the tokens went that a learner has processed: merged, overwritten by a new version, late, pending, rejected (in rejected updates, or sent after a shorter update on the same base was merged), lost.",
     overwritten: "Trained between sending an update and adopting the version that came of it, and replaced by that.",
     pending: "Trained, and not settled yet: in an update under way, or not sent yet.",
     lost: "Trained after the last checkpoint or update, and gone when the learner was killed.",
