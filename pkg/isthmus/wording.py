@@ -1,4 +1,4 @@
-"""Counts and lists in sentences, with nouns and verbs that agree with them."""
+"""Counts, lists and lengths of time in sentences, with nouns and verbs that agree with them."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -28,3 +28,11 @@ def fragments(numbers: Iterable[int], each: str = "") -> str:
     rows = [[n for _, n in row] for _, row in itertools.groupby(enumerate(found), lambda one: one[1] - one[0])]
     said = ", ".join(f"{row[0]} to {row[-1]}" if len(row) > 2 else ", ".join(map(str, row)) for row in rows)
     return f"{each}fragments {said}" if len(found) > 1 else f"fragment {said}"
+
+
+def lasting(seconds: float) -> str:
+    """Return a length of time in words, in its largest unit."""
+    unit, size = next(
+        (u for u in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)) if seconds >= u[1]), ("s", 1.0)
+    )
+    return f"{seconds / size:.3g} {unit}"

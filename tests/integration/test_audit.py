@@ -32,7 +32,7 @@ from isthmus.format.records.objects import CommitHeader, UpdateHeader
 from isthmus.format.rules import STALENESS_MAX
 from isthmus.format.signing import Signer, fingerprint
 from isthmus.format.signing.keys import write_signer
-from isthmus.inspect.audit import Gap, PromotionRow, Unfinished, Waiting, audit
+from isthmus.inspect.audit import Gap, MembershipChange, PromotionRow, Signature, Unfinished, Waiting, audit
 from isthmus.inspect.audit_sums import Sums
 from isthmus.learner.manifest import statement
 from isthmus.log import Commit, gc, heal
@@ -342,7 +342,7 @@ def test_an_institution_has_the_sums_of_its_members(recorded: Path, audited: dic
     assert "eu, us-*" in (recorded.parent / "a.html").read_text()
 
 
-def test_members_and_changes_of_the_charter_with_those_who_signed(audited: dict[str, Any]) -> None:
+def test_members_and_changes_of_the_charter_with_those_who_signed(recorded: Path, audited: dict[str, Any]) -> None:
     admitted, agreed, removed = audited["memberships"]
     assert admitted["signed_by"] == {"name": "the run's owner", "key": fingerprint(OWNER.author)}
     assert {a["name"] for a in agreed["approvals"]} == {"the run's owner", "north", "south"}
@@ -352,6 +352,14 @@ def test_members_and_changes_of_the_charter_with_those_who_signed(audited: dict[
     us = next(m for m in audited["members"] if m["name"] == "us-*")
     assert (us["since"], us["gone"], us["factor"]) == (1, 3, 0.5)
     assert sum(v["commits"] for v in audited["memberships"]) == audited["replay"]["commits"]
+    headers = [raw(path)[0] for path in recorded.glob("commits/*/*")]
+    for version in audited["memberships"]:
+        times = [h["written_at"] for h in headers if h["members"] == version["version"]]
+        assert version["first_commit_at"] == min(times, default=None)
+    early = sum(h["members"] < agreed["version"] for h in headers)
+    assert early > 0
+    assert f"; {early} commits were made before the first charter; BUT " in audited["headline"]["said"]
+    assert "membership 2 states" not in audited["headline"]["said"]
 
 
 def test_manifests_restarts_heals_and_what_is_not_verified(recorded: Path, audited: dict[str, Any]) -> None:
@@ -744,9 +752,20 @@ async def test_a_headline_names_each_fault(folder: Path) -> None:
     )  # fmt: skip
     good = PromotionRow(1, "", 1, "", 0.0, "", "", "", {}, {})
     promotions = [good, replace(good, number=2, others={"eva": [1.0]}), replace(good, number=3, fault="no")]
-    found = replace(found, replay=r, promotions=promotions, promotions_beyond=[5, 6], not_read=["a"])
+    by = Signature("", "")
+    states = [
+        MembershipChange(n, at, at, by, [], [], 7, first, charter)
+        for n, at, first, charter in (
+            (1, 900.0, None, False), (2, 4000.0, 3600.0, True), (3, 4000.0, 3700.0, True), (4, 1e4, 1e4, True),
+        )
+    ]  # fmt: skip
+    found = replace(
+        found, replay=r, promotions=promotions, promotions_beyond=[5, 6], not_read=["a"], memberships=states
+    )
     assert found.headline.level == "amber"
     assert found.headline.remarks == [
+        "membership 2 states that it came into force at 1970-01-01 01:06:40 UTC, 6.67 minutes after the first commit "
+        "under it",
         "the weights in 3 commits of fragments 0, 1 are not verified", "not verified: 3 versions of fragment 1",
         "more steps than there was time for: 1 update of fragment 0", "ignored: 1 snapshot",
         "not readable: 2 manifests that commits name", "promotion 2 rests on one of several numbers of an evaluator",

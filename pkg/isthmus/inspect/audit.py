@@ -33,17 +33,17 @@ from isthmus.format.records.objects import ClaimHeader, MemberSpec, UpdateHeader
 from isthmus.format.signing import fingerprint
 from isthmus.inspect import replay as replays
 from isthmus.inspect.audit_sums import DEFINITIONS, Figures, Heal, Named, Period, Span, Sums, rounded
-from isthmus.inspect.charter_words import differences
+from isthmus.inspect.charter_words import at_time, differences
 from isthmus.inspect.influence import Evaluate, Influence, without
 from isthmus.inspect.status import read_ledgers
 from isthmus.log import Log, evaluations, manifests, promotions
 from isthmus.log.listing import ShareDone, checkpoints_in
-from isthmus.log.membership import Membership
+from isthmus.log.membership import CLOCKS_S, Membership
 from isthmus.log.promotions import Measured, Promotions, gate_of
 from isthmus.log.replaced import Outdated, OutdatedTogether, Replaced, together
 from isthmus.reasons import FINAL
 from isthmus.version import __version__
-from isthmus.wording import counted, fragments
+from isthmus.wording import agreeing, counted, fragments, lasting
 
 PERIODS_MOST = 24
 """The number of equal spans into which the run's time is cut, unless a length is given."""
@@ -124,6 +124,19 @@ class MembershipChange:
     changes: Sequence[str]
     commits: int
     """Commits that were made under it."""
+    first_commit_at: float | None
+    """When the earliest of them was written, as its syncer states; None: there is none."""
+    chartered: bool
+    """Whether it has a charter."""
+
+    @property
+    def late_s(self) -> float:
+        """By how long the time that this version states is after its first commit; 0: not by more than clocks differ.
+
+        A false time can make it look as if commits had been made before the owners agreed, or after.
+        """
+        apart = self.at - self.first_commit_at if self.first_commit_at is not None else 0.0
+        return apart if apart > CLOCKS_S else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +371,12 @@ class Audit:
         return any(m.institution != m.name for m in self.members)
 
     @property
+    def before_charter(self) -> int:
+        """Commits made before the owners agreed on a first charter; 0: the run has none."""
+        first = next((v.version for v in self.memberships if v.chartered), 0)
+        return self.replay.commits - sum(v.commits for v in self.memberships if v.version >= first) if first else 0
+
+    @property
     def sound(self) -> bool:
         """Whether nothing differs from what replay computes."""
         return not self.replay.differences
@@ -373,6 +392,8 @@ class Audit:
             said = f"replay verified {r.verified:,} of {r.commits:,} commits, and none differs"
         else:
             said = f"replay verified all {r.commits:,} commits" if r.commits else "there is no commit yet"
+        if early := self.before_charter:
+            said += f"; {counted(early, 'commit')} {agreeing(early, 'was', 'were')} made before the first charter"
         if remarks:
             said += f"; BUT {'; '.join(remarks)}"
         return Headline("bad" if r.differences else "amber" if remarks else "good", said, remarks)
@@ -383,6 +404,12 @@ def _remarks(a: Audit) -> Iterator[str]:
     r = a.replay
     for one in r.outdated_together:
         yield f"{one.writer} made {one.where} under membership {one.under}, which membership {one.newer} had replaced"
+    for v in a.memberships:
+        if v.late_s:
+            yield (
+                f"membership {v.version} states that it came into force at {at_time(v.at)}, {lasting(v.late_s)} after "
+                "the first commit under it"
+            )
     if r.unproven:
         yield f"the weights in {counted(r.unproven, 'commit')} of {fragments(r.unproven_in)} are not verified"
     if r.unverified:
@@ -392,7 +419,7 @@ def _remarks(a: Audit) -> Iterator[str]:
         yield f"more steps than there was time for: {counted(r.untimely, 'update')} of {fragments(r.untimely_in)}"
     if r.ignored:
         yield f"ignored: {counted(len(r.ignored), 'snapshot')}"
-    if missing := max(len(r.unstated), sum(bool(m.missing) for m in a.manifests)):
+    if missing := sum(bool(m.missing) for m in a.manifests) or len(r.unstated):
         yield f"not readable: {counted(missing, 'manifest')} that commits name"
     if several := [p.number for p in a.promotions if p.others]:
         yield f"promotion {', '.join(map(str, several))} rests on one of several numbers of an evaluator"
@@ -612,6 +639,8 @@ def _change(log: Log, collected: Sums, now: Membership) -> MembershipChange:
         approvals=[signature(given.owner) for given in now.approvals],
         changes=list(differences(before, now)),
         commits=collected.under[now.version],
+        first_commit_at=collected.first_under.get(now.version),
+        chartered=now.charter is not None,
     )
 
 

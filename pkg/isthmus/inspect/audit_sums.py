@@ -161,6 +161,9 @@ class Sums:
         self.seen: list[set[int]] = [set() for _ in log.run.layout.fragments]
         self.verified = 0
         self.under: Counter[int] = Counter()
+        """Commits by the version of the membership that they name."""
+        self.first_under: dict[int, float] = {}
+        """When the earliest of these was written, as the syncers state."""
         self.written: Counter[str] = Counter()
         """Commits by the member that wrote them."""
         self.manifests: dict[tuple[str, bytes], Named] = {}
@@ -185,6 +188,7 @@ class Sums:
         self.verified += verified
         judge = self.log.members.judging(h.members)
         self.under[h.members] += 1
+        self.first_under[h.members] = min(h.written_at, self.first_under.get(h.members, h.written_at))
         self.written[self.member_of(judge, h.writer)] += h.healed is None
         self._keep(h)
         self._totals[h.fragment] |= Counter(dict(h.rejected_total))

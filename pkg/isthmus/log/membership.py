@@ -43,6 +43,9 @@ GRACE_VERSIONS = 64
 Syncers read the membership before each commit, so this need only cover the commits made while the owner writes.
 """
 
+CLOCKS_S = 300.0
+"""By how much the clocks of those who decide together may differ."""
+
 
 WRITERS = {
     Kind.UPDATE: (Role.LEARNER,),

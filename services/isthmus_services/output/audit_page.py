@@ -11,6 +11,7 @@ from isthmus.errors import legible
 from isthmus.inspect.audit import Audit, Member, Number
 from isthmus.inspect.audit_sums import Figures
 from isthmus.reasons import Clip, Reason
+from isthmus.wording import lasting
 
 SHOWN_MOST = 7
 """The most members with a colour of their own in a chart; the others share one."""
@@ -119,13 +120,6 @@ def _t(text: object) -> str:
 
 def _at(seconds: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds)) if seconds else "–"
-
-
-def _long(seconds: float) -> str:
-    unit, size = next(
-        (u for u in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)) if seconds >= u[1]), ("s", 1.0)
-    )
-    return f"{seconds / size:.3g} {unit}"
 
 
 def _share(value: float | None) -> str:
@@ -376,7 +370,7 @@ def _charts(a: Audit) -> list[str]:
     most = max(p.tokens for p in a.periods)
     lines = [
         "<h2>By period</h2>",
-        f"<p class=\"soft\">{count} periods of {_long((end - begin) / count)}</p>",
+        f"<p class=\"soft\">{count} periods of {lasting((end - begin) / count)}</p>",
         '<div class="charts">',
         "<figure><figcaption>Tokens merged in each period</figcaption>",
         f'<div class="span"><span>{most:,.0f} at most</span></div>',
@@ -496,7 +490,9 @@ def _charter(a: Audit) -> list[str]:
             f"<h3>Version {v.version}, in force since {_at(v.at)}</h3>",
             f"<p>signed by {_t(v.signed_by.name)} <code>{_t(v.signed_by.key)}</code>"
             + (f"; proposed {_at(v.proposed_at)}, approved by {by}" if by else "")
-            + f"; {v.commits:,} commits were made under it</p>",
+            + f"; {v.commits:,} commits were made under it"
+            + (f", the first of them {lasting(v.late_s)} before the time that it states" if v.late_s else "")
+            + "</p>",
             "<pre>" + ("\n".join(map(_t, v.changes)) or "(nothing changes)") + "</pre>",
         ]  # fmt: skip
     return lines
@@ -675,7 +671,8 @@ def _checked(check: Check) -> list[str]:
     return [
         *lines,
         "<p>OpenSSH checks the signature. Compare the keys in <code>allowed_signers</code> with those that you know "
-        "the owners by: a report that somebody made up can name other keys.</p>",
+        "the owners by: a report that somebody made up can name other keys. A signature says that its owner made this "
+        "report. A second owner confirms it by an audit of their own, with the same figures.</p>",
         f"<pre>{_t(check.command)}</pre>",
     ]
 

@@ -12,13 +12,10 @@ from isthmus.inspect.charter_words import at_time, differences, made_before, unt
 from isthmus.log import Log, proposals
 from isthmus.log.charter import needed
 from isthmus.log.listing import heads_of
-from isthmus.log.membership import GRACE_VERSIONS, Membership, following
+from isthmus.log.membership import CLOCKS_S, GRACE_VERSIONS, Membership, following
 from isthmus.log.trust import Trust
 
 HOUR_S = 3600.0
-CLOCKS_S = 300.0
-"""By how much the clocks of two owners may differ."""
-
 APPROVING_VERSIONS = 16
 """Versions of a fragment that syncers may commit while an owner's command reads the log and writes its approval."""
 
