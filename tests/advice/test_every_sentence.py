@@ -58,6 +58,7 @@ PLAIN = {
         "syncer … finds that fragment … has …: see its log",
         "syncer … cannot serve for now: other syncers take over its fragments",
         # Figures.
+        "tokens rejected: … of …, in rejected updates or sent after a shorter update on the same base was merged",
         "syncer …: …, … … of … fragments…, … commits since its start, loop lag … ms…",
         "usual: another update of its learner was merged before it",
         "usual: a newer update of its learner was in the round",

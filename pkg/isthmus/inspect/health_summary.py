@@ -128,7 +128,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     all of them have left.
     """
     written = max((c.header.written_at for c in status.heads if c is not None), default=0.0)
-    last = f"the last commit is of {_clock(written, status.at)}" if written else "nothing was ever committed"
+    never = "the newest commits cannot be read" if _unread(status) else "nothing was ever committed"
+    last = f"the last commit is of {_clock(written, status.at)}" if written else never
     members = status.hearing.members
     syncer = partial(syncer_command, run, bus, signed=members is not None and members.signed)
     if status.bus_error:
@@ -209,6 +210,11 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     ok = bool(able) and bool(here) and len(here) >= expected and not room and not ill
     parts = [*room, *stopped, *ill, *_of_unheard(status, bus), *absent, *_of_quorums(status, able)]
     return Health(ok, sorted([*parts, *_of_bursts(status, run, exploding)], key=_goes_on), merging)
+
+
+def _unread(status: Status) -> bool:
+    """Return whether the newest commit of a fragment cannot be read, so that nobody knows how far the fragment is."""
+    return any(head is None and p in status.wrong for p, head in enumerate(status.heads))
 
 
 def unserved(status: Status) -> set[int]:
@@ -556,7 +562,7 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
     if stopped:
         said += f"; {listed(stopped, NAMED_MAX)} left before {agreeing(len(stopped), 'its', 'their')} last step"
         do = "unless the run is to end here, start what stopped again: each learner goes on from its checkpoint"
-    elif not any(status.heads):
+    elif not any(status.heads) and not _unread(status):
         said += "; what they learnt is not in the run"
         do = _again(syncer, len(left))
     elif unanswered := _unanswered(status):

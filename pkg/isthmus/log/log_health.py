@@ -117,7 +117,8 @@ async def look(
 async def require_objects(log: Log, p: int, head: int) -> None:
     """Raise `LogCorrupt` if an update or a value since the newest snapshot is missing or has another size.
 
-    Does nothing without permission to list them. Raises `Unavailable`.
+    A commit that heals is a place to start as a snapshot is: what was merged before it is not looked for. Does nothing
+    without permission to list them. Raises `Unavailable`.
     """
     begin = max((version for version, _ in await log.snapshots(p) if version <= head), default=0)
     if begin == head:
@@ -127,10 +128,16 @@ async def require_objects(log: Log, p: int, head: int) -> None:
     except Denied:
         return
     sizes = {entry.key: entry.size for entry in entries}
+    commits = list[Commit]()
     for version in range(begin + 1, head + 1):
         commit = await log.commit(p, version)
         if commit is None:
-            return
+            break
+        if commit.header.healed is not None:
+            commits.clear()
+        commits.append(commit)
+    for commit in commits:
+        version = commit.version
         for given in commit.header.inputs:
             if (size := sizes.get(given.key)) != given.bytes:
                 there = "is missing" if size is None else f"has {size} bytes"
