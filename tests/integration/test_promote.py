@@ -241,8 +241,16 @@ async def test_a_follower_is_given_promoted_cuts_and_nothing_else(
         ]
         assert [cut.number for cut in seen] == [first]
         third = await trained(w, second + 1)
-        await passed(w, third, 1.5)
-        await until(lambda: len(seen) > 1, "the next promoted cut has come")
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "isthmus.inspect.follow"):
+            evidence = [await number(w, by, third, 1.5) for by in ("eva", "evb")]
+            await number(w, "eva", third, 1.25, written_at=1.9e9)
+            await promotion(w, third, evidence)
+            await until(lambda: len(seen) > 1, "the next promoted cut has come")
+        assert [r.getMessage() for r in caplog.records if r.name == "isthmus.inspect.follow"] == [
+            f"promotion 3 rests on eva's number 1.5 for version {third}; eva has stored other numbers for it, too: 1.25; "
+            "ask eva which is right"
+        ]
         assert [cut.number for cut in seen] == [first, third]
         for cut in seen:
             in_log = await promotions.cut_in_log(w.log, cut.number)

@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.codecs.kernels import F32
-from isthmus.errors import InputError, LogCorrupt, Unavailable, told
+from isthmus.errors import Denied, InputError, LogCorrupt, Unavailable, told
 from isthmus.format.records.keys import promotion_key
 from isthmus.inspect import export
 from isthmus.log import Log, fold
-from isthmus.log.promotions import Promotions, cut_digest, require_bytes
+from isthmus.log.promotions import Promotions, cut_digest, doubts, require_bytes, stored
 from isthmus.log.run import Run
 from isthmus.runtime.clock import Runtime
 
@@ -171,7 +172,7 @@ async def cuts(
                     told_wait = True
             elif promoted:
                 version = await promotions.newest()
-                cut = promotions.require(await follower.cut(version)) if version > after else None
+                cut = await promotions.require(await follower.cut(version)) if version > after else None
             elif mixed:
                 versions = await follower.heads()
                 number = sum(versions.values())
@@ -215,10 +216,16 @@ class _Promoted:
                 )  # fmt: skip
         return last.version if last else -1
 
-    def require(self, cut: Cut) -> Cut:
-        """Return the cut if it is the one that was promoted. Raises `LogCorrupt`."""
-        if self._known.last is not None:
-            require_bytes(self._known.last, cut.published)
+    async def require(self, cut: Cut) -> Cut:
+        """Return the cut if it is the one that was promoted, and log what makes its numbers doubtful.
+
+        Raises `LogCorrupt`, and what the store raises.
+        """
+        if (last := self._known.last) is not None:
+            require_bytes(last, cut.published)
+            with suppress(Denied):  # the promotion holds all the same
+                for said in doubts(last, await stored(self._known.log)):
+                    logger.warning("%s", said)
         return cut
 
 
