@@ -110,7 +110,10 @@ def until(before: Membership, header: MembersHeader) -> str:
     left = {(m.name, m.key) for m in header.members}
     gone = [m.name for m in before.members if m.role == MemberRole.SYNCER and (m.name, m.key) not in left]
     so_long = f": so long {' and '.join(gone)} could go on, with the right to write to the store" if gone else ""
-    return f"commits under the membership before it count up to version {max(header.until):,}{so_long}"
+    return (
+        "the run goes on while owners approve: commits under the membership before it count up to version "
+        f"{max(header.until):,}{so_long}"
+    )
 
 
 def _without_terms(m: MemberSpec, charter: Charter | None) -> str:
