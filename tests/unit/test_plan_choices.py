@@ -390,7 +390,7 @@ def test_a_forecast_outside_the_measured_range_names_the_nearest_measurement(
     words = ("--params", "1e8", "--learners", "8", "--up", "10", "--down", "10", "--merge")
     near = "H = 49 is beyond the 48 that were measured"
     said = shown(capsys, *words, "iso", "--sync-every", "49")
-    assert f"this is extrapolated: {near} (nearest: M = 8, H = 48, 0.49 after 600 steps)" in said
+    assert f"this is extrapolated: {near} (nearest: M = 8, H = 48, 0.51 after 600 steps)" in said
     said = shown(capsys, *words, "rda", "--sync-every", "49")
     assert f"{near} with 8 learners (nearest: M = 8, H = 48, 0.47 after 600 steps)" in said
     for merge in ("iso", "rda"):

@@ -1,13 +1,14 @@
 """The worth of a processed token: the loss that decoupled training pays, expressed in tokens of data parallel.
 
 A row of the lab ends at a loss that undisturbed data parallel reaches after fewer steps of as many learners. The ratio
-of the two numbers of steps is what a processed token was worth. Its logarithm is a sum of three parts: for the number
-of learners, for the period H, and for the work that incoming versions overwrite. `quality` adds the costs of codecs,
+of the two numbers of steps is what a processed token was worth. Its logarithm is a sum of two parts: for the number of
+learners with the period H, and for the work that incoming versions overwrite. `quality` adds the costs of codecs,
 merge rules and blocks. The cost shrinks as runs grow; the lab's longest runs show by how much.
 
 All rows (`lab.toml`) are of a model of 0.26 million parameters. At large scale, parity (a worth of 1) was published.
 """
 
+import bisect
 import itertools
 import math
 import statistics
@@ -109,17 +110,27 @@ class Lab:
         return math.log(row.steps / self.steps_for(row.learners, loss))
 
     @cached_property
-    def by_learners(self) -> dict[int, float]:
-        """Cost of the number of learners at the shortest period, by number of learners."""
-        return {1: 0.0} | {r.learners: self.paid(r) for r in self.decoupled if r.sync_every == self.shortest}
+    def costs(self) -> dict[int, dict[int, float]]:
+        """Cost by number of learners and by period.
+
+        A period that was not measured with some number of learners costs what the next shorter one does, and the mean
+        of what the longer period cost more with the other numbers of learners.
+        """
+        measured: dict[int, dict[int, float]] = {}
+        for r in self.decoupled:
+            measured.setdefault(r.learners, {})[r.sync_every] = self.paid(r)
+        found = {m: dict(row) for m, row in sorted(measured.items())}
+        for h in sorted({r.sync_every for r in self.decoupled}):
+            for row in (row for row in found.values() if h not in row):
+                shorter = max(k for k in row if k < h)
+                more = [other[h] - other[shorter] for other in measured.values() if {h, shorter} <= other.keys()]
+                row[h] = row[shorter] + statistics.fmean(more)
+        return {m: dict(sorted(row.items())) for m, row in found.items()}
 
     @cached_property
-    def by_period(self) -> dict[int, float]:
-        """Additional cost of a longer period, by period: the mean over numbers of learners."""
-        found: dict[int, list[float]] = {}
-        for r in self.decoupled:
-            found.setdefault(r.sync_every, []).append(self.paid(r) - self.by_learners[r.learners])
-        return {h: statistics.fmean(costs) for h, costs in found.items()}
+    def longest_period(self) -> int:
+        """The longest period that was measured."""
+        return max(r.sync_every for r in self.decoupled)
 
     @cached_property
     def shortest(self) -> int:
@@ -128,7 +139,7 @@ class Lab:
 
     @cached_property
     def near(self) -> dict[int, float]:
-        """Share of the tokens that is merged near the store, by period; `by_period` includes the cost of the rest."""
+        """Share of the tokens that is merged near the store, by period; `costs` include the cost of the rest."""
         found: dict[int, list[float]] = {}
         for r in self.decoupled:
             found.setdefault(r.sync_every, []).append(r.kept)
@@ -163,17 +174,25 @@ class Lab:
         # A row that is ahead of data parallel must not offset a row that is behind it.
         return float(min(1.0, sum(max(0.0, self.paid(r)) for r in self.long) / short))
 
-    def base(self, learners: float, sync_every: Figures) -> Figures:
-        """Return the cost of this number of learners and this period in steps, in runs of 600 steps; never negative."""
-        by_learners = between(self.by_learners, learners)
-        return np.maximum(0.0, by_learners + between(self.by_period, np.maximum(sync_every, self.shortest)))
+    def base(self, learners: int, sync_every: Figures) -> Figures:
+        """Return the cost of this number of learners and this period in steps, in runs of 600 steps; never negative.
 
-    def long_base(self, learners: float, sync_every: Figures) -> Figures:
+        Between measured numbers of learners and periods, it is linear in the logarithm of both, and beyond the last.
+        """
+        period = np.maximum(sync_every, self.shortest)
+        counts = list(self.costs)
+        n = min(max(bisect.bisect_left(counts, learners), 1), len(counts) - 1)
+        few, many = counts[n - 1], counts[n]
+        share = math.log(learners / few) / math.log(many / few)
+        low, high = between(self.costs[few], period), between(self.costs[many], period)
+        return np.maximum(0.0, low + (high - low) * share)
+
+    def long_base(self, learners: int, sync_every: Figures) -> Figures:
         """Return the same in the longest runs.
 
         What a period costs beyond those that were measured is extrapolated and does not shrink: nothing shows that.
         """
-        known = self.base(learners, np.minimum(sync_every, max(self.by_period)))
+        known = self.base(learners, np.minimum(sync_every, self.longest_period))
         return self.shrinks * known + self.base(learners, sync_every) - known
 
     def merged_near(self, sync_every: Figures) -> Figures:
@@ -198,15 +217,32 @@ class Lab:
         """Steps of the longest runs."""
         return max(r.steps for r in self.long)
 
+    def off(self, row: Measured) -> float:
+        """Return by how much the forecast of a row's worth is too high, as a share of what was measured."""
+        measured = min(1.0, math.exp(-self.paid(row)))
+        return self.worth(row.learners, row.sync_every, row.kept).after(row.steps) / measured - 1.0
+
+    def off_between(self, row: Measured) -> float:
+        """Return the largest error of the forecast of a row from the rows around it alone; 0 if it is at an edge."""
+        by_period = {r.sync_every: self.paid(r) for r in self.decoupled if r.learners == row.learners}
+        by_learners = {r.learners: self.paid(r) for r in self.decoupled if r.sync_every == row.sync_every}
+        found = 0.0
+        for points, at in ((by_period, row.sync_every), (by_learners, row.learners)):
+            cost = points.pop(at)
+            if points and min(points) < at < max(points):
+                worth = math.exp(-max(0.0, float(between(points, at))))
+                found = max(found, abs(worth / math.exp(-max(0.0, cost)) - 1.0))
+        return found
+
     def beyond(self, learners: int, sync_every: int, kept: float) -> tuple[str, ...]:
         """Return the respects in which a setting is outside the measured range, in words."""
         found = []
-        if learners > max(self.by_learners):
-            found.append(f"M = {learners} is beyond the {max(self.by_learners)} that were measured")
+        if learners > max(self.costs):
+            found.append(f"M = {learners} is beyond the {max(self.costs)} that were measured")
         like = min({r.learners for r in self.decoupled}, key=lambda m: abs(math.log(learners / m)))
         longest = max(r.sync_every for r in self.decoupled if r.learners == like)
-        if sync_every > max(self.by_period):
-            found.append(f"H = {sync_every} is beyond the {max(self.by_period)} that were measured")
+        if sync_every > self.longest_period:
+            found.append(f"H = {sync_every} is beyond the {self.longest_period} that were measured")
         elif sync_every > longest:
             found.append(f"H = {sync_every} is beyond the {longest} that were measured with {like} learners")
         if found:
@@ -258,6 +294,19 @@ def lab(merge: str = MergeRule.RDA.value) -> Lab:
     merged = ("isotropic", "isotropic_long") if merge == MergeRule.ISO else ("decoupled", "long")
     kinds = ("data_parallel", *merged, "overwritten")
     return Lab(*(msgspec.convert(recorded()[kind], list[Measured]) for kind in kinds))
+
+
+@lru_cache(maxsize=1)
+def error() -> float:
+    """Return the largest difference between what the lab measured and its forecast, as a share of a token's worth.
+
+    Rows that lie between others count as they would be forecast without their own measurement.
+    """
+    rda, iso = lab(), lab(MergeRule.ISO)
+    rows = [(rda, r) for r in (*rda.decoupled, *rda.long, *rda.overwritten)]
+    rows += [(iso, r) for r in (*iso.decoupled, *iso.long)]
+    between_ = [of.off_between(r) for of in (rda, iso) for r in of.decoupled]
+    return max(*between_, *(abs(of.off(row)) for of, row in rows))
 
 
 def tokens_each(steps: float, learners: int) -> float:

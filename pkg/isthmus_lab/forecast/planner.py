@@ -317,7 +317,8 @@ def _by_length(case: Case, found: Found, named: Callable[[Rules], str], *, all_m
         return ""
 
     def said(steps: float) -> str:
-        return f"{round(steps, -2):,.0f} ({learning.tokens_each(steps, case.learners):.2g} tokens a parameter)"
+        steps = round(steps, -2)
+        return f"{steps:,.0f} ({learning.tokens_each(steps, case.learners):.2g} tokens a parameter)"
 
     span = f"up to about {said(high)}" if low == learning.SHORT else f"from about {said(low)} to {said(high)}"
     worths = f"{there.worth.after(at):.2f} of data parallel's, by {best.rules.merge} {best.worth.after(at):.2f}"
