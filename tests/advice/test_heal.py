@@ -226,8 +226,8 @@ async def test_a_commit_that_is_missing(folder: Path, backup: bool) -> None:
     do="Without a backup, isthmus status … --accept-hole … reports it no more, nor does isthmus board … --accept-hole …, which "
     "reads past it, and isthmus gc … --accept-hole … collects past it, once it is older than the versions that gc keeps",
     then="`isthmus status --check` ends with 0 again, and with 1 for any other damage. Where the flag is to stay, set "
-    "ISTHMUS_ACCEPT_HOLE; the doctor takes it, too. heal and the syncers' metric still have the hole: silence the alert "
-    "IsthmusCommitMissing. Once gc has packed the commits around it, replay begins after it.",
+    "ISTHMUS_ACCEPT_HOLE; the doctor takes it, too, and syncers that are started with it, so that the alert "
+    "IsthmusCommitMissing ends. heal still has the hole. Once gc has packed the commits around it, replay begins after it.",
     lost="the proof of the versions before the snapshot, and nothing of the model",
 )
 async def test_a_commit_below_a_snapshot_that_is_missing(folder: Path) -> None:

@@ -228,6 +228,28 @@ async def test_a_syncer_at_work_says_it_and_goes_on(
         await train(w.learner("l2"), 60, enough=lambda: not coordinators[0].hole)
 
 
+@in_virtual_time
+async def test_a_syncer_counts_no_hole_that_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "WHOLE_EVERY_S", WHOLE_EVERY_S)
+    pace = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=8)
+    async with (
+        world(Path(), seed_of(Rules(fragments=2, sync_every=4), pace)) as w,
+        serving(w.syncer("s1", accepted={0: {3}})) as syncer,
+    ):
+        first, second = syncer.coordinators
+        await train(w.learner("l0"), 60, enough=lambda: min(first.head, second.head) >= 12)
+        for p in (0, 1):
+            await w.store.delete(commit_key(p, 3))
+        await asyncio.sleep(WHOLE_EVERY_S)
+        head = first.head
+        await train(w.learner("l1"), 60, enough=lambda: bool(second.hole) and first.head > head + 16)
+        assert (first.hole, commit_key(1, 3) in second.hole) == ("", True)
+        await w.store.delete(commit_key(0, 5))
+        await asyncio.sleep(WHOLE_EVERY_S)
+        await train(w.learner("l2"), 60, enough=lambda: bool(first.hole))
+        assert commit_key(0, 5) in first.hole, "another hole of the same fragment is counted"
+
+
 # --- a fragment that stands still while others move -------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from isthmus.format.signing import Signer
 from isthmus.learner import LearnerAgent
 from isthmus.log import Commit, Log, fold, merge
 from isthmus.log.creation import Seed, create_run
+from isthmus.log.holes import Holes
 from isthmus.log.run import Run
 from isthmus.runtime.clock import Runtime, single_threaded
 from isthmus.store import RUNNING, EdgeStore, Layer, Patience, Store, open_store
@@ -88,11 +89,13 @@ class World:
         """Return the same world with a wrapped store, which may be slow, faulty or asleep."""
         return replace(self, store=EdgeStore(wrap(self.store), self.runtime, patience))
 
-    def syncer(self, name: str = "s1", pace: Pace | None = None, *, deaf: bool = False) -> Syncer:
+    def syncer(
+        self, name: str = "s1", pace: Pace | None = None, *, deaf: bool = False, accepted: Holes | None = None
+    ) -> Syncer:
         """Return a syncer that is not started. A deaf syncer hears no other syncer, so it takes all fragments."""
         fragments = len(self.run.layout.fragments)
         holders = _Deaf(name, pace or self.run.pace, fragments, self.runtime.now()) if deaf else None
-        return Syncer(self.log, self.store, self.bus, self.runtime, name, pace, holders)
+        return Syncer(self.log, self.store, self.bus, self.runtime, name, pace, holders, accepted)
 
     def learner(self, name: str, **options: Any) -> LearnerAgent:
         """Return a learner's agent that has not joined."""

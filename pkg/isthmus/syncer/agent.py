@@ -42,6 +42,7 @@ from isthmus.format.records.objects import work_of
 from isthmus.format.rules import Pace
 from isthmus.log import Log
 from isthmus.log.bus_messages import keep_members, may_speak, streams_of, verify_batch
+from isthmus.log.holes import Holes
 from isthmus.log.manifests import Manifests
 from isthmus.log.merge import state_bytes
 from isthmus.reasons import Reason
@@ -114,7 +115,9 @@ class Syncer:
         name: str,
         pace: Pace | None = None,
         holders: Holders | None = None,
+        accepted: Holes | None = None,
     ) -> None:
+        """`accepted`: holes in the log that are not reported."""
         self.name = name
         self.pace = (pace or log.run.pace).check()
         self.tallies = Tallies()
@@ -176,6 +179,7 @@ class Syncer:
                 name,
                 self._speaker.say,
                 updates=store,
+                accepted=(accepted or {}).get(f.index, ()),
             )
             for f in self._run.layout.fragments
         ]

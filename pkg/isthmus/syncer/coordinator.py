@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -99,8 +99,10 @@ class FragmentCoordinator:
         name: str,
         say: Callable[[FromSyncer], None],
         updates: Store | None = None,
+        accepted: Collection[int] = (),
     ) -> None:
-        """`updates`: the store to read updates from, if not the log's. If it denies an update, that is no outage."""
+        """`updates`: the store to read updates from, if not the log's. If it denies an update, that is no outage.
+        `accepted`: versions that are lost for good, and are not reported."""
         self.fragment = log.run.layout.fragments[fragment]
         bounds = log.run.header.bounds
         self._inbox: FairQueue[Event] = FairQueue(INBOX_EACH, INBOX_MAX, self._dropped)
@@ -116,7 +118,7 @@ class FragmentCoordinator:
         self._metrics = metrics
         self._reader = FragmentReader(log, self.fragment, pace, runtime)
         self._fetcher = Fetcher(log, updates or log.store, self.fragment, runtime, limits.fetches, limits.manifests)
-        self._snapshots = Snapshots(log, self.fragment, pace, runtime, limits.snapshots, lambda: self.state)
+        self._snapshots = Snapshots(log, self.fragment, pace, runtime, limits.snapshots, lambda: self.state, accepted)
         self._recorder = Recorder(runtime)
         self._counting = Counting(fragment, name, metrics, runtime)
         self._name = name

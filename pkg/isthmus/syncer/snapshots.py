@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from isthmus.errors import Denied, LogCorrupt, Unavailable
 from isthmus.format.layout import Fragment
@@ -45,8 +45,10 @@ class Snapshots:
         runtime: Runtime,
         turns: asyncio.Semaphore,
         newest: Callable[[], State | None],
+        accepted: Collection[int] = (),
     ) -> None:
-        """`turns` is shared by all fragments. `newest` returns the newest state, or None if it is not here."""
+        """`turns` is shared by all fragments. `newest` returns the newest state, or None if it is not here. `accepted`:
+        versions that are lost for good, and are not reported."""
         self.merged = 0
         """Bytes of updates merged since the newest snapshot, as far as known."""
         self.hole = ""
@@ -57,6 +59,7 @@ class Snapshots:
         self._runtime = runtime
         self._turns = turns
         self._newest = newest
+        self._accepted = accepted
         self._after = snapshot_after(log.run.rules, fragment.size)
         self._always = not log.run.header.states_at_snapshots or state_bytes(log.run.rules) * fragment.size <= SMALL
         self._version = 0
@@ -108,7 +111,7 @@ class Snapshots:
         need all."""
         p = self._fragment.index
         try:
-            await require_commits(self._log, p, self._version)
+            await require_commits(self._log, p, self._version, self._accepted)
         except LogCorrupt as error:
             if self.hole != str(error):
                 logger.error("fragment %d has %s: %s", p, HOLE, error, extra={"fragment": p})

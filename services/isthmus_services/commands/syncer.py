@@ -17,6 +17,7 @@ from isthmus.format.records.fields import require_name
 from isthmus.format.rules import MemberRole, Rules
 from isthmus.log import Log
 from isthmus.log import gc as garbage
+from isthmus.log.holes import Holes
 from isthmus.log.log_health import collects, uncollected
 from isthmus.log.membership import require_may
 from isthmus.log.polar import require_gpu
@@ -79,7 +80,8 @@ async def _serve(settings: declared.Syncer, name: str, board: HealthServer) -> N
                 "%s serves at another pace than the run's (%s): give all its syncers these settings, since any of them "
                 "may open the next round of a fragment", name, ", ".join(differs),
             )  # fmt: skip
-        syncer = Syncer(ports.log, ports.store, ports.bus, ports.runtime, name, pace)
+        holes = shared.holes_in(settings)
+        syncer = Syncer(ports.log, ports.store, ports.bus, ports.runtime, name, pace, accepted=holes)
         started = ports.runtime.now()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(require_create_only(ports.store, ports.runtime))
@@ -110,7 +112,7 @@ async def _serve(settings: declared.Syncer, name: str, board: HealthServer) -> N
         # Load compiled kernels before the first merge needs them, but not before the syncer has started to serve.
         warming = asyncio.ensure_future(_warm(syncer, ports.log))
         minutes = asyncio.ensure_future(_minutes(SyncerMinute(name, syncer.metrics)))
-        collecting = asyncio.ensure_future(_collect(ports.log, settings.collect))
+        collecting = asyncio.ensure_future(_collect(ports.log, settings.collect, holes))
         growing = asyncio.ensure_future(_watch_space(syncer, ports.log))
         try:
             await serving
@@ -198,13 +200,13 @@ def _share_free(url: str) -> float:
     return usage.free / max(1, usage.total)
 
 
-async def _collect(log: Log, every_s: float | None) -> None:
+async def _collect(log: Log, every_s: float | None, accepted: Holes) -> None:
     """Collect garbage every `every_s` seconds until cancelled; do nothing if it is None."""
     while every_s is not None:
         await asyncio.sleep(every_s)
 
         async def once() -> garbage.Garbage:
-            plan = await garbage.plan(log)
+            plan = await garbage.plan(log, accepted=accepted)
             await garbage.apply(log, plan)
             return plan
 

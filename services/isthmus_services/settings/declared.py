@@ -129,7 +129,7 @@ class Create(OnBus, Participants, ModelOfRun, ArithmeticOfRun, PaceOfRun, Seeded
 
 
 @settings_class
-class Syncer(InRun, OnBus, TakingPart, PaceOfRun, Serving):
+class Syncer(InRun, OnBus, TakingPart, PaceOfRun, AcceptingHoles, Serving):
     """Settings of `isthmus syncer`."""
 
     name: Annotated[str | None, Setting("name of this syncer; @hostname: the host's name (default: a random name)")] = (
