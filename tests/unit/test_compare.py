@@ -21,7 +21,18 @@ from isthmus.errors import InputError
 from isthmus.format.rules import MergeRule
 from isthmus_lab.commands.plan import _lasting
 from isthmus_lab.forecast import learning
-from isthmus_lab.forecast.compare import ACROSS, ASSUMED, DECOUPLED, ONE_PLACE, Comparison, Job, Way, compare, held
+from isthmus_lab.forecast.compare import (
+    ACROSS,
+    ALONE,
+    ASSUMED,
+    DECOUPLED,
+    ONE_PLACE,
+    Comparison,
+    Job,
+    Way,
+    compare,
+    held,
+)
 from isthmus_lab.forecast.island import Island
 from isthmus_lab.forecast.learning import Lab, Measured, lab
 from isthmus_lab.forecast.outcome import DAY_S
@@ -55,8 +66,10 @@ def compared(
 
 def test_without_failures_one_place_loses_nothing_and_everything_is_counted_by_hand() -> None:
     found = compared(1e8, Island(name="a", count=4, gpus=2, up_gbit_s=2.0, down_gbit_s=5.0, latency_s=0.0))
-    one, across, ours = found.ways
-    assert [w.name for w in found.ways] == [ONE_PLACE, ACROSS, DECOUPLED]
+    one, across, alone, ours = found.ways
+    assert [w.name for w in found.ways] == [ONE_PLACE, ACROSS, ALONE, DECOUPLED]
+    assert alone.learnt == pytest.approx(1000 * DAY_S)
+    assert alone.usd == pytest.approx(24 * 2.0 * 2)
     assert one.processed == one.learnt == pytest.approx(4 * 1000 * DAY_S)
     assert one.usd == pytest.approx(24 * 2.0 * 8)
     # A ring moves 1.5 times 16 bits of 1e8 parameters over 2 Gbit/s: 1.2 s. It begins after the forward pass, a third
@@ -85,8 +98,9 @@ def test_any_failure_stops_a_job_and_its_own_alone_a_learner() -> None:
 def test_learners_of_unequal_speed_are_compared_token_by_token() -> None:
     fast, slow = Island(name="fast", step_s=1.0), Island(name="slow", step_s=3.0)
     fixed = replace(RDA, sync_every=24, fragments=12)
-    found = compared(1e8, fast, slow, fixed=fixed)
-    one, across, ours = found.ways
+    found = compared(1e8, slow, fast, fixed=fixed)
+    one, across, alone, ours = found.ways
+    assert alone.learnt == pytest.approx(1000 * DAY_S), "the fast one alone"
     # A step of two learners' tokens, three quarters of them on the fast one, takes 1.5 s on either.
     assert one.step_s == pytest.approx(1.5)
     assert one.processed == pytest.approx((1.0 + 1.0 / 3.0) * 1000 * DAY_S)
@@ -258,12 +272,13 @@ def test_the_command_says_what_it_rests_on_and_where_it_pays(
         "1 (parity) was published at large scale",
         "it pays where each link has less than",
         "1e+06 tokens in a learner's step (--step-tokens)",
-        "the comparison assumes: GPUs cost the same in every place",
+        "the comparison assumes: - GPUs cost the same in every place",
         "isthmus init s3://BUCKET/RUN",
     ):
         assert part in shown, part
     report = json.loads(said.read_text())
-    one, across, ours = report["compare"]["ways"]
+    one, across, alone, ours = report["compare"]["ways"]
+    assert f"at most {ours['learnt'] / alone['learnt']:.3g} times it" in shown
     assert ours["learnt"] == pytest.approx(ours["processed"] * report["worth"]["long"])
     assert across["learnt"] < ours["learnt"] < one["learnt"]
     hours, parity = (report["compare"][name] for name in ("mtbf_hours", "mtbf_hours_at_parity"))
@@ -282,7 +297,12 @@ def test_failures_that_nobody_would_train_with_are_no_case_for_it(
     assert main(["plan", *words]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "it never pays here, nor at parity, not even if every learner failed every 30 minutes" in shown
-    assert json.loads(said.read_text())["compare"]["mtbf_hours"] == "never"
+    beside = json.loads(said.read_text())["compare"]
+    assert beside["mtbf_hours"] == "never"
+    place, ours = beside["goodput_at_least"]
+    assert f"because then goodput is {place:.0%} in one place and {ours:.0%} decoupled (a restart there takes" in shown
+    assert ours < place, "or it would pay at parity"
+    assert "dollars: egress is not known without regions" in shown
     words[words.index("100")] = "0.3"
     assert main(["plan", *words]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -324,7 +344,7 @@ def test_what_costs_nothing_has_no_price_per_dollar(capsys: pytest.CaptureFixtur
     assert main(["plan", "--params", "1e6", "--compare", "--gpu-hour", "0", "--learners", "1"]) == 0
     shown = capsys.readouterr().out
     assert "a day of 8 GPUs in 1 learner, 1e+06 parameters" in shown
-    assert re.search(r"learnt per dollar +│ +free │ +free │ +[0-9.e+]+ │", shown)
+    assert re.search(r"learnt per dollar +│ +free │ +free │ +free │ +[0-9.e+]+ │", shown)
     assert "inf" not in shown
 
 
@@ -341,6 +361,12 @@ def test_beyond_what_the_lab_measured_it_says_so(capsys: pytest.CaptureFixture[s
         r"beyond H = (\d+) \(isotropic merges: beyond H = (\d+)\)", (RESULTS.parent / "compare.md").read_text()
     )
     assert said == (str(rda.longest_period), str(iso.longest_period))
+
+
+def test_a_comparison_fits_into_a_hundred_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--params", "7e9", "--learners", "3", "--compare"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[:-1])) <= 100, "only the line to copy may be longer"
 
 
 # --- what a token is worth --------------------------------------------------------------------------------------------
@@ -377,6 +403,13 @@ def test_isotropic_merges_are_worth_more_than_rda_and_no_more_than_parity() -> N
             rda, iso = (lab(merge).worth(learners, sync_every, 0.9) for merge in ("rda", "iso"))
             assert rda.short < iso.short <= 1.0
             assert rda.long < iso.long <= 1.0
+
+
+def test_a_token_of_a_larger_batch_is_worth_what_the_page_says() -> None:
+    """Data parallel of twice as many learners needs more than half of the steps to the same loss."""
+    costs = [1.0 - 300.0 / lab().steps_for(2 * m, lab().loss_after(m, 600)) for m in (2, 4, 8)]
+    page = (RESULTS.parent / "compare.md").read_text().partition("<!-- doubled -->")[2].partition("<!--")[0]
+    assert page == f"{100 * min(costs):.0f} to {100 * max(costs):.0f} %"
 
 
 def test_every_measured_row_of_learners_and_periods_is_in_the_forecast() -> None:
@@ -457,5 +490,5 @@ def test_a_plan_says_without_being_asked_how_data_parallel_does(
         assert words in shown
         assert (json.loads(said.read_text())["times_data_parallel_across_links"] > 1.05) == better
         assert "matrices of a typical transformer, " in shown
-        assert "no learner pays egress" in shown
+        assert "egress not known without --islands" in shown
         assert ("pass each learner --checkpoint " in shown) == better

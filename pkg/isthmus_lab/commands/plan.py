@@ -25,6 +25,7 @@ from isthmus_lab.commands import declared, rates
 from isthmus_lab.forecast import matrices, speeds
 from isthmus_lab.forecast.compare import (
     ACROSS,
+    ALONE,
     ASSUMED,
     DECOUPLED,
     ONE_PLACE,
@@ -56,6 +57,12 @@ USUAL_TFLOP_S = 400.0
 
 WELL_AHEAD = 1.05
 """Times as much as data parallel across the links below which a plan says that data parallel does as well."""
+
+NO_EGRESS = "egress is not known without regions (region and store_region in a file, --islands)"
+"""Said where no learner has a region."""
+
+COLUMNS = 100
+"""Columns of the output of `--compare`, if it goes into a file or a pipe."""
 
 TURNS = ("mtbf_hours", "mtbf_hours_at_parity", "gbit_s", "gbit_s_at_parity")
 """Fields of a comparison at which decoupled training stops paying."""
@@ -98,7 +105,7 @@ def run(arguments: declared.Plan) -> int:
     line = init_line(found, arguments.model, bus if arguments.requests_per_hour else None)
     in_store = msgspec.to_builtins(bus)
     report = plain(found) | {"init": line, "bus_in_store": in_store, "speeds": {"named": named, "how": table.how}}
-    console = stdout()
+    console = stdout(COLUMNS if arguments.compare else None)
     for island in islands:
         console.print(_links(island), highlight=False)
         if arguments.compare:
@@ -107,7 +114,7 @@ def run(arguments: declared.Plan) -> int:
         if arguments.step_tokens is None:
             assumed.append(f"{STEP_TOKENS:g} tokens in a learner's step (--step-tokens)")
         beside = compare(found, islands, prices, tokens)
-        _show_compared(found, beside, islands)
+        _show_compared(found, beside, islands, arguments.islands is not None)
         turns = {name: _turn(getattr(beside, name)) for name in TURNS}
         report["compare"] = msgspec.to_builtins(beside) | turns | {"assumed": ASSUMED}
     else:
@@ -116,10 +123,12 @@ def run(arguments: declared.Plan) -> int:
             beside = compare(found, islands, prices, tokens)
             report["times_data_parallel_across_links"] = _times(beside)
             console.print(_beside_data_parallel(beside), highlight=False)
-    console.print(_priced(bus, of_objects, counted=arguments.requests_per_hour is not None), highlight=False)
+    if not arguments.compare or arguments.requests_per_hour is not None:
+        console.print(_priced(bus, of_objects, counted=arguments.requests_per_hour is not None), highlight=False)
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
-    console.print(f"syncer arithmetic: {named}: {table.how}", highlight=False)
+    if not arguments.compare:
+        console.print(f"syncer arithmetic: {named}: {table.how}", highlight=False)
     console.print(f"the plan rests on: {'; '.join(_rests_on(found, islands, specs))}", highlight=False)
     if assumed:
         console.print(f"assumed, because not given: {'; '.join(assumed)}", highlight=False)
@@ -440,6 +449,8 @@ def _show(found: Plan) -> None:
         highlight=False,
     )
     restarts = f" ({day['restarts_gb']:,.0f} of it by restarts)" if day["restarts_gb"] else ""
+    known = any(f.island.region for f in found.forecasts)
+    egress = f"${day['egress_usd']:,.2f}" if known else "not known without --islands"
     priced = f", {found.per_usd:.4g} per dollar" if day["gpu_usd"] else ""
     console.print(
         f"all learners together learn as much in a second as {found.learnt:.4g} of their steps do in data parallel"
@@ -449,7 +460,7 @@ def _show(found: Plan) -> None:
     console.print(
         f"a day: {day['up_gb']:,.0f} GB up, {day['down_gb']:,.0f} GB down{restarts}, {day['writes']:,.0f} writes, "
         f"{day['reads']:,.0f} reads, {day['stored_gb']:,.0f} GB stored: ${day['usd']:,.2f} "
-        f"(GPUs ${day['gpu_usd']:,.2f}, requests ${day['requests_usd']:,.2f}, egress ${day['egress_usd']:,.2f}, "
+        f"(GPUs ${day['gpu_usd']:,.2f}, requests ${day['requests_usd']:,.2f}, egress {egress}, "
         f"storage ${day['storage_usd']:,.2f}, syncer ${day['syncer_usd']:,.2f})",
         highlight=False,
     )
@@ -494,7 +505,7 @@ def _rests_on(found: Plan, islands: Sequence[Island], specs: Sequence[Spec] | No
         "the share merged is of a run whose period is at rest, within 8 points of the lab's agents (docs/paper.md)",
     ]
     if not any(island.region for island in islands):
-        parts.append("no learner pays egress (region and store_region in a file, --islands, tell who does)")
+        parts.append(f"{NO_EGRESS}: counted as 0")
     return parts
 
 
@@ -554,12 +565,12 @@ def _forecasts(found: Plan) -> list[Table]:
     return [time, links]
 
 
-def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island]) -> None:
-    console = stdout()
+def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island], from_file: bool) -> None:
+    console = stdout(COLUMNS)
     gpus, learners = sum(i.gpus * i.count for i in islands), sum(i.count for i in islands)
     table = _columns(
         f"a day of {gpus:,} GPUs in {learners} learner{'s' if learners > 1 else ''}, {found.params:.3g} parameters",
-        ("", "data parallel, one place", "data parallel, across the links", "decoupled"),
+        ("", "data parallel,\none place", "data parallel,\nacross the links", "one island\nalone", "decoupled"),
     )
     one = beside.way(ONE_PLACE)
     ways = beside.ways
@@ -591,13 +602,36 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island]) -
     )
     for line in _worth(found):
         say(line)
-    say(f"compared with one place, which must have {gpus:,} GPUs: {_pays_place(beside)}")
+    if found.tie:
+        say(f"the merge rule is {found.tie}")
+    say(f"compared with one place, which must have {gpus:,} GPUs: {_pays_place(found, beside)}")
     say(f"compared with data parallel across the links ({ours.learnt / beside.way(ACROSS).learnt:.3g} times it): "
         f"{_pays_links(beside)}")  # fmt: skip
-    say(f"the comparison assumes: {'; '.join(ASSUMED)}")
+    alone = beside.way(ALONE)
+    say(
+        f"compared with one island alone, in batches of 1/{learners} of the tokens, which teach more per token: "
+        f"at most {ours.learnt / alone.learnt:.3g} times it"
+        + (f", for {ours.usd / alone.usd:.3g} times the dollars" if alone.usd else "")
+    )
+    if not any(island.region for island in islands):
+        say(f"dollars: {NO_EGRESS if not from_file else 'no egress, since no learner has a region'}")
+    say("the comparison assumes:")
+    for assumption in ASSUMED:
+        say(f"- {assumption}")
 
 
-def _pays_place(beside: Comparison) -> str:
+def _never(found: Plan, beside: Comparison) -> str:
+    """Return why decoupled training learns less than one place even if every learner fails very often."""
+    place, ours = beside.goodput_at_least
+    away = max(found.forecasts, key=lambda f: f.restart_s)
+    reading = f", {away.read_s:,.0f} s of them to read {away.read_gb:.3g} GB" if away.island.restart_s is None else ""
+    return (
+        f"because then goodput is {place:.0%} in one place and {ours:.0%} decoupled (a restart there takes "
+        f"{away.restart_s:,.0f} s{reading}), and a token is worth {found.worth.long:.2f}, 1 at parity"
+    )
+
+
+def _pays_place(found: Plan, beside: Comparison) -> str:
     def when(hours: float) -> str:
         if math.isinf(hours):
             return "at any failure rate"
@@ -605,6 +639,7 @@ def _pays_place(beside: Comparison) -> str:
 
     here, parity = beside.mtbf_hours, beside.mtbf_hours_at_parity
     even = f"not even if every learner failed every {_lasting(beside.mtbf_least_hours * 3600.0)}"
+    even += f", {_never(found, beside)}"
     if here is not None:
         return f"it pays {when(here)}" + ("" if parity is None else f"; at parity {when(parity)}")
     if parity is None:

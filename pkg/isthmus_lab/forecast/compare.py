@@ -1,10 +1,11 @@
 """Decoupled training beside data parallel at equal wall time: tokens learnt in a day, after failures and loss.
 
-There are three ways to use the same GPUs for a day. *Data parallel in one place*: all GPUs stand side by side, with
-links that cost nothing. Any failure stops all of them, and they continue from their last checkpoint. *Data parallel
-across the links*: the GPUs stay where they are and all-reduce bfloat16 gradients in every step. *Decoupled*: as
-planned. The tokens learnt are the tokens that failures do not take back, times the worth of a token (`learning`). Data
-parallel pays no loss, by definition. `ASSUMED` has what else the figures rest on.
+There are four ways to use the GPUs for a day. *Data parallel in one place*: all GPUs stand side by side, with links
+that cost nothing. Any failure stops all of them, and they continue from their last checkpoint. *Data parallel across
+the links*: the GPUs stay where they are and all-reduce bfloat16 gradients in every step. *One island alone*: the one
+that learns most trains by itself, and the others stand idle. *Decoupled*: as planned. The tokens learnt are the
+tokens that failures do not take back, times the worth of a token (`learning`). Data parallel pays no loss, by
+definition. `ASSUMED` has what else the figures rest on.
 """
 
 import math
@@ -22,14 +23,16 @@ from isthmus_lab.working_time import goodput
 from isthmus_services.board.prices import Prices
 
 ONE_PLACE, ACROSS, DECOUPLED = "data parallel in one place", "data parallel across the links", "decoupled"
+ALONE = "one island alone"
 
 ASSUMED = (
     "GPUs cost the same in every place, and are paid while they stand still",
     "store, bus and syncers never fail, failures are independent, and a learner that failed returns with all its GPUs",
     "a data-parallel batch has the tokens of one step of every learner, divided by the learners' speeds, so that no "
     "learner waits for another; learners of decoupled training take steps of equal size, each at its own speed",
-    "a batch of all learners costs data parallel no loss, and its checkpoints take half a second each, at Young's "
-    "interval",
+    "data-parallel checkpoints take half a second each, at Young's interval",
+    "tokens of all ways count alike, although their batches are of different sizes: one island alone has a batch of "
+    "one learner, the others one of all (in the lab, a token of the larger batch teaches less)",
     "one place starts again without reading over a link; across the links, every failure reads checkpoint and model",
     "gradients cross the links in bfloat16, in a ring, during the backward pass, which is two thirds of a step",
     "the worth of a token was measured with learners of equal speed that do not fail",
@@ -86,7 +89,7 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All three ways, and the failure rates and bandwidths at which decoupled training falls behind another way."""
+    """All ways, and the failure rates and bandwidths at which decoupled training falls behind another way."""
 
     ways: list[Way]
     least: float
@@ -103,6 +106,8 @@ class Comparison:
     """Gbit/s of every link above which data parallel across the links learns more; None: it does at any bandwidth,
     inf: it does at none."""
     gbit_s_at_parity: float | None
+    goodput_at_least: tuple[float, float]
+    """Goodputs of one place and of decoupled training if every learner fails each `mtbf_least_hours`."""
 
     def way(self, name: str) -> Way:
         """Return the way with this name."""
@@ -146,8 +151,13 @@ def compare(found: Plan, islands: Sequence[Island], prices: Prices, tokens: floa
 
     worth = found.worth.long
     least_hours = min(MTBF_LEAST_HOURS, *(i.mtbf_hours for i in islands))
+    often = [replace(i, mtbf_hours=least_hours) for i in islands]
     return Comparison(
-        ways=[one, across, ours],
+        ways=[one, across, _alone(islands, tokens, prices, job), ours],
+        goodput_at_least=(
+            _parallel(ONE_PLACE, often, tokens, gpu_usd, job).goodput,
+            _decoupled(found, often, tokens).goodput,
+        ),
         least=plain * found.worth.short,
         most=plain * PARITY,
         mtbf_hours=_turns(beats(worth), least_hours, 1e7),
@@ -194,6 +204,12 @@ def _parallel(
     useful = goodput(computing_s * held(rate, stall_s, job), 0.0, step_s)
     processed = learners * tokens * useful * DAY_S / computing_s
     return Way(name=name, step_s=step_s, goodput=useful, processed=processed, worth=1.0, learnt=processed, usd=usd)
+
+
+def _alone(islands: Sequence[Island], tokens: float, prices: Prices, job: Job) -> Way:
+    """Return data parallel on the one learner that learns most; only its GPUs are paid."""
+    each = [_parallel(ALONE, [replace(i, count=1)], tokens, 24.0 * prices.gpu_hour * i.gpus, job) for i in islands]
+    return max(each, key=lambda way: way.learnt)
 
 
 def _across(params: float, islands: Sequence[Island], job: Job) -> float:

@@ -93,6 +93,8 @@ class Plan:
     """Seconds between two checkpoints of a learner that every figure is for."""
     per_usd: float
     """What is maximised: steps learnt per dollar, or `learnt` if GPUs cost nothing."""
+    tie: str
+    """What another merge rule learns, if the difference is within the error of the forecast; else empty."""
 
 
 def plan(
@@ -144,12 +146,11 @@ def plan(
                 f"{cores:.2g} of its cores",
             )
         )
-    whole = best.checkpoint
     reasons.append(
         Choice(
             name="checkpoint",
             value=int(checkpoint_s),
-            reason=f"seconds between two: {whole / 1e9:.3g} GB each, at most {CHECKPOINT_SHARE:.0%} of every uplink",
+            reason=_why_checkpoint(case, best),
         )
     )
     backs = sorted(f.back_s / f.island.step_s for f in best.forecasts for _ in range(f.island.count))
@@ -187,7 +188,29 @@ def plan(
         learnt=best.learnt,
         checkpoint_s=checkpoint_s,
         per_usd=best.per_usd,
+        tie=_tie(found),
     )
+
+
+def _tie(found: Found) -> str:
+    """Return what the other merge rule learns at best, if the difference is within the error of the forecast."""
+    best, error = found.best, learning.error()
+    others = [o for o in found.by_way if o.rules.merge != best.rules.merge and o.fits == best.fits]
+    other = max(others, key=lambda o: o.rank, default=best)
+    if not best.per_usd or other.per_usd < best.per_usd * (1.0 - error) or other is best:
+        return ""
+    return (
+        f"a tie: {_named(other.rules)} {_beside(other, best)}, and the forecast errs by up to {error:.0%} "
+        f"(docs/compare.md); {best.rules.merge} is taken only because its figure is the higher one"
+    )
+
+
+def _named(of: Rules) -> str:
+    """Return the name of a way to merge."""
+    if of.merge != MergeRule.ISO:
+        return of.merge
+    size = f"blocks of {of.iso_block}" if of.iso_block else "whole matrices"
+    return f"iso, {size}{', sent so' if of.isotropic_up else ''}"
 
 
 def _reasons(case: Case, fixed: Fixed, best: Outcome) -> list[Choice]:
@@ -255,23 +278,20 @@ def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
     if not case.matrices.shapes:
         return Choice(name="merge", value=rules.merge, reason="there are no matrices to merge isotropically")
 
-    def named(of: Rules) -> str:
-        if of.merge != MergeRule.ISO:
-            return of.merge
-        size = f"blocks of {of.iso_block}" if of.iso_block else "whole matrices"
-        return f"iso, {size}{', sent so' if of.isotropic_up else ''}"
-
     def share(of: Outcome) -> str:
-        return f"{named(of.rules)} {_beside(of, best)}{' (extrapolated)' if _beyond(of) else ''}"
+        return f"{_named(of.rules)} {_beside(of, best)}{' (extrapolated)' if _beyond(of) else ''}"
 
     others = sorted((o for o in found.by_way if o is not best), key=lambda o: o.rank, reverse=True)[:OTHERS]
     most = "as you asked" if fixed.merge else f"learns most{' per dollar' if case.gpu_usd else ''}"
     parts = [
-        f"{named(rules)}: {most}{' (extrapolated)' if _beyond(best) else ''}; beside it {', '.join(map(share, others))}"
+        f"{_named(rules)}: {most}{' (extrapolated)' if _beyond(best) else ''}; "
+        f"beside it {', '.join(map(share, others))}"
         if others
         else most
     ]
-    if said := _by_length(case, found, named, all_measured=not any(map(_beyond, (best, *others)))):
+    if tie := _tie(found):
+        parts.append(tie)
+    if said := _by_length(case, found, all_measured=not any(map(_beyond, (best, *others)))):
         parts.append(said)
     if rules.merge == MergeRule.ISO:
         took = case.speeds(rules)
@@ -289,10 +309,10 @@ def _beyond(of: Outcome) -> bool:
     return bool(of.worth.beyond)
 
 
-def _by_length(case: Case, found: Found, named: Callable[[Rules], str], *, all_measured: bool) -> str:
+def _by_length(case: Case, found: Found, *, all_measured: bool) -> str:
     """Return the lengths of a run at which the other kind of merge learns more; nothing if there is no other.
 
-    `named`: returns the name of a way to merge. `all_measured`: whether nothing that is compared is extrapolated;
+    `all_measured`: whether nothing that is compared is extrapolated;
     otherwise the text does not claim that the choice holds in the lab's runs.
     """
     best = found.best
@@ -324,7 +344,7 @@ def _by_length(case: Case, found: Found, named: Callable[[Rules], str], *, all_m
     worths = f"{there.worth.after(at):.2f} of data parallel's, by {best.rules.merge} {best.worth.after(at):.2f}"
     return (
         f"{'extrapolated: ' if _beyond(best) or _beyond(there) else ''}in runs of {span} of the lab's steps, "
-        f"{named(there.rules)} learns more: after {round(at, -2):,.0f} steps a token is worth {worths}"
+        f"{_named(there.rules)} learns more: after {round(at, -2):,.0f} steps a token is worth {worths}"
     )
 
 
@@ -339,6 +359,19 @@ def _lengthened(fixed: Fixed, best: Outcome) -> str:
     return f"{asked}the run will use {best.period}, because {least}; every figure here is for {best.period}"
 
 
+def _why_checkpoint(case: Case, best: Outcome) -> str:
+    """Return the reason for the time between two checkpoints of a learner."""
+    size = f"{best.checkpoint / 1e9:.3g} GB each"
+    if best.checkpoint_s <= CHECKPOINT_S:
+        return f"seconds between two, the least; {size}, at most {CHECKPOINT_SHARE:.0%} of every uplink"
+    slowest = min(case.islands, key=lambda island: island.up_gbit_s)
+    return (
+        f"seconds between two: {size} take so long at {CHECKPOINT_SHARE:.0%} of an uplink of {slowest.up_gbit_s:g} "
+        f"Gbit/s ({slowest.name}), the rest is for updates; after a failure merged updates stay: only the optimizer's "
+        "moments and the position in the data are as old as the checkpoint"
+    )
+
+
 def _why_period(case: Case, fixed: Fixed, best: Outcome) -> str:
     """Return the reason for this period, compared with a shorter and a longer one."""
     if not best.fits:
@@ -346,6 +379,8 @@ def _why_period(case: Case, fixed: Fixed, best: Outcome) -> str:
     if not best.learnt:
         return "nothing comes back within any period"
     at = f"{best.kept:.0%} of the work merged, {best.load:.0%} of a link ({HEADROOM:.0%} at most)"
+    if best.period >= (longest := learning.lab(best.rules.merge).longest_period) and case.learners > 1:
+        at += f"; {longest} is the longest period that the lab measured with {best.rules.merge}"
     here = best.rules.sync_every
     shorter = [h for h in PERIODS if (fixed.fragments or 1) <= h < here]
     longer = [h for h in PERIODS if h > here]

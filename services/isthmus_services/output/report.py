@@ -21,15 +21,19 @@ PIPE_WIDTH = 200
 """Columns of the console if stdout is not a terminal and COLUMNS is not set."""
 
 
-def stdout() -> "Console":
-    """Return a console on stdout, as wide as the terminal or as COLUMNS says; else `PIPE_WIDTH` columns wide."""
+def stdout(piped: int | None = None) -> "Console":
+    """Return a console on stdout, as wide as the terminal or as COLUMNS says.
+
+    Without either it is `PIPE_WIDTH` columns wide, or at most `piped`.
+    """
     from rich.console import Console
 
     class OnStdout(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # `main` handles it; rich would end with the exit code of a failed check
 
-    return OnStdout(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH)
+    width = min(PIPE_WIDTH, piped or PIPE_WIDTH)
+    return OnStdout(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else width)
 
 
 def require_free(path: str | Path, flag: str, *, force: bool) -> None:
