@@ -97,7 +97,9 @@ PLAIN = {
         "relative: the difference as a share of how far the recorded run had moved from its start; it says how far apart the "
         "two models are, not which one is better updates are taken as recorded, from their original bases: under these rules, "
         "learners would have trained differently",
-        "the function merges in place of all rules, at the recorded outer rate and momentum unless --set changes them …",
+        "the function merges in place of all rules, at the recorded outer rate and momentum unless --set changes them; the lab "
+        "gives it those of RDA, and another outer step can reverse which rule is better: for the lab's, add --set outer.lr=… --set "
+        "outer.momentum=… …",
         "cosine between the two",
         "difference between the two",
         "distance of the recorded run from its start",

@@ -158,6 +158,8 @@ def test_a_recorded_run_is_folded_by_a_rule_of_ones_own(folder: Path, capsys: py
     said = capsys.readouterr().out
     assert "RUN with merge=own_rule:mean" in said
     assert "the function merges in place of all rules, at the recorded outer rate and momentum" in said
+    # The lab's outer step for this period is RDA's.
+    assert "for the lab's, add --set outer.lr=0.4 --set outer.momentum=0.8\n" in said
     assert "reproducible on: " in said
     assert main(["replay", "RUN", "--set", "merge=avg", "--export", "avg.safetensors", "--json", "a.json"]) == 0
     own, built_in = load_file("mine.safetensors"), load_file("avg.safetensors")

@@ -9,6 +9,7 @@ from pathlib import Path
 from isthmus.agent.ports import open_log
 from isthmus.codecs import kernels
 from isthmus.errors import InputError
+from isthmus.format.rules import MergeRule, outer_for
 from isthmus.inspect import export as exports
 from isthmus.inspect import replay as replays
 from isthmus.inspect import whatif
@@ -256,9 +257,11 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
         )
     made_by = provenance(source_of("isthmus.inspect.whatif"), a.threads, [a.merge]) if a.merge else None
     if made_by:
+        rate, momentum = outer_for(MergeRule.RDA, log.run.rules.sync_every)
         print(
             "the function merges in place of all rules, at the recorded outer rate and momentum unless --set changes "
-            f"them\n{made_by.line}"
+            "them; the lab gives it those of RDA, and another outer step can reverse which rule is better: for the lab's, "
+            f"add --set outer.lr={rate:g} --set outer.momentum={momentum:g}\n{made_by.line}"
         )
     if a.plot:
         _plot(Path(a.plot), outcome.rows, said)
