@@ -4,9 +4,9 @@ import asyncio
 import itertools
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
-from isthmus.bus.base import NAMES_MAX, START, Bus, BusItem, Refused
+from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, START, Bus, BusItem, Refused
 from isthmus.errors import Unavailable
 from isthmus.format.records.messages import Announce, AnyMessage, Call, batches
 from isthmus.format.signing import Signer
@@ -26,6 +26,9 @@ RECENT_S = 120.0
 
 A live agent sends a message every heartbeat.
 """
+
+BACKLOG_READS = 2 * RETAINED_MESSAGES // READ_MAX + 1
+"""Reads that return the messages kept when the first of them began: a bus keeps at most twice as many as it should."""
 
 BACKOFF_S = (0.1, 2.0)
 
@@ -163,11 +166,20 @@ class Listener:
             del self._left[next(iter(self._left))]
 
     async def backlog(self) -> AsyncIterator[tuple[str, BusItem]]:
-        """Yield the messages that are kept and not yet read, without waiting. Raises `Unavailable`."""
+        """Yield the messages that are kept and not yet read, without waiting. Raises `Unavailable`.
+
+        This ends however fast messages come: a stream counts as read to its end once a read returns fewer of its
+        messages than it may. In a busy run, no read of all streams would find nothing.
+        """
         await self.find()
-        while found := await self._bus.read(self.positions, 0.0):
+        unread: Iterable[str] = self.positions
+        for _ in range(BACKLOG_READS):
+            found = await self._bus.read({stream: self.positions[stream] for stream in unread}, 0.0)
             for pair in self._advance(found):
                 yield pair
+            unread = [stream for stream, messages in found.items() if len(messages) >= READ_MAX]
+            if not unread:
+                return
 
     async def live(self, gap: Callable[[], None]) -> AsyncIterator[tuple[str, BusItem]]:
         """Yield new messages, for ever; `gap` is called whenever the bus is back after an outage."""
