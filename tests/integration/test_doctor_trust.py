@@ -1,13 +1,13 @@
 """The doctor calls a bus another run's only while the run is committed to, and hears a syncer behind any other message."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from isthmus.bus import Bus, open_bus
+from isthmus.bus import Bus, BusItem, open_bus
 from isthmus.bus.base import READ_MAX
 from isthmus.doctor import FAILURE, OK, WARNING, CheckOutcome, Finding, RoleKind
 from isthmus.doctor.trust import _is_of_run
@@ -117,3 +117,22 @@ async def test_a_syncer_is_heard_behind_what_is_no_syncers(after_s: float, folde
         finding, _ = await asyncio.gather(found(w, other), say())
         assert finding is not None
         assert finding.outcome == OK
+
+
+@in_virtual_time
+async def test_nonsense_that_comes_during_every_read_does_not_keep_the_doctor(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_run(folder) as (w, other):
+        await grown(w, 2, "s1")
+        read = type(other).read
+
+        async def busy(bus: Bus, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[BusItem]]:
+            await other.append(SYNCER_STREAM, b"nonsense")
+            await asyncio.sleep(0.1)
+            return await read(bus, positions, timeout_s)
+
+        monkeypatch.setattr(type(other), "read", busy)
+        finding = await asyncio.wait_for(found(w, other), 60.0)
+        assert finding is not None
+        assert finding.outcome == FAILURE

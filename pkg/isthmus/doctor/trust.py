@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 
 from isthmus.bus import Bus, open_bus
+from isthmus.bus.base import READ_MAX
 from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, RoleKind
 from isthmus.errors import InputError, IsthmusError, RecordInvalid
 from isthmus.format.records.messages import SYNCER_STREAM, Alive, AnyMessage
@@ -206,7 +207,8 @@ async def _said_by_syncers(
     positions = await bus.ago([SYNCER_STREAM], back_s)
     until, members = runtime.now() + wait_s, log.members if log.members.signed else None
     while found := await bus.read(positions, max(0.0, until - runtime.now())):
-        for item in found.get(SYNCER_STREAM, ()):
+        said = found.get(SYNCER_STREAM, ())
+        for item in said:
             positions = {SYNCER_STREAM: item.position}
             try:
                 messages = verify_batch(SYNCER_STREAM, item.body, log.run.digest, members) if item.body else ()
@@ -214,3 +216,5 @@ async def _said_by_syncers(
                 continue
             for message in messages:
                 yield message
+        if runtime.now() >= until and len(said) < READ_MAX:
+            return  # everything until now was read; syncers may write as fast as this reads, for ever
