@@ -260,8 +260,8 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
         rate, momentum = outer_for(MergeRule.RDA, log.run.rules.sync_every)
         print(
             "the function merges in place of all rules, at the recorded outer rate and momentum unless --set changes "
-            "them; the lab gives it those of RDA, and another outer step can reverse which rule is better: for the lab's, "
-            f"add --set outer.lr={rate:g} --set outer.momentum={momentum:g}\n{made_by.line}"
+            "them; the lab gives it those of RDA, and another outer step can reverse which rule is better: for the "
+            f"lab's, add --set outer.lr={rate:g} --set outer.momentum={momentum:g}\n{made_by.line}"
         )
     if a.plot:
         _plot(Path(a.plot), outcome.rows, said)

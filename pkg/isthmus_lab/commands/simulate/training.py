@@ -128,8 +128,8 @@ def _show(
         console.print(line, style="dim", highlight=False)
     if any(s.name.endswith(f"→ {s.own_merge}") for s in settings):
         said = (
-            "→: the same setting, merged by your function at RDA's outer rate and momentum; isthmus replay --merge uses "
-            "the recorded run's, and another outer step can reverse which rule is better"
+            "→: the same setting, merged by your function at RDA's outer rate and momentum; isthmus replay --merge "
+            "uses the recorded run's, and another outer step can reverse which rule is better"
         )
         console.print(said, style="dim", highlight=False)
     console.print(made_by.line, style="dim", highlight=False)
