@@ -44,6 +44,6 @@ def test_a_rule_of_ones_own_is_compared_and_folded(tmp_path: Path) -> None:
     assert {d["baseline"] for d in found["differences"].values()} == {"iso"}
     assert {len(d["by_seed"]) for d in found["differences"].values()} == {3}
     assert all(2.0 < row["val_loss"] < 5.0 for row in found["rows"])
-    assert sum("merge=my_rule:agreed" in text for text in said.values()) == 3
+    assert sum("merge=my_rule:agreed" in text for text in said.values()) == 4
     for name in ("my.png", "whatif.png", "other.safetensors"):
         assert (tmp_path / name).stat().st_size

@@ -118,8 +118,8 @@ def link(load: float, sync_every: int) -> float:
     return PARAMS * 4.125 / sync_every / 1e9 / load
 
 
-EVERY = [(12, 12, load, latency_s) for load in (0.1, 0.69, 1.5, 3.0) for latency_s in (0.02, 0.2, 0.5)]
-EVERY += [(24, 12, load, latency_s) for load in (0.35, 1.5) for latency_s in (0.06, 0.5)]
+EVERY = [(12, 12, 0.1, 0.5), (12, 12, 0.69, 0.02), (12, 12, 0.69, 0.2), (12, 12, 1.5, 0.5), (12, 12, 3.0, 0.02)]
+EVERY += [(24, 12, 0.35, 0.5), (24, 12, 1.5, 0.06)]
 QUICK = {(12, 12, 0.1, 0.5), (12, 12, 0.69, 0.02), (12, 12, 3.0, 0.02)}
 
 
