@@ -2,7 +2,6 @@
 
 import argparse
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +18,7 @@ from isthmus_services.settings import resolve as s
 from isthmus_services.settings.command import Command, installed, names
 
 
-@dataclass(frozen=True, kw_only=True)
+@s.settings_class
 class Kiln:
     """Settings of an imaginary command."""
 
@@ -31,6 +30,19 @@ class Kiln:
     marks: Annotated[list[str] | None, s.Setting("marks", name="mark")] = None
     key: Annotated[str | None, s.Setting("of the shed", secret=True)] = None
     fire: Annotated[bool, s.Setting("now", flag_only=True)] = False
+
+
+def test_settings_have_their_defaults_and_do_not_change() -> None:
+    kiln = Kiln(clay="red", hours=2)
+    assert (kiln.clay, kiln.heat, kiln.hours, kiln.marks) == ("red", 900.0, 2, None)
+    with pytest.raises(AttributeError, match="heat"):
+        kiln.heat = 1.0  # type: ignore[misc]
+    with pytest.raises(AttributeError, match="heat"):
+        del kiln.heat
+    with pytest.raises(TypeError, match="clay"):
+        Kiln()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="oven"):
+        Kiln(clay="red", oven=1)  # type: ignore[call-arg]
 
 
 NAMES = {"kiln": {f.name for f in s.fields(Kiln) if not f.flag_only}, "other": {"wheel"}}

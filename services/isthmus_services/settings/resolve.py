@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -126,9 +126,27 @@ class Setting:
 def settings_class(cls: type[T]) -> type[T]:
     """Return a frozen dataclass of settings that cannot be compared or printed.
 
-    Nothing needs that, and every command would take 10 ms longer to start.
+    All share the methods below. A dataclass compiles methods of its own, and all commands declare their settings at
+    every start: 0.2 ms for each of 45 classes.
     """
-    return dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
+    made = dataclass(kw_only=True, init=False, eq=False, repr=False)(cls)
+    methods = {"__init__": _set_all, "__setattr__": _set_none, "__delattr__": _set_none}
+    for name, method in methods.items():
+        setattr(made, name, method)
+    return made
+
+
+def _set_all(self: object, **given: object) -> None:
+    known = {field.name: field.default for field in dataclasses.fields(type(self))}  # type: ignore[arg-type]
+    values = known | given
+    unknown, missing = given.keys() - known.keys(), [n for n, v in values.items() if v is dataclasses.MISSING]
+    if unknown or missing:
+        raise TypeError(f"{type(self).__name__}: unknown {sorted(unknown)}, missing {missing}")
+    self.__dict__.update(values)
+
+
+def _set_none(self: object, name: str, *_: object) -> NoReturn:
+    raise dataclasses.FrozenInstanceError(f"cannot assign to or delete {name}")
 
 
 @dataclass(frozen=True)
