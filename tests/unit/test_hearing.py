@@ -180,6 +180,9 @@ def test_every_field_of_the_json_of_status_is_described() -> None:
     for rows in found.values():
         names |= {name for row in rows for name in row} if isinstance(rows, list) else set()
     assert names - set(re.findall(r"`(\w+)`", page)) == {"fragment", "learner", "syncer"}, "they name the rows"
+    (line,) = [line for line in page.splitlines() if line.startswith("| `fragments`")]
+    assert isinstance(found["fragments"], list)
+    assert set(re.findall(r"`(\w+)`", line)) <= {"fragments", "sync_every", *found["fragments"][0]}
 
 
 def test_what_processes_say_of_themselves_is_shown_and_not_obeyed() -> None:

@@ -21,7 +21,7 @@ from isthmus.format.layout import Spec
 from isthmus.format.rules import CHECKPOINT_S, MergeRule, Rules
 from isthmus.learner.incarnation import RARER_MAX
 from isthmus.runtime.clock import single_threaded
-from isthmus_lab.commands import declared, rates
+from isthmus_lab.commands import rates, settings_classes
 from isthmus_lab.forecast import matrices, speeds
 from isthmus_lab.forecast.compare import (
     ACROSS,
@@ -68,7 +68,7 @@ TURNS = ("mtbf_hours", "mtbf_hours_at_parity", "gbit_s", "gbit_s_at_parity")
 """Fields of a comparison at which decoupled training stops paying."""
 
 
-def run(arguments: declared.Plan) -> int:
+def run(arguments: settings_classes.Plan) -> int:
     """Print the plan, or with `--compare` the comparison; return the exit status.
 
     With `--measure`, plan nothing and write this machine's speeds to a file.
@@ -254,7 +254,7 @@ def _cpu() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _speeds(arguments: declared.Plan) -> tuple[speeds.Table, str]:
+def _speeds(arguments: settings_classes.Plan) -> tuple[speeds.Table, str]:
     """Return the syncer's speeds to plan with, and a name for them: the file, or the class of CPU."""
     if arguments.speeds:
         if arguments.cpu:
@@ -290,7 +290,7 @@ def plain(found: Plan) -> dict[str, Any]:
     return report  # type: ignore[no-any-return]
 
 
-def _params(arguments: declared.Plan, file: dict[str, Any]) -> tuple[float, list[Spec] | None]:
+def _params(arguments: settings_classes.Plan, file: dict[str, Any]) -> tuple[float, list[Spec] | None]:
     """Return how many parameters the model has, and with `--model` the specs of its tensors (else None)."""
     given = [arguments.params is not None, arguments.model is not None, "params" in file]
     if sum(given) != 1:
@@ -310,7 +310,7 @@ def _params(arguments: declared.Plan, file: dict[str, Any]) -> tuple[float, list
     return float(params), None
 
 
-def _islands(arguments: declared.Plan, file: dict[str, Any], assumed: list[str]) -> list[Island]:
+def _islands(arguments: settings_classes.Plan, file: dict[str, Any], assumed: list[str]) -> list[Island]:
     """Return the learners. Append notes to `assumed` about values that the user did not give."""
     if not arguments.islands:
         if arguments.step_seconds is None:
@@ -502,7 +502,8 @@ def _rests_on(found: Plan, islands: Sequence[Island], specs: Sequence[Spec] | No
         *([shape] if specs is None else []),
         f"fragments take at most {HEADROOM:.0%} of a link, checkpoints {CHECKPOINT_SHARE:.0%} of an uplink; the rest "
         "is free",
-        "the share merged is of a run whose period is at rest, within 8 points of the lab's agents (docs/paper.md)",
+        "the share merged is of a run whose period is at rest, within 8 points of the lab's agents (docs/paper.md); it "
+        "counts the time of the merge itself, which takes none in the lab's runs",
     ]
     if not any(island.region for island in islands):
         parts.append(f"{NO_EGRESS}: counted as 0")

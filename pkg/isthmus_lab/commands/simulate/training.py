@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from isthmus.errors import InputError
-from isthmus_lab.commands import declared
+from isthmus_lab.commands import settings_classes
 from isthmus_lab.commands.simulate.lab_pool import Kept, run_all
 from isthmus_lab.training.experiment import Experiment
 from isthmus_lab.training.experiments import EXPERIMENTS, SEEDS, chosen
@@ -39,7 +39,7 @@ COLUMNS = (
 )
 
 
-def run(arguments: declared.Training) -> int:
+def run(arguments: settings_classes.Training) -> int:
     """Run an experiment's settings with every seed, then print, write and draw the rows; return the exit status."""
     shared.need("torch", "torch")
     if arguments.plot:
@@ -124,7 +124,7 @@ def _show(
     spread = "mean ± standard deviation over seeds" if seeds > 1 else "one seed"
     if differ:
         spread += "; outer: the outer rate and momentum"
-    for line in (f"{spread}; {_ends(settings)}", *_compared(differences, seeds), *_failing(settings)):
+    for line in (f"{spread}; {_ends(settings)}", COUNTED, *_compared(differences, seeds), *_failing(settings)):
         console.print(line, style="dim", highlight=False)
     if any(s.name.endswith(f"→ {s.own_merge}") for s in settings):
         said = (
@@ -134,6 +134,12 @@ def _show(
         console.print(said, style="dim", highlight=False)
     console.print(made_by.line, style="dim", highlight=False)
 
+
+COUNTED = (
+    "goodput: the first download of the model counts as time without work; tokens merged: merging itself takes no time "
+    "here, while isthmus plan counts it"
+)
+"""What the columns count, printed with every table (docs/experiments/lab.md)."""
 
 ONE_SEED = 0.015
 """Between two runs of one seed, a difference of losses below this means nothing (docs/experiments/lab.md)."""
