@@ -536,7 +536,7 @@ def test_the_pictures_of_the_documentation(browser: Browser, base: str, recorded
     folder = Path(os.environ.get("BOARD_PICTURES", tmp_path))
     with urllib.request.urlopen(f"{base}api/services") as answer:
         began = min((r["began"] for r in json.load(answer)["restarts"]), default=0.0)
-    with urllib.request.urlopen(f"{base}api/commits?only=late") as answer:
+    with urllib.request.urlopen(f"{base}api/commits?only=missed_round") as answer:
         late = json.load(answer)["commits"]
     commit = max(late, key=lambda c: (c["waited_s"] > 0.1, c["inputs"]), default={"fragment": 0, "version": 2})
     shown = {

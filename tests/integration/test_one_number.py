@@ -130,7 +130,7 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
 
     # missed its round
     missed = sum(len(h.late) for h in headers)
-    assert totals["late"] == missed == metrics["isthmus_updates_missed_round_total"]
+    assert totals["missed_round"] == missed == metrics["isthmus_updates_missed_round_total"]
 
     # rejected, and rejected without loss
     by_reason: dict[str, int] = {}

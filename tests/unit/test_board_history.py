@@ -94,7 +94,7 @@ def test_what_was_read_comes_to_what_the_commits_say() -> None:
     c = read(history())
     totals = time_views.totals(c, after(2))
     assert (totals["commits"], totals["versions"], totals["updates"], totals["fresh"]) == (4, [2, 2], 6, 6)
-    assert (totals["late"], totals["rejected"], totals["repeated"]) == (2, 2, 2)
+    assert (totals["missed_round"], totals["rejected"], totals["repeated"]) == (2, 2, 2)
     assert (totals["quorum_missed"], totals["closed_by"]) == (2, {"all": 2, "grace": 2})
     # Each fragment counts by its share of the model, 0.75 or 0.25, so the sum is the learners' own count.
     assert totals["tokens"] == 1200 + 600 + 1200
@@ -177,12 +177,12 @@ def test_very_many_learners_take_no_more_room_than_many() -> None:
 
 def test_of_each_learner_it_says_what_became_of_it() -> None:
     rows = {r["learner"]: r for r in time_views.learners(read(history()), after(3) + 60.0)}
-    assert {k: rows["b"][k] for k in ("expected", "merged", "missing", "late", "rejected", "incarnation")} == {
-        "expected": 6, "merged": 4, "missing": 2, "late": 0, "rejected": 0, "incarnation": 2,
+    assert {k: rows["b"][k] for k in ("expected", "merged", "missing", "missed_round", "rejected", "incarnation")} == {
+        "expected": 6, "merged": 4, "missing": 2, "missed_round": 0, "rejected": 0, "incarnation": 2,
     }  # fmt: skip
-    assert (rows["c"]["late"], rows["c"]["rejected"], rows["c"]["merged"]) == (2, 2, 0)
+    assert (rows["c"]["missed_round"], rows["c"]["rejected"], rows["c"]["merged"]) == (2, 2, 0)
     assert (rows["a"]["repeated"], rows["a"]["rejected"], rows["a"]["tokens"]) == (2, 0, 3600)
-    assert rows["b"]["weight"] == pytest.approx((0.5 + 0.75) / 2)
+    assert rows["b"]["weight_a_round"] == pytest.approx((0.5 + 0.75) / 2)
     assert rows["a"]["train_s"] == 5.0
     assert (rows["a"]["fresh"], rows["a"]["step"], rows["a"]["processed"]) == (6, 36, 3700)
 
@@ -375,13 +375,13 @@ async def test_a_stretch_of_time_is_told_update_by_update() -> None:
         ("a", "train"),
         ("a", "merged"),
         ("b", "merged"),
-        ("c", "late"),
+        ("c", "missed_round"),
         ("c", "rejected"),
         ("a", "repeated"),
     } <= whats
     assert all(x["from"] <= opened_at(2) + 7.0 for x in found)
     story = await commit_views.story(log, c, "c", after(3))
-    assert [(x["fragment"], x["version"], x["fate"]) for x in story][:2] == [(1, 2, "late"), (1, 2, "rejected")]
+    assert [(x["fragment"], x["version"], x["fate"]) for x in story][:2] == [(1, 2, "missed_round"), (1, 2, "rejected")]
 
 
 def test_takeovers_say_how_long_fragments_stood_still() -> None:
@@ -401,7 +401,7 @@ def test_commits_are_found_by_what_happened_in_them() -> None:
         return [(x["fragment"], x["version"]) for x in time_views.commits(c, math.inf, **what)["commits"]]
 
     assert found() == [(1, 3), (0, 3), (1, 2), (0, 2), (1, 1), (0, 1)]
-    assert found(only="missed") == found(only="late") == found(only="rejected") == [(1, 2), (0, 2)]
+    assert found(only="missed") == found(only="missed_round") == found(only="rejected") == [(1, 2), (0, 2)]
     assert found(fragment=1, closed_by="all") == [(1, 3), (1, 1)]
     assert found(closed_by="never") == []
     assert found(only="healed") == []
@@ -461,7 +461,7 @@ def test_a_round_is_a_picture_in_seconds_since_it_opened() -> None:
     met = commit_views.round_picture(waiting(history()[0], boundary_s=1.0))
     assert {m["what"]: m["at"] for m in met["marks"]}["quorum"] == 1.0
     rows = {r["learner"]: r for r in picture["learners"]}
-    assert (rows["a"]["fate"], rows["b"]["fate"], rows["c"]["fate"]) == ("merged", "passed", "late")
+    assert (rows["a"]["fate"], rows["b"]["fate"], rows["c"]["fate"]) == ("merged", "passed", "missed_round")
     assert (rows["a"]["taken"], rows["a"]["heard"], rows["a"]["arrived"]) == (-1.0, 1.0, 3.0)
 
 

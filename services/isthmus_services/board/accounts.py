@@ -54,7 +54,7 @@ def cost(c: RunHistory, costs: Costs, at: float, totals: Answer, sent: Answer) -
     """
     prices = costs.prices
     hours = sum(max(0.0, min(at, x.last) - x.began) for x in c.incarnations.values()) / 3600.0
-    updates, commits = totals["updates"] + totals["late"], totals["commits"]
+    updates, commits = totals["updates"] + totals["missed_round"], totals["commits"]
     # Each update is written once, and so are each commit and its value. Each learner reads every commit and value. The
     # syncer reads every update.
     puts, gets = updates + 2 * commits, updates + 2 * commits * max(1, totals["learners"])

@@ -47,7 +47,7 @@ def told(h: CommitHeader) -> Answer:
             }
             for i in h.inputs
         ],
-        "late": [{"learner": x.learner, "base": x.base, "heard_at": x.heard_at} for x in h.late],
+        "missed_round": [{"learner": x.learner, "base": x.base, "heard_at": x.heard_at} for x in h.late],
         "rejected": [
             {"learner": r.learner, "base": r.base, "reason": r.reason, "count": r.count, "at": r.at} for r in h.rejected
         ],
@@ -91,7 +91,7 @@ def round_picture(h: CommitHeader) -> Answer:
     ]  # fmt: skip
     merged = {row["learner"] for row in rows if row["fate"] == "merged"}
     rows += [
-        {"learner": late.learner, "fate": "late", "expected": late.learner in w.expected, "base": late.base,
+        {"learner": late.learner, "fate": "missed_round", "expected": late.learner in w.expected, "base": late.base,
          "heard": late.heard_at - since}
         for late in h.late
     ]  # fmt: skip
@@ -183,7 +183,7 @@ def _pieces(h: CommitHeader) -> list[Answer]:
         piece("wait", i.learner, i.arrived_at, w.closed_at, i.base)
         piece("merged", i.learner, w.closed_at, h.written_at, i.base)
     for late in h.late:
-        piece("late", late.learner, late.heard_at, late.heard_at, late.base)
+        piece("missed_round", late.learner, late.heard_at, late.heard_at, late.base)
     for r in h.rejected:
         piece("repeated" if r.reason in LOSSLESS else "rejected", r.learner, r.at, r.at, r.base)
     for seen in w.seen:
@@ -218,7 +218,7 @@ async def story(log: Log, c: RunHistory, name: str, at: float) -> list[Answer]:
                     "wait_s": w.closed_at - i.arrived_at, "clipped": list(i.clipped),
                 })  # fmt: skip
         found += [
-            entry | {"fate": "late", "base": x.base, "late_s": x.heard_at - w.closed_at}
+            entry | {"fate": "missed_round", "base": x.base, "missed_by_s": x.heard_at - w.closed_at}
             for x in h.late
             if x.learner == name
         ]

@@ -41,8 +41,11 @@ WAITED_ROUNDS = 10_000
 MEANS = ("train_s", "upload_s", "fetch_s", "wait_s", "weight", "loss_sum", "loss_steps")
 """Fields of `LEARNER` that are sums for means."""
 
-ONLY = ("missed", "late", "rejected", "missing", "healed")
-"""Kinds of commits to list: the round missed its quorum, had a late update, a rejected update or a missing learner, or
+NAMES = {"late": "missed_round"}
+"""Names in answers, by column. `late` in an answer is a part of the ledger: tokens that came too late for any round."""
+
+ONLY = ("missed", "missed_round", "rejected", "missing", "healed")
+"""Kinds of commits to list: the round missed its quorum, had an update that missed it, a rejected update or a missing learner, or
 the commit healed its fragment."""
 
 INCARNATIONS_DRAWN = 500
@@ -150,7 +153,7 @@ def totals(c: RunHistory, at: float) -> Answer:
         "kept": _share(min(processed, float(merged[:, LEARNER.index("tokens")].sum())), processed),
         "clipped": int(merged[:, LEARNER.index("clipped")].sum()),
         "bytes_up": count["bytes"],
-        "late": count["late"],
+        "missed_round": count["late"],
         "rejected": count["rejected"],
         "repeated": count["repeated"],
         "quorum_missed": round(rows.until(f"flags&{QUORUM_MISSED}", n)),
@@ -202,7 +205,7 @@ def series(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) ->
         "bytes_up_per_s": _plain(sums("bytes") / seconds),
         "updates": _plain(sums("inputs")),
         "participation": _ratio(sums("share"), sums("shared")),
-        "late": _plain(sums("late")),
+        "missed_round": _plain(sums("late")),
         "rejected": _plain(sums("rejected")),
         "quorum_missed": _plain(sums(f"flags&{QUORUM_MISSED}")),
         **{name: _ratio(sums(name), n) for name in ("waited_s", "merge_s", "publish_s", "commit_s", "period")},
@@ -332,13 +335,13 @@ def learners(c: RunHistory, at: float) -> list[Answer]:
         found.append({
             "learner": name,
             "incarnation": max(highest[n], int(beat["incarnation"] or 0)),
-            **{key: int(row[key]) for key in LEARNER if key not in MEANS},
+            **{NAMES.get(key, key): int(row[key]) for key in LEARNER if key not in MEANS},
             "participation": _share(row["there"], row["expected"]),
             "train_s": row["train_s"] / merged,
             "upload_s": row["upload_s"] / merged,
             "fetch_s": row["fetch_s"] / merged,
             "wait_s": row["wait_s"] / merged,
-            "weight": row["weight"] / merged,
+            "weight_a_round": row["weight"] / merged,
             "step": max(known, default=(0.0, None))[1],
             "processed": None if math.isnan(processed[n]) else float(processed[n]),
             "taken_at": own["taken_at"],
@@ -354,7 +357,8 @@ def lanes(c: RunHistory, begin: float, end: float) -> Answer:
     if not names:
         return {"edges": [begin, end], "learners": [], "incarnations": []}
     edges, found = c.by_learner.spans(begin, end, max(8, min(400, CELLS_MAX // len(names))))
-    kept = {key: LEARNER.index(key) for key in ("expected", "merged", "missing", "late", "rejected")}
+    columns = ("expected", "merged", "missing", "late", "rejected")
+    kept = {NAMES.get(key, key): LEARNER.index(key) for key in columns}
     return {
         "edges": _plain(edges),
         "learners": [
@@ -429,7 +433,7 @@ def commits(
     elif only == "rejected":
         wanted &= (rows["rejected"][chosen] > 0) | (rows["faults"][chosen] > 0)
     elif only:
-        wanted &= rows[only][chosen] > 0
+        wanted &= rows["late" if only == "missed_round" else only][chosen] > 0
     matching = chosen[wanted][::-1]
     places = matching if before is None else matching[matching < before]
     return {
@@ -443,7 +447,7 @@ def _commit(c: RunHistory, place: int) -> Answer:
     rows, flags = c.rows, int(c.rows["flags"][place])
     whole = ("fragment", "version", "inputs", "fresh", "expected", "missing", "late", "rejected")
     return {
-        **{name: int(rows[name][place]) for name in whole},
+        **{NAMES.get(name, name): int(rows[name][place]) for name in whole},
         **{name: float(rows[name][place]) for name in ("written_at", "tokens", "waited_s", "grace_s", "period")},
         "writer": c.writers.known[int(rows["writer"][place])],
         "closed_by": c.closings.known[int(rows["closed_by"][place])],

@@ -16,7 +16,7 @@
     return found;
   };
 
-  const WORDS = { train: "trained for", upload: "was on its way", wait: "arrived, waited to be merged", merged: "merged", late: "missed its round", rejected: "was rejected", repeated: "was rejected without loss", gone: "not expected any more", here: "expected again" };
+  const WORDS = { train: "trained for", upload: "was on its way", wait: "arrived, waited to be merged", merged: "merged", missed_round: "missed its round", rejected: "was rejected", repeated: "was rejected without loss", gone: "not expected any more", here: "expected again" };
 
   I.Lanes = ({ data, mark, only }) => {
     const all = data.learners.filter((l) => !only || only.includes(l.learner)).sort((a, b) => a.learner.localeCompare(b.learner, "en", { numeric: true }));
@@ -82,11 +82,11 @@
     bar(one.wait, "wait", 13, 5);
     for (const piece of one.marks) {
       const at = x(piece.to);
-      ctx.fillStyle = ctx.strokeStyle = I.css({ merged: "merged", late: "late", rejected: "rejected", repeated: "wait" }[piece.what] || "text");
+      ctx.fillStyle = ctx.strokeStyle = I.css({ merged: "merged", missed_round: "late", rejected: "rejected", repeated: "wait" }[piece.what] || "text");
       ctx.lineWidth = 2;
       ctx.beginPath();
       if (piece.what === "merged") ctx.rect(at - 1, y + 19, 2, 8);
-      else if (piece.what === "late") { ctx.moveTo(at, y + 18); ctx.lineTo(at + 4, y + 23); ctx.lineTo(at, y + 28); ctx.lineTo(at - 4, y + 23); ctx.fill(); continue; }
+      else if (piece.what === "missed_round") { ctx.moveTo(at, y + 18); ctx.lineTo(at + 4, y + 23); ctx.lineTo(at, y + 28); ctx.lineTo(at - 4, y + 23); ctx.fill(); continue; }
       else if (piece.what === "rejected") { ctx.moveTo(at - 3, y + 19); ctx.lineTo(at + 3, y + 27); ctx.moveTo(at + 3, y + 19); ctx.lineTo(at - 3, y + 27); ctx.stroke(); continue; }
       else if (piece.what === "gone" || piece.what === "here") { ctx.arc(at, y + 23, 3, 0, 7); if (piece.what === "gone") ctx.stroke(); else ctx.fill(); continue; }
       else ctx.rect(at - 1, y + 21, 2, 3);
@@ -96,11 +96,11 @@
 
   const paintSums = (ctx, lane, edges, y, h, x) => {
     for (let k = 0; k + 1 < edges.length; k++) {
-      const whole = Math.max(lane.expected[k], lane.merged[k] + lane.late[k] + lane.rejected[k]);
+      const whole = Math.max(lane.expected[k], lane.merged[k] + lane.missed_round[k] + lane.rejected[k]);
       if (!whole) continue;
       const left = x(edges[k]), width = Math.max(1, x(edges[k + 1]) - left + 0.5);
       let top = y + h - 3;
-      for (const [key, color] of [["merged", "merged"], ["late", "late"], ["rejected", "rejected"]]) {
+      for (const [key, color] of [["merged", "merged"], ["missed_round", "late"], ["rejected", "rejected"]]) {
         const part = ((h - 6) * lane[key][k]) / Math.max(whole, 1);
         ctx.fillStyle = I.css(color);
         ctx.fillRect(left, top - part, width, part);
@@ -127,7 +127,7 @@
   const readSums = (lane, edges, t) => {
     const k = edges.findIndex((e, n) => n + 1 < edges.length && t >= e && t <= edges[n + 1]);
     if (k < 0) return "";
-    return `expected ${lane.expected[k]} times, merged ${lane.merged[k]}, missed its round ${lane.late[k]}, rejected ${lane.rejected[k]}, missing ${lane.missing[k]}`;
+    return `expected ${lane.expected[k]} times, merged ${lane.merged[k]}, missed its round ${lane.missed_round[k]}, rejected ${lane.rejected[k]}, missing ${lane.missing[k]}`;
   };
 
   const EXACT = [

@@ -33,7 +33,7 @@
   };
 
   const named = (l) => `${l.learner.length > 16 ? `${l.learner.slice(0, 15)}…` : l.learner}${I.known(l.base) ? ` from ${l.base}` : ""}`;
-  const fate = (l) => ({ merged: "merged", "merged late": `merged, from version ${l.base}`, late: "missed the round", passed: "had nothing to give", missing: "missing" })[l.fate] || l.fate;
+  const fate = (l) => ({ merged: "merged", "merged late": `merged, from version ${l.base}`, missed_round: "missed the round", passed: "had nothing to give", missing: "missing" })[l.fate] || l.fate;
 
   /* Where the numbers over the lines stand: of those that are close, each moves aside for the one before. */
   const places = (marks, x) => {
@@ -54,7 +54,7 @@
       <line x1=${LABEL} x2=${WIDTH - 10} y1=${y + ROW} y2=${y + ROW} stroke="var(--line)"/>
       ${bar(l.began, l.taken, "train", 14)}${bar(l.taken, l.heard, "upload", 14)}${bar(l.heard, l.arrived, "wait", 14)}
       ${I.known(l.arrived) ? html`<circle cx=${x(l.arrived)} cy=${middle} r="5" fill="var(--merged)" stroke="var(--ground)"/>` : null}
-      ${l.fate === "late" && I.known(l.heard) ? html`<path d=${`M${x(l.heard)} ${middle - 6}l6 6-6 6-6-6z`} fill="var(--late)"/>` : null}
+      ${l.fate === "missed_round" && I.known(l.heard) ? html`<path d=${`M${x(l.heard)} ${middle - 6}l6 6-6 6-6-6z`} fill="var(--late)"/>` : null}
       ${l.fate === "missing" ? html`<text class="over" x=${LABEL + 8} y=${middle + 4}>missing</text>` : null}
       ${l.fate === "passed" ? html`<text class="over" x=${Math.min(x(l.passed) + 6, WIDTH - 140)} y=${middle + 4}>had nothing to give</text>` : null}
     </g>`;

@@ -79,6 +79,7 @@ window.Isthmus = {};
     losses: "How well a learner's model predicts the text that it trains with: lower is better. Each merged update states the mean over its steps, so the curve covers the whole run; no last step of a heartbeat is in it.",
     tokens: "Pieces of text that were trained on. Those of an update count by its fragment's share of the model.",
     cosine: "How alike two directions are: 1 is the same, 0 has nothing in common, −1 is the opposite.",
+    weight_a_round: "How much its updates counted in a round that merged it, in the mean over those rounds: each round counts alike. The weight share of an audit is of the sum over all rounds.",
     weight: "How much its update counted in a round: tokens² / steps, as a share of all that were merged.",
     send: "From the step at which it was taken until a syncer heard of it: packing and upload.",
     wait: "From being accumulated until its round closed.",
