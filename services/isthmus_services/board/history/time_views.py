@@ -45,8 +45,8 @@ NAMES = {"late": "missed_round"}
 """Names in answers, by column. `late` in an answer is a part of the ledger: tokens that came too late for any round."""
 
 ONLY = ("missed", "missed_round", "rejected", "missing", "healed")
-"""Kinds of commits to list: the round missed its quorum, had an update that missed it, a rejected update or a missing learner, or
-the commit healed its fragment."""
+"""Kinds of commits to list: the round missed its quorum, had an update that missed it, a rejected update or a missing
+learner, or the commit healed its fragment."""
 
 INCARNATIONS_DRAWN = 500
 
