@@ -16,11 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from isthmus.errors import Fenced, IsthmusError, LogCorrupt, first_cause, legible
-from isthmus.runtime.urls import without_passwords
 from isthmus.version import __version__
-from isthmus_services.output.report import stdout
-from isthmus_services.process import logs
-from isthmus_services.settings import resolve
 from isthmus_services.settings.command import Command, installed, names
 
 COMMAND = "command_name"
@@ -140,6 +136,8 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         said = f"{command.help[:1].upper()}{command.help[1:]}."
         subparser = within.add_parser(name, help=command.help, description=said)
         if words is None or name in words:
+            from isthmus_services.settings import resolve
+
             resolve.add_flags(subparser, command.settings, resolve.environment())
         subparser.set_defaults(command=command, parser=subparser)
     return parser
@@ -147,6 +145,8 @@ def parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
     """Exit with an error that names the unknown flag or words, and the flag that was probably meant."""
+    from isthmus_services.settings import resolve
+
     flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
     if flag is None:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -160,11 +160,12 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn
 
 
 def _run(command: Command, arguments: argparse.Namespace) -> int:
+    from isthmus_services.settings import resolve
+
     environment = resolve.environment()
-    resolved: resolve.Resolved[object] = resolve.resolve(
-        command.settings, command.name, arguments, environment, names()
-    )
+    resolved: resolve.Resolved[object] = resolve.resolve(command.settings, command.name, arguments, environment, names)
     if arguments.show_settings:
+        from isthmus_services.output.report import stdout
         from isthmus_services.settings.effective import effective
 
         resolve.show(resolved, stdout(), environment, effective(resolved.values))
@@ -177,6 +178,8 @@ def _run(command: Command, arguments: argparse.Namespace) -> int:
 
 def _said(words: str) -> str:
     """Return text in one line that is safe to show: without passwords, and with unprintable characters escaped."""
+    from isthmus.runtime.urls import without_passwords
+
     return legible(without_passwords(" ".join(words.split())))
 
 
@@ -185,6 +188,8 @@ def _explain(error: BaseException, command: str) -> int:
         return 130
     if not isinstance(error, IsthmusError):
         raise error
+    from isthmus_services.process import logs
+
     logs.last_word(command, _said(str(error)))
     # A damaged log is a failed check, and a fenced learner has nothing left to do. The operator can fix anything else.
     return 1 if isinstance(error, LogCorrupt | Fenced) else 2

@@ -95,7 +95,7 @@ def refusal(words: list[str]) -> str:
         with contextlib.redirect_stderr(err), contextlib.redirect_stdout(err):
             arguments = cli.parsed(words)
         command = arguments.command
-        resolve.resolve(command.settings, command.name, arguments, GIVEN, names())
+        resolve.resolve(command.settings, command.name, arguments, GIVEN, names)
     except SystemExit as error:
         return err.getvalue() if error.code else ""
     except InputError as error:

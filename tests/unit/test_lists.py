@@ -17,7 +17,7 @@ def parsed(name: str, *words: str, environment: dict[str, str] | None = None) ->
     command = next(c for c in installed()[0] if c.name == name)
     parser = argparse.ArgumentParser(exit_on_error=False)
     s.add_flags(parser, command.settings, environment or {})
-    return s.resolve(command.settings, name, parser.parse_args(words), environment or {}, names()).values
+    return s.resolve(command.settings, name, parser.parse_args(words), environment or {}, names).values
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def resolved(
         assert tmp_path is not None
         (tmp_path / "k.toml").write_bytes(file.encode(errors="surrogateescape"))
         words = (*words, "--config", str(tmp_path / "k.toml"))
-    return s.resolve(Kiln, "kiln", parser.parse_args(words), environment or {}, NAMES)
+    return s.resolve(Kiln, "kiln", parser.parse_args(words), environment or {}, lambda: NAMES)
 
 
 def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_table_is_a_commands_even_where_a_setting_has_its_name(tmp_path: Path)
         parser = argparse.ArgumentParser()
         s.add_flags(parser, command.settings, {})
         arguments = parser.parse_args(["--config", str(tmp_path / "i.toml")])
-        assert s.resolve(command.settings, name, arguments, {}, names()).values.learner == expected
+        assert s.resolve(command.settings, name, arguments, {}, names).values.learner == expected
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_the_run_comes_before_what_is_to_be_explained(
 ) -> None:
     parser = argparse.ArgumentParser()
     s.add_flags(parser, declared.Explain, environment)
-    found = s.resolve(declared.Explain, "explain", parser.parse_args(words), environment, names()).values
+    found = s.resolve(declared.Explain, "explain", parser.parse_args(words), environment, names).values
     assert (found.run, found.what) == (run, what)
 
 

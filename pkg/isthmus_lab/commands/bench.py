@@ -14,13 +14,13 @@ from isthmus.errors import InputError
 from isthmus.runtime.clock import cores
 from isthmus_lab.bench import report
 from isthmus_lab.bench.measure import MIN_REPEATS, Row, load
-from isthmus_lab.commands import declared
+from isthmus_lab.commands import settings_classes
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.settings import shared
 
 
-def run(settings: declared.Bench) -> int:
+def run(settings: settings_classes.Bench) -> int:
     """Run the benchmarks, then print, write and draw their rows.
 
     With `--tables`, measure nothing and write the tables of earlier JSON files. Returns the exit status.
@@ -37,7 +37,7 @@ def run(settings: declared.Bench) -> int:
     console = stdout()
     console.print(machine(), highlight=False)
     rows: list[Row] = []
-    for name in declared.BENCHES if settings.what == "all" else (settings.what,):
+    for name in settings_classes.BENCHES if settings.what == "all" else (settings.what,):
         module = importlib.import_module(f"isthmus_lab.bench.{name}")
         before = load()
         found: list[Row] = []

@@ -239,14 +239,15 @@ def resolve(
     command: str,
     arguments: argparse.Namespace,
     environment: Mapping[str, str],
-    everything: Mapping[str, set[str]],
+    everything: Callable[[], Mapping[str, set[str]]],
 ) -> Resolved[T]:
     """Return the settings of a command. Raises `InputError` that names the source of an invalid value.
 
-    `everything` maps each command to the names of its settings. An unknown name in a file is an error.
+    `everything` returns, by command, the names of its settings. An unknown name in a file is an error. `everything`
+    imports the settings of all commands, so it is called only for a file, or for a variable that this command lacks.
     """
     path = arguments.config or environment.get(PREFIX + CONFIG.upper())
-    file = _read(Path(path), everything) if path else {}
+    file = _read(Path(path), everything()) if path else {}
     values, sources = {}, {}
     missing = []
     for s in fields(cls):
@@ -264,11 +265,11 @@ def resolve(
         raise InputError(f"missing: {names}")
     for s in missing:
         values[s.field], sources[s.field] = None, "missing"
-    known = [PREFIX + name.upper() for name in sorted(set.union(*everything.values()) | {CONFIG})]
+    own = {s.variable for s in fields(cls) if not s.flag_only} | {PREFIX + CONFIG.upper(), *_ELSEWHERE}
+    others = [n for n in sorted(environment.keys() - own) if n.startswith(PREFIX) and not n.startswith(_OF_TESTS)]
+    known = [PREFIX + name.upper() for name in sorted(set.union(*everything().values()) | {CONFIG})] if others else []
     stray = tuple(
-        f"{name} is not a setting of any command{did_you_mean(name, known)}"
-        for name in sorted(environment)
-        if name.startswith(PREFIX) and name not in {*known, *_ELSEWHERE} and not name.startswith(_OF_TESTS)
+        f"{name} is not a setting of any command{did_you_mean(name, known)}" for name in others if name not in known
     )
     return Resolved(cls(**values), sources, stray)
 

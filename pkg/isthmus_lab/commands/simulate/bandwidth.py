@@ -10,7 +10,7 @@ from rich.table import Table
 
 from isthmus.errors import InputError
 from isthmus.format.rules import Pace, Rules
-from isthmus_lab.commands import declared
+from isthmus_lab.commands import settings_classes
 from isthmus_lab.forecast import bandwidth as model
 from isthmus_lab.forecast import traffic
 from isthmus_lab.forecast.bandwidth import DATA_PARALLEL, DECOUPLED, DILOCO, STREAMING, OnTheWire, Setup
@@ -30,7 +30,7 @@ OWN = (("bf16", "bf16"), ("int4", "int8"), ("int4", "int4"))
 Row = dict[str, Any]
 
 
-def run(arguments: declared.Bandwidth) -> int:
+def run(arguments: settings_classes.Bandwidth) -> int:
     """Compute every row, then print, write and draw the rows; return the exit status."""
     if arguments.plot:
         shared.need("matplotlib", "demo")

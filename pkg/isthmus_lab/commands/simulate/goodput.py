@@ -12,7 +12,7 @@ from rich.table import Table
 
 from isthmus.agent.ports import open_log
 from isthmus.errors import InputError
-from isthmus_lab.commands import declared
+from isthmus_lab.commands import settings_classes
 from isthmus_lab.forecast import failures, recorded
 from isthmus_lab.forecast import goodput as model
 from isthmus_lab.forecast.goodput import DECOUPLED, ELASTIC, RESTART, Cluster
@@ -48,7 +48,7 @@ for each value."""
 Row = dict[str, Any]
 
 
-def run(arguments: declared.Goodput) -> int:
+def run(arguments: settings_classes.Goodput) -> int:
     """Simulate every cell of the grid, then print, write and draw the rows; return the exit status.
 
     With `--check`, compare a recorded run with the model instead.
@@ -147,7 +147,7 @@ async def _check(run_url: str, json: str | None) -> int:
     return 0
 
 
-def _sized(cluster: Cluster, arguments: declared.Goodput, chips: int) -> Cluster:
+def _sized(cluster: Cluster, arguments: settings_classes.Goodput, chips: int) -> Cluster:
     """Return the cluster with a slice size that suits `chips`, unless the size is given. The stalls stay the same."""
     if arguments.slice_chips:
         return cluster
@@ -158,7 +158,7 @@ def _sized(cluster: Cluster, arguments: declared.Goodput, chips: int) -> Cluster
     return replace(cluster, slice_chips=size, reconfigure_s=reconfigure_s, restart_s=restart_s)
 
 
-def _learners(arguments: declared.Goodput, chips: int, slice_chips: int) -> Sequence[int]:
+def _learners(arguments: settings_classes.Goodput, chips: int, slice_chips: int) -> Sequence[int]:
     return arguments.learners or [m for m in LEARNERS if m == 1 or m * slice_chips <= chips]
 
 
