@@ -56,6 +56,8 @@ class Stack:
     found: Engine
     images: Images
     steps: int
+    logs: Path
+    """Where the services' logs are kept."""
     checks: list[Check] = field(default_factory=list)
 
     @contextmanager
@@ -79,6 +81,12 @@ class Stack:
         command = ("docker", "compose", "--ansi", "never", "--progress", "quiet", "-p", PROJECT, *files, *words)
         done = self.found.run(*command, environment=environment, check=check, within_s=within_s)
         return done.stdout
+
+    def down(self, *words: str, check: bool = True) -> None:
+        """Add the services' logs to the kept ones, and remove the containers. Raises as `compose` does."""
+        with self.logs.open("a") as kept:
+            kept.write(self.compose("logs", "--no-color", "--timestamps", check=False))
+        self.compose("down", *words, check=check)
 
     def services(self) -> dict[str, list[dict[str, Any]]]:
         """Return the containers of each service, as the engine describes them."""
@@ -132,7 +140,7 @@ class Stack:
 
 def story(s: Stack) -> None:
     """Do what a user does, and look at what a user sees."""
-    s.compose("down", "--volumes", "--remove-orphans")
+    s.down("--volumes", "--remove-orphans")
     with s.check("the image is built by the Dockerfile as it is") as c:
         s.compose("build", "init", within_s=3600.0)
         size = json.loads(s.found.run("docker", "image", "inspect", IMAGE).stdout)[0]["Size"]
@@ -159,7 +167,7 @@ def story(s: Stack) -> None:
         s.compose("start", "syncer")
     with s.check("docker compose down and up again, volumes kept: the run goes on") as c:
         before = s.commits()
-        s.compose("down")
+        s.down()
         s.steps += s.steps // 3
         s.compose("up", "-d")
         s.until("healthy", lambda: not s.trouble(), HEALTHY_S)
@@ -167,7 +175,7 @@ def story(s: Stack) -> None:
         c.said = f"{before} commits before, {s.commits()} after; {s.steps} steps instead of {s.steps * 3 // 4}"
     finish(s, "the learners are done again")
     with s.check("docker compose down --volumes leaves nothing") as c:
-        s.compose("down", "--volumes")
+        s.down("--volumes")
         mine = f"label=com.docker.compose.project={PROJECT}"
         left = [s.found.run("docker", kind, "ls", "-q", "--filter", mine).stdout for kind in ("volume", "network")]
         left.append(s.found.run("docker", "ps", "-aq", "--filter", mine).stdout)
@@ -246,7 +254,8 @@ def finish(s: Stack, name: str) -> None:
         codes = {n: s.services()[n][0]["ExitCode"] for n in LEARNERS}
         assert not any(codes.values()), codes
         answer = json.loads(s.found.get(f"{PROMETHEUS}/api/v1/query?query={FIRED}"))
-        fired = sorted({r["metric"]["alertname"] for r in answer["data"]["result"]})
+        alerts = [r["metric"] for r in answer["data"]["result"]]
+        fired = sorted({f"{m['alertname']} of {m['instance']}" if "instance" in m else m["alertname"] for m in alerts})
         c.said = f"after {took:.0f} s more; alerts since the start, kills included: {', '.join(fired) or 'none'}"
         assert not fired, c.said
     with s.check("what they did is in the run") as c:
@@ -295,12 +304,11 @@ def main() -> int:
             with images(found) as made:
                 for image, what in made.stand_ins:
                     print(f"stands in for {image}: {what}", flush=True)
-                s = Stack(found, made, a.steps)
+                s = Stack(found, made, a.steps, a.out / "services.log")
                 try:
                     story(s)
                 finally:
-                    (a.out / "services.log").write_text(s.compose("logs", "--no-color", check=False))
-                    s.compose("down", "--volumes", "--remove-orphans", check=False)
+                    s.down("--volumes", "--remove-orphans", check=False)
                     (a.out / "report.md").write_text(report(s, time.monotonic() - began))
                     write_json(
                         {"engine": found.said, "stand_ins": made.stand_ins, "checks": [asdict(c) for c in s.checks]},
