@@ -38,7 +38,7 @@ def found() -> Plan:
         ],
         PRICES,
         store_region="eu",
-        fixed=Fixed(fragments=12, sync_every=12, codec="f32", codec_down="f32"),
+        fixed=Fixed(fragments=12, sync_every=12, merge="rda", codec="f32", codec_down="f32"),
         speeds=lambda _: Speeds(add_s=1e-10, round_s=1e-9),
     )
 
@@ -51,7 +51,7 @@ def test_what_restarts_read_is_counted_in_bytes_and_egress() -> None:
             [replace(failing, mtbf_hours=hours)],
             PRICES,
             store_region="eu",
-            fixed=Fixed(fragments=12, sync_every=12, codec="f32", codec_down="f32"),
+            fixed=Fixed(fragments=12, sync_every=12, merge="rda", codec="f32", codec_down="f32"),
             speeds=lambda _: Speeds(add_s=1e-10, round_s=1e-9),
         )
         for hours in (math.inf, 23.5)
