@@ -447,7 +447,7 @@ def test_a_learner_that_is_in_twice_is_drawn_twice() -> None:
     header = committed(2, given("a", 0, 2), given("a", 1, 2), given("b", 1, 2))
     rows = commit_views.round_picture(waiting(header, expected=("a", "b", "c"), missing=("c",)))["learners"]
     assert [(r["learner"], r.get("base"), r["fate"]) for r in rows] == [
-        ("a", 0, "merged late"), ("a", 1, "merged"), ("b", 1, "merged"), ("c", None, "missing"),
+        ("a", 0, "merged next round"), ("a", 1, "merged"), ("b", 1, "merged"), ("c", None, "missing"),
     ]  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def round_picture(h: CommitHeader) -> Answer:
     # A learner may have two updates in a round: one that was too late for the round before, and one for this round.
     rows: list[Answer] = [
         {
-            "learner": i.learner, "fate": "merged" if i.base == h.version - 1 else "merged late",
+            "learner": i.learner, "fate": "merged" if i.base == h.version - 1 else "merged next round",
             "expected": i.learner in w.expected, "base": i.base, "incarnation": i.incarnation, "steps": i.steps,
             "tokens": i.tokens, "weight": i.weight / total, "scale": i.scale, "clipped": list(i.clipped),
             "began": i.taken_at - i.train_s - since, "taken": i.taken_at - since, "heard": i.heard_at - since,
@@ -213,8 +213,8 @@ async def story(log: Log, c: RunHistory, name: str, at: float) -> list[Answer]:
             if i.learner == name:
                 total = sum(x.weight for x in h.inputs) or 1.0
                 found.append(entry | {
-                    "fate": "merged" if i.base == h.version - 1 else "merged late", "base": i.base, "steps": i.steps,
-                    "tokens": i.tokens, "share": i.weight / total, "upload_s": i.heard_at - i.taken_at,
+                    "fate": "merged" if i.base == h.version - 1 else "merged next round", "base": i.base,
+                    "steps": i.steps, "tokens": i.tokens, "share": i.weight / total, "upload_s": i.heard_at - i.taken_at,
                     "wait_s": w.closed_at - i.arrived_at, "clipped": list(i.clipped),
                 })  # fmt: skip
         found += [

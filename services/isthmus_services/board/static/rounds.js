@@ -33,7 +33,7 @@
   };
 
   const named = (l) => `${l.learner.length > 16 ? `${l.learner.slice(0, 15)}…` : l.learner}${I.known(l.base) ? ` from ${l.base}` : ""}`;
-  const fate = (l) => ({ merged: "merged", "merged late": `merged, from version ${l.base}`, missed_round: "missed the round", passed: "had nothing to give", missing: "missing" })[l.fate] || l.fate;
+  const fate = (l) => ({ merged: "merged", "merged next round": `merged, from version ${l.base}`, missed_round: "missed the round", passed: "had nothing to give", missing: "missing" })[l.fate] || l.fate;
 
   /* Where the numbers over the lines stand: of those that are close, each moves aside for the one before. */
   const places = (marks, x) => {
