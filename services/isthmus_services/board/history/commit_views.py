@@ -214,8 +214,9 @@ async def story(log: Log, c: RunHistory, name: str, at: float) -> list[Answer]:
                 total = sum(x.weight for x in h.inputs) or 1.0
                 found.append(entry | {
                     "fate": "merged" if i.base == h.version - 1 else "merged next round", "base": i.base,
-                    "steps": i.steps, "tokens": i.tokens, "share": i.weight / total, "upload_s": i.heard_at - i.taken_at,
-                    "wait_s": w.closed_at - i.arrived_at, "clipped": list(i.clipped),
+                    "steps": i.steps, "tokens": i.tokens, "share": i.weight / total,
+                    "upload_s": i.heard_at - i.taken_at, "wait_s": w.closed_at - i.arrived_at,
+                    "clipped": list(i.clipped),
                 })  # fmt: skip
         found += [
             entry | {"fate": "missed_round", "base": x.base, "missed_by_s": x.heard_at - w.closed_at}
