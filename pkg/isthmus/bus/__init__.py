@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from isthmus.bus.base import START, Bus, BusItem
-from isthmus.bus.sqlite import open_sqlite
 from isthmus.bus.store import SCHEME, StoreBus
 from isthmus.errors import InputError
 from isthmus.format.rules import Pace
@@ -109,6 +108,8 @@ async def open_bus(
         async with open_redis(place, name) as redis:
             yield redis
     elif place.scheme == "sqlite":
+        from isthmus.bus.sqlite import open_sqlite
+
         async with open_sqlite(Path(place.path), name) as sqlite:
             yield sqlite
     elif store is not None:
