@@ -39,6 +39,16 @@ def test_optimizers_pass_and_their_copies_are_found(name: str, dtype: torch.dtyp
     assert torch.equal(random, torch.get_rng_state())
 
 
+def test_no_gpu_is_seeded_that_holds_no_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds of GPUs wait until CUDA starts: there, the last one would replace the program's own."""
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    optimizer = torch.optim.AdamW(net().parameters())
+    assert seeds == [0], "`torch.manual_seed` does not seed GPUs by this function any more"
+    rehearse(optimizer)
+    assert seeds == [0]
+
+
 class Lookahead(torch.optim.SGD):
     """Uses its slow weights only at every fifth step."""
 

@@ -124,7 +124,10 @@ class Twin:
         closure()
         devices = sorted({p.device.index or 0 for p in self.parameters if p.device.type == "cuda"})
         with torch.random.fork_rng(devices):
-            torch.manual_seed(number)
+            # `torch.manual_seed` would seed every GPU, also those that `fork_rng` does not restore. Before CUDA starts,
+            # its seeds would wait, and then replace the program's own.
+            for generator in (torch.default_generator, *(torch.cuda.default_generators[d] for d in devices)):
+                generator.manual_seed(number)
             kind: Any = type(self.optimizer)
             kind.step(self.optimizer, closure) if self._closes else kind.step(self.optimizer)
 
