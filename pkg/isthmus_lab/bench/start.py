@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -35,19 +35,25 @@ with isthmus.join(sys.argv[1], model, optimizer, learner="a", create=isthmus.Rul
 def rows(repeats: int, say: Say) -> Iterator[Row]:
     """Yield the seconds until the help is printed, a status is asked for, a syncer serves, and a learner has joined."""
     with tempfile.TemporaryDirectory() as folder:
-        run = str(Path(folder) / "run")
-        _isthmus("init", run)
+        # Installed modules are compiled. Modules of a clone are, too, after the first time that is not counted.
+        environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(Path(folder) / "compiled")}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        run, other = str(Path(folder) / "run"), str(Path(folder) / "other")
+        _seconds(environment, *isthmus_command("init", run))
         cases: dict[str, tuple[float, Callable[[], float]]] = {
-            "isthmus --help": (HELP_S, partial(_seconds, "--help")),
+            "isthmus --help": (HELP_S, partial(_seconds, environment, *isthmus_command("--help"))),
             # `isthmus status` listens for one and a half heartbeats. Only the time until it begins to listen counts.
-            "isthmus status, until it asks": (STATUS_S, partial(_python, STATUS)),
-            "syncer serves": (SYNCER_S, partial(_until_served, run)),
-            "learner joined, after torch's own imports": (JOIN_S, partial(_joined, str(Path(folder) / "other"))),
+            "isthmus status, until it asks": (STATUS_S, partial(_seconds, environment, sys.executable, "-c", STATUS)),
+            "syncer serves": (SYNCER_S, partial(_until_served, environment, run)),
+            "learner joined, after torch's own imports": (
+                JOIN_S,
+                partial(_joined, environment, other),
+            ),
         }
         bare: list[float] = []
         found: dict[str, list[float]] = {case: [] for case in cases}
         for number in range(repeats + 1):
-            took = _python("pass")
+            took = _seconds(environment, sys.executable, "-c", "pass")
             if number:
                 bare.append(took)
             for case, (_, measure) in cases.items():
@@ -60,26 +66,20 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
         yield row("start", case, "", found[case], "s", aim=aim, at_most=True)
 
 
-def _isthmus(*words: str) -> None:
-    subprocess.run(isthmus_command(*words), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def _python(program: str) -> float:
+def _seconds(environment: Mapping[str, str], *command: str) -> float:
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", program], check=True)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     return time.perf_counter() - began
 
 
-def _seconds(*words: str) -> float:
-    began = time.perf_counter()
-    subprocess.run(isthmus_command(*words), check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return time.perf_counter() - began
-
-
-def _until_served(run: str) -> float:
+def _until_served(environment: Mapping[str, str], run: str) -> float:
     began = time.perf_counter()
     process = subprocess.Popen(
-        isthmus_command("syncer", run), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        isthmus_command("syncer", run),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     assert process.stderr is not None
     try:
@@ -93,8 +93,8 @@ def _until_served(run: str) -> float:
     raise RuntimeError("a syncer ended before it served")
 
 
-def _joined(run: str) -> float:
+def _joined(environment: Mapping[str, str], run: str) -> float:
     said = subprocess.run(
-        [sys.executable, "-c", JOIN, run], capture_output=True, text=True, env={**os.environ}, check=True
+        [sys.executable, "-c", JOIN, run], capture_output=True, text=True, env=environment, check=True
     )
     return float(said.stdout.split()[0])
