@@ -399,6 +399,8 @@ def test_what_became_of_the_work(recorded: Path, audited: dict[str, Any]) -> Non
     section = page.partition("<h2>What became of the work</h2>")[2].partition("<h2>")[0]
     assert f'<td data-name="in no commit yet"><span>{eu["held"]:,.0f}</span></td>' in section
     assert "a commit names a rejected update without its tokens" in section
+    assert section.count("was removed by membership") == 1
+    assert "<p>us-1 was removed by membership 3: what it sent after that counts as late.</p>" in section
 
 
 def test_an_expelled_member_is_counted_beside_the_others(recorded: Path, audited: dict[str, Any]) -> None:
@@ -663,6 +665,7 @@ async def test_a_readers_rights_suffice_and_promotions_are_told(folder: Path) ->
         await promotion(w, 1, [await number(w, by, 1, 3.0) for by in ("eva", "evb")])
         await promotion(w, 2, [await number(w, "eva", 2, 2.0)])
         await number(w, "evb", 1, 9.0, written_at=1.0)
+        await number(w, "evc", 1, 6.0)
         found = await audit(await log_of(w.through(AsReader)), leave_out=("eu", "pro"))
         assert w.runtime.now() > 1.0
         await expelled(w, (owners_of_gated.NORTH, owners_of_gated.SOUTH))
@@ -677,12 +680,14 @@ async def test_a_readers_rights_suffice_and_promotions_are_told(folder: Path) ->
     assert (good.number, good.version, good.by, good.values, good.fault) == (1, 1, "pro", {"eva": 3.0, "evb": 3.0}, "")
     assert "rests on the numbers of 1 evaluators" in bad.fault
     assert (good.others, bad.others) == ({"evb": [9.0]}, {})
+    assert (good.left_out, bad.left_out) == ({"evc": [6.0]}, {})
     assert [(n.version, n.by, n.value, n.promotions) for n in found.numbers] == [
-        (1, "eva", 3.0, [1]), (1, "evb", 9.0, []), (1, "evb", 3.0, [1]), (2, "eva", 2.0, [])
+        (1, "eva", 3.0, [1]), (1, "evb", 9.0, []), (1, "evb", 3.0, [1]), (1, "evc", 6.0, []), (2, "eva", 2.0, [])
     ]  # fmt: skip
     text = page(found, Check([], "", ""))
     assert "Promotion 1 rests on evb’s number 3 for version 1. evb has stored other numbers for it, too: 9.0." in text
-    assert "All 4 numbers that evaluators have stored" in text
+    assert "All 5 numbers that evaluators have stored" in text
+    assert "eva 3, evb 3; not on evc 6" in text
     assert "The charter names no institutions, so each member counts for itself." in text
     assert found.replay.differences == []
     eu, pro = found.influence
@@ -750,7 +755,7 @@ async def test_a_headline_names_each_fault(folder: Path) -> None:
         found.replay, unproven=3, unproven_in=[0, 1], unverified=[Gap(1, 2, 4, ""), Gap(1, 4, 4, "")], untimely=1,
         untimely_in=[0], ignored=["x"], unstated=["y", "z"],
     )  # fmt: skip
-    good = PromotionRow(1, "", 1, "", 0.0, "", "", "", {}, {})
+    good = PromotionRow(1, "", 1, "", 0.0, "", "", "", {}, {}, {})
     promotions = [good, replace(good, number=2, others={"eva": [1.0]}), replace(good, number=3, fault="no")]
     by = Signature("", "")
     states = [

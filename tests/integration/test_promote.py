@@ -61,7 +61,7 @@ class Team:
 
     def __init__(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.run, self.folder, self._capsys = str(tmp_path / "run"), tmp_path, capsys
-        for name, signer in {"eva": EVA, "evb": EVB, "pro": PRO, "evil": EVIL, "owner": OWNER}.items():
+        for name, signer in {"eva": EVA, "evb": EVB, "evc": EVC, "pro": PRO, "evil": EVIL, "owner": OWNER}.items():
             write_signer(tmp_path / name, signer, name)
 
     def told(self, *argv: str, code: int = 0) -> str:
@@ -143,20 +143,24 @@ def test_a_cut_is_promoted_by_commands_or_they_say_why_not(tmp_path: Path, capsy
 
     # The run goes on, and a later cut passes.
     third = team.grows(2)
-    for name, value in (("eva", 1.9), ("evb", 1.8)):
+    for name, value in (("eva", 1.9), ("evb", 1.8), ("evc", 7.0)):
         team.measures(name, value)
-    assert f"promoted: version {third}" in team.promotes()
+    said = team.promotes()
+    assert f"promoted: version {third}" in said
+    assert "not counted: evc's number 7 is worse than" in said
     assert f"cut {third} of" in team.told("follow", "--promoted", "--into", str(tmp_path / "cuts"), "--cuts", "1")
     assert sorted(path.name for path in (tmp_path / "cuts").glob("cut-*")) == [f"cut-{v:06d}" for v in (first, third)]
     (wrong := tmp_path / "run" / promotion_key(3)).write_bytes(b"junk")
     said = team.told("promote", "--list", "--json", str(tmp_path / "list.json"))
     wrong.unlink()
     assert f"the newest promoted version is: version {third} (promotion 2)" in said
+    assert "promotion 2 does not rest on: evc 7\n" in said
+    assert "promotion 1 does not rest on" not in said
     listed = json.loads((tmp_path / "list.json").read_text())["promotions"]
-    assert [(p["number"], p["version"], p["holds"]) for p in listed] == [
-        (1, first, True),
-        (2, third, True),
-        (3, None, False),
+    assert [(p["number"], p["version"], p["holds"], p["left_out"]) for p in listed] == [
+        (1, first, True, {}),
+        (2, third, True, {"evc": [7.0]}),
+        (3, None, False, {}),
     ]
     assert "older than version" in team.promotes("--version", str(second), code=1)
     assert "not every fragment has it yet" in team.promotes("--version", "999", code=2)

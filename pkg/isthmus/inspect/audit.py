@@ -174,6 +174,9 @@ class PromotionRow:
     """The measured values that it rests on, by evaluator."""
     others: Mapping[str, Sequence[float]]
     """Other numbers for the same cut that these evaluators have stored. Nothing proves which was first."""
+    left_out: Mapping[str, Sequence[float]]
+    """Numbers of other evaluators for the same cut, on which it does not rest: they came later, or are worse than the
+    gate allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -752,6 +755,7 @@ def _promotions(known: Promotions, stored: Sequence[Measured]) -> list[Promotion
             series=p.measured[0].series if p.measured else "",
             values=dict(p.values),
             others=promotions.others(p, stored),
+            left_out=promotions.left_out(p, stored),
         )
         for p in sorted((*known.sound, *known.unsound), key=lambda p: p.number)
     ]

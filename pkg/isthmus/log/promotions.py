@@ -317,6 +317,17 @@ def others(promotion: Promotion, numbers: Iterable[Measured]) -> dict[str, list[
     return {by: values for by, values in found.items() if values}
 
 
+def left_out(promotion: Promotion, numbers: Iterable[Measured]) -> dict[str, list[float]]:
+    """Return the numbers for a promoted cut of evaluators on whose numbers the promotion does not rest."""
+    found = defaultdict[str, list[float]](list)
+    cuts = {(m.series, m.cut, m.published) for m in promotion.measured}
+    for one in numbers:
+        h = one.header
+        if h.by is not None and h.by not in promotion.values and (h.series, h.cut, h.published) in cuts:
+            found[h.by].append(h.value)
+    return dict(found)
+
+
 def doubts(promotion: Promotion, numbers: Iterable[Measured]) -> list[str]:
     """Return, in words, what `others` finds."""
     return [

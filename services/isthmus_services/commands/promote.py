@@ -137,6 +137,9 @@ def _print_list(settings: declared.Promote, known: Promotions, beyond: list[int]
     for p in found:
         for said in promotions.doubts(p, stored):
             console.print(Text(said), soft_wrap=True)
+        if rest := promotions.left_out(p, stored):
+            numbers = ", ".join(f"{by} {value:g}" for by, values in rest.items() for value in values)
+            console.print(Text(f"promotion {p.number} does not rest on: {numbers}"), soft_wrap=True)
     if beyond:
         console.print(
             Text(
@@ -147,7 +150,9 @@ def _print_list(settings: declared.Promote, known: Promotions, beyond: list[int]
         )
     write_json(
         {
-            "promotions": [_as_json(p) | {"others": others[p.number]} for p in found],
+            "promotions": [
+                _as_json(p) | {"others": others[p.number], "left_out": promotions.left_out(p, stored)} for p in found
+            ],
             "newest": last.version if last else None,
             "not_read": beyond,
         },

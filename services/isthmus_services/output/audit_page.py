@@ -64,7 +64,7 @@ table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-
 th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { background: var(--panel); vertical-align: bottom; }
 th.left, td.left { text-align: left; }
-td.left { overflow-wrap: anywhere; }
+td.left { overflow-wrap: break-word; }
 td:first-child { overflow-wrap: break-word; }
 tr.part td { color: var(--soft); }
 tr.part td:first-child { padding-left: 1.8rem; }
@@ -320,10 +320,17 @@ def _work(a: Audit) -> list[str]:
         "commit names a rejected update without its tokens, and work that a version overwrote, or that was lost with a "
         "process, is in no update. "
         "Overwritten: trained after an update, and replaced by the next version. Late: in updates that came too late "
-        "for any round. Pending: not settled yet. Rejected: in rejected updates, or sent after a shorter update on the "
-        "same base had been merged. Lost: gone with a process, and in no update."
+        "for any round, or after their learner had been removed. Pending: not settled yet. Rejected: in rejected "
+        "updates, or sent after a shorter update on the same base had been merged. Lost: gone with a process, and in no "
+        "update."
     )
-    return ["<h2>What became of the work</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
+    removed = {m.name: m.gone for m in a.members if m.gone}
+    gone = [
+        f"<p>{_t(w.learner)} was removed by membership {removed[w.member]}: what it sent after that counts as late.</p>"
+        for w in a.work
+        if w.member in removed
+    ]
+    return ["<h2>What became of the work</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows), *gone]
 
 
 def _meanings(a: Audit) -> list[str]:
@@ -518,7 +525,8 @@ def _promotions(a: Audit) -> list[str]:
     rows = [
         [
             f"{p.number}", f"{p.version}", _at(p.at), _t(p.by or "–"), _t(p.series or "–"),
-            ", ".join(f"{_t(by)} {value:g}" for by, value in p.values.items()) or "–",
+            (", ".join(f"{_t(by)} {value:g}" for by, value in p.values.items()) or "–")
+            + "".join(f"; not on {_t(by)} {value:g}" for by, values in p.left_out.items() for value in values),
             f"does not hold: {_t(p.fault)}" if p.fault else "holds" + (", see below" if p.others else ""),
         ]
         for p in a.promotions
@@ -529,7 +537,8 @@ def _promotions(a: Audit) -> list[str]:
     note = (
         "A promotion declares one version of the model good enough to be given out. It holds if a promoter of the "
         "charter signed it, on signed numbers of as many evaluators as the charter’s gate asks for. The audit judged "
-        "each again; the charter above has the gate."
+        "each again; the charter above has the gate. Other evaluators’ numbers for the version may be "
+        "worse than the gate allows: the promotion does not rest on them, and they do not stop it."
     )
     lines = ["<h2>Promotions</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
     lines += [
