@@ -8,6 +8,7 @@ import pytest
 
 from isthmus.format.records.charter import Terms
 from isthmus.format.records.objects import MemberSpec
+from isthmus.format.rules import MemberRole
 from isthmus.format.signing import fingerprint, public_line
 from isthmus.format.signing.keys import write_signer
 from isthmus.inspect.replay import replay
@@ -161,8 +162,14 @@ sources = ["notes"]
     assert f"proposal {void} is void" in said("show", run)
     file.write_text(file.read_text().replace("amend = 2", "amend  =  2 # two"))
     assert "changes nothing" in said("propose", run, str(file), *south, code=2)
-    assert "the removal of a member: 2 of 2 owners approve" in said("show", run, "--json", str(tmp_path / "c.json"))
-    assert json.loads((tmp_path / "c.json").read_text())["charter"]["terms"][0]["factor"] == 0.5
+    shown = said("show", run, "--json", str(tmp_path / "c.json"))
+    assert "the removal of a member: 2 of 2 owners approve" in shown
+    assert f"\nlearner us-*: {fingerprint(US.author)}\n" in shown
+    report = json.loads((tmp_path / "c.json").read_text())
+    assert report["charter"]["terms"][0]["factor"] == 0.5
+    rules, fixed = report["run"]["rules"], shown.partition("fixed when the run was created: ")[2]
+    assert f"H {rules['sync_every']}, {rules['merge']}, {rules['codec_up']} up" in fixed
+    assert report["run"]["digest"] in fixed
     out = said(
         "members", "remove", run, "us-*", "--hours", "1", "--key", str(tmp_path / "north"), "--json",
         str(tmp_path / "removal.json"),
@@ -189,6 +196,7 @@ sources = ["notes"]
         "members", "add", run, "us-*", "--public-key", str(tmp_path / "us.pub"), "--key", str(tmp_path / "south")
     )
     assert "says nothing of it" not in out
+    assert "! us-* comes back: membership 3 removed it\n" in out
     out = said(
         "members",
         "add",
@@ -206,6 +214,42 @@ sources = ["notes"]
         "propose", run, str(file), "--key", str(tmp_path / "south")
     )
     assert "us-*" in said("members", "list", run)
+
+
+def test_a_copy_of_the_charter_agrees_to_no_earlier_commits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor to a change that leaves years to the members before it."""
+    members = [("eu", EU, "learner"), ("s-1", SYNC, "syncer"), ("us-1", US, "learner")]
+    for name, signer in {"founder": OWNER, "north": NORTH, "south": SOUTH}.items():
+        write_signer(tmp_path / name, signer, name)
+    run, file = str(tmp_path / "run"), tmp_path / "charter.toml"
+    owners = [f'[[owner]]\nname = "{n}"\nkey = "{public_line(k.author)}"' for n, k in (("n", NORTH), ("s", SOUTH))]
+    entries = [f'[[member]]\nname = "{n}"\nkey = "{public_line(k.author)}"\nrole = "{r}"' for n, k, r in members]
+    file.write_text("\n".join(["amend = 2\nadmit = 1\nexpel = 2", *owners, *entries]))
+
+    async def made() -> int:
+        async with world(tmp_path / "run", seed()) as w:
+            await admit(w, *((n, MemberRole(r), k) for n, k, r in members))
+            await trained(w, 40, 3)
+            return max(len(commits) for commits in (await all_commits(w.log)).values())
+
+    head = asyncio.run(made())
+
+    def said(*argv: str, code: int = 0) -> str:
+        assert main(["charter", *argv]) == code
+        return "".join(capsys.readouterr())
+
+    founder = ("--key", str(tmp_path / "founder"))
+    name = said("propose", run, str(file), *founder).split("proposal ")[1].split()[0]
+    north = ("--owner", str(tmp_path / "founder.pub"), "--key", str(tmp_path / "north"))
+    refused = said("approve", run, name, "--expect", str(file), *north, code=2)
+    assert f"the run has versions up to {head} already, made without a charter" in refused
+    assert "still needs 1 more" in said("approve", run, name, "--expect", str(file), "--with-earlier", *north)
+    later = said("propose", run, str(file), "--hours", "1e6", *founder).split("proposal ")[1].split()[0]
+    refused = said("approve", run, later, *north, code=2)
+    assert "you would agree to 24 hours: let its owner propose it again with fewer --hours" in refused
+    assert "(2e+06 hours at the run's pace)" not in refused
+    assert "(1e+06 hours at the run's pace)" in refused
+    assert "still needs 1 more" in said("approve", run, later, "--hours", "1e6", *north)
 
 
 @pytest.mark.parametrize(

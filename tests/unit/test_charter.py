@@ -21,7 +21,7 @@ from isthmus.format.signing.keys import new_signer
 from isthmus.format.signing.points import SMALL_ORDER
 from isthmus.inspect.charter_words import in_force, in_words, until
 from isthmus.log.charter import approval, change_of
-from isthmus.log.membership import AS_RUN, Members, Membership, create, following, opened, write
+from isthmus.log.membership import AS_RUN, GRACE_VERSIONS, Members, Membership, create, following, opened, write
 from isthmus.log.proposals import Proposal, approve, needs, proposals, require
 from isthmus.log.trust import Trust
 from isthmus.reasons import Reason
@@ -405,6 +405,18 @@ async def test_an_approval_leaves_room_for_what_syncers_commit_meanwhile(w: Worl
         header = following(members, MEMBERS[:1], [0] * len(w.run.layout.fragments), 5.0, room=room)
         if room < APPROVING_VERSIONS:
             with pytest.raises(InputError, match="fragment 0 is at version 0, and no version after 15 may be"):
+                await require_timely(log, header)
+        else:
+            await require_timely(log, header)
+
+
+async def test_an_owner_agrees_to_no_more_versions_than_said(w: World) -> None:
+    log = w.log
+    await log.members.refresh(w.store)
+    for room in (GRACE_VERSIONS, GRACE_VERSIONS + 1):
+        header = following(log.members, MEMBERS[:1], [0] * len(w.run.layout.fragments), 5.0, room=room)
+        if room > GRACE_VERSIONS:
+            with pytest.raises(InputError, match="leaves the next 65 versions to the membership before it"):
                 await require_timely(log, header)
         else:
             await require_timely(log, header)

@@ -12,6 +12,7 @@ from isthmus.format.records.objects import MembersHeader, MemberSpec
 from isthmus.format.rules import MemberRole
 from isthmus.format.signing import fingerprint
 from isthmus.log.membership import AS_RUN, Members, Membership
+from isthmus.log.run import Run
 
 
 def in_words(charter: Charter | None) -> list[str]:
@@ -41,10 +42,20 @@ def in_words(charter: Charter | None) -> list[str]:
         limit = f", and not beyond {_exact(gate.limit)}" if gate.limit is not msgspec.UNSET else ""
         lines.append(
             f"gate: {gate.series}, {gate.better} is better, worse by {_exact(gate.tolerance)} at most than what was "
-            f"promoted last{limit}; {gate.least} of {', '.join(gate.evaluators)} must have measured it; "
+            f"promoted last{limit}; {gate.least} of {', '.join(gate.evaluators)} must have measured it as good enough; "
             f"{' or '.join(gate.promoters)} promotes"
         )
     return lines
+
+
+def run_in_words(run: Run) -> list[str]:
+    """Return what whoever created a run has fixed: no charter and no owner can change it."""
+    r = run.rules
+    return [
+        f"fixed when the run was created: {run.layout.size:,} parameters in {len(run.layout.fragments)} fragments, H "
+        f"{r.sync_every}, {r.merge}, {r.codec_up} up, {r.codec_down} down, outer rate {r.outer_lr:g}, outer momentum "
+        f"{r.outer_momentum:g} (--json has all rules and bounds); run digest {run.digest.hex()}"
+    ]
 
 
 def differences(before: Membership, after: Membership | MembersHeader) -> Iterator[str]:
@@ -103,6 +114,21 @@ def gone(members: Members) -> dict[str, str]:
             left = "; the charter's terms for it apply to nobody" if name in terms else ""
             said[name] = f"{name} is no member since membership {after.version}{left}"
     return said | {name: no_member(name) for name in sorted(terms - here - said.keys())}
+
+
+def coming_back(members: Members, header: MembersHeader) -> list[str]:
+    """Return, in words, which members a version brings back that were removed before."""
+    entries, now = {m.name for m in header.members}, {m.name for m in members.current.members}
+    said = list[str]()
+    for name in sorted(entries - now):
+        removed = [
+            after.version
+            for before, after in pairwise(members.versions)
+            if name in {m.name for m in before.members} and name not in {m.name for m in after.members}
+        ]
+        if removed:
+            said.append(f"{name} comes back: membership {removed[-1]} removed it")
+    return said
 
 
 def until(before: Membership, header: MembersHeader) -> str:

@@ -617,6 +617,19 @@ class CharterApprove(InRun, Signed):
             flag_only=True,
         ),
     ] = None
+    with_earlier: Annotated[
+        bool,
+        Setting("with --expect: approve a first charter although commits were made before it", flag_only=True),
+    ] = False
+    hours: Annotated[
+        float,
+        Setting(
+            "refuse a change that leaves more to the membership before it than the run makes in twice so many hours",
+            metavar="H",
+            gt=0,
+            flag_only=True,
+        ),
+    ] = 24.0
 
 
 @settings_class

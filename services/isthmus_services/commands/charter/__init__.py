@@ -8,7 +8,7 @@ from isthmus.errors import InputError
 from isthmus.format.records.charter import Charter
 from isthmus.format.records.objects import MembersHeader, MemberSpec
 from isthmus.format.signing import fingerprint
-from isthmus.inspect.charter_words import at_time, differences, made_before, until
+from isthmus.inspect.charter_words import at_time, coming_back, differences, made_before, until
 from isthmus.log import Log, proposals
 from isthmus.log.charter import needed
 from isthmus.log.listing import heads_of
@@ -16,6 +16,8 @@ from isthmus.log.membership import CLOCKS_S, GRACE_VERSIONS, Membership, followi
 from isthmus.log.trust import Trust
 
 HOUR_S = 3600.0
+HOURS = 24.0
+"""Hours that owners have to approve a change, unless they agree on others."""
 APPROVING_VERSIONS = 16
 """Versions of a fragment that syncers may commit while an owner's command reads the log and writes its approval."""
 
@@ -30,15 +32,20 @@ async def proposed(log: Log, entries: Sequence[MemberSpec], charter: Charter | N
     heads = await heads_of(log)
     if charter is not None and log.members.current.charter is None and not any(heads):
         return following(log.members, entries, heads, log.runtime.wall(), charter=charter, room=0)
-    room = GRACE_VERSIONS
+    room = GRACE_VERSIONS + int(await _pace(log, heads) * hours * HOUR_S)
+    return following(log.members, entries, heads, log.runtime.wall(), charter=charter, room=room)
+
+
+async def _pace(log: Log, heads: Sequence[int]) -> float:
+    """Return how many versions of a fragment the run makes in a second, by the newest commits of the fastest one."""
+    pace = 0.0
     for fragment, head in enumerate(heads):
         first = max(1, head - GRACE_VERSIONS)
         earlier = await log.commit(fragment, first) if head > first else None
         newest = await log.commit(fragment, head) if earlier else None
         if earlier and newest:
-            apart_s = max(1e-3, newest.header.written_at - earlier.header.written_at)
-            room = max(room, GRACE_VERSIONS + int((head - first) / apart_s * hours * HOUR_S))
-    return following(log.members, entries, heads, log.runtime.wall(), charter=charter, room=room)
+            pace = max(pace, (head - first) / max(1e-3, newest.header.written_at - earlier.header.written_at))
+    return pace
 
 
 def require_known(log: Log, trust: Trust) -> None:
@@ -56,9 +63,10 @@ def require_known(log: Log, trust: Trust) -> None:
     )
 
 
-async def require_timely(log: Log, header: MembersHeader) -> None:
-    """Raise `InputError` if a proposal states a time that cannot be true, or if the run has come too near to the
-    versions that it leaves to the present membership: commits made while the approval is written must not be beyond."""
+async def require_timely(log: Log, header: MembersHeader, hours: float = HOURS) -> None:
+    """Raise `InputError` if a proposal states a time that cannot be true, if the run has come too near to the versions
+    that it leaves to the present membership (commits made while the approval is written must not be beyond), or if it
+    leaves more than the run makes in twice these hours: so long, members whom it removes could go on."""
     now, before, heads = log.runtime.wall(), log.members.current, await heads_of(log)
     if not before.proposed_at - CLOCKS_S <= header.written_at <= now + CLOCKS_S:
         raise InputError(
@@ -79,24 +87,35 @@ async def require_timely(log: Log, header: MembersHeader) -> None:
             f"this proposal is out of date: fragment {beyond} is at version {heads[beyond]}, and no version after "
             f"{header.until[beyond]} may be of the members before it: propose it again"
         )
+    pace, left = await _pace(log, heads), max(u - head for u, head in zip(header.until, heads, strict=True))
+    if left > GRACE_VERSIONS + 2.0 * pace * hours * HOUR_S:
+        long = f" ({(left - GRACE_VERSIONS) / pace / HOUR_S:.3g} hours at the run's pace)" if pace else ""
+        raise InputError(
+            f"this proposal leaves the next {left:,} versions{long} to the membership before it, members whom it "
+            f"removes among them; you would agree to {hours:g} hours: let its owner propose it again with fewer "
+            "--hours, or, if you have agreed on that, give the same --hours"
+        )
 
 
-async def give_approval(log: Log, header: MembersHeader, trust: Trust, path: str | None = None) -> dict[str, Any]:
+async def give_approval(
+    log: Log, header: MembersHeader, trust: Trust, path: str | None = None, *, hours: float = HOURS
+) -> dict[str, Any]:
     """Print what a change changes, approve it with the log's key, and print what follows; return this as a report.
 
-    `path`: the file that the charter was read from.
+    `path`: the file that the charter was read from. `hours`: see `require_timely`.
 
     Raises `InputError` if there is no key, it is no owner's, the change is out of date, or it changes nothing.
     """
     if log.signer is None:
         raise InputError("use --key FILE with the private key of one of the run's owners")
     require_known(log, trust)
-    await require_timely(log, header)
+    await require_timely(log, header, hours)
     before, url = log.members.current, log.run.url
     if not (changes := list(differences(before, header))):
         raise InputError(f"{url}: this changes nothing but spaces or the order, so there is nothing to approve")
     first = before.charter is None and any(heads := await heads_of(log))
     early = [f"! {made_before(max(heads))}"] if first else []
+    early += [f"! {said}" for said in coming_back(log.members, header)]
     print("\n".join([*changes, *early, until(before, header), f"proposed {at_time(header.written_at)}"]), flush=True)
     earlier = next((p for p in await proposals.proposals(log.store, log.members) if p.header == header), None)
     again = earlier is not None and log.signer.author in earlier.approvals

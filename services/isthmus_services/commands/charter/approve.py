@@ -4,7 +4,8 @@ import asyncio
 
 from isthmus.agent.ports import open_log
 from isthmus.errors import InputError
-from isthmus.inspect.charter_words import in_force
+from isthmus.inspect.charter_words import in_force, made_before
+from isthmus.log.listing import heads_of
 from isthmus.log.proposals import require
 from isthmus_services.commands.charter import give_approval
 from isthmus_services.commands.charter.agreement import read_agreement, require_expected
@@ -27,7 +28,11 @@ async def _approve(settings: declared.CharterApprove) -> None:
         if (now := found.instead) is None:
             if settings.expect is not None:
                 require_expected(found.header, log.members.current, read_agreement(settings.expect))
-            await give_approval(log, found.header, trust, settings.expect)
+                if not settings.with_earlier and log.members.current.charter is None and any(await heads_of(log)):
+                    raise InputError(
+                        f"{made_before(max(await heads_of(log)))}: if you have agreed on that, add --with-earlier"
+                    )
+            await give_approval(log, found.header, trust, settings.expect, hours=settings.hours)
             return
         since = in_force(now)
         if found.is_void:

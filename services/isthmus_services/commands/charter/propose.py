@@ -23,4 +23,4 @@ async def _propose(settings: declared.CharterPropose) -> None:
         before = await log.members.refresh(log.store)
         entries = agreement.members(before.members)
         header = await proposed(log, entries, agreement.charter, settings.hours)
-        write_json(await give_approval(log, header, trust, settings.file), settings.json)
+        write_json(await give_approval(log, header, trust, settings.file, hours=settings.hours), settings.json)

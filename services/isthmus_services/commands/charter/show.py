@@ -8,9 +8,19 @@ from rich.text import Text
 
 from isthmus.agent.ports import open_log
 from isthmus.format.signing import fingerprint
-from isthmus.inspect.charter_words import at_time, differences, gone, in_force, in_words, until
+from isthmus.inspect.charter_words import (
+    at_time,
+    differences,
+    gone,
+    in_force,
+    in_word,
+    in_words,
+    run_in_words,
+    until,
+)
 from isthmus.log.membership import Members, Membership
 from isthmus.log.proposals import Proposal, entitled, every_proposal, needs
+from isthmus.log.run import Run
 from isthmus_services.commands.charter import threshold
 from isthmus_services.commands.members import require_signed
 from isthmus_services.output.report import stdout, write_json
@@ -19,12 +29,14 @@ from isthmus_services.settings import declared, shared
 
 def run(settings: declared.CharterShow) -> int:
     """Print the charter."""
-    members, stored = asyncio.run(_read(settings))
+    members, stored, run = asyncio.run(_read(settings))
     now, waiting = members.current, [p for p in stored if p.instead is None]
     void, absent = [p for p in stored if p.is_void], gone(members)
     lines = in_words(now.charter) or ["this run has no charter: its owner decides alone (isthmus charter propose)"]
     if now.charter is not None:
         lines.insert(0, f"membership {now.version}, {in_force(now)}, approved by {', '.join(_by(now))}")
+        lines += map(in_word, now.members)
+    lines += run_in_words(run)
     lines += absent.values()
     for proposal in waiting:
         names = entitled(now, proposal.header)
@@ -42,7 +54,9 @@ def run(settings: declared.CharterShow) -> int:
     console = stdout()
     for line in lines:
         console.print(Text(line), soft_wrap=True)
-    write_json(_report(now, waiting) | {"void": [p.id for p in void], "absent": absent}, settings.json)
+    write_json(
+        _report(now, waiting) | {"run": _run(run), "void": [p.id for p in void], "absent": absent}, settings.json
+    )
     return 0
 
 
@@ -74,7 +88,16 @@ def _report(now: Membership, waiting: list[Proposal]) -> dict[str, Any]:
     }
 
 
-async def _read(settings: declared.CharterShow) -> tuple[Members, list[Proposal]]:
+def _run(run: Run) -> dict[str, Any]:
+    return {
+        "digest": run.digest.hex(),
+        "parameters": run.layout.size,
+        "rules": msgspec.to_builtins(run.rules),
+        "bounds": msgspec.to_builtins(run.header.bounds),
+    }
+
+
+async def _read(settings: declared.CharterShow) -> tuple[Members, list[Proposal], Run]:
     async with open_log(settings.run, shared.owner_in(settings)) as log:
         require_signed(log)
-        return log.members, await every_proposal(log.store, log.members)
+        return log.members, await every_proposal(log.store, log.members), log.run

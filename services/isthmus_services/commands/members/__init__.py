@@ -18,14 +18,11 @@ from isthmus.log.listing import by_learner, checkpoints_in, heads_of
 from isthmus.log.membership import Membership, may_share, write
 from isthmus.runtime.urls import Place
 from isthmus.store import Entry, checked
-from isthmus_services.commands.charter import give_approval, proposed
+from isthmus_services.commands.charter import HOURS, give_approval, proposed
 from isthmus_services.output.report import write_json
 from isthmus_services.settings import declared, shared
 
 logger = logging.getLogger(__name__)
-
-PROPOSED_HOURS = 24.0
-"""Hours that owners have to approve a member, if the run has a charter."""
 
 Change = Callable[[Membership], Sequence[MemberSpec]]
 """Returns the entries of the next version, given the current version. Raises `InputError`."""
@@ -53,8 +50,8 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
         if before.charter is not None:
             if successor is not None:
                 raise InputError("this run has a charter: its owners change with it (isthmus charter propose)")
-            hours = settings.hours if isinstance(settings, declared.MembersRemove) else PROPOSED_HOURS
-            report = await give_approval(log, await proposed(log, entries, None, hours), trust)
+            hours = settings.hours if isinstance(settings, declared.MembersRemove) else HOURS
+            report = await give_approval(log, await proposed(log, entries, None, hours), trust, hours=hours)
             write_json(report, settings.json)
             return
         after = await write(log.store, log.members, log.signer, entries, heads, log.runtime.wall(), successor=successor)
