@@ -321,8 +321,8 @@ def _work(a: Audit) -> list[str]:
         "process, is in no update. "
         "Overwritten: trained after an update, and replaced by the next version. Late: in updates that came too late "
         "for any round, or after their learner had been removed. Pending: not settled yet. Rejected: in rejected "
-        "updates, or sent after a shorter update on the same base had been merged. Lost: gone with a process, and in no "
-        "update."
+        "updates, or sent after a shorter update on the same base had been merged. Lost: gone with a process, and in "
+        "no update."
     )
     removed = {m.name: m.gone for m in a.members if m.gone}
     gone = [
