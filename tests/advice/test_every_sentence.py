@@ -149,6 +149,7 @@ PLAIN = {
         "not promoted: version … is older than version …, which promotion … promoted",
         "promoted: version … of …, as promotion …, by …: … …",
         "the newest promoted version is: …",
+        "promotion … does not rest on: …",
         "version … is promoted already: promotion …, by …",
         "version …: not every fragment has it yet (isthmus status …)",
         "… is no promoter of this run's charter: … may promote",

@@ -1,5 +1,6 @@
 """What `isthmus heal` says of damaged logs, and what comes of its advice."""
 
+import asyncio
 import re
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,10 +14,12 @@ from advice.followed import advises, command_in, isthmus, mine, says
 from advice.rows import Row, row
 from advice.test_gc import SNAPSHOTS
 from advice.test_status import FEW, Fault, finished, training
-from isthmus.errors import Denied
+from isthmus.errors import Denied, LogCorrupt
 from isthmus.format.records.keys import commit_key, members_key
 from isthmus.inspect.replay import replay
+from isthmus.inspect.status import read_ledgers
 from isthmus.log import heal as healing
+from isthmus.log.listing import checkpoints_in
 from support.signed import EU, EVERYBODY, EVIL, SYNC, L, admit
 from support.signed import seed as signed
 from support.world import SPECS, World, in_virtual_time, newest_commit, serving, train, until, world
@@ -35,6 +38,12 @@ async def grown(w: World, versions: int = 4) -> int:
     async with serving(w.syncer("s0"), killed=True) as syncer:
         await train(w.learner("a"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= versions)
     return (await newest_commit(w, 0)).version
+
+
+async def settled_to(w: World) -> int:
+    """Return the version of fragment 0 that learner a's newest checkpoint knows."""
+    ledgers = await read_ledgers(w.log, checkpoints_in(await w.store.list("learners/")))
+    return ledgers["a"]["fragments"][0]["settled_to"] if ledgers else 0
 
 
 async def heal(here: Row, w: World) -> str:
@@ -389,6 +398,50 @@ async def test_an_object_in_the_place_of_the_next_commit(folder: Path) -> None:
 
 @row(
     "heal",
+    "fragment … cannot be healed: the newest commit is damaged: …",
+    means="The last commit of a fragment is damaged, and learners train on what it published: no round can go on without it.",
+    do="Updates of … rest on it: restore it from a backup. Without one, stop all syncers and learners, delete … with the "
+    "credentials of the store's administrator (no participant may delete it), and start them again: they go on from version "
+    "…, and each learner names checkpoints of its own that are to be deleted first, since they know the lost version",
+    then="`isthmus heal` calls the fragment sound, and it moves again.",
+    lost="without a backup: what the commit merged, and what learners trained since",
+)
+async def test_a_newest_commit_that_learners_have_adopted(folder: Path) -> None:
+    (here,) = mine(test_a_newest_commit_that_learners_have_adopted)
+    async with world(folder, FEW) as w:
+        async with training(w.learner("a", checkpoint_s=0.1)):
+            async with serving(w.syncer("s1"), killed=True) as syncer:
+                await until(lambda: min(k.head for k in syncer.coordinators) >= 3, "it merges")
+            head = (await newest_commit(w, 0)).version
+            rest = folder / "updates" / "00000" / "a"
+            await until(lambda: any(path.name.startswith(f"{head:012d}-") for path in rest.iterdir()), "a goes on")
+            while await settled_to(w) < head:  # noqa: ASYNC110 – only the store knows
+                await asyncio.sleep(0.05)
+        (folder / commit_key(0, head)).write_bytes(b"no commit")
+        found = re.search(
+            r"Updates of a rest on it.* delete (\S+) with .* they go on from version (\d+)", await heal(here, w)
+        )
+        assert found is not None
+        assert int(found[2]) == head - 1
+        Path(found[1]).unlink()
+        deleted = 0
+        while True:
+            try:
+                await w.learner("a").join()
+            except LogCorrupt as error:
+                named = re.search(r"delete (learners/\S+),", error.detail)
+                if named is None:
+                    raise
+                (folder / named[1]).unlink()
+                deleted += 1
+            else:
+                break
+        assert deleted > 0
+        await sound(w)
+
+
+@row(
+    "heal",
     "fragment … has a hole in its history (the run goes on): commits/…: not a commit: …: restore it from a backup: `isthmus "
     "replay` needs it, and a learner with an older checkpoint may",
     means="A commit from before the newest snapshot is damaged. Syncers and learners do not need it; a replay does.",
@@ -433,6 +486,17 @@ async def test_a_commit_below_a_snapshot_that_is_damaged(folder: Path) -> None:
 )
 @row(
     "status",
+    "members/…: is no membership: …",
+    means="An object that is no version of the membership lies in its place. If it was one, commits made under it cannot be "
+    "verified without it.",
+    do="If this version was in force, restore it from a backup: commits made under it cannot be verified without it. If the "
+    "owners never wrote it, delete it",
+    then="`… of … learners merge`",
+    lost="if it was in force and there is no backup: the run beyond that membership, except what can be exported from learners' "
+    "checkpoints",
+)
+@row(
+    "status",
     "members/…: is missing",
     means="A version of the membership is gone, so that commits made under it cannot be verified. The commits are whole.",
     do="restore it from a backup; the commits are sound",
@@ -440,7 +504,7 @@ async def test_a_commit_below_a_snapshot_that_is_damaged(folder: Path) -> None:
     lost="without a backup: the run beyond that membership, except what can be exported from learners' checkpoints",
 )
 async def test_a_membership_that_is_missing(folder: Path) -> None:
-    healed, noticed = mine(test_a_membership_that_is_missing)
+    healed, changed, noticed = mine(test_a_membership_that_is_missing)
     async with world(folder, signed()) as w:
         await admit(w, *EVERYBODY)
         await admit(w, *EVERYBODY, ("more", L, EVIL))
@@ -458,9 +522,14 @@ async def test_a_membership_that_is_missing(folder: Path) -> None:
             assert "ever committed" not in told
         _, told = await isthmus("doctor", w.run.url, "--size", "0.02")
         assert f"failure log: commits: fragments 0 to 3: {members_key(2)}: is missing" in told
+        path.write_bytes(kept[:-9])
+        code, told = await isthmus("status", w.run.url, "--bus", w.bus.url, "--check")
+        assert code != 0, told
+        advises(changed, told)
         path.write_bytes(kept)
         code, told = await isthmus("heal", w.run.url)
         assert code == 0, told
+        assert says(changed, (await isthmus("status", w.run.url, "--bus", w.bus.url))[1]) is False
         assert says(noticed, (await isthmus("status", w.run.url, "--bus", w.bus.url))[1]) is False
 
 

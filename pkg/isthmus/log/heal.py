@@ -8,20 +8,25 @@ but the states in between can no longer be verified. The momentum, and what the 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from isthmus.codecs.kernels import ARITHMETIC, F32
-from isthmus.errors import Denied, LogCorrupt, RecordInvalid
+from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.format.layout import TensorClass
 from isthmus.format.records import frame
-from isthmus.format.records.keys import MEMBERS, commit_in, snapshot_key, value_key, version_in
-from isthmus.format.records.objects import SCHEMA, CommitHeader, Healed, Waited
+from isthmus.format.records.keys import MEMBERS, UPDATES, commit_in, learner_in, snapshot_key, value_key, version_in
+from isthmus.format.records.objects import SCHEMA, CommitHeader, Healed, UpdateHeader, Waited
 from isthmus.log import Commit, Log, fold, merge
 from isthmus.log.holes import GOES_ON, known_beyond, require_chain, require_whole
 from isthmus.log.listing import all_or
 from isthmus.log.log_health import require_objects, require_values
 from isthmus.log.verify import HEALER
 from isthmus.runtime.urls import Place
+from isthmus.wording import listed
+
+ADOPTED_MAX = 3
+"""The most learners that are named as resting on a damaged commit."""
 
 RESTORE = (
     "restore that object from a backup, or go on in a new run from the newest version that can be exported "
@@ -169,12 +174,37 @@ async def _broken(log: Log, p: int, error: LogCorrupt) -> str:
     version = commit_in(error.key)
     if not version or await known_beyond(log, p, version, lists=True):
         return f"the chain of commits is broken: {error}; {RESTORE}"
+    go_on = "with the credentials of the store's administrator (no participant may delete it), and start them again"
+    if adopted := await _adopted(log, p, version):
+        return (
+            f"the newest commit is damaged: {error}. Updates of {listed(adopted, ADOPTED_MAX)} rest on it: restore it "
+            f"from a backup. Without one, stop all syncers and learners, delete {log.run.url}/{error.key} {go_on}: "
+            f"they go on from version {version - 1}, and each learner names checkpoints of its own that are to be "
+            "deleted first, since they know the lost version"
+        )
     return (
         f"an object that is no commit is in the place of the next one: {error}. If it was a commit, restore it from a "
-        f"backup. If it was not, or there is no backup, stop all syncers, delete {log.run.url}/{error.key} with "
-        "the credentials of the store's administrator (no participant may delete it), and start them again: they go on "
-        f"from version {version - 1}"
+        f"backup. If it was not, or there is no backup, stop all syncers, delete {log.run.url}/{error.key} "
+        f"{go_on}: they go on from version {version - 1}"
     )
+
+
+async def _adopted(log: Log, p: int, version: int) -> list[str]:
+    """Return the learners with a genuine update that rests on a version: it was committed, and they have adopted it.
+
+    Without permission to read updates, none is found. Raises `Unavailable`.
+    """
+    found = set[str]()
+    try:
+        keys = [entry.key for entry in await log.store.list(f"{UPDATES}{p:05d}/") if version_in(entry.key) == version]
+        for key in keys:
+            if (learner := learner_in(key)) and learner not in found:
+                with suppress(ObjectMissing, RecordInvalid):
+                    await log.open(await log.fetch(key, frame.Kind.UPDATE, p), key, UpdateHeader)
+                    found.add(learner)
+    except Denied:
+        return []
+    return sorted(found)
 
 
 async def _lacking(log: Log, p: int, head: int) -> str:

@@ -303,7 +303,10 @@ class Members:
 
 
 def _no_membership(version: int, error: RecordInvalid) -> LogCorrupt:
-    left = "whoever may write there left or changed it: delete it, or restore what it was before"
+    left = (
+        "whoever may write there left or changed it. If this version was in force, restore it from a backup: commits "
+        "made under it cannot be verified without it. If the owners never wrote it, delete it"
+    )
     return LogCorrupt(members_key(version), f"is no membership: {error} ({left})")
 
 
