@@ -46,6 +46,7 @@ def test_a_disk_without_room(doctor: Doctor, run: str, tmp_path: Path) -> None:
     disk.mkdir()
     script = f"""
         mount -t tmpfs -o size=64m tmpfs {disk} && cp -r {run} {disk}/run || exit 99
+        {ISTHMUS} doctor {disk}/run --size 100 > {out}/large
         head -c 100M /dev/zero > {disk}/ballast 2> /dev/null
         {ISTHMUS} doctor {disk}/run --size 0.02 > {out}/full; echo $? >> {out}/full
         isthmus=$(sed -n 's/.*isthmus \\(gc .* --min-age 0\\) keeps.*/\\1/p' {out}/full | head -1)
@@ -64,6 +65,36 @@ def test_a_disk_without_room(doctor: Doctor, run: str, tmp_path: Path) -> None:
     assert re.search(r"^failure machine: disk", said["full"], re.MULTILINE)
     assert re.search(r"^warning machine: disk", said["low"], re.MULTILINE)
     told.finds_no_more("roomy")
+    large = re.search(r"^failure store: bandwidth: .* is full .*\n +→ (.*)$", (out / "large").read_text(), re.MULTILINE)
+    assert large is not None, "an object that is larger than the room"
+    assert large[1].startswith("make room: ")
+
+
+@row(
+    "doctor", "store: rights: … is on a file system that is mounted read-only, as the kernel does after an error of the disk "
+    "(dmesg names it): `sudo mount -o remount,rw …` allows it (and … more are like that)",
+    means="No process can write to the run's folder, whatever its rights. Learners train on, and wait for the store.",
+    do="run that command, and the doctor again until this is ok; the processes then go on by themselves",
+    then="`ok store: rights`",
+    lost=A_GAP,
+)  # fmt: skip
+@pytest.mark.tier("all")
+@pytest.mark.usefixtures("own_mounts")
+def test_a_disk_that_is_mounted_read_only(doctor: Doctor, run: str, tmp_path: Path) -> None:
+    disk, out = tmp_path / "disk", tmp_path
+    disk.mkdir()
+    script = f"""
+        mount -t tmpfs -o size=4g tmpfs {disk} && cp -r {run} {disk}/run && mount -o remount,ro {disk} || exit 99
+        {ISTHMUS} doctor {disk}/run --size 0.02 --role syncer > {out}/denied
+        $(sed -n 's|.*`sudo \\(mount [^`]*\\)`.*|\\1|p' {out}/denied | head -1)
+        {ISTHMUS} doctor {disk}/run --size 0.02 --role syncer > {out}/allowed
+        true
+    """
+    done = subprocess.run([*IN_A_DISK_OF_ITS_OWN, "sh", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = doctor.of({name: (out / name).read_text() for name in ("denied", "allowed")})
+    told.finds("denied")
+    told.finds_no_more("allowed")
 
 
 @row(

@@ -233,7 +233,9 @@ async def _bandwidth(store: EdgeStore, key: str, runtime: Runtime, size: int) ->
             await store.get(key)
             down = runtime.now()
     except IsthmusError as error:
-        return Finding("store: bandwidth", FAILURE, f"{error} ({size:,} bytes)", advice_for(store.url).large)
+        large = advice_for(store.url).large
+        mend = what_to_do(error, store.url, large, large)
+        return Finding("store: bandwidth", FAILURE, f"{error} ({size:,} bytes)", mend)
     said = (
         f"{size / (up - started) / 1e6:.1f} MB/s up, {size / (down - up) / 1e6:.1f} MB/s down, "
         f"by one object of {size / 1e6:.1f} MB"

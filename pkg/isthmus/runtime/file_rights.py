@@ -19,6 +19,12 @@ def why_denied(paths: Iterable[str], needs: int, *, writing: bool, place: Path |
         for path in map(Path, map(os.path.abspath, paths)):
             if (found := _lacking(path, needs, writing=writing)) is not None:
                 at, verb = found
+                if verb.startswith("write") and os.statvfs(at).f_flag & os.ST_RDONLY:
+                    mount = next(above for above in (at, *at.parents) if os.path.ismount(above))
+                    return (
+                        f"{at} is on a file system that is mounted read-only, as the kernel does after an error of the "
+                        f"disk (dmesg names it): `sudo mount -o remount,rw {shlex.quote(str(mount))}` allows it"
+                    )
                 there = os.stat(at)
                 return (
                     f"user {_name(os.geteuid())} may not {verb} {at}, which is {_name(there.st_uid)}'s and has mode "
