@@ -58,7 +58,12 @@ def left(learner: str, done: bool) -> Leave:
 
 
 def commit(
-    written_at: float, fragment: int = 0, version: int = 0, rejected: Sequence[tuple[str, str]] = (), **scales: float
+    written_at: float,
+    fragment: int = 0,
+    version: int = 0,
+    rejected: Sequence[tuple[str, str]] = (),
+    healed: object = None,
+    **scales: float,
 ) -> Commit:
     """Return a commit written at this time. `scales`: learners merged, and the share of their updates' length;
     `rejected`: learners whose updates were rejected, and why."""
@@ -70,7 +75,9 @@ def commit(
     return cast(
         Commit,
         SimpleNamespace(
-            header=SimpleNamespace(written_at=written_at, fragment=fragment, inputs=inputs, rejected=turned),
+            header=SimpleNamespace(
+                written_at=written_at, fragment=fragment, inputs=inputs, rejected=turned, healed=healed
+            ),
             version=version,
         ),
     )
@@ -104,6 +111,16 @@ def test_no_syncer_says_since_when_and_what_to_type() -> None:
         "0 of 2 learners merge; no syncer is heard; the last commit is of 12:04:24; start one with: isthmus syncer "
         "s3://b/run --bus redis://h"
     )
+
+
+@pytest.mark.parametrize("healed", [None, object()], ids=["merged", "healed"])
+def test_a_commit_that_heals_shows_nobody_at_work(healed: object) -> None:
+    hearing = BusView(RUN)
+    hearing.take(learner_stream("a"), BusItem("1-0", encode(beat("a"))), 1.0)
+    said = health(Status(hearing, [commit(NOW - 1.0, healed=healed)], "", 0.0, NOW), "s3://b/run", "redis://h").said
+    assert ("is not the bus of its syncers" in said, "start one with: isthmus syncer" in said) == (
+        healed is None, healed is not None,
+    )  # fmt: skip
 
 
 def test_learners_that_hear_no_syncer_either_do_not_repeat_it() -> None:
@@ -399,7 +416,7 @@ def test_a_learner_with_the_weight_but_not_the_work_is_named() -> None:
         commits = []
         for p, of in enumerate(heads):
             inputs = [SimpleNamespace(learner=n, scale=1.0, weight=w, tokens=t, loss=None, norm=0.0) for n, w, t in of]
-            header = SimpleNamespace(written_at=COMMITTED_AT, fragment=p, inputs=inputs, rejected=())
+            header = SimpleNamespace(written_at=COMMITTED_AT, fragment=p, inputs=inputs, rejected=(), healed=None)
             commits.append(SimpleNamespace(header=header, version=0))
         return health(Status(hearing, cast("list[Commit | None]", commits), "", 0.0, NOW), "r", "b")
 

@@ -128,6 +128,10 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     all of them have left.
     """
     written = max((c.header.written_at for c in status.heads if c is not None), default=0.0)
+    # A commit that heals is written by hand, and shows nobody at work.
+    merged_at = max(
+        (c.header.written_at for c in status.heads if c is not None and c.header.healed is None), default=0.0
+    )
     never = "the newest commits cannot be read" if _unread(status) else "nothing was ever committed"
     last = f"the last commit is of {_clock(written, status.at)}" if written else never
     members = status.hearing.members
@@ -146,7 +150,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     known = [v for v in status.taking_part if v.left is None and v.name not in strangers]
     silent = sorted(v.name for v in known if v.name not in status.live)
     if not known:
-        young = written > status.at - COMMITTED_S
+        young = merged_at > status.at - COMMITTED_S
         found = _nobody(status, last, syncer, bus, young=young)
         ailing = [*of_log(status, run), *_of_losses(status, run), *_of_strangers(strangers, run, members)]
         ailing += _of_manifests(status.turned_away)
@@ -174,7 +178,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     stopped = list[Part]()
     if not status.syncers_live:
         start = syncer(_quorum(status, here, len(known)))
-        merging, stopped = "", [_no_syncer(status, len(known), here, written, last, start, bus)]
+        merging, stopped = "", [_no_syncer(status, len(known), here, merged_at, last, start, bus)]
     elif not able:
         stopped.append(Part(f"0 of {len(status.syncers_live)} syncers can serve for now; {last}"))
     unable = sorted(status.syncers_live - set(able))[:NAMED_MAX]
@@ -244,11 +248,11 @@ def _goes_on(part: Part) -> bool:
 
 
 def _no_syncer(
-    status: Status, known: int, here: Sequence[LearnerView], written: float, last: str, syncer: str, bus: str
+    status: Status, known: int, here: Sequence[LearnerView], merged_at: float, last: str, syncer: str, bus: str
 ) -> Part:
     """Return that no syncer is heard while learners are, with what to do: a second one on this bus may be wrong."""
     found_on = any(v.heartbeat is not None and f"{UNHEARD}, {GOES_ON}" in v.heartbeat.waiting_for for v in here)
-    if written > status.at - COMMITTED_S and (found_on or not status.hearing.syncers):
+    if merged_at > status.at - COMMITTED_S and (found_on or not status.hearing.syncers):
         return Part(
             f"0 of {known} learners merge; no syncer is heard, but the run goes on ({last}): {bus} is not the bus of "
             "its syncers",
