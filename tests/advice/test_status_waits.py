@@ -135,7 +135,7 @@ class Mute(Deaf):
 
 @row(
     "status",
-    "…: waits for a merge (no syncer is heard…): syncers are heard here",
+    "…: waits for a merge (no syncer is heard…: syncers are heard here",
     means="This learner publishes, and the syncers' messages do not reach it: its bus gives it none, without an error. It "
     "trains on, and finds new versions in the store. Without `but the run goes on` it finds none, either.",
     like="If status hears no syncer, either, it says `no syncer is heard` once, and does not name the learners that only say "
