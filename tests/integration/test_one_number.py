@@ -49,12 +49,17 @@ async def run_of(w: World) -> tuple[Any, list[CommitHeader]]:
             )
             for name, step_s in (("a", 0.01), ("b", 0.05))
         ]
-        async with training(w.learner("c", checkpoint_s=0.2)):
+        c = w.learner("c", checkpoint_s=0.5)
+        async with training(c):
             await until(lambda: min(k.head for k in syncer.coordinators) >= 4, "rounds are made")
             stored = Path(w.run.url, "learners", "c")
-            await until(lambda: any(stored.glob("*/checkpoints/*")), "it has a checkpoint")
-            # Its heartbeats tell of the checkpoint, and some of its steps are in no update and no checkpoint.
-            await asyncio.sleep(3 * PACE.heartbeat_s)
+
+            def further() -> bool:
+                """Whether it has trained on since its newest checkpoint: some steps are in no update, either."""
+                steps = [int(path.name.partition("-")[0]) for path in stored.glob("*/checkpoints/0*")]
+                return bool(steps) and c.boundary is not None and c.boundary.step >= max(steps) + 2 * RULES.sync_every
+
+            await until(further, "it is ahead of its checkpoint")
         far = [np.full(f.size, 5.0, np.float32) for f in w.run.layout.fragments]
         more = lambda: min(k.head for k in syncer.coordinators) >= 12  # noqa: E731
         # Its updates are clipped, for several reasons at once.
