@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from isthmus_services.processes import tied
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("pkg", "services")
 KERNELS = "pkg/isthmus/codecs/kernels/"
@@ -45,9 +47,11 @@ async def run_pytest(
     Returns the exit code and the output. Raises `TimeoutError`.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", f"--timeout={TEST_S:g}",
-        "-o", "timeout_func_only=true",  # a session fixture compiles the kernels
-        f"--basetemp={folder / 'tmp'}", *tests,
+        *tied([
+            sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", f"--timeout={TEST_S:g}",
+            "-o", "timeout_func_only=true",  # a session fixture compiles the kernels
+            f"--basetemp={folder / 'tmp'}", *tests,
+        ]),
         cwd=ROOT, env=environment(folder, own_cache=own_cache), start_new_session=True,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from coverage import CoverageData
 
+from isthmus_services.processes import tied
 from mutants.copies import PACKAGES, ROOT
 from mutants.mistakes import Mistake
 
@@ -190,8 +191,10 @@ async def bring_up_to_date(workers: int) -> None:
         shutil.copy2(ROOT / source, folder / "sources" / source)
     paths = [ROOT / name for name in (*PACKAGES, "tests")]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--tier", "test", "-p", "mutants.timed",
-        *(f"--cov={name}" for name in PACKAGES), "--cov-context=test", "--cov-report=", *files,
+        *tied([
+            sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--tier", "test", "-p", "mutants.timed",
+            *(f"--cov={name}" for name in PACKAGES), "--cov-context=test", "--cov-report=", *files,
+        ]),
         cwd=ROOT,
         env=os.environ | {
             "COVERAGE_FILE": str(folder / "data"), "TIMED": str(folder / "seconds.json"),
