@@ -384,6 +384,15 @@ def test_the_merge_rule_is_said_to_depend_on_the_length_of_the_run(capsys: pytes
     assert "a tie" not in same
     assert "longest period" not in same
     assert "this holds in the lab's runs of 600 to 3,000 steps" in same
+    # Whole matrices are behind RDA after 600 steps, though smaller blocks of the same rule are ahead of both.
+    words = "--params 1.3e9 --learners 4 --gpus 32 --step-seconds 2 --up 1Gbit/s --down 1Gbit/s"
+    whole = shown(capsys, *words.split())
+    assert "this holds in the lab's runs" not in whole
+    worths = re.search(
+        r"rda learns more: after 600 steps a token is worth ([0-9.]+) of data parallel's, by iso ([0-9.]+)", whole
+    )
+    assert worths is not None, whole
+    assert float(worths[1]) > float(worths[2])
 
 
 @pytest.mark.parametrize("period", ["500", "768"])

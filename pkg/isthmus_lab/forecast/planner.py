@@ -321,9 +321,11 @@ def _by_length(case: Case, found: Found, *, all_measured: bool) -> str:
         return of.per_usd / of.worth.long * of.worth.after(steps) if of.worth.long else 0.0
 
     def other(steps: float) -> Outcome | None:
-        """Return the way that learns most in runs of this length, if it is of the other kind."""
-        most = max((o for o in found.by_way if o.fits == best.fits), key=lambda o: score(o, steps))
-        return most if (most.rules.merge == MergeRule.ISO) != (best.rules.merge == MergeRule.ISO) else None
+        """Return the best way of the other kind, if it learns more than the chosen one in runs of this length."""
+        iso = best.rules.merge == MergeRule.ISO
+        ways = [o for o in found.by_way if o.fits == best.fits and (o.rules.merge == MergeRule.ISO) != iso]
+        most = max(ways, key=lambda o: score(o, steps), default=best)
+        return most if score(most, steps) > score(best, steps) else None
 
     if len({o.rules.merge for o in found.by_way}) == 1 or not best.worth.long or case.learners == 1:
         return ""
