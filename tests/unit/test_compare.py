@@ -492,3 +492,17 @@ def test_a_plan_says_without_being_asked_how_data_parallel_does(
         assert "matrices of a typical transformer, " in shown
         assert "egress not known without --islands" in shown
         assert ("pass each learner --checkpoint " in shown) == better
+
+
+def test_the_table_of_adapters_has_the_best_of_the_recorded_rates() -> None:
+    page = (RESULTS.parent / "experiments" / "merging.md").read_text()
+    recorded = json.loads((RESULTS / "adapters.json").read_text())["summary"]
+    losses = {name: figures["val_loss"]["mean"] for name, figures in recorded.items()}
+    rows = re.findall(r"^\| (iso|RDA|Avg), (Nesterov|no momentum, outer rate 0\.28) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 6
+    for rule, step, cells in rows:
+        how = rule.lower() + (f", {step}" if step != "Nesterov" else "")
+        for period, cell in zip((16, 64, 256), cells.split(" | "), strict=True):
+            at = f"M = 4, H = {period}: {how}, inner rate "
+            best, rate = min((loss, name[len(at) :]) for name, loss in losses.items() if name.startswith(at))
+            assert cell == f"{best:.3f} ({rate})"
