@@ -124,8 +124,8 @@ def _worked(a: Audit) -> str:
     parts = {part: sum(getattr(one, part) for one in said) for part in ("overwritten", "late", "rejected", "lost")}
     stated = ", ".join(f"{part} {tokens:,.0f}" for part, tokens in parts.items())
     return (
-        f"learners state {trained:,} tokens trained up to their newest merged updates; {held:,.0f} are in updates that a "
-        "round could still merge; "
+        f"learners state {trained:,} tokens trained up to their newest merged updates; {held:,.0f} are in updates that "
+        "a round could still merge; "
         + (f"as {len(said)} checkpoints state: {stated}" if said else "no checkpoint says what else was lost")
     )
 
