@@ -117,7 +117,7 @@ class MembershipChange:
 
     version: int
     at: float
-    """When it came into force [s since 1970], as whoever wrote it states: the last owner to approve it."""
+    """When it came into force [s since 1970], as the last owner to approve it states."""
     proposed_at: float
     signed_by: Signature
     approvals: Sequence[Signature]
@@ -219,7 +219,7 @@ class Stated:
 
     step: int
     trained: int
-    """The sum of the others."""
+    """The sum of the parts below."""
     merged: float
     overwritten: float
     late: float
@@ -239,8 +239,8 @@ class Work:
     held: float
     """Tokens in valid updates that no commit has; of several on one base, those of the longest."""
     trained: int | None
-    """Tokens that it had trained at its newest merged update, those of all incarnations, as it states; None: no update
-    of it was merged."""
+    """Tokens that the learner states to have trained, in all incarnations, at its newest merged update; None: no update
+    was merged."""
     stated: Stated | None
     """None: it has no checkpoint that can be read."""
 

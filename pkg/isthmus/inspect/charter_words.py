@@ -48,14 +48,14 @@ def in_words(charter: Charter | None) -> list[str]:
     return lines
 
 
-def run_in_words(run: Run) -> list[str]:
-    """Return what whoever created a run has fixed: no charter and no owner can change it."""
+def run_in_words(run: Run) -> str:
+    """Return, in words, what the creator of a run has fixed: neither a charter nor an owner can change these rules."""
     r = run.rules
-    return [
+    return (
         f"fixed when the run was created: {run.layout.size:,} parameters in {len(run.layout.fragments)} fragments, H "
         f"{r.sync_every}, {r.merge}, {r.codec_up} up, {r.codec_down} down, outer rate {r.outer_lr:g}, outer momentum "
         f"{r.outer_momentum:g} (--json has all rules and bounds); run digest {run.digest.hex()}"
-    ]
+    )
 
 
 def differences(before: Membership, after: Membership | MembersHeader) -> Iterator[str]:
@@ -87,8 +87,8 @@ def at_time(at: float) -> str:
 def made_before(head: int) -> str:
     """Return, in words, what approving a first charter accepts in a run that has versions up to `head`."""
     return (
-        f"the run has versions up to {head:,} already, made without a charter: whoever created it could make them in "
-        "any member's name, and they stay"
+        f"the run has versions up to {head:,} already, made without a charter: whoever created the run could make them "
+        "in any member's name, and they stay"
     )
 
 

@@ -128,7 +128,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     all of them have left.
     """
     written = max((c.header.written_at for c in status.heads if c is not None), default=0.0)
-    # A commit that heals is written by hand, and shows nobody at work.
+    # Somebody writes a healing commit by hand: it does not show that a syncer is at work.
     merged_at = max(
         (c.header.written_at for c in status.heads if c is not None and c.header.healed is None), default=0.0
     )
@@ -217,7 +217,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
 
 
 def _unread(status: Status) -> bool:
-    """Return whether the newest commit of a fragment cannot be read, so that nobody knows how far the fragment is."""
+    """Return whether a fragment's newest commit cannot be read: it is not known then how far that fragment is."""
     return any(head is None and p in status.wrong for p, head in enumerate(status.heads))
 
 

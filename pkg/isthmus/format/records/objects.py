@@ -168,7 +168,8 @@ class MembersHeader(Record, frozen=True, kw_only=True, omit_defaults=True):
     charter: Charter | None = None
     """None: the owner alone decides."""
     approvals: Annotated[tuple[Approval, ...], msgspec.Meta(max_length=2 * OWNERS_MAX + 1)] = ()
-    """The owners, before and after this version, who approve all of it but these approvals and `decided_at`."""
+    """Approvals of owners, those of before and of after this version: of the whole header, but for this field and
+    `decided_at`."""
     decided_at: Instant | msgspec.UnsetType = msgspec.UNSET
     """With a charter: when the last approval was given, by the clock of that owner, who signs the object."""
 

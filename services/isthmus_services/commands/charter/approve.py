@@ -28,10 +28,9 @@ async def _approve(settings: declared.CharterApprove) -> None:
         if (now := found.instead) is None:
             if settings.expect is not None:
                 require_expected(found.header, log.members.current, read_agreement(settings.expect))
-                if not settings.with_earlier and log.members.current.charter is None and any(await heads_of(log)):
-                    raise InputError(
-                        f"{made_before(max(await heads_of(log)))}: if you have agreed on that, add --with-earlier"
-                    )
+                first = log.members.current.charter is None and not settings.with_earlier
+                if first and (head := max(await heads_of(log))):
+                    raise InputError(f"{made_before(head)}: if you have agreed on that, add --with-earlier")
             await give_approval(log, found.header, trust, settings.expect, hours=settings.hours)
             return
         since = in_force(now)

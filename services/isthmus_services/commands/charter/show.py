@@ -36,7 +36,7 @@ def run(settings: declared.CharterShow) -> int:
     if now.charter is not None:
         lines.insert(0, f"membership {now.version}, {in_force(now)}, approved by {', '.join(_by(now))}")
         lines += map(in_word, now.members)
-    lines += run_in_words(run)
+    lines.append(run_in_words(run))
     lines += absent.values()
     for proposal in waiting:
         names = entitled(now, proposal.header)
