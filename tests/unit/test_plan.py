@@ -141,7 +141,8 @@ def test_bytes_and_requests_follow_from_the_rounds() -> None:
     assert a.down_gb_day == pytest.approx(4.125 * payload, rel=0.05)
     assert a.up_gb_day - saved > 4.125 * payload
     assert found.day["up_gb"] == pytest.approx(3 * a.up_gb_day + b.up_gb_day)
-    assert found.day["egress_gb"] == pytest.approx(3 * a.down_gb_day), "only what leaves the store's region is paid for"
+    both = a.up_gb_day + a.down_gb_day
+    assert found.day["egress_gb"] == pytest.approx(3 * both), "only what leaves a region is paid for"
     assert a.requests_day["create"] == pytest.approx(rounds, rel=0.3)
     parts = math.ceil(1e8 * 20.0 / PART_BYTES) + 2
     assert a.requests_day["put"] == pytest.approx(86400 / every * parts), "checkpoints"
@@ -498,6 +499,24 @@ def test_the_command_plans_from_a_file(tmp_path: Path, capsys: pytest.CaptureFix
     assert said["day"]["egress_gb"] > 0
     assert said["syncer"]["cores"] > 0
     assert said["rules"]["sync_every"] >= 12
+
+
+def test_what_is_not_known_of_regions_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = tmp_path / "c.toml"
+
+    def said(text: str) -> str:
+        cluster.write_text(text)
+        assert main(["plan", "--islands", str(cluster)]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    shown = said(CLUSTER)
+    sent = re.search(r"egress \$[0-9,.]+ for ([0-9,]+) GB sent and ([0-9,]+) GB received between regions", shown)
+    assert sent is not None, shown
+    assert all(int(number.replace(",", "")) > 0 for number in sent.groups())
+    assert "(region)" not in shown
+    assert "(store_region)" not in shown
+    assert "the store is outside every learner's region (store_region)" in said(CLUSTER.replace("store_region", "#"))
+    assert "no egress of us spot (region)" in said(CLUSTER.replace('region = "us"', ""))
 
 
 def test_the_command_counts_a_module(capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,9 +98,33 @@ def test_a_day_moves_what_the_learners_move(found: Plan) -> None:
     assert found.day["down_gb"] == pytest.approx(3 * FRAGMENT_GB * DAY_S, rel=CLOSE)
 
 
-def test_what_leaves_the_region_is_paid_by_the_gigabyte(found: Plan) -> None:
-    assert found.day["egress_gb"] == pytest.approx(2 * FRAGMENT_GB * DAY_S, rel=CLOSE)
-    assert found.day["egress_usd"] == pytest.approx(2 * 34_560 * 0.02, rel=CLOSE)
+def test_what_leaves_a_region_is_paid_by_the_gigabyte_both_ways(found: Plan) -> None:
+    received, sent = 2 * FRAGMENT_GB * DAY_S, 2 * (FRAGMENT_GB + CHECKPOINTS_GB_S) * DAY_S
+    assert found.day["egress_gb"] == pytest.approx(received + sent, rel=CLOSE)
+    assert found.day["egress_sent_gb"] == pytest.approx(sent, rel=CLOSE)
+    assert found.day["egress_usd"] == pytest.approx((2 * 34_560 + 2 * 50_760) * 0.02, rel=CLOSE)
+
+
+@pytest.mark.parametrize(("price", "usd_gb"), [(None, 0.02), (0.0, 0.0), (0.09, 0.09)])
+def test_learners_in_another_cloud_may_pay_another_price_for_what_they_send(price: float | None, usd_gb: float) -> None:
+    """Updates and checkpoints leave the learners' region, versions leave the store's. No region: not counted."""
+
+    def day(region: str, store_region: str = "eu") -> dict[str, float]:
+        return plan(
+            1.2e9,
+            [replace(LINKED, name="a", count=2, region=region, egress_gb=price)],
+            PRICES,
+            store_region=store_region,
+            fixed=Fixed(fragments=12, sync_every=12, merge="rda", codec="f32", codec_down="f32"),
+            speeds=lambda _: Speeds(add_s=1e-10, round_s=1e-9),
+        ).day
+
+    here, far = day("eu"), day("us")
+    sent = 2 * (FRAGMENT_GB + CHECKPOINTS_GB_S) * DAY_S * usd_gb
+    assert far["egress_usd"] == pytest.approx(2 * FRAGMENT_GB * DAY_S * 0.02 + sent, rel=CLOSE)
+    assert far["usd"] - here["usd"] == pytest.approx(far["egress_usd"])
+    assert (here["egress_usd"], day("")["egress_usd"]) == (0.0, 0.0)
+    assert day("us", store_region="")["egress_usd"] == pytest.approx(far["egress_usd"])
 
 
 def test_what_is_kept_is_paid_by_the_gigabyte_and_month(found: Plan) -> None:

@@ -370,6 +370,11 @@ def _islands(arguments: settings_classes.Plan, file: dict[str, Any], assumed: li
     ):
         if silent := [i.name for i, table in zip(found, tables, strict=True) if name not in table]:
             assumed.append(f"{what} of {', '.join(silent)} ({name})")
+    if any(i.region for i in found):
+        if not file.get("store_region"):
+            assumed.append("the store is outside every learner's region (store_region)")
+        if silent := [i.name for i in found if not i.region]:
+            assumed.append(f"no egress of {', '.join(silent)} (region)")
     if silent := [i.name for i in found if i.restart_s is None and not math.isinf(i.mtbf_hours)]:
         assumed.append(f"{START_S:g} s to start after a failure of {', '.join(silent)} (restart_s)")
     return found
@@ -450,7 +455,9 @@ def _show(found: Plan) -> None:
     )
     restarts = f" ({day['restarts_gb']:,.0f} of it by restarts)" if day["restarts_gb"] else ""
     known = any(f.island.region for f in found.forecasts)
-    egress = f"${day['egress_usd']:,.2f}" if known else "not known without --islands"
+    sent_gb = day["egress_sent_gb"]
+    across = f"{sent_gb:,.0f} GB sent and {day['egress_gb'] - sent_gb:,.0f} GB received between regions"
+    egress = f"${day['egress_usd']:,.2f} for {across}" if known else "not known without --islands"
     priced = f", {found.per_usd:.4g} per dollar" if day["gpu_usd"] else ""
     console.print(
         f"all learners together learn as much in a second as {found.learnt:.4g} of their steps do in data parallel"

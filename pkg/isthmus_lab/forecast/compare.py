@@ -36,8 +36,8 @@ ASSUMED = (
     "one place starts again without reading over a link; across the links, every failure reads checkpoint and model",
     "gradients cross the links in bfloat16, in a ring, during the backward pass, which is two thirds of a step",
     "the worth of a token was measured with learners of equal speed that do not fail",
-    "if learners are in several regions, all gradients pay for egress; of decoupled training, only what learners "
-    "outside the store's region read",
+    "if learners are in several regions, all gradients pay for egress; of decoupled training, what learners outside "
+    "the store's region send and read; the syncers are in that region",
     "where it begins to pay, every learner has this rate of failures, or every link this bandwidth each way; latencies "
     "and the settings of the plan stay",
 )
@@ -126,8 +126,9 @@ def compare(found: Plan, islands: Sequence[Island], prices: Prices, tokens: floa
     one = _parallel(ONE_PLACE, islands, tokens, gpu_usd, job)
     step_s = _across(found.params, islands, job)
     steps = one.goodput * DAY_S / step_s
-    moved = 2.0 * (1.0 - 1.0 / learners) * 2.0 * found.params * steps * learners / 1e9
-    egress = moved * prices.egress_gb if len({i.region for i in islands}) > 1 else 0.0
+    moved = 2.0 * (1.0 - 1.0 / learners) * 2.0 * found.params * steps / 1e9
+    abroad = islands if len({i.region for i in islands if i.region}) > 1 else []
+    egress = sum(moved * i.count * i.sending_usd_gb(prices) for i in abroad)
     read = found.params * CHECKPOINT_BYTES
     across = _parallel(ACROSS, islands, tokens, gpu_usd + egress, job, step_s, read)
     ours = _decoupled(found, islands, tokens)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from isthmus.errors import InputError
+from isthmus_services.board.prices import Prices
 
 LATENCY_MAX_S = 10.0
 """Highest latency accepted, in seconds, one way: a larger number is most likely in milliseconds."""
@@ -28,13 +29,23 @@ class Island:
     latency_s: float = 0.05
     """Seconds to the store, one way."""
     region: str = ""
-    """Region of the learners; traffic from the store's region to another one costs money."""
+    """Region of the learners; traffic between the store's region and another one costs money, both ways."""
+    egress_gb: float | None = None
+    """Dollars for a GB that leaves the learners' region; None: as for one that leaves the store's."""
     mtbf_hours: float = math.inf
     """Mean time between two failures of one learner."""
     restart_s: float | None = None
     """Seconds from a failure to the first step after it; None: `START_S`, and what reading the checkpoint takes."""
     gpus: int = 8
     """GPUs of one learner."""
+
+    def abroad(self, store_region: str) -> bool:
+        """Return whether traffic with the store leaves a region; without a region of the learners, it is not known."""
+        return bool(self.region) and self.region != store_region
+
+    def sending_usd_gb(self, prices: Prices) -> float:
+        """Return the dollars for a GB that leaves the learners' region."""
+        return prices.egress_gb if self.egress_gb is None else self.egress_gb
 
     def reading_s(self, size: float) -> float:
         """Return the seconds that reading `size` bytes from the store takes: a request and the transfer."""
@@ -71,6 +82,7 @@ BELIEVED: Mapping[str, tuple[float, float, str]] = {
     "up_gbit_s": (1e-6, 1e5, "it is in Gbit/s; 100 Mbit/s are 0.1"),
     "down_gbit_s": (1e-6, 1e5, "it is in Gbit/s; 100 Mbit/s are 0.1"),
     "mtbf_hours": (1e-3, 1e7, "it is in hours, of one learner; leave it out where nothing fails"),
+    "egress_gb": (0.0, 100.0, "it is in dollars for a GB that leaves the learners' region"),
     "restart_s": (0.0, 30 * 86400.0, "it is in seconds"),
     "count": (1, 100_000, "learners, not chips; a learner has many"),
     "gpus": (1, 10_000_000, "of one learner"),

@@ -589,12 +589,15 @@ def _day(
     between = snapshots_between(params, rules, Pace(), learners, wire)
     parts = requests_to_write(wire.down) - 1 + (requests_to_write(snapshot) - 1) / between
     totals["create"] = totals.get("create", 0.0) + rounds_day * parts
-    egress = 0.0
+    received_gb = sent_gb = egress_usd = 0.0
     for f in forecasts:
         for name, count in f.requests_day.items():
             totals[name] = totals.get(name, 0.0) + count * f.island.count
-        if f.island.region != store_region:
-            egress += f.down_gb_day * f.island.count
+        if f.island.abroad(store_region):
+            received, sent = f.down_gb_day * f.island.count, f.up_gb_day * f.island.count
+            received_gb += received
+            sent_gb += sent
+            egress_usd += received * prices.egress_gb + sent * f.island.sending_usd_gb(prices)
     stored = rules.fragments * KEPT_VERSIONS * (learners * wire.up + wire.down)
     stored += params * state_bytes(rules) * KEPT_VERSIONS / between + 2.0 * learners * checkpoint
     reads = totals.get("get", 0.0)
@@ -605,10 +608,11 @@ def _day(
         "restarts_gb": sum(f.island.restarts_day(1e9 * f.read_gb) * f.read_gb * f.island.count for f in forecasts),
         "reads": reads,
         "writes": writes,
-        "egress_gb": egress,
+        "egress_gb": received_gb + sent_gb,
+        "egress_sent_gb": sent_gb,
         "stored_gb": stored / 1e9,
         "requests_usd": reads / 1000.0 * prices.get_per_1000 + writes / 1000.0 * prices.put_per_1000,
-        "egress_usd": egress * prices.egress_gb,
+        "egress_usd": egress_usd,
         "storage_usd": stored / 1e9 * prices.storage_gb_month / 30.0,
     }
     found["usd"] = found["requests_usd"] + found["egress_usd"] + found["storage_usd"]

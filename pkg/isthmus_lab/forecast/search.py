@@ -436,18 +436,20 @@ def _traffic_usd(
 ) -> Figures:
     """Return the dollars of requests, egress and stored bytes of a day, as `outcome` counts them. `rules`: by pair."""
     prices, learners, p = case.prices, case.learners, each.fragments
-    abroad = [i for i in case.islands if i.region != case.store_region]
+    abroad = [i for i in case.islands if i.abroad(case.store_region)]
     read = case.read(rules[0])  # The same for all pairs.
-    egress = rounds_day * each.down * sum(i.count for i in abroad) + sum(
+    received = rounds_day * each.down * sum(i.count for i in abroad) + sum(
         i.count * i.restarts_day(read) * read for i in abroad
     )
-    usd = egress / 1e9 * prices.egress_gb
+    saved_s, whole = (np.array([of(r) for r in rules]) for of in (lambda r: checkpoint_s(case, r), case.checkpoint))
+    saved = np.where(whole <= OBJECT_MAX, DAY_S * whole / saved_s, 0.0)
+    sent = (rounds_day * each.up + saved) * sum(i.count * i.sending_usd_gb(prices) for i in abroad)
+    usd = received / 1e9 * prices.egress_gb + sent / 1e9
     state = np.array([state_bytes(r) for r in rules])
     size = case.params / p * state
     by_bytes = np.maximum(snapshots.WORTH * state * np.floor(case.params / p), snapshots.LEAST)
     rounds = np.ceil(by_bytes / np.maximum(1.0, learners * each.up))
     between = np.minimum(Pace().snapshot_every, np.maximum(1.0, rounds))
-    saved_s, whole = (np.array([of(r) for r in rules]) for of in (lambda r: checkpoint_s(case, r), case.checkpoint))
     kept = p * KEPT_VERSIONS * (learners * each.up + each.down) + case.params * state * KEPT_VERSIONS / between
     usd = usd + (kept + 2.0 * learners * whole) / 1e9 * prices.storage_gb_month / 30.0
     # Large objects take more requests than `traffic` measures: parts and ranges.

@@ -14,7 +14,7 @@ class Prices:
     get_per_1000: float
     storage_gb_month: float
     egress_gb: float
-    """For a GB from the store to another region."""
+    """For a GB from one region to another: from the store to learners elsewhere, and from them to the store."""
     gpu_hour: float = 0.0
     """For one GPU. 0 means that the GPUs are there anyway, and only what they learn counts."""
     core_hour: float = 0.0
