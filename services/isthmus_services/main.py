@@ -13,10 +13,12 @@ import select
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from isthmus.errors import Fenced, IsthmusError, LogCorrupt, first_cause, legible
 from isthmus.version import __version__
+from isthmus_services.output.copies import which_runs
 from isthmus_services.settings.command import Command, installed, names
 
 COMMAND = "command_name"
@@ -178,6 +180,8 @@ def _run(command: Command, arguments: argparse.Namespace) -> int:
         return 0
     for said in resolved.stray:
         print(f"warning: {said}", file=sys.stderr)
+    if said := which_runs(Path.cwd()):
+        print(f"note: {said}", file=sys.stderr)
     return int(loaded(command).run(resolved.values) or 0)
 
 

@@ -1,7 +1,11 @@
 """The digest of the code that computes a figure changes with each file that the code imports, and with no other."""
 
 import importlib
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +13,11 @@ import pytest
 
 from isthmus_lab.commands.simulate.lab_pool import Kept
 from isthmus_lab.training.setting import Setting
-from isthmus_services.output.provenance import _SELVES, _imported, digest_below, provenance, source_of
+from isthmus_services.output.copies import SELVES, which_runs
+from isthmus_services.output.provenance import _imported, digest_of, provenance, source_of
 
-PACKAGES = Path(__file__).parents[2] / "pkg"
+ROOT = Path(__file__).parents[2]
+FOLDERS = {name: ROOT / ("services" if name == "isthmus_services" else "pkg") for name in SELVES}
 
 
 def test_each_file_that_is_imported_counts_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,8 +43,51 @@ def test_each_file_that_is_imported_counts_and_no_other(tmp_path: Path, monkeypa
     assert source_of("own_rules.rule") == before
 
 
+def copied(folder: Path) -> None:
+    """Copy the project's packages into one folder, as an installation has them."""
+    for name, at in FOLDERS.items():
+        shutil.copytree(at / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def services(names: Iterable[str]) -> list[str]:
+    """Return the first file of `isthmus_services` among names, if there is one."""
+    return [name for name in sorted(names) if name.startswith("isthmus_services/")][:1]
+
+
+def test_an_installed_copy_and_a_clone_have_the_same_digest_and_it_is_said_which_runs(tmp_path: Path) -> None:
+    """A clone has `isthmus_services` in another folder than `isthmus`, an installation has all in one."""
+    installed, clone = tmp_path / "site-packages", tmp_path / "clone"
+    copied(installed)
+    for place in ("pkg", "services"):
+        shutil.copytree(ROOT / place, clone / place, ignore=shutil.ignore_patterns("__pycache__"))
+    apart = {name: clone / ("services" if name == "isthmus_services" else "pkg") for name in SELVES}
+    together = dict.fromkeys(SELVES, installed)
+    assert digest_of("isthmus_services.main", apart) == digest_of("isthmus_services.main", together)
+    show = "from isthmus_services.output.copies import *; print(which_runs(Path.cwd()))"
+
+    def ran(path: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+        return subprocess.run(
+            [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=True
+        )
+
+    of_clone = f"{clone / 'pkg'}:{clone / 'services'}"
+    said = ran(str(installed), clone, "-m", "isthmus_services.main", "simulate", "training", "example").stderr
+    assert said.count("\n") == 1
+    assert f"note: the code that runs is in {installed}; the copy in {clone / 'pkg'}, {clone / 'services'}" in said
+    assert "with the same contents, is not used" in said
+    worker = clone / "pkg" / "isthmus_lab" / "worker.py"
+    worker.write_text(worker.read_text() + "# edited\n")
+    said = ran(str(installed), clone / "pkg" / "isthmus_lab", "-c", show).stdout
+    assert f"which differs, is not used: PYTHONPATH={of_clone} runs it" in said
+    assert digest_of("isthmus_lab.worker", apart) != digest_of("isthmus_lab.worker", together)
+    assert ran(of_clone, clone, "-c", show).stdout == "\n"
+    assert ran(str(installed), tmp_path, "-c", show).stdout == "\n"
+    assert which_runs(ROOT) == ""
+
+
 def test_the_labs_results_rest_on_the_library_and_not_on_the_list_of_experiments(tmp_path: Path) -> None:
-    names = {str(path.relative_to(PACKAGES)) for path in _imported("isthmus_lab.worker", PACKAGES, _SELVES)}
+    names = _imported("isthmus_lab.worker", FOLDERS, None).keys()
     assert {
         "isthmus/codecs/kernels/vectors.py", "isthmus/codecs/int4.py", "isthmus/log/merge.py", "isthmus/log/polar.py",
         "isthmus/rounds/rounds.py", "isthmus/learner/boundary.py", "isthmus/syncer/coordinator.py",
@@ -48,14 +97,14 @@ def test_the_labs_results_rest_on_the_library_and_not_on_the_list_of_experiments
     assert (
         not {"isthmus_lab/training/decoupled.py", "isthmus/doctor/machine.py", "isthmus_lab/commands/plan.py"} & names
     )
-    for package in ("isthmus", "isthmus_lab"):
-        shutil.copytree(PACKAGES / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    before = digest_below(tmp_path, "isthmus_lab.worker", _SELVES)
+    copied(tmp_path)
+    folders = dict.fromkeys(SELVES, tmp_path)
+    before = digest_of("isthmus_lab.worker", folders)
     assert before == source_of("isthmus_lab.worker")
-    for edited in ("isthmus_lab/training/variants.py", "isthmus/log/robust.py"):
+    for edited in ("isthmus_lab/training/variants.py", "isthmus/log/robust.py", *services(names)):
         text = (tmp_path / edited).read_text()
-        (tmp_path / edited).write_text(text.replace("1.0", "1.5", 1))
-        assert digest_below(tmp_path, "isthmus_lab.worker", _SELVES) != before
+        (tmp_path / edited).write_text(text + "# edited\n")
+        assert digest_of("isthmus_lab.worker", folders) != before
         (tmp_path / edited).write_text(text)
 
 

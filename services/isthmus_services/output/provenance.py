@@ -9,20 +9,20 @@ import importlib.util
 import os
 import platform
 import subprocess
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
 
 from isthmus.version import __version__
+from isthmus_services.output.copies import SELVES as _SELVES
+from isthmus_services.output.copies import folder_of
 
 LIBRARIES = ("torch", "numpy", "numba")
 
 _INSTRUCTIONS = ("avx512f", "avx2", "avx", "asimd")
 """Vector instructions that libraries choose their loops by, the widest first, as Linux names them."""
-
-_SELVES = ("isthmus", "isthmus_lab", "isthmus_services")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,43 +130,51 @@ def source_of(module: str) -> str:
     """Return the digest [20 hex digits] of the source of an importable module and of all that it imports.
 
     That is every module in the same folder of modules, at any depth; of installed packages, only modules of the same
-    package. What a function reads or imports by a computed name is not in it.
+    package. The project's own packages count as one, wherever each of them lies: a clone and an installed copy with
+    the same contents have the same digest. What a function reads or imports by a computed name is not in it.
     """
-    top, spec = module.partition(".")[0], importlib.util.find_spec(module)
+    top = module.partition(".")[0]
+    if top in _SELVES:
+        return digest_of(module, {name: folder for name in _SELVES if (folder := folder_of(name)) is not None})
+    spec = importlib.util.find_spec(module)
     assert spec is not None, "the module has been imported"
     origin = Path(spec.origin or "").resolve()
     folder = origin.parents[module.count(".") + (origin.name == "__init__.py")]
     alone = folder.name in ("site-packages", "dist-packages")
-    return digest_below(folder, module, _SELVES if top in _SELVES else (top,) if alone else ())
+    return digest_of(module, {top: folder} if alone else {}, None if alone else folder)
 
 
-def digest_below(folder: Path, module: str, tops: Collection[str] = ()) -> str:
-    """Return the digest [20 hex digits] of a module's file below a folder, and of the files there that it imports.
+def digest_of(module: str, folders: Mapping[str, Path], others: Path | None = None) -> str:
+    """Return the digest [20 hex digits] of a module's file and of the files that it imports, wherever they lie.
 
-    `tops`: the packages that are followed; empty: all but the project's own.
+    `folders`: by package that is followed, the folder that holds it. `others`: the folder of all other packages but
+    the project's own; None: they are not followed.
     """
     digest = hashlib.sha256()
-    for path in _imported(module, folder, tops):
-        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    for name, path in sorted(_imported(module, folders, others).items()):
+        digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:20]
 
 
-def _imported(module: str, folder: Path, tops: Collection[str]) -> list[Path]:
-    """Return the files below a folder of a module and of what it imports, sorted; `tops`: see `digest_below`."""
+def _imported(module: str, folders: Mapping[str, Path], others: Path | None) -> dict[str, Path]:
+    """Return the files of a module and of what it imports, by their names below its folder; see `digest_of`."""
     found: dict[str, Path] = {}
+    seen: set[str] = set()
     todo = [module]
     while todo:
         name = todo.pop()
         top = name.partition(".")[0]
-        if not name or name in found or (top not in tops if tops else top in _SELVES):
+        folder = folders.get(top, None if top in _SELVES else others)
+        if not name or name in seen or folder is None:
             continue
+        seen.add(name)
         whole = folder.joinpath(*name.split("."))
         path = next((p for p in (whole / "__init__.py", Path(f"{whole}.py")) if p.is_file()), None)
         if path is None:
             continue
-        found[name] = path
+        found[path.relative_to(folder).as_posix()] = path
         todo += [name.rpartition(".")[0], *_imports(path, name)]
-    return sorted(found.values())
+    return found
 
 
 def _imports(path: Path, name: str) -> Iterator[str]:
