@@ -7,15 +7,29 @@ what the failure left.
 
 import itertools
 import math
+import random
 import re
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from isthmus.errors import InputError
 from isthmus.log import Log
 from isthmus_lab.forecast.goodput import Shares, fits
 from isthmus_lab.working_time import goodput
+
+GOODPUT_WITHIN = 0.06
+"""Stated error of the predicted goodput: in virtual time, where the true values are known, it is within this."""
+
+UPTIME_WITHIN = 0.01
+"""Error of the measured uptime: updates show when a learner was there only to half the time between two of them."""
+
+DRAWS = 400
+"""Times that the outages of a run are placed at random."""
+
+CHANCE = 0.01
+"""Share of these draws that lie outside the stated range of the uptime."""
 
 _LIFE = re.compile(r"learners/(?P<learner>[^/]+)/(?P<life>[0-9]+)/(?P<what>claim|checkpoints/(?P<step>[0-9]+)-)")
 
@@ -44,6 +58,17 @@ class Observed:
     """Time of these steps, as a share of the whole time of all learners."""
     uptime: float
     """Share of the time in which at least one incarnation was alive."""
+    outages: Sequence["Outages"] = field(default=(), repr=False)
+    """By learner."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outages:
+    """When a learner was part of a run, and how long its outages were; seconds."""
+
+    began: float
+    ended: float
+    away_s: Sequence[float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +77,41 @@ class Check:
 
     observed: Observed
     predicted: Shares
+    uptime_range: tuple[float, float]
+    """Least and greatest uptime that chance explains, if learners fail independently of one another."""
 
     @property
     def error(self) -> float:
         """Predicted minus achieved goodput."""
         return self.predicted.goodput - self.observed.goodput
+
+    @property
+    def uptime_error(self) -> float:
+        """Predicted minus achieved uptime."""
+        return self.predicted.uptime - self.observed.uptime
+
+    @property
+    def off(self) -> list[str]:
+        """What is off by more than its stated error, with the likely reason; in words."""
+        found = []
+        if abs(self.error) > GOODPUT_WITHIN:
+            found.append(
+                f"goodput is off by {100.0 * self.error:+.1f} points, more than the stated "
+                f"{100.0 * GOODPUT_WITHIN:.0f}: learners lost something else than outages and the training after their "
+                "last checkpoints, or their speed changed"
+                if self.error > 0.0
+                else f"goodput is off by {100.0 * self.error:+.1f} points, more than the stated "
+                f"{100.0 * GOODPUT_WITHIN:.0f}: a failure took back less than the training after a last checkpoint"
+            )
+        low, high = self.uptime_range
+        if not low - UPTIME_WITHIN <= self.observed.uptime <= high + UPTIME_WITHIN:
+            together = "together more often" if self.observed.uptime < low else "together less often, or in turn"
+            found.append(
+                f"uptime is off by {100.0 * self.uptime_error:+.1f} points, and chance explains {low:.1%} to "
+                f"{high:.1%} for learners that fail independently: these were away {together}, so a forecast for "
+                "independent failures does not hold for them"
+            )
+        return found
 
 
 @dataclass
@@ -122,15 +177,30 @@ async def observe(log: Log) -> Observed:
         checkpoint_s=statistics.median(every) * step_s if every else 0.0,
         steps=steps,
         goodput=goodput(steps * step_s, 0.0, total),
-        uptime=_uptime([(life.began, life.last[0]) for of in by_learner.values() for life in of]),
+        uptime=_uptime([span for of in by_learner.values() for span in _alive(of, between_s)]),
+        outages=tuple(_outages(_alive(of, between_s)) for of in by_learner.values()),
     )
+
+
+def _alive(lives: Sequence[_Life], between_s: float) -> list[tuple[float, float]]:
+    """Return when a learner was there: after its last merged update before a failure, half the time between two."""
+    spans = [(before.began, before.last[0] + between_s / 2.0) for before in lives[:-1]]
+    spans = [(began, min(end, after.began)) for (began, end), after in zip(spans, lives[1:], strict=True)]
+    return [(began, max(began, end)) for began, end in [*spans, (lives[-1].began, lives[-1].last[0])]]
+
+
+def _outages(alive: Sequence[tuple[float, float]]) -> Outages:
+    away = [max(0.0, after[0] - before[1]) for before, after in itertools.pairwise(alive)]
+    began = min(start for start, _ in alive)
+    return Outages(began=began, ended=max(end for _, end in alive), away_s=tuple(s for s in away if s > 0.0))
 
 
 def check(observed: Observed) -> Check:
     """Return the run's figures with the model's prediction for learners that fail and come back as these did.
 
     A learner is one slice. It trains for the time between two failures, is away for a recovery, and loses the training
-    after its last checkpoint.
+    after its last checkpoint. Each learner's outages lie at random times of its own part of the run, independently of
+    those of the others: the uptime is the mean over draws, and their range is what chance explains.
     """
     mtbf_s = observed.mtbf_s
     if math.isinf(mtbf_s):
@@ -138,16 +208,34 @@ def check(observed: Observed) -> Check:
     else:
         here = mtbf_s / (mtbf_s + observed.recovery_s)
         kept = fits(mtbf_s, max(observed.checkpoint_s, observed.step_s), 1.0 / mtbf_s) / mtbf_s
+    draw = random.Random(0)
+    uptimes = sorted(_drawn_uptime(observed.outages, draw) for _ in range(DRAWS if observed.outages else 0)) or [1.0]
+    cut = int(len(uptimes) * CHANCE / 2.0)
     predicted = Shares(
         goodput=here * kept,
         waiting=1.0 - here,
         repairing=1.0 - here,
         reconfiguring=0.0,
         lost=here * (1.0 - kept),
-        uptime=1.0 - (1.0 - here) ** observed.learners,
+        uptime=statistics.fmean(uptimes),
         participation=1.0,
     )
-    return Check(observed=observed, predicted=predicted)
+    return Check(observed=observed, predicted=predicted, uptime_range=(uptimes[cut], uptimes[-1 - cut]))
+
+
+def _drawn_uptime(outages: Sequence[Outages], draw: random.Random) -> float:
+    """Return the uptime of a run in which each learner's outages lie at random times of its part of the run."""
+    spans: list[tuple[float, float]] = []
+    for of in outages:
+        away = list(of.away_s)
+        draw.shuffle(away)
+        trained_s = max(0.0, of.ended - of.began - sum(away))
+        at, before = of.began, 0.0
+        for point, seconds in zip(sorted(draw.uniform(0.0, trained_s) for _ in away), away, strict=True):
+            spans.append((at, at + point - before))
+            at, before = at + point - before + seconds, point
+        spans.append((at, of.ended))
+    return _uptime(spans)
 
 
 async def _kept(log: Log) -> tuple[dict[str, int], dict[str, list[int]]]:

@@ -51,7 +51,7 @@ Row = dict[str, Any]
 def run(arguments: settings_classes.Goodput) -> int:
     """Simulate every cell of the grid, then print, write and draw the rows; return the exit status.
 
-    With `--check`, compare a recorded run with the model instead.
+    With `--check`, compare a recorded run with the model instead: 1 if it is off by more than its stated error.
     """
     if arguments.check:
         return asyncio.run(_check(arguments.check, arguments.json))
@@ -134,17 +134,29 @@ async def _check(run_url: str, json: str | None) -> int:
     table.add_row("between checkpoints", between, "input")
     console = stdout()
     console.print(table)
-    console.print(f"the model is off by {100.0 * found.error:+.1f} points of goodput", highlight=False)
+    low, high = found.uptime_range
+    console.print(
+        f"the model is off by {100.0 * found.error:+.1f} points of goodput (stated error: "
+        f"{100.0 * recorded.GOODPUT_WITHIN:.0f}) and {100.0 * found.uptime_error:+.1f} of uptime (measured by chance: "
+        f"{low:.1%} to {high:.1%})",
+        highlight=False,
+    )
+    for said in found.off:
+        console.print(f"warning: {said}", style="yellow", highlight=False)
+    inputs = {k: None if v == math.inf else v for k, v in vars(seen).items() if k not in ("goodput", "outages")}
     write_json(
         {
             "predicted_goodput": predicted.goodput,
             "achieved_goodput": seen.goodput,
             "error": found.error,
-            "inputs": {k: None if v == math.inf else v for k, v in vars(seen).items() if k != "goodput"},
+            "predicted_uptime": predicted.uptime,
+            "uptime_range": found.uptime_range,
+            "off": found.off,
+            "inputs": inputs,
         },
         json,
     )
-    return 0
+    return 1 if found.off else 0
 
 
 def _sized(cluster: Cluster, arguments: settings_classes.Goodput, chips: int) -> Cluster:
