@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from isthmus.agent.ports import open_ports
+from isthmus.bus.base import START
 from isthmus.errors import InputError
+from isthmus.format.records.messages import SYNCER_STREAM, Call, Pass, decode, encode, learner_stream
 from isthmus_lab.bench import bytes as bench_bytes
 from isthmus_lab.bench import kernels as bench_kernels
 from isthmus_lab.bench import learner as bench_learner
@@ -158,6 +160,25 @@ async def test_a_crowd_is_merged(seaweedfs: Server, redis: Server, use: Callable
                 task.cancel()
         assert bench_scale._processor_s(syncer.pid) > 0.0
         assert bench_scale._memory(syncer.pid) > 1e6
+
+
+async def test_a_crowd_has_nothing_newer_than_what_it_sent(tmp_path: Path) -> None:
+    """On a slow machine updates grow old before they are read. Then a syncer asks for newer ones, and waits."""
+    url = str(tmp_path / "run")
+    await bench_round.made(url, [4096], 2)
+    async with open_ports(url, f"sqlite:///{tmp_path / 'bus'}") as ports, asyncio.TaskGroup() as tasks:
+        crowd, run = Crowd(ports, 2), ports.log.run.digest
+        background = tasks.create_task(crowd.listen())
+        await asyncio.sleep(0.1)
+        for version, afresh in ((1, False), (2, True)):
+            call = Call(run=run, id=str(version), syncer="s", fragment=0, version=version, afresh=afresh)
+            await ports.bus.append(SYNCER_STREAM, encode(call))
+        for name in crowd.names:
+            said = await ports.bus.read({learner_stream(name): START}, 30.0)
+            (answer,) = decode(said[learner_stream(name)][0].body)
+            assert isinstance(answer, Pass)
+            assert (answer.learner, answer.fragment, answer.version) == (name, 0, 2)
+        background.cancel()
 
 
 @pytest.mark.tier("all")

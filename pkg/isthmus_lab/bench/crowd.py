@@ -17,8 +17,10 @@ from isthmus.format.records.messages import (
     SYNCER_STREAM,
     Alive,
     Announce,
+    Call,
     Committed,
     Heartbeat,
+    Pass,
     Tally,
     decode,
     encode,
@@ -86,7 +88,7 @@ class Crowd:
             await asyncio.sleep(0.5 * self.run.pace.heartbeat_s)
 
     async def listen(self) -> None:
-        """Note the versions and delays that syncers announce, until cancelled."""
+        """Note the versions and delays that syncers announce, and answer calls for newer updates, until cancelled."""
         at = await self.ports.bus.tail(SYNCER_STREAM)
         while True:
             for said in (await self.ports.bus.read({SYNCER_STREAM: at}, 1.0)).get(SYNCER_STREAM, ()):
@@ -95,10 +97,18 @@ class Crowd:
                     if isinstance(message, Committed) and message.version > self.heads[message.fragment]:
                         self.writers[message.fragment] = message.syncer
                         await self._learn({message.fragment: message.version})
+                    elif isinstance(message, Call) and message.afresh:
+                        await self._pass(message.fragment, message.version)
                     elif isinstance(message, Alive):
                         self.lags_ms.append(message.lag_ms)
                         # A syncer that was killed may have stored a version without announcing it.
                         await self._learn(dict(enumerate(message.heads)))
+
+    async def _pass(self, fragment: int, version: int) -> None:
+        """Say for every learner that it has nothing newer: else the round of a slow syncer waits for newer updates."""
+        for name in self.names:
+            said = Pass(run=self.run.digest, id=self._id(), learner=name, fragment=fragment, version=version)
+            await self.announce(name, encode(said))
 
     async def _learn(self, versions: dict[int, int]) -> None:
         for fragment, version in versions.items():
