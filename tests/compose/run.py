@@ -119,6 +119,11 @@ class Stack:
         answer: dict[str, Any] = json.loads(self.found.get(f"{BOARD}/api/{path}"))
         return answer
 
+    def targets(self) -> list[tuple[str, str]]:
+        """Return job and health of each target of Prometheus."""
+        answer = json.loads(self.found.get(f"{PROMETHEUS}/api/v1/targets"))["data"]["activeTargets"]
+        return [(target["labels"]["job"], target["health"]) for target in answer]
+
     def commits(self) -> int:
         """Return how many commits the log has by the board, or zero while it does not answer."""
         try:
@@ -200,8 +205,8 @@ def look(s: Stack) -> None:
         assert "<title>" in page, page[:200]
         c.said = f"run {s.board('run')['run'][:16]}, {len(s.board('learners')['learners'])} learners"
     with s.check("Prometheus scrapes all and has the rules") as c:
-        answer = json.loads(s.found.get(f"{PROMETHEUS}/api/v1/targets"))["data"]["activeTargets"]
-        assert [t["health"] for t in answer] == ["up"] * 6, answer
+        answer = s.targets()
+        assert [health for _, health in answer] == ["up"] * 6, answer
         groups = json.loads(s.found.get(f"{PROMETHEUS}/api/v1/rules"))["data"]["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
         assert rules, groups
@@ -258,6 +263,9 @@ def finish(s: Stack, name: str) -> None:
         fired = sorted({f"{m['alertname']} of {m['instance']}" if "instance" in m else m["alertname"] for m in alerts})
         c.said = f"after {took:.0f} s more; alerts since the start, kills included: {', '.join(fired) or 'none'}"
         assert not fired, c.said
+    with s.check("Prometheus scrapes no learner that is done") as c:
+        took = s.until("off the list", lambda: all(job != "learner" for job, _ in s.targets()), BACK_S)
+        c.said = f"after {took:.0f} s"
     with s.check("what they did is in the run") as c:
         state, rows = s.board("state"), s.board("learners")["learners"]
         losses = [row["said"]["loss"] for row in rows]
