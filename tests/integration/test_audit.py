@@ -389,7 +389,7 @@ def test_what_became_of_the_work(recorded: Path, audited: dict[str, Any]) -> Non
         own = [i for i in commits if i["learner"] == found["learner"]]
         newest = max(own, key=lambda i: (i["incarnation"], i["step"]))
         claim = raw(recorded / claim_key(found["learner"], newest["incarnation"]))[0]
-        assert found["trained"] == newest["tokens_seen"] + claim["tokens_lost"]
+        assert found["processed"] == newest["tokens_seen"] + claim["tokens_lost"]
         assert found["merged"] == about(sizes.sums[MEMBER[found["learner"]], None]["tokens"])
     eu, us = audited["work"]
     assert (eu["learner"], us["learner"]) == ("eu", "us-1")
@@ -674,7 +674,7 @@ async def test_a_readers_rights_suffice_and_promotions_are_told(folder: Path) ->
     for stated in (one.stated for one in found.work):
         assert stated is not None
         assert stated.overwritten > 0.0
-        assert stated.trained == about(sum(getattr(stated, part) for part in PARTS))
+        assert stated.processed == about(sum(getattr(stated, part) for part in PARTS))
     assert found.not_read == []
     good, bad = found.promotions
     assert (good.number, good.version, good.by, good.values, good.fault) == (1, 1, "pro", {"eva": 3.0, "evb": 3.0}, "")

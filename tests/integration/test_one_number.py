@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from advice.test_status import training
+from isthmus.format.records.keys import claim_key
 from isthmus.format.records.messages import PARTS
 from isthmus.format.records.objects import CommitHeader
 from isthmus.format.rules import Pace, Rules
@@ -18,6 +19,7 @@ from isthmus.inspect.bus_view import moved as all_moved
 from isthmus.inspect.losses import LossCurves
 from isthmus.inspect.replay import replay
 from isthmus.inspect.status import read_status
+from isthmus.log.claims import claim_at
 from isthmus.log.figures import LogSums
 from isthmus.reasons import LOSSLESS
 from isthmus_services.demo import judge
@@ -78,8 +80,10 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
         status = await read_status(w.log, w.bus, w.runtime, 0.1)
         async with a_board(w.log, w) as (url, _):
             totals = (await ask(url, "state"))["totals"]
+            lines = (await ask(url, "series"))["log"]
             learners = {row["learner"]: row for row in (await ask(url, "learners"))["learners"]}
         commits = [c for chain in (await all_commits(w.log)).values() for c in chain]
+        killed = await claim_at(w.log, claim_key("c", 2))
         curves = LossCurves()
         await replay(w.log, losses=curves)
     metrics = {
@@ -164,6 +168,19 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
     sums = LogSums(headers)
     assert (sums.merged, sums.clipped, sums.clips) == (updates, clipped, clips)
 
+    # processed up to the newest merged updates: of a learner that was killed, with what it trained again
+    assert killed.tokens_lost > 0
+    reached = {
+        name: max((i.incarnation, i.step, i.tokens_seen) for h in headers for i in h.inputs if i.learner == name)
+        for name in learners
+    }
+    again = {("c", 2): killed.tokens_lost}
+    by_log = {name: seen + again.get((name, incarnation), 0) for name, (incarnation, _, seen) in reached.items()}
+    assert {name: row["processed"] for name, row in learners.items()} == by_log
+    assert totals["processed"] == sum(by_log.values())
+    assert totals["kept"] == pytest.approx(tokens / sum(by_log.values()))
+    assert sum(lines["processed_per_s"]) * lines["seconds"] == pytest.approx(sum(by_log.values()))
+
     # the tokens of the run: merged, overwritten, lost and so on
     whole = {part: sum(getattr(ledger, part) for ledger in ledgers) for part in ("processed", *PARTS)}
     assert whole["overwritten"] > 0.0
@@ -206,8 +223,11 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
     assert told["participation"] == pytest.approx(mean)
     assert told["commits"] == told["summed_commits"] == len(headers)
     assert (told["updates_merged"], told["updates_clipped"]) == (updates, clipped)
-    assert await asyncio.to_thread(main, ["audit", str(w.run.url)]) == 0
+    assert await asyncio.to_thread(main, ["audit", str(w.run.url), "--json", str(tmp_path / "audit.json")]) == 0
     audited = capsys.readouterr().out
+    work = {row["learner"]: row for row in json.loads((tmp_path / "audit.json").read_text())["work"]}
+    assert {name: row["processed"] for name, row in work.items()} == by_log
+    assert f"{sum(by_log.values()):,} tokens processed up to their newest merged updates" in audited
     assert f"{len(headers)} commits, {updates} updates, {tokens:,.0f} tokens" in audited
     assert f"participation: {mean:.1%}" in audited
     assert f"{clipped} updates were clipped" in audited
@@ -220,6 +240,58 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
     assert await asyncio.to_thread(main, words) == 0
     stored = json.loads((tmp_path / "status.json").read_text())["ledgers"]
     assert "c" in stored, "it has kept a checkpoint"
+    assert {name: of["processed"] for name, of in stored.items()} == {
+        name: row["stated"]["processed"] for name, row in work.items() if row["stated"]
+    }
     for kept in stored.values():
         for row in kept["fragments"]:
             assert sum(row[part] for part in PARTS) == kept["processed"]
+
+
+async def test_what_a_killed_learner_trained_and_no_update_has_is_processed_everywhere(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with world(folder, seed_of(Rules(fragments=3, sync_every=30), PACE)) as w:
+        c = w.learner("c", checkpoint_s=1e6)
+        async with training(c, step_s=0.05):
+            async with serving(w.syncer("s1")) as syncer:
+                await until(lambda: min(k.head for k in syncer.coordinators) >= 1, "rounds are made")
+
+            def further() -> bool:
+                """Whether it has trained on for two heartbeats since its newest update was captured."""
+                sent = [attempt.header.tokens_seen for of in c.uplink.attempts for attempt in of.values()]
+                return bool(sent) and c.boundary is not None and c.boundary.tokens_seen >= max(sent) + 500
+
+            await until(further, "it has trained what no update has")
+        async with serving(w.syncer("s2")) as syncer:
+            reached = max(k.head for k in syncer.coordinators)
+            more = lambda: min(k.head for k in syncer.coordinators) >= reached + 4  # noqa: E731
+            await train(w.learner("c"), 10, wait_s=30.0, enough=more)
+        claim = await claim_at(w.log, claim_key("c", 2))
+        inputs = [i for chain in (await all_commits(w.log)).values() for commit in chain for i in commit.header.inputs]
+        known = max(i.tokens_seen for i in inputs if i.incarnation == 1)
+        assert claim.tokens_seen + claim.tokens_lost > known, "merged updates have all of it: this compares nothing"
+        processed = max(i.tokens_seen for i in inputs if i.incarnation == 2) + claim.tokens_lost
+        ledger = (await read_status(w.log, w.bus, w.runtime, 0.1)).ledger
+        assert processed <= ledger.processed
+        cache = tmp_path / "board.npz"
+        for again in ("read from the log", "kept in the cache"):
+            async with a_board(w.log, w, cache) as (url, feed):
+                assert (await ask(url, "state"))["totals"]["processed"] == processed, again
+                (row,) = (await ask(url, "learners"))["learners"]
+                lines = (await ask(url, "series"))["log"]
+                assert feed.history.incarnations[0, 2].again == claim.tokens_lost
+            assert row["processed"] == processed, again
+            assert sum(lines["processed_per_s"]) * lines["seconds"] == pytest.approx(processed)
+        assert await asyncio.to_thread(main, ["audit", str(w.run.url), "--json", str(tmp_path / "audit.json")]) == 0
+        (work,) = json.loads((tmp_path / "audit.json").read_text())["work"]
+        assert work["processed"] == processed
+        assert f"learners state {processed:,} tokens processed up to" in capsys.readouterr().out
+        # Without the claim, both know what merged updates tell.
+        Path(w.run.url, claim_key("c", 2)).unlink()
+        begun = min(i.tokens_seen - i.tokens for i in inputs if i.incarnation == 2)
+        told = max(i.tokens_seen for i in inputs if i.incarnation == 2) + max(0, known - begun)
+        async with a_board(w.log, w) as (url, _):
+            assert (await ask(url, "state"))["totals"]["processed"] == told < processed
+        assert await asyncio.to_thread(main, ["audit", str(w.run.url), "--json", str(tmp_path / "audit.json")]) == 0
+        assert json.loads((tmp_path / "audit.json").read_text())["work"][0]["processed"] == told

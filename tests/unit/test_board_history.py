@@ -184,16 +184,20 @@ def test_of_each_learner_it_says_what_became_of_it() -> None:
     assert (rows["a"]["repeated"], rows["a"]["rejected"], rows["a"]["tokens"]) == (2, 0, 3600)
     assert rows["b"]["weight_a_round"] == pytest.approx((0.5 + 0.75) / 2)
     assert rows["a"]["train_s"] == 5.0
-    assert (rows["a"]["fresh"], rows["a"]["step"], rows["a"]["processed"]) == (6, 36, 3700)
+    assert (rows["a"]["fresh"], rows["a"]["step"], rows["a"]["processed"]) == (6, 36, 3600)
 
 
 def test_a_life_that_trains_again_has_processed_that_too() -> None:
     c = read(history())
-    # `b` resumed at token 400 of 600: it processed 600 tokens in its first incarnation and 300 in its second. The
-    # updates of its second fragment begin 100 tokens earlier in each incarnation.
-    assert time_views.totals(c, after(3) + 60.0)["processed"] == 3600 + 100 + 600 + 100 + 300 + 100
+    # `b` has come to token 700. An update of its second incarnation begins at token 300, and one of its first ended at
+    # token 600. So it has trained 300 tokens again, as far as merged updates tell.
+    assert time_views.totals(c, after(3) + 60.0)["processed"] == 3600 + 700 + 300
     kept = time_views.series(c, CREATED_AT, after(3) + 60.0)["kept"]
-    assert kept[-1] == pytest.approx((3600 + 600 + 300) / (3600 + 600 + 300 + 300))
+    assert kept[-1] == pytest.approx((3600 + 600 + 300) / (3600 + 700 + 300))
+    # By its claim, it trained to token 750 before it was killed, and resumed at token 300.
+    c.incarnations[c.learners.number("b"), 2].again = 450
+    assert time_views.totals(c, after(3) + 60.0)["processed"] == 3600 + 700 + 450
+    assert time_views.totals(c, after(2))["processed"] == 2400 + 600, "before the kill"
     assert c.incarnations[c.learners.number("b"), 2].tokens == (300, 700)
     away = [one["away_s"] for one in time_views.incarnations(c) if one["learner"] == "b"]
     assert away == [None, (opened_at(3) - 6.5) - (opened_at(1) - 1.0)]
@@ -548,7 +552,7 @@ def test_a_learner_goes_no_steps_back_when_an_older_update_is_merged() -> None:
     assert steps == sorted(steps)
     assert {0.0, 24.0} == set(steps)
     trained = time_views.series(c, *time_views.span(c), 30)
-    assert sum(trained["trained_per_s"]) * trained["seconds"] == pytest.approx(
+    assert sum(trained["processed_per_s"]) * trained["seconds"] == pytest.approx(
         time_views.totals(c, math.inf)["processed"]
     )
 
@@ -584,11 +588,12 @@ def test_a_stretch_of_several_updates_has_the_mean_over_their_steps() -> None:
     assert [x for x in time_views.losses(c, *time_views.span(c))["learners"]["a"] if x is not None] == [3.5]
 
 
-def test_tokens_that_were_trained_come_from_the_log() -> None:
+def test_tokens_that_were_processed_come_from_the_log() -> None:
     c = read(history())
     lines = time_views.series(c, *time_views.span(c), 30)
-    # `a` trained 3,600 tokens, `b` 700, of which its second incarnation trained 200 again.
-    assert sum(lines["trained_per_s"]) * lines["seconds"] == pytest.approx(time_views.totals(c, math.inf)["processed"])
+    assert sum(lines["processed_per_s"]) * lines["seconds"] == pytest.approx(
+        time_views.totals(c, math.inf)["processed"]
+    )
 
 
 @pytest.mark.parametrize("loss", [1e308, -1e308])

@@ -5,7 +5,7 @@ import pytest
 
 from isthmus.format.records.messages import Tally
 from isthmus.format.records.objects import CommitHeader, Healed
-from isthmus.log.figures import LogSums, ledger, places, shares
+from isthmus.log.figures import LogSums, Reached, ledger, places, shares, trained_again
 from support.commits import committed, given
 
 
@@ -53,3 +53,21 @@ def test_the_ledger_of_a_run_is_the_sum_of_its_learners() -> None:
     both = ledger([one, one])
     assert (both.processed, both.merged, both.lost) == (20.0, 8.0, 1.0)
     assert ledger([]).processed == 0
+
+
+def test_the_newest_merged_update_is_that_of_the_newest_incarnation_with_the_most_steps() -> None:
+    old = given("a", 1, 2, step=40, tokens_seen=4000, taken_at=9e9)
+    new = given("a", 2, 3, incarnation=2, step=30, tokens_seen=3000)
+    assert max(map(Reached.of, (old, new))) == (2, 30, 3000)
+    assert max(map(Reached.of, (old, new))).processed({2: 1500}) == 4500
+    assert Reached.of(old).processed({2: 1500}) == 4000
+
+
+def test_tokens_trained_again_are_as_claims_state_or_as_far_as_merged_updates_tell() -> None:
+    spans = {1: (100, 900), 2: (600, 1200), 4: (1500, 1800), 5: (1700, 2000)}
+    assert trained_again(spans, {}) == {1: 0, 2: 300, 4: 300, 5: 300 + 100}
+    # The claim also has what no update has.
+    assert trained_again(spans, {2: 450}) == {1: 0, 2: 450, 4: 450, 5: 550}
+    assert trained_again(spans, {2: 450, 3: 500, 4: 600, 5: 800}) == {1: 0, 2: 450, 4: 600, 5: 800}
+    assert trained_again({1: (-100, 900)}, {}) == {1: 0}
+    assert trained_again({}, {1: 0}) == {}

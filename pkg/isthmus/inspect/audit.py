@@ -29,7 +29,7 @@ from isthmus.format.records.keys import (
     version_in,
 )
 from isthmus.format.records.messages import PARTS
-from isthmus.format.records.objects import ClaimHeader, MemberSpec, UpdateHeader
+from isthmus.format.records.objects import MemberSpec, UpdateHeader
 from isthmus.format.signing import fingerprint
 from isthmus.inspect import replay as replays
 from isthmus.inspect.audit_sums import DEFINITIONS, Figures, Heal, Named, Period, Span, Sums, rounded
@@ -37,6 +37,8 @@ from isthmus.inspect.charter_words import at_time, differences
 from isthmus.inspect.influence import Evaluate, Influence, without
 from isthmus.inspect.status import read_ledgers
 from isthmus.log import Log, evaluations, manifests, promotions
+from isthmus.log.claims import claim_at
+from isthmus.log.figures import trained_again
 from isthmus.log.listing import ShareDone, checkpoints_in
 from isthmus.log.membership import CLOCKS_S, Membership
 from isthmus.log.promotions import Measured, Promotions, gate_of
@@ -215,10 +217,10 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """The ledger that a learner states in its newest checkpoint: what became of the tokens trained up to then."""
+    """The ledger that a learner states in its newest checkpoint: what became of the tokens processed up to then."""
 
     step: int
-    trained: int
+    processed: int
     """The sum of the parts below."""
     merged: float
     overwritten: float
@@ -238,9 +240,9 @@ class Work:
     """Tokens in commits."""
     held: float
     """Tokens in valid updates that no commit has; of several on one base, those of the longest."""
-    trained: int | None
-    """Tokens that the learner states to have trained, in all incarnations, at its newest merged update; None: no update
-    was merged."""
+    processed: int | None
+    """Tokens that the learner states to have processed, in all incarnations, at its newest merged update; None: no
+    update was merged."""
     stated: Stated | None
     """None: it has no checkpoint that can be read."""
 
@@ -773,7 +775,7 @@ async def _restarts(log: Log, collected: Sums, not_read: list[str]) -> list[Rest
     async def one(key: str) -> Restart | None:
         async with slots:
             try:
-                h = (await log.open(await log.fetch(key, Kind.CLAIM), key, ClaimHeader)).header
+                h = await claim_at(log, key)
             except (Denied, ObjectMissing, RecordInvalid) as error:
                 not_read.append(f"{key}: {error}")
                 return None
@@ -800,7 +802,9 @@ async def _work(
         not_read.append(f"checkpoints of learners: {error}")
         ledgers = {}
     members = {name: member for member, found in collected.tallies.items() for name in found}
-    again = {(r.learner, r.incarnation): r.tokens_trained_again for r in restarts}
+    claimed = defaultdict[str, dict[int, int]](dict)
+    for r in restarts:
+        claimed[r.learner][r.incarnation] = r.tokens_trained_again
     found = list[Work]()
     for name in sorted({*members, *ledgers, *held, *collected.reached}):
         reached, ledger = collected.reached.get(name), ledgers.get(name)
@@ -814,7 +818,7 @@ async def _work(
                 member=members.get(name) or collected.member_of(log.members.current, name),
                 merged=collected.figures(collected.tallies, name)[0].tokens,
                 held=rounded(sum(held[name].values())),
-                trained=reached[2] + again.get((name, reached[0]), 0) if reached else None,
+                processed=reached.processed(trained_again(collected.lived[name], claimed[name])) if reached else None,
                 stated=Stated(ledger["step"], ledger["processed"], **parts) if ledger else None,
             )
         )

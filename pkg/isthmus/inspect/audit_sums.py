@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from isthmus.format.records.objects import CommitHeader
 from isthmus.format.rules import STALENESS_MAX
 from isthmus.log import Commit, Log
-from isthmus.log.figures import attendance, places
+from isthmus.log.figures import Reached, attendance, places
 from isthmus.log.membership import Membership
 from isthmus.reasons import LOSSLESS
 
@@ -172,8 +172,10 @@ class Sums:
         """By fragment, about the last `STALENESS_MAX` commits by version."""
         self.last_merged: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
         """By member and learner: by fragment, the newest version that merged it."""
-        self.reached: dict[str, tuple[int, int, int]] = {}
-        """By learner, what its merged update with the most steps states: incarnation, steps and tokens seen."""
+        self.reached: dict[str, Reached] = {}
+        """By learner, how far it had come by its newest merged update."""
+        self.lived: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
+        """By learner and incarnation, the `tokens_seen` at which its first merged update begins and the last ends."""
         self._together: Counter[tuple[int, frozenset[tuple[str, str]]]] = Counter()
         """Commits by period and by the members and learners that are in them."""
         self._totals: dict[int, Counter[str]] = defaultdict(Counter)
@@ -247,8 +249,10 @@ class Sums:
             tally.verified += verified
             tally.clipped.update(i.clipped)
             tally.cut += bool(i.clipped)
-            stated = i.incarnation, i.step, i.tokens_seen
+            stated = Reached.of(i)
             self.reached[i.learner] = max(stated, self.reached.get(i.learner, stated))
+            begun, end = self.lived[i.learner].get(i.incarnation, (i.tokens_seen, i.tokens_seen))
+            self.lived[i.learner][i.incarnation] = min(begun, i.tokens_seen - i.tokens), max(end, i.tokens_seen)
             last = self.last_merged[member, i.learner]
             last[h.fragment] = max(h.version, last.get(h.fragment, 0))
             if i.manifest is not None:

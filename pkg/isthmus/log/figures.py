@@ -1,10 +1,11 @@
 """Figures of a run that several tools show, each computed here alone. docs/glossary.md says what they mean."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from isthmus.format.records.messages import Tally
-from isthmus.format.records.objects import CommitHeader
+from isthmus.format.records.objects import CommitHeader, Input
 
 
 def places(header: CommitHeader) -> tuple[int, int]:
@@ -30,6 +31,41 @@ def shares(header: CommitHeader) -> dict[str, tuple[float, float]]:
     for given in inputs:
         so_far = found.get(given.learner, (0.0, 0.0))
         found[given.learner] = so_far[0] + given.weight / weight, so_far[1] + given.tokens / tokens
+    return found
+
+
+class Reached(NamedTuple):
+    """How far a merged update says that its learner has come. The largest of a learner's is its newest: of the merged
+    updates of its newest incarnation, the one with the most steps."""
+
+    incarnation: int
+    step: int
+    tokens_seen: int
+    """Tokens of these steps. An incarnation counts on from its checkpoint, and counts work that a kill took again."""
+
+    @classmethod
+    def of(cls, given: Input) -> "Reached":
+        """Return how far one merged update says that its learner has come."""
+        return cls(given.incarnation, given.step, given.tokens_seen)
+
+    def processed(self, again: Mapping[int, int]) -> int:
+        """Return the tokens that the learner had processed then, in all incarnations. `again`: see `trained_again`."""
+        return self.tokens_seen + again.get(self.incarnation, 0)
+
+
+def trained_again(spans: Mapping[int, tuple[int, int]], claimed: Mapping[int, int]) -> dict[int, int]:
+    """Return the tokens that were trained again, by incarnation of one learner: the tokens that all incarnations before
+    it trained beyond the checkpoint from which the next one resumed.
+
+    `spans`: by incarnation with merged updates, the `tokens_seen` at which the first of these begins and the last one
+    ends. `claimed`: what claims state, by incarnation, as far as they can be read. Without an incarnation's claim, the
+    merged updates alone tell: they do not have what was trained after the last one of an incarnation that was killed.
+    """
+    found: dict[int, int] = {}
+    again, ended = 0, 0
+    for incarnation, (begun, end) in sorted(spans.items()):
+        again = claimed.get(incarnation, again + max(0, ended - max(0, begun)))
+        found[incarnation], ended = again, end
     return found
 
 

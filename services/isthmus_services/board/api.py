@@ -31,7 +31,7 @@ Query = Mapping[str, Sequence[str]]
 REPLACED_S = 600.0
 """Seconds for which the page says that the history of a fragment was replaced."""
 
-FORMAT = 3
+FORMAT = 4
 """Format version of the answers. It is raised when a field changes its meaning or is removed."""
 
 

@@ -299,24 +299,24 @@ def _work(a: Audit) -> list[str]:
     rows = list[list[str]]()
     for w in a.work:
         said = w.stated
-        stated = (
-            [f"{said.step:,}", f"{said.trained:,}", *(f"{getattr(said, part):,.0f}" for part in parts)] if said else []
-        )
+        known = [said.step, said.processed, *(getattr(said, part) for part in parts)] if said else []
+        stated = [f"{value:,.0f}" for value in known]
         rows.append(
             [
-                _t(w.learner), f"{w.merged:,.0f}", f"{w.held:,.0f}", "–" if w.trained is None else f"{w.trained:,}",
+                _t(w.learner), f"{w.merged:,.0f}", f"{w.held:,.0f}", "–" if w.processed is None else f"{w.processed:,}",
                 *(stated or ["–"] * (2 + len(parts))),
             ]
         )  # fmt: skip
     columns = _columns(
-        "learner, in commits, in no commit yet, stated: trained, stated: checkpoint of step, of tokens, "
-        + ", ".join(parts), "learner",
+        "learner, in commits, in no commit yet, processed by commits, checkpoint of step, "
+        "processed by checkpoint, " + ", ".join(parts), "learner",
     )  # fmt: skip
     note = (
         "All in tokens, each fragment’s counted by its share of the parameters. In commits: in merged updates. In no "
         "commit yet: in updates that could still be merged. These two are of the log and the store; the other figures "
-        "are what each learner states, and nobody checked them: how much it had trained at its newest merged update, "
-        "and in its newest checkpoint its step, its tokens, and what became of these. The log cannot know more: a "
+        "are what each learner states, and nobody checked them: how many tokens it had processed, in all "
+        "incarnations, at its newest merged update (by commits) and at its newest checkpoint, and what became of the "
+        "latter. Tokens that were trained again after a kill count each time. The log cannot know more: a "
         "commit names a rejected update without its tokens, and work that a version overwrote, or that was lost with a "
         "process, is in no update. "
         "Overwritten: trained after an update, and replaced by the next version. Late: in updates that came too late "

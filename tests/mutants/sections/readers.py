@@ -230,7 +230,7 @@ MUTANTS = [
             '_share(rows.until("share", n), rows.until("shared", n))',
             '_share(rows.until("share", len(rows)), rows.until("shared", n))',
         ),
-        row("trained-again-for-nothing", "before.get(n, 0) - found.tokens[0], 0)", "before.get(n, 0), 0)"),
+        row("trained-again-before-the-kill", "np.where(known[..., n] == incarnation, again, 0)", "again"),
         row("a-round-is-open-after-it-has-closed", "if opened <= at < closed:", "if opened <= at:"),
         row(
             "a-takeover-within-one-fragment-s-first-commit", "(fragments[1:] == fragments[:-1]) & (writers", "(writers"

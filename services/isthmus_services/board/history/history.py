@@ -8,7 +8,7 @@ run are drawn from it (`time_views`); details of a commit are read from the comm
 import asyncio
 import itertools
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,18 +18,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.errors import LogCorrupt
+from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
+from isthmus.format.records.keys import claim_key
 from isthmus.format.records.objects import CommitHeader, Input
 from isthmus.inspect.losses import Point
 from isthmus.log import Commit, Log
-from isthmus.log.figures import attendance, places
+from isthmus.log.claims import claim_at
+from isthmus.log.figures import Reached, attendance, places, trained_again
 from isthmus.log.holes import Holes
 from isthmus.log.run import Run
 from isthmus.reasons import LOSSLESS, REMEDIES
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED, Rows
 from isthmus_services.board.history.time_buckets import Kept, TimeBuckets
 
-FORMAT = 12
+FORMAT = 13
 """Format version of the file. A file of another format is not used, and the log is read again."""
 
 INCARNATIONS_MAX = 20_000
@@ -59,11 +61,8 @@ often a round stopped expecting the learner. `loss_sum` is the sum of the losses
 multiplied by the update's steps; `loss_steps` counts these steps.
 """
 
-REACHED = ("taken_at", "incarnation", "step", "tokens")
-"""Fields of a learner's newest merged update: when it was taken, its incarnation, the learner's own counts.
-
-An incarnation that resumes from a checkpoint counts again the work that a kill took.
-"""
+REACHED = (*Reached._fields, "taken_at")
+"""Fields of a learner's newest merged update (see `Reached`), and when it was taken."""
 
 BEAT = (
     "incarnation", "step", "target", "tokens", "loss", "step_s", "upload_s", "sync_s", "bytes_up", "bytes_down",
@@ -99,6 +98,8 @@ class Incarnation:
     """When the last of its merged updates was taken."""
     tokens: tuple[int, int]
     """The learner's own counts of tokens at `began` and `last`."""
+    again: int | None = None
+    """Tokens trained again before it, as its claim states (see `trained_again`); None: the claim was not read."""
 
 
 @dataclass(slots=True)
@@ -124,7 +125,7 @@ class _Meta(msgspec.Struct, forbid_unknown_fields=True):
     closings: list[str]
     reasons: list[str]
     ends: list[tuple[int, bytes, int, int, int, int]]
-    incarnations: list[tuple[int, int, float, int, float, tuple[int, int]]]
+    incarnations: list[tuple[int, int, float, int, float, tuple[int, int], int | None]]
     """The learner's number, the incarnation, and the fields of an `Incarnation`."""
 
 
@@ -172,6 +173,8 @@ class RunHistory:
         """Each fragment's share of all parameters [P]."""
         self.incarnations: dict[tuple[int, int], Incarnation] = {}
         """By learner's number and incarnation; at most `INCARNATIONS_MAX`."""
+        self._unclaimed: set[tuple[int, int]] = set()
+        """Those of `incarnations` whose claims are still to be read."""
         self.ends = [_End(digest=run.digest) for _ in run.layout.fragments]
         self.heads: list[int] | None = None
         """The newest version of each fragment in the log [P], or None if not known: how much there is to read."""
@@ -292,7 +295,7 @@ class RunHistory:
         np.add.at(sums, (np.asarray(who)[:, None], _OF_INPUT), np.array(what, np.float64))
         for number, i in zip(who, h.inputs, strict=True):
             self._lived(number, i)
-        counts = [(i.taken_at, i.incarnation, i.step, i.tokens_seen) for i in h.inputs]
+        counts = [(*Reached.of(i), i.taken_at) for i in h.inputs]
         self.reached.add(h.written_at, who, np.array(counts, np.float64))
         if stated := [(n, Point(i.taken_at, i.loss)) for n, i in zip(who, h.inputs, strict=True) if i.loss is not None]:
             self.losses.add(h.written_at, [n for n, _ in stated], np.array([point for _, point in stated], np.float64))
@@ -307,6 +310,16 @@ class RunHistory:
             one.tokens = min(one.tokens[0], tokens[0]), max(one.tokens[1], tokens[1])
         elif len(self.incarnations) < INCARNATIONS_MAX:
             self.incarnations[learner, given.incarnation] = Incarnation(began, step, given.taken_at, tokens)
+            self._unclaimed |= {(learner, given.incarnation)} if given.incarnation > 1 else set()
+
+    def trained_again(self) -> dict[int, dict[int, int]]:
+        """Return by learner's number and incarnation the tokens that were trained again before it."""
+        spans, claimed = defaultdict[int, dict[int, tuple[int, int]]](dict), defaultdict[int, dict[int, int]](dict)
+        for (learner, incarnation), one in self.incarnations.items():
+            spans[learner][incarnation] = one.tokens
+            if one.again is not None:
+                claimed[learner][incarnation] = one.again
+        return {learner: trained_again(of, claimed[learner]) for learner, of in spans.items()}
 
     async def follow(
         self,
@@ -340,7 +353,18 @@ class RunHistory:
                     more = await self._passes(log, p, (accepted or {}).get(p, ()))
 
         await asyncio.gather(*(one(p) for p in (range(len(self.ends)) if fragments is None else set(fragments))))
+        await asyncio.gather(*(self._claim(log, slots, *which) for which in sorted(self._unclaimed)))
         return len(self) - before
+
+    async def _claim(self, log: Log, slots: asyncio.Semaphore, learner: int, incarnation: int) -> None:
+        """Read what an incarnation's claim states. A claim that cannot be read is not looked for again."""
+        async with slots:
+            try:
+                claim = await claim_at(log, claim_key(self.learners.known[learner], incarnation))
+                self.incarnations[learner, incarnation].again = claim.tokens_lost
+            except (Denied, LogCorrupt, ObjectMissing, RecordInvalid):
+                pass
+        self._unclaimed.discard((learner, incarnation))
 
     async def _passes(self, log: Log, p: int, accepted: Collection[int]) -> bool:
         """Record the commit after the accepted hole at which reading a fragment ended; return whether there is one."""
@@ -404,7 +428,7 @@ class RunHistory:
         meta = _Meta(
             FORMAT, self.run.digest, self.learners.known, writers, self.closings.known, self.reasons.known,
             [(e.version, e.digest, e.rejected, e.repeated, e.faults, e.skipped) for e in self.ends],
-            [(*key, x.began, x.step, x.last, x.tokens) for key, x in self.incarnations.items()],
+            [(*key, x.began, x.step, x.last, x.tokens, x.again) for key, x in self.incarnations.items()],
         )  # fmt: skip
         arrays: dict[str, NDArray[Any]] = {
             "meta": np.frombuffer(msgspec.msgpack.encode(meta), np.uint8),
@@ -441,6 +465,7 @@ class RunHistory:
         made.first_written = [at for _, at in meta.writers]
         made.ends = [_End(*end) for end in meta.ends]
         made.incarnations = {(one[0], one[1]): Incarnation(*one[2:]) for one in meta.incarnations}
+        made._unclaimed = {key for key, x in made.incarnations.items() if key[1] > 1 and x.again is None}
         return made
 
     def _moments(self) -> Iterator[tuple[str, TimeBuckets]]:

@@ -26,7 +26,7 @@ class Kept(StrEnum):
 
     SUM = "sum"
     LAST = "last"  # NaN if there was none
-    NEWEST = "newest"  # the whole row of the largest first field, if alike the largest second; NaN if there was none
+    NEWEST = "newest"  # the whole row of the largest first field, if alike the largest second, …; NaN if there was none
 
 
 class TimeBuckets:
@@ -179,7 +179,8 @@ class TimeBuckets:
 def newest(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return, for each bucket, the newest row of each thing up to it [buckets, things, fields]; NaN if there is none.
 
-    The newest row is that with the largest first field; of several alike, the one with the largest second field.
+    The newest row is that with the largest first field; of several alike, the one with the largest second field, and so
+    on.
     """
     there = ~np.isnan(values[..., 0])
     place = np.zeros(values.shape[1], np.intp)
@@ -195,11 +196,11 @@ def newest(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _newer(rows: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return whether rows […, fields] are newer than others (see `newest`). Any is newer than one without values."""
-    first, second = rows[..., 0], rows[..., 1]
-    over, under = others[..., 0], others[..., 1]
-    found: NDArray[np.bool_] = (
-        (first > over) | ((first == over) & (second > under)) | (np.isnan(over) & ~np.isnan(first))
-    )
+    found: NDArray[np.bool_] = np.isnan(others[..., 0]) & ~np.isnan(rows[..., 0])
+    alike = np.ones_like(found)
+    for field in range(rows.shape[-1]):
+        found |= alike & (rows[..., field] > others[..., field])
+        alike &= rows[..., field] == others[..., field]
     return found
 
 

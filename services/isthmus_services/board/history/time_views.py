@@ -200,7 +200,7 @@ def series(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) ->
         "seconds": seconds,
         "commits": _plain(n),
         "tokens_per_s": _plain(sums("tokens") / seconds),
-        "trained_per_s": _plain(np.maximum(np.diff(_trained(c, processed, edges)), 0.0) / seconds),
+        "processed_per_s": _plain(np.maximum(np.diff(_processed_by(c, processed, edges)), 0.0) / seconds),
         "kept": _kept(c, processed, edges[1:]),
         "bytes_up_per_s": _plain(sums("bytes") / seconds),
         "updates": _plain(sums("inputs")),
@@ -214,22 +214,22 @@ def series(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) ->
 
 
 def _processed(c: RunHistory, reached: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the tokens […, learners] that learners had trained when they had come to `reached` […, learners, fields].
+    """Return the tokens […, learners] that learners had processed at `reached` […, learners, fields].
 
-    Tokens that a later incarnation trained again count each time. NaN where nothing is known.
+    This is `Reached.processed` for whole arrays. NaN where nothing is known.
     """
     names = len(c.learners.known)
-    tokens = reached[..., :names, REACHED.index("tokens")].copy()
+    tokens = reached[..., :names, REACHED.index("tokens_seen")].copy()
     known = reached[..., :names, REACHED.index("incarnation")]
-    before: dict[int, int] = {}
-    for (n, incarnation), found in sorted(c.incarnations.items()):
-        tokens[..., n] += np.where(known[..., n] == incarnation, before.get(n, 0) - found.tokens[0], 0)
-        before[n] = before.get(n, 0) + found.tokens[1] - found.tokens[0]
+    for n, of in c.trained_again().items():
+        for incarnation, again in of.items():
+            if again:
+                tokens[..., n] += np.where(known[..., n] == incarnation, again, 0)
     return tokens
 
 
-def _trained(c: RunHistory, processed: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the tokens that learners had trained by each time, between the ends of time buckets in proportion.
+def _processed_by(c: RunHistory, processed: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the tokens that learners had processed by each time, between the ends of time buckets in proportion.
 
     `processed`: these tokens by the end of each bucket.
     """

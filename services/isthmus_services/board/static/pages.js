@@ -79,8 +79,8 @@
     const t = s.totals, b = s.bytes;
     const least = Math.min(...t.versions), most = Math.max(...t.versions);
     return html`<dl class="tiles" aria-label="Totals" id="totals">
-      <${Tile} term="tokens" name="Tokens in commits" value=${html`<span id="tokens">${I.short(t.tokens)}</span>`} more=${`${I.count(t.tokens)}, of ${I.short(t.processed)} trained up to the newest merged updates`}/>
-      <${Tile} term="kept" name="Tokens merged" value=${I.share(t.kept)} more=${I.where.at === null ? "of those trained up to the newest merged updates" : `of those trained up to the newest merged updates, as of ${I.date(t.as_of)}`}/>
+      <${Tile} term="tokens" name="Tokens in commits" value=${html`<span id="tokens">${I.short(t.tokens)}</span>`} more=${`${I.count(t.tokens)}, of ${I.short(t.processed)} processed up to the newest merged updates`}/>
+      <${Tile} term="kept" name="Tokens merged" value=${I.share(t.kept)} more=${I.where.at === null ? "of those processed up to the newest merged updates" : `of those processed up to the newest merged updates, as of ${I.date(t.as_of)}`}/>
       <${Tile} term="commit" name="Commits" value=${html`<span id="commits">${I.count(t.commits)}</span>`} more=${`versions ${least}${most > least ? ` to ${most}` : ""}${t.last_commit_at ? `, last ${I.date(t.last_commit_at)}` : ""}`}/>
       <${Tile} term="participation" name="Participation" value=${I.share(t.participation)} more=${`of the learners that a round expects, the mean over commits; ${I.count(t.updates)} updates of ${t.learners} learners, ${I.count(t.clipped)} of them clipped`}/>
       <${Tile} term="missed" name="Missed their round" value=${I.count(t.missed_round)} more="they may still join the next round"/>
@@ -107,7 +107,7 @@
         none=${none || "No merged update states a loss. Give it in the training loop: link.step(tokens=…, loss=…). The chart then has every update from there on."} note=${many ? "Of many learners: the mean, the least and the most." : ""}/>
       ${measured && Object.entries(measured.series).filter(([name, p]) => p.length || measured.contested[name].length).map(([name, points]) => html`<${Chart} ...${common} title=${`${name}, of the global model`} unit="as its follower measures it"
         at=${points.map((p) => p[0])} lines=${styled([{ name, values: points.map((p) => p[2]), join: true }])} show=${loss} zero=${false} note=${measured.contested[name].join("; ")}/>`)}
-      <${Chart} ...${log} title="Tokens trained and merged" term="trained" unit="tokens a second" lines=${styled([line("trained", l.log.trained_per_s), line("merged", l.log.tokens_per_s)])} show=${I.short}/>
+      <${Chart} ...${log} title="Tokens processed and merged" term="processed" unit="tokens a second" lines=${styled([line("processed", l.log.processed_per_s), line("merged", l.log.tokens_per_s)])} show=${I.short}/>
       <${Chart} ...${log} title="Participation, and tokens merged" term="participation" max=${1.05} none=${none || "No round of this time expected a learner: its commits only healed fragments."} lines=${styled([line("participation", l.log.participation), { ...line("tokens merged", l.log.kept), noisy: false, join: true }])} show=${(v) => I.share(v)}/>
       <${Chart} ...${log} title="Rounds closed, by what" term="round" unit=${each} lines=${styled([...Object.entries(l.log.closed_by).map(([name, values]) => line(name, values)), line("quorum missed", l.log.quorum_missed)])} show=${(v) => I.number(v, 3)}/>
       <${Chart} ...${common} title="Period" term="period" unit="steps, mean over the commits" at=${l.log.at} lines=${styled([line("period", l.log.period)])} show=${(v) => I.number(v, 3)}/>
