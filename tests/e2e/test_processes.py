@@ -424,6 +424,7 @@ REPORT_KEYS = {
     "clips",
     "updates_rejected",
     "bytes_up",
+    "checkpoint_bytes",
     "bytes_down",
     "kills",
     "recoveries",
@@ -483,7 +484,10 @@ def test_the_demo_recovers_and_reports(tmp_path: Path, given: tuple[str, ...], s
     assert f"{report['commits']} commits, 0 differ" in again.stdout, again.stdout + again.stderr
     if "--servers" not in given:  # a bus in the run's folder still has the last heartbeats
         assert isthmus("status", str(out / "run"), "--json", str(tmp_path / "status.json")).returncode == 0
-        totals = json.loads((tmp_path / "status.json").read_text())["totals"]
+        status = json.loads((tmp_path / "status.json").read_text())
+        totals = status["totals"]
+        for field in ("bytes_up", "checkpoint_bytes", "bytes_down"):
+            assert sum(row[field] for row in status["learners"]) == report[field]
         assert {part: round(count) for part, count in totals["ledger"].items()} == ledger
         assert round(totals["participation"], 4) == report["participation"]
         assert (totals["updates_merged"], totals["updates_clipped"], totals["commits"]) == (

@@ -79,7 +79,8 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
         syncer, headers = await run_of(w)
         status = await read_status(w.log, w.bus, w.runtime, 0.1)
         async with a_board(w.log, w) as (url, _):
-            totals = (await ask(url, "state"))["totals"]
+            state = await ask(url, "state")
+            totals, shown_bytes = state["totals"], state["bytes"]
             lines = (await ask(url, "series"))["log"]
             learners = {row["learner"]: row for row in (await ask(url, "learners"))["learners"]}
         commits = [c for chain in (await all_commits(w.log)).values() for c in chain]
@@ -193,7 +194,10 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
     moved = [view.traffic for view in status.hearing.learners.values()]
     whole_run = all_moved(status.hearing.learners.values())
     assert whole_run == tuple(sum(of) for of in zip(*moved, strict=True))
-    assert whole_run.sent == whole_run.up - whole_run.checkpoints > 0
+    beats_of_last = [beat for beat in beats if beat is not None and beat.learner != "c"]
+    for beat in beats_of_last:
+        view = status.hearing.learners[beat.learner]
+        assert view.traffic == (beat.bytes_up - beat.checkpoint_bytes, beat.bytes_down, beat.checkpoint_bytes)
     assert status.hearing.learners["c"].earlier.up > 0, "no learner had two incarnations: this compares nothing"
     for field, count in (
         ("bytes_up", sum(t.up for t in moved)),
@@ -201,6 +205,14 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
         ("checkpoint_bytes", sum(t.checkpoints for t in moved)),
     ):
         assert sum(row["said"][field] for row in learners.values()) == count > 0
+
+    # bytes merged, which are less than bytes up
+    merged_bytes = sum(i.bytes for h in headers for i in h.inputs)
+    assert totals["bytes_merged"] == shown_bytes["merged"] == merged_bytes < whole_run.up
+    assert sum(row["bytes_merged"] for row in learners.values()) == merged_bytes
+    assert sum(lines["bytes_merged_per_s"]) * lines["seconds"] == pytest.approx(merged_bytes)
+    assert (shown_bytes["up"], shown_bytes["down"], shown_bytes["checkpoints"]) == whole_run
+    assert "bytes_up" not in totals, "one word, one number"
 
     # what `status` prints and writes, and the audit
     words = ["status", str(w.run.url), "--json", str(tmp_path / "status.json")]
@@ -218,7 +230,7 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
         sum(row[field] for row in written["learners"]) for field in ("bytes_up", "bytes_down", "checkpoint_bytes")
     )
     assert (up, down, kept) == (sum(t.up for t in moved), sum(t.down for t in moved), sum(t.checkpoints for t in moved))
-    as_heard = f"{(up - kept) / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, {kept / 1e6:.1f} MB of checkpoints"
+    as_heard = f"{up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, {kept / 1e6:.1f} MB of checkpoints"
     assert f"as heard {as_heard}" in printed
     assert told["participation"] == pytest.approx(mean)
     assert told["commits"] == told["summed_commits"] == len(headers)

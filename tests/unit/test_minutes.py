@@ -31,6 +31,7 @@ def test_a_syncers_minute_is_what_the_minute_brought() -> None:
         "1 races lost, 1.5 MB up, 2.4 MB down"
     )
     assert (facts["commits"], facts["rejected"]) == (12, {"stale": 2.0})
+    assert (facts["races_lost"], facts["store_bytes_up"], facts["store_bytes_down"]) == (1.0, 1_500_000, 2_400_000)
     assert minute.say()[0].startswith("s1: 0 commits, 4 learners here, rejected nothing")
 
 

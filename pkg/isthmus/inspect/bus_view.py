@@ -31,12 +31,7 @@ class Traffic(NamedTuple):
     up: int = 0
     down: int = 0
     checkpoints: int = 0
-    """Those among `up` that are of checkpoints."""
-
-    @property
-    def sent(self) -> int:
-        """What is shown as *up*: all but the checkpoints."""
-        return self.up - self.checkpoints
+    """What was sent of checkpoints, which is not in `up`."""
 
 
 @dataclass(slots=True)
@@ -59,9 +54,8 @@ class LearnerView:
         beat, earlier = self.heartbeat, self.earlier
         if beat is None:
             return earlier
-        return Traffic(
-            earlier.up + beat.bytes_up, earlier.down + beat.bytes_down, earlier.checkpoints + beat.checkpoint_bytes
-        )
+        up = beat.bytes_up - beat.checkpoint_bytes
+        return Traffic(earlier.up + up, earlier.down + beat.bytes_down, earlier.checkpoints + beat.checkpoint_bytes)
 
 
 def moved(views: Iterable[LearnerView]) -> Traffic:

@@ -25,7 +25,7 @@ class Costs:
 
 
 def moved(c: RunHistory, at: float, totals: Answer) -> Answer:
-    """Return the bytes moved up and down, as far as they are known, beside the bytes that the rules plan.
+    """Return the bytes of merged updates, and what learners moved as far as it is known, beside what the rules plan.
 
     `at`: seconds since 1970; `totals`: see `time_views.totals`.
     """
@@ -38,7 +38,7 @@ def moved(c: RunHistory, at: float, totals: Answer) -> Answer:
         return sum(n * packed_size(codec(name), x) for n, x in zip(times, c.run.layout.fragments, strict=True))
 
     return {
-        "merged": totals["bytes_up"],
+        "merged": totals["bytes_merged"],
         "merged_planned": planned(rules.codec_up, inputs),
         "up": float(up[heard].sum()) if heard.any() else None,
         "checkpoints": float(checkpoints[heard].sum()) if heard.any() else None,

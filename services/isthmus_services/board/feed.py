@@ -254,7 +254,8 @@ class Feed:
             moved.incarnation, moved.base_up = beat.incarnation, max(moved.up, view.earlier.up)
             moved.base_down = max(moved.down, view.earlier.down)
             moved.base_checkpoints = max(moved.checkpoints, view.earlier.checkpoints)
-        moved.up, moved.down = moved.base_up + beat.bytes_up, moved.base_down + beat.bytes_down
+        moved.up = moved.base_up + beat.bytes_up - beat.checkpoint_bytes
+        moved.down = moved.base_down + beat.bytes_down
         moved.checkpoints = moved.base_checkpoints + beat.checkpoint_bytes
         self.history.beats.one(
             at, number, incarnation=beat.incarnation, step=view.step, target=beat.steps_target, tokens=beat.tokens_seen,

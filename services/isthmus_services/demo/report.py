@@ -91,7 +91,7 @@ def show(report: dict[str, object], console: Console) -> None:
     table.add_row("updates rejected", rejected or "none")
     table.add_row("rejected without loss", spare or "none")
     up, down, kept = (number(name) / 1e6 for name in ("bytes_up", "bytes_down", "checkpoint_bytes"))
-    table.add_row("up / down / of checkpoints", f"{up - kept:.1f} / {down:.1f} / {kept:.1f} MB")
+    table.add_row("up / down / of checkpoints", f"{up:.1f} / {down:.1f} / {kept:.1f} MB")
     kills, recovered = report["kills"], report["recoveries"]
     table.add_row("kills (recovered)", f"{kills} ({recovered})")
     table.add_row("wall time", f"{number('wall_s'):.0f} s, of which training {number('train_s'):.0f} s")

@@ -130,7 +130,7 @@ def _learner(status: Status, view: LearnerView, losses: str) -> list[str]:
         losses,
         f"{min(beat.versions, default=0)}–{max(beat.versions, default=0)}",
         *(f"{getattr(beat.ledger, part) / max(beat.ledger.processed, 1):.1%}" for part in PARTS),
-        f"{traffic.sent / 1e6:.1f}",
+        f"{traffic.up / 1e6:.1f}",
         f"{traffic.checkpoints / 1e6:.1f}",
         f"{traffic.down / 1e6:.1f}",
         state or "training",
@@ -233,7 +233,7 @@ def totals(status: Status) -> str:
     unheard = lacks if status.unheard_merged and not status.bus_error else ""
     return (
         f"{status.commits} commits, {here} of {len(status.taking_part)} learners here{expelled}{of}, "
-        f"{tokens.processed:,.0f} tokens: {shares}, as heard {whole.sent / 1e6:.1f} MB up, "
+        f"{tokens.processed:,.0f} tokens: {shares}, as heard {whole.up / 1e6:.1f} MB up, "
         f"{whole.down / 1e6:.1f} MB down, {whole.checkpoints / 1e6:.1f} MB of checkpoints{unheard}"
     )
 

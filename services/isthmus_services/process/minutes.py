@@ -79,7 +79,12 @@ class SyncerMinute:
         line += (f", {missed:.0f} missed their round" if missed else "") + (f", {lost:.0f} races lost" if lost else "")
         line += f", {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
         facts = {"commits": commits, "closed_by": closed, "learners": learners, "rejected": rejected}
-        return line, facts | {"missed_round": missed, "lost": lost, "bytes_up": up, "bytes_down": down}
+        return line, facts | {
+            "missed_round": missed,
+            "races_lost": lost,
+            "store_bytes_up": up,
+            "store_bytes_down": down,
+        }
 
 
 # --- a learner's ------------------------------------------------------------------------------------------------------

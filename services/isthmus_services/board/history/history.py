@@ -31,7 +31,7 @@ from isthmus.reasons import LOSSLESS, REMEDIES
 from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED, Rows
 from isthmus_services.board.history.time_buckets import Kept, TimeBuckets
 
-FORMAT = 13
+FORMAT = 14
 """Format version of the file. A file of another format is not used, and the log is read again."""
 
 INCARNATIONS_MAX = 20_000
@@ -71,9 +71,9 @@ BEAT = (
 )  # fmt: skip
 """The fields of a learner's last heartbeat while a board listened, and whether the learner has left.
 
-`left` is 1 if the learner has left, 2 if it left with all its steps done, else 0. `bytes_up`, `bytes_down` and
-`checkpoint_bytes` count all incarnations that were heard. `base_up`, `base_down` and `base_checkpoints` are the parts
-of earlier incarnations in them.
+`left` is 1 if the learner has left, 2 if it left with all its steps done, else 0. `bytes_up` (without checkpoints),
+`bytes_down` and `checkpoint_bytes` count all incarnations that were heard. `base_up`, `base_down` and
+`base_checkpoints` are the parts of earlier incarnations in them.
 """
 
 

@@ -41,7 +41,7 @@ WAITED_ROUNDS = 10_000
 MEANS = ("train_s", "upload_s", "fetch_s", "wait_s", "weight", "loss_sum", "loss_steps")
 """Fields of `LEARNER` that are sums for means."""
 
-NAMES = {"late": "missed_round"}
+NAMES = {"late": "missed_round", "bytes": "bytes_merged"}
 """Names in answers, by column. `late` in an answer is a part of the ledger: tokens that came too late for any round."""
 
 ONLY = ("missed", "missed_round", "rejected", "missing", "healed")
@@ -152,7 +152,7 @@ def totals(c: RunHistory, at: float) -> Answer:
         "processed": int(processed),
         "kept": _share(min(processed, float(merged[:, LEARNER.index("tokens")].sum())), processed),
         "clipped": int(merged[:, LEARNER.index("clipped")].sum()),
-        "bytes_up": count["bytes"],
+        "bytes_merged": count["bytes"],
         "missed_round": count["late"],
         "rejected": count["rejected"],
         "repeated": count["repeated"],
@@ -202,7 +202,7 @@ def series(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) ->
         "tokens_per_s": _plain(sums("tokens") / seconds),
         "processed_per_s": _plain(np.maximum(np.diff(_processed_by(c, processed, edges)), 0.0) / seconds),
         "kept": _kept(c, processed, edges[1:]),
-        "bytes_up_per_s": _plain(sums("bytes") / seconds),
+        "bytes_merged_per_s": _plain(sums("bytes") / seconds),
         "updates": _plain(sums("inputs")),
         "participation": _ratio(sums("share"), sums("shared")),
         "missed_round": _plain(sums("late")),

@@ -87,7 +87,7 @@
       <${Tile} term="rejected" name="Updates rejected" value=${html`<span id="rejected">${I.count(t.rejected)}</span>`} more=${`and ${I.count(t.repeated)} by which nothing is lost`}/>
       <${Tile} term="quorum" name="Quorum missed" value=${I.count(t.quorum_missed)} more=${t.commits ? `rounds were closed by: ${Object.entries(t.closed_by).map(([k, n]) => `${k} ${I.count(n)}`).join(", ")}` : "no round closed yet"}/>
       <${Tile} term="grace" name="A round waits" value=${I.seconds(t.waited_s.median)} more=${t.waited_s.p99 === null ? "no round closed yet" : `half of them less; 99 of 100 less than ${I.seconds(t.waited_s.p99)}`}/>
-      <${Tile} name="Bytes up, merged" value=${I.bytes(b.merged)} more=${`planned ${I.bytes(b.merged_planned)}${b.up !== null ? `; learners sent ${I.bytes(b.up - b.checkpoints)}, and ${I.bytes(b.checkpoints)} of checkpoints` : ""}`}/>
+      <${Tile} term="bytes_merged" name="Bytes merged" value=${I.bytes(b.merged)} more=${`planned ${I.bytes(b.merged_planned)}${b.up !== null ? `; learners sent ${I.bytes(b.up)} up, and ${I.bytes(b.checkpoints)} of checkpoints` : ""}`}/>
       <${Tile} name="Bytes down" value=${b.down === null ? I.bytes(b.down_planned) : I.bytes(b.down)} more=${b.down === null ? "planned; nobody listened to what learners fetched" : `planned ${I.bytes(b.down_planned)} for versions alone: joining, commits and checkpoints come on top`}/>
       <${Tile} name="Cost so far" value=${I.usd(s.cost.usd)} more=${`${Object.entries(s.cost.parts).filter(([, v]) => v > 0).map(([k, v]) => `${k} ${I.usd(v)}`).join(", ")}${s.cost.assumed ? `; assumed: ${s.cost.assumed}` : ""}`}/>
       <${Tile} term="syncer" name="Syncers" value=${I.count(t.syncers)} more="that have written a commit"/>
@@ -112,7 +112,7 @@
       <${Chart} ...${log} title="Rounds closed, by what" term="round" unit=${each} lines=${styled([...Object.entries(l.log.closed_by).map(([name, values]) => line(name, values)), line("quorum missed", l.log.quorum_missed)])} show=${(v) => I.number(v, 3)}/>
       <${Chart} ...${common} title="Period" term="period" unit="steps, mean over the commits" at=${l.log.at} lines=${styled([line("period", l.log.period)])} show=${(v) => I.number(v, 3)}/>
       <${Chart} ...${log} title="Updates that missed their round, or were rejected" term="missed" unit=${each} lines=${styled([line("missed their round", l.log.missed_round), line("rejected", l.log.rejected)])} show=${(v) => I.number(v, 3)}/>
-      <${Chart} ...${log} title="Bytes of merged updates" unit="bytes a second" lines=${styled([line("up", l.log.bytes_up_per_s)])} show=${I.bytes}/>
+      <${Chart} ...${log} title="Bytes merged" term="bytes_merged" unit="bytes a second" lines=${styled([line("merged", l.log.bytes_merged_per_s)])} show=${I.bytes}/>
       <${Chart} ...${common} title="The ledger" term="ledger" unit="share of tokens processed" max=${1.05} at=${l.heard.at} lines=${styled(PARTS.map((name) => ({ name, values: l.heard.parts[name] || [], join: true })))} show=${(v) => I.share(v, 1)}
         none="No learner was heard in this stretch of time. Learners say it on the bus: only a board that listens while they train can draw it. The table below has it as of their newest checkpoints." note="Drawn for the time in which a board listened."/>
     </div>`;
@@ -171,7 +171,7 @@
     restarted: (r) => r.incarnation > 1,
   };
   const said = (r, key) => (r.said ? r.said[key] : null);
-  const sent = (r) => { const up = said(r, "bytes_up"); return up === null || up === undefined ? r.bytes : up - said(r, "checkpoint_bytes"); };
+  const up = (r) => said(r, "bytes_up");
   const LEARNER = [
     { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` },
     { key: "state", name: "state", term: "state", left: true, by: (r) => r.state || "", show: (r) => r.state || "not known" },
@@ -189,7 +189,8 @@
     { key: "upload_s", name: "to send", term: "send", show: (r) => I.seconds(r.merged ? r.upload_s : null) },
     { key: "wait_s", name: "waited", term: "wait", show: (r) => I.seconds(r.merged ? r.wait_s : null) },
     { key: "clipped", name: "clipped", term: "clipped", show: (r) => I.count(r.clipped) },
-    { key: "up", name: "up", term: "up", by: sent, show: (r) => I.bytes(sent(r)) },
+    { key: "bytes_merged", name: "bytes merged", term: "bytes_merged", show: (r) => I.bytes(r.bytes_merged) },
+    { key: "up", name: "up", term: "up", by: up, show: (r) => I.bytes(up(r)) },
     { key: "checkpoints", name: "checkpoints", term: "checkpoints", by: (r) => said(r, "checkpoint_bytes"), show: (r) => I.bytes(said(r, "checkpoint_bytes")) },
     { key: "down", name: "down", term: "down", by: (r) => said(r, "bytes_down"), show: (r) => I.bytes(said(r, "bytes_down")) },
   ];
