@@ -85,6 +85,8 @@ def codecs() -> Iterator[tuple[str, str]]:
             code.decode(out, back)
             yield f"{name} of {case}", shown(out)
             yield f"{name} of {case}, decoded", shown(back.view(np.uint8))
+        sizes = (f"{n}: {code.size(n)} of {code.bounds(n)}" for n in (1, 127, 129, 4095, 4096, 1 << 16, (1 << 20) + 1))
+        yield f"{name}, sizes", "; ".join(sizes)
         x = numbers(FRAGMENT.size, 2)
         data = pack(code, FRAGMENT, x)
         yield f"{name} of a fragment", shown(data)
@@ -103,7 +105,9 @@ def merges() -> Iterator[tuple[str, str]]:
     cases += [(MergeRule.RDA, name, feedback) for name in (*CODECS, *RATES) for feedback in (True, False)]
     cases = list(dict.fromkeys(cases))
     for rule, down, feedback in cases:
-        rules = Rules(merge=rule.value, merge_embeddings=rule.value if rule in ROBUST else MergeRule.AVG.value)
+        rules = Rules(
+            trim=0.4, merge=rule.value, merge_embeddings=rule.value if rule in ROBUST else MergeRule.AVG.value
+        )
         state = start
         for number in (1, 2):
             round_ = merge.Accumulator(FRAGMENT, merge.outers(rules))
@@ -122,6 +126,18 @@ def merges() -> Iterator[tuple[str, str]]:
                 f"snapshot{'' if feedback else ' without feedback'}",
                 shown(bytes(merge.snapshot(state, 0, bytes(32)))),
             )
+
+
+def outer_steps() -> Iterator[tuple[str, str]]:
+    """Yield the outer step of each class of tensors by each merge rule."""
+    for rule in MergeRule:
+        for embeddings in (rule, MergeRule.AVG):
+            rules = Rules(merge=rule, merge_embeddings=embeddings, trim=0.2, iso_block=64)
+            for role, outer in merge.outers(rules).items():
+                yield (
+                    f"{rule}, embeddings {embeddings}: step of {role}",
+                    " ".join(map(str, msgspec.structs.astuple(outer))),
+                )
 
 
 def of_module(module: ModuleType) -> list[type[msgspec.Struct]]:
@@ -172,9 +188,12 @@ def key_names() -> Iterator[tuple[str, str]]:
             yield name, function(*(given[parameter] for parameter in wanted))
 
 
+PARTS = codecs, merges, outer_steps, records, key_names
+
+
 def golden() -> dict[str, str]:
     """Return everything by name."""
-    return {name: found for part in (codecs, merges, records, key_names) for name, found in part()}
+    return {name: found for part in PARTS for name, found in part()}
 
 
 if __name__ == "__main__":
