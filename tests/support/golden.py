@@ -131,7 +131,7 @@ def merges() -> Iterator[tuple[str, str]]:
 def outer_steps() -> Iterator[tuple[str, str]]:
     """Yield the outer step of each class of tensors by each merge rule."""
     for rule in MergeRule:
-        for embeddings in (rule, MergeRule.AVG):
+        for embeddings in dict.fromkeys((rule, MergeRule.AVG)):
             rules = Rules(merge=rule, merge_embeddings=embeddings, trim=0.2, iso_block=64)
             for role, outer in merge.outers(rules).items():
                 yield (
