@@ -4,6 +4,12 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 
+def an(noun: str) -> str:
+    """Return a noun after its article: `a syncer`, `an owner`, and `a unit`, by its sound."""
+    vowel = noun[:1].lower() in "aeiou" and not noun.lower().startswith(("uni", "use", "uint", "eu"))
+    return f"{'an' if vowel else 'a'} {noun}"
+
+
 def counted(count: int, what: str) -> str:
     """Return a count and its noun, in the plural unless the count is one."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -174,7 +174,7 @@ def test_a_key_and_an_owner_for_a_run_without(doctor: Doctor, keys: Keys, monkey
 
 
 @row(
-    "doctor", "run: key: everything in this run is signed, and no key is given: a … cannot take part",
+    "doctor", "run: key: everything in this run is signed, and no key is given: … cannot take part",
     means="The role signs what it writes, and this process has no key.",
     do="pass the key of the … (--key FILE, or ISTHMUS_KEY)", then="`ok run: key`, with the names of the key",
 )  # fmt: skip
@@ -218,7 +218,7 @@ def test_a_key_that_is_no_member(doctor: Doctor, keys: Keys) -> None:
     then="`ok run: key`, with the names of the key",
 )  # fmt: skip
 @row(
-    "doctor", "run: key: SHA256:… is the key of …, and not of a …",
+    "doctor", "run: key: SHA256:… is the key of …, and not of …",
     means="The key is a member's, in another role than it is used here.",
     do="pass the name and role of this key (--learner, --role), or the key of this …",
     then="`ok run: key`, with the names of the key",

@@ -290,7 +290,7 @@ def test_reports_may_wait_for_the_loop() -> None:
 
 
 def test_what_wraps_no_optimizer_is_refused() -> None:
-    with pytest.raises(InputError, match=r"a object wraps no torch\.optim\.Optimizer"):
+    with pytest.raises(InputError, match=r"an object wraps no torch\.optim\.Optimizer"):
         raw(object())
 
 

@@ -253,7 +253,7 @@ def test_where_noting_fails_nothing_is_stored(caplog: pytest.LogCaptureFixture) 
 
 
 def test_what_is_no_state_is_refused_at_once() -> None:
-    with pytest.raises(InputError, match=r"state\['x'\] is a object, without state_dict"):
+    with pytest.raises(InputError, match=r"state\['x'\] is an object, without state_dict"):
         made(state={"x": object()})
     odd = Place()
     odd.at = 2j  # type: ignore[assignment]

@@ -24,6 +24,7 @@ from isthmus.format.records.messages import SYNCER_STREAM
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.urls import Place
 from isthmus.store import open_store
+from isthmus.wording import an
 
 LATENCY_SAMPLES = 20
 OLDEST_VERSION = (6, 0)
@@ -46,7 +47,7 @@ async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime, place:
     `run`: the run's digest; `place`: the URL of the run, for a bus in its store.
     """
     if not role.on_bus:
-        yield Finding("bus: access", OK, f"not needed: a {role.kind} does not use the bus")
+        yield Finding("bus: access", OK, f"not needed: {an(role.kind)} does not use the bus")
         return
     try:
         if (folder := _missing(url)) is not None:

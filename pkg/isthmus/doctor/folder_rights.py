@@ -9,6 +9,7 @@ from isthmus.format.permissions import FRAGMENT, LIST, READ, RUN, Grant, Operati
 from isthmus.log.run import Run
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.file_rights import why_denied
+from isthmus.wording import an
 
 EVERYTHING = "*"
 """The pattern of all keys, which an operator reads and writes."""
@@ -25,7 +26,7 @@ async def examine_folder_rights(run: Run, role: Role, root: Path, runtime: Runti
     ]
     check = "store: rights"
     if not lacking:
-        return Finding(check, OK, f"owner and mode of {len(folders)} folders and files let a {role.kind} use them")
+        return Finding(check, OK, f"owner and mode of {len(folders)} folders and files let {an(role.kind)} use them")
     more = f" (and {len(lacking) - 1} more are like that)" if len(lacking) > 1 else ""
     mend = "run that command, and the doctor again until this is ok; the processes then go on by themselves"
     return Finding(check, FAILURE, f"{lacking[0]}{more}", mend)

@@ -27,6 +27,7 @@ from isthmus.format.permissions import (
 )
 from isthmus.runtime.clock import Runtime
 from isthmus.store import Probe, Store, open_probe
+from isthmus.wording import an
 
 AT_ONCE = 8
 SHOWN = 3
@@ -73,7 +74,7 @@ async def examine_rights(store: Store, role: Role, runtime: Runtime) -> AsyncIte
         async with open_probe(store.url, f"{role.place}{mark}", runtime) if role.place else nullcontext() as probe:
             if probe is None:
                 said = "this client sends no checksum that this store compares"
-                said = f"not tried: {said if role.place else f'a {role.kind} has no key of its own to try it on'}"
+                said = f"not tried: {said if role.place else f'{an(role.kind)} has no key of its own to try it on'}"
                 more = "run the doctor again with these credentials and another --role: its writes must be refused"
                 yield Finding("store: must not create", NOTE, said, more)
                 return

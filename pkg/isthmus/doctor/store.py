@@ -40,6 +40,7 @@ from isthmus.runtime.clock import Runtime
 from isthmus.runtime.urls import Place
 from isthmus.store import EdgeStore, compares_sums, endpoint_of, open_store
 from isthmus.store.atomic import swept, why_not_create_only
+from isthmus.wording import an
 
 RACERS = 16
 LATENCY_SAMPLES = 9
@@ -153,7 +154,7 @@ async def examine_open_store(
     if run is not None and (folder := Place.of(store.url).folder) is not None:
         yield await examine_folder_rights(run, role, folder, runtime)
     if role.kind != RoleKind.OPERATOR and advice is IN_FOLDER:
-        said = f"anyone who can write in this folder can write all of it, not only a {role.kind}'s own objects"
+        said = f"anyone who can write in this folder can write all of it, not only {an(role.kind)}'s own objects"
         yield Finding("store: must not write for others", NOTE, said, advice.own)
     elif run is not None and atomic:
         async for finding in _must_not(store, role):

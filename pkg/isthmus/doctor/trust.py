@@ -19,6 +19,7 @@ from isthmus.log.run import Run
 from isthmus.log.trust import KEY, OWNER, RUN_DIGEST, Trust, is_near, trust_of
 from isthmus.runtime.clock import Runtime
 from isthmus.store import open_store
+from isthmus.wording import an
 
 RECENT_S = 60.0
 """Somebody commits if the newest commit is not older than this [s]."""
@@ -113,8 +114,8 @@ def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
     if signer is None:
         if not needs:
             return None
-        said = f"everything in this run is signed, and no key is given: a {role.kind} cannot take part"
-        return Finding(check, FAILURE, said, f"pass the key of the {role.kind} (--key FILE, or {KEY})")
+        said = f"everything in this run is signed, and no key is given: {an(role.kind)} cannot take part"
+        return Finding(check, FAILURE, said, f"pass the key of the {role.kind} (--key {key_file(role.kind)}, or {KEY})")
     mine = fingerprint(signer.author)
     if signer.author in now.owners and (now.charter is None or role.kind == RoleKind.OWNER):
         whose = "the owner's key" if now.charter is None else f"the key of the owner {now.owners[signer.author]}"
@@ -145,7 +146,8 @@ def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
         said = f"{name or 'this member'} was expelled by membership {last.version + 1}, and the key is {mine}"
         return Finding(check, outcome, said, f"{owner} admits it again: {add}")
     if names:
-        said = f"{mine} is the key of {', '.join(names)}, and not of {f'{name} ({wanted})' if name else f'a {wanted}'}"
+        other = f"{name} ({wanted})" if name else an(wanted or "member")
+        said = f"{mine} is the key of {', '.join(names)}, and not of {other}"
         more = f"pass the name and role of this key (--learner, --role), or the key of this {role.kind}"
         return Finding(check, outcome, said, more)
     return Finding(check, outcome, f"{mine} is no member of this run", f"{owner} admits it: {add}")

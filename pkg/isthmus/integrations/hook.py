@@ -10,6 +10,7 @@ from torch import nn
 
 from isthmus.errors import InputError
 from isthmus.link import Link
+from isthmus.wording import an
 
 MAIN_INPUTS = ("input_ids", "input_values", "input_features", "pixel_values", "inputs_embeds")
 """Arguments of a model's forward. In the first one that is present, the first two dimensions are counted as tokens."""
@@ -24,7 +25,7 @@ def raw(optimizer: Any) -> torch.optim.Optimizer:
     while not (isinstance(found, torch.optim.Optimizer) and hasattr(found, "_optimizer_step_post_hooks")):
         found = getattr(found, "optimizer", None)
         if found is None:
-            raise InputError(f"a {type(optimizer).__qualname__} wraps no torch.optim.Optimizer")
+            raise InputError(f"{an(type(optimizer).__qualname__)} wraps no torch.optim.Optimizer")
     return found
 
 

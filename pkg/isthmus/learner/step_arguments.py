@@ -1,6 +1,7 @@
 """Checks of what a training loop passes to `step`: numbers of Python, NumPy or torch; errors name the argument."""
 
 from isthmus.errors import InputError
+from isthmus.wording import an
 
 
 def tokens_of(given: object) -> int:
@@ -24,5 +25,5 @@ def _scalar(given: object, name: str, remedy: str) -> int | float:
     item = getattr(given, "item", None)
     value = item() if callable(item) else given
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"step({name}=…): is a {type(given).__name__}, not a number; {remedy}")
+        raise InputError(f"step({name}=…): is {an(type(given).__name__)}, not a number; {remedy}")
     return value

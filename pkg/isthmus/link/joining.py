@@ -29,6 +29,7 @@ from isthmus.runtime import log_lines
 from isthmus.runtime.urls import Place, as_environment_says
 from isthmus.sinks import Sink
 from isthmus.store import EdgeStore, endpoint_of, make_bucket, require_create_only
+from isthmus.wording import an
 
 if TYPE_CHECKING:
     import torch
@@ -283,7 +284,7 @@ class _Seeding:
         specs = self._specs()
         rules = create if isinstance(create, Rules) else create(specs)
         if not isinstance(rules, Rules):
-            raise InputError(f"create={create!r} returned a {type(rules).__name__}: it must return isthmus.Rules")
+            raise InputError(f"create={create!r} returned {an(type(rules).__name__)}: it must return isthmus.Rules")
         self._require_may_create()
         values = self.group.values(self.thread)
         return Seed(specs, values, self.frozen, rules.check(), self.pace, signer=self.trust.signer)

@@ -30,6 +30,7 @@ from isthmus.log.charter import require_agreement
 from isthmus.log.run import Run
 from isthmus.reasons import Reason
 from isthmus.store import Store, checked
+from isthmus.wording import an
 
 SUCCESSION = "isthmus-succession"
 """Signing namespace in which a key accepts a run as its own."""
@@ -458,21 +459,21 @@ def require_may(members: Members, signer: Signer | None, role: Role, name: str |
                 f"the {role.value}'s"
             )
         raise InputError(
-            f"{signed}; if `isthmus create` made a {role.value}'s folder, load its env (. FOLDER/env); else "
+            f"{signed}; if `isthmus create` made {an(role.value)}'s folder, load its env (. FOLDER/env); else "
             f"`isthmus keys new NAME` makes one, and {now.decider} adds it to the members{now.approving}"
         )
     if now.permits(signer.author, (role,), name):
         return
     mine, there = fingerprint(signer.author), now.member(name) if name else None
-    said = f"{url}: the membership does not name {name or 'anybody'} with the key {mine} as a {role.value}"
+    said = f"{url}: the membership does not name {name or 'anybody'} with the key {mine} as {an(role.value)}"
     if theirs := now.owners_of(signer.author):
         known = name if there is not None and there.name == name else ""  # another name may be a random one
-        more = f"it is the key of {theirs}: use the folder, or the key, of {known or f'a {role.value}'}"
+        more = f"it is the key of {theirs}: use the folder, or the key, of {known or an(role.value)}"
         free = there is None or there.name != name
         if free and any(may_share(m.role, role) for m in now.members if m.key == signer.author):
-            more += f"; or {now.decider} makes it a {role.value}'s, too: {_add(url, name, role)}{now.approving}"
+            more += f"; or {now.decider} makes it {an(role.value)}'s, too: {_add(url, name, role)}{now.approving}"
     elif there is not None and there.name == name:
-        more = f"{name} is a {there.role} with the key {fingerprint(there.key)}: use that key, or another name"
+        more = f"{name} is {an(there.role)} with the key {fingerprint(there.key)}: use that key, or another name"
         if there.role == role:
             more += (
                 f"; if this is its new key, {now.decider} says so: isthmus members rotate {url} --member {name} "

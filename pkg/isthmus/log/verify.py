@@ -50,6 +50,7 @@ from isthmus.log import merge
 from isthmus.log.membership import WRITERS, Members, MembershipUnknown
 from isthmus.log.run import Run
 from isthmus.reasons import Clip, Reason
+from isthmus.wording import an
 
 H = TypeVar("H", bound=Record)
 
@@ -214,7 +215,7 @@ class Verifier:
             raise RecordInvalid(Reason.OVERSIZED, f"{end} bytes of header, but at most {header_most} are decoded here")
         header, payload = frame.parse(blob, kind, record)
         if kind in WITHOUT_PAYLOAD and len(payload):
-            raise RecordInvalid(Reason.MALFORMED, f"a {kind.name.lower()} with a payload")
+            raise RecordInvalid(Reason.MALFORMED, f"{an(kind.name.lower())} with a payload")
         run: bytes = getattr(header, "run")  # noqa: B009 - every kind has one, though `Record` does not say so
         # Version 0 is stored before the run object, which names its digest, so it holds zeros as the run's digest.
         first = isinstance(header, SnapshotHeader) and header.version == 0

@@ -24,6 +24,7 @@ from isthmus.torch import optimizers
 from isthmus.torch.optimizers import Stepped
 from isthmus.torch.rehearsal import rehearse
 from isthmus.torch.unmerged_state import LocalState, local_tensors, version_of
+from isthmus.wording import an
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Loop(Saver):
         for name, one in self._objects.items():
             if not all(callable(getattr(one, method, None)) for method in ("state_dict", "load_state_dict")):
                 raise InputError(
-                    f"{name} is a {type(one).__qualname__}, without state_dict and load_state_dict: pass an object "
+                    f"{name} is {an(type(one).__qualname__)}, without state_dict and load_state_dict: pass an object "
                     "that has both, such as a scheduler, a GradScaler, a StatefulDataLoader or isthmus.RandomState()"
                 )
         self.local = LocalState(model)
@@ -285,8 +286,8 @@ class Loop(Saver):
                 one.load_state_dict(states[name])
             except Exception as error:
                 raise InputError(
-                    f"{name}, a {type(one).__qualname__}, cannot go on from the learner's checkpoint: {error!r}; leave "
-                    "it out of join to start it anew"
+                    f"{name}, {an(type(one).__qualname__)}, cannot go on from the learner's checkpoint: {error!r}; "
+                    "leave it out of join to start it anew"
                 ) from error
         for name in states.keys() - self._objects.keys():
             logger.warning("the checkpoint holds the state of %s, which was not handed to join", name)

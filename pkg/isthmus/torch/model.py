@@ -23,6 +23,7 @@ from isthmus.format.layout import Layout, Spec, TensorClass
 from isthmus.format.records.tree import Leaf, LeafSpec
 from isthmus.learner.boundary import Replica
 from isthmus.reasons import Reason
+from isthmus.wording import an
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +185,7 @@ def keep_denormals() -> None:
 def why_not_kept(tensor: torch.Tensor) -> str | None:
     """Return a description of a tensor that its bytes, dtype and shape do not fully define; None for other tensors."""
     if type(tensor) not in (torch.Tensor, nn.Parameter):
-        return f"a {type(tensor).__module__}.{type(tensor).__qualname__}, a tensor with contents of its own"
+        return f"{an(f'{type(tensor).__module__}.{type(tensor).__qualname__}')}, a tensor with contents of its own"
     if tensor.is_quantized:
         return f"a quantised tensor ({tensor.dtype}, with its scale inside)"
     if tensor.layout != torch.strided or tensor.is_meta:

@@ -17,6 +17,7 @@ from isthmus.torch import model as torch_model
 from isthmus.torch import optimizers
 from isthmus.torch.loop import Loop
 from isthmus.torch.optimizers import Array, Outline, Plain, Stepped, Tried, Wrapped
+from isthmus.wording import an
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ def _why_another(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Any)
     """Return why a saved state does not belong to this optimizer over these parameters, or None if it does."""
     try:
         if saved["class"] != optimizers.class_of(optimizer):
-            return f"it is of a {saved['class']}, but the optimizer here is a {optimizers.class_of(optimizer)}"
+            return f"it is of {an(saved['class'])}, but the optimizer here is {an(optimizers.class_of(optimizer))}"
         if saved["names"] != optimizers.names_of(model, optimizer):
             return "its parameters or their groups differ"
         if len(saved["state"]["param_groups"]) != len(optimizer.param_groups):
@@ -269,13 +270,13 @@ def _why_unlike(given: Any, expected: Outline, path: str) -> str | None:
             inner = [(given[key], expected[key], f"{path}, {key}") for key in expected]
         case list() | tuple():
             if type(given) is not type(expected) or len(given) != len(expected):
-                return f"{path} is not a {type(expected).__name__} of {len(expected)} as here"
+                return f"{path} is not {an(type(expected).__name__)} of {len(expected)} as here"
             inner = [(given[i], like, f"{path}, {i}") for i, like in enumerate(expected)]
         case Plain(kind, nonnegative):
             if kind not in _PLAIN:
-                return f"{path} is a {kind.__name__}, which cannot be judged"
+                return f"{path} is {an(kind.__name__)}, which cannot be judged"
             if type(given) is not kind:
-                return f"{path} is a {type(given).__name__}, here it would be a {kind.__name__}"
+                return f"{path} is {an(type(given).__name__)}, here it would be {an(kind.__name__)}"
             if isinstance(given, float) and not math.isfinite(given):
                 return f"{path} is not finite"
             if nonnegative and isinstance(given, int | float) and given < 0:
@@ -291,7 +292,7 @@ _PLAIN = {type(None), bool, int, float, str, bytes}
 
 def _why_unlike_tensor(given: Any, expected: Array, path: str) -> str | None:
     if not isinstance(given, torch.Tensor):
-        return f"{path} is a {type(given).__name__}, here it would be a tensor"
+        return f"{path} is {an(type(given).__name__)}, here it would be a tensor"
     if (tuple(given.shape), given.dtype) != (expected.shape, expected.dtype):
         return (
             f"{path} is a {given.dtype} of shape {tuple(given.shape)}, here it would be a {expected.dtype} of shape "

@@ -31,6 +31,7 @@ from isthmus.log.run import Run, read_run
 from isthmus.log.trust import Trust
 from isthmus.runtime.urls import Place, as_user, redacted
 from isthmus.store import credentials
+from isthmus.wording import an
 from isthmus_services.commands import access, init
 from isthmus_services.policies import AWS, MINIO, Identity, bus_user, has_bus, policy
 from isthmus_services.settings import declared, shared
@@ -329,8 +330,8 @@ async def _admit(settings: declared.Create, owner: Signer, folder: Path, theirs:
                 entries = changed(entries, added=MemberSpec(name, role, author))
             elif (there.role, there.key) != (role, author):
                 raise InputError(
-                    f"{name} is a {there.role} of {settings.run} with the key {fingerprint(there.key)}, and {path} is "
-                    f"the key {fingerprint(author)} of a {role}: choose another name, or change the member with "
+                    f"{name} is {an(there.role)} of {settings.run} with the key {fingerprint(there.key)}, and {path} "
+                    f"is the key {fingerprint(author)} of {an(role)}: choose another name, or change the member with "
                     "`isthmus members rotate`"
                 )
         if entries == list(now.members):

@@ -15,6 +15,7 @@ from isthmus.inspect import export as exports
 from isthmus.learner.global_local import global_local
 from isthmus.log import merge, promotions
 from isthmus.log.run import Run
+from isthmus.wording import an
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import require_empty, require_free, write_json
 from isthmus_services.settings import declared, shared
@@ -38,7 +39,7 @@ def run(settings: declared.Export) -> int:
         shared.need("torch", "torch")
     module = shared.module_of(settings.model) if settings.model is not None else None
     if module is not None and not hasattr(module, "save_pretrained"):
-        raise InputError(f"--model {settings.model} returned a {type(module).__name__} without save_pretrained")
+        raise InputError(f"--model {settings.model} returned {an(type(module).__name__)} without save_pretrained")
     kernels.warm()
 
     async def go() -> list[int]:

@@ -16,6 +16,7 @@ from isthmus.format.records.fields import require_name
 from isthmus.link import Link
 from isthmus.log.run import Run
 from isthmus.sinks import TensorBoard
+from isthmus.wording import an
 from isthmus_services.process import logs
 from isthmus_services.process.health_server import HealthServer, shown
 from isthmus_services.process.minutes import Diary
@@ -153,7 +154,7 @@ def _model(settings: declared.Learner, made: Run) -> "torch.nn.Module":
     torch.manual_seed(made.header.seed)
     model = makes()
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"the model function returned a {type(model).__name__}, not a torch.nn.Module")
+        raise InputError(f"the model function returned {an(type(model).__name__)}, not a torch.nn.Module")
     return model
 
 

@@ -16,6 +16,7 @@ from isthmus.format.isotropic import SOUND_FLOP_S
 from isthmus.format.layout import Spec
 from isthmus.format.rules import LONG_STEPS, SENT_ISOTROPIC, CodecName, MergeRule, Pace, Rules, outer_for, require_codec
 from isthmus.runtime.urls import as_user, trusting
+from isthmus.wording import an
 from isthmus_services.settings.resolve import Setting, did_you_mean, fields, settings_class
 
 if TYPE_CHECKING:
@@ -369,7 +370,7 @@ def module_of(path: str) -> Any:
 
     made = callable_of(path, "--model")()
     if not isinstance(made, torch.nn.Module):
-        raise InputError(f"--model {path} returned a {type(made).__name__}, not a torch.nn.Module")
+        raise InputError(f"--model {path} returned {an(type(made).__name__)}, not a torch.nn.Module")
     return made
 
 

@@ -37,6 +37,7 @@ from isthmus.errors import RecordInvalid
 from isthmus.format import digests, memory
 from isthmus.format.signing import Forged, Signer, namespace_of, verify
 from isthmus.reasons import Reason
+from isthmus.wording import an
 
 Blob = bytes | bytearray | memoryview
 
@@ -209,7 +210,9 @@ def written(kind: Kind, header: msgspec.Struct, payload: "np.ndarray[Any, Any]")
 def _head(kind: Kind, header: msgspec.Struct, payload_size: int, payload: Gathered | None) -> bytearray:
     packed = msgpack.packb(msgspec.to_builtins(header, builtin_types=(bytes,)), use_bin_type=True)
     if len(packed) > HEADER_MAX[kind]:
-        raise ValueError(f"a {kind.name.lower()} header of {len(packed)} bytes is over its limit of {HEADER_MAX[kind]}")
+        raise ValueError(
+            f"{an(kind.name.lower())} header of {len(packed)} bytes is over its limit of {HEADER_MAX[kind]}"
+        )
     table = b""
     if payload is not None and kind in PIECED and payload_size > PIECE_BYTES:
         table = b"".join(
@@ -414,7 +417,7 @@ def _prefix(blob: Blob, kind: Kind) -> tuple[int, int, int]:
     if (author == UNSIGNED_AUTHOR) != (signature == UNSIGNED_SIGNATURE):
         raise RecordInvalid(Reason.MALFORMED, "an author and no signature, or a signature and no author")
     if piece and (kind not in PIECED or not PIECE_LEAST <= piece <= PIECE_MOST):
-        raise RecordInvalid(Reason.MALFORMED, f"pieces of {piece} bytes in a {kind.name.lower()}")
+        raise RecordInvalid(Reason.MALFORMED, f"pieces of {piece} bytes in {an(kind.name.lower())}")
     return header_size, payload_size, _pieces(payload_size, piece)
 
 

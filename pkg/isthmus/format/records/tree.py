@@ -17,6 +17,7 @@ import numpy as np
 from isthmus.errors import InputError, RecordInvalid
 from isthmus.format.records.frame import ALIGN
 from isthmus.reasons import Reason
+from isthmus.wording import an
 
 DEPTH_MAX = 64
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -98,7 +99,7 @@ def flatten(tree: object, what: str, take: Take, leaves: list[Leaf]) -> Any:
             raise InputError(f"{path} {error}") from None
         if leaf is None:
             raise InputError(
-                f"{path} is a {type(node).__module__}.{type(node).__qualname__}: a checkpoint holds plain data "
+                f"{path} is {an(f'{type(node).__module__}.{type(node).__qualname__}')}: a checkpoint holds plain data "
                 "(numbers, text, bytes, lists, tuples, sets, dicts) and arrays"
             )
         leaves.append(leaf)

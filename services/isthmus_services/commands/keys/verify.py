@@ -14,6 +14,7 @@ from isthmus.log import Log
 from isthmus.log.membership import WRITERS, Membership
 from isthmus.log.verify import KINDS
 from isthmus.store import checked
+from isthmus.wording import an
 from isthmus_services.settings import declared, shared
 
 MESSAGE, SIGNATURE, ALLOWED = "message", "message.sig", "allowed_signers"
@@ -63,7 +64,7 @@ def _why_not(log: Log, blob: frame.Body, kind: Kind, key: str) -> str | None:
         record = next((record for record, of in KINDS.items() if of == kind), None)
         if record is None:
             log.members.require_author(blob, kind)
-            return f"a {kind.name.lower()} cannot be verified alone: verify the object that names it"
+            return f"{an(kind.name.lower())} cannot be verified alone: verify the object that names it"
         if kind == Kind.COMMIT:
             log.verifier.commit(blob, *_fragment_and_version(key))
             return None

@@ -8,6 +8,7 @@ from isthmus.format.records.objects import MemberSpec
 from isthmus.format.rules import MemberRole
 from isthmus.format.signing.keys import read_public
 from isthmus.log.membership import Membership, changed
+from isthmus.wording import an
 from isthmus_services.commands.members import bucket_of, change, require_own_key
 from isthmus_services.settings import declared
 
@@ -24,7 +25,7 @@ def run(settings: declared.MembersAdd) -> int:
             raise InputError(f"{entry.name} is already a member with this role ({entry.role}), key and bucket")
         if there is not None:
             raise InputError(
-                f"{entry.name} is already a member, as a {there.role}: change "
+                f"{entry.name} is already a member, as {an(there.role)}: change "
                 f"its key or bucket with `isthmus members rotate --member {entry.name}`; to change its "
                 "role, use `members remove` first"
             )
