@@ -16,6 +16,7 @@ import pytest
 
 from isthmus.agent import speed
 from isthmus.agent.speed import Speeds
+from isthmus.errors import InputError
 from isthmus.format.layout import Spec, TensorClass
 from isthmus.format.rules import LONG_STEPS, Pace, Rules
 from isthmus.learner.incarnation import RARER_MAX
@@ -324,7 +325,7 @@ def test_the_init_line_is_what_the_real_parser_takes(
 
 def test_what_is_sent_isotropically_takes_a_learner_longer_to_pack_and_less_room() -> None:
     near = Island(name="a", count=4, latency_s=0.0)
-    given = Fixed(fragments=12, sync_every=24, merge="iso", codec="q3", codec_down="q3")
+    given = Fixed(fragments=12, sync_every=24, merge="iso", codec="q3", codec_down="q3", isotropic_up=True)
     sent = planned(1e6, near, fixed=given)
     plain = planned(1e6, near, fixed=replace(RDA, fragments=12, sync_every=24))
     assert sent.rules.isotropic_up
@@ -332,8 +333,10 @@ def test_what_is_sent_isotropically_takes_a_learner_longer_to_pack_and_less_room
     assert sent.forecasts[0].up_gb_day < plain.forecasts[0].up_gb_day
     assert sent.forecasts[0].sent_s > plain.forecasts[0].sent_s
     assert plain.forecasts[0].memory_gib - sent.forecasts[0].memory_gib == pytest.approx(8e6 / 2**30)
-    hurried = planned(1e6, Island(name="a", count=4, step_s=1e-4), fixed=given)
-    assert not hurried.rules.isotropic_up, "in steps this short, packing would take too many cores"
+    hurried = Island(name="a", count=4, step_s=1e-4)
+    assert not planned(1e6, hurried, fixed=replace(given, isotropic_up=None)).rules.isotropic_up
+    with pytest.raises(InputError, match="too many of a learner's cores"):
+        planned(1e6, hurried, fixed=given)
     said = {choice.name: choice.reason for choice in sent.choices}
     assert "of its cores" in said["isotropic_up"]
     assert "given up" in said["codec"]
@@ -372,6 +375,23 @@ def test_whole_numbers_are_printed_whole_and_what_was_assumed_is_said(capsys: py
     assert "assumed" not in capsys.readouterr().out
 
 
+def test_the_output_in_a_pipe_has_100_columns_and_the_words_of_the_glossary(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    glossary = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text()
+    for more in ([], ["--compare"]):
+        assert main(["plan", "--params", "2.9e9", "--learners", "8", *more]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines[:-1])) <= 100, "only the line to copy may be longer"
+        said = " ".join(" ".join(lines).replace("│", " ").split())
+        for word in ("tokens merged", "goodput", "worth"):
+            assert word in said
+            assert f"| {word} |" in glossary
+        assert "in the model" not in said
+        assert "work merged" not in said
+
+
 def test_no_cell_is_cut_at_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -396,7 +416,7 @@ def test_speeds_come_from_the_table_or_a_file_and_are_named(
 
     monkeypatch.setattr(modelled, "measure", never)
     assert main(["plan", "--params", "1e8"]) == 0
-    assert "syncer arithmetic: table, class xeon-2023: measured" in capsys.readouterr().out
+    assert "syncer arithmetic: table, class xeon-2023: measured" in " ".join(capsys.readouterr().out.split())
     assert main(["plan", "--params", "1e8", "--cpu", "slow"]) == 0
     assert "table, class slow: not measured" in capsys.readouterr().out
     monkeypatch.undo()
@@ -406,7 +426,7 @@ def test_speeds_come_from_the_table_or_a_file_and_are_named(
     assert f"isthmus plan --speeds {own} uses it" in capsys.readouterr().out
     given = ["--merge", "rda", "--codec", "int4", "--codec-down", "int4"]
     assert main(["plan", "--params", "1e8", *given, "--speeds", str(own), "--json", str(said)]) == 0
-    assert f"syncer arithmetic: {own}: fastest of" in capsys.readouterr().out
+    assert f"syncer arithmetic: {own}: fastest of" in " ".join(capsys.readouterr().out.split())
     written = tomllib.loads(own.read_text())
     report_ = json.loads(said.read_text())
     per_round = 8 * written["add_s"]["int4"] + written["round_s"]["int4"]

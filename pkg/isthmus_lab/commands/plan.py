@@ -22,7 +22,7 @@ from isthmus.format.rules import CHECKPOINT_S, MergeRule, Rules
 from isthmus.learner.incarnation import RARER_MAX
 from isthmus.runtime.clock import single_threaded
 from isthmus_lab.commands import rates, settings_classes
-from isthmus_lab.forecast import matrices, speeds
+from isthmus_lab.forecast import learning, matrices, speeds
 from isthmus_lab.forecast.compare import (
     ACROSS,
     ALONE,
@@ -62,7 +62,7 @@ NO_EGRESS = "egress is not known without regions (region and store_region in a f
 """Said where no learner has a region."""
 
 COLUMNS = 100
-"""Columns of the output of `--compare`, if it goes into a file or a pipe."""
+"""Columns of the output, if it goes into a file or a pipe."""
 
 TURNS = ("mtbf_hours", "mtbf_hours_at_parity", "gbit_s", "gbit_s_at_parity")
 """Fields of a comparison at which decoupled training stops paying."""
@@ -105,7 +105,7 @@ def run(arguments: settings_classes.Plan) -> int:
     line = init_line(found, arguments.model, bus if arguments.requests_per_hour else None)
     in_store = msgspec.to_builtins(bus)
     report = plain(found) | {"init": line, "bus_in_store": in_store, "speeds": {"named": named, "how": table.how}}
-    console = stdout(COLUMNS if arguments.compare else None)
+    console = stdout(COLUMNS)
     for island in islands:
         console.print(_links(island), highlight=False)
         if arguments.compare:
@@ -423,7 +423,7 @@ def _columns(title: str, names: Sequence[str]) -> Table:
 
 
 def _show(found: Plan) -> None:
-    console = stdout()
+    console = stdout(COLUMNS)
     chosen = Table(title=f"settings for {found.params:.3g} parameters", title_justify="left")
     for name in ("setting", "value", "because"):
         chosen.add_column(name, overflow="fold")
@@ -436,8 +436,8 @@ def _show(found: Plan) -> None:
         console.print(_restart(f), highlight=False)
     s, day = found.syncer, found.day
     console.print(
-        "goodput: utilisation, less what failures take; in the model: goodput × merged, the share of time whose work "
-        "is in a commit",
+        "goodput: utilisation, less what failures take; tokens merged: the share of processed tokens that commits "
+        "hold, the rest is overwritten by incoming versions",
         highlight=False,
     )
     for line in _worth(found):
@@ -461,7 +461,8 @@ def _show(found: Plan) -> None:
     priced = f", {found.per_usd:.4g} per dollar" if day["gpu_usd"] else ""
     console.print(
         f"all learners together learn as much in a second as {found.learnt:.4g} of their steps do in data parallel"
-        f"{priced}; of all settings that the links can carry, the plan chooses those that learn most",
+        f"{priced}; of all settings that the links can carry, the plan chooses those that learn most; figures "
+        f"that differ by less than the forecast's error of {learning.error():.0%} are ties (the reasons name the rule)",
         highlight=False,
     )
     console.print(
@@ -509,8 +510,8 @@ def _rests_on(found: Plan, islands: Sequence[Island], specs: Sequence[Spec] | No
         *([shape] if specs is None else []),
         f"fragments take at most {HEADROOM:.0%} of a link, checkpoints {CHECKPOINT_SHARE:.0%} of an uplink; the rest "
         "is free",
-        "the share merged is of a run whose period is at rest, within 8 points of the lab's agents (docs/paper.md); it "
-        "counts the time of the merge itself, which takes none in the lab's runs",
+        "the tokens merged are of a run whose period is at rest, within 8 points of the lab's agents (docs/paper.md); "
+        "they count the time of the merge itself, which takes none in the lab's runs",
     ]
     if not any(island.region for island in islands):
         parts.append(f"{NO_EGRESS}: counted as 0")
@@ -551,7 +552,7 @@ def _who(island: Island) -> str:
 
 def _forecasts(found: Plan) -> list[Table]:
     """Return two tables of the learners: how their time is used, and the traffic on their links."""
-    time = _columns("what to expect", ("learner", "utilisation", "goodput", "merged", "in the model", "memory of one"))
+    time = _columns("what to expect", ("learner", "utilisation", "goodput", "tokens merged", "memory of one"))
     links = _columns("over its links", ("learner", "up", "down", "round trip", "GB a day, up + down", "requests a day"))
     for f in found.forecasts:
         time.add_row(
@@ -559,7 +560,6 @@ def _forecasts(found: Plan) -> list[Table]:
             f"{f.utilization:.1%}",
             f"{f.goodput:.1%}",
             f"{f.kept:.0%}",
-            f"{f.in_model:.0%}",
             f"{f.memory_gib:.1f} GiB",
         )
         links.add_row(
@@ -604,14 +604,14 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island], f
         console.print(words, highlight=False)
 
     say(
-        f"decoupled: H = {found.period}{asked}, P = {rules.fragments}, {rules.merge}, {kept:.0%} of the work merged, "
+        f"decoupled: H = {found.period}{asked}, P = {rules.fragments}, {rules.merge}, {kept:.0%} of tokens merged, "
         f"{beside.least / one.learnt:.0%} of one place in short runs, {beside.most / one.learnt:.0%} at parity, where "
         "a token is worth as much as in data parallel"
     )
     for line in _worth(found):
         say(line)
-    if found.tie:
-        say(f"the merge rule is {found.tie}")
+    for tie in found.ties:
+        say(tie)
     say(f"compared with one place, which must have {gpus:,} GPUs: {_pays_place(found, beside)}")
     say(f"compared with data parallel across the links ({ours.learnt / beside.way(ACROSS).learnt:.3g} times it): "
         f"{_pays_links(beside)}")  # fmt: skip

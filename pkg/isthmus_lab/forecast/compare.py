@@ -35,7 +35,8 @@ ASSUMED = (
     "one learner, the others one of all (in the lab, a token of the larger batch teaches less)",
     "one place starts again without reading over a link; across the links, every failure reads checkpoint and model",
     "gradients cross the links in bfloat16, in a ring, during the backward pass, which is two thirds of a step",
-    "the worth of a token was measured with learners of equal speed that do not fail",
+    "the worth of a token was measured with learners of equal speed that do not fail, and with merges that take no "
+    "time; the plan adds the time of a merge to its rounds",
     "if learners are in several regions, all gradients pay for egress; of decoupled training, what learners outside "
     "the store's region send and read; the syncers are in that region",
     "where it begins to pay, every learner has this rate of failures, or every link this bandwidth each way; latencies "

@@ -253,7 +253,7 @@ class Lab:
             worth = math.exp(-max(0.0, self.paid(row)))
             found[-1] += f" (nearest: M = {like}, H = {row.sync_every}, {worth:.2f} after {row.steps} steps)"
         if kept < self.least_kept:
-            found.append(f"{kept:.0%} merged is below the {self.least_kept:.0%} that were measured")
+            found.append(f"{kept:.0%} of tokens merged is below the {self.least_kept:.0%} that were measured")
         return tuple(found)
 
 

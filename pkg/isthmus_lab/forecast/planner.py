@@ -1,7 +1,8 @@
 """Planning a run: choose the settings for a model and a set of learners, each with its reason.
 
-The settings that learn most per dollar are chosen (`search`). Settings that are given are kept. Where another value of
-one of them would learn more, by a thousandth or more, the plan says how much more, and what it would choose.
+The settings that learn most per dollar are chosen (`search`). Figures that differ by less than the error of the
+forecast are a tie: none is called better, and a stated rule decides. Settings that are given are kept. Where another
+value of one of them would learn more, by more than the error, the plan says how much more, and what it would choose.
 """
 
 import math
@@ -31,14 +32,14 @@ from isthmus_lab.forecast.outcome import (
     feedback_bytes,
     isotropic_s,
 )
-from isthmus_lab.forecast.search import PERIODS, Fixed, Found, freed, search
+from isthmus_lab.forecast.search import PERIODS, Fixed, Found, freed, lossier, search, tied
 from isthmus_services.board.prices import Prices
 
 FREE = Fixed()
 """Nothing is given."""
 
 KEPT_LEAST = 0.5
-"""Share of the work merged below which a plan warns that links or distances do not suit the model."""
+"""Share of tokens merged below which a plan warns that links or distances do not suit the model."""
 
 OVERLAP_MAX = 1024
 """Highest `overlap` in a plan, in steps: an update that takes longer does not come back within any period."""
@@ -47,7 +48,7 @@ NOTHING = 5e-4
 """Shares below this would be printed as 0.0 %."""
 
 ALMOST = 0.999
-"""Shares from this on are called larger than this."""
+"""Shares from this on, and up to its inverse, are called equal within the difference."""
 
 RARE = 0.1
 """Share of the time between two failures of a learner above which the time between two checkpoints is warned of."""
@@ -57,6 +58,11 @@ LENGTHS = 200
 
 OUTER_LONGEST = 48
 """Longest period in steps at which outer rates were compared (`isthmus.format.rules.LONG_STEPS`)."""
+
+NO_MERGE_TIME = (
+    "the lab, where the worth of a token was measured, counts no time for a merge; the plan adds it to rounds"
+)
+"""Said where isotropic merges are taken or compared: only their merges take long."""
 
 OTHERS = 3
 """Ways to merge that the reason of the merge rule compares with the best one."""
@@ -92,9 +98,9 @@ class Plan:
     checkpoint_s: float
     """Seconds between two checkpoints of a learner that every figure is for."""
     per_usd: float
-    """What is maximised: steps learnt per dollar, or `learnt` if GPUs cost nothing."""
-    tie: str
-    """What another merge rule learns, if the difference is within the error of the forecast; else empty."""
+    """Steps learnt per dollar, or `learnt` if GPUs cost nothing: within the error of the forecast of the highest."""
+    ties: list[str]
+    """For the merge and for the codecs: with which others what is taken ties, and by which rule it is taken."""
 
 
 def plan(
@@ -134,7 +140,7 @@ def plan(
     found = search(case, fixed)
     best, step_s = found.best, case.step_s
     checkpoint_s = best.checkpoint_s
-    reasons = _reasons(case, fixed, best)
+    reasons = _reasons(case, fixed, found)
     reasons.append(_merge(case, fixed, found))
     if best.rules.isotropic_up:
         cores = best.wire.pack_s * best.rules.fragments / (best.period * step_s)
@@ -188,20 +194,39 @@ def plan(
         learnt=best.learnt,
         checkpoint_s=checkpoint_s,
         per_usd=best.per_usd,
-        tie=_tie(found),
+        ties=[tie for tie in (_merge_tie(case, found), _codec_tie(case, found)) if tie],
     )
 
 
-def _tie(found: Found) -> str:
-    """Return what the other merge rule learns at best, if the difference is within the error of the forecast."""
-    best, error = found.best, learning.error()
-    others = [o for o in found.by_way if o.rules.merge != best.rules.merge and o.fits == best.fits]
-    other = max(others, key=lambda o: o.rank, default=best)
-    if not best.per_usd or other.per_usd < best.per_usd * (1.0 - error) or other is best:
+def _merge_tie(case: Case, found: Found) -> str:
+    """Return with which other ways to merge the one that is taken ties, and why it is taken; else nothing."""
+    best = found.best
+    others = sorted((o for o in found.by_way if o is not best and tied(o, best)), key=lambda o: o.rank, reverse=True)
+    if not others or case.learners == 1:
         return ""
+    said = ", ".join(f"{_named(o.rules)} {_beside(o, best)}" for o in others[:OTHERS])
+    more = f" and {len(others) - OTHERS} more" if len(others) > OTHERS else ""
     return (
-        f"a tie: {_named(other.rules)} {_beside(other, best)}, and the forecast errs by up to {error:.0%} "
-        f"(docs/compare.md); {best.rules.merge} is taken only because its figure is the higher one"
+        f"the merge is a tie: {said}{more}, and the forecast errs by up to {learning.error():.0%} (docs/compare.md); "
+        "of ways to merge that tie, a measured one is taken before an extrapolated one, then the "
+        f"cheapest, then the plainest; {_named(best.rules)} is taken"
+    )
+
+
+def _codec_tie(case: Case, found: Found) -> str:
+    """Return with which other codecs those that are taken tie, and why they are taken; else nothing."""
+    best = found.best
+    others = [o for o in found.by_codecs if o is not best and tied(o, best)]
+    if not others:
+        return ""
+    top = max(others, key=lambda o: o.rank)
+    pairs = f"{len(others)} other pairs of codecs are" if len(others) > 1 else "another pair of codecs is"
+    among = ""
+    if case.learners > 1:
+        among = "that cost no more than int4 in the lab, " if not lossier(case, best) else "(all cost more than int4), "
+    return (
+        f"the codec is a tie: {pairs} within the forecast's error of {learning.error():.0%} ({top.rules.codec_up} up, "
+        f"{top.rules.codec_down} down {_beside(top, best)}); of those {among}the one with the fewest bytes is taken"
     )
 
 
@@ -213,8 +238,8 @@ def _named(of: Rules) -> str:
     return f"iso, {size}{', sent so' if of.isotropic_up else ''}"
 
 
-def _reasons(case: Case, fixed: Fixed, best: Outcome) -> list[Choice]:
-    rules = best.rules
+def _reasons(case: Case, fixed: Fixed, found: Found) -> list[Choice]:
+    best, rules = found.best, found.best.rules
     up = "what it drops is fed back with a later update"
     down = "what it drops stays with the syncer and follows with the next version"
     if not rules.error_feedback:
@@ -234,7 +259,8 @@ def _reasons(case: Case, fixed: Fixed, best: Outcome) -> list[Choice]:
         Choice(
             name="sync_every",
             value=rules.sync_every,
-            reason=_lengthened(fixed, best) or why("sync_every", _why_period(case, fixed, best)),
+            reason=(_lengthened(fixed, best) or why("sync_every", _why_period(case, fixed, best)))
+            + (f"; extrapolated: {best.worth.beyond[0]}" if _beyond(best) else ""),
         ),
         Choice(
             name="fragments",
@@ -247,7 +273,11 @@ def _reasons(case: Case, fixed: Fixed, best: Outcome) -> list[Choice]:
         Choice(
             name="codec",
             value=rules.codec_up,
-            reason=f"{codec(rules.codec_up, up, 'codec')}; {_codecs(case, rules)}",
+            reason="; ".join(
+                part
+                for part in (codec(rules.codec_up, up, "codec"), _codecs(case, rules), _codec_tie(case, found))
+                if part
+            ),
         ),
         Choice(name="codec_down", value=rules.codec_down, reason=codec(rules.codec_down, down, "codec_down")),
         Choice(
@@ -281,18 +311,20 @@ def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
     def share(of: Outcome) -> str:
         return f"{_named(of.rules)} {_beside(of, best)}{' (extrapolated)' if _beyond(of) else ''}"
 
-    others = sorted((o for o in found.by_way if o is not best), key=lambda o: o.rank, reverse=True)[:OTHERS]
-    most = "as you asked" if fixed.merge else f"learns most{' per dollar' if case.gpu_usd else ''}"
-    parts = [
-        f"{_named(rules)}: {most}{' (extrapolated)' if _beyond(best) else ''}; "
-        f"beside it {', '.join(map(share, others))}"
-        if others
-        else most
-    ]
-    if tie := _tie(found):
+    others = sorted((o for o in found.by_way if o is not best), key=lambda o: o.rank, reverse=True)
+    behind = [o for o in others if not tied(o, best)][:OTHERS]
+    tie = _merge_tie(case, found)
+    most = "as you asked" if fixed.merge else f"learns most{' per dollar' if case.gpu_usd else ''}" if not tie else ""
+    mine = f"{_named(rules)}{' (extrapolated)' if _beyond(best) else ''}"
+    parts = [f"{mine}: {most}" if others and most else mine if others else most or mine]
+    if behind:
+        parts[0] += f"; beside it {', '.join(map(share, behind))}"
+    if tie:
         parts.append(tie)
-    if said := _by_length(case, found, all_measured=not any(map(_beyond, (best, *others)))):
+    if said := _by_length(case, found, all_measured=not any(map(_beyond, (best, *others[:OTHERS])))):
         parts.append(said)
+    if any(o.rules.merge == MergeRule.ISO for o in found.by_way) and case.learners > 1:
+        parts.append(NO_MERGE_TIME)
     if rules.merge == MergeRule.ISO:
         took = case.speeds(rules)
         seconds = isotropic_s(case.matrices, rules, took)
@@ -312,6 +344,8 @@ def _beyond(of: Outcome) -> bool:
 def _by_length(case: Case, found: Found, *, all_measured: bool) -> str:
     """Return the lengths of a run at which the other kind of merge learns more; nothing if there is no other.
 
+    Differences below the error of the forecast are none.
+
     `all_measured`: whether nothing that is compared is extrapolated;
     otherwise the text does not claim that the choice holds in the lab's runs.
     """
@@ -325,14 +359,19 @@ def _by_length(case: Case, found: Found, *, all_measured: bool) -> str:
         iso = best.rules.merge == MergeRule.ISO
         ways = [o for o in found.by_way if o.fits == best.fits and (o.rules.merge == MergeRule.ISO) != iso]
         most = max(ways, key=lambda o: score(o, steps), default=best)
-        return most if score(most, steps) > score(best, steps) else None
+        return most if (1.0 - learning.error()) * score(most, steps) > score(best, steps) else None
 
     if len({o.rules.merge for o in found.by_way}) == 1 or not best.worth.long or case.learners == 1:
         return ""
     longest = max(o.worth.longest for o in found.by_way)
     lengths = [n for n in np.geomspace(learning.SHORT, longest, LENGTHS).tolist() if other(n)]
     if not lengths:
-        return f"this holds in the lab's runs of {learning.SHORT} to {longest:,} steps" if all_measured else ""
+        kind = MergeRule.RDA if best.rules.merge == MergeRule.ISO else MergeRule.ISO
+        ahead = (
+            f"{kind} is ahead by more than the error in none of the lab's runs of {learning.SHORT} to {longest:,} "
+            f"steps (iso: up to {learning.lab(MergeRule.ISO).longest:,})"
+        )
+        return ahead if all_measured else ""
     low, high = lengths[0], lengths[-1]
     at = low if low == learning.SHORT else math.sqrt(low * high)
     if (there := other(at)) is None:
@@ -380,29 +419,49 @@ def _why_period(case: Case, fixed: Fixed, best: Outcome) -> str:
         return f"even so {best.busiest.name} needs {best.load:.0%} of its link, more than {HEADROOM:.0%}"
     if not best.learnt:
         return "nothing comes back within any period"
-    at = f"{best.kept:.0%} of the work merged, {best.load:.0%} of a link ({HEADROOM:.0%} at most)"
+    at = f"{best.kept:.0%} of tokens merged, {best.load:.0%} of a link ({HEADROOM:.0%} at most)"
     if best.period >= (longest := learning.lab(best.rules.merge).longest_period) and case.learners > 1:
         at += f"; {longest} is the longest period that the lab measured with {best.rules.merge}"
     here = best.rules.sync_every
     shorter = [h for h in PERIODS if (fixed.fragments or 1) <= h < here]
     longer = [h for h in PERIODS if h > here]
-    others = []
+    others, ties = [], []
+    same = replace(
+        fixed, merge=best.rules.merge, iso_block=best.rules.iso_block, codec=best.rules.codec_up,
+        codec_down=best.rules.codec_down, isotropic_up=best.rules.isotropic_up,
+    )  # fmt: skip
     for h in (*shorter[-1:], *longer[:1]):
-        other = search(case, replace(fixed, sync_every=h, merge=best.rules.merge, iso_block=best.rules.iso_block)).best
+        if (other := _at_period(case, same, h)) is None:
+            continue
         to = f", which the run lengthens to {other.period}," if other.period > h else ""
-        others.append(f"{h}{to} {_beside(other, best)}")
-    most = "learns most per dollar" if case.gpu_usd else "learns most"
-    return f"{most}: {at}; beside it {', '.join(others)}" if others else at
+        others.append(f"{h}{to} {_beside(other, best)}{' (extrapolated)' if _beyond(other) else ''}")
+        ties += [str(h)] if tied(other, best) else []
+    most = f"the highest figure{' per dollar' if case.gpu_usd else ''} with this merge and these codecs"
+    said = f"{most}: {at}; beside it {', '.join(others)}" if others else at
+    within = f"{' and '.join(ties)} {'are ties' if len(ties) > 1 else 'is a tie'}"
+    return f"{said}; within the error of {learning.error():.0%}, {within}" if ties else said
+
+
+def _at_period(case: Case, fixed: Fixed, sync_every: int) -> Outcome | None:
+    """Return the outcome at another period; None if packing would take too many of a learner's cores there."""
+    try:
+        return search(case, replace(fixed, sync_every=sync_every)).best
+    except InputError:
+        return None
 
 
 def _beside(other: Outcome, best: Outcome) -> str:
-    """Return how much another choice learns, beside the best; what learns less is never said to learn as much."""
+    """Return how much another choice learns, beside the one that is taken; no difference is printed as nothing."""
     if best.fits and not other.fits:
         return f"needs {other.load:.0%} of a link"
     if not best.per_usd:
         return "learns nothing"
     share = other.per_usd / best.per_usd
-    return f"learns {share:.1%} as much" if share < ALMOST else f"learns over {ALMOST:.1%} as much"
+    return (
+        f"learns as much within {1.0 - ALMOST:.1%}"
+        if ALMOST <= share <= 1.0 / ALMOST
+        else f"learns {share:.1%} as much"
+    )
 
 
 def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
@@ -434,7 +493,7 @@ def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
             )
             found.append(
                 f"{name}: a new version is {f.back_s:.1f} s away, {f.back_s / f.island.step_s:.1f} steps: "
-                f"{1 - f.kept:.0%} of its work is overwritten; {help_}"
+                f"{1 - f.kept:.0%} of its tokens are overwritten; {help_}"
             )
         if f.island.step_s > 2.0 * fastest:
             found.append(
@@ -499,7 +558,7 @@ def _rounded_up(value: float) -> float:
     return math.ceil(value / unit) * unit
 
 
-FLAGS = {name: "--" + name.replace("_", "-") for name in vars(FREE)}
+FLAGS = {name: "--" + name.replace("_", "-") for name in vars(FREE) if name != "isotropic_up"}
 
 
 def _hint(fixed: Fixed, name: str, best: Outcome, other: Outcome) -> str:
@@ -517,5 +576,7 @@ def _hint(fixed: Fixed, name: str, best: Outcome, other: Outcome) -> str:
     )
     if other.fits and not best.fits:
         more = "fit into every link"
+    if _beyond(best) or _beyond(other):
+        more += " (extrapolated)"
     asked = f"{FLAGS[name]} {getattr(fixed, name)} is kept as you asked"
     return f"{asked}; without it the plan would {more}, by {' '.join(instead)}"

@@ -3,6 +3,10 @@
 The work merged, the worth of a token, the load of the links and the dollars are computed for all combinations at once.
 A coarse list of periods is tried first, then every period between the neighbours of the best ones. `outcome` then
 computes the combinations that can be the best, in order, until none is left.
+
+Figures that differ by less than the error of the forecast are a tie (`tied`). Among ways to merge that tie with the
+best, the plan takes the plainest of the cheapest, and among codecs then the one with the fewest bytes
+(`_way_taken`, `_codecs_taken`).
 """
 
 import math
@@ -87,7 +91,7 @@ PACK_CORES = 0.25
 """Cores of a learner's host that packing may take; if it takes more, matrices are sent as they are."""
 
 WORTH_SAYING = 1e-3
-"""Least gain of a setting that is worth a hint, as a share: smaller ones would be printed as 0.0 %."""
+"""Share of the dollars by which a way to merge must be cheaper than a plainer one that ties with it, to be taken."""
 
 ROUNDING = 1e-9
 """Relative difference between a figure of the search and the same of `outcome`, at most."""
@@ -103,25 +107,34 @@ class Fixed:
     iso_block: int | None = None
     codec: str | None = None
     codec_down: str | None = None
+    isotropic_up: bool | None = None
+    """No flag gives it: a plan's own searches for its reasons do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The best rules, and what was tried."""
+    """The rules that are taken, and what was tried."""
 
     best: Outcome
+    """What is taken: within the error of the forecast of `top`."""
+    top: Outcome
+    """The outcome with the highest `Outcome.rank`."""
     by_way: list[Outcome]
-    """The best of each way to merge: rule, block, and whether matrices are sent isotropically."""
+    """The best of each way to merge: rule, block, and whether matrices are sent isotropically. In place of the best of
+    the way that is taken: `best`."""
+    by_codecs: list[Outcome]
+    """The best of each pair of codecs that ties with `top`, merged in the way that is taken; `best` among them."""
     kept: list[float]
     """The largest share of its work that is merged in any combination, by island."""
 
 
 def search(case: Case, fixed: Fixed) -> Found:
-    """Return the combination of settings with the highest `Outcome.rank`, among those that `fixed` leaves.
+    """Return the combination of settings with the highest `Outcome.rank`, or one that ties with it and is taken.
 
-    Raises `InputError` if P and H that are given exclude one another.
+    Only combinations that `fixed` leaves count. Raises `InputError` if P and H that are given exclude one another, or
+    if packing would take too many of a learner's cores in all of them.
     """
-    by_way: list[Outcome] = []
+    tried: list[tuple[Outcome, _Grid]] = []
     kept = [0.0 for _ in case.islands]
     space = _Space.of(case, fixed)
     for way in _ways(case, fixed):
@@ -130,24 +143,69 @@ def search(case: Case, fixed: Fixed) -> Found:
             continue
         kept = [max(before, float(of.max())) for before, of in zip(kept, grid.kept, strict=True)]
         finer = None if fixed.sync_every else _Grid.of(case, grid.between(fixed), *way)
-        by_way.append(max((finer or grid).contenders(), key=lambda o: o.rank))
+        tried.append((max((finer or grid).contenders(), key=lambda o: o.rank), finer or grid))
+    if not tried:
+        raise InputError("sending matrices isotropically would take too many of a learner's cores: leave it out")
     # Of equals, the first is chosen: the plainest way to merge.
-    return Found(best=max(by_way, key=lambda o: o.rank), by_way=by_way, kept=kept)
+    top = max((o for o, _ in tried), key=lambda o: o.rank)
+    way_best, grid = _way_taken(tried, top)
+    by_codecs = [o for o in grid.by_codecs((1.0 - learning.error()) * top.per_usd) if tied(o, top)] or [way_best]
+    best = _codecs_taken(case, by_codecs)
+    by_way = [best if o is way_best else o for o, _ in tried]
+    return Found(best=best, top=top, by_way=by_way, by_codecs=by_codecs, kept=kept)
+
+
+def tied(one: Outcome, other: Outcome) -> bool:
+    """Return whether the figures of two outcomes differ by less than the error of the forecast.
+
+    What learns nothing, and what a link cannot carry beside what it can, ties with nothing.
+    """
+    low, high = sorted((one.per_usd, other.per_usd))
+    return one.fits == other.fits and low > 0.0 and low >= (1.0 - learning.error()) * high
+
+
+def _way_taken(tried: Sequence[tuple[Outcome, "_Grid"]], top: Outcome) -> tuple[Outcome, "_Grid"]:
+    """Return the way to merge that is taken among those that tie with the best: its best outcome, and its grid.
+
+    What was measured goes before what is extrapolated. Of those left, the plainest is taken that costs at most
+    `WORTH_SAYING` more than the cheapest.
+    """
+    ties = [(o, grid) for o, grid in tried if o is top or tied(o, top)]
+    ties = [(o, grid) for o, grid in ties if not o.worth.beyond] or ties
+    cheap = min(o.day["usd"] for o, _ in ties) * (1.0 + WORTH_SAYING)
+    return next((o, grid) for o, grid in ties if o.day["usd"] <= cheap)
+
+
+def _codecs_taken(case: Case, ties: Sequence[Outcome]) -> Outcome:
+    """Return the outcome that is taken among those of codecs that tie with the best: the one that moves fewest bytes.
+
+    What was measured goes before what is extrapolated, and codecs with which a run loses no more than with those that
+    the figures rest on (`lossier`) before others.
+    """
+
+    def order(of: Outcome) -> tuple[bool, bool, float, float]:
+        return bool(of.worth.beyond), lossier(case, of), of.day["up_gb"] + of.day["down_gb"], -of.per_usd
+
+    return min(ties, key=order)
+
+
+def lossier(case: Case, of: Outcome) -> bool:
+    """Return whether the codecs cost more in the lab than int4 both ways, with which its periods were measured."""
+    way = case.learners, of.rules.merge, of.rules.isotropic_up
+    return case.learners > 1 and quality.coded(*way, of.rules.codec_up, of.rules.codec_down) > ROUNDING
 
 
 def freed(case: Case, fixed: Fixed, best: Outcome) -> Iterator[tuple[str, Outcome]]:
-    """Yield each setting that was given at the cost of a worse outcome, and the best outcome without giving it.
+    """Yield each setting that was given at the cost of a worse outcome, and what is taken without giving it.
 
-    Outcomes that are worse by less than `WORTH_SAYING` count as equal.
+    Outcomes that are worse by less than the error of the forecast count as equal.
     """
-    for name in (n for n, value in vars(fixed).items() if value is not None):
+    for name in (n for n, value in vars(fixed).items() if value is not None and n != "isotropic_up"):
         try:
             other = search(case, replace(fixed, **{name: None})).best
         except InputError:
             continue
-        if other.rank[:3] > best.rank[:3] and (
-            other.fits > best.fits or other.per_usd > best.per_usd * (1.0 + WORTH_SAYING)
-        ):
+        if other.rank[:2] > best.rank[:2] and not tied(other, best):
             yield name, other
 
 
@@ -168,7 +226,7 @@ def _ways(case: Case, fixed: Fixed) -> list[tuple[str, int, bool]]:
             found += [
                 (merge, block, sent) for block in blocks or [0] for sent in ((False, True) if widest else (False,))
             ]
-    return found
+    return [way for way in found if fixed.isotropic_up in (None, way[2])]
 
 
 def _pairs(fixed: Fixed) -> list[tuple[str, str]]:
@@ -297,15 +355,22 @@ class _Grid:
         periods = sorted({h for low, high in spans for h in range(low, high + 1)})
         return _Space.around(self.case, fixed, [self.space.pairs[n] for n in near], periods)
 
-    def contenders(self) -> Iterator[Outcome]:
-        """Yield outcomes among which the best is."""
+    def by_codecs(self, least: float) -> Iterator[Outcome]:
+        """Yield the best outcome of each pair of codecs, if it may score at least this much."""
+        for n in np.flatnonzero(self._scores().max(axis=(0, 1)) >= max(least, 0.0)):
+            yield max(self.contenders(int(n)), key=lambda o: o.rank)
+
+    def contenders(self, pair: int | None = None) -> Iterator[Outcome]:
+        """Yield outcomes among which the best is; `pair`: the codecs, by their place; None: all."""
         bound, fits = self._scores(), self.load <= HEADROOM
+        if pair is not None:
+            bound = np.where(np.arange(bound.shape[2]) == pair, bound, -np.inf)
         long = np.broadcast_to(np.array(self.space.periods)[:, None, None], bound.shape)
         order = np.lexsort((-long.ravel(), self.usd.ravel(), np.where(fits, 0.0, self.load).ravel(), -bound.ravel()))
         best: Outcome | None = None
         for at in order:
             where = np.unravel_index(at, bound.shape)
-            if best is not None and not self._may_be_better(where, best):
+            if best is not None and not self._may_be_better(bound, where, best):
                 return
             up, down = self.space.pairs[where[2]]
             rules = _rules(
@@ -321,14 +386,14 @@ class _Grid:
             best = found if best is None or found.rank > best.rank else best
             yield found
 
-    def _may_be_better(self, where: tuple[Figures, ...], best: Outcome) -> bool:
+    def _may_be_better(self, bound: Figures, where: tuple[Figures, ...], best: Outcome) -> bool:
         """Return whether a combination can have a higher rank; those before it in the order cannot."""
-        if self.bound[where] < best.per_usd:
+        if bound[where] < best.per_usd or not math.isfinite(bound[where]):
             return False
         if self.case.gpu_usd and best.per_usd > 0.0:
             return True
         # Of equals, the one with the lower load or the lower price is better.
-        tied = bool(self.bound[where] <= best.per_usd * (1.0 + 2.0 * ROUNDING))
+        tied = bool(bound[where] <= best.per_usd * (1.0 + 2.0 * ROUNDING))
         return not tied or bool(self.usd[where] < best.day["usd"] if best.fits else self.load[where] < best.load)
 
 
