@@ -118,7 +118,7 @@ class StoreFull(Unavailable):
     def __init__(self, where: str, url: str, why: str) -> None:
         super().__init__(
             f"{where} is full ({why}): give it more space, or free what the run does not need any more: isthmus gc "
-            f"{url} lists what can be deleted, and --apply deletes it"
+            f"{url} lists what can be deleted, and --apply deletes it (in a signed run with --key COLLECTOR_KEY_FILE)"
         )
 
 

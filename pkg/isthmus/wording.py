@@ -25,6 +25,19 @@ def listed(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def key_flag(role: str, *, signed: bool) -> str:
+    """Return the flag, after a space, that names the key of a member in this role in a printed command.
+
+    It is empty if nothing in the run is signed: no command takes a key there.
+    """
+    return f" --key {key_file(role)}" if signed else ""
+
+
+def key_file(role: str) -> str:
+    """Return the word that stands in a printed command for the private key of a member in this role."""
+    return f"{role.upper()}_KEY_FILE"
+
+
 def fragments(numbers: Iterable[int], each: str = "") -> str:
     """Return fragments in words, those in a row together: `fragment 3`, or `fragments 0 to 3, 7`.
 

@@ -27,6 +27,9 @@ FREES = (
 )
 """The advice for a store that is full."""
 
+KEYED = FREES.replace("--apply", "--apply --key COLLECTOR_KEY_FILE")
+"""The same in a signed run."""
+
 
 @dataclass
 class Doctor:

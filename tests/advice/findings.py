@@ -110,7 +110,10 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
 
 
 def advice() -> dict[str, frozenset[str]]:
-    """Return what each field of `Advice` says of any kind of store, and each constant of its module."""
+    """Return what each field of `Advice` says of any kind of store, and each constant of its module.
+
+    The commands are those of a run without keys.
+    """
     from isthmus.doctor import advice as module
 
     tables = [vars(value) for value in vars(module).values() if isinstance(value, module.Advice)]
@@ -118,7 +121,10 @@ def advice() -> dict[str, frozenset[str]]:
     found |= {
         name: frozenset([text]) for name, text in vars(module).items() if name.isupper() and isinstance(text, str)
     }
-    return {name: frozenset(re.sub(r"\{\w+\}", GAP, text) for text in texts) for name, texts in found.items()}
+    return {
+        name: frozenset(re.sub(r"\{\w+\}", GAP, text.replace("{key}", "")) for text in texts)
+        for name, texts in found.items()
+    }
 
 
 def sentences() -> list[Sentence]:

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from advice.rows import Row, pattern, rows
 from isthmus_services.main import main
@@ -22,6 +23,7 @@ VALUED = {
     "--from",
     "--expect",
     "--quorum",
+    "--key",
 }
 """Flags whose next word is their value, whatever it looks like."""
 
@@ -59,6 +61,13 @@ def command_in(text: str, name: str) -> list[str]:
     found = [words for words in commands_in(text) if words[0] == name and len(words) > 1]
     assert found, f"no isthmus {name} in: {text}"
     return found[0]
+
+
+def keyed(words: Sequence[str], files: Mapping[str, Path]) -> list[str]:
+    """Return the words of a command with files in the place of words like SYNCER_KEY_FILE, by the role."""
+    return [
+        str(files[word.removesuffix("_KEY_FILE").lower()]) if word.endswith("_KEY_FILE") else word for word in words
+    ]
 
 
 def advises(row: Row, text: str) -> None:

@@ -61,8 +61,8 @@ class Row:
         return pattern(self.said).search(_one_line(text)) is not None
 
     def advice_is_in(self, text: str) -> bool:
-        """Return whether a text has the advice, whatever its line breaks."""
-        return pattern(self.do).search(_one_line(text)) is not None
+        """Return whether a text has the advice, whatever its line breaks. A signed run's commands have keys besides."""
+        return any(pattern(self.do).search(_one_line(one)) for one in (text, unkeyed(text)))
 
 
 def row(tool: str, said: str, **more: str) -> Callable[[F], F]:
@@ -81,6 +81,11 @@ def row(tool: str, said: str, **more: str) -> Callable[[F], F]:
 def pattern(sentence: str) -> re.Pattern[str]:
     """Return the pattern of a sentence with gaps."""
     return re.compile(".+?".join(map(re.escape, _one_line(sentence).split(GAP))))
+
+
+def unkeyed(text: str) -> str:
+    """Return a text without the flags for keys that commands have in a signed run; the page says it of all rows."""
+    return re.sub(r"\s--key\s\w+_KEY_FILE\b", "", text)
 
 
 def _one_line(text: str) -> str:
@@ -113,6 +118,10 @@ of learners and syncers, promote, and the alerts.
 If each participant has a folder of its own (`isthmus create`), load its `env` before a command: the reader's for `status`,
 `board`, `explain`, `replay`, `export` and `heal`; a syncer's for `syncer` and `heal --apply`; the collector's for `gc`; the
 owner's for `members`; and for `doctor`, that of the participant in trouble. Without such folders, any shell will do.
+
+In a signed run, what needs a key is printed with `--key SYNCER_KEY_FILE`, `--key COLLECTOR_KEY_FILE` and the like: put there
+the private key of a member in that role (`OWNER_KEY_FILE`: of the run's owner). Where you have loaded the `env` of that
+role's folder, leave `--key` out: the `env` names the key.
 
 You have minutes: learners go on training by themselves, and the store keeps every merged update. But what waits to be
 merged for longer [counts for less](your-loop.md#at-the-end): so the rows say what a gap in the merging loses.

@@ -32,7 +32,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 )  # fmt: skip
 @row(
     "doctor", "store: may write: … is full (No space left on device): give it more space, or free what the run does not "
-    "need any more: isthmus gc … lists what can be deleted, and --apply deletes it",
+    "need any more: isthmus gc … lists what can be deleted, and --apply deletes it (in a signed run "
+    "with --key COLLECTOR_KEY_FILE)",
     means="The store takes no more objects. Learners train on; no round goes on.",
     do=f"make room: {FREES}. Until then nothing is merged; learners train on",
     then="`ok store: may write`",

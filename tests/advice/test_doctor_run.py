@@ -176,7 +176,7 @@ def test_a_key_and_an_owner_for_a_run_without(doctor: Doctor, keys: Keys, monkey
 @row(
     "doctor", "run: key: everything in this run is signed, and no key is given: … cannot take part",
     means="The role signs what it writes, and this process has no key.",
-    do="pass the key of the … (--key FILE, or ISTHMUS_KEY)", then="`ok run: key`, with the names of the key",
+    do="pass the key of the … (--key …_KEY_FILE, or ISTHMUS_KEY)", then="`ok run: key`, with the names of the key",
 )  # fmt: skip
 def test_no_key(doctor: Doctor, keys: Keys) -> None:
     for role, key in (("learner", "eu-1"), ("syncer", "s-1"), ("owner", "owner")):
@@ -190,18 +190,18 @@ def test_no_key(doctor: Doctor, keys: Keys) -> None:
 @row(
     "doctor", "run: key: SHA256:… is no member of this run",
     means="The membership names this key nowhere, so nobody takes what it signs.",
-    do="the owner admits it: isthmus members add … --as … --public-key FILE.pub --key OWNER",
+    do="the owner admits it: isthmus members add … --as … --public-key FILE.pub --key OWNER_KEY_FILE",
     then="`ok run: key`, with the names of the key",
 )  # fmt: skip
 @row(
     "doctor", "run: key: … was expelled by membership …, and the key is SHA256:…",
     means="The owner removed the member. What it signs from the stated commit on is not taken.",
-    do="the owner admits it again: isthmus members add … --as … --public-key FILE.pub --key OWNER",
+    do="the owner admits it again: isthmus members add … --as … --public-key FILE.pub --key OWNER_KEY_FILE",
     then="`ok run: key`, with the names of the key",
 )  # fmt: skip
 def test_a_key_that_is_no_member(doctor: Doctor, keys: Keys) -> None:
     words = (keys.run, "--role", "learner", "--learner", "us-9", "--key", keys["stranger"])
-    instead = {"FILE.pub": f"{keys['stranger']}.pub", "OWNER": keys["owner"]}
+    instead = {"FILE.pub": f"{keys['stranger']}.pub", "OWNER_KEY_FILE": keys["owner"]}
     text = doctor.only("run: key: SHA256").finds(*words)
     assert does(text, "members add", **instead) == 0
     assert "is a member: us-9 (learner)" in doctor.finds_no_more(*words)
@@ -239,33 +239,33 @@ def test_a_key_of_another_name_or_role(doctor: Doctor, keys: Keys) -> None:
     "doctor", "run: key: … has another key, SHA256:…, and not SHA256:…",
     means="The owner has given this name another key, or the key was made anew and the owner does not know it yet.",
     do="pass that key; or the owner gives … this one: isthmus members rotate … --member … --public-key FILE.pub --key "
-    "OWNER",
+    "OWNER_KEY_FILE",
     then="`ok run: key`, with the names of the key",
 )  # fmt: skip
 def test_a_name_with_another_key(doctor: Doctor, keys: Keys) -> None:
     words = (keys.run, *EU, "--key", keys["other"])
     text = doctor.finds(*words)
     doctor.finds_no_more(keys.run, *EU, "--key", keys["eu-1"])
-    assert does(text, "members rotate", **{"FILE.pub": f"{keys['other']}.pub", "OWNER": keys["owner"]}) == 0
+    assert does(text, "members rotate", **{"FILE.pub": f"{keys['other']}.pub", "OWNER_KEY_FILE": keys["owner"]}) == 0
     doctor.finds_no_more(*words)
     doctor.finds(keys.run, *EU, "--key", keys["eu-1"])
     rotate = printed(text, "members rotate")
-    assert main([{"FILE.pub": f"{keys['eu-1']}.pub", "OWNER": keys["owner"]}.get(w, w) for w in rotate]) == 0
+    assert main([{"FILE.pub": f"{keys['eu-1']}.pub", "OWNER_KEY_FILE": keys["owner"]}.get(w, w) for w in rotate]) == 0
 
 
 @row(
     "doctor", "run: key: SHA256:… is not the owner's key; this is SHA256:…",
     means="The membership can be changed by another key only.",
-    do="pass that key; or the owner hands over: isthmus members rotate … --successor FILE --key OWNER",
+    do="pass that key; or the owner hands over: isthmus members rotate … --successor NEW_OWNER_KEY_FILE --key OWNER_KEY_FILE",
     then="`ok run: key: … is the owner's key`",
 )  # fmt: skip
 def test_another_key_than_the_owners(doctor: Doctor, keys: Keys) -> None:
     words = (keys.run, "--role", "owner", "--key")
     text = doctor.finds(*words, keys["heir"])
     doctor.finds_no_more(*words, keys["owner"])
-    assert does(text, "members rotate", FILE=keys["heir"], OWNER=keys["owner"]) == 0
+    assert does(text, "members rotate", NEW_OWNER_KEY_FILE=keys["heir"], OWNER_KEY_FILE=keys["owner"]) == 0
     assert "is the owner's key" in doctor.finds_no_more(*words, keys["heir"])
-    assert does(text, "members rotate", FILE=keys["owner"], OWNER=keys["heir"]) == 0
+    assert does(text, "members rotate", NEW_OWNER_KEY_FILE=keys["owner"], OWNER_KEY_FILE=keys["heir"]) == 0
 
 
 @row(
@@ -294,12 +294,12 @@ def test_a_key_of_no_owner_in_the_charter(doctor: Doctor, keys: Keys, tmp_path: 
     "doctor", "run: signatures: nothing in this run is signed: anyone who can write to its store or bus can act as any "
     "participant",
     means="The store or the bus is not on this machine, and the run has no owner.",
-    do="create runs with a key: isthmus init --key FILE (SECURITY.md)", then="`ok run: signatures`",
+    do="create runs with a key: isthmus init --key OWNER_KEY_FILE (SECURITY.md)", then="`ok run: signatures`",
 )  # fmt: skip
 def test_an_unsigned_run_elsewhere(doctor: Doctor, keys: Keys, redis: Server, folder: Path) -> None:
     elsewhere = ("--bus", redis.url.replace("127.0.0.1", "0.0.0.0"))  # not known to be this machine
     text = doctor.finds(keys.unsigned, *elsewhere)
-    words = re.findall(r"isthmus (init --key) FILE", text)[0].split()
+    words = re.findall(r"isthmus (init --key) OWNER_KEY_FILE", text)[0].split()
     assert main([*words, keys["owner"], str(folder)]) == 0
     doctor.finds_no_more(str(folder), *elsewhere)
 

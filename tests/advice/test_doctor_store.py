@@ -363,7 +363,8 @@ def test_no_bucket(doctor: Doctor, gated: tuple[Gate, str]) -> None:
 )  # fmt: skip
 @row(
     "doctor", "store: may write: … is full (its disks are): give it more space, or free what the run does not need any "
-    "more: isthmus gc … lists what can be deleted, and --apply deletes it",
+    "more: isthmus gc … lists what can be deleted, and --apply deletes it (in a signed run "
+    "with --key COLLECTOR_KEY_FILE)",
     means="The store takes no more objects. Learners train on; no round goes on.",
     do=f"make room: {FREES}. Until then nothing is merged; learners train on",
     then="`ok store: may write`",

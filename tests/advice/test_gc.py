@@ -12,7 +12,7 @@ from advice.doctors import HEAL
 from advice.followed import advises, command_in, commands_in, isthmus, mine, says
 from advice.rows import A_GAP, row
 from advice.test_status import PACE, Fault, training
-from isthmus.doctor.advice import IN_BUCKET, IN_FOLDER, IN_GOOGLE, Advice
+from isthmus.doctor.advice import IN_BUCKET, IN_FOLDER, IN_GOOGLE, Advice, freeing
 from isthmus.errors import Denied, StoreFull, Unavailable
 from isthmus.format.records.keys import checkpoint_key, commit_key
 from isthmus.format.records.objects import MemberSpec
@@ -254,7 +254,7 @@ async def test_objects_that_are_young(folder: Path) -> None:
 @pytest.mark.parametrize("kind", [IN_BUCKET, IN_GOOGLE, IN_FOLDER], ids=["bucket", "google", "folder"])
 async def test_the_chain_of_commands_for_a_full_store(folder: Path, kind: Advice) -> None:
     """The doctor advises three commands in turn. In a young run only the last one makes room."""
-    chain = [words for words in commands_in(kind.full.format(url=folder)) if words[0] == "gc"]
+    chain = [words for words in commands_in(freeing(kind.full, str(folder), signed=False)) if words[0] == "gc"]
     assert len(chain) == 3
     async with world(folder, SNAPSHOTS) as w:
         await grown(w, 20)
@@ -297,7 +297,7 @@ async def test_a_dry_run(folder: Path) -> None:
 
 @row(
     "gc",
-    "…: everything in this run is signed: pass your key (--key FILE, ISTHMUS_KEY or join(key=…))",
+    "…: everything in this run is signed: pass your key (--key COLLECTOR_KEY_FILE, ISTHMUS_KEY or join(key=…))",
     means="The run has an owner, and whoever writes must have a key. `isthmus heal --apply` says the same.",
     do="if `isthmus create` made a collector's folder, load its env (. FOLDER/env); else `isthmus keys new NAME` makes "
     "one, and the run's owner adds it to the members",
@@ -315,7 +315,7 @@ async def test_a_dry_run(folder: Path) -> None:
     "gc",
     "…: the membership does not name anybody with the key … as a collector; the run's owner adds it",
     means="The membership does not name the key.",
-    do="the run's owner adds it: isthmus members add … NAME --as collector --public-key FILE.pub --key OWNER",
+    do="the run's owner adds it: isthmus members add … NAME --as collector --public-key FILE.pub --key OWNER_KEY_FILE",
     then="`isthmus gc` with this key deletes.",
 )
 async def test_a_collector_without_a_key(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,9 +337,9 @@ async def test_a_collector_without_a_key(folder: Path, tmp_path: Path, monkeypat
         code, told = await isthmus("gc", w.run.url, *NOW, "--apply", "--key", "col")
         assert code == 2
         advises(unknown, told)
-        add = re.search(r"isthmus (members add .* --key OWNER)", " ".join(told.split()))
+        add = re.search(r"isthmus (members add .* --key OWNER_KEY_FILE)", " ".join(told.split()))
         assert add is not None
-        words = add[1].replace("NAME", "col").replace("FILE.pub", "col.pub").replace("OWNER", "owner").split()
+        words = add[1].replace("NAME", "col").replace("FILE.pub", "col.pub").replace("OWNER_KEY_FILE", "owner").split()
         code, told = await isthmus(*words)
         assert code == 0, told
         code, told = await isthmus("gc", w.run.url, *NOW, "--apply", "--key", "col")
@@ -366,7 +366,8 @@ async def test_a_collector_without_a_key(folder: Path, tmp_path: Path, monkeypat
     "gc",
     "all checkpoints are kept, because this process may not read them (…)",
     means="A signed run: gc keeps a learner's newest valid checkpoints, and may not read which ones are valid.",
-    do="give it a collector's rights (isthmus doctor … --role collector, beside it, names what is missing)",
+    do="give it a collector's rights (isthmus doctor … --role collector --key COLLECTOR_KEY_FILE, beside it, names what is "
+    "missing)",
     then="Old checkpoints are deleted.",
 )
 @row(
@@ -390,7 +391,9 @@ async def test_checkpoints_of_a_signed_run(folder: Path, caplog: pytest.LogCaptu
         await log.members.refresh(w.store)
         assert "checkpoints" not in (await gc.plan(log, min_age_s=-60.0)).doomed
         advises(denied, caplog.text)
-        assert command_in(caplog.text, "doctor") == ["doctor", w.run.url, "--role", "collector"]
+        assert command_in(caplog.text, "doctor") == [
+            *("doctor", w.run.url, "--role", "collector", "--key", "COLLECTOR_KEY_FILE"),
+        ]
         fault.mended = True
         assert (await gc.plan(log, min_age_s=-60.0)).doomed["checkpoints"]
         assert not says(large, caplog.text)

@@ -43,7 +43,8 @@ async def test_a_run_whose_syncer_was_killed(folder: Path) -> None:
     "status",
     "no syncer is heard; … start one with: . syncer/env && isthmus syncer",
     means="The same in a signed run: a syncer needs its key, and with the folders of `isthmus create` also its rights.",
-    do="start one with: . syncer/env && isthmus syncer (with the folders of isthmus create; else isthmus syncer … --key FILE)",
+    do="start one with: . syncer/env && isthmus syncer (with the folders of isthmus create; else isthmus syncer … --key "
+    "SYNCER_KEY_FILE)",
     then="Within seconds `… of … learners merge`. The new syncer goes on from the newest commit.",
     lost=A_GAP,
 )

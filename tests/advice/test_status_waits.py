@@ -486,7 +486,7 @@ async def test_a_syncer_that_hears_nothing() -> None:
     "status",
     "… heard, and the membership does not name … work is not merged",
     means="This learner was expelled, and trains on. Syncers ignore it.",
-    do="end …, or make it a member again, as the owner: isthmus members add … … --public-key FILE.pub",
+    do="end …, or make it a member again, as the owner: isthmus members add … … --public-key FILE.pub --key OWNER_KEY_FILE",
     then="The sentence goes away.",
     lost="what it has trained since it was expelled",
 )

@@ -189,7 +189,7 @@ def ran(place: Place) -> Path:
     theirs = ("--public-key", f"us-1={place.folder / 'globex'}.pub")
     said = place.create("first", *LEARNERS, *theirs, *SMALL)
     assert said.count("  new  ") == 7, said
-    assert re.search("learner-us-1/env && isthmus learner --key ITS_PRIVATE_KEY\n", said)
+    assert re.search("learner-us-1/env && isthmus learner --key LEARNER_KEY_FILE\n", said)
     made, given = place.folder / "first", place.folder / "given"
     before = contents(made), place.acl()
     assert place.create("first", *LEARNERS, *SMALL).count("as before") == 7

@@ -60,7 +60,7 @@ def test_a_run_changes_hands_and_only_its_owner_says_who_takes_part(
 ) -> None:
     add = ("members", "add", run, "eu-1", "--public-key", "k/eu.pub")
     assert "is not the owner's" in told(capsys, *add, "--key", "k/eu", code=2)
-    assert "use --key FILE with the private key of an owner of the run" in told(capsys, *add, code=2)
+    assert "use --key OWNER_KEY_FILE, the private key of an owner of the run" in told(capsys, *add, code=2)
     told(capsys, "members", "rotate", run, "--successor", "k/next", "--key", "k/owner")
     assert "is not the owner's" in told(capsys, *add, "--key", "k/owner", code=2)
     told(capsys, *add, "--key", "k/next")

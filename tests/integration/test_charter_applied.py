@@ -182,7 +182,7 @@ sources = ["notes"]
     assert json.loads((tmp_path / "removal.json").read_text()) == {
         "membership": None, "proposal": name, "still_needs": "1 more of the owners (south)",
     }  # fmt: skip
-    assert f"isthmus charter approve {run} {name} --key FILE" in out
+    assert f"isthmus charter approve {run} {name} --key OWNER_KEY_FILE" in out
     assert "the proposal has this charter, but other members" in said(
         "approve", run, name, "--expect", str(file), *south, code=2
     )

@@ -258,7 +258,7 @@ def test_commands_name_a_bus_that_is_not_the_default_of_a_bucket(run: str, bus: 
     assert syncer_command(run, bus, " --quorum 2", signed=False) == f"isthmus syncer {run}{flag} --quorum 2"
     signed = syncer_command(run, bus, " --quorum 2", signed=True)
     assert signed.startswith(". syncer/env && isthmus syncer --quorum 2 (")
-    assert signed.endswith(f" isthmus syncer {run}{flag} --quorum 2 --key FILE)")
+    assert signed.endswith(f" isthmus syncer {run}{flag} --quorum 2 --key SYNCER_KEY_FILE)")
 
 
 def test_damage_is_said_whether_or_not_the_bus_answers() -> None:

@@ -10,6 +10,7 @@ from isthmus.errors import InputError
 from isthmus.format.rules import Pace
 from isthmus.runtime.urls import Place
 from isthmus.store import EdgeStore, endpoint_of, rewrite_s
+from isthmus.wording import key_flag
 
 __all__ = [
     "IN_STORE",
@@ -78,7 +79,8 @@ def syncer_command(run_url: str, bus_url: str, more: str = "", *, signed: bool) 
     command = f"isthmus syncer {run_url}{bus_flag(run_url, bus_url)}{more}"
     if not signed:
         return command
-    return f". syncer/env && isthmus syncer{more} (with the folders of isthmus create; else {command} --key FILE)"
+    keyed = f"{command}{key_flag('syncer', signed=True)}"
+    return f". syncer/env && isthmus syncer{more} (with the folders of isthmus create; else {keyed})"
 
 
 def default_pace(bus_url: str, run_url: str) -> Pace:

@@ -7,7 +7,7 @@ them, whether the store honours create-only PUT (`store.atomic`).
 from isthmus.doctor.bus import examine_bus
 from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, CheckOutcome, Finding, Role, RoleKind
 from isthmus.doctor.machine import examine_machine
-from isthmus.doctor.store import examine_open_store, examine_store
+from isthmus.doctor.store import examine_open_store, examine_store, is_signed
 from isthmus.doctor.trust import brought, examine_part, examine_trust
 from isthmus.doctor.way import examine_ranks, examine_way
 
@@ -29,4 +29,5 @@ __all__ = [
     "examine_store",
     "examine_trust",
     "examine_way",
+    "is_signed",
 ]

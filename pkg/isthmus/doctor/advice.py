@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from isthmus.errors import BucketMissing, Denied, IsthmusError, StoreFull
 from isthmus.runtime.urls import Place
 from isthmus.store.refused import DENIED
+from isthmus.wording import key_flag
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do about each fault. `{url}` stands for the run's URL, and `{place}` for a prefix below it."""
+    """What to do about each fault. `{url}` stands for the run's URL, and `{place}` for a prefix below it.
+
+    `{key}` stands for the collector's key, as a flag after a space; it is empty if the run is not signed.
+    """
 
     refused: str
     """For a store that denies the first read."""
@@ -35,10 +39,10 @@ class Advice:
 
 
 FREES = (
-    "isthmus gc {url} --apply frees what the run does not need any more and is over an hour old. If that is not "
-    "enough, isthmus gc {url} --apply --keep 8 keeps 8 versions in place of 64. In a young or small run both free "
+    "isthmus gc {url} --apply{key} frees what the run does not need any more and is over an hour old. If that is not "
+    "enough, isthmus gc {url} --apply{key} --keep 8 keeps 8 versions in place of 64. In a young or small run both free "
     "little: enlarge the disk or the store; or stop all learners and syncers of the run, wait until they have ended, "
-    "and isthmus gc {url} --apply --keep 8 --min-age 0 keeps no young objects either"
+    "and isthmus gc {url} --apply{key} --keep 8 --min-age 0 keeps no young objects either"
 )
 IN_BUCKET = Advice(
     refused="use credentials with s3:GetObject below {url}, and s3:ListBucket (a missing key must be 404, not 403)",
@@ -130,10 +134,16 @@ def what_failed(error: IsthmusError) -> str:
     return error.brief if isinstance(error, BucketMissing) else str(error)
 
 
-def what_to_do(error: IsthmusError, url: str, refused: str, other: str) -> str:
+def freeing(advice: str, url: str, *, signed: bool) -> str:
+    """Return advice that makes room in a run's store, with its commands as this run takes them."""
+    return advice.format(url=url, key=key_flag("collector", signed=signed))
+
+
+def what_to_do(error: IsthmusError, url: str, refused: str, other: str, *, signed: bool = False) -> str:
     """Return the advice for a request that failed with this error.
 
     `refused`: the advice if the request was denied; `other`: if it failed in no way that has a name.
+    `signed`: whether the run is known to be signed.
     """
     if isinstance(error, BucketMissing):
         return BUCKET.format(check=error.check, command=error.command)
@@ -144,5 +154,5 @@ def what_to_do(error: IsthmusError, url: str, refused: str, other: str) -> str:
     if DENIED["InvalidAccessKeyId"] in str(error):
         return KEY
     if isinstance(error, StoreFull):
-        return advice_for(url).full.format(url=url)
+        return freeing(advice_for(url).full, url, signed=signed)
     return refused if isinstance(error, Denied) else other

@@ -32,7 +32,8 @@ async def examine_log(
 
     `accepted`: holes that are only noted if the run goes on without them.
     """
-    heal = ask_heal(store.url)
+    signed = run.header.owner is not None
+    heal = ask_heal(store.url, signed=signed)
     try:
         log = Log(run, store.at_start, runtime)
         await log.members.refresh(log.store)
@@ -44,7 +45,7 @@ async def examine_log(
         refused, away = words.reading.format(url=store.url), words.away.format(url=store.url)
         if isinstance(error, LogCorrupt):
             away = f"restore {error.key} from a backup: nobody can tell without it who may write to this run"
-        more = what_to_do(error, store.url, refused, away)
+        more = what_to_do(error, store.url, refused, away, signed=signed)
         yield Finding("log: commits", FAILURE, f"the log cannot be read: {error}", more)
         return
     alike = dict[str, list[int]]()  # a missing membership is missing for all fragments
@@ -65,7 +66,7 @@ async def examine_log(
     if found.standing:
         yield Finding("log: progress", WARNING, stands(found.standing), f"the syncers' logs say why; {heal}")
     if found.uncollected:
-        said, _, advice = collects(store.url, found.uncollected, accepted).partition(". ")
+        said, _, advice = collects(store.url, found.uncollected, accepted, signed=signed).partition(". ")
         yield Finding("log: size", NOTE, said, advice)
     if role.kind in (RoleKind.OPERATOR, RoleKind.SYNCER):
         yield await runtime.offload(_speed, run, [head for head in found.heads if head is not None], runtime)

@@ -12,7 +12,7 @@ import numpy as np
 
 from isthmus.codecs import CODECS, codec, kernels, pack
 from isthmus.codecs.kernels import ARITHMETIC, F32
-from isthmus.doctor.advice import FREES
+from isthmus.doctor.advice import FREES, freeing
 from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, RoleKind
 from isthmus.format.layout import Spec, TensorClass, partition
 from isthmus.format.rules import MergeRule, Rules
@@ -28,22 +28,25 @@ BITS = {1: "f7508948098312e71b2f3435eacc1e14e85cb259d754dcd8a039098cd67b6911"}
 machine."""
 
 
-def examine_machine(folder: Path | None, role: Role, runtime: Runtime) -> Iterator[Finding]:
-    """Yield findings about this machine; `folder` is the folder of the run, None for a run in a bucket."""
+def examine_machine(folder: Path | None, role: Role, runtime: Runtime, *, signed: bool = False) -> Iterator[Finding]:
+    """Yield findings about this machine; `folder` is the folder of the run, None for a run in a bucket.
+
+    `signed`: whether the run is known to be signed.
+    """
     if folder is not None:
-        yield _disk(folder)
+        yield _disk(folder, signed=signed)
     yield _kernels(runtime)
     if role.kind in (RoleKind.OPERATOR, RoleKind.LEARNER):
         yield _torch(role)
 
 
-def _disk(run: Path) -> Finding:
+def _disk(run: Path, *, signed: bool) -> Finding:
     folder = next(parent for parent in (run, *run.parents) if parent.exists())
     free = shutil.disk_usage(folder).free
     said = f"{free / 1e9:.1f} GB free below {folder}"
     if free < DISK_WARNING:
         outcome = FAILURE if free < DISK_FAILURE else WARNING
-        more = "make room: " + FREES.format(url=run)
+        more = "make room: " + freeing(FREES, str(run), signed=signed)
         return Finding("machine: disk", outcome, said, more)
     return Finding("machine: disk", OK, said)
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from isthmus.doctor import rights
-from isthmus.doctor.advice import IN_FOLDER, advice_for, what_failed, what_to_do
+from isthmus.doctor.advice import IN_FOLDER, advice_for, freeing, what_failed, what_to_do
 from isthmus.doctor.findings import (
     FAILURE,
     NOTE,
@@ -47,6 +47,17 @@ LATENCY_SAMPLES = 9
 SLOW_BYTES_S = 1e6
 LISTED_S = 1.0
 """How exactly stores date objects [s]."""
+
+
+async def is_signed(url: str, runtime: Runtime) -> bool:
+    """Return whether a run is signed; False if it cannot be read, which `examine_store` says."""
+    if missing_folder(url) is not None:
+        return False
+    try:
+        async with open_store(url, runtime) as store:
+            return (await read_run(store)).header.owner is not None
+    except IsthmusError:
+        return False
 
 
 def missing_folder(url: str) -> Path | None:
@@ -112,9 +123,10 @@ async def examine_open_store(
         return
     yield Finding("store: access", OK, f"{store.url} answers: {spread(took)} requests")
 
-    run = None
+    run, signed = None, False
     try:
         run = await read_run(store)
+        signed = run.header.owner is not None
         yield run
         yield Finding("store: run", OK, f"run {run.digest[:8].hex()}, {run.layout.size:,} parameters")
     except RunMissing as error:
@@ -140,9 +152,10 @@ async def examine_open_store(
 
     if role.place:
         listing = advice.listing.format(url=store.url, place=role.place)
-        yield await _may(store, store.list(role.place), "store: may list", f"can list below {role.place}", listing)
+        what = f"can list below {role.place}"
+        yield await _may(store, store.list(role.place), "store: may list", what, listing, signed=signed)
     atomic = False
-    async for finding in _write(store, role, runtime, size):
+    async for finding in _write(store, role, runtime, size, signed=signed):
         yield finding
         atomic |= finding.outcome == OK and finding.check == "store: conditional PUT"
     if role.participant is not None and advice is not IN_FOLDER:
@@ -161,22 +174,23 @@ async def examine_open_store(
             yield finding
 
 
-async def _may(store: EdgeStore, request: object, check: str, said: str, refused: str) -> Finding:
+async def _may(store: EdgeStore, request: object, check: str, said: str, refused: str, *, signed: bool) -> Finding:
     try:
         await request  # type: ignore[misc]
     except IsthmusError as error:
-        taken = advice_for(store.url).taken.format(url=store.url)
-        return Finding(check, FAILURE, str(error), what_to_do(error, store.url, refused, taken))
+        taken = freeing(advice_for(store.url).taken, store.url, signed=signed)
+        return Finding(check, FAILURE, str(error), what_to_do(error, store.url, refused, taken, signed=signed))
     return Finding(check, OK, said)
 
 
-async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding]:
+async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int, *, signed: bool) -> AsyncIterator[Finding]:
     """Yield findings about writes: permissions, the store's clock, atomic creation, checksums, bandwidth."""
     key, words = f"{role.place}doctor-{runtime.new_id()}", advice_for(store.url)
     if not role.place:
         return  # this role writes nothing, or nothing that it may delete
     writing = words.writing.format(url=store.url, place=role.place)
-    written = await _may(store, store.put(key, bytes(64)), "store: may write", f"can write below {role.place}", writing)
+    what = f"can write below {role.place}"
+    written = await _may(store, store.put(key, bytes(64)), "store: may write", what, writing, signed=signed)
     yield written
     if written.outcome != OK:
         return
@@ -188,7 +202,8 @@ async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> A
     if listed:
         yield clock("store: clock", wall - listed[0].modified, LISTED_S, "the store")
     deleting = words.deleting.format(url=store.url, place=role.place)
-    yield await _may(store, store.delete(key), "store: may delete", f"can delete below {role.place}", deleting)
+    what = f"can delete below {role.place}"
+    yield await _may(store, store.delete(key), "store: may delete", what, deleting, signed=signed)
 
     try:
         why = await why_not_create_only(store, runtime, role.place, racers=RACERS)
@@ -202,7 +217,7 @@ async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> A
     yield Finding("store: conditional PUT", OK, said)
     if (sums := await _sums(store, f"{role.place}doctor-{runtime.new_id()}", runtime)) is not None:
         yield sums
-    yield await _bandwidth(store, f"{role.place}doctor-{runtime.new_id()}", runtime, size)
+    yield await _bandwidth(store, f"{role.place}doctor-{runtime.new_id()}", runtime, size, signed=signed)
 
 
 async def _sums(store: EdgeStore, key: str, runtime: Runtime) -> Finding | None:
@@ -225,7 +240,7 @@ async def _sums(store: EdgeStore, key: str, runtime: Runtime) -> Finding | None:
     return Finding(check, WARNING, said, f"{more}; damage is found when objects are read, by their digests")
 
 
-async def _bandwidth(store: EdgeStore, key: str, runtime: Runtime, size: int) -> Finding:
+async def _bandwidth(store: EdgeStore, key: str, runtime: Runtime, size: int, *, signed: bool) -> Finding:
     try:
         async with swept(store, key):
             started = runtime.now()
@@ -235,7 +250,7 @@ async def _bandwidth(store: EdgeStore, key: str, runtime: Runtime, size: int) ->
             down = runtime.now()
     except IsthmusError as error:
         large = advice_for(store.url).large
-        mend = what_to_do(error, store.url, large, large)
+        mend = what_to_do(error, store.url, large, large, signed=signed)
         return Finding("store: bandwidth", FAILURE, f"{error} ({size:,} bytes)", mend)
     said = (
         f"{size / (up - started) / 1e6:.1f} MB/s up, {size / (down - up) / 1e6:.1f} MB/s down, "

@@ -19,7 +19,7 @@ from isthmus.log.run import Run
 from isthmus.log.trust import KEY, OWNER, RUN_DIGEST, Trust, is_near, trust_of
 from isthmus.runtime.clock import Runtime
 from isthmus.store import open_store
-from isthmus.wording import an
+from isthmus.wording import an, key_file
 
 RECENT_S = 60.0
 """Somebody commits if the newest commit is not older than this [s]."""
@@ -64,7 +64,9 @@ def examine_trust(url: str, bus: str, run: Run, trust: Trust) -> Iterator[Findin
         yield Finding("run: signatures", OK, "nothing is signed, in a folder or on loopback")
     else:
         said = "nothing in this run is signed: anyone who can write to its store or bus can act as any participant"
-        yield Finding("run: signatures", WARNING, said, "create runs with a key: isthmus init --key FILE (SECURITY.md)")
+        yield Finding(
+            "run: signatures", WARNING, said, "create runs with a key: isthmus init --key OWNER_KEY_FILE (SECURITY.md)"
+        )
     try:
         Trust(owner=trust.owner).judge(run)
     except InputError as error:
@@ -126,7 +128,8 @@ def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
         return Finding(check, FAILURE, said, "pass one of these keys; or the owners agree on another charter")
     if role.kind == RoleKind.OWNER:
         said = f"{mine} is not the owner's key; this is {fingerprint(now.owner)}"
-        more = f"pass that key; or the owner hands over: isthmus members rotate {url} --successor FILE --key OWNER"
+        hands = f"isthmus members rotate {url} --successor NEW_OWNER_KEY_FILE --key OWNER_KEY_FILE"
+        more = f"pass that key; or the owner hands over: {hands}"
         return Finding(check, FAILURE, said, more)
     roles = (wanted,) if wanted else tuple(MemberRole)
     if now.permits(signer.author, roles, name):
@@ -137,9 +140,12 @@ def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
     names = [f"{m.name} ({m.role})" for m in now.members if m.key == signer.author]
     if there is not None and there.key != signer.author and not names:
         said = f"{there.name} has another key, {fingerprint(there.key)}, and not {mine}"
-        rotate = f"isthmus members rotate {url} --member {there.name} --public-key FILE.pub --key OWNER{now.approving}"
+        rotate = f"isthmus members rotate {url} --member {there.name} --public-key FILE.pub"
+        rotate += f" --key OWNER_KEY_FILE{now.approving}"
         return Finding(check, outcome, said, f"pass that key; or {owner} gives {there.name} this one: {rotate}")
-    add = f"isthmus members add {url} {name or 'NAME'} --as {wanted or 'ROLE'} --public-key FILE.pub --key OWNER"
+    add = (
+        f"isthmus members add {url} {name or 'NAME'} --as {wanted or 'ROLE'} --public-key FILE.pub --key OWNER_KEY_FILE"
+    )
     add += now.approving
     last = next((m for m in reversed(members.versions) if m.permits(signer.author, roles, name)), None)
     if last is not None:

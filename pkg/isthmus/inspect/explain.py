@@ -151,7 +151,7 @@ async def _commit(log: Log, p: int, version: int) -> Explanation:
         newest = await log.newest(p) if p < len(log.run.layout.fragments) else None
         if newest is not None and 0 < version < newest.version:
             said = f"{lacking(version, newest.version)}: nothing is known of what it merged"
-            raise LogCorrupt(commit_key(p, version), f"{said}; {ask_heal(log.run.url)}")
+            raise LogCorrupt(commit_key(p, version), f"{said}; {ask_heal(log.run.url, signed=log.members.signed)}")
         raise InputError(f"there is no commit {p}/{version} in {log.run.url}")
     h, w = commit.header, commit.header.waited
     told = Explanation(commit_key(p, version))

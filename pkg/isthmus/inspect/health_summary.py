@@ -23,7 +23,7 @@ from isthmus.log.membership import Members
 from isthmus.log.replaced import outdated, together
 from isthmus.reasons import ABOUT_MANIFEST, GOES_ON, LATE_WORK, REMEDIES, UNHEARD, UNMERGED, Reason, remedy_of
 from isthmus.rounds.bounds import YOUNG
-from isthmus.wording import agreeing, counted, fragments, listed
+from isthmus.wording import agreeing, counted, fragments, key_flag, listed
 
 FAR = 0.2
 """A learner explodes if most of its newest updates are rejected as diverged, or clipped to less than this share of
@@ -165,8 +165,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
             "are cut off, or the bus refuses their messages",
             "look first whether they live, on each of their machines: pgrep -af isthmus (for a training loop of your "
             "own, the name of its script in place of isthmus). Beside those that live, isthmus doctor "
-            f"{run}{bus_flag(run, bus)} --role syncer says what keeps them from the bus; start the others again by "
-            "their old commands",
+            f"{run}{bus_flag(run, bus)} --role syncer{_key(status, 'syncer')} says what keeps them from the bus; start "
+            "the others again by their old commands",
         )
         return Health(False, [*room, silence, *ailing])
     merging = f"{len(judged) - len(troubles)} of {len(known)} learners merge"
@@ -219,6 +219,12 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
 def _unread(status: Status) -> bool:
     """Return whether a fragment's newest commit cannot be read: it is not known then how far that fragment is."""
     return any(head is None and p in status.wrong for p, head in enumerate(status.heads))
+
+
+def _key(status: Status, role: str) -> str:
+    """Return the flag, after a space, that names a member's key in a command; empty if nothing is signed."""
+    members = status.hearing.members
+    return key_flag(role, signed=members is not None and members.signed)
 
 
 def unserved(status: Status) -> set[int]:
@@ -296,7 +302,7 @@ def _of_strangers(strangers: Sequence[str], run: str, members: Members | None) -
     several = len(strangers) > 1
     do = (
         f"end {'each' if several else 'it'}, or make it a member again, as the owner: isthmus members add {run} "
-        f"{'NAME' if several else strangers[0]} --public-key FILE.pub"
+        f"{'NAME' if several else strangers[0]} --public-key FILE.pub --key OWNER_KEY_FILE"
     )
     if members is not None and members.current.charter is not None:
         do = do.replace("the owner", "an owner") + members.current.approving
@@ -401,15 +407,15 @@ def _of_room(status: Status, run: str) -> list[Part]:
     """Return that the disk of a run in a folder is full, with what to do."""
     if status.room is None:
         return []
-    holes = accept_flag(status.accepted)
+    flags = f"{accept_flag(status.accepted)} --apply{_key(status, 'collector')}"
     return [
         Part(
             f"the disk of {run} is full: {status.room / 1e6:.0f} MB are left",
             "enlarge it while they run, or make room on it: "
-            f"isthmus gc {run}{holes} --apply frees what the run does not need and is over an hour old, which is "
+            f"isthmus gc {run}{flags} frees what the run does not need and is over an hour old, which is "
             "little in a young or small run; if that is not enough, stop all processes of the run (what learners have "
             "trained since their last checkpoints is lost then: none can be stored), wait until they have ended, "
-            f"delete the rest by isthmus gc {run}{holes} --apply --keep 8 --min-age 0 and start them again",
+            f"delete the rest by isthmus gc {run}{flags} --keep 8 --min-age 0 and start them again",
         )
     ]
 
@@ -485,7 +491,8 @@ def _of_syncers(status: Status, run: str) -> list[Part]:
             found.append(
                 Part(
                     f"{fragments(alive.refused)} may not be read by {name}",
-                    f"give it a syncer's rights (isthmus doctor {run} --role syncer, beside it, names what is missing)",
+                    f"give it a syncer's rights (isthmus doctor {run} --role syncer{_key(status, 'syncer')}, beside "
+                    "it, names what is missing)",
                     ": ",
                 )
             )
@@ -496,8 +503,13 @@ def _of_syncers(status: Status, run: str) -> list[Part]:
         said = f"{fragments(holed, 'each of ')} has {HOLE}"
         found.append(Part(said, f"isthmus heal {run} names what is missing", ": "))
     if damaged:
-        found.append(Part(f"{fragments(damaged)} cannot be folded", ask_heal(run), ": "))
+        found.append(Part(f"{fragments(damaged)} cannot be folded", _ask_heal(status, run), ": "))
     return found
+
+
+def _ask_heal(status: Status, run: str) -> str:
+    members = status.hearing.members
+    return ask_heal(run, signed=members is not None and members.signed)
 
 
 def of_log(status: Status, run: str) -> list[Part]:
@@ -536,7 +548,7 @@ def of_log(status: Status, run: str) -> list[Part]:
         holes = f", each by {HOLE}" if all(RUN_GOES_ON in why for _, why in more) else ""
         several = agreeing(len(more), "the log of 1 more fragment is", f"the logs of {len(more)} more fragments are")
         broken.append(f"{several} damaged, too{holes}")
-    found += [*(Part(said, ask_heal(run)) for said in broken), *_of_syncers(status, run)]
+    found += [*(Part(said, _ask_heal(status, run)) for said in broken), *_of_syncers(status, run)]
     if still := [p for p in status.standing if p not in unserved(status)]:
         found.append(
             Part(stands(still), f"the syncers' logs say why, and isthmus heal {run} says whether the log is sound")
@@ -615,7 +627,9 @@ def _trouble(view: LearnerView, status: Status, run: str, bus: str) -> Part | No
     if not heard and waiting == f"a merge ({UNHEARD})":
         return None
     if heard and waiting.startswith(f"a merge ({UNHEARD}"):
-        doctor = f"isthmus doctor {run}{bus_flag(run, bus)} --role learner --learner {view.name}"
+        doctor = (
+            f"isthmus doctor {run}{bus_flag(run, bus)} --role learner --learner {view.name}{_key(status, 'learner')}"
+        )
         do = f"syncers are heard here: {doctor}, beside it, says what keeps their messages from it"
         return Part(f"{view.name}: waits for {waiting}", do, ": ")
     do = _remedy(waiting, status, run, bus, f"learner --learner {view.name}")
@@ -642,7 +656,7 @@ def _remedy(waiting: str, status: Status, run: str, bus: str, role: str) -> str:
         )
     if waiting.startswith("a merge ("):
         return remedy_of(waiting.removeprefix("a merge (").removesuffix(")")) or "its log says why"
-    doctor = f"isthmus doctor {run}{bus_flag(run, bus)} --role {role}"
+    doctor = f"isthmus doctor {run}{bus_flag(run, bus)} --role {role}{_key(status, role.partition(' ')[0])}"
     return f"it goes on by itself once that is over; {doctor}, beside it, says what is wrong"
 
 

@@ -115,7 +115,9 @@ async def plan(
                 raise LogCorrupt(
                     error.key, f"{error.detail}: {why}: collect again later, or keep less (--keep, --min-age)"
                 ) from None
-            raise LogCorrupt(error.key, f"{error.detail}: nothing is collected; {ask_heal(log.run.url)}") from None
+            raise LogCorrupt(
+                error.key, f"{error.detail}: nothing is collected; {ask_heal(log.run.url, signed=log.members.signed)}"
+            ) from None
         progress((number + 1) / (len(fragments) + 1))
     listed = await log.store.list(LEARNERS)
     held_by = by_learner(checkpoints_in(listed))
@@ -321,7 +323,7 @@ async def _pack(log: Log, run: list[tuple[int, int]], accepted: Holes) -> None:
         if not named:
             raise LogCorrupt(
                 key, f"is not the commit that {commit_key(p, version + 1)} names as the one before it: nothing more is "
-                f"collected; {ask_heal(log.run.url)}"
+                f"collected; {ask_heal(log.run.url, signed=log.members.signed)}"
             )  # fmt: skip
         following = log.verifier.commit(blob, p, version)
         blobs.append(blob)
@@ -402,7 +404,8 @@ async def _newest_genuine(log: Log, held: Sequence[Entry]) -> Sequence[Entry]:
         except Denied as error:
             logger.warning(
                 "all checkpoints are kept, because this process may not read them (%s): give it a collector's rights "
-                "(isthmus doctor %s --role collector, beside it, names what is missing)", error, log.run.url,
+                "(isthmus doctor %s --role collector --key COLLECTOR_KEY_FILE, beside it, names what is missing)",
+                error, log.run.url,
             )  # fmt: skip
             return held
         except ObjectMissing:

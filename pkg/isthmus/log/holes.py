@@ -25,7 +25,7 @@ from isthmus.log import Commit, Log
 from isthmus.log.listing import earliest
 from isthmus.log.verify import KINDS
 from isthmus.store.base import Entry, is_there
-from isthmus.wording import agreeing, fragments
+from isthmus.wording import agreeing, fragments, key_flag
 
 AHEAD = 8
 """Versions beyond the end that are requested one by one."""
@@ -66,9 +66,10 @@ def accept_flag(holes: Holes) -> str:
     return f" --accept-hole {' '.join(words)}" if words else ""
 
 
-def ask_heal(url: str) -> str:
-    """Return the advice to run `isthmus heal` on a run, and who may."""
-    return f"isthmus heal {url} says what can be done (run it as the reader, and with --apply as a syncer)"
+def ask_heal(url: str, *, signed: bool) -> str:
+    """Return the advice to run `isthmus heal` on a run, and who may. In a `signed` run --apply needs a syncer's key."""
+    key = key_flag("syncer", signed=signed)
+    return f"isthmus heal {url} says what can be done (run it as the reader, and with --apply{key} as a syncer)"
 
 
 async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = False) -> None:

@@ -16,7 +16,7 @@ from isthmus.log.holes import GOES_ON, Holes, accept_flag, require_commits, requ
 from isthmus.log.run import Run
 from isthmus.runtime.urls import Place
 from isthmus.store.base import is_there
-from isthmus.wording import agreeing, fragments
+from isthmus.wording import agreeing, fragments, key_flag
 
 STANDS = 8
 """A fragment stands still when most other fragments were merged this many times since its last merge."""
@@ -207,15 +207,17 @@ async def uncollected(log: Log, head: int) -> int:
     return head if times and max(times) - min(times) > LEFT_S else 0
 
 
-def collects(url: str, versions: int, accepted: Holes | None = None) -> str:
+def collects(url: str, versions: int, accepted: Holes | None = None, *, signed: bool) -> str:
     """Return the warning for a run with this many versions whose garbage was never collected.
 
-    `accepted`: holes that are accepted, and that the collector must accept, too.
+    `accepted`: holes that are accepted, and that the collector must accept, too. `signed`: whether the run is, so that
+    the collector needs its key.
     """
+    key = key_flag("collector", signed=signed)
     return (
         f"nothing was collected in {versions:,} versions: the run grows until its store is full. isthmus gc "
         f"{url}{accept_flag(accepted or {})} "
-        "lists what can be deleted, --apply deletes it, and --apply --every 3600 repeats this hourly"
+        f"lists what can be deleted, --apply{key} deletes it, and --apply{key} --every 3600 repeats this hourly"
     )
 
 

@@ -30,7 +30,7 @@ from isthmus.log.charter import require_agreement
 from isthmus.log.run import Run
 from isthmus.reasons import Reason
 from isthmus.store import Store, checked
-from isthmus.wording import an
+from isthmus.wording import an, key_file
 
 SUCCESSION = "isthmus-succession"
 """Signing namespace in which a key accepts a run as its own."""
@@ -446,12 +446,15 @@ def require_may(members: Members, signer: Signer | None, role: Role, name: str |
         if signer is not None:
             raise InputError(
                 f"{members.run.url}: nothing in this run is signed, since it was created without an owner's key: leave "
-                "the key out, or create a run with one (isthmus init --key FILE)"
+                "the key out, or create a run with one (isthmus init --key OWNER_KEY_FILE)"
             )
         return
     url, now = members.run.url, members.current
     if signer is None:
-        signed = f"{url}: everything in this run is signed: pass your key (--key FILE, ISTHMUS_KEY or join(key=…))"
+        signed = (
+            f"{url}: everything in this run is signed: pass your key (--key {key_file(role.value)}, ISTHMUS_KEY or "
+            "join(key=…))"
+        )
         here = os.environ.get(ROLE, role.value)
         if here != role.value:
             raise InputError(
@@ -477,7 +480,7 @@ def require_may(members: Members, signer: Signer | None, role: Role, name: str |
         if there.role == role:
             more += (
                 f"; if this is its new key, {now.decider} says so: isthmus members rotate {url} --member {name} "
-                f"--public-key FILE.pub --key OWNER{now.approving}"
+                f"--public-key FILE.pub --key OWNER_KEY_FILE{now.approving}"
             )
     else:
         more = f"{now.decider} adds it: {_add(url, name, role)}{now.approving}"
@@ -485,4 +488,4 @@ def require_may(members: Members, signer: Signer | None, role: Role, name: str |
 
 
 def _add(url: str, name: str | None, role: Role) -> str:
-    return f"isthmus members add {url} {name or 'NAME'} --as {role.value} --public-key FILE.pub --key OWNER"
+    return f"isthmus members add {url} {name or 'NAME'} --as {role.value} --public-key FILE.pub --key OWNER_KEY_FILE"

@@ -88,8 +88,9 @@ class Trust:
         if not self.insecure:
             raise InputError(
                 f"{' and '.join(away)}: not on this machine, and nothing in the run is signed, so anyone who can "
-                "write there can act as any participant: create the run with a key (isthmus init --key FILE; `isthmus "
-                f"keys new NAME` makes one), or pass --insecure ({INSECURE}=1, join(insecure=True)) in every process"
+                "write there can act as any participant: create the run with a key (isthmus init --key "
+                "OWNER_KEY_FILE; `isthmus keys new NAME` makes one), or pass --insecure "
+                f"({INSECURE}=1, join(insecure=True)) in every process"
             )
         logger.warning(
             "INSECURE: nothing in the run at %s is signed: anyone who can write there can act as any participant",

@@ -60,8 +60,9 @@ Created by `isthmus access` or `isthmus create`. Everything here except `policie
 folder with the settings of its process (ISTHMUS_BUS_USER, ISTHMUS_BUS_PASSWORD_FILE, AWS_SHARED_CREDENTIALS_FILE): give
 it to that process alone.
 To remove a participant NAME: `isthmus create RUN --folder DIR --remove NAME` removes the member, its folder, and its
-users where it has made them. With `isthmus access` alone: `isthmus members remove RUN NAME --key OWNER`, delete the
-folder, and run `isthmus access` again. Then install the files below on the servers again, and delete the user there.
+users where it has made them. With `isthmus access` alone: `isthmus members remove RUN NAME --key OWNER_KEY_FILE`,
+delete the folder, and run `isthmus access` again. Then install the files below on the servers again, and delete the
+user there.
 
 {redis}
 store/root-*            the administrator, for a store that you run yourself

@@ -165,7 +165,7 @@ def _differences(earlier: Mapping[str, bytes], now: Mapping[str, bytes]) -> list
 def _command(who: Identity, folder: Path) -> str:
     own = who.participant == Participant.LEARNER and not (folder / who.user / KEY).exists()
     name = who.name if who.participant == Participant.FOLLOWER else ""
-    return COMMANDS[who.participant] + name + (" --key ITS_PRIVATE_KEY" if own else "")
+    return COMMANDS[who.participant] + name + (" --key LEARNER_KEY_FILE" if own else "")
 
 
 def _contents(folder: Path) -> dict[str, bytes]:

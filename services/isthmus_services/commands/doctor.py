@@ -28,6 +28,7 @@ from isthmus.doctor import (
     examine_store,
     examine_trust,
     examine_way,
+    is_signed,
 )
 from isthmus.errors import legible
 from isthmus.format.records.fields import require_name
@@ -87,7 +88,9 @@ async def examine(
     `accepted`: holes in the log that are only noted. Findings about the network path to the store follow those about
     the store; the same holds for the bus.
     """
-    for finding in examine_machine(Place.of(url).folder, role, runtime):
+    folder = Place.of(url).folder
+    signed = folder is not None and await is_signed(url, runtime)
+    for finding in examine_machine(folder, role, runtime, signed=signed):
         yield finding
     for finding in examine_ranks(role):
         yield finding

@@ -12,6 +12,7 @@ from isthmus.errors import Denied, InputError, LogCorrupt, Unavailable, first_ca
 from isthmus.format.rules import MemberRole
 from isthmus.log import Log, gc
 from isthmus.log.membership import require_may
+from isthmus.wording import key_flag
 from isthmus_services.output import report
 from isthmus_services.output.progress import progress
 from isthmus_services.output.tables import Column, fitted
@@ -24,7 +25,7 @@ def run(settings: declared.Gc) -> int:
         if not settings.apply:
             raise InputError("--every needs --apply")
         asyncio.run(_again_and_again(settings, settings.every))
-    plan = asyncio.run(_collect(settings))
+    plan, signed = asyncio.run(_collect(settings))
     rows = [
         (kind, f"{len(entries):,}", f"{sum(e.size for e in entries):,}")
         for kind, entries in sorted(plan.doomed.items())
@@ -61,7 +62,8 @@ def run(settings: declared.Gc) -> int:
     if nothing:
         print(f"nothing was deleted: there was nothing to delete{' yet' if plan.young else ''}")
     else:
-        print("done" if settings.apply else "dry run: nothing was deleted; use --apply to delete")
+        key = key_flag("collector", signed=signed)
+        print("done" if settings.apply else f"dry run: nothing was deleted; use --apply{key} to delete")
     report.write_json(
         {
             "applied": settings.apply,
@@ -80,9 +82,10 @@ def run(settings: declared.Gc) -> int:
     return 0
 
 
-async def _collect(settings: declared.Gc) -> gc.Garbage:
+async def _collect(settings: declared.Gc) -> tuple[gc.Garbage, bool]:
+    """Return what was found, and whether the run is signed."""
     async with open_log(settings.run, shared.trust_in(settings)) as log:
-        return await _once(log, settings)
+        return await _once(log, settings), log.members.signed
 
 
 async def _once(log: Log, settings: declared.Gc) -> gc.Garbage:

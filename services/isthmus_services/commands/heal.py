@@ -12,7 +12,7 @@ from isthmus.log.heal import Diagnosis
 from isthmus.log.holes import GOES_ON, HOLE, damage
 from isthmus.log.log_health import NEWEST
 from isthmus.log.membership import require_may
-from isthmus.wording import counted, fragments
+from isthmus.wording import counted, fragments, key_flag
 from isthmus_services.output import report
 from isthmus_services.output.progress import progress
 from isthmus_services.settings import declared, shared
@@ -23,7 +23,7 @@ FRESH_S = 120.0
 
 def run(settings: declared.Heal) -> int:
     """Diagnose, heal if asked to, and print. Return 1 if a fragment is left that is not sound, else 0."""
-    found, healed, now = asyncio.run(_heal(settings))
+    found, healed, now, signed = asyncio.run(_heal(settings))
     left = 0
     hopeless: dict[str, list[int]] = {}
     for diagnosis in found:
@@ -63,7 +63,10 @@ def run(settings: declared.Heal) -> int:
     told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     print(f"{counted(len(found), 'fragment')}: {told}")
     if left and not settings.apply and any(d.wound for d in found):
-        print("dry run: nothing was written; use --apply, as a syncer, to restart the fragments as described above")
+        key = key_flag("syncer", signed=signed)
+        print(
+            f"dry run: nothing was written; use --apply{key}, as a syncer, to restart the fragments as described above"
+        )
     report.write_json(
         {
             "applied": settings.apply,
@@ -86,7 +89,7 @@ def run(settings: declared.Heal) -> int:
     return 1 if left else 0
 
 
-async def _heal(settings: declared.Heal) -> tuple[list[Diagnosis], dict[int, Commit], float]:
+async def _heal(settings: declared.Heal) -> tuple[list[Diagnosis], dict[int, Commit], float, bool]:
     healed = {}
     async with open_log(settings.run, shared.trust_in(settings)) as log:
         if settings.apply:
@@ -96,7 +99,7 @@ async def _heal(settings: declared.Heal) -> tuple[list[Diagnosis], dict[int, Com
         for diagnosis in found if settings.apply else ():
             if diagnosis.wound is not None and (commit := await heal.heal(log, diagnosis)) is not None:
                 healed[diagnosis.fragment] = commit
-        return found, healed, log.runtime.wall()
+        return found, healed, log.runtime.wall(), log.members.signed
 
 
 def _lines(found: Diagnosis, commit: Commit | None, applied: bool, now: float) -> list[str]:

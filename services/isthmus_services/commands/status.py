@@ -76,7 +76,8 @@ def run(settings: declared.Status) -> int:
     console.print(title(made), highlight=False)
     console.print(view.tables(status, console.width))
     if status.uncollected:
-        console.print(Text(collects(made.url, status.uncollected, status.accepted), style="yellow"), soft_wrap=True)
+        grows = collects(made.url, status.uncollected, status.accepted, signed=made.header.owner is not None)
+        console.print(Text(grows, style="yellow"), soft_wrap=True)
     for learner, ledger in sorted(ledgers.items()):
         console.print(view.ledger(learner, ledger, console.width))
     for name, series in measured.items():

@@ -26,6 +26,7 @@ from isthmus.runtime.clock import Runtime, cores, random_id
 from isthmus.runtime.urls import Place
 from isthmus.store import require_create_only
 from isthmus.syncer import Syncer
+from isthmus.wording import key_flag
 from isthmus_services.commands.gc import line_of
 from isthmus_services.process import logs
 from isthmus_services.process.health_server import HealthServer, shown
@@ -183,11 +184,11 @@ async def _watch_space(syncer: Syncer, log: Log) -> None:
         if free < SPACE_LEAST:
             logger.warning(
                 "only %.0f %% of the disk of %s is free: isthmus gc %s lists what can be deleted, and "
-                "--apply deletes it",
-                100 * free, log.run.url, log.run.url,
+                "--apply%s deletes it",
+                100 * free, log.run.url, log.run.url, key_flag("collector", signed=log.members.signed),
             )  # fmt: skip
         elif versions and log.runtime.now() - said >= DAY_S:
-            logger.warning("%s", collects(log.run.url, versions))
+            logger.warning("%s", collects(log.run.url, versions, signed=log.members.signed))
             said = log.runtime.now()
 
 

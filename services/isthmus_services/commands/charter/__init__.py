@@ -107,7 +107,7 @@ async def give_approval(
     Raises `InputError` if there is no key, it is no owner's, the change is out of date, or it changes nothing.
     """
     if log.signer is None:
-        raise InputError("use --key FILE with the private key of one of the run's owners")
+        raise InputError("use --key OWNER_KEY_FILE, the private key of one of the run's owners")
     require_known(log, trust)
     await require_timely(log, header, hours)
     before, url = log.members.current, log.run.url
@@ -131,7 +131,7 @@ async def give_approval(
     lacks = found.lacks(before)
     print(f"proposal {found.id} is approved by {len(found.approvals)}; it still needs {lacks}")
     expecting = f" --expect {shlex.quote(path)}" if path else ""
-    print(f"each of them: isthmus charter approve {url} {found.id}{expecting} --key FILE")
+    print(f"each of them: isthmus charter approve {url} {found.id}{expecting} --key OWNER_KEY_FILE")
     return {"membership": None, "proposal": found.id, "still_needs": lacks}
 
 

@@ -41,7 +41,7 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
     async with open_log(settings.run, trust) as log:
         require_signed(log)
         if log.signer is None:
-            raise InputError("use --key FILE with the private key of an owner of the run (isthmus members list)")
+            raise InputError("use --key OWNER_KEY_FILE, the private key of an owner of the run (isthmus members list)")
         heads = await heads_of(log)
         before = await log.members.refresh(log.store)
         entries = made(before)
@@ -137,5 +137,5 @@ def require_signed(log: Log) -> None:
     if not log.members.signed:
         raise InputError(
             f"{log.run.url}: this run was created without an owner's key, so it has no members: create one with "
-            "isthmus init --key FILE"
+            "isthmus init --key OWNER_KEY_FILE"
         )

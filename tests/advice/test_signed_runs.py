@@ -1,0 +1,115 @@
+"""What is printed in a signed run, where commands need keys, and what comes of following it."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from advice.doctors import KEYED
+from advice.followed import advises, command_in, commands_in, isthmus, keyed, mine
+from advice.rows import GAP, row
+from advice.test_every_sentence import ROOT, texts
+from advice.test_gc import SNAPSHOTS, objects
+from advice.test_heal import spoil_update
+from advice.test_status import FEW
+from isthmus.doctor.advice import IN_AZURE, IN_BUCKET, IN_FOLDER, IN_GOOGLE, Advice, freeing
+from isthmus.errors import StoreFull
+from isthmus.format.signing.keys import write_signer
+from isthmus.log import log_health
+from isthmus.log.holes import ask_heal
+from isthmus_services.commands import create
+from support.signed import EU, OWNER, SYNC, US, C, L, S, admit
+from support.world import World, serving, train, world
+
+FILES = {"syncer": SYNC, "collector": US, "learner": EU, "owner": OWNER}
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """Write the key of each role into a file; return the files, by role."""
+    for role, signer in FILES.items():
+        write_signer(folder / role, signer, role)
+    return {role: folder / role for role in FILES}
+
+
+async def merged(w: World, versions: int) -> None:
+    """Train as members until each fragment has this many versions; then the only syncer is killed."""
+    await admit(w, ("a", L, EU), ("s0", S, SYNC), ("gc", C, US))
+    async with serving(w.by(SYNC).syncer("s0"), killed=True) as syncer:
+        await train(w.by(EU).learner("a"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= versions)
+
+
+@row(
+    "heal",
+    "dry run: nothing was written; use --apply --key",
+    means="The same in a signed run: whoever restarts a fragment signs that as a syncer.",
+    do="use --apply --key SYNCER_KEY_FILE, as a syncer, to restart the fragments as described above",
+    then="`… healed` in the last line.",
+)
+async def test_healing_a_signed_run(folder: Path, tmp_path: Path) -> None:
+    (dry,) = mine(test_healing_a_signed_run)
+    files = files_of(tmp_path)
+    async with world(folder, replace(FEW, signer=OWNER)) as w:
+        await merged(w, 4)
+        (await spoil_update(w, folder)).unlink()
+        _, told = await isthmus("status", w.run.url, "--bus", w.bus.url)
+        assert "with --apply --key SYNCER_KEY_FILE as a syncer" in told
+        words = command_in(told, "heal")
+        code, told = await isthmus(*words)
+        assert code == 1
+        advises(dry, told)
+        flags = re.search(r"use (--apply --key \w+),", told)
+        assert flags is not None
+        code, told = await isthmus(*words, *keyed(flags[1].split(), files))
+        assert (code, "healed: version" in told) == (0, True), told
+
+
+@row(
+    "gc",
+    "dry run: nothing was deleted; use --apply --key",
+    means="The same in a signed run: whoever collects must be a member with the role collector.",
+    do="use --apply --key COLLECTOR_KEY_FILE to delete",
+    then="`done`, and the objects are gone.",
+)
+@pytest.mark.parametrize(
+    "kind", [IN_BUCKET, IN_GOOGLE, IN_AZURE, IN_FOLDER], ids=["bucket", "google", "azure", "folder"]
+)
+async def test_making_room_in_a_signed_run(folder: Path, tmp_path: Path, kind: Advice) -> None:
+    (dry,) = mine(test_making_room_in_a_signed_run)
+    files = files_of(tmp_path)
+    full = freeing(kind.full, str(folder), signed=True)
+    chain = [words for words in commands_in(full) if words[0] == "gc"]
+    assert len(chain) == 3
+    async with world(folder, replace(SNAPSHOTS, signer=OWNER)) as w:
+        await merged(w, 20)
+        before = objects(folder)
+        code, told = await isthmus("gc", w.run.url, "--keep", "1", "--min-age", "0")
+        assert code == 0
+        advises(dry, told)
+        for words in chain:
+            assert (await isthmus(*words))[0] == 2, "the word for the key's file is no file"
+            code, told = await isthmus(*keyed(words, files))
+            assert code == 0, told
+        assert objects(folder) < before
+
+
+def test_what_is_printed_of_a_full_store() -> None:
+    """The error knows nothing of the run: it says which key a signed one needs."""
+    assert "(in a signed run with --key COLLECTOR_KEY_FILE)" in str(StoreFull("s3://b/r", "s3://b/r", "quota"))
+    words = freeing(IN_FOLDER.full, "/r", signed=True)
+    assert re.search(".+?".join(map(re.escape, KEYED.split(GAP))), words)
+    assert "--key" not in freeing(IN_FOLDER.full, "/r", signed=False)
+    assert "--key" not in ask_heal("/r", signed=False)
+    assert "--apply --key COLLECTOR_KEY_FILE --every 3600" in log_health.collects("/r", 99, signed=True)
+
+
+@pytest.mark.parametrize("path", sorted([*(ROOT / "pkg/isthmus").rglob("*.py"), *(ROOT / "services").rglob("*.py")]))
+def test_every_printed_command_has_room_for_a_key(path: Path) -> None:
+    """A command that writes, or the doctor for a member, is followed by a gap, which has the key, or by the key."""
+    writes = re.compile(r"isthmus (?:gc|heal) [^;,]*?--apply(?!\{key\}|…|%s| --key)")
+    doctor = re.compile(r"isthmus doctor [^;,]*?--role (?:syncer|collector|learner)(?! --key|…| --learner …)")
+    known = set(create.COMMANDS.values())  # their folders' environment names the key
+    bare = [text for text in texts(path) - known if writes.search(text) or doctor.search(text)]
+    assert not [text for text in bare if "`" not in text], "add wording.key_flag"
+    for text in texts(path):
+        assert not re.search(r"--key (?:FILE|OWNER|KEY)\b(?!_)", text), "say whose key: wording.key_file"
