@@ -422,7 +422,7 @@ REPORT_KEYS = {
     "updates_merged",
     "updates_clipped",
     "clips",
-    "updates_rejected",
+    "rejections",
     "bytes_up",
     "checkpoint_bytes",
     "bytes_down",

@@ -243,7 +243,7 @@ class ByHand:
         for r in c["rejected"]:
             own = self.sums[MEMBER[r["learner"]], when]
             own[f"rejected {r['reason']}"] += r["count"]
-            own["lost"] += r["count"] * (r["reason"] not in LOSSLESS)
+            own["updates_rejected"] += r["count"] * (r["reason"] not in LOSSLESS)
         moved = length(run / c["value_key"]) if sound and c["inputs"] else 0.0
         pulls = [i["weight"] * i.get("scale", 1.0) * (length(run / i["key"]) if sound else 0.0) for i in c["inputs"]]
         for i, pull in zip(c["inputs"], pulls, strict=True):
@@ -284,7 +284,7 @@ def test_every_figure_is_that_of_the_raw_objects(recorded: Path, audited: dict[s
     for name, when in itertools.product(("eu", "us-*"), (None, *range(24))):
         own, whole = hand.sums[name, when], hand.whole[when]
         found = members[name]["total"] if when is None else members[name]["periods"][when]
-        for what in ("updates", "expected", "there", "in_commits", "lost", "cut", "verified"):
+        for what in ("updates", "expected", "there", "in_commits", "updates_rejected", "cut", "verified"):
             assert found[what] == own[what], (name, when, what)
         for what in ("tokens", "weight", "movement"):
             assert found[what] == about(own[what]), (name, when, what)
@@ -292,32 +292,42 @@ def test_every_figure_is_that_of_the_raw_objects(recorded: Path, audited: dict[s
             assert found[f"{what}_share"] == (about(own[what] / whole[what]) if whole[what] else None)
         assert found["participation"] == (about(own["there"] / own["expected"]) if own["expected"] else None)
         assert found["clipped"] == counts(own, "clipped")
-        assert found["rejected"] == counts(own, "rejected")
+        assert found["rejections"] == counts(own, "rejected")
     # The run went through what the figures are to show.
     eu, us = members["eu"]["total"], members["us-*"]["total"]
     assert eu["clipped"]["charter"] > 0
-    assert us["rejected"]["non-finite"] == 1
-    assert us["lost"] > 0
+    assert us["rejections"]["non-finite"] == 1
+    assert us["updates_rejected"] > 0
     assert us["verified"] < us["updates"]
     assert members["s-*"]["commits"] == len(hand.commits) - 1
     listed = sum((Counter(counts(hand.sums[n, None], "rejected")) for n in ("eu", "us-*")), Counter[str]())
     last = {c["fragment"]: Counter(c["rejected_total"]) for c in hand.commits}
-    assert Counter(audited["rejected_unlisted"]) == sum(last.values(), Counter[str]()) - listed
+    assert Counter(audited["rejections_unlisted"]) == sum(last.values(), Counter[str]()) - listed
 
 
 def test_the_page_says_who_signed_it_and_explains_figures_and_reasons(recorded: Path, audited: dict[str, Any]) -> None:
     text = html.unescape((recorded.parent / "a.html").read_text())
     assert "and north signed it: the last section says how to check that." in text
-    for figure in ("updates", "tokens", "weight", "movement", "participation", "clipped", "rejected", "institution"):
+    for figure in (
+        "updates",
+        "tokens",
+        "weight",
+        "movement",
+        "participation",
+        "clipped",
+        "rejections",
+        "updates_rejected",
+        "institution",
+    ):
         assert audited["definitions"][figure] in text
     totals = [m["total"] for m in audited["members"]]
-    for kind, named in ((Clip, "clipped"), (Reason, "rejected")):
+    for kind, named in ((Clip, "clipped"), (Reason, "rejections")):
         there = {kind(reason) for total in totals for reason in total[named]}
         assert there
         assert all(reason.means in text for reason in there)
 
 
-SUMMED = ("updates", "tokens", "weight", "movement", "expected", "there", "cut", "lost", "verified")
+SUMMED = ("updates", "tokens", "weight", "movement", "expected", "there", "cut", "updates_rejected", "verified")
 
 
 def test_an_institution_has_the_sums_of_its_members(recorded: Path, audited: dict[str, Any]) -> None:
@@ -336,7 +346,7 @@ def test_an_institution_has_the_sums_of_its_members(recorded: Path, audited: dic
         coast, eu, us = of[0], *(one for one, name in zip(of[1:], members, strict=True) if name in ("eu", "us-*"))
         assert {what: coast[what] for what in SUMMED} == {what: about(eu[what] + us[what]) for what in SUMMED}
         assert coast["participation"] == (about(coast["there"] / coast["expected"]) if coast["expected"] else None)
-        for what in ("clipped", "rejected"):
+        for what in ("clipped", "rejections"):
             assert Counter(coast[what]) == Counter(eu[what]) + Counter(us[what])
     assert found["coast"]["total"]["weight_share"] == found["coast"]["total"]["movement_share"] == about(1.0)
     assert "eu, us-*" in (recorded.parent / "a.html").read_text()

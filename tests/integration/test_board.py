@@ -93,7 +93,7 @@ async def test_of_a_live_run_it_says_what_status_says(folder: Path) -> None:
                 )  # fmt: skip
                 assert row["said"]["merged"] == beat.ledger.merged
             rejected = {r["reason"]: r["times"] for r in state["reasons"]}
-            assert rejected.keys() <= status.rejected.keys()
+            assert rejected.keys() <= status.rejections.keys()
 
 
 async def test_bytes_of_a_learner_are_counted_over_its_incarnations(folder: Path, tmp_path: Path) -> None:

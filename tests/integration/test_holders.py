@@ -55,7 +55,7 @@ async def test_syncers_share_the_fragments_and_each_commits_only_its_own(folder:
             wrote = {p: set(found) for p, found in writers(await all_commits(w.log)).items()}
         assert await check_log(w) == one.tallies.commits + two.tallies.commits
         assert wrote == {p: {name} for p, name in mine.items()}
-        assert one.tallies.commits_lost == two.tallies.commits_lost == 0
+        assert one.tallies.races_lost == two.tallies.races_lost == 0
         for agent in learners:
             balanced(agent)
 
@@ -193,7 +193,7 @@ async def test_a_syncer_that_stalled_while_another_went_on_loses_its_commit_and_
                 await until(lambda: two.coordinators[0].head > behind + 4, "the other went on")
             wake.set()
             await until(lambda: one.coordinators[0].head > two.coordinators[0].head, "it goes on after the winner")
-            assert one.tallies.commits_lost > 0
+            assert one.tallies.races_lost > 0
             await asyncio.gather(*training)
         await check_log(w)
         commits = (await all_commits(w.log))[0]
@@ -217,7 +217,7 @@ async def test_two_syncers_that_both_hold_everything_leave_one_log_on_a_real_s3_
 
             def raced() -> bool:
                 both = one.tallies.commits > 5 and two.tallies.commits > 5
-                return both and one.tallies.commits_lost + two.tallies.commits_lost > 5
+                return both and one.tallies.races_lost + two.tallies.races_lost > 5
 
             await asyncio.gather(*(train(a, 100, seed=i, enough=raced) for i, a in enumerate(learners)))
             await until(

@@ -353,8 +353,8 @@ async def agrees(c: Case, w: World, expected: set[Reason]) -> None:
     assert account.rejected + account.late == sum(longest[base] - merged.get(base, 0) for base in longest)
 
     status = await read_status(w.log, w.bus, w.runtime, 0.1)
-    assert status.rejected == by_reason
-    said, spare = rejections(status.rejected)
+    assert status.rejections == by_reason
+    said, spare = rejections(status.rejections)
     assert {part.split()[0] for part in said.split(", ") if part} == lost
     assert {part.split()[0] for part in spare.split(", ") if part} == by_reason.keys() - lost
 
@@ -364,12 +364,14 @@ async def agrees(c: Case, w: World, expected: set[Reason]) -> None:
     totals = time_views.totals(history, w.runtime.wall())
     whole = sum(by_reason.values())
     times = sum(r.count for r in losses)
-    assert (totals["rejected"], totals["repeated"]) == (times, whole - times)
+    assert (totals["updates_rejected"], totals["rejected_without_loss"]) == (times, whole - times)
     rows = time_views.learners(history, np.inf)
     for row in rows:
-        assert row["rejected"] == sum(r.count for r in losses if r.learner == row["learner"])
-        assert row["rejected"] + row["repeated"] == sum(r.count for r in found if r.learner == row["learner"])
-    assert {r["reason"] for r in time_views.reasons(history, np.inf) if r["lost"]} == lost
+        assert row["updates_rejected"] == sum(r.count for r in losses if r.learner == row["learner"])
+        assert row["updates_rejected"] + row["rejected_without_loss"] == sum(
+            r.count for r in found if r.learner == row["learner"]
+        )
+    assert {r["reason"] for r in time_views.reasons(history, np.inf) if r["work_lost"]} == lost
 
     counted = {
         sample.labels["reason"]: sample.value

@@ -165,14 +165,14 @@ async def test_two_syncers_that_both_hold_everything_do_no_harm(folder: Path) ->
         async with serving(one), serving(two):
 
             def raced() -> bool:
-                return one.tallies.commits_lost + two.tallies.commits_lost > 0
+                return one.tallies.races_lost + two.tallies.races_lost > 0
 
             await asyncio.gather(*(train(a, 120, seed=i, enough=raced) for i, a in enumerate(learners)))
             await until(
                 lambda: [k.head for k in one.coordinators] == [k.head for k in two.coordinators], "both at the head"
             )
         assert await check_log(w) == one.tallies.commits + two.tallies.commits
-        assert one.tallies.commits_lost + two.tallies.commits_lost > 0, "the syncers never raced: this shows nothing"
+        assert one.tallies.races_lost + two.tallies.races_lost > 0, "the syncers never raced: this shows nothing"
         for agent in learners:
             balanced(agent)
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +21,7 @@ from isthmus.inspect.losses import LossCurves
 from isthmus.inspect.replay import replay
 from isthmus.inspect.status import read_status
 from isthmus.log.claims import claim_at
-from isthmus.log.figures import LogSums
+from isthmus.log.figures import LogSums, updates_rejected
 from isthmus.reasons import LOSSLESS
 from isthmus_services.demo import judge
 from isthmus_services.demo.watch import Watch
@@ -147,9 +148,15 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
     for h in headers:
         for r in h.rejected:
             by_reason[r.reason] = by_reason.get(r.reason, 0) + r.count
-    assert status.rejected == by_reason == judge.rejected(commits)
-    assert totals["rejected"] == sum(n for reason, n in by_reason.items() if reason not in LOSSLESS)
-    assert totals["repeated"] == sum(n for reason, n in by_reason.items() if reason in LOSSLESS)
+    assert status.rejections == by_reason == judge.rejections(commits)
+    assert totals["updates_rejected"] == sum(n for reason, n in by_reason.items() if reason not in LOSSLESS)
+    assert totals["rejected_without_loss"] == sum(n for reason, n in by_reason.items() if reason in LOSSLESS)
+    worse = totals["updates_rejected"]
+    assert worse == updates_rejected(by_reason) > 0
+    assert {row["reason"]: row["times"] for row in state["reasons"]} == by_reason
+    assert sum(row["times"] for row in state["reasons"] if row["work_lost"]) == worse
+    assert sum(row["updates_rejected"] for row in learners.values()) == worse
+    assert sum(lines["updates_rejected"]) == worse
     said, spare = rejections(by_reason)
     shown = {name: int(count) for name, count in re.findall(r"([a-z-]+) (\d+)", f"{said}, {spare}")}
     assert shown == by_reason
@@ -242,7 +249,12 @@ async def test_every_figure_is_the_same_wherever_it_is_shown(
     assert f"{sum(by_log.values()):,} tokens processed up to their newest merged updates" in audited
     assert f"{len(headers)} commits, {updates} updates, {tokens:,.0f} tokens" in audited
     assert f"participation: {mean:.1%}" in audited
-    assert f"{clipped} updates were clipped" in audited
+    spared = totals["rejected_without_loss"]
+    assert f"{clipped} updates were clipped, {worse} updates rejected; rejected without loss: {spared}" in audited
+    members = [member["total"] for member in json.loads((tmp_path / "audit.json").read_text())["members"]]
+    assert sum(member["updates_rejected"] for member in members) == worse
+    assert sum((Counter(member["rejections"]) for member in members), Counter()) == by_reason
+    assert written["rejections"] == by_reason
 
     # the ledger has every token once; that of `status --ledger` is as of the newest checkpoint
     for ledger in ledgers:

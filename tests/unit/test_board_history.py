@@ -94,7 +94,7 @@ def test_what_was_read_comes_to_what_the_commits_say() -> None:
     c = read(history())
     totals = time_views.totals(c, after(2))
     assert (totals["commits"], totals["versions"], totals["updates"], totals["fresh"]) == (4, [2, 2], 6, 6)
-    assert (totals["missed_round"], totals["rejected"], totals["repeated"]) == (2, 2, 2)
+    assert (totals["missed_round"], totals["updates_rejected"], totals["rejected_without_loss"]) == (2, 2, 2)
     assert (totals["quorum_missed"], totals["closed_by"]) == (2, {"all": 2, "grace": 2})
     # Each fragment counts by its share of the model, 0.75 or 0.25, so the sum is the learners' own count.
     assert totals["tokens"] == 1200 + 600 + 1200
@@ -177,11 +177,11 @@ def test_very_many_learners_take_no_more_room_than_many() -> None:
 
 def test_of_each_learner_it_says_what_became_of_it() -> None:
     rows = {r["learner"]: r for r in time_views.learners(read(history()), after(3) + 60.0)}
-    assert {k: rows["b"][k] for k in ("expected", "merged", "missing", "missed_round", "rejected", "incarnation")} == {
-        "expected": 6, "merged": 4, "missing": 2, "missed_round": 0, "rejected": 0, "incarnation": 2,
+    assert {k: rows["b"][k] for k in ("expected", "merged", "missing", "missed_round", "updates_rejected", "incarnation")} == {
+        "expected": 6, "merged": 4, "missing": 2, "missed_round": 0, "updates_rejected": 0, "incarnation": 2,
     }  # fmt: skip
-    assert (rows["c"]["missed_round"], rows["c"]["rejected"], rows["c"]["merged"]) == (2, 2, 0)
-    assert (rows["a"]["repeated"], rows["a"]["rejected"], rows["a"]["tokens"]) == (2, 0, 3600)
+    assert (rows["c"]["missed_round"], rows["c"]["updates_rejected"], rows["c"]["merged"]) == (2, 2, 0)
+    assert (rows["a"]["rejected_without_loss"], rows["a"]["updates_rejected"], rows["a"]["tokens"]) == (2, 0, 3600)
     assert rows["b"]["weight_a_round"] == pytest.approx((0.5 + 0.75) / 2)
     assert rows["a"]["train_s"] == 5.0
     assert (rows["a"]["fresh"], rows["a"]["step"], rows["a"]["processed"]) == (6, 36, 3600)

@@ -34,7 +34,7 @@ def test_the_summary_says_what_became_of_the_tokens(
     )
     found: dict[str, object] = dict.fromkeys(names.split(), 1)
     tokens = {"processed": 1000, "merged": 600, "overwritten": 50, "late": 0, "rejected": 0, "lost": 1}
-    found |= {"ledger": tokens | {"pending": pending}, "updates_rejected": {}}
+    found |= {"ledger": tokens | {"pending": pending}, "rejections": {}}
     found |= {"updates_clipped": 5, "clips": {"weight": 4, "norm": 2}}
     report.show(found | {"settings": {"steps": 1}}, Console(width=120))
     cells = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]

@@ -21,7 +21,7 @@ def test_a_syncers_minute_is_what_the_minute_brought() -> None:
     m.rounds_closed.labels("grace").inc(3)
     m.rejections.labels("stale").inc(2)
     m.updates_missed.inc(4)
-    m.commits_lost.inc()
+    m.races_lost.inc()
     m.learners.set(4)
     m.store_bytes.labels("up").inc(1_500_000)
     m.store_bytes.labels("down").inc(2_400_000)
@@ -30,7 +30,7 @@ def test_a_syncers_minute_is_what_the_minute_brought() -> None:
         "s1: 12 commits (closed by all 9, grace 3), 4 learners here, rejected stale 2, 4 missed their round, "
         "1 races lost, 1.5 MB up, 2.4 MB down"
     )
-    assert (facts["commits"], facts["rejected"]) == (12, {"stale": 2.0})
+    assert (facts["commits"], facts["rejections"]) == (12, {"stale": 2.0})
     assert (facts["races_lost"], facts["store_bytes_up"], facts["store_bytes_down"]) == (1.0, 1_500_000, 2_400_000)
     assert minute.say()[0].startswith("s1: 0 commits, 4 learners here, rejected nothing")
 

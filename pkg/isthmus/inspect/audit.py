@@ -360,7 +360,7 @@ class Audit:
     restarts: Sequence[Restart]
     heals: Sequence[Heal]
     replay: Verification
-    rejected_unlisted: Mapping[str, int]
+    rejections_unlisted: Mapping[str, int]
     """Rejections, by reason, that commits counted without listing the learner."""
     unfinished: Sequence[Unfinished]
     work: Sequence[Work]
@@ -490,7 +490,7 @@ async def audit(
         restarts=restarts,
         heals=sorted(collected.heals, key=lambda heal: (heal.at, heal.fragment)),
         replay=_verification(collected, result, unverified, outdated),
-        rejected_unlisted=dict(sorted(collected.unlisted.items())),
+        rejections_unlisted=dict(sorted(collected.unlisted.items())),
         unfinished=unfinished,
         work=await _work(log, collected, restarts, unfinished, not_read),
         influence=[

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from isthmus.format.records.objects import CommitHeader
 from isthmus.format.rules import STALENESS_MAX
 from isthmus.log import Commit, Log
-from isthmus.log.figures import Reached, attendance, places
+from isthmus.log.figures import Reached, attendance, places, updates_rejected
 from isthmus.log.membership import Membership
-from isthmus.reasons import LOSSLESS
 
 NOBODY = "(no member)"
 """Stands for the entry of learners that the membership does not name."""
@@ -41,10 +40,10 @@ DEFINITIONS = {
     ),
     "clipped": "merged updates that counted for less than they stated, by reason; an update may have several reasons",
     "cut": "the number of these updates, each counted once",
-    "rejected": "rejections that commits list, by reason. A commit lists the newest ones; the others are only counted",
-    "lost": (
-        "rejections for reasons by which work is lost, once for each update. It is a number of updates: commits name a "
-        "rejected update without its tokens"
+    "rejections": "rejections that commits list, by reason. A commit lists the newest ones; others are only counted",
+    "updates_rejected": (
+        "of these rejections, those by which work is lost, once for each update. By the others nothing is lost. It is "
+        "a number of updates: commits name a rejected update without its tokens"
     ),
     "institution": (
         "the members that the charter counts as one, by its newest version that has the member. A member for which the "
@@ -74,8 +73,8 @@ class Figures:
     in_commits: int
     cut: int
     clipped: Mapping[str, int]
-    rejected: Mapping[str, int]
-    lost: int
+    rejections: Mapping[str, int]
+    updates_rejected: int
     verified: int
 
 
@@ -116,11 +115,10 @@ class _Tally:
     movement: float = 0.0
     expected: int = 0
     there: int = 0
-    lost: int = 0
     cut: int = 0
     verified: int = 0
     clipped: Counter[str] = field(default_factory=Counter)
-    rejected: Counter[str] = field(default_factory=Counter)
+    rejections: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -206,8 +204,7 @@ class Sums:
             tally.there += was_there
         for r in h.rejected:
             tally = self.tallies[self.member_of(judge, r.learner)][r.learner][when]
-            tally.rejected[r.reason] += r.count
-            tally.lost += r.count * (r.reason not in LOSSLESS)
+            tally.rejections[r.reason] += r.count
             self._listed[r.reason] += r.count
         if h.healed is not None:
             why = h.healed
@@ -315,6 +312,7 @@ def _figures(tallies: Sequence[_Tally], spans: Sequence[Span], in_commits: int) 
     weight, movement = sum(s.weight for s in spans), sum(s.movement for s in spans)
     own_weight, own_movement = sum(t.weight for t in tallies), sum(t.movement for t in tallies)
     expected, there = sum(t.expected for t in tallies), sum(t.there for t in tallies)
+    rejections = _summed(t.rejections for t in tallies)
     return Figures(
         updates=sum(t.updates for t in tallies),
         tokens=rounded(sum(t.tokens for t in tallies)),
@@ -328,8 +326,8 @@ def _figures(tallies: Sequence[_Tally], spans: Sequence[Span], in_commits: int) 
         in_commits=in_commits,
         cut=sum(t.cut for t in tallies),
         clipped=_summed(t.clipped for t in tallies),
-        rejected=_summed(t.rejected for t in tallies),
-        lost=sum(t.lost for t in tallies),
+        rejections=rejections,
+        updates_rejected=updates_rejected(rejections),
         verified=sum(t.verified for t in tallies),
     )
 

@@ -146,8 +146,8 @@ class Status:
         return self.hearing.waited_for(fragment, self.live)
 
     @property
-    def rejected(self) -> dict[str, int]:
-        """Updates that were rejected, by reason, over the whole log."""
+    def rejections(self) -> dict[str, int]:
+        """Rejections of updates, by reason, over the whole log."""
         total: Counter[str] = Counter()
         for commit in self.heads:
             if commit is not None:
@@ -289,7 +289,7 @@ class Status:
             },
             "uncollected": self.uncollected,
             "disk_full_bytes_left": self.room,
-            "rejected": self.rejected,
+            "rejections": self.rejections,
             "messages_rejected": self.messages_rejected,
             "clipped": self.clipped,
             "bus_error": self.bus_error,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from isthmus.format.records.messages import Tally
 from isthmus.format.records.objects import CommitHeader, Input
+from isthmus.reasons import LOSSLESS
 
 
 def places(header: CommitHeader) -> tuple[int, int]:
@@ -32,6 +33,14 @@ def shares(header: CommitHeader) -> dict[str, tuple[float, float]]:
         so_far = found.get(given.learner, (0.0, 0.0))
         found[given.learner] = so_far[0] + given.weight / weight, so_far[1] + given.tokens / tokens
     return found
+
+
+def updates_rejected(rejections: Mapping[str, int]) -> int:
+    """Return how many of these rejections, by reason, are of updates whose work is lost, each update once.
+
+    The others are rejected without loss.
+    """
+    return sum(count for reason, count in rejections.items() if reason not in LOSSLESS)
 
 
 class Reached(NamedTuple):

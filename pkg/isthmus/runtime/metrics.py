@@ -96,7 +96,7 @@ class SyncerMetrics(Metrics):
     def __init__(self) -> None:
         super().__init__()
         self.commits = self._counter("commits_total", "Commits this syncer wrote.", "fragment")
-        self.commits_lost = self._counter("commits_lost_total", "Merges dropped because another syncer was first.")
+        self.races_lost = self._counter("races_lost_total", "Merges dropped because another syncer was first.")
         self.rounds_closed = self._counter("rounds_closed_total", "Rounds merged, by what closed them.", "closed_by")
         self.quorum_missed = self._counter("quorum_missed_total", "Rounds merged with fewer learners than the quorum.")
         self.quorum_seconds = self._histogram(

@@ -520,8 +520,8 @@ class FragmentCoordinator:
             )
             self._settle(commit, result.state)
             return self.rounds.on(CaughtUp(), self._runtime.now())
-        self._tallies.commits_lost += 1
-        self._metrics.commits_lost.inc()
+        self._tallies.races_lost += 1
+        self._metrics.races_lost.inc()
         self._reader.learn_of(version)
         self._release()
         self.rounds.on(Lost(), self._runtime.now())

@@ -59,7 +59,7 @@ class Tallies:
     """Counts of what a syncer has done since it started."""
 
     commits: int = 0
-    commits_lost: int = 0
+    races_lost: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     """Messages that were dropped because too many waited, by author; none of them long before the last one."""

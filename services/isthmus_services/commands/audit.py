@@ -2,6 +2,7 @@
 
 import asyncio
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from isthmus.format.signing import Signer, armored, fingerprint, public_line, re
 from isthmus.inspect.audit import Audit, Institution, Member, audit
 from isthmus.inspect.influence import Influence
 from isthmus.log import Log
+from isthmus.log.figures import updates_rejected
 from isthmus.log.polar import require_gpu
 from isthmus_services.commands.follow import evaluation
 from isthmus_services.output.audit_page import Check, page, spread
@@ -85,8 +87,10 @@ def _principal(name: str) -> str:
 def _summary(a: Audit) -> list[str]:
     """Return the audit in about ten lines, without its headline."""
     tokens, updates = sum(p.tokens for p in a.periods), sum(p.updates for p in a.periods)
-    clipped, lost = sum(m.total.cut for m in a.members), sum(m.total.lost for m in a.members)
-    rejected = sum(sum(m.total.rejected.values()) for m in a.members) + sum(a.rejected_unlisted.values())
+    clipped = sum(m.total.cut for m in a.members)
+    rejections = sum((Counter(m.total.rejections) for m in a.members), Counter(a.rejections_unlisted))
+    rejected = updates_rejected(rejections)
+    spared = rejections.total() - rejected
     gone = [m.name for m in a.members if m.gone is not None]
     missing = sum(bool(m.missing) for m in a.manifests)
     sound = [p for p in a.promotions if not p.fault]
@@ -99,7 +103,7 @@ def _summary(a: Audit) -> list[str]:
         _worked(a),
         "participation: no commit" if a.participation is None else
         f"participation: {a.participation:.1%} of those whom rounds expected; of all commits, {_within(a)}",
-        f"{clipped} updates were clipped; {rejected} rejections, by which {lost} updates were lost",
+        f"{clipped} updates were clipped, {rejected} updates rejected; rejected without loss: {spared}",
         f"{len(a.memberships)} versions of the membership" + (f"; removed: {', '.join(gone)}" if gone else ""),
         f"{len(a.manifests)} manifests" + (f", {missing} of them missing" if missing else ""),
         f"{len(sound)} promotions hold, {len(a.promotions) - len(sound)} do not"

@@ -125,7 +125,7 @@ async def _serve(settings: declared.Syncer, name: str, board: HealthServer) -> N
             for task in (minutes, warming, collecting, growing):
                 task.cancel()
             await asyncio.gather(minutes, warming, collecting, growing, return_exceptions=True)
-        logger.info("%s ends: %d commits, %d races lost", name, syncer.tallies.commits, syncer.tallies.commits_lost)
+        logger.info("%s ends: %d commits, %d races lost", name, syncer.tallies.commits, syncer.tallies.races_lost)
 
 
 async def _warm(syncer: Syncer, log: Log) -> None:

@@ -166,7 +166,7 @@ def single_curve(
     return points
 
 
-def rejected(commits: list[Commit]) -> dict[str, int]:
+def rejections(commits: list[Commit]) -> dict[str, int]:
     """Return the number of rejected updates in the whole log, by reason."""
     newest = {c.header.fragment: c for c in commits}
     total: Counter[str] = Counter()

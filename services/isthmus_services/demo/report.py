@@ -85,7 +85,7 @@ def show(report: dict[str, object], console: Console) -> None:
     reasons = report["clips"]
     assert isinstance(reasons, dict)
     table.add_row("updates clipped", clips(int(number("updates_clipped")), reasons))
-    counts = report["updates_rejected"]
+    counts = report["rejections"]
     assert isinstance(counts, dict)
     rejected, spare = rejections(counts)
     table.add_row("updates rejected", rejected or "none")

@@ -245,7 +245,7 @@ async def _judge(
         "updates_merged": sums.merged,
         "updates_clipped": sums.clipped,
         "clips": dict(sums.clips),
-        "updates_rejected": judge.rejected(commits),
+        "rejections": judge.rejections(commits),
         "bytes_up": traffic.up,
         "checkpoint_bytes": traffic.checkpoints,
         "bytes_down": traffic.down,

@@ -228,7 +228,7 @@ def _float(value: object) -> float:
     return float(value)
 
 
-FIGURES = "updates, tokens, weight, movement, in commits, participation, clipped, rejected, updates lost"
+FIGURES = "updates, tokens, weight, movement, in commits, participation, clipped, rejections, updates rejected"
 
 
 def _cells(f: Figures, commits: int) -> list[str]:
@@ -236,13 +236,13 @@ def _cells(f: Figures, commits: int) -> list[str]:
     within = _share(f.in_commits / commits) if f.expected or f.in_commits else "–"
     return [
         f"{f.updates:,}", f"{f.tokens:,.0f}", _share(f.weight_share), _share(f.movement_share), within,
-        _share(f.participation), _counts(f.clipped), _counts(f.rejected), f"{f.lost:,}",
+        _share(f.participation), _counts(f.clipped), _counts(f.rejections), f"{f.updates_rejected:,}",
     ]  # fmt: skip
 
 
 def _took_part(a: Audit) -> list[Member]:
     """Return the members that did something or were waited for, those with most tokens first."""
-    found = [m for m in a.members if m.total.updates or m.total.expected or m.total.rejected]
+    found = [m for m in a.members if m.total.updates or m.total.expected or m.total.rejections]
     return sorted(found, key=lambda m: (-m.total.tokens, m.name))
 
 
@@ -257,7 +257,7 @@ def _institutions(a: Audit) -> list[str]:
     found = sorted(a.institutions, key=lambda i: (-i.total.tokens, i.name))
     whole = a.replay.commits
     rows = [[_t(i.name), ", ".join(map(_t, i.members)), f"{i.commits:,}", *_cells(i.total, whole)] for i in found]
-    columns = _columns(f"institution, members, commits written, {FIGURES}", "institution, members, clipped, rejected")
+    columns = _columns(f"institution, members, commits written, {FIGURES}", "institution, members, clipped, rejections")
     note = "The charter says which members are of one institution. A member of none stands for itself."
     return ["<h2>Institutions</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
 
@@ -275,21 +275,21 @@ def _members(a: Audit) -> list[str]:
             parts = [(one.name, _cells(one.total, a.replay.commits)) for one in m.learners]
             rows += [_Row([_t(name), "", "", "", *cells], part=True) for name, cells in parts]
     columns = _columns(
-        f"member, role, membership, terms, {FIGURES}", "member, role, membership, terms, clipped, rejected"
+        f"member, role, membership, terms, {FIGURES}", "member, role, membership, terms, clipped, rejections"
     )
     note = (
         "A member is a key, and does what its role allows. Membership names the versions below that admitted and "
         "removed it. Weight and movement are shares of the whole run."
     )
     lines = ["<h2>Members</h2>", f'<p class="soft">{note}</p>', *_table(columns, rows)]
-    if a.rejected_unlisted:
+    if a.rejections_unlisted:
         lines.append(
-            f"<p>Rejections that commits counted without naming the learner: {_counts(a.rejected_unlisted)}.</p>"
+            f"<p>Rejections that commits counted without naming the learner: {_counts(a.rejections_unlisted)}.</p>"
         )
     return lines + _meanings(a)
 
 
-PAGE_NAMES = {"lost": "updates lost", "in_commits": "in commits"}
+PAGE_NAMES = {"updates_rejected": "updates rejected", "in_commits": "in commits"}
 """Figures that the page's columns name otherwise than the JSON."""
 
 
@@ -340,7 +340,9 @@ def _meanings(a: Audit) -> list[str]:
         for name, text in a.definitions.items()
         if name not in ("cut", "verified")
     ]
-    named = {reason for m in a.members for reason in (*m.total.clipped, *m.total.rejected)} | set(a.rejected_unlisted)
+    named = {reason for m in a.members for reason in (*m.total.clipped, *m.total.rejections)} | set(
+        a.rejections_unlisted
+    )
     reasons = [[_t(r.value), _t(r.means)] for r in (*Clip, *Reason) if r.value in named]
     return [
         "<details><summary>What the columns mean</summary>",
@@ -408,10 +410,10 @@ def _charts(a: Audit) -> list[str]:
         rows = [
             [_at(p.begin), *_cells(f, p.commits)]
             for p, f in zip(a.periods, m.periods, strict=True)
-            if f.updates or f.expected or f.rejected
+            if f.updates or f.expected or f.rejections
         ]
         lines += [f"<details><summary>{_t(m.name)} by period</summary>"]
-        lines += [*_table(_columns(f"from, {FIGURES}", "from, clipped, rejected"), rows), "</details>"]
+        lines += [*_table(_columns(f"from, {FIGURES}", "from, clipped, rejections"), rows), "</details>"]
     return lines
 
 

@@ -26,7 +26,7 @@ def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
     parts += [learners(status, width, hint), fragments(status, width, hint), *syncers(status)]
     if status.sums is not None:
         parts.append(Text(f"run: {totals(status)}"))
-    rejected, spare = rejections(status.rejected)
+    rejected, spare = rejections(status.rejections)
     said = [f"updates rejected: {rejected or 'none'}", *([f"rejected without loss: {spare}"] if spare else [])]
     if status.ledger.rejected:
         said.append(

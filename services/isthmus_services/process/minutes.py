@@ -70,7 +70,7 @@ class SyncerMinute:
         """Return the line, and its facts as fields of the log event."""
         g = self._gains
         closed, rejected = g.gained_by("rounds_closed_total", "closed_by"), g.gained_by("rejections_total", "reason")
-        commits, lost = int(sum(closed.values())), g.gained("commits_lost_total")
+        commits, lost = int(sum(closed.values())), g.gained("races_lost_total")
         missed = g.gained("updates_missed_round_total")
         up, down = (g.gained("store_bytes_total", direction=way) for way in ("up", "down"))
         learners = int(g.value("learners_expected"))
@@ -78,7 +78,7 @@ class SyncerMinute:
         line += f", {learners} learners here, rejected {_listed(rejected) or 'nothing'}"
         line += (f", {missed:.0f} missed their round" if missed else "") + (f", {lost:.0f} races lost" if lost else "")
         line += f", {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
-        facts = {"commits": commits, "closed_by": closed, "learners": learners, "rejected": rejected}
+        facts = {"commits": commits, "closed_by": closed, "learners": learners, "rejections": rejected}
         return line, facts | {
             "missed_round": missed,
             "races_lost": lost,

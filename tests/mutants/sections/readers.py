@@ -204,8 +204,8 @@ MUTANTS = [
         ),
         row(
             "what-is-lost-and-what-is-not-mixed-up",
-            "repeated = sum(h.rejected_total.get(reason, 0) for reason in LOSSLESS)",
-            "repeated = 0",
+            "rejected = updates_rejected(h.rejected_total)",
+            "rejected = sum(h.rejected_total.values())",
         ),
         row("rejections-of-all-versions-each-time", "max(0, rejected - end.rejected)", "max(0, rejected)"),
         row("fresh-is-any-base", "1, i.base == h.version - 1, bool(i.clipped)", "1, True, bool(i.clipped)"),

@@ -48,7 +48,7 @@ def told(h: CommitHeader) -> Answer:
             for i in h.inputs
         ],
         "missed_round": [{"learner": x.learner, "base": x.base, "heard_at": x.heard_at} for x in h.late],
-        "rejected": [
+        "rejections": [
             {"learner": r.learner, "base": r.base, "reason": r.reason, "count": r.count, "at": r.at} for r in h.rejected
         ],
         "missing": list(h.waited.missing),

@@ -24,7 +24,7 @@ from isthmus.format.records.objects import CommitHeader, Input
 from isthmus.inspect.losses import Point
 from isthmus.log import Commit, Log
 from isthmus.log.claims import claim_at
-from isthmus.log.figures import Reached, attendance, places, trained_again
+from isthmus.log.figures import Reached, attendance, places, trained_again, updates_rejected
 from isthmus.log.holes import Holes
 from isthmus.log.run import Run
 from isthmus.reasons import LOSSLESS, REMEDIES
@@ -229,8 +229,8 @@ class RunHistory:
 
     def _row(self, h: CommitHeader, end: _End) -> None:
         w = h.waited
-        repeated = sum(h.rejected_total.get(reason, 0) for reason in LOSSLESS)
-        rejected = sum(h.rejected_total.values()) - repeated
+        rejected = updates_rejected(h.rejected_total)
+        repeated = sum(h.rejected_total.values()) - rejected
         faults = sum(h.rejected_total.get(reason, 0) for reason in REMEDIES)
         writer = self.writers.number(h.writer, NAMES_MAX)
         if writer == len(self.first_written):

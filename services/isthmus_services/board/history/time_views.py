@@ -41,8 +41,13 @@ WAITED_ROUNDS = 10_000
 MEANS = ("train_s", "upload_s", "fetch_s", "wait_s", "weight", "loss_sum", "loss_steps")
 """Fields of `LEARNER` that are sums for means."""
 
-NAMES = {"late": "missed_round", "bytes": "bytes_merged"}
-"""Names in answers, by column. `late` in an answer is a part of the ledger: tokens that came too late for any round."""
+NAMES = {
+    "late": "missed_round",
+    "bytes": "bytes_merged",
+    "rejected": "updates_rejected",
+    "repeated": "rejected_without_loss",
+}
+"""Names in answers, by column. `late` and `rejected` in an answer are parts of the ledger, in tokens."""
 
 ONLY = ("missed", "missed_round", "rejected", "missing", "healed")
 """Kinds of commits to list: the round missed its quorum, had an update that missed it, a rejected update or a missing
@@ -154,8 +159,8 @@ def totals(c: RunHistory, at: float) -> Answer:
         "clipped": int(merged[:, LEARNER.index("clipped")].sum()),
         "bytes_merged": count["bytes"],
         "missed_round": count["late"],
-        "rejected": count["rejected"],
-        "repeated": count["repeated"],
+        "updates_rejected": count["rejected"],
+        "rejected_without_loss": count["repeated"],
         "quorum_missed": round(rows.until(f"flags&{QUORUM_MISSED}", n)),
         "healed": round(rows.until(f"flags&{HEALED}", n)),
         "closed_by": {name: times for name, times in closings.items() if times},
@@ -173,11 +178,11 @@ def reasons(c: RunHistory, at: float) -> list[Answer]:
     """
     sums = c.by_reason.until(at)
     found = [
-        {"reason": name, "times": int(sums[n, 0]), "lost": name not in LOSSLESS, "why": why_of(name)}
+        {"reason": name, "times": int(sums[n, 0]), "work_lost": name not in LOSSLESS, "why": why_of(name)}
         for n, name in enumerate(c.reasons.known)
         if sums[n, 0]
     ]
-    return sorted(found, key=lambda x: (not x["lost"], -int(x["times"])))
+    return sorted(found, key=lambda x: (not x["work_lost"], -int(x["times"])))
 
 
 def series(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) -> Answer:
@@ -206,7 +211,7 @@ def series(c: RunHistory, begin: float, end: float, points: int = POINTS_MAX) ->
         "updates": _plain(sums("inputs")),
         "participation": _ratio(sums("share"), sums("shared")),
         "missed_round": _plain(sums("late")),
-        "rejected": _plain(sums("rejected")),
+        "updates_rejected": _plain(sums("rejected")),
         "quorum_missed": _plain(sums(f"flags&{QUORUM_MISSED}")),
         **{name: _ratio(sums(name), n) for name in ("waited_s", "merge_s", "publish_s", "commit_s", "period")},
         "closed_by": {name: _plain(sums(f"closed_by={k}")) for k, name in enumerate(c.closings.known) if name},

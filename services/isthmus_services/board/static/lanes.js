@@ -96,11 +96,11 @@
 
   const paintSums = (ctx, lane, edges, y, h, x) => {
     for (let k = 0; k + 1 < edges.length; k++) {
-      const whole = Math.max(lane.expected[k], lane.merged[k] + lane.missed_round[k] + lane.rejected[k]);
+      const whole = Math.max(lane.expected[k], lane.merged[k] + lane.missed_round[k] + lane.updates_rejected[k]);
       if (!whole) continue;
       const left = x(edges[k]), width = Math.max(1, x(edges[k + 1]) - left + 0.5);
       let top = y + h - 3;
-      for (const [key, color] of [["merged", "merged"], ["missed_round", "late"], ["rejected", "rejected"]]) {
+      for (const [key, color] of [["merged", "merged"], ["missed_round", "late"], ["updates_rejected", "rejected"]]) {
         const part = ((h - 6) * lane[key][k]) / Math.max(whole, 1);
         ctx.fillStyle = I.css(color);
         ctx.fillRect(left, top - part, width, part);
@@ -127,7 +127,7 @@
   const readSums = (lane, edges, t) => {
     const k = edges.findIndex((e, n) => n + 1 < edges.length && t >= e && t <= edges[n + 1]);
     if (k < 0) return "";
-    return `expected ${lane.expected[k]} times, merged ${lane.merged[k]}, missed its round ${lane.missed_round[k]}, rejected ${lane.rejected[k]}, missing ${lane.missing[k]}`;
+    return `expected ${lane.expected[k]} times, merged ${lane.merged[k]}, missed its round ${lane.missed_round[k]}, rejected ${lane.updates_rejected[k]}, missing ${lane.missing[k]}`;
   };
 
   const EXACT = [

@@ -54,7 +54,7 @@
       <h2>Updates that were rejected</h2>
       ${s.reasons.length ? html`<${Table} name="Updates rejected by reason" first="times" descending rows=${s.reasons} columns=${[
         { key: "reason", name: "reason", left: true }, { key: "times", name: "times", show: (r) => I.count(r.times) },
-        { key: "lost", name: "is its work lost?", left: true, by: (r) => (r.lost ? "yes" : "no"), show: (r) => (r.lost ? "yes" : "no: its work is merged, waits, or was counted before") },
+        { key: "work_lost", name: "is its work lost?", left: true, by: (r) => (r.work_lost ? "yes" : "no"), show: (r) => (r.work_lost ? "yes" : "no: its work is merged, waits, or was counted before") },
         { key: "why", name: "why", left: true },
       ]}/>` : html`<p class="note">No update was rejected by this moment.</p>`}`}</${Answer}>`;
   };
@@ -84,7 +84,7 @@
       <${Tile} term="commit" name="Commits" value=${html`<span id="commits">${I.count(t.commits)}</span>`} more=${`versions ${least}${most > least ? ` to ${most}` : ""}${t.last_commit_at ? `, last ${I.date(t.last_commit_at)}` : ""}`}/>
       <${Tile} term="participation" name="Participation" value=${I.share(t.participation)} more=${`of the learners that a round expects, the mean over commits; ${I.count(t.updates)} updates of ${t.learners} learners, ${I.count(t.clipped)} of them clipped`}/>
       <${Tile} term="missed" name="Missed their round" value=${I.count(t.missed_round)} more="they may still join the next round"/>
-      <${Tile} term="rejected" name="Updates rejected" value=${html`<span id="rejected">${I.count(t.rejected)}</span>`} more=${`and ${I.count(t.repeated)} by which nothing is lost`}/>
+      <${Tile} term="rejected" name="Updates rejected" value=${html`<span id="rejected">${I.count(t.updates_rejected)}</span>`} more=${`and ${I.count(t.rejected_without_loss)} rejected without loss`}/>
       <${Tile} term="quorum" name="Quorum missed" value=${I.count(t.quorum_missed)} more=${t.commits ? `rounds were closed by: ${Object.entries(t.closed_by).map(([k, n]) => `${k} ${I.count(n)}`).join(", ")}` : "no round closed yet"}/>
       <${Tile} term="grace" name="A round waits" value=${I.seconds(t.waited_s.median)} more=${t.waited_s.p99 === null ? "no round closed yet" : `half of them less; 99 of 100 less than ${I.seconds(t.waited_s.p99)}`}/>
       <${Tile} term="bytes_merged" name="Bytes merged" value=${I.bytes(b.merged)} more=${`planned ${I.bytes(b.merged_planned)}${b.up !== null ? `; learners sent ${I.bytes(b.up)} up, and ${I.bytes(b.checkpoints)} of checkpoints` : ""}`}/>
@@ -111,7 +111,7 @@
       <${Chart} ...${log} title="Participation, and tokens merged" term="participation" max=${1.05} none=${none || "No round of this time expected a learner: its commits only healed fragments."} lines=${styled([line("participation", l.log.participation), { ...line("tokens merged", l.log.kept), noisy: false, join: true }])} show=${(v) => I.share(v)}/>
       <${Chart} ...${log} title="Rounds closed, by what" term="round" unit=${each} lines=${styled([...Object.entries(l.log.closed_by).map(([name, values]) => line(name, values)), line("quorum missed", l.log.quorum_missed)])} show=${(v) => I.number(v, 3)}/>
       <${Chart} ...${common} title="Period" term="period" unit="steps, mean over the commits" at=${l.log.at} lines=${styled([line("period", l.log.period)])} show=${(v) => I.number(v, 3)}/>
-      <${Chart} ...${log} title="Updates that missed their round, or were rejected" term="missed" unit=${each} lines=${styled([line("missed their round", l.log.missed_round), line("rejected", l.log.rejected)])} show=${(v) => I.number(v, 3)}/>
+      <${Chart} ...${log} title="Updates that missed their round, or were rejected" term="missed" unit=${each} lines=${styled([line("missed their round", l.log.missed_round), line("rejected", l.log.updates_rejected)])} show=${(v) => I.number(v, 3)}/>
       <${Chart} ...${log} title="Bytes merged" term="bytes_merged" unit="bytes a second" lines=${styled([line("merged", l.log.bytes_merged_per_s)])} show=${I.bytes}/>
       <${Chart} ...${common} title="The ledger" term="ledger" unit="share of tokens processed" max=${1.05} at=${l.heard.at} lines=${styled(PARTS.map((name) => ({ name, values: l.heard.parts[name] || [], join: true })))} show=${(v) => I.share(v, 1)}
         none="No learner was heard in this stretch of time. Learners say it on the bus: only a board that listens while they train can draw it. The table below has it as of their newest checkpoints." note="Drawn for the time in which a board listened."/>
@@ -167,7 +167,7 @@
     all: () => true,
     trouble: (r) => !["training", "done", undefined].includes(r.state),
     missing: (r) => r.participation !== null && r.participation < 0.5,
-    rejected: (r) => r.rejected > 0,
+    rejected: (r) => r.updates_rejected > 0,
     restarted: (r) => r.incarnation > 1,
   };
   const said = (r, key) => (r.said ? r.said[key] : null);
@@ -184,7 +184,7 @@
     { key: "merged", name: "merged", term: "merged", show: (r) => I.count(r.merged) },
     { key: "missed_round", name: "missed round", term: "missed", show: (r) => I.count(r.missed_round) },
     { key: "missing", name: "missing", term: "missing", show: (r) => I.count(r.missing) },
-    { key: "rejected", name: "rejected", term: "rejected", show: (r) => I.count(r.rejected) },
+    { key: "updates_rejected", name: "updates rejected", term: "rejected", show: (r) => I.count(r.updates_rejected) },
     { key: "weight_a_round", name: "weight a round", term: "weight_a_round", show: (r) => I.share(r.merged ? r.weight_a_round : null) },
     { key: "upload_s", name: "to send", term: "send", show: (r) => I.seconds(r.merged ? r.upload_s : null) },
     { key: "wait_s", name: "waited", term: "wait", show: (r) => I.seconds(r.merged ? r.wait_s : null) },
@@ -204,7 +204,7 @@
     return html`<h2>Learner <span class="mono">${name}</span></h2><${Answer} of=${found} what="its story">${(d) => html`
       <dl class="pair"><dt>State</dt><dd>${d.row.state || "not known"}</dd><dt><${Term} name="incarnation"/></dt><dd>${d.row.incarnation}</dd>
         <dt>Merged</dt><dd>${I.count(d.row.merged)} updates, ${I.short(d.row.tokens)} tokens, in ${I.share(d.row.participation)} of the rounds that expected it</dd>
-        <dt>Missed their round, missing, rejected</dt><dd>${I.count(d.row.missed_round)}, ${I.count(d.row.missing)}, ${I.count(d.row.rejected)} (and ${I.count(d.row.repeated)} by which nothing was lost)</dd>
+        <dt>Missed their round, missing, rejected</dt><dd>${I.count(d.row.missed_round)}, ${I.count(d.row.missing)}, ${I.count(d.row.updates_rejected)} (and ${I.count(d.row.rejected_without_loss)} rejected without loss)</dd>
         <dt>In the mean</dt><dd>trains ${I.seconds(d.row.train_s)} for an update, sends it in ${I.seconds(d.row.upload_s)}, and it waits ${I.seconds(d.row.wait_s)} to be merged; ${I.share(d.row.weight_a_round)} of the weight of its rounds</dd>
         ${d.row.said ? html`<dt>Last said</dt><dd>step ${I.count(d.row.said.step)}, loss of its last step ${loss(d.row.said.loss)}, ${I.seconds(d.row.said.step_s)} a step, ${PARTS.map((p) => `${p} ${I.share(d.row.said[p] / Math.max(1, d.row.said.processed), 1)}`).join(", ")}</dd>` : null}</dl>
       <h3>Incarnations</h3><${Table} name="Incarnations" rows=${d.incarnations} first="incarnation" columns=${INCARNATIONS} empty="No update of this learner was merged yet: the first one begins this table."/>
@@ -299,7 +299,7 @@
     { key: "version", name: "commit", term: "commit", left: true, by: (r) => r.fragment * 1e7 + r.version, show: (r) => html`<${CommitLink} ...${r}/>` },
     { key: "written_at", name: "written", left: true, show: (r) => html`<${I.TimeLink} at=${r.written_at}/>` },
     { key: "inputs", name: "updates", show: (r) => `${r.inputs}${r.fresh < r.inputs ? ` (${r.fresh} fresh)` : ""}` },
-    { key: "expected", name: "expected" }, { key: "missing", name: "missing", term: "missing" }, { key: "missed_round", name: "missed round", term: "missed" }, { key: "rejected", name: "rejected", term: "rejected" },
+    { key: "expected", name: "expected" }, { key: "missing", name: "missing", term: "missing" }, { key: "missed_round", name: "missed round", term: "missed" }, { key: "updates_rejected", name: "updates rejected", term: "rejected" },
     { key: "closed_by", name: "closed by", term: "closed", left: true, show: (r) => (r.healed ? "healed" : `${r.closed_by}${r.quorum_missed ? ", quorum missed" : ""}`) },
     { key: "waited_s", name: "waited", show: (r) => I.seconds(r.waited_s) }, { key: "grace_s", name: "grace", term: "grace", show: (r) => I.seconds(r.grace_s) },
     { key: "period", name: "period", term: "period", show: (r) => I.number(r.period, 3) },
@@ -332,7 +332,7 @@
         { key: "base", name: "update", left: true, show: (r) => html`<${UpdateLink} fragment=${d.fragment} learner=${r.learner} base=${r.base}>from version ${r.base}</${UpdateLink}>` },
         { key: "incarnation", name: "incarnation", term: "incarnation" }, { key: "steps", name: "steps" }, { key: "tokens", name: "tokens", show: (r) => I.count(r.tokens) },
         { key: "share", name: "weight", term: "weight", show: (r) => I.share(r.share, 1) }, { key: "bytes", name: "bytes", show: (r) => I.bytes(r.bytes) }, { key: "clipped", name: "clipped by", term: "clipped", left: true, by: (r) => r.clipped.join(), show: (r) => r.clipped.join(", ") }]}/>
-      ${d.header.missed_round.length || d.header.rejected.length ? html`<h3>What it did not merge</h3><${Table} name="Updates not merged" first="learner" rows=${[...d.header.missed_round.map((x) => ({ ...x, why: "missed the round" })), ...d.header.rejected.map((x) => ({ ...x, why: `${x.reason}, ${x.count === 1 ? "once" : `${x.count} times`}` }))]} columns=${[
+      ${d.header.missed_round.length || d.header.rejections.length ? html`<h3>What it did not merge</h3><${Table} name="Updates not merged" first="learner" rows=${[...d.header.missed_round.map((x) => ({ ...x, why: "missed the round" })), ...d.header.rejections.map((x) => ({ ...x, why: `${x.reason}, ${x.count === 1 ? "once" : `${x.count} times`}` }))]} columns=${[
         { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` }, { key: "base", name: "update", left: true, show: (r) => html`<${UpdateLink} fragment=${d.fragment} learner=${r.learner} base=${r.base}>from version ${r.base}</${UpdateLink}>` }, { key: "why", name: "why", left: true }]}/>` : null}
       ${d.header.healed ? null : html`<${WhatIf} d=${d}/>`}
       <h3>In words, as <code>isthmus explain</code> tells it</h3><${Lines} lines=${d.lines}/>`}</${Answer}>`;
