@@ -290,7 +290,8 @@ async def test_what_a_killed_learner_trained_and_no_update_has_is_processed_ever
         async with serving(w.syncer("s2")) as syncer:
             reached = max(k.head for k in syncer.coordinators)
             more = lambda: min(k.head for k in syncer.coordinators) >= reached + 4  # noqa: E731
-            await train(w.learner("c"), 10, wait_s=30.0, enough=more)
+            second = w.learner("c")
+            await train(second, 10, wait_s=30.0, enough=more)
         claim = await claim_at(w.log, claim_key("c", 2))
         inputs = [i for chain in (await all_commits(w.log)).values() for commit in chain for i in commit.header.inputs]
         known = max(i.tokens_seen for i in inputs if i.incarnation == 1)
@@ -298,6 +299,11 @@ async def test_what_a_killed_learner_trained_and_no_update_has_is_processed_ever
         processed = max(i.tokens_seen for i in inputs if i.incarnation == 2) + claim.tokens_lost
         ledger = (await read_status(w.log, w.bus, w.runtime, 0.1)).ledger
         assert processed <= ledger.processed
+        # The metric of tokens trained again has the number of the claim. The ledger's lost tokens are fewer: what an
+        # update had is merged.
+        counted = second.metrics.registry.get_sample_value("isthmus_trained_again_tokens")
+        assert counted == claim.tokens_lost > ledger.lost
+        assert second.metrics.registry.get_sample_value("isthmus_ledger_tokens", {"part": "lost"}) == ledger.lost > 0
         cache = tmp_path / "board.npz"
         for again in ("read from the log", "kept in the cache"):
             async with a_board(w.log, w, cache) as (url, feed):

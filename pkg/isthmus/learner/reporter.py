@@ -12,6 +12,7 @@ from isthmus.bus import syncer_command
 from isthmus.bus.base import Bus
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.errors import Denied, Unavailable, told
+from isthmus.format.records.fields import TEXT_MAX
 from isthmus.format.records.messages import PARTS, Announce, Heartbeat, Leave, Pass, Progress
 from isthmus.format.records.objects import work_of
 from isthmus.format.rules import MemberRole, Pace
@@ -208,7 +209,7 @@ class Reporter:
             checkpoint_bytes=self.claimed.bytes_stored,
             tokens_lost=self.uplink.tokens_lost,
             ledger=weigh(self.uplink.accounts, self._run.shares, b.tokens_seen + self.uplink.tokens_lost),
-            waiting_for=", ".join(self.waiting_for),
+            waiting_for=", ".join(self.waiting_for)[:TEXT_MAX],
             members=self._members.current.version,
         )
 
@@ -303,7 +304,7 @@ class Reporter:
         m.step_seconds.set(beat.step_s)
         m.upload_seconds.set(beat.upload_s)
         m.sync_seconds.set(beat.sync_s)
-        m.tokens_lost.set(beat.tokens_lost)
+        m.tokens_trained_again.set(beat.tokens_lost)
         m.incarnation.set(beat.incarnation)
         for part in PARTS:
             m.ledger.labels(part).set(getattr(beat.ledger, part))

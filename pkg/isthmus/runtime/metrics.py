@@ -189,8 +189,8 @@ class LearnerMetrics(Metrics):
         self.ledger = self._gauge(
             "ledger_tokens", "Where the tokens of this learner went, over all restarts; the parts add up.", "part"
         )
-        self.tokens_lost = self._gauge(
-            "lost_tokens", "Tokens that incarnations before this one trained beyond the checkpoint gone on from."
+        self.tokens_trained_again = self._gauge(
+            "trained_again_tokens", "Tokens that earlier incarnations trained beyond the checkpoint gone on from."
         )
         self.incarnation = self._gauge("incarnation", "How often this name has joined the run.")
         self.checkpoint_age = self._gauge("checkpoint_age_seconds", "Time since the last checkpoint was stored.")
