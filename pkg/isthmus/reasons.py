@@ -124,6 +124,8 @@ REMEDIES: dict[str, str] = {
 """By reason: what a learner's owner can do if every update is rejected for it. Reasons that only say that another of
 the learner's updates took the place of this one show no problem and are not listed."""
 
+WRITING = "store for writing"
+"""What a process waits for whose store answers, and takes no writes: it is full, or read-only."""
 UNHEARD = "no syncer is heard"
 GOES_ON = "but the run goes on"
 LATE_WORK = (

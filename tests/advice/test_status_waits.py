@@ -76,14 +76,15 @@ DOCTOR = "it goes on by itself once that is over; isthmus doctor … --bus … -
 @row(
     "status",
     "…: waits for store (… s)",
-    means="This learner or syncer gets no answer from its store. A learner trains on; other syncers take over.",
+    means="This learner or syncer gets no answer from its store, and the words behind it, if any, are the last error's. A "
+    "learner trains on; other syncers take over.",
     do=DOCTOR,
     then="It uploads again, and is merged.",
     lost=CUT_OFF,
 )
 @row(
     "status",
-    "…: waits for permission (… for … s; it ends after … s)",
+    "…: waits for permission (… for … s; it ends after … s), which says: …",
     means="Requests of this kind, in this folder, are refused to this learner or syncer: its credentials have expired, or a "
     "policy or the owner of a folder was changed. Other folders may still be open to it. It ends with an error at the first "
     "refusal after that time.",
@@ -117,6 +118,34 @@ async def test_a_learner_that_is_kept_from_store_or_bus(which: int, caplog: pyte
             await over(here, w)
             await asyncio.sleep(10.0)
     assert "b: no update " not in caplog.text, "another trouble explains it"
+
+
+@row(
+    "status",
+    "…: waits for store for writing (… s), which says: …",
+    means="The store of this learner or syncer answers, and takes no writes: it is full, or its file system is mounted "
+    "read-only, as the kernel does after an error of the disk. The words behind it are the store's.",
+    do=DOCTOR,
+    then="It stores again, and goes on.",
+    lost=A_GAP,
+)
+@pytest.mark.parametrize("role", ["learner", "syncer"])
+@in_virtual_time
+async def test_a_store_that_is_read_only(role: str) -> None:
+    (here,) = mine(test_a_store_that_is_read_only)
+    error = Unavailable("/runs/one: [Errno 30] Read-only file system")
+    fault = Fault(error, operations=("put", "create", "delete"), mended=True)
+    async with world(Path(), FEW) as w:
+        bad = fault.of(w)
+        syncer, learner = ((bad if role == one else w) for one in ("syncer", "learner"))
+        async with serving(syncer.syncer("s1")), training(w.learner("a")), training(learner.learner("b")):
+            await asyncio.sleep(3.0)
+            fault.mended = False
+            told = await said(here, w)
+            assert "Read-only file system" in told
+            assert ("0 of 1 syncers can serve" in told) == (role == "syncer")
+            fault.mended = True
+            await over(here, w)
 
 
 class Mute(Deaf):

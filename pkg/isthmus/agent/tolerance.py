@@ -13,7 +13,7 @@ from typing import TypeVar
 from typing_extensions import override
 
 from isthmus.bus.base import Bus, BusItem
-from isthmus.errors import Denied, ObjectMissing, Unavailable
+from isthmus.errors import Denied, ObjectMissing, Unavailable, told
 from isthmus.format.records.keys import RUN_KEY, UPDATES
 from isthmus.runtime.clock import Runtime
 from isthmus.store.base import Store
@@ -42,6 +42,8 @@ class _Refusal:
 
     since: float
     last: float
+    why: str = ""
+    """What the last of them said."""
     tolerated: bool = True
     """Whether the last of them counted as an outage."""
 
@@ -80,6 +82,11 @@ class Tolerance:
         return f"{self._first} for {self.refused_s:.0f} s; it ends after {self._limit_s:.0f} s" if self._first else ""
 
     @property
+    def why(self) -> str:
+        """What the last denial of that kind of request said; empty if none is denied."""
+        return self._refusals[self._first].why if self._first else ""
+
+    @property
     def _first(self) -> str:
         oldest = self._runtime.now() - self._lately_s
         lately = [kind for kind, found in self._refusals.items() if found.tolerated and found.last >= oldest]
@@ -103,7 +110,7 @@ class Tolerance:
             found = self._refusals.get(kind)
             if found is None or now - found.last > APART_S:
                 found = self._refusals[kind] = _Refusal(now, now)
-            found.last, for_s = now, now - found.since
+            found.last, found.why, for_s = now, told(error), now - found.since
             found.tolerated = for_s < self._limit_s
             if not found.tolerated:
                 raise

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from isthmus.agent.tolerance import Tolerance
 from isthmus.bus import in_store
 from isthmus.bus.endpoints import Listener, Speaker
+from isthmus.errors import legible
+from isthmus.reasons import WRITING
 from isthmus.runtime.clock import Runtime
+from isthmus.runtime.urls import without_passwords
 from isthmus.store import EdgeStore
 
 logger = logging.getLogger(__name__)
@@ -20,6 +23,9 @@ PATIENCE_S = 10.0
 
 REMIND_S = 60.0
 REMIND_S_MAX = 3600.0
+
+SAID_MOST = 100
+"""The most characters of an error in a heartbeat, whose text has up to 256: a store and a permission may be named."""
 
 Trouble = tuple[float, str, str]
 """How many seconds the trouble has lasted, what it is, and what to do about it."""
@@ -72,12 +78,14 @@ class Connectivity:
 
     @property
     def waiting_for(self) -> list[str]:
-        """What does not answer now, in the words that heartbeats carry."""
-        waiting = []
+        """What does not answer now, in the words that heartbeats carry, with what was said as far as it is known."""
+        waiting, outage = [], self._store.outage
         if self.store_down_s:
-            waiting.append(f"store ({self.store_down_s:.0f} s)")
+            waiting.append(f"store ({self.store_down_s:.0f} s){_saying(outage.why if outage.down_s else '')}")
+        elif outage.unwritten_s and not self._tolerance.refused:
+            waiting.append(f"{WRITING} ({outage.unwritten_s:.0f} s){_saying(outage.why)}")
         if refused := self._tolerance.refused:
-            waiting.append(f"permission ({refused})")
+            waiting.append(f"permission ({refused}){_saying(self._tolerance.why)}")
         if self.bus_is_down and not self._messages_down_s:
             waiting.append("bus")
         return waiting
@@ -95,6 +103,12 @@ class Connectivity:
             (self.refused_s, "requests that worked before are refused", "check credentials and policies"),
             (0.0 if self._messages_down_s else self.bus_down_s, *bus),
         ]
+
+
+def _saying(why: str) -> str:
+    """Return what an error said, to be added to a heartbeat, without passwords and not longer than it holds."""
+    text = legible(without_passwords(why))
+    return f", which says: {text if len(text) <= SAID_MOST else text[: SAID_MOST - 1] + '…'}" if text else ""
 
 
 class TroubleLog:

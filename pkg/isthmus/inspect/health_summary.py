@@ -21,7 +21,7 @@ from isthmus.log.holes import HOLE, accept_flag, ask_heal, damage
 from isthmus.log.log_health import stands
 from isthmus.log.membership import Members
 from isthmus.log.replaced import outdated, together
-from isthmus.reasons import ABOUT_MANIFEST, GOES_ON, LATE_WORK, REMEDIES, UNHEARD, UNMERGED, Reason, remedy_of
+from isthmus.reasons import ABOUT_MANIFEST, GOES_ON, LATE_WORK, REMEDIES, UNHEARD, UNMERGED, WRITING, Reason, remedy_of
 from isthmus.rounds.bounds import YOUNG
 from isthmus.wording import agreeing, counted, fragments, key_flag, listed
 
@@ -171,7 +171,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         return Health(False, [*room, silence, *ailing])
     merging = f"{len(judged) - len(troubles)} of {len(known)} learners merge"
     room = _of_room(status, run)
-    able = [name for name in status.syncers_live if status.hearing.syncers[name].able]
+    able = [name for name in status.syncers_live if _serves(status.hearing.syncers[name])]
     # What hinders every merge is the cause of what learners then wait for.
     hindered = bool(room) or not able or unserved(status).issuperset(range(len(status.heads)))
     troubled = [part for part in troubles.values() if not (hindered and f"({UNMERGED})" in part.said)]
@@ -634,6 +634,11 @@ def _trouble(view: LearnerView, status: Status, run: str, bus: str) -> Part | No
         return Part(f"{view.name}: waits for {waiting}", do, ": ")
     do = _remedy(waiting, status, run, bus, f"learner --learner {view.name}")
     return Part(f"{view.name}: waits for {waiting}", do, ": ")
+
+
+def _serves(alive: Alive) -> bool:
+    """Return whether a syncer can serve. One whose store takes no writes takes part, and commits nothing."""
+    return alive.able and WRITING not in alive.waiting_for
 
 
 def _cannot(alive: Alive, status: Status, run: str, bus: str) -> Part:

@@ -2,12 +2,17 @@
 
 from typing import TypeVar
 
-from isthmus.errors import Denied, ObjectMissing, Unavailable
+from isthmus.errors import Denied, ObjectMissing, Unavailable, told
 from isthmus.runtime.clock import Runtime
 from isthmus.store.base import Store
 from isthmus.store.layer import Layer, Send
 
 T = TypeVar("T")
+
+WRITES = ("put", "create", "delete")
+
+LATELY_S = 60.0
+"""A write that failed longer ago says nothing about now."""
 
 
 class Outage:
@@ -16,8 +21,12 @@ class Outage:
     def __init__(self, runtime: Runtime) -> None:
         self.answered_at: float | None = None
         """When the store last answered, if only with `Denied` or `ObjectMissing`; None: never yet."""
+        self.why = ""
+        """What the last request said that failed."""
         self._runtime = runtime
         self._down_since: float | None = None
+        self._unwritten_since: float | None = None
+        self._unwritten_at = 0.0
         self._open: dict[int, float] = {}  # when each open request was sent, by its number
         self._sent = 0
 
@@ -25,6 +34,16 @@ class Outage:
     def down_s(self) -> float:
         """Seconds since the first request that failed after the last answer; 0 while the store answers."""
         return 0.0 if self._down_since is None else self._runtime.now() - self._down_since
+
+    @property
+    def unwritten_s(self) -> float:
+        """Seconds since the first write that failed after the last one that was answered; 0 if writes work.
+
+        A store that is full or read-only answers all other requests.
+        """
+        if self._unwritten_since is None or self._runtime.now() - self._unwritten_at > LATELY_S:
+            return 0.0
+        return self._runtime.now() - self._unwritten_since
 
     @property
     def hung_s(self) -> float:
@@ -43,15 +62,22 @@ class Outage:
         """Note that a request has ended, for whatever reason."""
         del self._open[number]
 
-    def answered(self) -> None:
+    def answered(self, operation: str) -> None:
         """Note an answer, if only `Denied` or `ObjectMissing`."""
         self._down_since = None
+        if operation in WRITES:
+            self._unwritten_since = None
         self.answered_at = self._runtime.now()
 
-    def failed(self) -> None:
-        """Note that a request was not answered."""
+    def failed(self, operation: str, why: str) -> None:
+        """Note that a request was not answered, or could not be carried out, and what was said of it."""
+        self.why, now = why, self._runtime.now()
         if self._down_since is None:
-            self._down_since = self._runtime.now()
+            self._down_since = now
+        if operation in WRITES:
+            if self._unwritten_since is None or now - self._unwritten_at > LATELY_S:
+                self._unwritten_since = now
+            self._unwritten_at = now
 
 
 class WatchedStore(Layer):
@@ -65,13 +91,13 @@ class WatchedStore(Layer):
         number = self._outage.sent()
         try:
             result = await send()
-        except Unavailable:
-            self._outage.failed()
+        except Unavailable as error:
+            self._outage.failed(operation, told(error))
             raise
         except (ObjectMissing, Denied):
-            self._outage.answered()
+            self._outage.answered(operation)
             raise
         finally:
             self._outage.ended(number)
-        self._outage.answered()
+        self._outage.answered(operation)
         return result

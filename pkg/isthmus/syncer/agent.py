@@ -21,6 +21,7 @@ from isthmus.bus.timed import TimedBus
 from isthmus.codecs import codec, packed_bounds
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable, told
 from isthmus.format.records import frame
+from isthmus.format.records.fields import TEXT_MAX
 from isthmus.format.records.keys import RUN_KEY, snapshots_prefix, update_key
 from isthmus.format.records.messages import (
     DROPPED_LISTED,
@@ -482,7 +483,7 @@ class Syncer:
             commits=self.tallies.commits,
             heads=tuple(coordinator.head for coordinator in self.coordinators),
             rejected=dict(self.tallies.rejected),
-            waiting_for=", ".join(self._connectivity.waiting_for),
+            waiting_for=", ".join(self._connectivity.waiting_for)[:TEXT_MAX],
             lag_ms=self.vitals.lag_s_max * 1e3,
             held=len(self.held),
             fold_s=self.fold_s,

@@ -128,7 +128,7 @@ MUTANTS = [
         "tests/unit/test_store_answers.py",
         row(
             "no-such-object-is-no-answer",
-            "        except (ObjectMissing, Denied):\n            self._outage.answered()\n            raise\n",
+            "        except (ObjectMissing, Denied):\n            self._outage.answered(operation)\n            raise\n",
             "        except (ObjectMissing, Denied):\n            raise\n",
         ),
         row(
