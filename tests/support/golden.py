@@ -154,18 +154,31 @@ def plain(record: Any) -> bytes:
     return bytes(msgspec.msgpack.encode(msgspec.to_builtins(record, builtin_types=(bytes,))))
 
 
+def without_words(schema: Any) -> Any:
+    """Return a schema without titles and descriptions."""
+    if isinstance(schema, list):
+        return [without_words(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {name: without_words(each) for name, each in schema.items() if name not in ("title", "description")}
+
+
 def records() -> Iterator[tuple[str, str]]:
     """Yield each record with all fields filled, and with those that have defaults left out."""
     for record in RECORDS:
         full = filled(record)
         yield record.__name__, shown(plain(full))
         yield f"{record.__name__}, least", shown(plain(least(full)))
+        yield (
+            f"{record.__name__}, schema",
+            digest(json.dumps(without_words(msgspec.json.schema(record))).encode()).hex()[:16],
+        )
     signer = _signer(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
     for kind in frame.Kind:
         header = objects.ValueHeader(schema=SCHEMA, run=bytes(32), fragment=1, version=2, codec="int4")
         whole = frame.draft(kind, header, 5)
         whole.payload[:] = b"bytes"
-        yield f"frame of {kind.name.lower()}", shown(whole.blob)
+        yield f"frame of {kind.name.lower()}", f"{shown(whole.blob)}, header at most {frame.HEADER_MAX[kind]} bytes"
         if kind in frame.PIECED:
             payload = np.arange(frame.PIECE_BYTES + 7, dtype=np.uint32).astype(np.uint8)
             yield f"frame of {kind.name.lower()} in pieces", shown(frame.written(kind, header, payload))
