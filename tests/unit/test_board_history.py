@@ -17,10 +17,14 @@ from isthmus.inspect.losses import LossCurves
 from isthmus.log import Commit, Log
 from isthmus.log.log_health import STANDS
 from isthmus.log.run import Run
+from isthmus_services.board import accounts
 from isthmus_services.board.history import commit_views, time_views
 from isthmus_services.board.history.history import FORMAT, Incarnation, RunHistory, write
 from isthmus_services.board.history.time_buckets import MOMENTS, SHORTEST_S, Kept, TimeBuckets
 from isthmus_services.board.history.warnings import _stuck, warnings
+from isthmus_services.commands.board import _costs
+from isthmus_services.settings import declared
+from isthmus_services.settings.prices import prices_of
 from support import commits
 from support.commits import CREATED_AT, ROUND_S, RUN, RecordedLog, committed, given, late, opened_at, rejected
 
@@ -658,3 +662,28 @@ def test_only_rejections_that_show_a_problem_are_warned_of(reason: str, warns: b
     assert row["faults"] == (59 if warns else 0)
     listed = time_views.commits(c, math.inf, only="rejected")["total"]
     assert listed == (0 if reason == "duplicate" else 59)
+
+
+def test_a_cost_that_is_not_known_is_null_and_said() -> None:
+    c = read(history())
+    totals = time_views.totals(c, math.inf)
+    sent = {"merged": 8e9, "up": 10e9, "checkpoints": 5e9, "down": 20e9, "down_planned": 1e9}
+    prices = prices_of(None, None, [])
+    at = after(3)
+    unknown = accounts.cost(c, accounts.Costs(prices, None, ""), at, totals, sent)
+    known = accounts.cost(c, accounts.Costs(prices, 8.0, ""), at, totals, sent)
+    assert unknown["parts"]["gpus"] is None
+    assert unknown["usd"] == pytest.approx(sum(part for part in unknown["parts"].values() if part is not None))
+    assert known["usd"] - unknown["usd"] == pytest.approx(known["parts"]["gpus"])
+    assert known["parts"]["gpus"] > 0.0
+    # What learners sent leaves their region, checkpoints too; where nobody listened, what was merged.
+    assert known["parts"]["egress"] == pytest.approx((10 + 5 + 20) * prices.egress_gb)
+    silent = accounts.cost(c, accounts.Costs(prices, 8.0, ""), at, totals, sent | {"up": None, "checkpoints": None})
+    assert silent["parts"]["egress"] == pytest.approx((8 + 20) * prices.egress_gb)
+    said = _costs(declared.Board(run="memory://run"))
+    assert said.gpus is None
+    assert said.assumed.split("; ") == [
+        "the cost of GPUs is not known (--learner-gpus N)",
+        "all learners are outside the store's region, for egress (egress_gb in a file, --prices)",
+    ]
+    assert "GPUs" not in _costs(declared.Board(run="memory://run", learner_gpus=8, gpu_hour=2.0)).assumed

@@ -18,8 +18,8 @@ class Costs:
     """The prices and assumptions from which the cost of a run is estimated."""
 
     prices: Prices
-    gpus: float
-    """GPUs of one learner."""
+    gpus: float | None
+    """GPUs of one learner; None: not given, so that their cost is not known."""
     assumed: str
     """In words, the values that were not given and are assumed."""
 
@@ -48,7 +48,8 @@ def moved(c: RunHistory, at: float, totals: Answer) -> Answer:
 
 
 def cost(c: RunHistory, costs: Costs, at: float, totals: Answer, sent: Answer) -> Answer:
-    """Return the estimated cost of a run up to a time, in total and by parts [US dollars].
+    """Return the estimated cost of a run up to a time, in total and by parts [US dollars]. A part is None if it is not
+    known, which `assumed` says; then the total is that of the others.
 
     `at`: seconds since 1970; `totals`: see `time_views.totals`; `sent`: see `moved`.
     """
@@ -59,12 +60,18 @@ def cost(c: RunHistory, costs: Costs, at: float, totals: Answer, sent: Answer) -
     # syncer reads every update.
     puts, gets = updates + 2 * commits, updates + 2 * commits * max(1, totals["learners"])
     down = sent["down"] if sent["down"] is not None else sent["down_planned"]
+    up = sent["merged"] if sent["up"] is None else max(sent["merged"], sent["up"] + sent["checkpoints"])
     # An object that is stored by now has been stored for half of the time, on average.
     months = (at - c.run.header.created_at) / MONTH_S / 2.0
     parts = {
-        "gpus": hours * costs.gpus * prices.gpu_hour,
+        "gpus": None if costs.gpus is None else hours * costs.gpus * prices.gpu_hour,
         "requests": puts / 1e3 * prices.put_per_1000 + gets / 1e3 * prices.get_per_1000,
-        "egress": (sent["merged"] + down) / 1e9 * prices.egress_gb,
+        "egress": (up + down) / 1e9 * prices.egress_gb,
         "storage": sent["merged"] / 1e9 * prices.storage_gb_month * months,
     }
-    return {"usd": sum(parts.values()), "parts": parts, "learner_hours": hours, "assumed": costs.assumed}
+    return {
+        "usd": sum(part for part in parts.values() if part is not None),
+        "parts": parts,
+        "learner_hours": hours,
+        "assumed": costs.assumed,
+    }

@@ -131,5 +131,7 @@ def _costs(settings: declared.Board) -> Costs:
     assumed: list[str] = []
     prices = prices_of(settings.prices, settings.gpu_hour, assumed if settings.learner_gpus else [])
     if settings.learner_gpus is None:
-        assumed.append("no GPU of a learner (--learner-gpus N)")
-    return Costs(prices, float(settings.learner_gpus or 0), "; ".join(assumed))
+        assumed.append("the cost of GPUs is not known (--learner-gpus N)")
+    if prices.egress_gb:
+        assumed.append("all learners are outside the store's region, for egress (egress_gb in a file, --prices)")
+    return Costs(prices, settings.learner_gpus, "; ".join(assumed))
