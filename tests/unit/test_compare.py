@@ -494,6 +494,14 @@ def test_a_plan_says_without_being_asked_how_data_parallel_does(
         assert ("pass each learner --checkpoint " in shown) == better
 
 
+@pytest.mark.parametrize("experiment", ["parity", "outer-seeds"])
+def test_the_tables_of_three_seeds_have_the_recorded_losses(experiment: str) -> None:
+    page = (RESULTS.parent / "experiments" / "merging.md").read_text()
+    for name, figures in json.loads((RESULTS / f"{experiment}.json").read_text())["summary"].items():
+        loss = figures["val_loss"]
+        assert f"{loss['mean']:.3f} ± {loss['deviation']:.3f}" in page, name
+
+
 def test_the_table_of_adapters_has_the_best_of_the_recorded_rates() -> None:
     page = (RESULTS.parent / "experiments" / "merging.md").read_text()
     recorded = json.loads((RESULTS / "adapters.json").read_text())["summary"]
