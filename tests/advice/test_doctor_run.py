@@ -29,7 +29,7 @@ from isthmus.runtime.clock import Runtime, single_threaded
 from isthmus_services.main import main
 from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import Server
-from support.world import World, seed_of, serving, train, world
+from support.world import World, newest_commit, seed_of, serving, train, world
 
 PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096)
 
@@ -416,6 +416,11 @@ async def test_a_syncer_with_a_wrong_clock(doctor: Doctor, folder: Path) -> None
     do=HEAL, then="`ok log: commits` once the object is restored from a backup",
 )  # fmt: skip
 @row(
+    "doctor", "log: commits: … more fragments have such a hole, too",
+    means="The doctor names eight holes in the history, and counts the others.",
+    do=HEAL, then="`ok log: commits`",
+)  # fmt: skip
+@row(
     "doctor", "log: commits: … more fragments are damaged",
     means="More fragments have such damage than are named.",
     do=HEAL, then="`ok log: commits`",
@@ -429,8 +434,21 @@ async def test_holes_in_the_log(doctor: Doctor, folder: Path, monkeypatch: pytes
         await w.store.put(commit_key(7, 1), b"nonsense")
         monkeypatch.setattr(doctor_log, "NAMED_MAX", 4)
         monkeypatch.setattr(doctor_log, "SAMPLED", 1000)  # as if the doctor ran often enough
-        text = await prints(doctor, "finds", str(folder))
-        assert re.findall(r"^failure log: commits: (?:fragment )?(\d)", text, re.MULTILINE) == 2 * [*"0123", "4"]
+        hole, more_holes, more_damage = (
+            doctor.only(f"log: commits: {said}") for said in ("fra", "… more fragments h", "… more fragments a")
+        )
+        text = await prints(hole, "finds", str(folder))
+        await prints(more_holes, "finds", str(folder))
+        assert re.findall(r"^warning log: commits: (?:fragment )?(\d)", text, re.MULTILINE) == [*"0123", "4"]
+        newest = {p: commit_key(p, (await newest_commit(w, p)).version) for p in range(6)}
+        whole = {key: await w.store.get(key) for key in newest.values()}
+        for key in whole:
+            await w.store.put(key, b"nonsense")
+        text = await prints(more_damage, "finds", str(folder))
+        assert re.findall(r"^failure log: commits: (?:fragment )?(\d)", text, re.MULTILINE) == 2 * [*"0123", "2"]
+        for key, blob in whole.items():
+            await w.store.put(key, bytes(blob))
+        text = await prints(hole, "finds", str(folder))
         doctor.capsys.readouterr()
         code = await asyncio.to_thread(does, text, "heal")
         said = doctor.capsys.readouterr().out
@@ -444,7 +462,7 @@ async def test_holes_in_the_log(doctor: Doctor, folder: Path, monkeypatch: pytes
 @row(
     "doctor", "log: commits: fragment … has a hole in its history (the run goes on): …: not a commit: …",
     means="A commit was overwritten. The doctor reads the newest commits and 32 others at random, so that it may find an old "
-    "one only when it runs again.",
+    "one only when it runs again. Since the run goes on without it, this is a warning, after all that is a failure.",
     do=HEAL, then="`ok log: commits` once the object is restored from a backup",
 )  # fmt: skip
 @row(
@@ -514,19 +532,31 @@ async def test_a_fragment_that_cannot_be_folded(doctor: Doctor, folder: Path, mo
 @row(
     "doctor", "log: holes: accepted as lost: …, where the run goes on without them",
     means="`--accept-hole` (ISTHMUS_ACCEPT_HOLE) names these versions. Other damage of these fragments is still a failure.",
-    do="without --accept-hole the doctor looks for them again", then="a failure of `log: commits` names what is lost",
+    do="without --accept-hole the doctor looks for them again", then="a warning of `log: commits` names what is lost",
 )  # fmt: skip
-async def test_a_hole_that_is_accepted(doctor: Doctor, folder: Path) -> None:
+@pytest.mark.parametrize("gone", [True, False], ids=["missing", "damaged"])
+async def test_a_hole_that_is_accepted(
+    doctor: Doctor, folder: Path, gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_log, "SAMPLED", 1000)  # the commits before and after the hole are read, too
     async with a_run(folder) as w:
         await grown(w, 20)
-        await w.store.delete(commit_key(0, 2))
+        await (w.store.delete(commit_key(0, 2)) if gone else w.store.put(commit_key(0, 2), b"nonsense"))
         accept = ("--accept-hole", "0/2")
-        assert "failure log: commits: fragment 0 has a hole" in await prints(doctor, "finds_no_more", str(folder))
+        text = await prints(doctor, "finds_no_more", str(folder))
+        assert "warning log: commits: fragment 0 has a hole" in text, text
         text = await prints(doctor, "finds", str(folder), *accept)
         assert "failure" not in text.replace("0 failures", "")
+        assert "note    log: holes: accepted as lost: 0/2" in text
         await w.store.delete(commit_key(0, 3))
         text = await prints(doctor, "finds", str(folder), *accept)
-        assert re.search(rf"failure log: commits: .*{commit_key(0, 3)}", text), text
+        assert re.search(rf"warning log: commits: .*{commit_key(0, 3)}", text), text
+        newest = await newest_commit(w, 1)
+        await w.store.put(commit_key(1, newest.version), b"nonsense")
+        text = await prints(doctor, "finds", str(folder), *accept)
+        real, hole, note = (text.index(f"{of} log: ") for of in ("failure", "warning", "note   "))
+        assert real < hole < note, "what must be mended comes first"
+        assert text.count("has a hole") == 1, "among the failures to look at first is no hole"
 
 
 async def test_the_doctor_reads_other_old_commits_each_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,9 +195,9 @@ def test_status_check_and_doctor_end_with_1(folder: Path, capsys: pytest.Capture
     key = asyncio.run(hole())
     assert main(["status", str(folder), "--check"]) == 1
     assert f"{key}: is missing" in " ".join(capsys.readouterr().out.split())
-    assert main(["doctor", str(folder)]) == 1
+    assert main(["doctor", str(folder)]) == 0, "the run goes on"
     said = capsys.readouterr().out
-    assert f"log: commits: fragment 0 has a hole in its history (the run goes on): {key}: is missing" in said
+    assert f"warning log: commits: fragment 0 has a hole in its history (the run goes on): {key}: is missing" in said
     assert "isthmus heal" in said
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import statistics
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 from isthmus.agent.speed import glance, too_slow
 from isthmus.doctor.advice import advice_for, what_to_do
@@ -39,7 +39,7 @@ async def examine_log(
         await log.members.refresh(log.store)
         found = await look(log, accepted=accepted)
         sample = [(p, v) for p, v in _sample(found, runtime) if v not in (accepted or {}).get(p, ())]
-        wrong = {**await _damaged(log, sample), **found.wrong}
+        wrong = {**await _damaged(log, sample, accepted or {}), **found.wrong}
     except IsthmusError as error:
         words = advice_for(store.url)
         refused, away = words.reading.format(url=store.url), words.away.format(url=store.url)
@@ -51,15 +51,12 @@ async def examine_log(
     alike = dict[str, list[int]]()  # a missing membership is missing for all fragments
     for p, why in sorted(wrong.items()):
         alike.setdefault(why, []).append(p)
-    for why, of in list(alike.items())[:NAMED_MAX]:
-        said = f"{fragments(of, 'each of ')} has {HOLE}" if GOES_ON in why else fragments(of)
-        yield Finding("log: commits", FAILURE, f"{said}: {why}", heal)
-    if others := sum(map(len, list(alike.values())[NAMED_MAX:])):
+    damaged = [(why, of) for why, of in alike.items() if GOES_ON not in why]
+    for why, of in damaged[:NAMED_MAX]:
+        yield Finding("log: commits", FAILURE, f"{fragments(of)}: {why}", heal)
+    if others := sum(len(of) for _, of in damaged[NAMED_MAX:]):
         are = agreeing(others, "is", "are")
         yield Finding("log: commits", FAILURE, f"{counted(others, 'more fragment')} {are} damaged", heal)
-    if holes := [f"{p}/{version}" for p, versions in sorted((accepted or {}).items()) for version in sorted(versions)]:
-        said = f"accepted as lost: {', '.join(holes)}, where the run goes on without them"
-        yield Finding("log: holes", NOTE, said, "without --accept-hole the doctor looks for them again")
     if role.kind in (RoleKind.OPERATOR, RoleKind.SYNCER, RoleKind.READER):
         async for folded in _folded(log, [p for p, head in enumerate(found.heads) if head and p not in wrong], heal):
             yield folded
@@ -73,6 +70,8 @@ async def examine_log(
     newest = max((head for head in found.heads if head is not None), key=_written_at, default=None)
     if newest is not None and (skewed := await _clock(newest, log, runtime)) is not None:
         yield skewed
+    for hole in _holes({why: of for why, of in alike.items() if GOES_ON in why}, accepted or {}, heal):
+        yield hole
     if wrong:
         return
     if newest is None:
@@ -87,6 +86,21 @@ async def examine_log(
         said = f"none since the newest snapshots is missing; this role may not list all {commits:,}"
         more = "run the doctor with a reader's or a syncer's credentials to check all of them"
         yield Finding("log: commits", NOTE, said, more)
+
+
+def _holes(known: Mapping[str, Sequence[int]], accepted: Holes, heal: str) -> Iterator[Finding]:
+    """Yield findings about holes in the history, which the run does not need: no failure, and said last.
+
+    `known`: by what is wrong, the fragments. `accepted`: versions that are lost for good, and were not looked for.
+    """
+    for why, of in list(known.items())[:NAMED_MAX]:
+        yield Finding("log: commits", WARNING, f"{fragments(of, 'each of ')} has {HOLE}: {why}", heal)
+    if others := sum(map(len, list(known.values())[NAMED_MAX:])):
+        has = agreeing(others, "has", "have")
+        yield Finding("log: commits", WARNING, f"{counted(others, 'more fragment')} {has} such a hole, too", heal)
+    if holes := [f"{p}/{version}" for p, versions in sorted(accepted.items()) for version in sorted(versions)]:
+        said = f"accepted as lost: {', '.join(holes)}, where the run goes on without them"
+        yield Finding("log: holes", NOTE, said, "without --accept-hole the doctor looks for them again")
 
 
 async def _folded(log: Log, of: Sequence[int], heal: str) -> AsyncIterator[Finding]:
@@ -151,8 +165,11 @@ def _sample(found: LogState, runtime: Runtime) -> list[tuple[int, int]]:
     return chosen
 
 
-async def _damaged(log: Log, sample: Sequence[tuple[int, int]]) -> dict[int, str]:
-    """Return, by fragment, which of these commits is damaged, or is not the one that its successor names."""
+async def _damaged(log: Log, sample: Sequence[tuple[int, int]], accepted: Holes) -> dict[int, str]:
+    """Return, by fragment, which of these commits is damaged, or is not the one that its successor names.
+
+    `accepted`: versions that may be damaged, as the successor of one of these, where the run goes on without them.
+    """
     slots, found = asyncio.Semaphore(READ_AT_ONCE), dict[int, str]()
 
     async def read(p: int, version: int) -> None:
@@ -164,7 +181,9 @@ async def _damaged(log: Log, sample: Sequence[tuple[int, int]]) -> dict[int, str
                     said = f"is not the commit that {commit_key(p, version + 1)} names as the one before it"
                     raise LogCorrupt(key, said)
             except LogCorrupt as error:
-                found[p] = str(await with_advice(log, p, commit_in(error.key) or version, error))
+                advised = await with_advice(log, p, commit_in(error.key) or version, error)
+                if GOES_ON not in advised.detail or commit_in(error.key) not in accepted.get(p, ()):
+                    found[p] = str(advised)
 
     await asyncio.gather(*(read(p, version) for p, version in sample))
     return found
