@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 
 from isthmus.format.rules import Pace, Rules
-from support.docs_blocks import Shell
+from support.docs_blocks import Shell, blocks
 from support.world import seed_of, serving, train, world
 
 pytestmark = pytest.mark.tier("all")
 
 PAGE = "docs/own-rule.md"
+
+LAB, REPLAY = "isthmus simulate", "isthmus replay"
+
+STEPS, FEWER = " 50", " 24"
+"""The page's steps of each run, and two rounds of each fragment instead: training takes most of the test's time."""
 
 
 async def recorded(folder: Path) -> None:
@@ -24,13 +29,24 @@ async def recorded(folder: Path) -> None:
         await asyncio.gather(*(train(w.learner(f"l{i}"), 60, seed=i, step_s=0.01, enough=enough) for i in range(2)))
 
 
-def test_a_rule_of_ones_own_is_compared_and_folded(tmp_path: Path) -> None:
-    asyncio.run(recorded(tmp_path / "RUN"))
+def test_each_command_of_the_page_is_in_one_of_the_tests() -> None:
+    """Two tests run the page, so that neither takes long on a busy machine."""
+    commands = [block.text for block in blocks(PAGE) if block.commands]
+    assert all((LAB in text) != (REPLAY in text) for text in commands)
+    assert sum(block.text.count(STEPS) for block in blocks(PAGE)) == 2, "in a command and in a case"
+
+
+def said(folder: Path, only: str) -> dict[str, str]:
+    """Run the page's blocks of commands with this text; return what each said."""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    with Shell(tmp_path, environment) as shell:
-        shell.page(PAGE)
-    said = {block.strip(): text for block, text in shell.said.items()}
-    (compared,) = (text for block, text in said.items() if block.startswith("isthmus simulate training conditions"))
+    with Shell(folder, environment) as shell:
+        shell.page(PAGE, STEPS, FEWER, only)
+    return {block.strip(): text for block, text in shell.said.items()}
+
+
+def test_a_rule_of_ones_own_is_compared_in_the_lab(tmp_path: Path) -> None:
+    by_block = said(tmp_path, LAB)
+    (compared,) = (text for block, text in by_block.items() if block.startswith("isthmus simulate training conditions"))
     for name in (
         "4 learners: RDA",
         "4 learners: iso",
@@ -44,6 +60,12 @@ def test_a_rule_of_ones_own_is_compared_and_folded(tmp_path: Path) -> None:
     assert {d["baseline"] for d in found["differences"].values()} == {"iso"}
     assert {len(d["by_seed"]) for d in found["differences"].values()} == {3}
     assert all(2.0 < row["val_loss"] < 5.0 for row in found["rows"])
-    assert sum("merge=my_rule:agreed" in text for text in said.values()) == 4
-    for name in ("my.png", "whatif.png", "other.safetensors"):
+    assert (tmp_path / "my.png").stat().st_size
+
+
+def test_a_recorded_run_is_folded_by_a_rule_of_ones_own(tmp_path: Path) -> None:
+    asyncio.run(recorded(tmp_path / "RUN"))
+    by_block = said(tmp_path, REPLAY)
+    assert sum("merge=my_rule:agreed" in text for text in by_block.values()) == 4
+    for name in ("whatif.png", "other.safetensors"):
         assert (tmp_path / name).stat().st_size

@@ -134,11 +134,15 @@ class Shell:
         for process in self._beside:
             process.wait(HANGS_S)
 
-    def page(self, path: str, was: str = "", now: str = "") -> None:
-        """Run a page, with other words for some words if `was` is given. Raises `AssertionError` with the output if a
-        block does not end with 0."""
+    def page(self, path: str, was: str = "", now: str = "", only: str = "") -> None:
+        """Run a page, with other words for some words if `was` is given; `only`: of the commands, blocks with this text.
+
+        Raises `AssertionError` with the output if a block does not end with 0.
+        """
         for found in blocks(path):
             block = replace(found, text=found.text.replace(was, now)) if was else found
+            if not block.title and only not in block.text:
+                continue
             if block.title:
                 (self.folder / block.title).write_text(block.text)
             elif block.commands and block.mark == "in a terminal of its own":
