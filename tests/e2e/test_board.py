@@ -307,6 +307,25 @@ def test_each_page_is_for_everybody(browser: Browser, base: str, scheme: str) ->
                 assert page.title().endswith("· run")
 
 
+@pytest.mark.parametrize(("size", "cut"), [(WIDE, True), (PHONE, True), ({"width": 4000, "height": 900}, False)])
+def test_a_table_that_is_cut_says_so(browser: Browser, base: str, size: Any, cut: bool) -> None:
+    with looking(browser, base, viewport=size) as seen:
+        page = seen.open("/learners", "tbody tr")
+        note = page.locator(".note.sideways")
+        if cut:
+            expect(note).to_contain_text("20 columns: scroll the table sideways")
+        else:
+            page.evaluate("document.querySelector('main').style.maxWidth = 'none'")
+            expect(note).to_have_count(0)
+
+
+def test_a_run_that_is_over_is_told_of_in_the_past(browser: Browser, base: str) -> None:
+    with looking(browser, base) as seen:
+        page = seen.open("/", "#totals")
+        tile = page.locator(".tile").filter(has_text="Missed their round")
+        expect(tile).to_contain_text("the next round could still merge them")
+
+
 def test_it_works_without_a_mouse(browser: Browser, base: str) -> None:
     with looking(browser, base) as seen:
         page = seen.open("/", "#totals")
@@ -387,7 +406,7 @@ def test_losses_cover_the_whole_run_and_come_first_and_no_chart_is_empty(
             expect(first.locator("figcaption")).to_contain_text("Training loss")
             tokens = page.locator("figure").filter(has_text="Tokens processed and merged")
             expect(tokens.locator(".note")).to_contain_text(re.compile(r"Bold: mean over [\d.]+ \w+\. Faint: each "))
-            assert all(f"{name} " in first.locator(".legend").inner_text() for name in losses)
+            assert all(f"{name}: training loss " in first.locator(".legend").inner_text() for name in losses)
             for figure in page.locator(".charts figure").all():
                 assert figure.locator("canvas, p.note").count(), figure.inner_text()
     with looking(browser, base) as seen:  # a stretch before the run

@@ -281,3 +281,23 @@ async def test_a_place_that_cannot_be_written_is_said(folder: Path, tmp_path: Pa
         await feed.read_all()
         with pytest.raises(InputError, match="--export"):
             await write(tmp_path / "no" / "page.html", Api(feed, costs()), lambda _: None)
+
+
+async def test_how_many_learners_train_is_said_of_now_and_where_a_bus_tells_it(folder: Path) -> None:
+    """The page tells by it whether an update that missed its round may be merged still."""
+    async with world(folder, seed_of(Rules(fragments=3, sync_every=3))) as w:
+        async with serving(w.syncer("s1")) as syncer, a_board(w.log, w) as (url, _):
+            assert (await ask(url, "state"))["training"] == 0
+            training = asyncio.ensure_future(
+                train(w.learner("a"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= 4)
+            )
+            seen = set[int]()
+            while not training.done() or (await ask(url, "state"))["training"] != 0:
+                seen.add((await ask(url, "state"))["training"])
+                await asyncio.sleep(0.05)
+            await training
+            assert 1 in seen
+            begin = (await ask(url, "state"))["begin"]
+            assert (await ask(url, f"state?at={begin}"))["training"] is None
+        async with a_board(w.log) as (url, _):
+            assert (await ask(url, "state"))["training"] is None

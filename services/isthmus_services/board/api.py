@@ -153,6 +153,7 @@ class Api:
             "reading": f.reading,
             "read": c.read if f.reading else 1.0,
             "sentence": said,
+            "training": self._training(status) if status is not None else None,
             "trouble": self._trouble() if at is None else "",
             "notes": await self._decisions() if at is None else [],
             "warnings": [] if f.reading else self._warnings(moment, status),
@@ -162,6 +163,13 @@ class Api:
             "bytes": moved,
             "cost": accounts.cost(c, self._costs, moment, totals, moved),
         }  # fmt: skip
+
+    def _training(self, status: Status) -> int | None:
+        """Return how many learners train now; None if no bus says it."""
+        if not self.feed.has_bus or status.bus_error:
+            return None
+        young = self.feed.listened_s < self.feed.log.run.pace.silence_s
+        return sum(v.left is None for v in status.taking_part) if young else len(status.live)
 
     async def _decisions(self) -> list[str]:
         """Return, in words, which learners were expelled and which proposals wait, as read at most 30 s ago."""

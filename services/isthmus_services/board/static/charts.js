@@ -63,8 +63,9 @@
   };
 
   /* lines: [{name, values, noisy}] over `at` [seconds since 1970]; `show` says a value with its unit; `mark`: a moment.
+     `quantity`: what the values are, for the legend, where the lines have names of learners or series.
      Values of a noisy line are drawn faintly, under their moving mean. `none` says why no value is known, and what gives one. */
-  I.Chart = ({ title, term, unit, at, lines, show, mark, span, zero = true, max, note, none, onZoom }) => {
+  I.Chart = ({ title, term, unit, quantity, at, lines, show, mark, span, zero = true, max, note, none, onZoom }) => {
     const box = useRef(null), readout = useRef(null);
     const look = I.useLook(box);
     const width = 2 * Math.ceil(at.length / 40) + 1, each = (at[at.length - 1] - at[0]) / (at.length - 1);
@@ -101,7 +102,7 @@
         hooks: {
           setCursor: [(u) => {
             const k = u.cursor.idx;
-            if (readout.current) readout.current.textContent = k === null || k === undefined ? "" : `${I.date(at[k])}: ${some.map((l) => `${l.name} ${show(l.values[k])}${l.smooth ? ` (mean ${show(l.drawn[k])})` : ""}`).join(", ")}`;
+            if (readout.current) readout.current.textContent = k === null || k === undefined ? "" : `${I.date(at[k])}: ${some.map((l) => `${l.name}${quantity ? `: ${quantity}` : ""} ${show(l.values[k])}${l.smooth ? ` (mean ${show(l.drawn[k])})` : ""}`).join(", ")}`;
           }],
           draw: [(u) => {
             if (!I.known(mark)) return;
@@ -132,7 +133,7 @@
         ? html`<div class="chart" ref=${box} role="img" aria-label=${`${title} over time. ${said}`}></div>
             <${I.Legend} entries=${some.map((line) => [
               html`<line x1="0" x2="24" y1="5.5" y2="5.5" stroke=${`var(--c${line.color})`} stroke-width="3" stroke-dasharray=${DASHES[line.dash].join(" ")}/>`,
-              `${line.name} ${show(shown(line.drawn, at, mark))}`])}/>
+              `${line.name}${quantity ? `: ${quantity}` : ""} ${show(shown(line.drawn, at, mark))}`])}/>
             ${faint.length ? html`<p class="note">Bold: mean over ${I.seconds(width * each)}. Faint: each ${I.seconds(each)}.</p>` : null}
             ${note ? html`<p class="note">${note}</p>` : null}<p class="readout" ref=${readout}></p>`
         : html`<div ref=${box}></div><p class="note">${none}</p>`}</figure>`;

@@ -51,8 +51,8 @@
       <${Answer} of=${lines} what="lines over time">${(l) => html`<${Zoom} begin=${l.begin} end=${l.end} all=${[s.begin, s.end]}/><${RunCharts} l=${l} measured=${measured.data} at=${at}/>`}</${Answer}>
       <${Tokens} l=${lines.data}/>
       <${Happened}/>
-      <h2>Updates that were rejected</h2>
-      ${s.reasons.length ? html`<${Table} name="Updates rejected by reason" first="times" descending rows=${s.reasons} columns=${[
+      <h2>Rejections of updates</h2>
+      ${s.reasons.length ? html`<${Table} name="Rejections by reason" first="times" descending rows=${s.reasons} columns=${[
         { key: "reason", name: "reason", left: true }, { key: "times", name: "times", show: (r) => I.count(r.times) },
         { key: "work_lost", name: "is its work lost?", left: true, by: (r) => (r.work_lost ? "yes" : "no"), show: (r) => (r.work_lost ? "yes" : "no: its work is merged, waits, or was counted before") },
         { key: "why", name: "why", left: true },
@@ -83,7 +83,7 @@
       <${Tile} term="kept" name="Tokens merged" value=${I.share(t.kept)} more=${I.where.at === null ? "of those processed up to the newest merged updates" : `of those processed up to the newest merged updates, as of ${I.date(t.as_of)}`}/>
       <${Tile} term="commit" name="Commits" value=${html`<span id="commits">${I.count(t.commits)}</span>`} more=${`versions ${least}${most > least ? ` to ${most}` : ""}${t.last_commit_at ? `, last ${I.date(t.last_commit_at)}` : ""}`}/>
       <${Tile} term="participation" name="Participation" value=${I.share(t.participation)} more=${`of the learners that a round expects, the mean over commits; ${I.count(t.updates)} updates of ${t.learners} learners, ${I.count(t.clipped)} of them clipped`}/>
-      <${Tile} term="missed" name="Missed their round" value=${I.count(t.missed_round)} more="they may still join the next round"/>
+      <${Tile} term="missed" name="Missed their round" value=${I.count(t.missed_round)} more=${s.training ? "the next round may still merge them" : "the next round could still merge them"}/>
       <${Tile} term="rejected" name="Updates rejected" value=${html`<span id="rejected">${I.count(t.updates_rejected)}</span>`} more=${`and ${I.count(t.rejected_without_loss)} rejected without loss`}/>
       <${Tile} term="quorum" name="Quorum missed" value=${I.count(t.quorum_missed)} more=${t.commits ? `rounds were closed by: ${Object.entries(t.closed_by).map(([k, n]) => `${k} ${I.count(n)}`).join(", ")}` : "no round closed yet"}/>
       <${Tile} term="grace" name="A round waits" value=${I.seconds(t.waited_s.median)} more=${t.waited_s.p99 === null ? "no round closed yet" : `half of them less; 99 of 100 less than ${I.seconds(t.waited_s.p99)}`}/>
@@ -103,9 +103,9 @@
     const losses = Object.entries(l.losses.learners).map(([name, values]) => ({ name, values, join: true, noisy: true })).filter((x) => x.values.some(I.known));
     const many = losses.length > 8;
     return html`<div class="charts">
-      <${Chart} ...${common} title="Training loss (merged)" term="losses" unit="mean of each merged update" at=${l.losses.at} lines=${styled(many ? meanOf(losses) : losses)} show=${loss} zero=${false}
+      <${Chart} ...${common} title="Training loss (merged)" term="losses" unit="mean over the steps of a merged update, since its base" quantity="training loss" at=${l.losses.at} lines=${styled(many ? meanOf(losses) : losses)} show=${loss} zero=${false}
         none=${none || "No merged update states a loss. Give it in the training loop: link.step(tokens=…, loss=…). The chart then has every update from there on."} note=${many ? "Of many learners: the mean, the least and the most." : ""}/>
-      ${measured && Object.entries(measured.series).filter(([name, p]) => p.length || measured.contested[name].length).map(([name, points]) => html`<${Chart} ...${common} title=${`${name}, of the global model`} unit="as its follower measures it"
+      ${measured && Object.entries(measured.series).filter(([name, p]) => p.length || measured.contested[name].length).map(([name, points]) => html`<${Chart} ...${common} title=${`${name}, of the global model`} unit="evaluation, as its follower measures it" quantity="evaluation"
         at=${points.map((p) => p[0])} lines=${styled([{ name, values: points.map((p) => p[2]), join: true }])} show=${loss} zero=${false} note=${measured.contested[name].join("; ")}/>`)}
       <${Chart} ...${log} title="Tokens processed and merged" term="processed" unit="tokens a second" lines=${styled([line("processed", l.log.processed_per_s), line("merged", l.log.tokens_per_s)])} show=${I.short}/>
       <${Chart} ...${log} title="Participation, and tokens merged" term="participation" max=${1.05} none=${none || "No round of this time expected a learner: its commits only healed fragments."} lines=${styled([line("participation", l.log.participation), { ...line("tokens merged", l.log.kept), noisy: false, join: true }])} show=${(v) => I.share(v)}/>

@@ -1,7 +1,7 @@
 /* Pieces that several pages are made of. Texts are set as text, never as markup: names in a run are anybody's words. */
 "use strict";
 (function (I) {
-  const { html, useState, useMemo } = htmPreact;
+  const { html, useState, useMemo, useRef, useEffect } = htmPreact;
 
   /* A link to a page at the moment that is shown. */
   I.Link = ({ to, at, query, children, ...rest }) => {
@@ -48,14 +48,29 @@
       });
     }, [rows, order]);
     if (!rows.length) return html`<p class="note">${empty}</p>`;
-    const many = columns.length > 4 && html`<p class="note sideways">${columns.length} columns: scroll the table sideways for those that do not fit.</p>`;
-    return html`${many}<div class="wide" tabindex="0" role="region" aria-label=${name}><table><caption class="hidden">${name}</caption>
+    return html`<${Wide} name=${name} count=${columns.length}><table><caption class="hidden">${name}</caption>
       <thead><tr>${columns.map((c) => html`
         <th class=${c.left ? "left" : ""} scope="col" aria-sort=${order.key === c.key ? (order.down ? "descending" : "ascending") : "none"}>
           <button type="button" onClick=${() => set({ key: c.key, down: order.key === c.key ? !order.down : !c.left })}
             title=${c.term ? I.terms[c.term] : `sort by ${c.name}`}>${c.name}</button></th>`)}</tr></thead>
       <tbody>${sorted.map((row) => html`<tr>${columns.map((c) => html`<td class=${c.left ? "left" : ""}>${c.show ? c.show(row) : row[c.key]}</td>`)}</tr>`)}</tbody>
-    </table></div>${explained(columns)}`;
+    </table></${Wide}>${explained(columns)}`;
+  };
+
+  /* What is around a table: it scrolls sideways where the table is wider than the page, and then says so. */
+  const Wide = ({ name, count, children }) => {
+    const box = useRef(null);
+    const [cut, set] = useState(false);
+    useEffect(() => {
+      const see = () => { if (box.current) set(box.current.scrollWidth > box.current.clientWidth + 1); };
+      const observer = new ResizeObserver(see);
+      observer.observe(box.current);
+      observer.observe(box.current.firstElementChild);
+      see();
+      return () => observer.disconnect();
+    }, []);
+    return html`${cut ? html`<p class="note sideways">${count} columns: scroll the table sideways for those that do not fit.</p>` : null}
+      <div class="wide" ref=${box} tabindex="0" role="region" aria-label=${name}>${children}</div>`;
   };
 
   /* What the heads of a table mean, where everybody can get at it: also who has no pointer to hold over them. */
