@@ -38,7 +38,6 @@ from isthmus.log.updates import verify_update
 from isthmus.log.verify import Verifier
 from isthmus.rounds.rounds import FINAL_EACH, POINTERS_MAX
 from isthmus.syncer import Syncer
-from isthmus.syncer.agent import ACCUMULATORS_MAX
 from isthmus.syncer.coordinator import INBOX_MAX
 from isthmus_lab.simulate.process import Process
 from isthmus_lab.simulate.world import World
@@ -92,6 +91,8 @@ class Checker:
     latency_s: float = 0.0
     """Median latency to the store."""
     stall_s: float = 0.0
+    places: int = 0
+    """The rounds of a syncer that may hold an accumulator at once."""
     violations: list[str] = field(default_factory=list)
     strays: set[str] = field(default_factory=set)
     lies: dict[int, int] = field(default_factory=dict)
@@ -446,7 +447,7 @@ class Checker:
                 or max(len(rounds._losses), len(rounds._put_off)) > POINTERS_MAX + LISTED_MAX * STALENESS_MAX
             ):
                 self.violate(f"{who}: remembers more of fragment {p} than there is to remember")
-        if sum(coordinator._has_slot for coordinator in syncer.coordinators) > ACCUMULATORS_MAX:
+        if sum(coordinator._has_slot for coordinator in syncer.coordinators) > self.places:
             self.violate(f"{who}: more accumulators than the pool has")
         if len(syncer._listener.positions) > len(self.names) + 1 or len(syncer._live._learners) > len(self.names):
             self.violate(f"{who}: remembers more names than there are")

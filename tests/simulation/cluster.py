@@ -218,6 +218,8 @@ class Cluster:
 
         def started(agent: Syncer | LearnerAgent) -> None:
             seat.processes[life] = process, agent
+            if isinstance(agent, Syncer):
+                agent.coordinators[0]._limits.accumulators = asyncio.Semaphore(s.places)  # all fragments share them
             self.checker.watch(seat.name, life, agent, process)
 
         if seat.is_syncer:
@@ -450,7 +452,7 @@ class Cluster:
         s, clock = self.scenario, self.world.clock
         values = [np.linspace(-1.0, 1.0, spec.size, dtype=np.float32) for spec in s.specs]
         self.run = await self.world.create(Seed(list(s.specs), values, {}, s.rules, s.pace))
-        self.checker = Checker(self.world, self.run, self.say, Most(min(s.step_s)), s.latency_s, s.stall_s)
+        self.checker = Checker(self.world, self.run, self.say, Most(min(s.step_s)), s.latency_s, s.stall_s, s.places)
         self.beside: list[asyncio.Future[None]] = []
         self.choir = Choir(self, s.speakers)
         self.vigil = Vigil(self)

@@ -9,7 +9,7 @@ import msgspec
 
 from isthmus.format.layout import Spec, TensorClass
 from isthmus.format.rules import BOUNDS, Adoption, Pace, Rules
-from isthmus.syncer.agent import HUNG_S
+from isthmus.syncer.agent import ACCUMULATORS_MAX, HUNG_S
 from isthmus.syncer.holders import BEATS_PER_INTERVAL, SILENT_BEATS
 from isthmus_lab.simulate.conditions import Fault
 from isthmus_lab.simulate.process import MEASURED, Costs
@@ -95,6 +95,9 @@ LIES = 0.02
 
 BUCKETS = 0.05
 """Share of plain seeds whose bus is in the store. It is drawn separately."""
+
+CRAMPED = 0.1
+"""Share of plain seeds whose syncers have places for the sums of one or two rounds only. It is drawn separately."""
 
 STRANGER = "stranger"
 """The name under which false messages are sent on the syncers' stream."""
@@ -201,6 +204,8 @@ class Scenario:
     """Direction of the one thin link, and the share of the needed bandwidth that it has."""
     overload: float = 0.0
     """Traffic that syncers are asked for, as a multiple of what their links carry."""
+    places: int = ACCUMULATORS_MAX
+    """Rounds of a syncer that hold an accumulator at once."""
     planned: tuple[Planned, ...] = ()
 
     def describe(self) -> str:
@@ -274,7 +279,7 @@ def draw(seed: int, kind: Kind | None = None) -> Scenario:
         case _ if kind is None and random.Random(f"bus/box/{seed}").random() < BUCKETS:
             return _bucket(scenario)
         case _:
-            return _rests(scenario)
+            return _cramped(_rests(scenario))
 
 
 def _harder(s: Scenario) -> Scenario:
@@ -311,6 +316,12 @@ def _rests(s: Scenario) -> Scenario:
     at = d.uniform(1.0, 0.5 * s.storm_s)
     rest = Planned(at, Fault.RESTS, d.uniform(0.5, 1.0) * (s.storm_s - at), d.random())
     return replace(s, planned=tuple(sorted((*s.planned, rest), key=lambda p: p.at)))
+
+
+def _cramped(s: Scenario) -> Scenario:
+    """In a share of the seeds, let fragments wait for one another's accumulators."""
+    d = random.Random(f"cramped/{s.seed}")
+    return replace(s, places=d.choice((1, 2))) if d.random() < CRAMPED else s
 
 
 def _choir(s: Scenario) -> Scenario:

@@ -11,6 +11,7 @@ from isthmus.rounds.grace import Grace
 from isthmus.rounds.live_learners import LiveLearners
 from isthmus.rounds.rounds import Phase, Rounds
 from isthmus.runtime.averages import smooth
+from isthmus.syncer.coordinator import FragmentCoordinator
 from simulation.bugs.planted import planted
 
 
@@ -93,4 +94,22 @@ def a_pause_is_a_step() -> Iterator[None]:
 
     original = Boundary.after_step
     with patch.object(Boundary, "after_step", after_step):
+        yield
+
+
+@planted(20, "plain")
+def a_place_is_kept_for_a_round_that_is_over() -> Iterator[None]:
+    """A fetch that gets a place for an accumulator after its round keeps the place. In the end no round gets one."""
+
+    async def slot(self: Any) -> None:
+        async with self._slot_lock:
+            if self._has_slot:
+                return
+            await self._limits.accumulators.acquire()
+            if self.rounds.round is not None:
+                self._has_slot = True
+                if not self._sum.inputs:
+                    self._under = self._members.current.version
+
+    with patch.object(FragmentCoordinator, "_slot", slot):
         yield
