@@ -125,6 +125,17 @@ def test_a_round_that_is_due_waits_for_the_gate_and_opens_when_it_is_its_turn() 
     assert admission.waiting == 0
 
 
+def test_a_round_opens_once_the_first_fetches_show_how_long_one_takes() -> None:
+    """Nobody tells the fragment: it asks again at every look at the clock."""
+    admission = Admission(1, 1)
+    story = Story("a", "b", admission=admission)
+    admission.owes(9, 5)
+    assert story.announce("a", due=True) == [], "how long five fetches take is not known"
+    assert story.rounds.on(Tick(), story.now) == []
+    read(admission, 0.001)
+    assert CallRound(1) in story.rounds.on(Tick(), story.now)
+
+
 def test_what_waits_for_the_gate_is_not_overdue_for_another_whose_learner_has_to_wait() -> None:
     """The next deadline must not lie in the past.
 

@@ -64,6 +64,14 @@ def missing(*learners: str) -> Waited:
     return msgspec.structs.replace(committed(1).waited, expected=("a", "b", "idle"), missing=learners, waited_s=4.0)
 
 
+def test_updates_without_a_length_are_taken_while_none_has_one() -> None:
+    """As of a fragment whose tensors are not trained yet, or of learners whose rate warms up from zero."""
+    still = [Claim(f"h{i}", 12, 12_000, 0.0) for i in range(4)]
+    for usual in (Influence(BOUNDS), seen(*still)):
+        found = usual.judge(still[0], still[1:])
+        assert (found.scale, found.clipped, found.refused) == (1.0, (), False)
+
+
 def test_honest_updates_count_for_what_they_say() -> None:
     usual = seen(*HONEST)
     for claim in (*HONEST, Claim("h3", 3, 3_000, 0.05), Claim("h4", 24, 24_000, 0.25), Claim("h5", 12, 12_000, 0.03)):

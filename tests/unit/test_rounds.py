@@ -1,5 +1,6 @@
 """The state machine of a round turns timed events into actions. Each test tells the story of one round."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import msgspec
@@ -125,6 +126,15 @@ def test_quorum_is_never_more_than_are_expected() -> None:
     story.arrive(story.announce("a", due=True))
     assert story.arrive(story.announce("b")) == [Merge(1, ClosedBy.EVERYONE)]
     assert not under_way(story).quorum_missed
+
+
+def test_a_round_of_learners_that_have_not_said_how_long_a_step_takes_is_not_given_up_at_once() -> None:
+    story = Story("a", "b", pace=Pace(quorum=2, silence_s=1000.0), step_s=0.0)
+    story.arrive(story.announce("a", due=True))
+    opened = story.now
+    for waited, ends in ((0.9, False), (1.1, True)):
+        story.now = opened + waited * 12 * rounds_module.STEP_UNKNOWN_S
+        assert (Merge(1, ClosedBy.DEADLINE) in story.rounds.on(Tick(), story.now)) is ends
 
 
 def test_quorum_falls_when_a_learner_falls_silent() -> None:
@@ -466,6 +476,14 @@ def test_what_is_due_is_done_whatever_sums_round_to() -> None:
     story.now = deadline(story)
     assert story.now - 8191.833214953706 < 1.0
     assert kinds(story.rounds.on(Tick(), story.now)) == [CallRound]
+
+
+def test_a_round_that_is_full_before_its_quorum_states_no_durations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds_module, "INPUTS_MAX", 2)
+    story = Story("a", "b", "c", pace=Pace(quorum=3))
+    story.arrive(story.announce("a", due=True))
+    assert story.arrive(story.announce("b")) == [Merge(1, ClosedBy.FULL)]
+    assert dataclasses.astuple(under_way(story).terms) == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_a_round_closes_when_its_commit_can_name_no_more_and_the_others_are_in_the_next(
