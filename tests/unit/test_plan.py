@@ -22,6 +22,7 @@ from isthmus.format.rules import LONG_STEPS, Pace, Rules
 from isthmus.learner.incarnation import RARER_MAX
 from isthmus.store.base import PART_BYTES, requests_to_read, requests_to_write
 from isthmus.torch.model import specs_of
+from isthmus_lab.commands.plan import EGRESS, NO_EGRESS
 from isthmus_lab.commands.rates import gbit_s
 from isthmus_lab.forecast import speeds as modelled
 from isthmus_lab.forecast.island import Island
@@ -519,6 +520,14 @@ def test_the_command_plans_from_a_file(tmp_path: Path, capsys: pytest.CaptureFix
     assert said["day"]["egress_gb"] > 0
     assert said["syncer"]["cores"] > 0
     assert said["rules"]["sync_every"] >= 12
+
+
+def test_egress_without_regions_is_unknown_and_not_nothing(tmp_path: Path) -> None:
+    report = tmp_path / "r.json"
+    assert main(["plan", "--params", "1e9", "--learners", "4", "--json", str(report)]) == 0
+    said = json.loads(report.read_text())
+    assert {name: said["day"][name] for name in EGRESS} == dict.fromkeys(EGRESS)
+    assert f"{NO_EGRESS}: counted as 0" in said["assumed"]
 
 
 def test_what_is_not_known_of_regions_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

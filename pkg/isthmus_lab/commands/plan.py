@@ -58,6 +58,7 @@ USUAL_TFLOP_S = 400.0
 WELL_AHEAD = 1.05
 """Times as much as data parallel across the links below which a plan says that data parallel does as well."""
 
+EGRESS = "egress_gb", "egress_sent_gb", "egress_usd"
 NO_EGRESS = "egress is not known without regions (region and store_region in a file, --islands)"
 """Said where no learner has a region."""
 
@@ -142,7 +143,8 @@ def run(arguments: settings_classes.Plan) -> int:
         console.print(_checkpoints(seconds), highlight=False)
     console.print("to create this run:", highlight=False)
     console.print(line, highlight=False, soft_wrap=True)
-    write_json(_finite(report | {"assumed": assumed}), arguments.json)
+    unknown = [] if any(island.region for island in islands) else [f"{NO_EGRESS}: counted as 0"]
+    write_json(_finite(report | {"assumed": assumed + unknown}), arguments.json)
     return 0
 
 
@@ -282,8 +284,11 @@ def _turn(found: float | None) -> float | str:
 
 
 def plain(found: Plan) -> dict[str, Any]:
-    """Return the plan as plain data for a report. An infinite `mtbf_hours` becomes None."""
+    """Return the plan as plain data for a report. An infinite `mtbf_hours` becomes None, and so does egress without
+    regions, of which nothing is known."""
     report = msgspec.to_builtins(found)
+    if not any(f.island.region for f in found.forecasts):
+        report["day"] |= dict.fromkeys(EGRESS)
     for forecast, of in zip(report["forecasts"], found.forecasts, strict=True):
         forecast["island"]["mtbf_hours"] = None if of.island.mtbf_hours == float("inf") else of.island.mtbf_hours
     report["warnings"] = found.warnings
