@@ -32,7 +32,8 @@ from isthmus.format.records.objects import CommitHeader, UpdateHeader
 from isthmus.format.rules import STALENESS_MAX
 from isthmus.format.signing import Signer, fingerprint
 from isthmus.format.signing.keys import write_signer
-from isthmus.inspect.audit import Gap, MembershipChange, PromotionRow, Signature, Unfinished, Waiting, audit
+from isthmus.inspect.audit import audit
+from isthmus.inspect.audit_report import Gap, MembershipChange, PromotionRow, Signature, Unfinished, Waiting
 from isthmus.inspect.audit_sums import Sums
 from isthmus.learner.manifest import statement
 from isthmus.log import Commit, gc, heal

@@ -13,7 +13,8 @@ from isthmus.agent.ports import open_log
 from isthmus.codecs import kernels
 from isthmus.errors import InputError
 from isthmus.format.signing import Signer, armored, fingerprint, public_line, read_signer
-from isthmus.inspect.audit import Audit, Institution, Member, audit
+from isthmus.inspect.audit import audit
+from isthmus.inspect.audit_report import Audit, Institution, Member
 from isthmus.inspect.influence import Influence
 from isthmus.log import Log
 from isthmus.log.figures import updates_rejected

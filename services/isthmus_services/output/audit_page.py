@@ -8,7 +8,7 @@ from html import escape
 from typing import NamedTuple
 
 from isthmus.errors import legible
-from isthmus.inspect.audit import Audit, Member, Number
+from isthmus.inspect.audit_report import Audit, Member, Number
 from isthmus.inspect.audit_sums import Figures
 from isthmus.reasons import Clip, Reason
 from isthmus.wording import lasting
