@@ -113,3 +113,24 @@ def test_every_printed_command_has_room_for_a_key(path: Path) -> None:
     assert not [text for text in bare if "`" not in text], "add wording.key_flag"
     for text in texts(path):
         assert not re.search(r"--key (?:FILE|OWNER|KEY)\b(?!_)", text), "say whose key: wording.key_file"
+
+
+async def test_a_signed_run_that_is_not_on_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`isthmus create` names the commands that make one in a folder, as docs/deploy.md does; they work as printed."""
+    monkeypatch.chdir(tmp_path)
+    place = str(tmp_path / "run")
+    code, told = await isthmus("create", place, "--learner", "eu-1")
+    assert code == 2, told
+    told = " ".join(told.split())
+    each = (
+        re.match(r"keys new [\w-]+ --folder \.|init \S+ --key \w+|members add .*? --key owner", after)
+        for after in told.split("isthmus ")
+    )
+    commands = [found[0] for found in each if found]
+    assert [words.split()[0] for words in commands] == [*3 * ["keys"], "init", "members", "members"], told
+    for words in commands:
+        code, said = await isthmus(*words.split())
+        assert code == 0, (words, said)
+    for name, role in (("syncer", "syncer"), ("eu-1", "learner")):
+        flags = ("--role", role, "--key", name, "--size", "0.02", *(("--learner", name) if role == "learner" else ()))
+        assert f"is a member: {name} ({role})" in (await isthmus("doctor", place, *flags))[1]

@@ -553,7 +553,7 @@ def test_a_folder_remembers_its_bus_and_what_changed_is_named(plain: Plain) -> N
     [
         (("gs://bucket/run",), "serves s3:// only"),
         (("az://container/run",), "serves s3:// only"),
-        (("out/run",), "runs in buckets"),
+        (("out/run",), "serves s3:// only"),
         (("s3://bucket/run", "--learner", "a b"), "--learner"),
         (("s3://bucket/run", "--bus", "sqlite:///x"), "needs a bus that all reach"),
         (("s3://bucket/run", "--public-key", "a=x.pub"), "where --learner NAME is given too"),

@@ -72,11 +72,23 @@ VARIABLES = (
 """Variables that a participant's `env` sets, or unsets, so that none of another participant is left."""
 
 
+def by_hand(run: str) -> str:
+    """Return why this command cannot make a run that is not in a bucket of S3, and the commands that do."""
+    return (
+        f"{run}: this command serves s3:// only. A signed run elsewhere takes a key for each participant (isthmus keys "
+        "new owner --folder ., isthmus keys new syncer --folder ., isthmus keys new eu-1 --folder .), isthmus init "
+        f"{run} --key owner, and for each participant, as isthmus members add {run} syncer --as syncer --public-key "
+        f"syncer.pub --key owner and isthmus members add {run} eu-1 --as learner --public-key eu-1.pub --key owner; "
+        "then start each process with its own --key. Its rights to the store come from the tools of that store "
+        "(docs/permissions.md says which)"
+    )
+
+
 def run(settings: declared.Create) -> int:
     """Make what is missing, and print what each participant gets. No secret is printed."""
     access.require_names(settings)
-    if Place.of(settings.run).scheme in ("gs", "az"):
-        raise InputError(f"{settings.run}: this command serves s3:// only: use isthmus init, isthmus keys and members")
+    if Place.of(settings.run).scheme in ("gs", "az") or not Place.of(settings.run).in_bucket:
+        raise InputError(by_hand(settings.run))
     place = access.place_of(settings.run)
     folder = Path(settings.folder)
     try:
