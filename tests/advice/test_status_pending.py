@@ -19,7 +19,8 @@ STEPS = "120"
 
 BRING_IN = (
     f"bring their work in soon ({LATE_WORK}): start them again with --wait-at-end 600 (a loop of your own: "
-    "link.close(wait=600)) and, once they have joined, a syncer: isthmus syncer … --bus … --quorum …"
+    "link.close(wait=600)) and, once they have joined, a syncer: isthmus syncer … --bus … --quorum …; "
+    "once the work that waited is merged, start the syncer again without --quorum"
 )
 LATE = (
     "no token, if all of them are there before the syncer, or else what comes after its round; but of a long update a part. In "
@@ -89,7 +90,7 @@ def test_work_that_no_syncer_answered_is_named_and_its_advice_brings_it_in(
         assert code == 1
         advice = re.search(
             r"(?:a \(\d+%\), b \(\d+%\) left with tokens that no syncer answered, which are not in the model|is not in the run)\n  → .*: start them again with "
-            r"(--wait-at-end 600) .*, once they have joined, a syncer: isthmus (.* --quorum 2)$",
+            r"(--wait-at-end 600) .*, once they have joined, a syncer: isthmus (.* --quorum 2); once the work that waited is merged, start the syncer again without --quorum$",
             said,
         )
         assert advice, said

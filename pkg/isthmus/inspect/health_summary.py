@@ -21,7 +21,18 @@ from isthmus.log.holes import HOLE, accept_flag, ask_heal, damage
 from isthmus.log.log_health import stands
 from isthmus.log.membership import Members
 from isthmus.log.replaced import outdated, together
-from isthmus.reasons import ABOUT_MANIFEST, GOES_ON, LATE_WORK, REMEDIES, UNHEARD, UNMERGED, WRITING, Reason, remedy_of
+from isthmus.reasons import (
+    ABOUT_MANIFEST,
+    GOES_ON,
+    LATE_WORK,
+    QUORUM_FOR_NOW,
+    REMEDIES,
+    UNHEARD,
+    UNMERGED,
+    WRITING,
+    Reason,
+    remedy_of,
+)
 from isthmus.rounds.bounds import YOUNG
 from isthmus.wording import agreeing, counted, fragments, key_flag, listed
 
@@ -178,6 +189,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     stopped = list[Part]()
     if not status.syncers_live:
         start = syncer(_quorum(status, here, len(known)))
+        if _waiting(status, here) > 1:
+            start += f"; {QUORUM_FOR_NOW}"
         merging, stopped = "", [_no_syncer(status, len(known), here, merged_at, last, start, bus)]
     elif not able:
         stopped.append(Part(f"0 of {len(status.syncers_live)} syncers can serve for now; {last}"))
@@ -274,7 +287,7 @@ def _quorum(status: Status, here: Sequence[LearnerView], known: int) -> str:
     If several learners hold work of many periods, all of it is to be in the first rounds. Else syncers that were heard
     before may have had another quorum than the run's.
     """
-    waiting = sum(_periods_pending(view, status.period) > PENDING_PERIODS for view in here)
+    waiting = _waiting(status, here)
     before = max((alive.quorum for alive in status.hearing.syncers.values()), default=0)
     quorum = waiting if waiting > 1 else min(before, known)
     return f" --quorum {quorum}" if quorum > status.own_quorum else ""
@@ -299,6 +312,11 @@ def _of_strangers(strangers: Sequence[str], run: str, members: Members | None) -
     """Return that these learners are heard although the membership does not name them, with what to do."""
     if not strangers:
         return []
+def _waiting(status: Status, here: Sequence[LearnerView]) -> int:
+    """Return how many live learners hold work of many periods."""
+    return sum(_periods_pending(view, status.period) > PENDING_PERIODS for view in here)
+
+
     several = len(strangers) > 1
     do = (
         f"end {'each' if several else 'it'}, or make it a member again, as the owner: isthmus members add {run} "
@@ -398,7 +416,7 @@ def _of_quorums(status: Status, able: Sequence[str]) -> list[Part]:
             f"{agreeing(len(names), 'its', 'their')} rounds wait for every learner, and until their deadline for one "
             "that stalls",
             f"start the other learners, or start {agreeing(len(names), 'the syncer', 'these syncers')} again with "
-            f"--quorum K, where K is at most {heard}",
+            f"--quorum K, where K is at most {heard}, or without --quorum if it was to bring in work that waited",
         )
     ]
 
@@ -591,7 +609,8 @@ def _again(syncer: Callable[..., str], count: int) -> str:
     """Return the advice that brings in what so many learners had sent when they ended."""
     return (
         f"bring their work in soon ({LATE_WORK}): start them again with --wait-at-end 600 (a loop of your own: "
-        f"link.close(wait=600)) and, once they have joined, a syncer: {syncer(f' --quorum {count}')}"
+        f"link.close(wait=600)) and, once they have joined, a syncer: {syncer(f' --quorum {count}')}; "
+        f"{QUORUM_FOR_NOW}"
     )
 
 
