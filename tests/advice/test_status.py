@@ -306,15 +306,16 @@ async def names_a_process_that_lives(line: str, w: World) -> None:
 
 @row(
     "status",
-    "no messages come from …: … killed or … cut off",
+    "no messages come from …: … killed or … cut off, or … another bus than …",
     means="These learners were heard once, did not say that they leave, and are silent now. The others are merged.",
     like="A spot machine that was taken away on purpose: then nothing is to be done, and `--check` still ends with 0. Or a "
     "learner that is started again and again, and dies each time before it joins (bad data, too little memory to load the "
     "model): its log then has more lines of `isthmus learner` with `starts:` than lines with `joined`. The end of its log "
     "says why. If it does not, the kernel may have ended it for want of memory: dmesg | grep -i oom, or the reason "
     "OOMKilled of its container, whose count of restarts rises",
-    do="a learner that is started again under its name goes on from its checkpoint (nothing is to be done for one that "
-    "exploded and whose place another name took)",
+    do="pgrep -af isthmus, on its machine, says whether it lives. If it does, isthmus doctor … --role learner --learner … "
+    "--bus ITS_BUS, there, says whether that is the bus of the run's syncers. If not, a learner that is started again under "
+    "its name goes on from its checkpoint (nothing is to be done for one that exploded and whose place another name took)",
     then="The sentence goes away, and its incarnation is one higher.",
     lost="what it trained since its last checkpoint and was not merged",
 )
@@ -425,7 +426,8 @@ async def test_fewer_learners_than_are_expected(folder: Path) -> None:
     "status",
     "no learner trains: … of … learners stopped; the last commit is of …; … left before … last step",
     means="All learners have left, and some before their last step: by SIGTERM or by an error, which its log has.",
-    do="unless the run is to end here, start what stopped again: each learner goes on from its checkpoint",
+    do="unless the run is to end here, start what stopped again: each learner goes on from its checkpoint (one that was "
+    "started in the last minute may not have joined yet: its log says «joined» when it has)",
     like="With `… learners are done, … stopped before`, the others had done all their steps.",
     then="`… of … learners merge`, and in the end all are done.",
 )

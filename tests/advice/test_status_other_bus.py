@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from advice.followed import mine, says
+from advice.followed import command_in, isthmus, mine, says
 from advice.rows import row
 from advice.test_status_waits import FEW, PATIENT_S, line, over, said, training
 from isthmus_lab.simulate.bus import SimulatedBus, Streams
 from isthmus_lab.simulate.conditions import Conditions
-from support.world import World, in_virtual_time, serving, world
+from support.world import World, in_virtual_time, serving, train, world
 
 JOINING_S = 60.0  # figures of status, written again: a changed one is noticed here
 AT_WORK_S = 600.0
@@ -56,9 +56,9 @@ async def test_a_bus_whose_syncer_was_killed_just_now_is_the_right_one() -> None
 
 @row(
     "status",
-    "… joined in the store and … never heard here",
+    "… joined in the store and … not heard here since",
     means="This learner has a place in the run's store, where it has stored something in the last ten minutes, and this bus has "
-    "no message of it. It is no failure, since it may have ended.",
+    "no message of it, or none since it joined anew. It is no failure, since it may have ended.",
     like="A learner that needs over a minute to load its model before its first message; or a bus that was emptied since it ended.",
     do="a learner of these that trains has another bus than …: start it again with this one (--bus, ISTHMUS_BUS, join(bus=…))",
     then="`… of … learners merge`, with this learner.",
@@ -87,3 +87,69 @@ async def test_a_learner_that_ended_long_ago_is_not_missed() -> None:
         assert says(here, await line(w))
         await asyncio.sleep(AT_WORK_S)
         assert not says(here, await line(w))
+
+
+async def test_the_doctor_tells_a_learner_on_another_bus_from_one_that_was_killed(folder: Path, tmp_path: Path) -> None:
+    async with world(folder, FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
+        async with training(w.learner("b")):
+            await asyncio.sleep(1.0)
+        for _ in range(int(PATIENT_S)):
+            _, told = await isthmus("status", w.run.url, "--bus", w.bus.url)
+            if "no messages come from b" in told:
+                break
+            await asyncio.sleep(0.5)
+        assert f"or has another bus than {w.bus.url}" in told
+        words = command_in(told, "doctor")
+        assert words[-2:] == ["--bus", "ITS_BUS"]
+        _, other = await isthmus(*words[:-1], f"sqlite://{tmp_path}/other.sqlite", "--size", "0.02")
+        assert "none of its syncers is heard on this bus" in other
+        _, same = await isthmus(*words[:-1], w.bus.url, "--size", "0.02")
+        assert "none of its syncers is heard on this bus" not in same
+
+
+@in_virtual_time
+async def test_a_learner_that_is_started_again_on_another_bus() -> None:
+    """It is not called killed: the store has its new incarnation."""
+    (here,) = mine(test_a_learner_that_speaks_on_another_bus)
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
+        async with training(w.learner("b", checkpoint_s=10.0)):
+            await asyncio.sleep(2.0)
+        async with training(elsewhere(w).learner("b", checkpoint_s=10.0)):
+            await asyncio.sleep(JOINING_S / 2)
+            told = await line(w)
+            assert "b joined within the last minute and is not heard yet" in told
+            await asyncio.sleep(JOINING_S)
+            told = await said(here, w)
+            assert "no messages come from" not in told
+
+
+@row(
+    "status",
+    "no learner trains yet; the last commit is of …; … joined within the last minute and … not heard yet",
+    means="Learners have a place in the run's store since less than a minute, and still load their models and checkpoints.",
+    like="A learner on another bus: after a minute `joined in the store and … not heard here since` is said of it.",
+    do="wait a minute: a learner is heard once it has loaded its model and its checkpoint",
+    then="`… of … learners merge`.",
+)
+@row(
+    "status",
+    "… joined within the last minute and … not heard yet",
+    means="The same of one learner, while others train.",
+    like="A learner on another bus: after a minute `joined in the store and … not heard here since` is said of it.",
+    do="wait a minute: a learner is heard once it has loaded its model and its checkpoint",
+    then="It is among the learners that merge.",
+)
+@in_virtual_time
+async def test_learners_that_are_started_again() -> None:
+    all_of_them, _ = mine(test_learners_that_are_started_again)
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")):
+        await train(w.learner("a", checkpoint_s=0.1), 20, done=False)
+        assert "no learner trains: 1 of 1 learners stopped" in await line(w)
+        again = w.learner("a", checkpoint_s=0.1)
+        await again.join()  # and it loads its model
+        told = await line(w)
+        assert says(all_of_them, told), told
+        assert "stopped" not in told
+        async with training(w.learner("a", checkpoint_s=0.1)):
+            await asyncio.sleep(5.0)
+            assert (await line(w)).startswith("1 of 1 learners merge")

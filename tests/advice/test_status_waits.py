@@ -21,18 +21,19 @@ from isthmus.bus import BusItem
 from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.format.records.charter import Terms
 from isthmus.format.records.frame import Blob, Data
-from isthmus.format.records.keys import members_key
+from isthmus.format.records.keys import MEMBERS, members_key
 from isthmus.format.records.objects import Source
 from isthmus.format.rules import Pace, Rules
-from isthmus.inspect.health_summary import health
-from isthmus.inspect.status import read_status
+from isthmus.inspect import status as status_of_run
+from isthmus.inspect.health_summary import health, of_log
+from isthmus.inspect.status import Live, read_status
 from isthmus.learner import manifest as manifests
 from isthmus.learner.manifest import statement
 from isthmus.log.replaced import AFTER_S
 from isthmus.store import Layer
 from isthmus.store.layer import Send
 from support.signed import EU, EVERYBODY, EVIL, OWNER, SYNC, US, L, S, admit, agree, seed
-from support.world import World, in_virtual_time, seed_of, serving, world
+from support.world import World, in_virtual_time, newest_commit, seed_of, serving, until, world
 
 T = TypeVar("T")
 
@@ -589,3 +590,84 @@ async def test_a_syncer_that_goes_on_after_it_was_expelled(folder: Path) -> None
         assert "s-1" in await said(here, w)
         async with serving(w.by(EVIL).syncer("t-1")), training(w.by(EU).learner("eu")):
             await over(here, w)
+
+
+LACKING = (
+    "restore commits/… and what follows it from a backup. Without one, stop all learners and syncers, and start them again: "
+    "the fragment goes on from version …, and each learner names checkpoints of its own that are to be deleted first, since "
+    "they know the lost version"
+)
+
+
+@row(
+    "status",
+    "… on version … of fragment …, and its log ends at version …: no update on that version can be merged",
+    means="The store has lost the newest commits of this fragment, as when it was set back to an older backup, while learners "
+    "that had fetched what they published train on. The fragment stands still.",
+    like="For a moment, a store whose reads lag behind its writes.",
+    do=LACKING,
+    then="With the commits restored, the fragment is merged again.",
+    lost="without a backup: what the lost commits merged, and what learners trained since",
+)
+@row(
+    "log",
+    "… on version … of fragment …, and its log ends at version …: no update on that version can be merged",
+    means="The same, in a syncer's log.",
+    do=LACKING,
+    then="With the commits restored, the fragment is merged again.",
+    lost="without a backup: what the lost commits merged, and what learners trained since",
+)
+async def test_learners_that_know_versions_that_the_log_lacks(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    here, logged = mine(test_learners_that_know_versions_that_the_log_lacks)
+    async with world(folder, FEW) as w, training(w.learner("a")):
+        async with serving(w.syncer("s1"), killed=True) as syncer:
+            await until(lambda: min(k.head for k in syncer.coordinators) >= 8, "it merges")
+        head = (await newest_commit(w, 0)).version
+        rest = folder / "updates" / "00000" / "a"
+        await until(lambda: any(path.name.startswith(f"{head:012d}-") for path in rest.iterdir()), "a goes on")
+        gone = range(head - 3, head + 1)
+        files = [
+            p for kind in ("commits", "values", "snapshots", "updates") for p in (folder / kind / "00000").rglob("*")
+        ]
+        lost = [path for path in files if path.is_file() and int(path.name[:12]) in gone]
+        kept = {path: path.read_bytes() for path in lost}
+        assert kept
+        for path in lost:
+            path.unlink()
+        async with serving(w.syncer("s2")):
+            told = await said(here, w)
+            assert f"a trains on version {head} of fragment 0, and its log ends at version" in told
+            await until(lambda: says(logged, caplog.text), "the syncer says it, too", 30.0)
+            advises(logged, caplog.text)
+            for path, blob in kept.items():
+                path.write_bytes(blob)
+            await over(here, w)
+
+
+@in_virtual_time
+async def test_a_membership_that_is_damaged_while_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status --watch and the board read the membership once, and look at it again once a minute."""
+    monkeypatch.setattr(status_of_run, "INSPECT_EVERY_S", 1.0)
+    async with world(Path(), seed()) as w:
+        await admit(w, *EVERYBODY)
+        await admit(w, *EVERYBODY, ("more", L, EVIL))
+        async with serving(w.by(SYNC).syncer("s-1")), training(w.by(EU).learner("eu"), step_s=2.0):
+            gone = Fault(ObjectMissing(members_key(1)), members_key(1), ("get",), mended=True)
+            seen = gone.of(w)
+            live = Live(seen.log, seen.store, seen.bus, seen.runtime)
+            await live.begin()
+            following = asyncio.ensure_future(live.run())
+            try:
+                await asyncio.sleep(5.0)
+                assert MEMBERS not in str(of_log(live.status(), "s3://b/run"))
+                gone.mended = False
+                await asyncio.sleep(5.0)
+                parts = of_log(live.status(), "s3://b/run")
+                assert any(f"{members_key(1)}: is missing" in part.said and "restore it" in part.do for part in parts)
+                assert not health(live.status(), "s3://b/run", "sim://").ok
+                gone.mended = True
+                await asyncio.sleep(5.0)
+                assert MEMBERS not in str(of_log(live.status(), "s3://b/run"))
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)

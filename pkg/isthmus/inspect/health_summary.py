@@ -18,7 +18,7 @@ from isthmus.inspect.status import Status
 from isthmus.log.figures import shares
 from isthmus.log.holes import GOES_ON as RUN_GOES_ON
 from isthmus.log.holes import HOLE, accept_flag, ask_heal, damage
-from isthmus.log.log_health import stands
+from isthmus.log.log_health import lacks, restores, stands
 from isthmus.log.membership import Members
 from isthmus.log.replaced import outdated, together
 from isthmus.reasons import (
@@ -159,7 +159,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     troubles = {v.name: part for v in judged if (part := _trouble(v, status, run, bus))}
     strangers = sorted(name for name, at in status.hearing.strangers.items() if at >= status.live_since)
     known = [v for v in status.taking_part if v.left is None and v.name not in strangers]
-    silent = sorted(v.name for v in known if v.name not in status.live)
+    silent = sorted({v.name for v in known} - status.live - status.elsewhere - status.not_yet)
     if not known:
         young = merged_at > status.at - COMMITTED_S
         found = _nobody(status, last, syncer, bus, young=young)
@@ -206,8 +206,12 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         absent.append(
             Part(
                 f"no messages come from {listed(silent, NAMED_MAX)}: {agreeing(len(silent), 'it was', 'they were')} "
-                f"killed or {agreeing(len(silent), 'is', 'are')} cut off",
-                "a learner that is started again under its name goes on from its checkpoint (nothing is to be done for "
+                f"killed or {agreeing(len(silent), 'is', 'are')} cut off, or {agreeing(len(silent), 'has', 'have')} "
+                f"another bus than {bus}",
+                "pgrep -af isthmus, on its machine, says whether it lives. If it does, isthmus doctor "
+                f"{run} --role learner --learner {silent[0]}{_key(status, 'learner')} --bus ITS_BUS, there, says "
+                "whether that is the bus of the run's syncers. If not, a learner that is started again under its name "
+                "goes on from its checkpoint (nothing is to be done for "
                 "one that exploded and whose place another name took)",
             )
         )
@@ -225,7 +229,15 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     ill += [*_of_strangers(strangers, run, members), *_of_clocks(status)]
     # A silent learner is no failure: it may have been taken away on purpose, and the run goes on without it.
     ok = bool(able) and bool(here) and len(here) >= expected and not room and not ill
-    parts = [*room, *stopped, *ill, *_of_unheard(status, bus), *absent, *_of_quorums(status, able)]
+    parts = [
+        *room,
+        *stopped,
+        *ill,
+        *_of_unheard(status, bus),
+        *_of_joining(status),
+        *absent,
+        *_of_quorums(status, able),
+    ]
     return Health(ok, sorted([*parts, *_of_bursts(status, run, exploding)], key=_goes_on), merging)
 
 
@@ -243,9 +255,16 @@ def _key(status: Status, role: str) -> str:
 def unserved(status: Status) -> set[int]:
     """Return the fragments that are not merged for a reason that is known: their log is damaged or cannot be read."""
     live = (status.hearing.syncers[name] for name in status.syncers_live)
-    return {p for alive in live for p in alive.broken} | {
-        p for p, why in status.wrong.items() if RUN_GOES_ON not in why
-    }
+    return (
+        {p for alive in live for p in alive.broken}
+        | {p for p, why in status.wrong.items() if RUN_GOES_ON not in why}
+        | _lacking(status).keys()
+    )
+
+
+def _lacking(status: Status) -> dict[int, tuple[int, Sequence[str]]]:
+    """Return the fragments of which learners have a version that the log lacks, and whose log is not damaged."""
+    return {p: found for p, found in status.ahead.items() if p not in status.wrong}
 
 
 def _of_bursts(status: Status, run: str, exploding: Collection[str]) -> list[Part]:
@@ -293,17 +312,37 @@ def _quorum(status: Status, here: Sequence[LearnerView], known: int) -> str:
     return f" --quorum {quorum}" if quorum > status.own_quorum else ""
 
 
+def _waiting(status: Status, here: Sequence[LearnerView]) -> int:
+    """Return how many live learners hold work of many periods."""
+    return sum(_periods_pending(view, status.period) > PENDING_PERIODS for view in here)
+
+
 def _of_unheard(status: Status, bus: str) -> list[Part]:
-    """Return the learners that have lately stored something and were never heard on this bus, with what to do."""
-    names = sorted(status.unheard)
+    """Return the learners that have lately stored something and were not heard on this bus since, with what to do."""
+    names = sorted(status.elsewhere)
     if not names:
         return []
     return [
         Part(
-            f"{listed(names, NAMED_MAX)} joined in the store and {agreeing(len(names), 'was', 'were')} never heard "
-            "here",
+            f"{listed(names, NAMED_MAX)} joined in the store and {agreeing(len(names), 'was', 'were')} not heard here "
+            "since",
             f"a learner of these that trains has another bus than {bus}: start it again with this one (--bus, "
             "ISTHMUS_BUS, join(bus=…))",
+        )
+    ]
+
+
+def _of_joining(status: Status) -> list[Part]:
+    """Return the learners that joined a moment ago and are not heard yet, with what to do."""
+    names = sorted(status.not_yet)
+    if not names:
+        return []
+    return [
+        Part(
+            f"{listed(names, NAMED_MAX)} joined within the last minute and {agreeing(len(names), 'is', 'are')} not "
+            "heard yet",
+            "wait a minute: a learner is heard once it has loaded its model and its checkpoint",
+            ": ",
         )
     ]
 
@@ -312,11 +351,6 @@ def _of_strangers(strangers: Sequence[str], run: str, members: Members | None) -
     """Return that these learners are heard although the membership does not name them, with what to do."""
     if not strangers:
         return []
-def _waiting(status: Status, here: Sequence[LearnerView]) -> int:
-    """Return how many live learners hold work of many periods."""
-    return sum(_periods_pending(view, status.period) > PENDING_PERIODS for view in here)
-
-
     several = len(strangers) > 1
     do = (
         f"end {'each' if several else 'it'}, or make it a member again, as the owner: isthmus members add {run} "
@@ -534,7 +568,8 @@ def of_log(status: Status, run: str) -> list[Part]:
     """Return the problems of the log, with what to do. `run`: its address, for commands to copy."""
     # A missing membership is missing for all fragments, and is said once. Its text may have the advice.
     found = list[Part]()
-    for why in sorted({why for why in status.wrong.values() if why.startswith(MEMBERS)}):
+    whys = {why for why in (*status.wrong.values(), status.membership) if why.startswith(MEMBERS)}
+    for why in sorted(whys):
         said, _, do = why.partition(": restore ")
         found.append(Part(said, f"restore {do or 'it from a backup'}", ": "))
     members = status.hearing.members
@@ -567,6 +602,10 @@ def of_log(status: Status, run: str) -> list[Part]:
         several = agreeing(len(more), "the log of 1 more fragment is", f"the logs of {len(more)} more fragments are")
         broken.append(f"{several} damaged, too{holes}")
     found += [*(Part(said, _ask_heal(status, run)) for said in broken), *_of_syncers(status, run)]
+    for p, (version, names) in _lacking(status).items():
+        head = status.heads[p]
+        at = head.version if head is not None else 0
+        found.append(Part(lacks(p, at, version, names), restores(p, at)))
     if still := [p for p in status.standing if p not in unserved(status)]:
         found.append(
             Part(stands(still), f"the syncers' logs say why, and isthmus heal {run} says whether the log is sound")
@@ -586,16 +625,21 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
         said = f"no learner and no syncer is heard, but the run goes on ({last}): {bus} is not the bus of its processes"
         do = f"give --bus the URL that they have: {BUSES}"
         return Health(False, [Part(said, do)])
-    if not left:
+    if not left and not status.not_yet:
         said = f"no learner trains, and none was ever heard; {last}"
         return Health(False, [Part(said, f"start one, or check that {bus} is the bus of the run's learners")])
+    if joining := _of_joining(status):
+        return Health(False, [Part(f"no learner trains yet; {last}"), *joining])
     counts = [f"{done} of {len(left)} learners are done"] if done else []
     if stopped:
         counts.append(f"{len(stopped)} stopped before" if done else f"{len(stopped)} of {len(left)} learners stopped")
     said, do = f"no learner trains: {', '.join(counts)}; {last}", ""
     if stopped:
         said += f"; {listed(stopped, NAMED_MAX)} left before {agreeing(len(stopped), 'its', 'their')} last step"
-        do = "unless the run is to end here, start what stopped again: each learner goes on from its checkpoint"
+        do = (
+            "unless the run is to end here, start what stopped again: each learner goes on from its checkpoint (one "
+            "that was started in the last minute may not have joined yet: its log says «joined» when it has)"
+        )
     elif not any(status.heads) and not _unread(status):
         said += "; what they learnt is not in the run"
         do = _again(syncer, len(left))

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from isthmus.bus import Bus, in_store
 from isthmus.bus.base import BusItem
@@ -93,6 +93,14 @@ class Status:
     """By live learner that was started again and again since its last checkpoint: how often."""
     unheard: Collection[str] = ()
     """Learners that have lately stored something, joined a while ago, and were never heard on this bus."""
+    anew: Mapping[str, int] = field(default_factory=dict)
+    """The same of learners that were heard in an earlier incarnation: the newest one that the store has."""
+    joining: Mapping[str, int] = field(default_factory=dict)
+    """By learner that joined within the last minute, its incarnation: it may still load its model."""
+    ahead: Mapping[int, tuple[int, Sequence[str]]] = field(default_factory=dict)
+    """By fragment of which live learners have a version that its log lacks: the newest of these, and the learners."""
+    membership: str = ""
+    """Which version of the membership is missing or damaged in the store, and what to do; empty if none is."""
     room: int | None = None
     """The bytes that are free on the disk of a run in a folder, if it is full; else None."""
     accepted: Holes = field(default_factory=dict)
@@ -130,6 +138,20 @@ class Status:
         """The learners in the log, as far as it was read."""
         merged = self.sums.learners if self.sums else set[str]()
         return {*self.losses, *merged, *(i.learner for commit in self.recent for i in commit.header.inputs)}
+
+    @property
+    def elsewhere(self) -> set[str]:
+        """Learners that are at work by what they store, and whose present incarnation was not heard on this bus."""
+        return {*self.unheard, *self._not_heard(self.anew)}
+
+    @property
+    def not_yet(self) -> set[str]:
+        """Learners that joined within the last minute and are not heard yet."""
+        return self._not_heard(self.joining)
+
+    def _not_heard(self, found: Mapping[str, int]) -> set[str]:
+        heard = self.hearing.learners
+        return {name for name, life in found.items() if name not in heard or heard[name].incarnation < life}
 
     @property
     def live(self) -> set[str]:
@@ -328,7 +350,10 @@ class Live:
         self._losses, self._bursts = LossCurves(), Bursts()
         self._recent = deque[Commit](maxlen=max(RECENT, 4 * len(log.run.layout.fragments)))
         self._joined: dict[str, tuple[int, Restarts | None]] = {}  # by learner: the incarnation at its last look
-        self._unheard: set[str] = set()
+        self._stored = Stored()
+        self._membership = ""
+        self._ahead: Mapping[int, tuple[int, Sequence[str]]] = {}
+        self._lacking: dict[int, int] = {}  # by fragment that was lacking a version at the last look: its head
         self._room: int | None = None
         self._others: dict[int, dict[int, int]] = {}  # by fragment, all fragments' versions when it was last merged
         self._log = log
@@ -400,10 +425,11 @@ class Live:
         still = [p for p, then in self._others.items() if self._stands(p, then)]
         return Status(
             self.hearing, heads, self.bus_trouble, since, self._runtime.wall(),
-            wrong=dict(sorted({**self._wrong, **self._damaged}.items())), unheard=self._unheard,
+            wrong=dict(sorted({**self._wrong, **self._damaged}.items())), **self._stored._asdict(),
             standing=still, period=_period(self._log, heads), losses=self._losses.points(), recent=tuple(self._recent),
             restarts={name: found for name, (_, found) in self._joined.items() if found is not None}, room=self._room,
             accepted=self._accepted, own_quorum=self._log.run.pace.quorum, bursts=self._bursts.found(),
+            ahead=self._ahead, membership=self._membership,
         )  # fmt: skip
 
     def _stands(self, p: int, then: dict[int, int]) -> bool:
@@ -443,6 +469,13 @@ class Live:
     async def _look(self) -> None:
         """Look at the room of the run's disk, and at the claims of learners that joined or lately joined in vain."""
         self._room = await _room(self._log)
+        live = self.hearing.live(self._runtime.now() - self._log.run.pace.silence_s)
+        found = _ahead(self.hearing, live, [self.commits.get(f.index) for f in self._log.run.layout.fragments])
+        # A commit may be announced before it is read here.
+        self._ahead = {p: one for p, one in found.items() if self._lacking.get(p) == self._version(p)}
+        self._lacking = {p: self._version(p) for p in found}
+        if not self.status().live:
+            self._stored = await _stored(self._log, self.hearing)  # whether learners are on their way
         for name in self.hearing.live(self._runtime.now() - self._log.run.pace.silence_s):
             incarnation = self.hearing.learners[name].incarnation
             known = self._joined.get(name)
@@ -456,7 +489,8 @@ class Live:
             hints, objects = {p: commit.version for p, commit in self.commits.items()}, not self.status().syncers_live
             asked = dict(self._suspects)
             try:
-                self._unheard = await _unheard(self._log, self.hearing)
+                self._stored = await _stored(self._log, self.hearing)
+                self._membership = await self._log.members.damage(self._store)
                 state = await look(
                     self._log, hints, objects=objects, suspects=asked, older=OLDER, accepted=self._accepted
                 )
@@ -570,11 +604,12 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
         uncollected=state.uncollected,
         period=_period(log, state.heads),
         losses=(await sampled(log, state.recent)).points(),
-        unheard=await _unheard(log, hearing),
+        **(await _stored(log, hearing))._asdict(),
         sums=sums,
         recent=state.recent,
         restarts={name: found for name, found in restarts if found is not None},
         room=await _room(log),
+        ahead=_ahead(hearing, hearing.live(-math.inf), state.heads),
         accepted=accepted or {},
         own_quorum=log.run.pace.quorum,
         bursts=bursts.found(),
@@ -600,7 +635,32 @@ async def _summed(log: Log, heads: Sequence[Commit | None]) -> tuple[LogSums, Bu
     return sums, found
 
 
-async def _unheard(log: Log, hearing: BusView) -> set[str]:
+def _ahead(
+    hearing: BusView, live: Collection[str], heads: Sequence[Commit | None]
+) -> dict[int, tuple[int, Sequence[str]]]:
+    """Return, by fragment, which live learners have a version that its log lacks. `heads`: read after they spoke."""
+    found = dict[int, tuple[int, Sequence[str]]]()
+    for p, commit in enumerate(heads):
+        head, names, newest = commit.version if commit is not None else 0, list[str](), 0
+        for name in sorted(live):
+            beat = hearing.learners[name].heartbeat
+            if beat is not None and p < len(beat.versions) and beat.versions[p] > head:
+                names.append(name)
+                newest = max(newest, beat.versions[p])
+        if names:
+            found[p] = newest, names
+    return found
+
+
+class Stored(NamedTuple):
+    """Learners that are at work by what they store, and are not heard, in the words of `Status`."""
+
+    unheard: Collection[str] = ()
+    anew: Mapping[str, int] = {}
+    joining: Mapping[str, int] = {}
+
+
+async def _stored(log: Log, hearing: BusView) -> Stored:
     """Return the learners below `learners/` that are at work, by what they store, and of which nothing was heard.
 
     Empty without permission to list. Raises `Unavailable`.
@@ -608,13 +668,23 @@ async def _unheard(log: Log, hearing: BusView) -> set[str]:
     try:
         entries = await log.store.list(LEARNERS)
     except Denied:
-        return set()
+        return Stored()
     now = log.runtime.wall()
-    joined = {learner_in(entry.key) for entry in entries if incarnation_in(entry.key)}
-    joined -= {one.learner for one in expulsions(log.members, joined)}  # nobody hears an expelled learner
+    lives = dict[str, int]()
+    for entry in entries:
+        if life := incarnation_in(entry.key):
+            lives[learner_in(entry.key)] = max(life, lives.get(learner_in(entry.key), 0))
+    for one in expulsions(log.members, lives.keys()):  # nobody hears an expelled learner
+        lives.pop(one.learner, None)
     young = {learner_in(e.key) for e in entries if incarnation_in(e.key) and now - e.modified < JOINING_S}
     at_work = {learner_in(entry.key) for entry in entries if now - entry.modified < AT_WORK_S}
-    return (joined & at_work) - young - hearing.learners.keys() - hearing.strangers.keys()
+    found = {name: life for name, life in lives.items() if name in at_work and name not in hearing.strangers}
+    heard, later = hearing.learners, {name: life for name, life in found.items() if name not in young}
+    return Stored(
+        {name for name in later if name not in heard},
+        {name: life for name, life in later.items() if name in heard and heard[name].incarnation < life},
+        {name: life for name, life in found.items() if name in young},
+    )
 
 
 async def _room(log: Log) -> int | None:

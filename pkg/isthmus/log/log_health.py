@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.errors import Denied, LogCorrupt
-from isthmus.format.records.keys import UPDATES, values_prefix
+from isthmus.format.records.keys import UPDATES, commit_key, values_prefix
 from isthmus.format.rules import KEPT_VERSIONS, MIN_AGE_S
 from isthmus.log import Commit, Log
 from isthmus.log.holes import GOES_ON, Holes, accept_flag, require_commits, require_readable, with_advice
 from isthmus.log.run import Run
 from isthmus.runtime.urls import Place
 from isthmus.store.base import is_there
-from isthmus.wording import agreeing, fragments, key_flag
+from isthmus.wording import agreeing, fragments, key_flag, listed
 
 STANDS = 8
 """A fragment stands still when most other fragments were merged this many times since its last merge."""
@@ -38,6 +38,9 @@ LEFT_S = 2 * MIN_AGE_S
 
 APART_S = 3600.0
 """Times of two syncers' clocks that differ by less than this many seconds do not show which of them was earlier."""
+
+LEARNERS_NAMED = 3
+"""The most learners that a sentence names."""
 
 ROOM = 16 << 20
 """A disk is full if it has less room than this many bytes, or than eight bytes a parameter: no checkpoint fits then."""
@@ -218,6 +221,23 @@ def collects(url: str, versions: int, accepted: Holes | None = None, *, signed: 
         f"nothing was collected in {versions:,} versions: the run grows until its store is full. isthmus gc "
         f"{url}{accept_flag(accepted or {})} "
         f"lists what can be deleted, --apply{key} deletes it, and --apply{key} --every 3600 repeats this hourly"
+    )
+
+
+def lacks(p: int, head: int, version: int, learners: Sequence[str]) -> str:
+    """Return in words that learners have a later version of a fragment than its log, whose newest is `head`."""
+    return (
+        f"{listed(learners, LEARNERS_NAMED)} {agreeing(len(learners), 'trains', 'train')} on version {version} of "
+        f"fragment {p}, and its log ends at version {head}: no update on that version can be merged"
+    )
+
+
+def restores(p: int, head: int) -> str:
+    """Return what to do about versions that learners have and the log lacks."""
+    return (
+        f"restore {commit_key(p, head + 1)} and what follows it from a backup. Without one, stop all learners and "
+        f"syncers, and start them again: the fragment goes on from version {head}, and each learner names checkpoints "
+        "of its own that are to be deleted first, since they know the lost version"
     )
 
 

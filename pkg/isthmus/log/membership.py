@@ -251,6 +251,29 @@ class Members:
                 self._take(blob)
         return self.current
 
+    async def damage(self, store: Store) -> str:
+        """Read all versions again; return which one is missing, damaged or replaced, with what to do, or an empty text.
+
+        What was read once is kept here: only another process would notice. Raises what the store raises, but not
+        `LogCorrupt`.
+        """
+        for known in self.versions[1:]:
+            key = members_key(known.version)
+            try:
+                blob = await checked.whole(store, key, Kind.MEMBERS)
+            except ObjectMissing:
+                return f"{key}: is missing: restore it from a backup; the commits are sound"
+            except RecordInvalid as error:
+                return str(_no_membership(known.version, error))
+            if frame.digest(blob) != known.digest:
+                changed = RecordInvalid(Reason.MALFORMED, "it is another one than was read here before")
+                return str(_no_membership(known.version, changed))
+        try:
+            await self.refresh(store)
+        except LogCorrupt as error:
+            return str(error)
+        return ""
+
     async def reach(self, version: int, store: Store) -> Membership:
         """Return a version, reading it if it is not known. Raises `LogCorrupt` if it does not exist, and what the store
         raises."""

@@ -24,6 +24,7 @@ from isthmus.format.rules import MemberRole, Pace
 from isthmus.format.signing import fingerprint
 from isthmus.log import Commit, Log, manifests, merge
 from isthmus.log.fork_detection import ForkDetection
+from isthmus.log.log_health import lacks, restores
 from isthmus.log.merge import Advance, State
 from isthmus.log.replaced import why_not
 from isthmus.log.updates import Update
@@ -77,6 +78,9 @@ them."""
 
 INBOX_EACH = 64
 """The most of those messages that are one author's."""
+
+LACKED_S = 10.0
+"""An update on a version that the log lacks is logged if it lacks that for longer than this many seconds."""
 
 LOOK_S = 0.25
 """Seconds between two reads of the log if the first found nothing. This bounds the cost of announced commits that do
@@ -144,6 +148,10 @@ class FragmentCoordinator:
         self._tasks: asyncio.TaskGroup | None = None
         self._fetching: set[asyncio.Task[None]] = set()
         self._look = asyncio.Event()
+        self._ahead: dict[str, tuple[float, int]] = {}
+        """By learner whose newest update is on a version that the log lacks: since when, and which version."""
+        self._lacked = -1
+        """The head at which that was logged last."""
 
     @property
     def head(self) -> int:
@@ -282,7 +290,10 @@ class FragmentCoordinator:
                     self._look.set()  # the fragment is held once its state is folded
                     return []
                 return self.rounds.on(event, now)
-            case Announced() | Called() | Passed() | Invalid() | Begun() | Turn():
+            case Announced(pointer):
+                self._note_base(pointer.learner, pointer.base, now)
+                return self.rounds.on(event, now)
+            case Called() | Passed() | Invalid() | Begun() | Turn():
                 return self.rounds.on(event, now)
             case Heard(version):
                 self._reader.learn_of(version, hearsay=True)
@@ -317,6 +328,23 @@ class FragmentCoordinator:
         if not await self._sum.offer(update.gradient, given, claim):
             return self.rounds.on(Refused(pointer, Reason.TOO_LONG), self._runtime.now())
         return self.rounds.on(Arrived(pointer), self._runtime.now())
+
+    def _note_base(self, learner: str, base: int, now: float) -> None:
+        """Note the base of an announced update. Log it if the log lacks that version, and not only for a moment."""
+        if base <= self.head:
+            self._ahead.pop(learner, None)
+            return
+        if learner not in self._ahead and len(self._ahead) >= INBOX_MAX:
+            return  # no author of many names can fill the memory
+        since, known = self._ahead.get(learner, (now, base))
+        since = now if known <= self.head else since
+        self._ahead[learner] = since, base
+        # Until the log is read again, the version may be there.
+        if now - since < LACKED_S or self.broken or self._lacked == self.head:
+            return
+        self._lacked, p = self.head, self.fragment.index
+        names = sorted(name for name, (_, version) in self._ahead.items() if version > self.head)
+        logger.warning("%s; %s", lacks(p, self.head, base, names), restores(p, self.head))
 
     def _refuse(self, pointer: Pointer, reason: Reason) -> list[Action]:
         """Reject an update. If that is for its manifest, note it for the syncer's messages, and log it once."""
