@@ -19,6 +19,7 @@ from isthmus.rounds.bounds import (
     REMEMBERED,
     RISES,
     UNTIMED,
+    YOUNG,
     Already,
     Believed,
     Claim,
@@ -108,6 +109,16 @@ def test_what_is_far_too_long_is_none_and_a_zero_is_not_long() -> None:
     assert not usual.judge(Claim("evil", 12, 12_000, 0.1 * BOUNDS.refused * 0.9)).refused
     assert Reason.TOO_LONG.value in FINAL
     assert seen(*(c._replace(norm=0.0) for c in HONEST)).judge(HONEST[0]._replace(norm=0.0)).clipped == ()
+
+
+@pytest.mark.parametrize(("version", "refused"), [(0, False), (YOUNG - 1, False), (YOUNG, True)])
+def test_while_rates_are_warmed_up_what_is_far_too_long_is_cut_and_not_refused(version: int, refused: bool) -> None:
+    """Of honest learners, one that trained 12 steps is then compared with those that trained one."""
+    usual = seen(*HONEST, version=version) if version else Influence(BOUNDS)
+    found = usual.judge(Claim("late", 12, 12_000, 100.0 * BOUNDS.refused), HONEST)
+    assert (found.refused, Clip.NORM in found.clipped) == (refused, True)
+    longest = BOUNDS.norm * max(c.norm / math.sqrt(c.steps) for c in HONEST)
+    assert found.scale * 100.0 * BOUNDS.refused / math.sqrt(12) <= longest * 1.0001
 
 
 def test_where_most_change_what_is_usual_changes_with_them_and_nobody_is_kept_out() -> None:

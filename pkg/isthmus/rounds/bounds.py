@@ -37,10 +37,12 @@ too short update does not hold the other learner back at once. It rises fast, so
 up."""
 
 YOUNG = 3
-"""The versions of a fragment in which an update that is far too long shows no learner that explodes.
+"""The versions of a fragment in which an update that is far too long shows no learner that explodes: it is cut like any
+long update, and not rejected.
 
 While learning rates are warmed up, a learner that has trained a few steps more than another one sends an update that is
-up to fifty times as long, and the usual length still rises with each version.
+many times as long (a hundred times, where others have trained one step), and the usual length still rises with each
+version.
 """
 
 FIRST_RMS = 0.05
@@ -235,7 +237,7 @@ class Influence:
             # Steps beyond the median allow no extra length, since a learner that claims to be 16 times as fast is
             # believed.
             length = claim.norm / math.sqrt(min(steps, max(1, statistics.median_low(usual_steps))))
-            refused = len(seen) >= MAJORITY and length > b.refused * usually
+            refused = self.version >= YOUNG and len(seen) >= MAJORITY and length > b.refused * usually
             if length > b.norm * usually:
                 scale = b.norm * usually / length
                 clipped.append(Clip.NORM)
