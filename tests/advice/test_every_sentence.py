@@ -100,6 +100,7 @@ PLAIN = {
         "the function merges in place of all rules, at the recorded outer rate and momentum unless --set changes them; the lab "
         "gives it those of RDA, and another outer step can reverse which rule is better: for the lab's, add --set outer.lr=… --set "
         "outer.momentum=… …",
+        "at RDA's outer rate and momentum, as in the lab",
         "cosine between the two",
         "difference between the two",
         "distance of the recorded run from its start",

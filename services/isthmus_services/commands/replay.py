@@ -23,7 +23,7 @@ from isthmus.wording import agreeing
 from isthmus_services.commands.follow import evaluation
 from isthmus_services.output.curves import losses as loss_table
 from isthmus_services.output.progress import progress
-from isthmus_services.output.provenance import provenance, source_of
+from isthmus_services.output.provenance import provenance
 from isthmus_services.output.report import require_free, save, stdout, write_json
 from isthmus_services.output.tables import Column, fitted
 from isthmus_services.settings import declared, shared
@@ -255,14 +255,20 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
             f"for the held-out losses of both models at version {last}: {shlex.join([*words, '--exec', EVALUATE])}\n"
             "(for another model than the demo's, give a command that prints the loss of the model in $ISTHMUS_CUT_DIR)"
         )
-    made_by = provenance(source_of("isthmus.inspect.whatif"), a.threads, [a.merge]) if a.merge else None
+    made_by = provenance("isthmus.inspect.whatif", a.threads, [a.merge]) if a.merge else None
     if made_by:
         rate, momentum = outer_for(MergeRule.RDA, log.run.rules.sync_every)
-        print(
-            "the function merges in place of all rules, at the recorded outer rate and momentum unless --set changes "
-            "them; the lab gives it those of RDA, and another outer step can reverse which rule is better: for the "
-            f"lab's, add --set outer.lr={rate:g} --set outer.momentum={momentum:g}\n{made_by.line}"
-        )
+        labs = {f"outer.lr={rate:g}", f"outer.momentum={momentum:g}"}
+        print("the function merges in place of all rules, ", end="")
+        if labs <= set(a.set or ()):
+            print("at RDA's outer rate and momentum, as in the lab")
+        else:
+            print(
+                "at the recorded outer rate and momentum unless --set changes them; the lab gives it those of RDA, and "
+                "another outer step can reverse which rule is better: for the lab's, add "
+                + " ".join(f"--set {pair}" for pair in sorted(labs))
+            )
+        print(made_by.line)
     if a.plot:
         _plot(Path(a.plot), outcome.rows, said)
         print(f"picture {a.plot}")

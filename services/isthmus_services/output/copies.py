@@ -17,7 +17,7 @@ def folder_of(package: str) -> Path | None:
 
 
 def which_runs(folder: Path) -> str:
-    """Return which code runs, in one line, if this folder or one above it holds another copy; else an empty text."""
+    """Return which code runs, in one line, if this folder or one above it holds another version; else an empty text."""
     others: dict[str, Path] = {}
     running: dict[str, Path] = {}
     for name in SELVES:
@@ -29,14 +29,12 @@ def which_runs(folder: Path) -> str:
                 if there != mine:
                     others[name], running[name] = there, mine
                 break
-    if not others:
+    if all(_contents(others[name] / name) == _contents(running[name] / name) for name in others):
         return ""
-    differ = any(_contents(others[name] / name) != _contents(running[name] / name) for name in others)
     places = dict.fromkeys(map(str, others.values()))
-    same = "which differs" if differ else "with the same contents"
     return (
         f"the code that runs is in {', '.join(dict.fromkeys(map(str, running.values())))}; the copy in "
-        f"{', '.join(places)}, {same}, is not used: PYTHONPATH={':'.join(places)} runs it"
+        f"{', '.join(places)}, which differs, is not used: PYTHONPATH={':'.join(places)} runs it"
     )
 
 

@@ -38,8 +38,10 @@ class Provenance:
     python: str
     libraries: dict[str, str]
     """By name, the version of each of `LIBRARIES` that is installed."""
+    computed_by: str
+    """The module of Isthmus that computes the figure."""
     source: str
-    """Digest of the source code that computes the figure: 20 hex digits."""
+    """Digest of the source code of that module and of all that it imports: 20 hex digits."""
     own_rules: dict[str, str] = field(default_factory=dict)
     """By merge rule MODULE:FUNCTION of one's own: digest [20 hex digits] of the module and all that it imports."""
     isthmus: str = __version__
@@ -54,7 +56,7 @@ class Provenance:
         own = "".join(f", digest of {rule} with its imports {digest}" for rule, digest in self.own_rules.items())
         return (
             f"reproducible on: {self.cpu} ({self.instructions}), threads: {self.threads}, Python {self.python}, "
-            f"{libraries}, isthmus {self.isthmus}{at}, digest of its code {self.source}{own}"
+            f"{libraries}, isthmus {self.isthmus}{at}, digest of {self.computed_by} with its imports {self.source}{own}"
         )
 
     @property
@@ -65,10 +67,11 @@ class Provenance:
         return repr({name: value for name, value in asdict(self).items() if name not in left_out})
 
 
-def provenance(source: str, threads: int, own_rules: Iterable[str] = ()) -> Provenance:
+def provenance(module: str, threads: int, own_rules: Iterable[str] = ()) -> Provenance:
     """Return what figures are reproducible on that this machine computes.
 
-    `source`: digest of the code. `own_rules`: functions MODULE:FUNCTION of one's own that merge in some figures.
+    `module`: the one of Isthmus that computes them. `own_rules`: functions MODULE:FUNCTION of one's own that merge in
+    some figures.
     """
     return Provenance(
         cpu=cpu(),
@@ -76,7 +79,8 @@ def provenance(source: str, threads: int, own_rules: Iterable[str] = ()) -> Prov
         threads=threads,
         python=platform.python_version(),
         libraries={name: version for name in LIBRARIES if (version := _version(name))},
-        source=source,
+        computed_by=module,
+        source=source_of(module),
         own_rules={rule: source_of(rule.partition(":")[0]) for rule in own_rules},
         revision=_revision(),
     )

@@ -126,7 +126,7 @@ async def _check(run_url: str, json: str | None) -> int:
                   f"{predicted.repairing:.1%}")  # fmt: skip
     table.add_row("learners", str(seen.learners), "")
     table.add_row("time of each", f"{seen.span_s:.0f} s", "")
-    every = f", every {seen.mtbf_s:.1f} s of a learner" if seen.failures else ""
+    every = f", every {seen.mtbf_s:.1f} s in which a learner was up" if seen.failures else ""
     table.add_row("failures", f"{seen.failures}{every}", "input")
     table.add_row("recovery", f"{seen.recovery_s:.1f} s" if seen.failures else "none", "input")
     table.add_row("step", f"{seen.step_s * 1000:.0f} ms", "input")
@@ -137,8 +137,8 @@ async def _check(run_url: str, json: str | None) -> int:
     low, high = found.uptime_range
     console.print(
         f"the model is off by {100.0 * found.error:+.1f} points of goodput (stated error: "
-        f"{100.0 * recorded.GOODPUT_WITHIN:.0f}) and {100.0 * found.uptime_error:+.1f} of uptime (measured by chance: "
-        f"{low:.1%} to {high:.1%})",
+        f"{100.0 * recorded.GOODPUT_WITHIN:.0f}) and {100.0 * found.uptime_error:+.1f} of uptime ("
+        f"measured {seen.uptime:.1%}; with outages at other moments it would be {low:.1%} to {high:.1%})",
         highlight=False,
     )
     for said in found.off:

@@ -14,7 +14,7 @@ import msgspec
 
 from isthmus.errors import InputError
 from isthmus_lab.training.setting import Row, Setting
-from isthmus_services.output.provenance import provenance, source_of
+from isthmus_services.output.provenance import provenance
 
 Job = tuple[Setting, int]
 
@@ -33,7 +33,7 @@ class Kept:
 
     def __init__(self, folder: Path, own_rules: Iterable[str] = ()) -> None:
         """Read the source of the lab, and of the merge rules MODULE:FUNCTION of one's own that jobs use."""
-        self.made_by = provenance(source_of("isthmus_lab.worker"), THREADS, own_rules)
+        self.made_by = provenance("isthmus_lab.worker", THREADS, own_rules)
         self._folder = folder
 
     def key(self, job: Job) -> str:

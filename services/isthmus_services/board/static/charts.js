@@ -133,8 +133,8 @@
         ? html`<div class="chart" ref=${box} role="img" aria-label=${`${title} over time. ${said}`}></div>
             <${I.Legend} entries=${some.map((line) => [
               html`<line x1="0" x2="24" y1="5.5" y2="5.5" stroke=${`var(--c${line.color})`} stroke-width="3" stroke-dasharray=${DASHES[line.dash].join(" ")}/>`,
-              `${line.name}${quantity ? `: ${quantity}` : ""} ${show(shown(line.drawn, at, mark))}`])}/>
-            ${faint.length ? html`<p class="note">Bold: mean over ${I.seconds(width * each)}. Faint: each ${I.seconds(each)}.</p>` : null}
+              `${line.name}${quantity ? `: ${quantity}` : ""} ${show(shown(line.values, at, mark))}`])}/>
+            ${faint.length ? html`<p class="note">Bold: mean over ${I.seconds(width * each)}. Faint, and the numbers beside the names: each ${I.seconds(each)}.</p>` : null}
             ${note ? html`<p class="note">${note}</p>` : null}<p class="readout" ref=${readout}></p>`
         : html`<div ref=${box}></div><p class="note">${none}</p>`}</figure>`;
   };
