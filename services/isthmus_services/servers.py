@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.errors import InputError
+from isthmus.errors import InputError, IsthmusError
 from isthmus_services.processes import tied
 
 START_S = 60.0
@@ -238,4 +238,7 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser("python -m isthmus_services.servers", description="Run an S3 server and a Redis.")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="for data, logs, and `env`: the clients' settings")
-    main(parser.parse_args().folder)
+    try:
+        main(parser.parse_args().folder)
+    except IsthmusError as problem:
+        sys.exit(f"error: {problem}")

@@ -20,7 +20,7 @@ from isthmus.agent.ports import open_place
 from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
 from isthmus.format.records.frame import Gathered
 from isthmus.runtime.clock import single_threaded
-from isthmus.store import EdgeStore, Patience, bucket, compares_sums
+from isthmus.store import EdgeStore, Patience, bucket, compares_sums, open_probe
 from isthmus.store.credentials import access
 
 ONCE = Patience(attempts=1)
@@ -274,6 +274,16 @@ async def test_a_store_that_compares_no_sum_is_found_out(opened: Callable[..., A
         assert [r.method for r in stub.asked] == ["PUT", "DELETE"]
         wrong = "x-amz-checksum-sha256" if client == "s3" else "content-md5"
         assert wrong in stub.asked[0].headers
+
+
+async def test_a_condition_that_does_not_hold_shows_the_permission(opened: Callable[..., Any]) -> None:
+    """The doctor asks whether a role may create a key that exists, as an owner's run object does."""
+    answers = answer(400, "BadDigest"), answer(412, "PreconditionFailed"), answer(403, "AccessDenied")
+    async with opened(*answers), open_probe("s3://bucket/run", "k", single_threaded()) as probe:
+        assert probe is not None
+        await probe("run", True)
+        with pytest.raises(Denied):
+            await probe("run", True)
 
 
 async def test_a_folder_has_no_sum_to_compare(tmp_path: Path) -> None:

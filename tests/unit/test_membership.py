@@ -207,6 +207,10 @@ async def test_who_may_take_part_is_said_with_a_remedy(tmp_path: Path, monkeypat
             require_may(members, US, L, "us")
         with pytest.raises(InputError, match=r"the key of learner eu: use the folder, or the key, of a syncer$"):
             require_may(members, EU, S, "s-1")
+        with pytest.raises(
+            InputError, match=r"the key of learner eu: use that name, or .* adds fr, with a key of its own: .* fr --as "
+        ):
+            require_may(members, EU, L, "fr")
         members = await put(w, entry("eu", EU), entry("us", US), entry("s", OTHER, S))
         with pytest.raises(InputError, match=r"the key of learner us: use the folder, or the key, of eu$"):
             require_may(members, US, L, "eu")

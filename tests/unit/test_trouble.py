@@ -1,14 +1,18 @@
 """Trouble that keeps a learner's updates from being merged is logged soon, then less and less often, and at its end."""
 
 import logging
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from isthmus.agent.trouble import TroubleLog
+from isthmus.format.rules import Pace, Rules
+from isthmus.learner.reporter import Reporter
 from isthmus.learner.unmerged import Unmerged
-from isthmus.reasons import REMEDIES, Reason
+from isthmus.reasons import REMEDIES, UNHEARD, Reason
 
 SYNCER = ("no syncer is heard", "start one")
 STORE = ("the store does not answer", "see whether it is there")
@@ -116,3 +120,26 @@ def test_work_of_four_periods_that_nobody_merged_is_told_with_its_reason(
 def test_every_reason_has_a_remedy_or_speaks_of_one_update_among_several() -> None:
     of_several = {Reason.DUPLICATE, Reason.SUPERSEDED, Reason.BASE_MERGED, Reason.OVERTAKEN}
     assert set(Reason) - REMEDIES.keys() == of_several
+
+
+def test_a_learner_that_joins_for_long_does_not_say_that_nobody_is_heard() -> None:
+    """While its model loads it listens to nobody: that is no silence of the syncers."""
+    at = SimpleNamespace(now=0.0)
+    runtime = SimpleNamespace(now=lambda: at.now, wall=lambda: at.now)
+    found = Reporter.__new__(Reporter)
+    vars(found).update(
+        _runtime=runtime, _connectivity=SimpleNamespace(bus_is_down=False, troubles=list), syncer_heard_at=0.0,
+        _deaf_at=-math.inf, _has_listened=False, _pace=Pace(), _members=SimpleNamespace(signed=False), _signer=None, boundary=None,
+        _edge=SimpleNamespace(url="run"), _bus=SimpleNamespace(url="redis://bus"), first_step=0,
+        _run=SimpleNamespace(rules=Rules()), downlink=SimpleNamespace(found_at=-math.inf),
+        uplink=SimpleNamespace(unmerged=SimpleNamespace(trouble=lambda *_: None)), _hindered_at=0.0, _unheard_at=0.0,
+    )  # fmt: skip
+    at.now = 95.0
+    assert found._troubles() == []
+    silences = []
+    for at.now, heard_at in ((100.0, 0.0), (101.0, 100.5)):
+        found.syncer_heard_at = heard_at
+        ((silent_s, what, _),) = found._troubles()
+        assert what == UNHEARD
+        silences.append(silent_s)
+    assert silences == [5.0, 0.5]

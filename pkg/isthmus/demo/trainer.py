@@ -10,6 +10,7 @@ import torch
 
 from isthmus.demo.gpt import CONTEXT, loss_of
 from isthmus.demo.text import corpus
+from isthmus.errors import InputError, told
 from isthmus.format.rules import CHECKPOINT_S
 from isthmus.learner.checkpoint import Stateful
 from isthmus.link import Link, join
@@ -148,11 +149,27 @@ def train_step(model: "nn.Module", optimizer: torch.optim.Optimizer, batch: torc
     return float(loss.detach())
 
 
+def _require_bytes(model: "nn.Module") -> None:
+    """Raise `InputError` if this is no model of bytes. To be called before joining: nothing is stored by then."""
+    was = model.training
+    try:
+        with torch.no_grad():
+            loss_of(model.eval(), torch.full((1, CONTEXT + 1), 255))
+    except Exception as error:
+        raise InputError(
+            "the built-in trainer trains models of bytes, which make logits [batch, length, 256] of int64 [batch, "
+            f"length]; this one raises {type(error).__name__}: {told(error)}; name a trainer for it (--train "
+            "PACKAGE.MODULE:FUNCTION), or call isthmus.join in your own loop (docs/your-loop.md)"
+        ) from None
+    model.train(was)
+
+
 def train(task: Task) -> None:
     """Train the run's model on this learner's shard until all steps are done or the process is asked to stop."""
     torch.set_num_threads(1)
     text = np.frombuffer(corpus(task.data).shard(*task.shard), np.uint8)
     model = task.model()
+    _require_bytes(model)
     optimizer = optimizer_for(model)
     batches = Batches(text, task.seed, task.order)
     link = task.join(model, optimizer, batches)

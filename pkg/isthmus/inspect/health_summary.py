@@ -326,8 +326,8 @@ def _of_unheard(status: Status, bus: str) -> list[Part]:
         Part(
             f"{listed(names, NAMED_MAX)} joined in the store and {agreeing(len(names), 'was', 'were')} not heard here "
             "since",
-            f"a learner of these that trains has another bus than {bus}: start it again with this one (--bus, "
-            "ISTHMUS_BUS, join(bus=…))",
+            f"a learner of these whose log says «joined» has another bus than {bus}: start it again with this one "
+            "(--bus, ISTHMUS_BUS, join(bus=…)); one whose log does not yet still loads its model",
         )
     ]
 
@@ -629,7 +629,8 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
         said = f"no learner trains, and none was ever heard; {last}"
         return Health(False, [Part(said, f"start one, or check that {bus} is the bus of the run's learners")])
     if joining := _of_joining(status):
-        return Health(False, [Part(f"no learner trains yet; {last}"), *joining])
+        yet = "" if any(status.heads) else " yet"
+        return Health(False, [Part(f"no learner trains{yet}; {last}"), *joining])
     counts = [f"{done} of {len(left)} learners are done"] if done else []
     if stopped:
         counts.append(f"{len(stopped)} stopped before" if done else f"{len(stopped)} of {len(left)} learners stopped")

@@ -232,9 +232,9 @@ class Incarnation:
         try:
             while len(self._keys) > CHECKPOINTS_KEPT:
                 oldest = next(iter(self._keys))
-                needed = {part for other, of in self._keys.items() if other != oldest for part in of}
-                for gone in (oldest, *(part for part in self._keys[oldest] if part not in needed)):
+                parts = self._keys.pop(oldest)  # at once: another checkpoint may be stored beside this one
+                needed = {part for of in self._keys.values() for part in of}
+                for gone in (oldest, *(part for part in parts if part not in needed)):
                     await self._store.delete(gone)
-                del self._keys[oldest]
         except (Unavailable, Denied) as error:
             logger.warning("could not delete old checkpoints; the collector will: %s", error)

@@ -88,6 +88,7 @@ class Reporter:
         self._unheard_at = -math.inf
         """When syncers were last known to be away: nothing could be rejected until then."""
         self._deaf_at = -math.inf
+        self._has_listened = False
         """When the bus was last known to be away: no syncer could be heard until then."""
         self._beaten: Heartbeat | None = None
 
@@ -227,8 +228,8 @@ class Reporter:
         """Return what keeps this learner's work from being merged: seconds so far, what it is, and what to do."""
         now = self._runtime.now()
         found = self._connectivity.troubles()
-        if self._connectivity.bus_is_down:
-            self._deaf_at = now
+        if self._connectivity.bus_is_down or not self._has_listened:
+            self._deaf_at, self._has_listened = now, True  # while it joined, nobody could be heard
         else:
             silent_s = now - max(self.syncer_heard_at, self._deaf_at)
             what, theirs = UNHEARD, "(--bus, ISTHMUS_BUS, join(bus=…))"

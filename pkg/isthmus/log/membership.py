@@ -494,6 +494,10 @@ def require_may(members: Members, signer: Signer | None, role: Role, name: str |
     said = f"{url}: the membership does not name {name or 'anybody'} with the key {mine} as {an(role.value)}"
     if theirs := now.owners_of(signer.author):
         known = name if there is not None and there.name == name else ""  # another name may be a random one
+        same = [m.name for m in now.members if m.key == signer.author and m.role == role]
+        if name and same and not known:
+            instead = f"use that name, or {now.decider} adds {name}, with a key of its own"
+            raise InputError(f"{said}; it is the key of {theirs}: {instead}: {_add(url, name, role)}{now.approving}")
         more = f"it is the key of {theirs}: use the folder, or the key, of {known or an(role.value)}"
         free = there is None or there.name != name
         if free and any(may_share(m.role, role) for m in now.members if m.key == signer.author):

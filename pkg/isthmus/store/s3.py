@@ -207,7 +207,8 @@ class S3Store(Store):
         """Return whether the store rejects a PUT whose bytes do not match their checksum.
 
         `name`: which checksum is sent, `ContentMD5` or `ChecksumSHA256`. `condition`: further parameters of the
-        request. No object is left behind. Raises what writes do.
+        request. No object is left behind. A condition that does not hold counts as rejected: the store has let the
+        request through to it. Raises what writes do.
         """
         data = b"what was sent"
         other = _SUMS[name](b"what arrived").digest()
@@ -220,7 +221,7 @@ class S3Store(Store):
                 **condition,
             )
         except ClientError as error:
-            if _code(error) in _UNFIT:
+            if _code(error) in _UNFIT or (condition and _code(error) in EXISTS):
                 return True
             self._fail(error, key)
         except _FAILURES as error:

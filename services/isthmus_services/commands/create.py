@@ -158,6 +158,11 @@ def _create(
             what = ", ".join(_differences(earlier, now))
             more = "its processes notice it by themselves" if what == access.CREDENTIALS else "restart its processes"
             lines.append(f"             differs: {what}; give it a copy again, and {more}")
+    if shared.built_in(made.header.model) is None:
+        lines.append(
+            "`isthmus learner` trains models of bytes: for another one give it --train PACKAGE.MODULE:FUNCTION, or "
+            "call isthmus.join in your own loop, with the same folder's env (docs/your-loop.md)"
+        )
     if (learners := sum(who.participant == Participant.LEARNER for who in everybody)) > 1:
         lines.append(
             "each learner trains on all of the data, in an order of its own; for disjoint parts add --shard I/M to "
