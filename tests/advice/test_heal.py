@@ -402,9 +402,11 @@ async def test_an_object_in_the_place_of_the_next_commit(folder: Path) -> None:
     means="The last commit of a fragment is damaged, and learners train on what it published: no round can go on without it.",
     do="Updates of … rest on it: restore it from a backup. Without one, stop all syncers and learners, delete … with the "
     "credentials of the store's administrator (no participant may delete it), and start them again: they go on from version "
-    "…, and each learner names checkpoints of its own that are to be deleted first, since they know the lost version",
+    "…, and each learner names checkpoints of its own that are to be deleted first, since they know the lost version (a "
+    "learner that has no older one goes on with the run's model alone, from its first step)",
     then="`isthmus heal` calls the fragment sound, and it moves again.",
-    lost="without a backup: what the commit merged, and what learners trained since",
+    lost="without a backup: what the commit merged, and what learners trained since; of a learner whose checkpoints all know it "
+    "also its optimizer state, its step and its place in the data",
 )
 async def test_a_newest_commit_that_learners_have_adopted(folder: Path) -> None:
     (here,) = mine(test_a_newest_commit_that_learners_have_adopted)

@@ -125,7 +125,7 @@ async def test_a_learner_that_is_started_again_on_another_bus() -> None:
 
 @row(
     "status",
-    "no learner trains yet; the last commit is of …; … joined within the last minute and … not heard yet",
+    "no learner trains at the moment; the last commit is of …; … joined within the last minute and … not heard yet",
     means="Learners have a place in the run's store since less than a minute, and still load their models and checkpoints.",
     like="A learner on another bus: after a minute `joined in the store and … not heard here since` is said of it.",
     do="wait a minute: a learner is heard once it has loaded its model and its checkpoint",

@@ -595,7 +595,7 @@ async def test_a_syncer_that_goes_on_after_it_was_expelled(folder: Path) -> None
 LACKING = (
     "restore commits/… and what follows it from a backup. Without one, stop all learners and syncers, and start them again: "
     "the fragment goes on from version …, and each learner names checkpoints of its own that are to be deleted first, since "
-    "they know the lost version"
+    "they know the lost version (a learner that has no older one goes on with the run's model alone, from its first step)"
 )
 
 
@@ -607,7 +607,8 @@ LACKING = (
     like="For a moment, a store whose reads lag behind its writes.",
     do=LACKING,
     then="With the commits restored, the fragment is merged again.",
-    lost="without a backup: what the lost commits merged, and what learners trained since",
+    lost="without a backup: what the lost commits merged, and what learners trained since; of a learner whose checkpoints all know it "
+    "also its optimizer state, its step and its place in the data",
 )
 @row(
     "log",
@@ -615,7 +616,8 @@ LACKING = (
     means="The same, in a syncer's log.",
     do=LACKING,
     then="With the commits restored, the fragment is merged again.",
-    lost="without a backup: what the lost commits merged, and what learners trained since",
+    lost="without a backup: what the lost commits merged, and what learners trained since; of a learner whose checkpoints all know it "
+    "also its optimizer state, its step and its place in the data",
 )
 async def test_learners_that_know_versions_that_the_log_lacks(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     here, logged = mine(test_learners_that_know_versions_that_the_log_lacks)

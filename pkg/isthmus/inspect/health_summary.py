@@ -163,11 +163,12 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     if not known:
         young = merged_at > status.at - COMMITTED_S
         found = _nobody(status, last, syncer, bus, young=young)
-        ailing = [*of_log(status, run), *_of_losses(status, run), *_of_strangers(strangers, run, members)]
-        ailing += _of_manifests(status.turned_away)
-        parts = [*found.parts, *_of_unheard(status, bus), *ailing, *_of_bursts(status, run, ())]
-        parts = sorted(parts, key=_goes_on)
-        return Health(found.ok and not ailing, parts, found.count)
+        damage = of_log(status, run)
+        ailing = [*_of_losses(status, run), *_of_strangers(strangers, run, members), *_of_manifests(status.turned_away)]
+        # Learners that have stopped before their end may have done so because of the damage.
+        first = [*found.parts, *damage] if found.ok else [*damage, *found.parts]
+        parts = sorted([*first, *_of_unheard(status, bus), *ailing, *_of_bursts(status, run, ())], key=_goes_on)
+        return Health(found.ok and not (damage or ailing), parts, found.count)
     if not here and not status.syncers_live:
         # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
         room, ailing = _of_room(status, run), [*of_log(status, run), *_of_strangers(strangers, run, members)]
@@ -629,8 +630,7 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
         said = f"no learner trains, and none was ever heard; {last}"
         return Health(False, [Part(said, f"start one, or check that {bus} is the bus of the run's learners")])
     if joining := _of_joining(status):
-        yet = "" if any(status.heads) else " yet"
-        return Health(False, [Part(f"no learner trains{yet}; {last}"), *joining])
+        return Health(False, [Part(f"no learner trains at the moment; {last}"), *joining])
     counts = [f"{done} of {len(left)} learners are done"] if done else []
     if stopped:
         counts.append(f"{len(stopped)} stopped before" if done else f"{len(stopped)} of {len(left)} learners stopped")

@@ -180,7 +180,8 @@ async def _broken(log: Log, p: int, error: LogCorrupt) -> str:
             f"the newest commit is damaged: {error}. Updates of {listed(adopted, ADOPTED_MAX)} rest on it: restore it "
             f"from a backup. Without one, stop all syncers and learners, delete {log.run.url}/{error.key} {go_on}: "
             f"they go on from version {version - 1}, and each learner names checkpoints of its own that are to be "
-            "deleted first, since they know the lost version"
+            "deleted first, since they know the lost version (a learner that has no older one goes on with the run's "
+            "model alone, from its first step)"
         )
     return (
         f"an object that is no commit is in the place of the next one: {error}. If it was a commit, restore it from a "

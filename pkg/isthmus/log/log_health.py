@@ -237,7 +237,8 @@ def restores(p: int, head: int) -> str:
     return (
         f"restore {commit_key(p, head + 1)} and what follows it from a backup. Without one, stop all learners and "
         f"syncers, and start them again: the fragment goes on from version {head}, and each learner names checkpoints "
-        "of its own that are to be deleted first, since they know the lost version"
+        "of its own that are to be deleted first, since they know the lost version (a learner that has no older one "
+        "goes on with the run's model alone, from its first step)"
     )
 
 
