@@ -24,6 +24,7 @@ from isthmus.store.base import PART_BYTES, requests_to_read, requests_to_write
 from isthmus.torch.model import specs_of
 from isthmus_lab.commands.plan import EGRESS, NO_EGRESS
 from isthmus_lab.commands.rates import gbit_s
+from isthmus_lab.forecast import learning
 from isthmus_lab.forecast import speeds as modelled
 from isthmus_lab.forecast.island import Island
 from isthmus_lab.forecast.outcome import CHECKPOINT_SHARE, HEADROOM
@@ -268,7 +269,10 @@ def test_a_link_that_can_carry_nothing_is_said_to_be_too_thin_and_not_badly_set(
 
 
 def test_a_chosen_period_is_no_worse_than_any_other() -> None:
-    """No other fixed period learns more, or learns more per dollar if GPU hours have a price."""
+    """No other fixed period learns more, or learns more per dollar if GPU hours have a price.
+
+    One that is extrapolated may, within the error of the forecast.
+    """
     island = Island(name="a", count=8, latency_s=0.05)
     for gpu_hour in (0.0, 2.5):
         prices = replace(PRICES, gpu_hour=gpu_hour)
@@ -283,7 +287,9 @@ def test_a_chosen_period_is_no_worse_than_any_other() -> None:
             for h in PERIODS
             if h >= best.rules.fragments
         ]
-        assert all(value(best) >= value(o) * (1 - 1e-9) for o in others if o.forecasts[0].fits)
+        for other in (o for o in others if o.forecasts[0].fits):
+            further = other.worth.beyond and not best.worth.beyond
+            assert value(best) >= value(other) * (1.0 - (learning.error() if further else 1e-9))
     assert best.forecasts[0].kept > 0.8
 
 

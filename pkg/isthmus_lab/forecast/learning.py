@@ -234,13 +234,21 @@ class Lab:
                 found = max(found, abs(worth / math.exp(-max(0.0, cost)) - 1.0))
         return found
 
+    def like(self, learners: int) -> tuple[int, int]:
+        """Return the nearest number of learners that was measured, and the longest period with so many."""
+        like = min({r.learners for r in self.decoupled}, key=lambda m: abs(math.log(learners / m)))
+        return like, max(r.sync_every for r in self.decoupled if r.learners == like)
+
+    def outside(self, learners: int, sync_every: Figures, kept: Figures) -> Figures:
+        """Return whether `beyond` has anything to say, of arrays."""
+        return (learners > max(self.costs)) | (sync_every > self.like(learners)[1]) | (kept < self.least_kept)
+
     def beyond(self, learners: int, sync_every: int, kept: float) -> tuple[str, ...]:
         """Return the respects in which a setting is outside the measured range, in words."""
         found = []
         if learners > max(self.costs):
             found.append(f"M = {learners} is beyond the {max(self.costs)} that were measured")
-        like = min({r.learners for r in self.decoupled}, key=lambda m: abs(math.log(learners / m)))
-        longest = max(r.sync_every for r in self.decoupled if r.learners == like)
+        like, longest = self.like(learners)
         if sync_every > self.longest_period:
             found.append(f"H = {sync_every} is beyond the {self.longest_period} that were measured")
         elif sync_every > longest:

@@ -90,7 +90,7 @@ HEARING_LATENCIES = 2.5
 rest of the request before."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
     """What the outcome of rules depends on besides them."""
 

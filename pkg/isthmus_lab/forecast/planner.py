@@ -204,12 +204,12 @@ def _merge_tie(case: Case, found: Found) -> str:
     others = sorted((o for o in found.by_way if o is not best and tied(o, best)), key=lambda o: o.rank, reverse=True)
     if not others or case.learners == 1:
         return ""
-    said = ", ".join(f"{_named(o.rules)} {_beside(o, best)}" for o in others[:OTHERS])
+    said = ", ".join(f"{_with(o)} {_beside(o, best)}{_per_usd(case)}" for o in others[:OTHERS])
     more = f" and {len(others) - OTHERS} more" if len(others) > OTHERS else ""
     return (
         f"the merge is a tie: {said}{more}, and the forecast errs by up to {learning.error():.0%} (docs/compare.md); "
         "of ways to merge that tie, a measured one is taken before an extrapolated one, then the "
-        f"cheapest, then the plainest; {_named(best.rules)} is taken"
+        f"one with the cheapest syncer, then the plainest; {_with(best)} is taken"
     )
 
 
@@ -221,12 +221,15 @@ def _codec_tie(case: Case, found: Found) -> str:
         return ""
     top = max(others, key=lambda o: o.rank)
     pairs = f"{len(others)} other pairs of codecs are" if len(others) > 1 else "another pair of codecs is"
-    among = ""
+    rule = ""
     if case.learners > 1:
-        among = "that cost no more than int4 in the lab, " if not lossier(case, best) else "(all cost more than int4), "
+        fine = "pairs that cost no more than int4 in the lab go before others"
+        measured = "measured ones before extrapolated ones"
+        rule = f"{measured}, then {fine}; " if lossier(case, best) else f"{fine}, then {measured}; "
     return (
         f"the codec is a tie: {pairs} within the forecast's error of {learning.error():.0%} ({top.rules.codec_up} up, "
-        f"{top.rules.codec_down} down {_beside(top, best)}); of those {among}the one with the fewest bytes is taken"
+        f"{top.rules.codec_down} down at H = {top.period} {_beside(top, best)}{_per_usd(case)}"
+        f"{_extrapolated(top)}); {rule}of those left, the one with the fewest bits is taken"
     )
 
 
@@ -236,6 +239,20 @@ def _named(of: Rules) -> str:
         return of.merge
     size = f"blocks of {of.iso_block}" if of.iso_block else "whole matrices"
     return f"iso, {size}{', sent so' if of.isotropic_up else ''}"
+
+
+def _with(of: Outcome) -> str:
+    """Return the name of a way to merge with its H and its codecs; they may differ from those that are taken."""
+    rules = of.rules
+    return f"{_named(rules)} (H = {of.period}, {rules.codec_up} up, {rules.codec_down} down)"
+
+
+def _per_usd(case: Case) -> str:
+    return " per dollar" if case.gpu_usd else ""
+
+
+def _extrapolated(of: Outcome) -> str:
+    return ", extrapolated" if _beyond(of) else ""
 
 
 def _reasons(case: Case, fixed: Fixed, found: Found) -> list[Choice]:
@@ -298,8 +315,16 @@ def _codecs(case: Case, rules: Rules) -> str:
         said = "not measured; by its bits it would take"
     else:
         said = "in the lab both ways take"
-    taken = -math.expm1(-learning.lab().shrinks * cost)
-    return f"{said} {taken:.1%} of a token's worth" if taken >= NOTHING else f"{said} less than 0.1% of a token's worth"
+
+    def share(cost: float) -> str:
+        taken = -math.expm1(-cost)
+        return f"{taken:.1%}" if taken >= NOTHING else "less than 0.1%"
+
+    at = quality.coded_at(rules.merge)
+    return (
+        f"{said} {share(cost)} of a token's worth after {learning.SHORT} steps at H = {at}, the only period that was "
+        f"tried; counted here, in longer runs and at this H: {share(learning.lab().shrinks * cost)}"
+    )
 
 
 def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
@@ -309,12 +334,13 @@ def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
         return Choice(name="merge", value=rules.merge, reason="there are no matrices to merge isotropically")
 
     def share(of: Outcome) -> str:
-        return f"{_named(of.rules)} {_beside(of, best)}{' (extrapolated)' if _beyond(of) else ''}"
+        return f"{_with(of)} {_beside(of, best)}{_per_usd(case)}{' (extrapolated)' if _beyond(of) else ''}"
 
     others = sorted((o for o in found.by_way if o is not best), key=lambda o: o.rank, reverse=True)
     behind = [o for o in others if not tied(o, best)][:OTHERS]
     tie = _merge_tie(case, found)
-    most = "as you asked" if fixed.merge else f"learns most{' per dollar' if case.gpu_usd else ''}" if not tie else ""
+    most = f"learns most{_per_usd(case)}" if best is found.top else "no other way ties with it"
+    most = "as you asked" if fixed.merge else "" if tie else most
     mine = f"{_named(rules)}{' (extrapolated)' if _beyond(best) else ''}"
     parts = [f"{mine}: {most}" if others and most else mine if others else most or mine]
     if behind:
@@ -436,7 +462,8 @@ def _why_period(case: Case, fixed: Fixed, best: Outcome) -> str:
         to = f", which the run lengthens to {other.period}," if other.period > h else ""
         others.append(f"{h}{to} {_beside(other, best)}{' (extrapolated)' if _beyond(other) else ''}")
         ties += [str(h)] if tied(other, best) else []
-    most = f"the highest figure{' per dollar' if case.gpu_usd else ''} with this merge and these codecs"
+    which = "" if _beyond(best) else " that is not extrapolated" if case.learners > 1 else ""
+    most = f"the highest figure{_per_usd(case)} with this merge and these codecs{which}"
     said = f"{most}: {at}; beside it {', '.join(others)}" if others else at
     within = f"{' and '.join(ties)} {'are ties' if len(ties) > 1 else 'is a tie'}"
     return f"{said}; within the error of {learning.error():.0%}, {within}" if ties else said

@@ -8,9 +8,11 @@ lost, few bits cost more than here (docs/experiments/codecs.md).
 import itertools
 import math
 import statistics
+from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
+import numpy as np
 
 from isthmus.codecs import CODECS
 from isthmus.format.rules import ROBUST, MergeRule, Rules, rate_of
@@ -236,20 +238,39 @@ def worth(rules: Rules, period: int, learners: int, kept: float, gain: float = 1
     short, long = base(learners, rules.merge, period, gain)
     more = coded(learners, rules.merge, rules.isotropic_up, rules.codec_up, rules.codec_down) + ruled(rules.merge)
     figures = learning.weighed(short, long, of.merged_near(period), more, kept)
-    notes = [*of.beyond(learners, period, kept), *_unmeasured(rules, learners, gain)]
+    notes = [*of.beyond(learners, period, kept), *_unmeasured(rules, period, learners, gain)]
     # With blocks, a share of the cost is that of isotropic merges and the rest RDA's, whose longest runs are longer.
     share = gain if rules.merge == MergeRule.ISO else 0.0
     longest = round(of.longest**share * learning.lab().longest ** (1.0 - share))
     return Worth(short=float(figures[0]), long=float(figures[1]), beyond=tuple(notes), longest=longest)
 
 
-def _unmeasured(rules: Rules, learners: int, gain: float) -> list[str]:
+def beyond(rules: Sequence[Rules], periods: Figures, learners: int, kept: Figures, gain: float) -> Figures:
+    """Return whether `Worth.beyond` of `worth` is not empty, of arrays; `rules`: by pair of codecs."""
+    if learners == 1:
+        return np.zeros(np.shape(periods), bool)
+    of, at = learning.lab(rules[0].merge), coded_at(rules[0].merge)
+    near, far = (np.array([bool(_unmeasured(r, h, learners, gain)) for r in rules]) for h in (at, at + 1))
+    return of.outside(learners, periods, kept) | np.where(periods > at, far, near)
+
+
+def coded_at(merge: str) -> int:
+    """Return the period with which the lab measured codecs."""
+    return learning.lab(merge).shortest
+
+
+def _unmeasured(rules: Rules, period: int, learners: int, gain: float) -> list[str]:
     found, up, down = [], rules.codec_up, rules.codec_down
+    usual, at = {up, down} <= {*LOSSLESS, USUAL}, coded_at(rules.merge)
     if not measured_pair(up, down):
         taken = [f"{name} is counted as {counted_as(name)}" for name in dict.fromkeys((up, down)) if not measured(name)]
         found.append("; ".join([f"not measured: {up} up with {down} down", *(t for t in taken if not t.endswith(" "))]))
-    elif learners > max(r.learners for r in quality().codecs.rows) and not {up, down} <= {*LOSSLESS, USUAL}:
+    elif learners > max(r.learners for r in quality().codecs.rows) and not usual:
         found.append(f"{up} up with {down} down was not measured with {learners} learners")
+    if period > at and not usual:
+        found.append(f"{up} up with {down} down was not measured beyond H = {at}")
+    if period > at and rules.isotropic_up:
+        found.append(f"matrices sent isotropically were not measured beyond H = {at}")
     if rules.merge in ROBUST:
         row = next(r for r in quality().merges if r.merge == rules.merge)
         found.append(

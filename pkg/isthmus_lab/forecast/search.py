@@ -4,15 +4,15 @@ The work merged, the worth of a token, the load of the links and the dollars are
 A coarse list of periods is tried first, then every period between the neighbours of the best ones. `outcome` then
 computes the combinations that can be the best, in order, until none is left.
 
-Figures that differ by less than the error of the forecast are a tie (`tied`). Among ways to merge that tie with the
-best, the plan takes the plainest of the cheapest, and among codecs then the one with the fewest bytes
-(`_way_taken`, `_codecs_taken`).
+Figures that differ by less than the error of the forecast are a tie (`tied`). Of all combinations that tie with the
+highest figure, one is taken by an order that no setting that is given changes (`_taken`): a plan whose own choices are
+given, any of them, is the same plan.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -91,7 +91,7 @@ PACK_CORES = 0.25
 """Cores of a learner's host that packing may take; if it takes more, matrices are sent as they are."""
 
 WORTH_SAYING = 1e-3
-"""Share of the dollars by which a way to merge must be cheaper than a plainer one that ties with it, to be taken."""
+"""Share of the dollars of a day in steps of which the dollars of ways to merge that tie are compared."""
 
 ROUNDING = 1e-9
 """Relative difference between a figure of the search and the same of `outcome`, at most."""
@@ -116,14 +116,16 @@ class Found:
     """The rules that are taken, and what was tried."""
 
     best: Outcome
-    """What is taken: within the error of the forecast of `top`."""
+    """What is taken: within the error of the forecast of `to`."""
+    to: Outcome
+    """The highest figure of what counts: `top`, or the highest with codecs that are not `lossier` if that ties."""
     top: Outcome
     """The outcome with the highest `Outcome.rank`."""
     by_way: list[Outcome]
-    """The best of each way to merge: rule, block, and whether matrices are sent isotropically. In place of the best of
-    the way that is taken: `best`."""
+    """The best of each way to merge, of what counts: rule, block, and whether matrices are sent isotropically. In place
+    of the best of the way that is taken: `best`."""
     by_codecs: list[Outcome]
-    """The best of each pair of codecs that ties with `top`, merged in the way that is taken; `best` among them."""
+    """The best of each pair of codecs, merged in the way that is taken, that ties with `to`; `best` for its pair."""
     kept: list[float]
     """The largest share of its work that is merged in any combination, by island."""
 
@@ -134,7 +136,34 @@ def search(case: Case, fixed: Fixed) -> Found:
     Only combinations that `fixed` leaves count. Raises `InputError` if P and H that are given exclude one another, or
     if packing would take too many of a learner's cores in all of them.
     """
-    tried: list[tuple[Outcome, _Grid]] = []
+    grids, tops, fine, kept = _tried(case, fixed)
+    to, counted = _reference(case, fixed, tops, fine)
+    best, at = _taken(case, grids, counted, to) or max(
+        ((o, n) for n, o in enumerate(counted) if o), key=lambda pair: (pair[0].rank, -pair[1])
+    )
+
+    def codecs(of: Outcome) -> tuple[str, str]:
+        return of.rules.codec_up, of.rules.codec_down
+
+    others = grids[at].by_codecs((1.0 - learning.error()) * to.per_usd)
+    return Found(
+        best=best,
+        to=to,
+        top=_first(tops),
+        by_way=[best if n == at else o for n, o in enumerate(counted) if o],
+        by_codecs=[best, *(o for o in others if codecs(o) != codecs(best) and tied(o, to))],
+        kept=kept,
+    )
+
+
+Tops = Sequence[Outcome | None]
+"""The best outcome of each way to merge; None: it has none."""
+
+
+@lru_cache(maxsize=2)
+def _tried(case: Case, fixed: Fixed) -> tuple[list["_Grid"], Tops, Tops, list[float]]:
+    """Return what was tried of each way to merge, its best, its best with codecs not `lossier`, and `Found.kept`."""
+    grids: list[_Grid] = []
     kept = [0.0 for _ in case.islands]
     space = _Space.of(case, fixed)
     for way in _ways(case, fixed):
@@ -143,16 +172,43 @@ def search(case: Case, fixed: Fixed) -> Found:
             continue
         kept = [max(before, float(of.max())) for before, of in zip(kept, grid.kept, strict=True)]
         finer = None if fixed.sync_every else _Grid.of(case, grid.between(fixed), *way)
-        tried.append((max((finer or grid).contenders(), key=lambda o: o.rank), finer or grid))
-    if not tried:
+        grids.append(finer or grid)
+    if not grids:
         raise InputError("sending matrices isotropically would take too many of a learner's cores: leave it out")
-    # Of equals, the first is chosen: the plainest way to merge.
-    top = max((o for o, _ in tried), key=lambda o: o.rank)
-    way_best, grid = _way_taken(tried, top)
-    by_codecs = [o for o in grid.by_codecs((1.0 - learning.error()) * top.per_usd) if tied(o, top)] or [way_best]
-    best = _codecs_taken(case, by_codecs)
-    by_way = [best if o is way_best else o for o, _ in tried]
-    return Found(best=best, top=top, by_way=by_way, by_codecs=by_codecs, kept=kept)
+    return grids, [g.best() for g in grids], [g.best(~g.lossy) for g in grids], kept
+
+
+def _first(of: Tops) -> Outcome:
+    """Return the highest. Of equals, the first is chosen: the plainest way to merge."""
+    return max((o for o in of if o), key=lambda o: o.rank)
+
+
+@lru_cache(maxsize=16)
+def _highest(case: Case) -> tuple[Outcome, Outcome | None]:
+    """Return the highest figure if nothing is given, and the highest with codecs not `lossier` if the two tie."""
+    _, tops, fine, _ = _tried(case, Fixed())
+    return _highest_of(tops, fine)
+
+
+def _highest_of(tops: Tops, fine: Tops) -> tuple[Outcome, Outcome | None]:
+    top = _first(tops)
+    high = _first(fine) if any(fine) else None
+    return top, high if high and tied(high, top) else None
+
+
+def _reference(case: Case, fixed: Fixed, tops: Tops, fine: Tops) -> tuple[Outcome, Tops]:
+    """Return `Found.to`, and the best of each way among what counts.
+
+    What ties must not depend on what is given. So, where it can be, the figure is that of a plan to which nothing is
+    given.
+    """
+    top, high = _highest(case)
+    mine, mine_high = (top, high) if fixed == Fixed() else _highest_of(tops, fine)
+    if high and any(fine) and tied(_first(fine), high):
+        return high, fine
+    if not high and tied(mine, top):
+        return top, tops
+    return (mine_high, fine) if mine_high else (mine, tops)
 
 
 def tied(one: Outcome, other: Outcome) -> bool:
@@ -164,35 +220,60 @@ def tied(one: Outcome, other: Outcome) -> bool:
     return one.fits == other.fits and low > 0.0 and low >= (1.0 - learning.error()) * high
 
 
-def _way_taken(tried: Sequence[tuple[Outcome, "_Grid"]], top: Outcome) -> tuple[Outcome, "_Grid"]:
-    """Return the way to merge that is taken among those that tie with the best: its best outcome, and its grid.
+def _taken(case: Case, grids: Sequence["_Grid"], counted: Tops, to: Outcome) -> tuple[Outcome, int] | None:
+    """Return the outcome that is taken of those that tie with `to`, and the place of its way to merge.
 
-    What was measured goes before what is extrapolated. Of those left, the plainest is taken that costs at most
-    `WORTH_SAYING` more than the cheapest.
+    What was measured goes before what is extrapolated, then codecs with which a run loses no more than with those that
+    the figures rest on before others, then the cheapest way to merge, then the plainest, then the codecs with the
+    fewest bits. H and P are those with the highest figure. Each of these is a property of one combination: what is
+    taken stays taken if there are fewer combinations. None: nothing ties.
     """
-    ties = [(o, grid) for o, grid in tried if o is top or tied(o, top)]
-    ties = [(o, grid) for o, grid in ties if not o.worth.beyond] or ties
-    cheap = min(o.day["usd"] for o, _ in ties) * (1.0 + WORTH_SAYING)
-    return next((o, grid) for o, grid in ties if o.day["usd"] <= cheap)
+    least = (1.0 - learning.error()) * to.per_usd
+    order = sorted(
+        (beyond, bool(grid.lossy[n]), _usd(case, grid), way, _bits_of(case, pair), n)
+        for way, grid in enumerate(grids)
+        for n, pair in enumerate(grid.space.pairs)
+        for beyond in (False, True)
+    )
+    fine = not lossier(case, to)
+    for beyond, lossy, _, way, _, pair in order:
+        among = (grids[way].beyond == beyond) & (np.arange(len(grids[way].space.pairs)) == pair)
+        if counted[way] is None or (lossy and fine) or grids[way].most(among) < least:
+            continue
+        best = grids[way].best(among)
+        if best and tied(best, to):
+            return best, way
+    return None
 
 
-def _codecs_taken(case: Case, ties: Sequence[Outcome]) -> Outcome:
-    """Return the outcome that is taken among those of codecs that tie with the best: the one that moves fewest bytes.
+def _usd(case: Case, grid: "_Grid") -> int:
+    """Return the dollars a day of a syncer that merges in this way, with the other settings of the highest figure.
 
-    What was measured goes before what is extrapolated, and codecs with which a run loses no more than with those that
-    the figures rest on (`lossier`) before others.
+    They are counted in steps of `WORTH_SAYING` of all dollars.
     """
+    top = _highest(case)[0]
+    of = top.rules
+    rules = _rules(grid.merge, grid.block, grid.sent, of.codec_up, of.codec_down, of.sync_every, of.fragments)
+    took = case.speeds(rules)
+    seconds = case.params * (case.learners * took.add_s + took.round_s)
+    if grid.merge == MergeRule.ISO:
+        seconds += isotropic_s(case.matrices, rules, took) * rules.fragments
+    usd = 24.0 * case.prices.core_hour * max(1.0, seconds / (of.sync_every * case.step_s))
+    return math.floor(usd / (WORTH_SAYING * top.day["usd"])) if usd else 0
 
-    def order(of: Outcome) -> tuple[bool, bool, float, float]:
-        return bool(of.worth.beyond), lossier(case, of), of.day["up_gb"] + of.day["down_gb"], -of.per_usd
 
-    return min(ties, key=order)
+def _bits_of(case: Case, pair: tuple[str, str]) -> float:
+    """Return the bits per parameter of two codecs."""
+    return sum(traffic.bits(name, case.params, 1) for name in pair)
 
 
 def lossier(case: Case, of: Outcome) -> bool:
     """Return whether the codecs cost more in the lab than int4 both ways, with which its periods were measured."""
-    way = case.learners, of.rules.merge, of.rules.isotropic_up
-    return case.learners > 1 and quality.coded(*way, of.rules.codec_up, of.rules.codec_down) > ROUNDING
+    return _lossier(case, of.rules.merge, of.rules.isotropic_up, of.rules.codec_up, of.rules.codec_down)
+
+
+def _lossier(case: Case, merge: str, sent: bool, up: str, down: str) -> bool:
+    return case.learners > 1 and quality.coded(case.learners, merge, sent, up, down) > ROUNDING
 
 
 def freed(case: Case, fixed: Fixed, best: Outcome) -> Iterator[tuple[str, Outcome]]:
@@ -290,6 +371,10 @@ class _Grid:
     """`Outcome.per_usd`, rounded up; −inf for what cannot be chosen."""
     usd: Figures
     """Dollars a day, rounded down."""
+    beyond: Figures
+    """Whether the worth of a token is extrapolated."""
+    lossy: Figures
+    """Whether the codecs are `lossier`, by pair."""
 
     @classmethod
     def of(cls, case: Case, space: _Space, merge: str, block: int, sent: bool) -> "_Grid | None":
@@ -328,7 +413,9 @@ class _Grid:
         for island in case.islands:
             away_s, used = island.away_s(case.read(rules[0])), utilization(case.params, island, h)
             steps = steps + goodput_of(island, used, away_s, lost_s(island, h)) * island.count / island.step_s
-        learnt = steps * _worth(case, merge, block, sent, pairs, np.ceil(h * np.maximum(1.0, load)), kept)
+        served = np.ceil(h * np.maximum(1.0, load))
+        mean = sum(of * i.count for of, i in zip(kept, case.islands, strict=True)) / case.learners
+        learnt = steps * _worth(case, merge, block, sent, pairs, served, mean)
         rounds_day = p * DAY_S / each.period_s
         usd = case.gpu_usd + 24.0 * case.prices.core_hour * np.maximum(1.0, each.arithmetic_s * rounds_day / DAY_S)
         usd = usd + _traffic_usd(case, rules, each, rounds_day, costs)
@@ -337,19 +424,29 @@ class _Grid:
         return cls(
             case=case, space=space, merge=merge, block=block, sent=sent, load=load, kept=kept, bound=bound,
             usd=usd * (1.0 - ROUNDING),
+            lossy=np.array([_lossier(case, merge, sent, *pair) for pair in pairs]),
+            beyond=quality.beyond(rules, served, case.learners, mean, case.matrices.gain(block)),
         )  # fmt: skip
 
-    def _scores(self) -> Figures:
+    @cached_property
+    def scores(self) -> Figures:
         """Return the bounds; −inf for what links cannot carry, if they can carry anything."""
         fits = self.load <= HEADROOM
         return np.where(fits, self.bound, -np.inf) if (fits & np.isfinite(self.bound)).any() else self.bound
 
     def between(self, fixed: Fixed) -> _Space:
-        """Return all periods between the neighbours of the best ones, with the codecs that may be the best."""
-        scores, tried = self._scores(), self.space.periods
+        """Return all periods between the neighbours of the best ones, with the codecs that may be the best.
+
+        The best ones of those that were measured count, too.
+        """
+        scores, tried = self.scores, self.space.periods
         by_pair = scores.max(axis=(0, 1))
         near = np.flatnonzero(by_pair >= NEAR * by_pair.max())
-        best = set(scores.max(axis=1).argmax(axis=0)[near].tolist())
+        best: set[int] = set()
+        for of in (scores, np.where(self.beyond, -np.inf, scores)):
+            by_period = of.max(axis=1)
+            may = near[by_period.max(axis=0)[near] >= NEAR * by_pair.max()]
+            best |= set(by_period.argmax(axis=0)[may].tolist())
         shortest = max(PERIODS[0], fixed.fragments or 1)
         spans = [(tried[n - 1] if n else shortest, tried[min(n + 1, len(tried) - 1)]) for n in best]
         periods = sorted({h for low, high in spans for h in range(low, high + 1)})
@@ -357,14 +454,20 @@ class _Grid:
 
     def by_codecs(self, least: float) -> Iterator[Outcome]:
         """Yield the best outcome of each pair of codecs, if it may score at least this much."""
-        for n in np.flatnonzero(self._scores().max(axis=(0, 1)) >= max(least, 0.0)):
-            yield max(self.contenders(int(n)), key=lambda o: o.rank)
+        for n in np.flatnonzero(self.scores.max(axis=(0, 1)) >= max(least, 0.0)):
+            yield max(self.contenders(np.arange(len(self.space.pairs)) == n), key=lambda o: o.rank)
 
-    def contenders(self, pair: int | None = None) -> Iterator[Outcome]:
-        """Yield outcomes among which the best is; `pair`: the codecs, by their place; None: all."""
-        bound, fits = self._scores(), self.load <= HEADROOM
-        if pair is not None:
-            bound = np.where(np.arange(bound.shape[2]) == pair, bound, -np.inf)
+    def most(self, among: Figures) -> float:
+        """Return the highest score among these combinations; −inf if there is none."""
+        return float(np.where(among, self.scores, -np.inf).max())
+
+    def best(self, among: Figures = True) -> Outcome | None:
+        """Return the best outcome among these combinations; None if there is none."""
+        return max(self.contenders(among), key=lambda o: o.rank) if math.isfinite(self.most(among)) else None
+
+    def contenders(self, among: Figures = True) -> Iterator[Outcome]:
+        """Yield outcomes among which the best is; `among`: which combinations count."""
+        bound, fits = np.where(among, self.scores, -np.inf), self.load <= HEADROOM
         long = np.broadcast_to(np.array(self.space.periods)[:, None, None], bound.shape)
         order = np.lexsort((-long.ravel(), self.usd.ravel(), np.where(fits, 0.0, self.load).ravel(), -bound.ravel()))
         best: Outcome | None = None
@@ -482,7 +585,7 @@ def _worth(
     sent: bool,
     pairs: Sequence[tuple[str, str]],
     periods: Figures,
-    kept: Sequence[Figures],
+    kept: Figures,
 ) -> Figures:
     """Return the worth of a token in long runs, as `quality.worth` does for one choice of rules."""
     learners = case.learners
@@ -492,8 +595,7 @@ def _worth(
     short, long = quality.base(learners, merge, periods, gain)
     near = learning.lab(merge).merged_near(periods)
     more = np.array([quality.coded(learners, merge, sent, *pair) for pair in pairs]) + quality.ruled(merge)
-    mean = sum(of * i.count for of, i in zip(kept, case.islands, strict=True)) / learners
-    return learning.weighed(short, long, near, more, mean)[1]
+    return learning.weighed(short, long, near, more, kept)[1]
 
 
 def _traffic_usd(
