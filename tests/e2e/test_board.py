@@ -405,7 +405,9 @@ def test_losses_cover_the_whole_run_and_come_first_and_no_chart_is_empty(
             first = page.locator("figure").first
             expect(first.locator("figcaption")).to_contain_text("Training loss")
             tokens = page.locator("figure").filter(has_text="Tokens processed and merged")
-            expect(tokens.locator(".note")).to_contain_text(re.compile(r"Bold: mean over [\d.]+ \w+\. Faint, and the numbers beside the names: each "))
+            expect(tokens.locator(".note")).to_contain_text(
+                re.compile(r"Bold: mean over [\d.]+ \w+\. Faint, and the numbers beside the names: each ")
+            )
             assert all(f"{name}: training loss " in first.locator(".legend").inner_text() for name in losses)
             for figure in page.locator(".charts figure").all():
                 assert figure.locator("canvas, p.note").count(), figure.inner_text()

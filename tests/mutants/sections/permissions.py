@@ -112,7 +112,7 @@ MUTANTS = [
             "if self._length <= 0.0 and len(seen) < MAJORITY and claim.norm * scale > first:",
             "if False:",
         ),
-        row("few-are-kept-out", "refused = len(seen) >= MAJORITY and length", "refused = length"),
+        row("few-are-kept-out", "and len(seen) >= MAJORITY and length > b.refused", "and length > b.refused"),
         row("any-weight", "if weight > (room :=", "if False and weight > (room :="),
         row(
             "each-update-weighs-by-itself",
