@@ -288,10 +288,13 @@ async def test_how_many_learners_train_is_said_of_now_and_where_a_bus_tells_it(f
     async with world(folder, seed_of(Rules(fragments=3, sync_every=3))) as w:
         async with serving(w.syncer("s1")) as syncer, a_board(w.log, w) as (url, _):
             assert (await ask(url, "state"))["training"] == 0
-            training = asyncio.ensure_future(
-                train(w.learner("a"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= 4)
-            )
             seen = set[int]()
+            training = asyncio.ensure_future(
+                train(
+                    w.learner("a"), 10,
+                    enough=lambda: 1 in seen and min(k.head for k in syncer.coordinators) >= 4,
+                )
+            )  # fmt: skip
             while not training.done() or (await ask(url, "state"))["training"] != 0:
                 seen.add((await ask(url, "state"))["training"])
                 await asyncio.sleep(0.05)
