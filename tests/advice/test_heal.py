@@ -54,6 +54,12 @@ async def heal(here: Row, w: World) -> str:
     return " ".join(told.split())
 
 
+async def moves(w: World, version: int) -> None:
+    """Let a syncer and a learner go on until the first fragment has this version again."""
+    async with serving(w.syncer("s8")) as syncer, training(w.learner("a")):
+        await until(lambda: syncer.coordinators[0].head >= version, "the fragment moves")
+
+
 async def sound(w: World) -> None:
     """Assert that heal finds nothing, and that a syncer and a learner go on with every fragment."""
     code, told = await isthmus("heal", w.run.url)
@@ -61,6 +67,36 @@ async def sound(w: World) -> None:
     async with serving(w.syncer("s9")) as syncer, training(w.learner("z")):
         heads = [k.head for k in syncer.coordinators]
         await until(lambda: all(k.head > n for k, n in zip(syncer.coordinators, heads, strict=True)), "they go on")
+
+
+async def adopted_by_a(w: World, folder: Path) -> int:
+    """Return the first fragment's newest version once learner a has an update on it, and a checkpoint that knows it."""
+    async with training(w.learner("a", checkpoint_s=0.1)):
+        async with serving(w.syncer("s1"), killed=True) as syncer:
+            await until(lambda: min(k.head for k in syncer.coordinators) >= 3, "it merges")
+        head = (await newest_commit(w, 0)).version
+        rest = folder / "updates" / "00000" / "a"
+        await until(lambda: any(path.name.startswith(f"{head:012d}-") for path in rest.iterdir()), "a goes on")
+        while await settled_to(w) < head:  # noqa: ASYNC110 – only the store knows
+            await asyncio.sleep(0.05)
+    return head
+
+
+async def join_once_told(w: World, folder: Path) -> None:
+    """Let learner a join, and delete each checkpoint of its own that it names, of which there must be one."""
+    deleted = 0
+    while True:
+        try:
+            await w.learner("a").join()
+        except LogCorrupt as error:
+            named = re.search(r"delete (learners/\S+),", error.detail)
+            if named is None:
+                raise
+            (folder / named[1]).unlink()
+            deleted += 1
+        else:
+            break
+    assert deleted > 0
 
 
 async def spoil_update(w: World, folder: Path, version: int = 3) -> Path:
@@ -404,21 +440,14 @@ async def test_an_object_in_the_place_of_the_next_commit(folder: Path) -> None:
     "credentials of the store's administrator (no participant may delete it), and start them again: they go on from version "
     "…, and each learner names checkpoints of its own that are to be deleted first, since they know the lost version (a "
     "learner that has no older one goes on with the run's model alone, from its first step)",
-    then="`isthmus heal` calls the fragment sound, and it moves again.",
+    then="The fragment moves again, and once it has, `isthmus heal` calls it sound.",
     lost="without a backup: what the commit merged, and what learners trained since; of a learner whose checkpoints all know it "
     "also its optimizer state, its step and its place in the data",
 )
 async def test_a_newest_commit_that_learners_have_adopted(folder: Path) -> None:
     (here,) = mine(test_a_newest_commit_that_learners_have_adopted)
     async with world(folder, FEW) as w:
-        async with training(w.learner("a", checkpoint_s=0.1)):
-            async with serving(w.syncer("s1"), killed=True) as syncer:
-                await until(lambda: min(k.head for k in syncer.coordinators) >= 3, "it merges")
-            head = (await newest_commit(w, 0)).version
-            rest = folder / "updates" / "00000" / "a"
-            await until(lambda: any(path.name.startswith(f"{head:012d}-") for path in rest.iterdir()), "a goes on")
-            while await settled_to(w) < head:  # noqa: ASYNC110 – only the store knows
-                await asyncio.sleep(0.05)
+        head = await adopted_by_a(w, folder)
         (folder / commit_key(0, head)).write_bytes(b"no commit")
         found = re.search(
             r"Updates of a rest on it.* delete (\S+) with .* they go on from version (\d+)", await heal(here, w)
@@ -426,19 +455,64 @@ async def test_a_newest_commit_that_learners_have_adopted(folder: Path) -> None:
         assert found is not None
         assert int(found[2]) == head - 1
         Path(found[1]).unlink()
-        deleted = 0
-        while True:
-            try:
-                await w.learner("a").join()
-            except LogCorrupt as error:
-                named = re.search(r"delete (learners/\S+),", error.detail)
-                if named is None:
-                    raise
-                (folder / named[1]).unlink()
-                deleted += 1
-            else:
-                break
-        assert deleted > 0
+        await join_once_told(w, folder)
+        await moves(w, head)
+        await sound(w)
+
+
+@row(
+    "heal",
+    "fragment … cannot be healed: … trains on version … of fragment …, and its log ends at version …: no update on that version "
+    "can be merged",
+    means="The last commit of a fragment is gone. Only the updates that learners made on it show that it was there.",
+    do="restore commits/… and what follows it from a backup. Without one, stop all learners and syncers, and start them "
+    "again: the fragment goes on from version …, and each learner names checkpoints of its own that are to be deleted "
+    "first, since they know the lost version (a learner that has no older one goes on with the run's model alone, from its "
+    "first step)",
+    then="The fragment moves again, and once it has, `isthmus heal` calls it sound.",
+    lost="without a backup: what the commit merged, and what learners trained since; of a learner whose checkpoints all know it "
+    "also its optimizer state, its step and its place in the data",
+)
+@pytest.mark.parametrize("backup", [True, False], ids=["restored", "deleted"])
+async def test_a_newest_commit_that_is_gone_and_learners_have_adopted(folder: Path, backup: bool) -> None:
+    (here,) = mine(test_a_newest_commit_that_is_gone_and_learners_have_adopted)
+    async with world(folder, FEW) as w:
+        head = await adopted_by_a(w, folder)
+        path = folder / commit_key(0, head)
+        kept = path.read_bytes()
+        path.unlink()
+        told = await heal(here, w)
+        assert f"a trains on version {head} of fragment 0, and its log ends at version {head - 1}" in told
+        assert f"restore {commit_key(0, head)}" in told
+        assert "2 fragments: 1 sound, 1 that cannot be folded" in told
+        if backup:
+            path.write_bytes(kept)
+        else:
+            await join_once_told(w, folder)
+        await moves(w, head)
+        await sound(w)
+
+
+@row(
+    "heal",
+    "fragment …: snapshots/…: …; syncers go on from an older one",
+    means="The newest snapshot of a fragment is damaged. An older one and the updates since are there, so nothing is lost yet.",
+    do="Start one unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, and start "
+    "them again: they write snapshots, which have all that is missing",
+    then="`isthmus heal` calls the fragment sound: a newer snapshot is there.",
+)
+async def test_a_newest_snapshot_that_is_damaged(folder: Path) -> None:
+    (here,) = mine(test_a_newest_snapshot_that_is_damaged)
+    async with world(folder, FEW) as w:
+        await finished(w)
+        newest = max((folder / "snapshots" / "00000").iterdir())
+        newest.write_bytes(newest.read_bytes()[:-9])
+        told = await heal(here, w)
+        assert "2 fragments: 1 sound, 1 with an object missing that a syncer can make again" in told
+        async with serving(w.syncer("s9")) as syncer:  # ends as at SIGTERM
+            await until(
+                lambda: len(syncer.held) == 2 and all(k.state is not None for k in syncer.coordinators), "it holds all"
+            )
         await sound(w)
 
 

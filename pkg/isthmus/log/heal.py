@@ -7,22 +7,36 @@ published value, with a master equal to it and no momentum. Everything merged be
 but the states in between can no longer be verified. The momentum, and what the codec had still to publish, are lost.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+
+from typing_extensions import override
 
 from isthmus.codecs.kernels import ARITHMETIC, F32
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.format.layout import TensorClass
 from isthmus.format.records import frame
-from isthmus.format.records.keys import MEMBERS, UPDATES, commit_in, learner_in, snapshot_key, value_key, version_in
+from isthmus.format.records.keys import (
+    MEMBERS,
+    UPDATES,
+    commit_in,
+    commit_key,
+    is_versioned,
+    learner_in,
+    snapshot_key,
+    value_key,
+    version_in,
+)
 from isthmus.format.records.objects import SCHEMA, CommitHeader, Healed, UpdateHeader, Waited
 from isthmus.log import Commit, Log, fold, merge
 from isthmus.log.holes import GOES_ON, known_beyond, require_chain, require_whole
 from isthmus.log.listing import all_or
-from isthmus.log.log_health import require_objects, require_values
+from isthmus.log.log_health import lacks, require_objects, require_values, restores
+from isthmus.log.merge import State
 from isthmus.log.verify import HEALER
 from isthmus.runtime.urls import Place
+from isthmus.store.base import is_there
 from isthmus.wording import listed
 
 ADOPTED_MAX = 3
@@ -31,6 +45,11 @@ ADOPTED_MAX = 3
 RESTORE = (
     "restore that object from a backup, or go on in a new run from the newest version that can be exported "
     "(`isthmus export`, then `isthmus init --from`)"
+)
+
+MAKE_AGAIN = (
+    "Start one unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, and "
+    "start them again: they write snapshots, which have all that is missing"
 )
 
 
@@ -130,13 +149,32 @@ async def heal(log: Log, found: Diagnosis) -> Commit | None:
     return written
 
 
+class _Noting(fold.Merging):
+    """Merges as every fold does, and remembers which snapshots could not be believed."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(log)
+        self.passed: dict[int, LogCorrupt] = {}
+
+    @override
+    async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> State:
+        try:
+            return await super().start(fragment, version, key, commit)
+        except LogCorrupt as error:
+            self.passed[version] = error
+            raise
+
+
 async def _diagnose(log: Log, p: int) -> Diagnosis:
     try:
-        at = await fold.fold(log, p, fold.Merging(log))
+        carry = _Noting(log)
+        at = await fold.fold(log, p, carry)
         try:
             await require_whole(log, p, at.version, lists=True)
             await require_chain(log, p, at.version)
-            lacking = await _lacking(log, p, at.version)
+            if lost := await _lost(log, p, at.version):
+                return Diagnosis(p, at.version, 0.0, hopeless=lost)
+            lacking = await _lacking(log, p, at.version) or _passed(carry.passed)
         except LogCorrupt as error:
             hole = commit_in(error.key) or version_in(error.key) if GOES_ON in error.detail else 0
             return Diagnosis(p, at.version, 0.0, hopeless=str(error), hole=hole)
@@ -175,7 +213,7 @@ async def _broken(log: Log, p: int, error: LogCorrupt) -> str:
     if not version or await known_beyond(log, p, version, lists=True):
         return f"the chain of commits is broken: {error}; {RESTORE}"
     go_on = "with the credentials of the store's administrator (no participant may delete it), and start them again"
-    if adopted := await _adopted(log, p, version):
+    if adopted := (await _adopted(log, p, version)).get(version):
         return (
             f"the newest commit is damaged: {error}. Updates of {listed(adopted, ADOPTED_MAX)} rest on it: restore it "
             f"from a backup. Without one, stop all syncers and learners, delete {log.run.url}/{error.key} {go_on}: "
@@ -190,22 +228,46 @@ async def _broken(log: Log, p: int, error: LogCorrupt) -> str:
     )
 
 
-async def _adopted(log: Log, p: int, version: int) -> list[str]:
-    """Return the learners with a genuine update that rests on a version: it was committed, and they have adopted it.
+async def _adopted(log: Log, p: int, least: int) -> dict[int, list[str]]:
+    """Return the learners with a genuine update that rests on a version, by version from `least` on.
 
-    Without permission to read updates, none is found. Raises `Unavailable`.
+    Such a version was committed, and they have adopted it. Without permission to read updates, none is found. Raises
+    `Unavailable`.
     """
-    found = set[str]()
+    found = dict[int, set[str]]()
     try:
-        keys = [entry.key for entry in await log.store.list(f"{UPDATES}{p:05d}/") if version_in(entry.key) == version]
-        for key in keys:
-            if (learner := learner_in(key)) and learner not in found:
+        for key in [entry.key for entry in await log.store.list(f"{UPDATES}{p:05d}/") if is_versioned(entry.key)]:
+            version, learner = version_in(key), learner_in(key)
+            if version >= least and learner and learner not in found.get(version, ()):
                 with suppress(ObjectMissing, RecordInvalid):
                     await log.open(await log.fetch(key, frame.Kind.UPDATE, p), key, UpdateHeader)
-                    found.add(learner)
+                    found.setdefault(version, set()).add(learner)
     except Denied:
-        return []
-    return sorted(found)
+        return {}
+    return {version: sorted(names) for version, names in found.items()}
+
+
+async def _lost(log: Log, p: int, head: int) -> str:
+    """Return which versions after the last commit learners have updates on, and what to do; empty if they have none.
+
+    Such versions were committed, and their commits are lost without another trace. Raises `Unavailable`.
+    """
+    found = await _adopted(log, p, head + 1)
+    if not found or await is_there(log.store, commit_key(p, head + 1)):  # or a syncer has committed it meanwhile
+        return ""
+    newest = max(found)
+    return (
+        f"{lacks(p, head, newest, found[newest])}; {restores(p, head)}. isthmus heal goes on saying this until the "
+        f"fragment has moved past version {newest - 1}"
+    )
+
+
+def _passed(snapshots: Mapping[int, LogCorrupt]) -> str:
+    """Return which snapshot could not be believed, of the newest such version, and what to do; empty if all could."""
+    if not snapshots:
+        return ""
+    error = snapshots[max(snapshots)]
+    return f"{error.key}: {error.detail}; syncers go on from an older one. {MAKE_AGAIN}"
 
 
 async def _lacking(log: Log, p: int, head: int) -> str:
@@ -219,11 +281,7 @@ async def _lacking(log: Log, p: int, head: int) -> str:
     except LogCorrupt as error:
         if GOES_ON in error.detail:
             raise
-        return (
-            f"{error.key} {error.detail}: a syncer can make it again. Start one unless one runs; once isthmus status "
-            "says that syncers hold all fragments, stop them with SIGTERM, and start them again: they write snapshots, "
-            "which have all that is missing"
-        )
+        return f"{error.key} {error.detail}: a syncer can make it again. {MAKE_AGAIN}"
     return ""
 
 
