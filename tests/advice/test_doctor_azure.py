@@ -65,26 +65,26 @@ IDENTITIES = "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, or a managed o
 
 
 @row(
-    "doctor", "store: access: az://… at …: access denied (AuthorizationPermissionMismatch): This request …",
+    "doctor", "store: access: az://… at …: access denied (AuthorizationPermissionMismatch) for …: This request …",
     means="The identity may not read blobs of this container.",
     do=f"use credentials with the role Storage Blob Data Reader on this container ({IDENTITIES}), from a network that "
     "the storage account lets in",
     then="`ok store: access`",
 )  # fmt: skip
 @row(
-    "doctor", "store: may write: az://… at …: access denied (AuthorizationPermissionMismatch): This request …",
+    "doctor", "store: may write: az://… at …: access denied (AuthorizationPermissionMismatch) for …: This request …",
     means="The identity may not create blobs.",
     do="use credentials that may write below …: the role Storage Blob Data Contributor, or a SAS token with c and w",
     then="`ok store: may write`",
 )  # fmt: skip
 @row(
-    "doctor", "store: may delete: az://… at …: access denied (403), signed with …: …",
+    "doctor", "store: may delete: az://… at …: access denied (403) for …, signed with …: …",
     means="The identity may not delete blobs.",
     do="use credentials that may delete below …: the role Storage Blob Data Contributor, or a SAS token with d",
     then="`ok store: may delete`",
 )  # fmt: skip
 @row(
-    "doctor", "store: may list: az://… at …: access denied (AuthorizationPermissionMismatch): This request …",
+    "doctor", "store: may list: az://… at …: access denied (AuthorizationPermissionMismatch) for …: This request …",
     means="The identity may not list blobs.",
     do="use credentials that may list this container: the role Storage Blob Data Reader, or a SAS token with l",
     then="`ok store: may list`",
@@ -102,7 +102,7 @@ def test_a_right_that_is_missing(check: str, lacks: str, doctor: Doctor, contain
 
 
 @row(
-    "doctor", "store: may list below: … refused: az://… at …: access denied (AuthorizationPermissionMismatch): …",
+    "doctor", "store: may list below: … refused: az://… at …: access denied (AuthorizationPermissionMismatch) for …: …",
     means="The identity lacks a right that this role needs.",
     do="use credentials that may read what is named here: the role Storage Blob Data Reader, or a SAS token with r and l",
     then="`ok store: may list below`",

@@ -12,7 +12,7 @@ ON_BUS = (RUN[0], "--role", "syncer", "--bus", "store:")
 
 
 @row(
-    "doctor", "bus: access: az://… at …: access denied (AuthorizationFailure): …",
+    "doctor", "bus: access: az://… at …: access denied (AuthorizationFailure) for …: …",
     means="The bus is in the store, and this identity may not list or read the messages there, below `bus/`.",
     do="do what the checks of the store say: the bus is in it",
     then="`ok bus: access: in the run's own store`",

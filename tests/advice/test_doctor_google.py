@@ -55,20 +55,20 @@ def test_no_bucket(doctor: Doctor, bucket: tuple[Google, Gate]) -> None:
 
 
 @row(
-    "doctor", "store: access: gs://… at …: access denied (AccessDenied): Access denied. … does not have … access …",
+    "doctor", "store: access: gs://… at …: access denied (AccessDenied) for …: Access denied. … does not have … access …",
     means="The service account may not read objects of this bucket.",
     do="use a service account with storage.objects.get and storage.objects.list on this bucket "
     "(GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT names its key file)",
     then="`ok store: access`",
 )  # fmt: skip
 @row(
-    "doctor", "store: may write: gs://… at …: access denied (AccessDenied): Access denied. … does not have … access …",
+    "doctor", "store: may write: gs://… at …: access denied (AccessDenied) for …: Access denied. … does not have … access …",
     means="The service account may not create objects.",
     do="use a service account with storage.objects.create and, to write over an object, storage.objects.delete below …",
     then="`ok store: may write`",
 )  # fmt: skip
 @row(
-    "doctor", "store: may delete: gs://… at …: access denied (AccessDenied): Access denied. … does not have … access …",
+    "doctor", "store: may delete: gs://… at …: access denied (AccessDenied) for …: Access denied. … does not have … access …",
     means="The service account may not delete objects.",
     do="use a service account with storage.objects.delete below …", then="`ok store: may delete`",
 )  # fmt: skip
@@ -85,12 +85,12 @@ def test_a_right_that_is_missing(check: str, doctor: Doctor, bucket: tuple[Googl
 
 
 @row(
-    "doctor", "store: may list: gs://… at …: access denied (AccessDenied): Access denied. … does not have … access …",
+    "doctor", "store: may list: gs://… at …: access denied (AccessDenied) for …: Access denied. … does not have … access …",
     means="The service account may not list objects.",
     do="use a service account with storage.objects.list on the bucket", then="`ok store: may list`",
 )  # fmt: skip
 @row(
-    "doctor", "store: may list below: … refused: gs://… at …: access denied (AccessDenied): …",
+    "doctor", "store: may list below: … refused: gs://… at …: access denied (AccessDenied) for …: …",
     means="The service account lacks a right that this role needs.",
     do="use a service account with storage.objects.get on what is named here, and storage.objects.list on the bucket "
     "(a missing object must be 404, not 403)",

@@ -350,13 +350,13 @@ def test_no_bucket(doctor: Doctor, gated: tuple[Gate, str]) -> None:
     do="run an NTP client (chrony) on this machine", then="`ok store: access`, and `ok store: clock`",
 )  # fmt: skip
 @row(
-    "doctor", "store: access: … access denied (AccessDenied), signed with …",
+    "doctor", "store: access: … access denied (AccessDenied) for …, signed with …",
     means="These credentials may not read.",
     do="use credentials with s3:GetObject below …, and s3:ListBucket (a missing key must be 404, not 403)",
     then="`ok store: access`",
 )  # fmt: skip
 @row(
-    "doctor", "store: run: … access denied (AccessDenied), signed with …",
+    "doctor", "store: run: … access denied (AccessDenied) for …, signed with …",
     means="These credentials may not read the object that describes the run.",
     do="use credentials with s3:GetObject below …, and s3:ListBucket (a missing key must be 404, not 403)",
     then="`ok store: run`",
@@ -378,7 +378,7 @@ def test_no_bucket(doctor: Doctor, gated: tuple[Gate, str]) -> None:
     lost=A_GAP,
 )  # fmt: skip
 @row(
-    "doctor", "store: may delete: … access denied (AccessDenied), signed with …",
+    "doctor", "store: may delete: … access denied (AccessDenied) for …, signed with …",
     means="These credentials may not delete what this role must delete.",
     do="use credentials with s3:DeleteObject below … (`isthmus access` writes a policy for each role)",
     then="`ok store: may delete`",
@@ -590,19 +590,19 @@ def under_way(as_role: Callable[[str], dict[str, str]], tmp_path: Path) -> None:
 
 
 @row(
-    "doctor", "store: may list: … access denied (AccessDenied), signed with …",
+    "doctor", "store: may list: … access denied (AccessDenied) for …, signed with …",
     means="These credentials may not list what this role must list. They may be another participant's.",
     do="use credentials with s3:ListBucket below … (`isthmus access` writes a policy for each role)",
     then="`ok store: may list`",
 )  # fmt: skip
 @row(
-    "doctor", "store: may write: … access denied (AccessDenied), signed with …",
+    "doctor", "store: may write: … access denied (AccessDenied) for …, signed with …",
     means="These credentials may not write what this role must write. They may be another participant's.",
     do="use credentials with s3:PutObject below … (`isthmus access` writes a policy for each role)",
     then="`ok store: may write`",
 )  # fmt: skip
 @row(
-    "doctor", "store: may read: … refused: … access denied (AccessDenied), signed with …",
+    "doctor", "store: may read: … refused: … access denied (AccessDenied) for …, signed with …",
     means="These credentials may not read what this role must read. They may be another participant's.",
     do="use the role's own credentials, which `isthmus access` writes: s3:GetObject on what is named here, and "
     "s3:ListBucket (a missing key must be 404, not 403)",
@@ -620,7 +620,7 @@ def test_credentials_of_another_participant(doctor: Doctor, as_role: Callable[[s
 
 
 @row(
-    "doctor", "store: may create: … refused: … access denied (AccessDenied), signed with …",
+    "doctor", "store: may create: … refused: … access denied (AccessDenied) for …, signed with …",
     means="These credentials may not create what this role must create, though they may write elsewhere.",
     do="use credentials with s3:PutObject below … (`isthmus access` writes a policy for each role)",
     then="`ok store: may create`",

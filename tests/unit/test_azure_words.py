@@ -69,7 +69,7 @@ DELETE: Callable[[EdgeStore], Awaitable[object]] = lambda store: store.delete("k
             "the key or token is not accepted (AuthenticationFailed): So. Too old., signed with the account key "
             "(AZURE_STORAGE_ACCOUNT_KEY): correct the key, or replace the token by one that is valid",
         ),
-        (error(403, "AuthorizationPermissionMismatch"), DELETE, Denied, "access denied (AuthorizationPermissionMismatch): So."),
+        (error(403, "AuthorizationPermissionMismatch"), DELETE, Denied, "access denied (AuthorizationPermissionMismatch) for deleting k: So."),
         (error(403, "KeyBasedAuthenticationNotPermitted"), GET, Denied, "accepts no account key"),
         (error(409, "BlobImmutableDueToPolicy"), DELETE, Denied, "a policy of the container keeps this object as it is"),
         (
@@ -109,7 +109,7 @@ async def test_a_batch_of_one_tells_whether_its_deletion_was_denied(monkeypatch:
         async with open_place("az://container/run") as store:
             await store.delete("k")
             await store.delete("k")
-            with pytest.raises(Denied, match=r"access denied \(403\), signed with the account key"):
+            with pytest.raises(Denied, match=r"access denied \(403\) for deleting \S+, signed with the account key"):
                 await store.delete("k")
 
 

@@ -22,6 +22,7 @@ from isthmus.format.records.frame import Gathered
 from isthmus.runtime.clock import single_threaded
 from isthmus.store import EdgeStore, Patience, bucket, compares_sums, open_probe
 from isthmus.store.credentials import access
+from support.requests import DOING
 
 ONCE = Patience(attempts=1)
 SILENCE = b"silence"
@@ -166,6 +167,13 @@ async def test_every_refusal_has_its_meaning(
         with pytest.raises(raised, match=said):
             await store.get("k")
         assert len(stub.asked) == 1
+
+
+@pytest.mark.parametrize("what", DOING)
+async def test_a_denied_request_is_named(opened: Callable[..., Any], what: str) -> None:
+    async with opened(answer(403, "AccessDenied")) as (store, _):
+        with pytest.raises(Denied, match=rf"access denied \(AccessDenied\) for {what}[:,]"):
+            await DOING[what](store)
 
 
 async def test_an_object_that_is_replaced_between_two_ranges_did_not_come(

@@ -18,6 +18,7 @@ from isthmus.store.atomic import why_not_create_only
 from isthmus.store.files import FileStore
 from isthmus.store.s3 import S3Store
 from isthmus_lab.simulate.world import World
+from support.requests import DOING
 
 
 class Body:
@@ -54,6 +55,12 @@ class Client:
         return self.answer
 
     put_object = get_object = delete_object = _request
+
+    def get_paginator(self, _name: str) -> "Client":
+        return self
+
+    async def paginate(self, **asked: Any) -> AsyncIterator[object]:
+        yield await self._request(**asked)
 
 
 def code(name: str, status: int = 400) -> ClientError:
@@ -110,6 +117,14 @@ async def test_a_create_says_that_it_is_one() -> None:
 async def test_every_refusal_has_its_meaning(error: Exception, raised: type[Exception]) -> None:
     with pytest.raises(raised):
         await bucket(error).get("k")
+
+
+@pytest.mark.parametrize("what", DOING)
+async def test_a_denied_request_is_named(what: str) -> None:
+    with pytest.raises(Denied, match=rf"access denied \(AccessDenied\) for {what}: check"):
+        await DOING[what](bucket(code("AccessDenied", 403)))
+    with pytest.raises(Denied, match=r"the secret key does not fit the access key \(SignatureDoesNotMatch\): correct"):
+        await DOING[what](bucket(code("SignatureDoesNotMatch", 403)))
 
 
 async def test_a_range_ends_before_its_stop() -> None:

@@ -144,7 +144,7 @@ class BucketStore(Store):
         try:
             await self._write(key, data, "overwrite")
         except (BaseError, OSError, TimeoutError) as error:
-            self._fail(error, key)
+            self._fail(error, key, "writing")
 
     async def create(self, key: str, data: Blob) -> bool:
         """See `Store.create`. Beyond `PART_BYTES`, two concurrent creates may both return True.
@@ -158,16 +158,16 @@ class BucketStore(Store):
             await self._write(key, data, "create")
         except PermissionDeniedError as error:
             if self._whole or not PART_BYTES < len(data) <= PUT_MAX:
-                self._fail(error, key)
+                self._fail(error, key, "writing")
             self._whole = True
             return await self.create(key, data)
         except (AlreadyExistsError, PreconditionError) as error:
             # Azure says with 409 that the object exists. S3 says that two creates are under way, and none has won yet.
             if _status(error) == 409 and _code(error) not in EXISTS:
-                self._fail(error, key)
+                self._fail(error, key, "writing")
             return False
         except (BaseError, OSError, TimeoutError) as error:
-            self._fail(error, key)
+            self._fail(error, key, "writing")
         return True
 
     @override
@@ -177,7 +177,7 @@ class BucketStore(Store):
         try:
             found = await obstore.list(self._clients.read, self._prefix + prefix, chunk_size=1000).collect_async()
         except (BaseError, OSError, TimeoutError) as error:
-            self._fail(error, prefix)
+            self._fail(error, prefix, "listing")
         entries = (
             Entry(item["path"].removeprefix(self._prefix), item["size"], item["last_modified"].timestamp())
             for item in found
@@ -190,7 +190,7 @@ class BucketStore(Store):
             await obstore.delete_async(self._clients.write, self._prefix + key)
         except (BaseError, OSError, TimeoutError) as error:
             if _code(error) not in MISSING:
-                self._fail(error, key)
+                self._fail(error, key, "deleting")
 
     async def _write(self, key: str, data: Data, mode: Any) -> None:
         async with asyncio.timeout(READ_TIMEOUT.total_seconds() + len(data) / WRITE_LEAST):
@@ -248,9 +248,9 @@ class BucketStore(Store):
                 for at in range(size, len(data), RANGE_BYTES):
                     tasks.create_task(one(at))
         except BaseExceptionGroup as group:
-            self._fail(first_cause(group), key, reads=True)
+            self._fail(first_cause(group), key, "reading")
         except (BaseError, OSError, TimeoutError) as error:
-            self._fail(error, key, reads=True)
+            self._fail(error, key, "reading")
         return data
 
     async def _ask(self, key: str, options: Any) -> Any:
@@ -267,8 +267,9 @@ class BucketStore(Store):
         if at != len(data):
             raise Unavailable(f"{self.url}: {key} ended after {at} of {len(data)} bytes")
 
-    def _fail(self, error: BaseException, key: str, *, reads: bool = False) -> NoReturn:
-        """Raise what this failure means to the caller. `reads`: an object was read, so it may be missing."""
+    def _fail(self, error: BaseException, key: str, doing: str) -> NoReturn:
+        """Raise what this failure means. `doing`: what was to be done; only what is read may be missing."""
+        reads, what = doing == "reading", f"{doing} {key}".strip()
         status, code = _status(error), _code(error)
         signer = self._identity.origin if self._identity else signer_of(self.url)
         if code in EXPIRED and self._identity is not None and self._identity.doubt():
@@ -287,8 +288,8 @@ class BucketStore(Store):
         if status is not None or code:
             about = code or str(status), status, _said(error)
             if reads:
-                raise refused_read(*about, key=key, url=self.url, where=self._where, signer=signer) from None
-            raise refusal(*about, url=self.url, where=self._where, signer=signer) from None
+                raise refused_read(*about, key=key, url=self.url, where=self._where, signer=signer, what=what) from None
+            raise refusal(*about, url=self.url, where=self._where, signer=signer, what=what) from None
         if _ELSEWHERE in str(error):
             raise Denied(
                 f"{self._where}: {DENIED['PermanentRedirect']}: set AWS_REGION, or ?region= in the URL"

@@ -93,11 +93,14 @@ class RangeBeyondEnd(IsthmusError):
     """The range starts beyond the end of the object."""
 
 
-def refusal(code: str, status: int | None, message: str, *, url: str, where: str, signer: str = "") -> PortError:
+def refusal(
+    code: str, status: int | None, message: str, *, url: str, where: str, signer: str = "", what: str = ""
+) -> PortError:
     """Return the error to raise for a request that a bucket at `where` answered with this code or HTTP status.
 
-    `signer`: the credentials that signed the request, and where they come from; empty if not known. The error is never
-    `ObjectMissing`: writes, listings and deletions cannot find an object missing.
+    `what`: the request, as `reading KEY`, which is named if access is denied. `signer`: the credentials that signed the
+    request, and where they come from; empty if not known. The error is never `ObjectMissing`: writes, listings and
+    deletions cannot find an object missing.
     """
     if code in _NO_BUCKET:
         return BucketMissing(url, where)
@@ -107,7 +110,9 @@ def refusal(code: str, status: int | None, message: str, *, url: str, where: str
         # The messages of Google and Azure name what is missing. S3's says no more than the code.
         more = f": {message}" if message and url.startswith(("gs:", "az:")) else ""
         do = NEXT.get(code, "" if code in DENIED else NEXT.get(str(status), ""))
-        return Denied(f"{where}: {DENIED.get(code, 'refused')} ({code or status}){more}{_signed(signer, do)}")
+        why = DENIED.get(code, "refused")
+        request = f" for {what}" if what and why in {"access denied", "refused"} else ""
+        return Denied(f"{where}: {why} ({code or status}){request}{more}{_signed(signer, do)}")
     said = f"{code or status}: {message}".strip()
     if status == 404:
         said += " (404, but not as a store answers: a gateway in between, or a wrong endpoint)"
@@ -124,11 +129,11 @@ def _signed(signer: str, do: str) -> str:
 
 
 def refused_read(
-    code: str, status: int | None, message: str, *, key: str, url: str, where: str, signer: str = ""
+    code: str, status: int | None, message: str, *, key: str, url: str, where: str, signer: str = "", what: str = ""
 ) -> PortError | RangeBeyondEnd:
     """Return the error to raise for a failed read, which may also mean a missing object or a range beyond its end."""
     if code in MISSING:
         return ObjectMissing(key)
     if code in _BEYOND:
         return RangeBeyondEnd(key)
-    return refusal(code, status, message, url=url, where=where, signer=signer)
+    return refusal(code, status, message, url=url, where=where, signer=signer, what=what)

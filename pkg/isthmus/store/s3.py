@@ -124,7 +124,7 @@ class S3Store(Store):
                 )
                 self._tag(answer, key)
         except _FAILURES as error:
-            self._fail(error, key)
+            self._fail(error, key, "writing")
 
     async def create(self, key: str, data: Blob) -> bool:
         """See `Store.create`. Beyond `PART_BYTES`, two concurrent creates may both return True.
@@ -149,9 +149,9 @@ class S3Store(Store):
         except ClientError as error:
             if _code(error) in EXISTS:
                 return False
-            self._fail(error, key)
+            self._fail(error, key, "writing")
         except _FAILURES as error:
-            self._fail(error, key)
+            self._fail(error, key, "writing")
         return True
 
     @override
@@ -173,7 +173,7 @@ class S3Store(Store):
                     for item in page.get("Contents", ())
                 )
         except _FAILURES as error:
-            self._fail(error, prefix)
+            self._fail(error, prefix, "listing")
         return sorted(entries)
 
     @override
@@ -182,9 +182,9 @@ class S3Store(Store):
             await self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
         except ClientError as error:
             if _code(error) not in MISSING:
-                self._fail(error, key)
+                self._fail(error, key, "deleting")
         except _FAILURES as error:
-            self._fail(error, key)
+            self._fail(error, key, "deleting")
 
     async def create_bucket(self) -> None:
         """Create the bucket unless it exists."""
@@ -199,9 +199,9 @@ class S3Store(Store):
                 await self._client.create_bucket(Bucket=self._bucket, CreateBucketConfiguration=region)
         except ClientError as error:
             if _code(error) not in {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}:
-                self._fail(error, "")
+                self._fail(error, "", "creating the bucket")
         except _FAILURES as error:
-            self._fail(error, "")
+            self._fail(error, "", "creating the bucket")
 
     async def compares(self, key: str, name: str, **condition: str) -> bool:
         """Return whether the store rejects a PUT whose bytes do not match their checksum.
@@ -223,9 +223,9 @@ class S3Store(Store):
         except ClientError as error:
             if _code(error) in _UNFIT or (condition and _code(error) in EXISTS):
                 return True
-            self._fail(error, key)
+            self._fail(error, key, "writing")
         except _FAILURES as error:
-            self._fail(error, key)
+            self._fail(error, key, "writing")
         await self.delete(key)
         return False
 
@@ -327,9 +327,9 @@ class S3Store(Store):
             cause = first_cause(group)
             if not isinstance(cause, _FAILURES):
                 raise cause from None
-            self._fail(cause, key, reads=True)
+            self._fail(cause, key, "reading")
         except _FAILURES as error:
-            self._fail(error, key, reads=True)
+            self._fail(error, key, "reading")
         return data
 
     def _range_of(self, response: Any, key: str) -> int:
@@ -386,8 +386,9 @@ class S3Store(Store):
         if at != len(data):
             raise Unavailable(f"{self.url}: {key} ended after {at} of {len(data)} bytes")
 
-    def _fail(self, error: BaseException, key: str, *, reads: bool = False) -> NoReturn:
-        """Raise what this failure means to the caller. `reads`: an object was read, so it may be missing."""
+    def _fail(self, error: BaseException, key: str, doing: str) -> NoReturn:
+        """Raise what this failure means. `doing`: what was to be done; only what is read may be missing."""
+        reads, what = doing == "reading", f"{doing} {key}".strip()
         where = f"{self.url} at {self._client.meta.endpoint_url}"
         if isinstance(error, ClientError):
             signer = self._identity.origin if self._identity else ""
@@ -396,8 +397,8 @@ class S3Store(Store):
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             about = _code(error), status, str(error.response.get("Error", {}).get("Message", ""))
             if reads:
-                raise refused_read(*about, key=key, url=self.url, where=where, signer=signer) from None
-            raise refusal(*about, url=self.url, where=where, signer=signer) from None
+                raise refused_read(*about, key=key, url=self.url, where=where, signer=signer, what=what) from None
+            raise refusal(*about, url=self.url, where=where, signer=signer, what=what) from None
         if isinstance(error, ParamValidationError):
             raise InputError(f"{where}: {str(error).splitlines()[-1]}") from None
         if isinstance(error, HTTPClientError | aiohttp.ClientError | OSError | TimeoutError):
