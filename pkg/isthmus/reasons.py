@@ -87,7 +87,8 @@ _TOO_SLOW = (
     "step_s), or start the syncers again with a higher --staleness"
 )
 _NOT_A_NUMBER = (
-    "lower the learning rate or clip gradients, and start it under a new name, so that it begins with the run's model "
+    "lower the learning rate or clip gradients, and start it under a new name (in a signed run an owner adds that: "
+    "isthmus create once more, with --learner NAME, or isthmus members add), so that it begins with the run's model "
     "instead of its own checkpoint"
 )
 _NO_MEMBER = (

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from advice.doctors import KEYED
@@ -12,15 +13,19 @@ from advice.rows import GAP, row
 from advice.test_every_sentence import ROOT, texts
 from advice.test_gc import SNAPSHOTS, objects
 from advice.test_heal import spoil_update
-from advice.test_status import FEW
+from advice.test_status import FEW, training
 from isthmus.doctor.advice import IN_AZURE, IN_BUCKET, IN_FOLDER, IN_GOOGLE, Advice, freeing
 from isthmus.errors import StoreFull
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.keys import commit_key
+from isthmus.format.signing import Signer
 from isthmus.format.signing.keys import write_signer
 from isthmus.log import log_health
 from isthmus.log.holes import ask_heal
 from isthmus_services.commands import create
 from support.signed import EU, OWNER, SYNC, US, C, L, S, admit
-from support.world import World, serving, train, world
+from support.world import World, newest_commit, serving, train, until, world
 
 FILES = {"syncer": SYNC, "collector": US, "learner": EU, "owner": OWNER}
 
@@ -62,6 +67,51 @@ async def test_healing_a_signed_run(folder: Path, tmp_path: Path) -> None:
         assert flags is not None
         code, told = await isthmus(*words, *keyed(flags[1].split(), files))
         assert (code, "healed: version" in told) == (0, True), told
+
+
+@row(
+    "status",
+    "the log of fragment … is damaged: commits/…: not a syncer's commit: …",
+    means="In a signed run: an object lies under the key of a commit, and no syncer of this run's members has signed it.",
+    like="A syncer that was expelled while it committed: `isthmus members list` says who is a member from which version on.",
+    do="isthmus heal … says what can be done",
+    then="Once the object is gone, `isthmus heal` calls the fragment sound, and it moves again.",
+    lost="nothing, if it was put there by a stranger; if a commit was overwritten: what that one merged",
+)
+@row(
+    "heal",
+    "fragment … cannot be healed: an object that is no commit is in the place of the next one: commits/…: not a syncer's commit: …",
+    means="In a signed run: what lies under the key of the fragment's next commit was signed by no syncer of its members.",
+    do="If it was a commit, restore it from a backup. If it was not, or there is no backup, stop all syncers, delete … with "
+    "the credentials of the store's administrator (no participant may delete it), and start them again: they go on from "
+    "version …",
+    then="`isthmus heal` calls the fragment sound, and it moves again. Whoever could write there has a syncer's rights to the "
+    "store: replace that role's credentials.",
+    lost="if it was the last commit: what that one merged",
+)
+@pytest.mark.parametrize("forger", [EU, None], ids=["a learner", "nobody"])
+async def test_a_commit_that_no_syncer_signed(folder: Path, forger: Signer | None) -> None:
+    noticed, here = mine(test_a_commit_that_no_syncer_signed)
+    async with world(folder, replace(FEW, signer=OWNER)) as w:
+        await merged(w, 4)
+        newest = await newest_commit(w, 0)
+        body = frame.draft(
+            Kind.COMMIT, msgspec.structs.replace(newest.header, version=newest.version + 1, previous=newest.digest)
+        ).blob
+        frame.seal(body, forger)
+        await w.store.create(commit_key(0, newest.version + 1), body)
+        _, told = await isthmus("status", w.run.url, "--bus", w.bus.url)
+        advises(noticed, told)
+        code, told = await isthmus(*command_in(told, "heal"))
+        assert code == 1
+        advises(here, told)
+        found = re.search(r"delete (\S+) with .* they go on from version (\d+)", " ".join(told.split()))
+        assert found is not None
+        assert int(found[2]) == newest.version
+        Path(found[1]).unlink()
+        async with serving(w.by(SYNC).syncer("s0")) as syncer, training(w.by(EU).learner("a")):
+            await until(lambda: syncer.coordinators[0].head > newest.version, "the fragment moves")
+        assert (await isthmus("heal", w.run.url))[0] == 0
 
 
 @row(

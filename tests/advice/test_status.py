@@ -304,6 +304,28 @@ async def names_a_process_that_lives(line: str, w: World) -> None:
         await lives.wait()
 
 
+async def finds_a_learner_by_its_environment(line: str) -> None:
+    """Run the `grep` that a line advises beside a process of learner b, and after it."""
+    (look,) = re.findall(r"grep -lzsx ISTHMUS_LEARNER=b /proc/\S+/environ", line)
+    alive = await asyncio.create_subprocess_exec("sleep", "60", env={**os.environ, "ISTHMUS_LEARNER": "b"})
+    other = await asyncio.create_subprocess_exec("sleep", "60", env={**os.environ, "ISTHMUS_LEARNER": "b-2"})
+
+    async def told() -> str:
+        found = await asyncio.to_thread(
+            subprocess.run, ["bash", "-c", look], capture_output=True, text=True, check=False
+        )
+        return found.stdout
+
+    try:
+        assert f"/proc/{alive.pid}/environ" in (found := await told())
+        assert f"/proc/{other.pid}/environ" not in found
+    finally:
+        for process in (alive, other):
+            process.kill()
+            await process.wait()
+    assert f"/proc/{alive.pid}/environ" not in await told()
+
+
 @row(
     "status",
     "no messages come from …: … killed or … cut off, or … another bus than …",
@@ -313,7 +335,8 @@ async def names_a_process_that_lives(line: str, w: World) -> None:
     "model): its log then has more lines of `isthmus learner` with `starts:` than lines with `joined`. The end of its log "
     "says why. If it does not, the kernel may have ended it for want of memory: dmesg | grep -i oom, or the reason "
     "OOMKilled of its container, whose count of restarts rises",
-    do="pgrep -af isthmus, on its machine, says whether it lives. If it does, isthmus doctor … --role learner --learner … "
+    do="pgrep -af isthmus, on its machine, says whether it lives (of several that were started by . env, grep -lzsx "
+    "ISTHMUS_LEARNER=… /proc/[0-9]*/environ finds it). If it does, isthmus doctor … --role learner --learner … "
     "--bus ITS_BUS, there, says whether that is the bus of the run's syncers. If not, a learner that is started again under "
     "its name goes on from its checkpoint (nothing is to be done for one that exploded and whose place another name took)",
     then="The sentence goes away, and its incarnation is one higher.",
@@ -324,7 +347,7 @@ async def test_a_learner_that_was_killed(folder: Path) -> None:
     async with world(folder, FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
         async with training(w.learner("b", checkpoint_s=0.1)):
             assert (await well(w)).startswith("2 of 2")
-        await said(here, w)
+        await finds_a_learner_by_its_environment(await said(here, w))
         assert (await status(w))[0] == 0
         again = w.learner("b", checkpoint_s=0.1)
         async with training(again):
@@ -427,7 +450,7 @@ async def test_fewer_learners_than_are_expected(folder: Path) -> None:
     "no learner trains: … of … learners stopped; the last commit is of …; … left before … last step",
     means="All learners have left, and some before their last step: by SIGTERM or by an error, which its log has.",
     do="unless the run is to end here, start what stopped again: each learner goes on from its checkpoint (one that was "
-    "started in the last minute may not have joined yet: its log says «joined» when it has)",
+    "started in the last minute may not have joined yet: its log says «joined» when it has, or why it could not)",
     like="With `… learners are done, … stopped before`, the others had done all their steps.",
     then="`… of … learners merge`, and in the end all are done.",
 )
@@ -840,7 +863,7 @@ async def test_a_fragment_that_stands_still(folder: Path, caplog: pytest.LogCapt
     like="`… rejected (…)`, in place of the cut or beside it, has the reason. A learner's first or last update may be cut a "
     "little; status then says nothing.",
     do="the table of learners shows its loss, isthmus explain … … such a round; stop it by SIGTERM (in a loop "
-    "of your own, by link.close()), so that it leaves, lower the learning rate or clip gradients, and start it under a new name, so that it begins with the run's model instead of its own checkpoint; the "
+    "of your own, by link.close()), so that it leaves, lower the learning rate or clip gradients, and start it under a new name (in a signed run an owner adds that: isthmus create once more, with --learner NAME, or isthmus members add), so that it begins with the run's model instead of its own checkpoint; the "
     "owner can expel it",
     then="`isthmus explain` names the learner's update and what it was cut to, or why it was rejected. Once the learner "
     "has stopped, the sentence goes away.",

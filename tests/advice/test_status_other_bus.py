@@ -60,7 +60,7 @@ async def test_a_bus_whose_syncer_was_killed_just_now_is_the_right_one() -> None
     means="This learner has a place in the run's store, where it has stored something in the last ten minutes, and this bus has "
     "no message of it, or none since it joined anew. It is no failure, since it may have ended.",
     like="A learner that needs over a minute to load its model before its first message; or a bus that was emptied since it ended.",
-    do="a learner of these whose log says «joined» has another bus than …: start it again with this one (--bus, ISTHMUS_BUS, join(bus=…)); one whose log does not yet still loads its model",
+    do="a learner of these whose log says «joined» has another bus than …: start it again with this one (--bus, ISTHMUS_BUS, join(bus=…)); one whose log does not yet still loads its model, and for one that has ended nothing is to be done",
     then="`… of … learners merge`, with this learner.",
     lost="what it trained on the other bus, but for a part of its newest update",
 )

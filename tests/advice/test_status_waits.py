@@ -231,7 +231,7 @@ async def test_many_learners_with_trouble() -> None:
     means="non-finite: what this learner trains is not a number, and it does not send it. overflow, too-long: it is a "
     "hundred times as long as usual, and no round closes that could list it.",
     like="`… explodes` is said of updates that rounds reject. The other reasons have rows of their own, with other advice.",
-    do="lower the learning rate or clip gradients, and start it under a new name, so that it begins with the run's model "
+    do="lower the learning rate or clip gradients, and start it under a new name (in a signed run an owner adds that: isthmus create once more, with --learner NAME, or isthmus members add), so that it begins with the run's model "
     "instead of its own checkpoint",
     then="It is merged again.",
     lost="what it trained since it diverged",
@@ -670,6 +670,62 @@ async def test_a_membership_that_is_damaged_while_it_is_watched(monkeypatch: pyt
                 gone.mended = True
                 await asyncio.sleep(5.0)
                 assert MEMBERS not in str(of_log(live.status(), "s3://b/run"))
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+
+
+@row(
+    "log",
+    "the log cannot be read for now: …",
+    means="Of `isthmus status --watch` and the board: the store did not answer a request for the newest commits. What is shown "
+    "stays as it was, and is read again within seconds.",
+    like="`reading the log is denied`: the store answers, and refuses these credentials.",
+    do="nothing, if it is said once or twice; else isthmus doctor … --role reader, on this machine, says what is wrong",
+    then="Once the store answers, new versions are shown again, and the log says it no more.",
+)
+@row(
+    "log",
+    "the membership stays at version …: …",
+    means="Of syncers and learners: the run's newest members cannot be read, because the store does not "
+    "answer or an object of them is missing or damaged. Work goes on with those that are known: who was added since is "
+    "rejected for so long, and who was expelled since still takes part.",
+    do="look what follows the colon. A store that does not answer is asked again by itself; if members/… is missing or not what "
+    "it should be, isthmus heal … says what to restore",
+    then="The log says `membership …` with the new members, and this no more.",
+)
+@in_virtual_time
+async def test_what_cannot_be_read_for_a_time_while_it_is_watched(caplog: pytest.LogCaptureFixture) -> None:
+    unread, stays = mine(test_what_cannot_be_read_for_a_time_while_it_is_watched)
+    caplog.set_level("INFO")
+    async with world(Path(), seed()) as w:
+        await admit(w, *EVERYBODY)
+        away = Fault(Unavailable("s3://b: no answer"), ("commits/", MEMBERS), ("get", "list"), mended=True)
+        seen = away.of(w)
+        async with (
+            serving(w.by(SYNC).syncer("s-1")), serving(seen.by(SYNC).syncer("s-2")), training(w.by(EU).learner("eu")),
+        ):  # fmt: skip
+            live = Live(seen.log, seen.store, seen.bus, seen.runtime)
+            await live.begin()
+            following = asyncio.ensure_future(live.run())
+            try:
+                await asyncio.sleep(5.0)
+                assert not unread.is_in(caplog.text)
+                assert not stays.is_in(caplog.text)
+                away.mended = False
+                await asyncio.sleep(15.0)
+                assert unread.is_in(caplog.text)
+                assert stays.is_in(caplog.text)
+                before = max(c.version for c in live.commits.values())
+                away.mended = True
+                await admit(w, *EVERYBODY, ("more", L, EVIL))
+                await asyncio.sleep(15.0)
+                assert caplog.text.count("membership 2: ") == 3, "two syncers and a learner"
+                caplog.clear()
+                await asyncio.sleep(15.0)
+                assert not unread.is_in(caplog.text)
+                assert not stays.is_in(caplog.text)
+                assert max(c.version for c in live.commits.values()) > before
             finally:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)

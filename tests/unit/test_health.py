@@ -469,7 +469,8 @@ def test_a_learner_that_explodes_is_named() -> None:
     assert not found.ok
     advice = (
         "; stop it by SIGTERM (in a loop of your own, by link.close()), so that it leaves, lower the learning rate or "
-        "clip gradients, and start it under a new name, so that it begins with the run's model instead of its own checkpoint; the owner can expel it"
+        "clip gradients, and start it under a new name (in a signed run an owner adds that: isthmus create once more, with "
+        "--learner NAME, or isthmus members add), so that it begins with the run's model instead of its own checkpoint; the owner can expel it"
     )
     assert found.said == (
         "b explodes: of its 3 newest updates, 2 cut to less than a fifth of their length (the "

@@ -209,7 +209,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
                 f"no messages come from {listed(silent, NAMED_MAX)}: {agreeing(len(silent), 'it was', 'they were')} "
                 f"killed or {agreeing(len(silent), 'is', 'are')} cut off, or {agreeing(len(silent), 'has', 'have')} "
                 f"another bus than {bus}",
-                "pgrep -af isthmus, on its machine, says whether it lives. If it does, isthmus doctor "
+                "pgrep -af isthmus, on its machine, says whether it lives (of several that were started by . env, "
+                f"grep -lzsx ISTHMUS_LEARNER={silent[0]} /proc/[0-9]*/environ finds it). If it does, isthmus doctor "
                 f"{run} --role learner --learner {silent[0]}{_key(status, 'learner')} --bus ITS_BUS, there, says "
                 "whether that is the bus of the run's syncers. If not, a learner that is started again under its name "
                 "goes on from its checkpoint (nothing is to be done for "
@@ -328,7 +329,8 @@ def _of_unheard(status: Status, bus: str) -> list[Part]:
             f"{listed(names, NAMED_MAX)} joined in the store and {agreeing(len(names), 'was', 'were')} not heard here "
             "since",
             f"a learner of these whose log says «joined» has another bus than {bus}: start it again with this one "
-            "(--bus, ISTHMUS_BUS, join(bus=…)); one whose log does not yet still loads its model",
+            "(--bus, ISTHMUS_BUS, join(bus=…)); one whose log does not yet still loads its model, and for one that has "
+            "ended nothing is to be done",
         )
     ]
 
@@ -639,7 +641,8 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
         said += f"; {listed(stopped, NAMED_MAX)} left before {agreeing(len(stopped), 'its', 'their')} last step"
         do = (
             "unless the run is to end here, start what stopped again: each learner goes on from its checkpoint (one "
-            "that was started in the last minute may not have joined yet: its log says «joined» when it has)"
+            "that was started in the last minute may not have joined yet: its log says «joined» when it has, or why it "
+            "could not)"
         )
     elif not any(status.heads) and not _unread(status):
         said += "; what they learnt is not in the run"
