@@ -178,6 +178,23 @@ async def test_where_published_values_are_gone_too_it_goes_back_to_the_newest_th
         assert (at.version, merge.array_digest(at.carried)) == (commit.version, merge.array_digest(before))
 
 
+async def test_a_fragment_without_a_commit_restarts_from_what_the_run_began_with(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with world(folder, FEW) as w:
+        first = await published_at(w, 0, 0)
+        (snapshot,) = (folder / "snapshots" / "00000").iterdir()
+        snapshot.write_bytes(snapshot.read_bytes()[:-9])  # what was published lies before that
+        assert await run("heal", str(folder), "--apply") == 0
+        assert "fragment 0, at version 0, cannot be folded" in (said := capsys.readouterr().out)
+        assert "healed: version 1 restarts from version 0 as published" in said
+        healed = await newest_commit(w, 0)
+        assert healed.version == 1
+        assert healed.header.rejected_total == healed.header.clipped_total == {}
+        assert np.array_equal(await published_at(w, 0, 1), first)
+        assert (await heal.diagnose(w.log, [0]))[0].sound
+
+
 @in_virtual_time
 async def test_whoever_committed_meanwhile_wins(folder: Path) -> None:
     async with world(folder, FEW) as w:
