@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -98,6 +99,11 @@ async def test_a_healed_fragment_goes_on_from_what_was_published_and_the_log_say
         commit = await heal.heal(w.log, found[0])
         assert commit is not None
         assert commit.version == heads[0] + 1
+        waited = msgspec.structs.asdict(commit.header.waited)
+        times = {name: at for name, at in waited.items() if name.endswith("_at") or name == "hold_until"}
+        assert set(times.values()) == {commit.header.written_at}
+        assert {name for name in waited.keys() - times.keys() if waited[name]} == {"called_by", "closed_by"}
+        assert (await w.log.snapshots(0))[0][0] == commit.version
         # The fragment goes on from the published value that learners hold. Its momentum and its master are lost.
         at = await fold.fold(w.log, 0, fold.Merging(w.log))
         assert np.array_equal(at.carried.published, published)

@@ -1,139 +1,88 @@
-"""A denied request counts as an outage for a while only if the same kind of request to store or bus worked before."""
-
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+"""Each code of a store that refuses a request says what is wrong and, if the credentials are, what to do about them."""
 
 import pytest
 
-from isthmus.agent.tolerance import LATELY_S, REMIND_S, Tolerance, TolerantBus, TolerantStore
-from isthmus.bus import Bus
-from isthmus.errors import Denied, Unavailable
-from isthmus_lab.simulate.world import World
+from isthmus.errors import Denied, PortError, StoreFull
+from isthmus.store import refused
+from isthmus.store.refused import refusal
+
+WHOSE = "check the run's address, and whose credentials these are"
+VALID = "replace them by credentials that are valid"
+TABLE = [
+    ("AccessDenied", "access denied", WHOSE),
+    ("403", "access denied", WHOSE),
+    ("AuthorizationFailure", "access denied", WHOSE),
+    ("AuthorizationPermissionMismatch", "access denied", WHOSE),
+    ("InsufficientAccountPermissions", "access denied", WHOSE),
+    (
+        "InvalidAccessKeyId",
+        "access key is not known",
+        "check the store's address, and use an access key that exists there",
+    ),
+    ("SignatureDoesNotMatch", "secret key does not fit", "correct the secret key"),
+    ("AuthenticationFailed", "key or token is not accepted", "correct the key, or replace the token"),
+    ("ExpiredToken", "session token has expired", VALID),
+    ("ExpiredTokenException", "session token has expired", VALID),
+    ("TokenRefreshRequired", "session token has expired", VALID),
+    ("InvalidToken", "session token is not valid", VALID),
+    ("KeyBasedAuthenticationNotPermitted", "accepts no account key", "use a managed identity"),
+    ("NoAuthenticationInformation", "has no credentials", ""),
+    ("PublicAccessNotPermitted", "has no credentials", ""),
+    ("AccountIsDisabled", "storage account is disabled", ""),
+    ("InvalidBucketName", "no valid bucket name", ""),
+    ("PermanentRedirect", "in another region", ""),
+    ("AuthorizationHeaderMalformed", "in another region", ""),
+    ("301", "in another region", ""),
+    ("RequestTimeTooSkewed", "clock is more than 15 minutes off", ""),
+    ("InvalidObjectState", "in an archive", ""),
+    ("BlobArchived", "in an archive", ""),
+    ("BlobImmutableDueToPolicy", "policy of the container keeps this object", ""),
+    ("KMS.DisabledException", "key it is encrypted with is disabled", ""),
+    ("KMS.NotFoundException", "key it is encrypted with is gone", ""),
+    ("KMS.KMSInvalidStateException", "key it is encrypted with cannot be used", ""),
+    ("InvalidRequest", "refused as it is", ""),
+    ("EntityTooLarge", "larger than this store takes", ""),
+    ("MethodNotAllowed", "is that the address of an object store?", ""),
+    ("405", "is that the address of an object store?", ""),
+    ("NotImplemented", "does not implement this request", ""),
+]
+"""Code, what it says, and the advice, which only answers to the credentials have."""
 
 
-class Gate:
-    """A store and a bus in one, which denies the operations in `refuses`."""
-
-    url = "admission://"
-
-    def __init__(self) -> None:
-        self.refuses: set[str] = set()
-
-    def __getattr__(self, operation: str) -> Callable[..., Any]:
-        async def call(*_: object) -> bytes:
-            if operation in self.refuses:
-                raise Denied("403")
-            return b""
-
-        return call
+def told(code: str, status: int = 403) -> PortError:
+    return refusal(code, status, "", url="s3://b/run", where="HERE", signer="THIS KEY", what="reading k")
 
 
-def drive(body: Callable[[Gate, TolerantStore, TolerantBus, Tolerance], Awaitable[None]]) -> None:
-    """Run `body` in virtual time with a gate, a tolerant store and a tolerant bus around it, and their tolerance."""
-    world = World("refusals")
+@pytest.mark.parametrize(("code", "said", "do"), TABLE, ids=[code for code, _, _ in TABLE])
+def test_a_refusal_says_what_is_wrong_and_what_to_do(code: str, said: str, do: str) -> None:
+    error = told(code)
+    assert isinstance(error, Denied)
+    assert said in str(error)
+    assert f"({code})" in str(error)
+    assert f", signed with THIS KEY: {do}" in str(error) if do else "credentials these are" not in str(error)
 
-    async def go() -> None:
-        admission, tolerance = Gate(), Tolerance(world.process("p").runtime)
-        await body(
-            admission, TolerantStore(admission, tolerance), TolerantBus(cast(Bus, admission), tolerance), tolerance
-        )
 
-    try:
-        world.clock.run_until_complete(go())
-    finally:
-        world.clock.close()
+def test_each_code_that_is_known_is_in_the_table() -> None:
+    assert {code for code, _, _ in TABLE} == refused.DENIED.keys()
+    assert refused.NEXT.keys() - refused.DENIED.keys() == {"401"}, "a status alone says so"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_code_that_is_not_known_is_told_by_its_status(status: int) -> None:
+    assert str(told("New", status)) == f"HERE: refused (New) for reading k, signed with THIS KEY: {WHOSE}"
 
 
 @pytest.mark.parametrize(
-    "request_of",
+    ("code", "said"),
     [
-        lambda store: store.put("commits/1", b""),
-        lambda store: store.create("commits/1", b""),
-        lambda store: store.list("commits/"),
-        lambda store: store.delete("commits/1"),
-        lambda store: store.get("values/1"),
+        ("507", "507 Insufficient Storage"),
+        ("XMinioStorageFull", "its disks are"),
+        ("InsufficientStorage", "its disks are"),
+        ("XMinioAdminBucketQuotaExceeded", "quota of the bucket is used up"),
+        ("QuotaExceeded", "quota of the user or bucket is used up"),
     ],
-    ids=["put", "create", "list", "delete", "another folder"],
 )
-def test_one_kind_of_request_does_not_vouch_for_another(
-    request_of: Callable[[TolerantStore], Awaitable[object]],
-) -> None:
-    async def body(admission: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
-        await store.get("commits/1")
-        admission.refuses = {"put", "create", "list", "delete", "get"}
-        with pytest.raises(Denied):
-            await request_of(store)
-        admission.refuses = set()
-        await request_of(store)
-        admission.refuses = {"put", "create", "list", "delete", "get"}
-        with pytest.raises(Unavailable):
-            await request_of(store)
-
-    drive(body)
-
-
-def test_a_range_of_an_object_is_as_good_as_all_of_it() -> None:
-    async def body(admission: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
-        await store.get_range("snapshots/1", 0, 8)
-        admission.refuses = {"get"}
-        with pytest.raises(Unavailable):
-            await store.get("snapshots/2")
-
-    drive(body)
-
-
-def test_of_several_refusals_the_longest_counts() -> None:
-    async def body(admission: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
-        await store.get("values/1")
-        await store.put("values/1", b"")
-        admission.refuses = {"put"}
-        with pytest.raises(Unavailable):
-            await store.put("values/1", b"")
-        await asyncio.sleep(0.5 * LATELY_S)
-        admission.refuses = {"put", "get"}
-        with pytest.raises(Unavailable):
-            await store.get("values/1")
-        await asyncio.sleep(0.25 * LATELY_S)
-        assert tolerance.refused_s == pytest.approx(0.75 * LATELY_S)
-
-    drive(body)
-
-
-def test_it_is_said_now_and_then_and_when_it_has_passed(caplog: pytest.LogCaptureFixture) -> None:
-    async def body(admission: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
-        await store.get("commits/1")
-        admission.refuses = {"get"}
-        for _ in range(round(2.5 * REMIND_S)):
-            with pytest.raises(Unavailable):
-                await store.get("commits/1")
-            await asyncio.sleep(1.0)
-        admission.refuses = set()
-        await store.get("commits/1")
-        await store.get("commits/1")
-
-    with caplog.at_level(logging.WARNING):
-        drive(body)
-    said = [record.getMessage() for record in caplog.records]
-    assert len([text for text in said if "this process ends" in text]) == 3
-    assert [text for text in said if "no longer" in text] == ["requests are no longer refused (read commits/)"]
-
-
-def test_on_a_bus_saying_hearing_and_finding_streams_are_three_things() -> None:
-    async def body(admission: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
-        await bus.append("s", b"x")
-        admission.refuses = {"append", "tail", "names"}
-        with pytest.raises(Unavailable):
-            await bus.append("s", b"x")
-        with pytest.raises(Denied):
-            await bus.tail("s")
-        admission.refuses = set()
-        await bus.read({}, 0.0)
-        admission.refuses = {"tail", "names"}
-        with pytest.raises(Unavailable):
-            await bus.tail("s")
-        with pytest.raises(Denied):
-            await bus.names()
-
-    drive(body)
+def test_a_store_without_room_says_whose_room_it_is(code: str, said: str) -> None:
+    error = told(code, 507 if code == "507" else 500)
+    assert isinstance(error, StoreFull)
+    assert said in str(error)

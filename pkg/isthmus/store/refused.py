@@ -85,8 +85,6 @@ MISSING = {"NoSuchKey", "BlobNotFound"}
 
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound"}
 _BEYOND = {"InvalidRange", "416"}
-# Concurrent conditional writes, of which none has won yet: the same request has to be sent again.
-_CONFLICT = {"ConditionalRequestConflict", "OperationAborted", "409"}
 
 
 class RangeBeyondEnd(IsthmusError):
@@ -116,7 +114,8 @@ def refusal(
     said = f"{code or status}: {message}".strip()
     if status == 404:
         said += " (404, but not as a store answers: a gateway in between, or a wrong endpoint)"
-    return Unavailable(f"{where}: {said}" + (" (conflict)" if code in _CONFLICT else ""))
+    # So, too, a conditional write beside another one, of which none has won yet: the same request is sent again.
+    return Unavailable(f"{where}: {said}")
 
 
 def doubted(code: str, *, where: str, signer: str) -> Unavailable:
