@@ -86,6 +86,25 @@ def test_an_encrypted_key_is_opened_by_what_the_environment_says(tmp_path: Path)
         read_signer(path, {PASSPHRASE: "open sesame", PASSPHRASE_FILE: str(tmp_path / "secret")})
 
 
+def test_a_secret_that_an_orchestrator_mounted_may_be_its_groups_and_nobody_elses(
+    openssh_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = os.getuid()
+    for mode, we, fits in [
+        (0o600, ours, True),
+        (0o640, ours, False),
+        (0o640, ours + 1, True),
+        (0o644, ours + 1, False),
+    ]:
+        openssh_key.chmod(mode)
+        monkeypatch.setattr(os, "getuid", lambda other=we: other)
+        if fits:
+            read_signer(openssh_key)
+            continue
+        with pytest.raises(InputError, match=f"others may read it \\(mode {mode:o}\\)"):
+            read_signer(openssh_key)
+
+
 def test_what_is_no_key_of_ours_is_refused_with_a_remedy(openssh_key: Path, tmp_path: Path) -> None:
     assert ssh_keygen("-q", "-t", "rsa", "-b", "2048", "-N", "", "-f", str(tmp_path / "rsa")).returncode == 0
     (tmp_path / "junk").write_bytes(os.urandom(64))
