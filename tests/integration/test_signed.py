@@ -213,6 +213,30 @@ async def test_a_new_key_goes_on_from_what_the_owner_vouches_for_and_the_old_one
             await train(second, 400, enough=lambda: syncer.coordinators[0].head >= head + 2)
 
 
+@in_virtual_time
+async def test_damage_to_a_membership_that_was_read_before_is_found(folder: Path) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        await admit(w, *EVERYBODY, ("more", L, EVIL))
+        members = w.log.members
+        assert (await members.refresh(w.store)).version == 2
+        first, second = [bytes(await w.store.get(members_key(n))) for n in (1, 2)]
+        for blob, said in [
+            (b"junk", f"{members_key(1)}: is no membership: "),
+            (second, f"{members_key(1)}: is no membership: malformed: it is another one than was read here before ("),
+            (first, ""),
+        ]:
+            await w.store.put(members_key(1), blob)
+            found = await members.damage(w.store)
+            assert found.startswith(said)
+            assert bool(found) == bool(said)
+        await w.store.delete(members_key(2))
+        assert (await members.damage(w.store)).startswith(f"{members_key(2)}: is missing: restore it from a backup")
+        await w.store.put(members_key(2), second)
+        await w.store.put(members_key(3), b"junk")
+        assert (await members.damage(w.store)).startswith(f"{members_key(3)}: is no membership: ")
+
+
 # --- syncers ----------------------------------------------------------------------------------------------------------
 
 
