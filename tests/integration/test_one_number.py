@@ -35,6 +35,12 @@ PACE = Pace(quorum=1, grace=0.0, heartbeat_s=0.1, silence_s=1.0, snapshot_every=
 """Without grace, rounds close without the slower learner."""
 
 
+async def told_of_a_checkpoint(w: World) -> bool:
+    """Return whether a heartbeat of learner c has said that it stored a checkpoint."""
+    view = (await read_status(w.log, w.bus, w.runtime, 0.1)).hearing.learners.get("c")
+    return view is not None and view.traffic.checkpoints > 0
+
+
 async def run_of(w: World) -> tuple[Any, list[CommitHeader]]:
     """Train a quick learner, a slow one and one that is killed; return the syncer and the commits in order of time."""
     async with serving(w.syncer("s1")) as syncer:
@@ -62,6 +68,8 @@ async def run_of(w: World) -> tuple[Any, list[CommitHeader]]:
                 steps = [int(path.name.partition("-")[0]) for path in stored.glob("*/checkpoints/0*")]
                 return bool(steps) and c.boundary is not None and c.boundary.step >= max(steps) + 2 * RULES.sync_every
 
+            while not await told_of_a_checkpoint(w):
+                pass
             await until(further, "it is ahead of its checkpoint")
         far = [np.full(f.size, 5.0, np.float32) for f in w.run.layout.fragments]
         more = lambda: min(k.head for k in syncer.coordinators) >= 12  # noqa: E731
