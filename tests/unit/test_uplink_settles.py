@@ -1,10 +1,12 @@
 """The uplink sends and settles updates, and what a codec dropped is never lost or sent twice."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replaced
 
 from isthmus.codecs.kernels import F32
 from isthmus.errors import Unavailable
@@ -14,7 +16,7 @@ from isthmus.format.records.objects import Input, Rejection
 from isthmus.format.rules import Pace, Rules
 from isthmus.learner.backend import LocalBackend, local_array
 from isthmus.learner.boundary import BaseMerged, Captured, UploadDone, UploadFailed
-from isthmus.learner.uplink import Attempt, Uplink
+from isthmus.learner.uplink import UNHEARD_MAX, Attempt, Uplink
 from isthmus.log import Commit, Log
 from isthmus.reasons import Reason
 from isthmus.store import Layer
@@ -100,6 +102,17 @@ def test_updates_are_created_and_never_written_over_anything() -> None:
             await learner.send(learner.capture(base, draw(w, base)))
         assert len(w.store.of("create", "updates/")) == 3
         assert w.store.of("put") == []
+
+    Written(PLAIN, PACE).drive(body)
+
+
+def test_an_update_states_its_loss_and_the_learners_manifest() -> None:
+    async def body(w: Written) -> None:
+        learner = Learner(w)
+        learner.uplink.manifest = digest_of("what it trains")
+        await learner.send(replace(learner.capture(0, draw(w, 1)), loss=2.5))
+        header = learner.uplink.attempts[0][0].header
+        assert (header.loss, header.manifest) == (2.5, digest_of("what it trains"))
 
     Written(PLAIN, PACE).drive(body)
 
@@ -217,6 +230,53 @@ def test_a_merged_update_settles_its_base_and_rejects_what_was_sent_on_older_one
         assert learner.told == [BaseMerged(0, 1)]
 
     Written(PLAIN, Pace(heartbeat_s=1.0, silence_s=3.0, staleness=2)).drive(body)
+
+
+def test_what_another_life_sent_and_this_one_did_not_know_counts_as_trained_and_merged_there() -> None:
+    async def body(w: Written) -> None:
+        learner = Learner(w)
+        await learner.send(learner.capture(0, draw(w, 1)))
+        learner.settle(1, replaced(learner.input(0, 1), tokens=130))
+        first, *others = learner.uplink.accounts
+        assert learner.uplink.tokens_lost == 30
+        assert (first.merged, first.lost, first.pending) == (130, 0, 0)
+        assert {(other.merged, other.lost) for other in others} == {(0, 30)}, "another life trained the whole model"
+        await learner.send(learner.capture(1, draw(w, 2)))
+        learner.settle(2, learner.input(1, 2))
+        assert (learner.uplink.tokens_lost, first.merged) == (30, 230), "nothing is added if all was known"
+
+    Written(PLAIN, PACE).drive(body)
+
+
+@pytest.mark.parametrize("room", [0, 7])
+def test_a_log_that_says_impossibly_much_was_merged_is_believed_up_to_a_limit(
+    room: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(w: Written) -> None:
+        learner = Learner(w)
+        await learner.send(learner.capture(0, draw(w, 1)))
+        learner.uplink.tokens_lost = UNHEARD_MAX - room
+        learner.settle(1, replaced(learner.input(0, 1), tokens=108))
+        assert "8 tokens of a on version 0 were merged, which is impossibly many" in caplog.text
+        assert learner.uplink.tokens_lost == UNHEARD_MAX
+        assert [account.merged for account in learner.uplink.accounts] == [100 + room, 0, 0, 0]
+
+    Written(PLAIN, PACE).drive(body)
+
+
+def test_bases_are_forgotten_once_nothing_can_be_sent_or_merged_on_them() -> None:
+    async def body(w: Written) -> None:
+        learner = Learner(w)
+        account = learner.uplink.accounts[0]
+        for base in range(4):
+            await learner.send(learner.capture(base, draw(w, base)))
+            learner.settle(base + 1, learner.input(base, base + 1))
+        assert account.settled.keys() == {2, 3}, "at version 4, a base is open for one version more"
+        learner.settle(5)
+        learner.settle(6)
+        assert account.settled.keys() == {3}, "the model still has version 3"
+
+    Written(PLAIN, PACE).drive(body)
 
 
 def test_a_rejection_of_a_shorter_update_leaves_the_longer_one_on_its_base_open() -> None:
