@@ -60,6 +60,14 @@ async def moves(w: World, version: int) -> None:
         await until(lambda: syncer.coordinators[0].head >= version, "the fragment moves")
 
 
+async def hold_all(w: World) -> None:
+    """Let a syncer fold both fragments, and end it as SIGTERM does."""
+    async with serving(w.syncer("s7")) as syncer:
+        await until(
+            lambda: len(syncer.held) == 2 and all(k.state is not None for k in syncer.coordinators), "it holds all"
+        )
+
+
 async def sound(w: World) -> None:
     """Assert that heal finds nothing, and that a syncer and a learner go on with every fragment."""
     code, told = await isthmus("heal", w.run.url)
@@ -489,7 +497,8 @@ async def test_a_newest_commit_that_is_gone_and_learners_have_adopted(folder: Pa
             path.write_bytes(kept)
         else:
             await join_once_told(w, folder)
-        await moves(w, head)
+            assert "until the fragment has moved past" in await heal(here, w)
+            await moves(w, head)
         await sound(w)
 
 
@@ -497,7 +506,7 @@ async def test_a_newest_commit_that_is_gone_and_learners_have_adopted(folder: Pa
     "heal",
     "fragment …: snapshots/…: …; syncers go on from an older one",
     means="The newest snapshot of a fragment is damaged. An older one and the updates since are there, so nothing is lost yet.",
-    do="Start one unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, and start "
+    do="Start a syncer unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, and start "
     "them again: they write snapshots, which have all that is missing",
     then="`isthmus heal` calls the fragment sound: a newer snapshot is there.",
 )
@@ -509,10 +518,7 @@ async def test_a_newest_snapshot_that_is_damaged(folder: Path) -> None:
         newest.write_bytes(newest.read_bytes()[:-9])
         told = await heal(here, w)
         assert "2 fragments: 1 sound, 1 with an object missing that a syncer can make again" in told
-        async with serving(w.syncer("s9")) as syncer:  # ends as at SIGTERM
-            await until(
-                lambda: len(syncer.held) == 2 and all(k.state is not None for k in syncer.coordinators), "it holds all"
-            )
+        await hold_all(w)
         await sound(w)
 
 
@@ -613,7 +619,7 @@ async def test_a_membership_that_is_missing(folder: Path) -> None:
     "heal",
     "fragment …: values/… is missing, and version … published it: a syncer can make it again",
     means="What learners fetch is gone. The log can be folded without it, so nothing is lost.",
-    do="Start one unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, and "
+    do="Start a syncer unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, and "
     "start them again: they write snapshots, which have all that is missing",
     then="`isthmus export` gives the newest version. As long as the version is one of the newest four, heal and status say "
     "that `isthmus replay` still needs the value: the fragment has a hole in its history, and the run goes on.",
@@ -641,10 +647,7 @@ async def test_a_value_that_is_gone(folder: Path) -> None:
             True,
         )
         advises(healed, told)
-        async with serving(w.syncer("s9")) as syncer:  # ends as at SIGTERM
-            await until(
-                lambda: len(syncer.held) == 2 and all(k.state is not None for k in syncer.coordinators), "it holds all"
-            )
+        await hold_all(w)
         code, told = await isthmus("export", w.run.url, "-o", str(folder.parent / "model.safetensors"))
         assert code == 0, told
         for tool in ("heal", "status"):

@@ -73,7 +73,6 @@ async def test_healing_a_signed_run(folder: Path, tmp_path: Path) -> None:
     "status",
     "the log of fragment … is damaged: commits/…: not a syncer's commit: …",
     means="In a signed run: an object lies under the key of a commit, and no syncer of this run's members has signed it.",
-    like="A syncer that was expelled while it committed: `isthmus members list` says who is a member from which version on.",
     do="isthmus heal … says what can be done",
     then="Once the object is gone, `isthmus heal` calls the fragment sound, and it moves again.",
     lost="nothing, if it was put there by a stranger; if a commit was overwritten: what that one merged",
@@ -89,7 +88,7 @@ async def test_healing_a_signed_run(folder: Path, tmp_path: Path) -> None:
     "store: replace that role's credentials.",
     lost="if it was the last commit: what that one merged",
 )
-@pytest.mark.parametrize("forger", [EU, None], ids=["a learner", "nobody"])
+@pytest.mark.parametrize("forger", [EU, None], ids=["signed by a learner", "unsigned"])
 async def test_a_commit_that_no_syncer_signed(folder: Path, forger: Signer | None) -> None:
     noticed, here = mine(test_a_commit_that_no_syncer_signed)
     async with world(folder, replace(FEW, signer=OWNER)) as w:

@@ -678,21 +678,22 @@ async def test_a_membership_that_is_damaged_while_it_is_watched(monkeypatch: pyt
 @row(
     "log",
     "the log cannot be read for now: …",
-    means="Of `isthmus status --watch` and the board: the store did not answer a request for the newest commits. What is shown "
-    "stays as it was, and is read again within seconds.",
+    means="The store did not answer when `isthmus status --watch` or the board asked for the newest commits. The figures shown "
+    "stay as they were; both ask again within seconds.",
     like="`reading the log is denied`: the store answers, and refuses these credentials.",
-    do="nothing, if it is said once or twice; else isthmus doctor … --role reader, on this machine, says what is wrong",
-    then="Once the store answers, new versions are shown again, and the log says it no more.",
+    do="nothing, if the log has this line once or twice; else run isthmus doctor … --role reader on this machine: it says what "
+    "is wrong",
+    then="Once the store answers, status and board show new versions again, and the line does not come back.",
 )
 @row(
     "log",
     "the membership stays at version …: …",
-    means="Of syncers and learners: the run's newest members cannot be read, because the store does not "
-    "answer or an object of them is missing or damaged. Work goes on with those that are known: who was added since is "
-    "rejected for so long, and who was expelled since still takes part.",
-    do="look what follows the colon. A store that does not answer is asked again by itself; if members/… is missing or not what "
-    "it should be, isthmus heal … says what to restore",
-    then="The log says `membership …` with the new members, and this no more.",
+    means="A syncer or a learner cannot read the run's newest list of members: the store does not answer, or the list is missing "
+    "or damaged. The process goes on with the members that it knows. Members who were added since are rejected meanwhile, and "
+    "members who were expelled since still take part.",
+    do="read what follows the colon. The process asks a store that does not answer again by itself; if members/… is missing or "
+    "damaged, isthmus heal … says what to restore",
+    then="The log says `membership …` with the new members, and the line does not come back.",
 )
 @in_virtual_time
 async def test_what_cannot_be_read_for_a_time_while_it_is_watched(caplog: pytest.LogCaptureFixture) -> None:

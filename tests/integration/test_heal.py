@@ -190,7 +190,7 @@ async def test_a_fragment_without_a_commit_restarts_from_what_the_run_began_with
     async with world(folder, FEW) as w:
         first = await published_at(w, 0, 0)
         (snapshot,) = (folder / "snapshots" / "00000").iterdir()
-        snapshot.write_bytes(snapshot.read_bytes()[:-9])  # what was published lies before that
+        snapshot.write_bytes(snapshot.read_bytes()[:-9])  # the published value lies before these bytes
         assert await run("heal", str(folder), "--apply") == 0
         assert "fragment 0, at version 0, cannot be folded" in (said := capsys.readouterr().out)
         assert "healed: version 1 restarts from version 0 as published" in said

@@ -1,4 +1,4 @@
-"""Each code of a store that refuses a request says what is wrong and, if the credentials are, what to do about them."""
+"""A refusal says what its code means. If the credentials are wrong, the refusal says what to do about them."""
 
 import pytest
 

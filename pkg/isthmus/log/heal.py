@@ -48,8 +48,8 @@ RESTORE = (
 )
 
 MAKE_AGAIN = (
-    "Start one unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, and "
-    "start them again: they write snapshots, which have all that is missing"
+    "Start a syncer unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, "
+    "and start them again: they write snapshots, which have all that is missing"
 )
 
 
@@ -248,7 +248,7 @@ async def _adopted(log: Log, p: int, least: int) -> dict[int, list[str]]:
 
 
 async def _lost(log: Log, p: int, head: int) -> str:
-    """Return which versions after the last commit learners have updates on, and what to do; empty if they have none.
+    """Return the newest version after the last commit on which learners have updates, and what to do; empty if none is.
 
     Such versions were committed, and their commits are lost without another trace. Raises `Unavailable`.
     """
@@ -263,7 +263,7 @@ async def _lost(log: Log, p: int, head: int) -> str:
 
 
 def _passed(snapshots: Mapping[int, LogCorrupt]) -> str:
-    """Return which snapshot could not be believed, of the newest such version, and what to do; empty if all could."""
+    """Return the newest of these snapshots, why it is not believed, and what to do; empty if there are none."""
     if not snapshots:
         return ""
     error = snapshots[max(snapshots)]

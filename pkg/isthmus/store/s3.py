@@ -387,7 +387,7 @@ class S3Store(Store):
             raise Unavailable(f"{self.url}: {key} ended after {at} of {len(data)} bytes")
 
     def _fail(self, error: BaseException, key: str, doing: str) -> NoReturn:
-        """Raise what this failure means. `doing`: what was to be done; only what is read may be missing."""
+        """Raise what a failed request means. `doing`: its kind; only `reading` can find its object missing."""
         reads, what = doing == "reading", f"{doing} {key}".strip()
         where = f"{self.url} at {self._client.meta.endpoint_url}"
         if isinstance(error, ClientError):
