@@ -410,7 +410,7 @@ def test_a_learner_that_waits_costs_a_few_requests_a_heartbeat(asks: bool) -> No
                 await asyncio.sleep(BEAT_S / 4)
 
         async def listen() -> None:
-            async for _ in listener.live(lambda: None):
+            async for _ in listener.live(lambda _: None):
                 pass
 
         tasks = [asyncio.ensure_future(beat()), asyncio.ensure_future(listen())]

@@ -13,7 +13,7 @@ from isthmus.bus.base import READ_MAX, RETAINED_MESSAGES
 from isthmus.bus.endpoints import MESSAGES_AT_ONCE, NAMES_EVERY_S, RECENT_S, UNSAID_MAX, Listener, Speaker
 from isthmus.bus.redis import RedisBus
 from isthmus.errors import Denied, Unavailable
-from isthmus.format.records.messages import Leave, decode
+from isthmus.format.records.messages import Announce, Leave, decode
 from isthmus_lab.simulate.world import World
 
 
@@ -21,9 +21,17 @@ def word(number: int) -> Leave:
     return Leave(run=bytes(32), id=f"{number}", learner="l", incarnation=1, step=number, done=False)
 
 
+def update(number: int, fragment: int = 0, base: int = 7) -> Announce:
+    return Announce(
+        run=bytes(32), id=f"{number}", learner="l", incarnation=1, fragment=fragment, base=base, key="k",
+        digest=bytes(32), size=1, steps=1, tokens=number, step=number, tokens_seen=number, due=True, age_s=0.0,
+        step_s=0.1, upload_s=0.1, sync_s=0.1,
+    )  # fmt: skip
+
+
 def step_of(body: bytes) -> int:
     (message,) = decode(body)
-    assert isinstance(message, Leave)
+    assert isinstance(message, Leave | Announce)
     return message.step
 
 
@@ -153,6 +161,40 @@ def test_what_was_dropped_while_it_was_being_sent_takes_no_newer_word_along() ->
         assert wire.said == list(range(UNSAID_MAX + MESSAGES_AT_ONCE // 2)), (
             "no message is lost, and none is sent twice"
         )
+
+    drive(body)
+
+
+def test_of_the_updates_on_one_base_only_the_newest_is_announced_after_an_outage() -> None:
+    """Whoever hears of a shorter one first may merge it, and the rest of the work on the base would be rejected."""
+
+    async def body(world: World) -> None:
+        wire = Wire()
+        wire.away = True
+        speaker = Speaker(wire, "s", world.process("p").runtime)
+        running = asyncio.ensure_future(speaker.run())
+        for message in (update(1), word(2), update(3, base=6), update(4, fragment=1), update(5), update(6), word(7)):
+            speaker.say(message)
+            await asyncio.sleep(3.0)
+        wire.away = False
+        await asyncio.sleep(5.0)
+        assert wire.said == [2, 3, 4, 6, 7]
+        running.cancel()
+
+    drive(body)
+
+
+def test_an_update_that_is_replaced_while_it_is_sent_keeps_nothing_back() -> None:
+    async def body(world: World) -> None:
+        wire = Wire(takes_s=1.0)
+        speaker = Speaker(wire, "s", world.process("p").runtime)
+        for message in (word(0), update(1), word(2)):
+            speaker.say(message)
+        flushing = asyncio.ensure_future(speaker.flush())
+        await asyncio.sleep(0.5)
+        speaker.say(update(3))
+        await flushing
+        assert wire.said == [0, 1, 2, 3], "no message is lost, and none is sent twice"
 
     drive(body)
 
@@ -340,7 +382,7 @@ def test_after_an_outage_it_is_said_once_that_there_was_a_gap_before_anything_th
         listener = Listener(bus, world.process("p").runtime, wanted)
 
         async def listen() -> None:
-            async for stream, _ in listener.live(lambda: heard.append("gap")):
+            async for stream, _ in listener.live(lambda away_s: heard.append(f"away for {away_s / 10:.0f}0 s")):
                 heard.append(stream)
 
         listening = asyncio.ensure_future(listen())
@@ -355,7 +397,7 @@ def test_after_an_outage_it_is_said_once_that_there_was_a_gap_before_anything_th
         bus.away = False
         bus.streams.add("learner/b")
         await asyncio.sleep(5.0)
-        assert heard == ["learner/a"] * 2 + ["gap"] + ["learner/b"] * 2
+        assert heard == ["learner/a"] * 2 + ["away for 30 s"] + ["learner/b"] * 2
         assert not down(listener)
         assert listener.answered_at is not None
         assert listener.answered_at > answered_at + 20.0
@@ -370,7 +412,7 @@ def test_new_streams_are_looked_for_now_and_then_and_not_at_every_read() -> None
         listener = Listener(bus, world.process("p").runtime, wanted, every_s=100.0)
 
         async def listen() -> None:
-            async for _ in listener.live(lambda: None):
+            async for _ in listener.live(lambda _: None):
                 pass
 
         listening = asyncio.ensure_future(listen())

@@ -1,6 +1,7 @@
 """The downlink fetches the fragment that is furthest behind first, and a false message costs one look at the store."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -114,16 +115,44 @@ def test_words_of_other_fragments_and_older_versions_cost_nothing() -> None:
 
 
 def test_a_commit_nobody_told_of_is_found_after_a_while_of_silence() -> None:
+    """As long as a syncer is heard on other fragments, that takes a while: only the message was lost."""
+
     async def body(w: Written) -> None:
         async with learner(w) as downlink:
             probing = asyncio.ensure_future(downlink.probe())
             await w.commit()
             w.store.requests.clear()
-            await asyncio.sleep(0.9 * PROBE_BEATS * PACE.heartbeat_s)
-            assert w.store.requests == []
-            await asyncio.sleep(PROBE_BEATS * PACE.heartbeat_s)
+            for second in range(2 * PROBE_BEATS):
+                if second == PROBE_BEATS:
+                    assert w.store.requests == []
+                downlink.want(1, 0)
+                downlink.want(2, 0)
+                await asyncio.sleep(PACE.heartbeat_s)
             probing.cancel()
             assert versions(downlink) == [(0, 1)]
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_if_no_syncer_is_heard_the_store_is_asked_soon_and_then_ever_less() -> None:
+    async def body(w: Written) -> None:
+        async with learner(w) as downlink:
+            probing = asyncio.ensure_future(downlink.probe())
+            await w.commit()  # the last one before the outage
+            w.store.requests.clear()
+            asked: list[float] = []
+            for second in range(120):
+                await asyncio.sleep(1.0)
+                asked += [second + 1.0] * sum(key == commit_key(1, 1) for _, key in w.store.requests)
+                w.store.requests.clear()
+            probing.cancel()
+            assert versions(downlink) == [(0, 1)]
+            assert PACE.silence_s <= asked[0] <= PACE.silence_s + 2.0
+            waits = [after - before for before, after in itertools.pairwise(asked)]
+            assert PACE.silence_s <= min(waits)
+            assert waits[0] <= PACE.silence_s + 2.0
+            assert PROBE_BEATS - 1.0 <= min(waits[-3:]) <= max(waits[-3:]) <= PROBE_BEATS + 2.0
+            assert len(asked) <= 16
 
     Written(RULES, PACE).drive(body)
 

@@ -3,6 +3,8 @@
 import random
 import statistics
 
+import pytest
+
 from isthmus.format.rules import Pace
 from isthmus.rounds.live_learners import FORGET_SILENCES, LiveLearners
 
@@ -33,7 +35,7 @@ def test_who_is_here_and_what_is_usual_follow_from_all_that_was_heard() -> None:
                 heard[name] = now, 0.0
                 gone.discard(name)
             case 3:
-                live.gap(now)
+                live.gap(now, 0.0)
                 deaf_before = now
                 assert live.all_heard_at == now + pace.heartbeat_s
             case 4 if name in gone:
@@ -54,3 +56,21 @@ def test_who_is_here_and_what_is_usual_follow_from_all_that_was_heard() -> None:
         only_recent += bool(silence_proves_nothing - here)
     assert seen == set(range(len(NAMES) + 1))
     assert only_recent > 20
+
+
+@pytest.mark.parametrize(
+    ("away_s", "waits_s"),
+    [(0.0, None), (0.5, None), (0.6, 3.0), (30.0, 3.0), (60.0, 6.0), (300.0, 30.0), (1e6, 30.0)],
+)
+def test_after_an_outage_learners_of_the_last_commits_are_waited_for(away_s: float, waits_s: float | None) -> None:
+    """For a tenth of it, within bounds; a gap of no more than two leads changes nothing."""
+    pace = Pace(heartbeat_s=1.0, silence_s=3.0)
+    live = LiveLearners(pace, 0.0)
+    live.heard("here", 1, 10.0, step_s=0.125, upload_s=0.125)
+    live.gap(1000.0, away_s)
+    long = waits_s is not None
+    assert (live.back_at == 1000.0) == long
+    assert live.all_heard_at == 1000.0 + (pace.heartbeat_s if waits_s is None else waits_s)
+    until = 1000.0 + (waits_s or pace.silence_s)
+    assert live.expected(["gone"], until) == {"gone"}
+    assert live.expected(["gone"], until + 0.01) == set()

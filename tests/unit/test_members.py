@@ -26,7 +26,7 @@ def test_nor_is_it_for_being_in_commits_of_late() -> None:
 def test_after_a_gap_of_the_bus_silence_says_nothing_for_those_of_late() -> None:
     members = LiveLearners(PACE, 0.0)
     members.heard("spot", 1, 9.0)
-    members.gap(12.0)
+    members.gap(12.0, 0.0)
     assert members.expected(("spot",), 16.0) == {"spot"}
     assert members.expected(("spot",), 16.0 + 1e-6) == set()
 

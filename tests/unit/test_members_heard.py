@@ -41,7 +41,7 @@ def test_after_a_start_whoever_the_log_knows_is_waited_for_until_it_could_have_b
 
 def test_after_a_gap_of_the_bus_nobodys_silence_says_anything() -> None:
     found = members("a", "b")
-    found.gap(105.0)
+    found.gap(105.0, 0.0)
     assert found.all_heard_at == 106.0
     assert found.expected({"a", "b"}, 105.0) == {"a", "b"}
     assert found.expected({"a", "b"}, 108.0) == {"a", "b"}

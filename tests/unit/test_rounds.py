@@ -183,7 +183,7 @@ def test_calls_are_repeated_while_a_round_is_open() -> None:
 
 def test_one_learner_heard_does_not_mean_there_is_only_one() -> None:
     story = Story()
-    story.members.gap(story.now)  # the syncer has just started: it had no time to hear the learners
+    story.members.gap(story.now, 0.0)  # the syncer has just started: it had no time to hear the learners
     story.beat("a")
     assert story.arrive(story.announce("a", due=True)) == []
     assert story.rounds.on(Tick(), story.now + 0.5) == []
@@ -192,12 +192,90 @@ def test_one_learner_heard_does_not_mean_there_is_only_one() -> None:
 
 def test_those_in_the_last_commits_are_expected_after_a_restart() -> None:
     story = Story()
-    story.members.gap(story.now)
+    story.members.gap(story.now, 0.0)
     story.rounds.restored(1, [merged(1, "a", "b")])
     story.beat("a")
     story.arrive(story.announce("a", base=1, due=True))
     assert story.rounds.on(Tick(), story.now + 0.1) == []
     assert story.arrive(story.announce("b", base=1)) == [Merge(2, ClosedBy.EVERYONE)]
+
+
+def test_the_end_of_grace_waits_until_every_learner_had_the_time_to_be_heard() -> None:
+    story = Story("a", "b", "c", sync_every=1000)
+    story.members.gap(story.now, 0.0)
+    assert story.arrive(story.announce("a", due=True) + story.announce("b")) == []
+    grace_s, until = under_way(story).grace_s, story.now + PACE.heartbeat_s
+    assert 0.0 < grace_s < 0.9 * PACE.heartbeat_s
+    assert story.rounds.on(Tick(), until - 0.05) == []
+    assert deadline(story) == until
+    assert story.rounds.on(Tick(), until) == [Merge(1, ClosedBy.GRACE)]
+
+
+# --- after an outage of the bus -------------------------------------------------------------------------------------
+
+
+def back(story: Story, away_s: float = 45.0) -> None:
+    """Let an outage of the bus end, and the learners be heard."""
+    story.now += away_s
+    story.members.gap(story.now, away_s)
+    for learner in ("a", "b"):
+        story.beat(learner)
+
+
+def asks_afresh(actions: Sequence[Action]) -> bool:
+    (call,) = [a for a in actions if isinstance(a, CallRound)]
+    return call.afresh
+
+
+def reads(actions: Sequence[Action]) -> list[tuple[str, int]]:
+    return [(a.pointer.learner, a.pointer.tokens) for a in actions if isinstance(a, Fetch)]
+
+
+def test_updates_from_before_an_outage_are_not_read_while_newer_ones_may_come() -> None:
+    story = Story("a", "b")
+    story.announce("b")
+    back(story)
+    opened = story.announce("a", due=True, tokens=5000)  # captured just before the bus was back
+    assert (asks_afresh(opened), reads(opened)) == (True, [])
+    assert reads(story.announce("b", tokens=5000)) == []
+    story.now += 0.2
+    assert reads(story.announce("a", tokens=5100)) == [("a", 5100)]
+    assert reads(story.announce("b", tokens=5100)) == [("b", 5100)]
+
+
+def test_an_update_from_before_an_outage_is_read_if_its_learner_has_no_newer_one() -> None:
+    story = Story("a", "b")
+    back(story)
+    story.announce("a", due=True)
+    assert reads(story.rounds.on(Passed("a", 1), story.now)) == [("a", 1000)]
+
+
+def test_updates_from_before_an_outage_are_read_at_the_end_if_no_newer_ones_come() -> None:
+    story = Story("a", "b")
+    back(story)
+    story.announce("a", due=True)
+    story.now = story.members.all_heard_at
+    assert reads(story.rounds.on(Tick(), story.now)) == [("a", 1000)]
+
+
+def test_a_gap_that_is_no_longer_than_an_upload_outdates_nothing() -> None:
+    story = Story("a", "b")
+    lead_s = story.members.lead_s()
+    back(story, 2 * lead_s)
+    opened = story.announce("a", due=True)
+    assert (asks_afresh(opened), reads(opened)) == (False, [("a", 1000)])
+
+
+def test_an_update_on_an_older_version_is_read_after_an_outage_too() -> None:
+    """Its learner has adopted a newer version since, so no more work on the old one will come."""
+    story = Story("a", "b")
+    story.commit("a", "b")
+    story.announce("b", base=0, tokens=2000, name="kept")
+    story.commit("a")
+    story.announce("b", base=1)
+    back(story)
+    opened = story.announce("a", base=2, due=True)
+    assert reads(opened) == [("b", 1000)]
 
 
 # --- what is rejected ----------------------------------------------------------------------------------------------

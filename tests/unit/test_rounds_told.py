@@ -144,7 +144,7 @@ def test_how_long_merging_takes_comes_out_of_grace() -> None:
 @pytest.mark.parametrize(("since", "waits"), [(1, True), (2, True), (3, False)])
 def test_whoever_is_in_one_of_the_last_two_commits_is_waited_for_after_a_start(since: int, waits: bool) -> None:
     story = Story()
-    story.members.gap(story.now)
+    story.members.gap(story.now, 0.0)
     log = [committed(1, given("b", 0, 1), given("a", 0, 1))]
     log += [committed(v, given("a", v - 1, v)) for v in range(2, since + 1)]
     story.rounds.restored(since, log)

@@ -51,9 +51,16 @@ class Speaker:
         """Why the bus refuses messages although it answers, by its last answer; else empty."""
 
     def say(self, message: AnyMessage) -> None:
-        """Queue a message."""
+        """Queue a message. It replaces an announcement on the same base that has not been sent.
+
+        The bus may have been away. Whoever hears of the shorter update first may merge it, and the work that only the
+        longer one holds would be rejected.
+        """
         if isinstance(message, ASKING):
             self._bus.hurry()
+        if isinstance(message, Announce):
+            for waiting in [w for w in self._unsaid if isinstance(w, Announce) and _place(w) == _place(message)]:
+                self._unsaid.remove(waiting)
         self._unsaid.append(message)
         self._wake.set()
 
@@ -80,9 +87,13 @@ class Speaker:
                     self.down_since = self._runtime.now()
                 raise
             self.down_since, self.refused = None, ""
-            for message in messages:
-                if self._unsaid and self._unsaid[0] is message:  # otherwise the queue dropped it meanwhile
-                    self._unsaid.popleft()
+            sent = set(map(id, messages))
+            while self._unsaid and id(self._unsaid[0]) in sent:  # the queue may have dropped some of them meanwhile
+                self._unsaid.popleft()
+
+
+def _place(message: Announce) -> tuple[int, int]:
+    return message.fragment, message.base
 
 
 class Listener:
@@ -181,8 +192,8 @@ class Listener:
             if not unread:
                 return
 
-    async def live(self, gap: Callable[[], None]) -> AsyncIterator[tuple[str, BusItem]]:
-        """Yield new messages, for ever; `gap` is called whenever the bus is back after an outage."""
+    async def live(self, gap: Callable[[float], None]) -> AsyncIterator[tuple[str, BusItem]]:
+        """Yield new messages, for ever; `gap` is called with the seconds of each outage of the bus, when it is over."""
         looked = self._runtime.now()
         while True:
             try:
@@ -197,9 +208,9 @@ class Listener:
                 continue
             self.answered_at = self._runtime.now()
             self._heard.update((name, self.answered_at) for name in found if name in self._heard)
-            if self.down_since is not None:
+            if (since := self.down_since) is not None:
                 self.down_since = None
-                gap()
+                gap(self.answered_at - since)
             for pair in self._advance(found):
                 yield pair
 

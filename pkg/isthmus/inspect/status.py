@@ -436,7 +436,7 @@ class Live:
         return is_most(self._version(q) - then.get(q, 0) >= STANDS for q in self._others if q != p)
 
     async def _listen(self) -> None:
-        async for stream, said in self._listener.live(lambda: None):
+        async for stream, said in self._listener.live(lambda _: None):
             self.hearing.take(stream, said, self._runtime.now())
             self.on_said(said)
 

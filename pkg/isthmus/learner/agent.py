@@ -400,7 +400,7 @@ class LearnerAgent:
     # --- hearing ------------------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        async for stream, said in self._listener.live(lambda: None):
+        async for stream, said in self._listener.live(lambda _: None):
             try:
                 messages = verify_batch(stream, said.body, self._run.digest, self._log.members)
             except RecordInvalid as error:

@@ -22,7 +22,11 @@ FRAGMENTS_AT_ONCE = 4
 """Fragments that are fetched at the same time."""
 
 PROBE_BEATS = 10
-"""Heartbeats without a message about a fragment, after which the store is asked for its next commit."""
+"""Heartbeats without a message about a fragment, after which the store is asked for its next commit.
+
+If no syncer is heard at all, the store is asked sooner, and then at ever longer intervals: the last commit before an
+outage is often one that no message could announce. Work on its base that is sent after it is wasted.
+"""
 
 
 @dataclass(slots=True)
@@ -74,6 +78,7 @@ class Downlink:
         self._carry = backend
         self._staged = backend.staged
         self._stale = asyncio.Event()
+        self._syncer_heard_at = runtime.now()
 
     async def begin(self) -> None:
         """Read the newest published value of every fragment."""
@@ -100,10 +105,12 @@ class Downlink:
         """Note that a message says that a version exists. A false message costs one look at the store."""
         if fragment >= len(self.known):
             return
-        known = self.known[fragment]
-        known.heard_at = self._runtime.now()
-        if version > known.wanted:
-            known.wanted = version
+        self._syncer_heard_at = self.known[fragment].heard_at = self._runtime.now()
+        self._want(fragment, version)
+
+    def _want(self, fragment: int, version: int) -> None:
+        if version > self.known[fragment].wanted:
+            self.known[fragment].wanted = version
             self._stale.set()
 
     def said(self, fragment: int, version: int, digest: bytes, by: str) -> None:
@@ -115,19 +122,26 @@ class Downlink:
         """Look for commits that no message announced: the bus may have lost the message, or be unavailable."""
         while True:
             await asyncio.sleep(self._pace.heartbeat_s * self._runtime.random.uniform(0.5, 1.5))
-            quiet = self._runtime.now() - PROBE_BEATS * self._pace.heartbeat_s
+            quiet = self._runtime.now() - self._patience_s()
             for p, known in enumerate(self.known):
                 if known.heard_at < quiet:
                     known.heard_at = self._runtime.now()
                     try:
                         if (commit := await self._log.commit(p, known.version + 1)) is not None:
                             self.found_at = max(self.found_at, commit.header.written_at)
-                            self.want(p, known.version + 1)
+                            self._want(p, known.version + 1)
                     except (Unavailable, LogCorrupt) as error:
                         logger.warning(
                             "could not probe fragment %d for a new version: %s", p, error, extra={"fragment": p}
                         )
                         break
+
+    def _patience_s(self) -> float:
+        """Return after how long without a message about a fragment the store is asked for its next commit [s]."""
+        unheard_s, longest_s = self._runtime.now() - self._syncer_heard_at, PROBE_BEATS * self._pace.heartbeat_s
+        if unheard_s < self._pace.silence_s:
+            return longest_s
+        return min(longest_s, max(self._pace.silence_s, unheard_s / 2))
 
     @property
     def sync_s(self) -> float:

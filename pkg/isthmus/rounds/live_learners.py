@@ -12,6 +12,15 @@ from isthmus.runtime.averages import smooth
 FORGET_SILENCES = 100
 """A silent learner is forgotten after this many times L (`Pace.silence_s`)."""
 
+AFRESH_LEADS = 2.0
+"""If an update has waited longer than this many leads, a newer one is asked for: its learner has trained since."""
+
+PATIENCE = 0.1
+"""Share of an outage of the bus for which rounds wait afterwards for the learners of the last commits."""
+
+PATIENCE_SILENCES = 10
+"""They wait at most this many times L."""
+
 LEFT_MAX = 1024
 """The most learners that are remembered as having left on purpose."""
 
@@ -54,6 +63,9 @@ class LiveLearners:
         """When every learner has had the time to be heard: one heartbeat interval after a start or an outage of the
         bus. No round closes early before this time."""
         self._deaf_before = now
+        self.back_at = -math.inf
+        """When the bus came back after an outage so long that learners are asked for newer updates than those that they
+        sent before."""
 
     def heard(
         self,
@@ -106,10 +118,17 @@ class LiveLearners:
             self._changed()
             self._left[learner] = max(incarnation, self._left.get(learner, -1))
 
-    def gap(self, now: float) -> None:
-        """Note that the bus was away until now: earlier silence of a learner proves nothing."""
+    def gap(self, now: float, away_s: float) -> None:
+        """Note that the bus was away for so long until now [s]: earlier silence of a learner proves nothing."""
         self._deaf_before = now
         self.all_heard_at = now + self._pace.heartbeat_s
+        if away_s > AFRESH_LEADS * self.lead_s():
+            # Agents find the bus again at different times. Each has the work of the whole outage, and if rounds do not
+            # wait for it, it is soon too old.
+            silence_s = self._pace.silence_s
+            wait_s = min(max(silence_s, PATIENCE * away_s), PATIENCE_SILENCES * silence_s)
+            self.back_at, self.all_heard_at = now, now + wait_s
+            self._deaf_before = self.all_heard_at - silence_s
 
     def expected(self, recent: Iterable[str], now: float) -> set[str]:
         """Return the learners that a round waits for: those heard within L, and those in `recent` commits that are not

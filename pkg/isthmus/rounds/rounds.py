@@ -56,7 +56,7 @@ from isthmus.rounds.events import (
     Unreachable,
 )
 from isthmus.rounds.grace import Terms, adaptive_grace
-from isthmus.rounds.live_learners import LiveLearners
+from isthmus.rounds.live_learners import AFRESH_LEADS, LiveLearners
 from isthmus.rounds.period import next_period
 from isthmus.runtime.averages import Usual
 
@@ -75,10 +75,6 @@ ABSENT_STEPS = 0.5
 ABSENT_KNOWN = 4
 """A learner of which an update has come may miss this many times as many rounds: over a thin link every fourth update
 arrives."""
-
-AFRESH_LEADS = 2.0
-"""If an update waited for admission longer than this many leads, a newer one is asked for: its learner has trained
-since."""
 
 STEP_UNKNOWN_S = 1.0
 """The duration of a step, in seconds, that is assumed until a learner has stated its own."""
@@ -123,7 +119,8 @@ class Round:
     own_until: float = -math.inf
     """When the round closed, if it was kept open. To decide a recorded round anew, it is set beforehand."""
     outdated: set[tuple[str, int]] = field(default_factory=set)
-    """Learner and base of the updates that waited for admission. Their learners are asked for newer ones instead."""
+    """Learner and base of the updates that waited for admission or for the bus. Their learners are asked for newer ones
+    instead."""
     overlap_steps: float = 0.0
     terms: Terms = field(default_factory=Terms)
     closed_by: ClosedBy | None = None
@@ -316,7 +313,9 @@ class Rounds:
             elif pointer.base < self.head:
                 self._note_answer(pointer, now)  # measured too: it came too late for the round that it answers
             self._waiting[place] = pointer
-            if self.round is not None:
+            if self.round is not None and self._is_of_before(pointer):
+                self.round.outdated.add(place)
+            elif self.round is not None:
                 self.round.outdated.discard(place)
         # If its base is newer than our head, another syncer has committed, and the log has more to read.
         actions: list[Action] = [CatchUp()] if pointer.base > self.head else []
@@ -574,6 +573,10 @@ class Rounds:
             self.round.outdated = {place for place in self._waiting if place[1] == self.head}
         return True
 
+    def _is_of_before(self, pointer: Pointer) -> bool:
+        """Return whether an update on the newest version was captured before the last outage of the bus was over."""
+        return pointer.base == self.head and pointer.boundary_at < self._live.back_at
+
     def _leave_line(self) -> None:
         self._in_line, self._due_at = False, math.inf
         self._admission.leaves(self._fragment)
@@ -802,6 +805,7 @@ class Rounds:
             called_by=by,
             gives_up_at=now + self.period * slowest,
             expected=frozenset(expected),
+            outdated={place for place, pointer in self._waiting.items() if self._is_of_before(pointer)},
         )
 
     def _note_expected(self, r: Round, expected: set[str], now: float) -> bool:
@@ -823,9 +827,8 @@ class Rounds:
 
     def _grace_ends(self, r: Round) -> float:
         assert r.quorum_at is not None, "grace without quorum"
-        ends = r.quorum_at + r.grace_s
-        # With one learner's update in, others may exist that have not been heard yet.
-        return ends if len(r.fresh) > 1 else max(ends, self._live.all_heard_at)
+        # After a start or an outage of the bus, others may exist that have not been heard yet.
+        return max(r.quorum_at + r.grace_s, self._live.all_heard_at)
 
     def _own_until(self, r: Round) -> float:
         """Return until when the round stays open for announced updates that this syncer has not read yet.

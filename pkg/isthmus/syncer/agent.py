@@ -238,7 +238,7 @@ class Syncer:
             await self._listener.follow(SYNCER_STREAM)
             async for stream, said in self._listener.backlog():
                 self._said.put(stream, (stream, said, True))
-            self._gap()
+            self._gap(0.0)
             self._holders.started_at = self._echoed_at = self._runtime.now()
             background += [
                 tasks.create_task(self._listen()),
@@ -296,8 +296,8 @@ class Syncer:
         self.tallies.drop(learner_of(stream) or stream, self._runtime.now())
         self.metrics.messages_dropped.inc()
 
-    def _gap(self) -> None:
-        self._live.gap(self._runtime.now())
+    def _gap(self, away_s: float) -> None:
+        self._live.gap(self._runtime.now(), away_s)
         self._holders.gap(self._runtime.now())
 
     def _hear(self, stream: str, said: BusItem, old: bool) -> None:

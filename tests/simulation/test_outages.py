@@ -1,0 +1,109 @@
+"""An outage of the bus, or of all syncers, wastes almost nothing of what learners train meanwhile."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isthmus.format.layout import Spec, TensorClass
+from isthmus.format.records.messages import Tally
+from isthmus.format.rules import Pace, Rules
+from isthmus.learner import LearnerAgent
+from isthmus.log.creation import Seed
+from isthmus_lab.simulate.conditions import Conditions
+from isthmus_lab.simulate.process import Process
+from isthmus_lab.simulate.world import Times, World, learn, serve
+from simulation.toy import Toy
+
+STEP_S = 0.1
+WASTED = 0.06
+"""Largest share of the work of an outage that may be wasted: on bases that were merged without it, or too late."""
+
+
+@dataclass(frozen=True)
+class Outage:
+    """What is away, and in what kind of run."""
+
+    away: str
+    """`bus`: nobody reaches it; `emptied bus`: it has also lost its messages; `syncers`: all were killed."""
+    away_s: float = 45.0
+    learners: int = 3
+    fragments: int = 6
+    quorum: int = 1
+    seed: int = 0
+
+
+def ledger(agents: list[LearnerAgent]) -> Counter[str]:
+    """Return the tokens of all learners by what became of them."""
+    tallies: list[Tally] = [agent.summary().ledger for agent in agents]
+    return Counter({part: sum(getattr(t, part) for t in tallies) for part in Tally.__struct_fields__})
+
+
+def spent(outage: Outage) -> Counter[str]:
+    """Return what became of the tokens trained from the beginning of an outage until a while after it."""
+    world = World(f"outage {outage}")
+
+    async def body() -> Counter[str]:
+        rules = Rules(fragments=outage.fragments, sync_every=12, sync_every_max=12)
+        specs = [Spec(f"t{i}", (8,), "float32", TensorClass.DENSE) for i in range(outage.fragments)]
+        pace = Pace(quorum=outage.quorum)
+        await world.create(Seed(specs, [np.zeros(8, np.float32) for _ in specs], {}, rules, pace))
+        ways = [Conditions(0.005, 0.3) for _ in range(outage.learners + 1)]
+        agents: list[LearnerAgent] = []
+        stopping, ended = asyncio.Event(), False
+
+        def syncer(life: int) -> tuple[Process, asyncio.Task[None]]:
+            process = world.process("syncer", life)
+            return process, process.start(serve(world.ports(process, None, ways[-1]), f"syncer{life}", stopping))
+
+        killed, serving = syncer(0)
+        learning = []
+        for m, way in enumerate(ways[:-1]):
+            process = world.process(f"l{m}")
+            ports = world.ports(process, Conditions(0.005, 0.3), way)
+            trainee = Toy(process.random, STEP_S)
+            learning.append(
+                process.start(learn(ports, f"l{m}", trainee, Times(), started=agents.append, stopping=lambda: ended))
+            )
+        await asyncio.sleep(30.0 + outage.seed / 7)
+        before = ledger(agents)
+        if outage.away == "syncers":
+            killed.kill()
+            await asyncio.sleep(outage.away_s)
+            _, serving = syncer(1)
+        else:
+            for way in ways:
+                way.cut_off = True
+            await asyncio.sleep(outage.away_s)
+            if outage.away == "emptied bus":
+                world.streams.wipe()
+            for way in ways:
+                way.clear()
+        await asyncio.sleep(15.0)
+        after = ledger(agents)
+        ended = True
+        await asyncio.gather(*learning)
+        stopping.set()
+        await serving
+        after.subtract(before)
+        return after
+
+    try:
+        return world.clock.run_until_complete(body())
+    finally:
+        world.clock.close()
+
+
+@pytest.mark.parametrize("away", ["bus", "emptied bus", "syncers"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"quorum": 2}, {"learners": 6, "seed": 1}, {"away_s": 600.0, "seed": 1}],
+    ids=["three", "quorum of two", "six", "ten minutes"],
+)
+def test_work_of_an_outage_is_merged_after_it(away: str, more: dict[str, Any]) -> None:
+    found = spent(Outage(away, **more))
+    assert found["rejected"] + found["late"] < WASTED * found["processed"], found
+    assert found["merged"] > 0.85 * found["processed"], found
