@@ -15,10 +15,10 @@ import isthmus as isthmus_link
 from advice.followed import advises, commands_in, isthmus, mine
 from advice.rows import row
 from advice.test_status import FEW, training, well
-from isthmus.errors import Fenced
-from isthmus.format.rules import Rules
+from isthmus.errors import Fenced, LogCorrupt
+from isthmus.format.rules import CHECKPOINTS_KEPT, Rules
 from isthmus_services.processes import isthmus_command
-from support.world import NumpyReplica, serving, until, world
+from support.world import NumpyReplica, serving, train, until, world
 
 RULES = Rules(fragments=2, sync_every=4)
 
@@ -163,3 +163,42 @@ def test_a_loss_that_is_no_number(folder: Path, caplog: pytest.LogCaptureFixture
         caplog.clear()
         steps(1.0)
     assert "goes on after step 6 " in caplog.text, caplog.text
+
+
+@row(
+    "log",
+    "…: is missing: an earlier incarnation of … has seen version …, so the store was set back, or shows less than it did",
+    means="The learner's checkpoint includes a version that the store no longer has, as after a backup was restored. Its work "
+    "would not fit the model, so it does not start.",
+    do="Restore the commits; or, to go on without them, delete …",
+    then="The learner joins. Restore the snapshots and values beside the commits, too. Without a checkpoint it begins at step 0, with the newest versions and a new optimizer.",
+    lost="with the commits restored nothing; else what they merged, and the learner's optimizer and data position",
+)
+async def test_a_learner_that_has_seen_more_than_the_store_has(folder: Path) -> None:
+    (here,) = mine(test_a_learner_that_has_seen_more_than_the_store_has)
+    async with world(folder, FEW) as w:
+        async with serving(w.syncer("s0")) as syncer:
+            await train(w.learner("a", checkpoint_s=0.1), 60, enough=lambda: syncer.coordinators[0].head >= 6)
+        kept = {path: path.read_bytes() for kind in ("commits", "snapshots", "values") for path in newer(folder / kind)}
+        for path in kept:
+            path.unlink()
+        with pytest.raises(LogCorrupt) as caught:
+            await w.learner("a").join()
+        advises(here, str(caught.value))
+        named = re.findall(r"learners/a/\d+/[^\s:]+", str(caught.value))
+        assert len(named) == len(set(named)) == CHECKPOINTS_KEPT
+        for path, data in kept.items():
+            path.write_bytes(data)
+        await w.learner("a").join()
+        for path in kept:
+            path.unlink()
+        for key in named:
+            (folder / key).unlink()
+        agent = w.learner("a")
+        await agent.join()
+        assert (agent.history.step, {known.version for known in agent.downlink.known}) == (0, {1})
+
+
+def newer(folder: Path) -> list[Path]:
+    """Return the files of versions after 1."""
+    return [path for path in folder.rglob("*") if path.is_file() and int(path.name[:12]) > 1]

@@ -218,7 +218,7 @@ class LearnerAgent:
         if (own := self.history.checkpoint) is not None:
             # An earlier process may still run under this name. Its checkpoint may cover commits not read above.
             await self.downlink.reach([t.settled_to for t in own.traffic])
-            self._require_no_less(own)
+            await self._require_no_less(own)
         versions = [known.version for known in self.downlink.known]
         await self._try_publishing()
         if self._manifest is not None:
@@ -235,15 +235,18 @@ class LearnerAgent:
         if self._objection and self._objection != before:
             logger.warning("membership %d: %s", now.version, self._objection)
 
-    def _require_no_less(self, own: Checkpoint) -> None:
+    async def _require_no_less(self, own: Checkpoint) -> None:
         """Raise `LogCorrupt` if the log ends before a version that an earlier incarnation has seen."""
-        for p, (known, traffic) in enumerate(zip(self.downlink.known, own.traffic, strict=True)):
-            if known.version < traffic.settled_to:
+        versions = [known.version for known in self.downlink.known]
+        for p, (version, traffic) in enumerate(zip(versions, own.traffic, strict=True)):
+            if version < traffic.settled_to:
+                beyond = await resume.seen_beyond(self._log, self.name, versions)
                 raise LogCorrupt(
-                    commit_key(p, known.version + 1),
+                    commit_key(p, version + 1),
                     f"is missing: an earlier incarnation of {self.name} has seen version {traffic.settled_to}, so the "
                     "store was set back, or shows less than it did. Restore the commits; or, to go on without them, "
-                    f"delete {own.key}, and the checkpoint before it if that has seen them, too",
+                    f"delete {' and '.join(beyond)}: {self.name} then goes on from a checkpoint before that, or from "
+                    "step 0 if it has none",
                 )
 
     async def _bring(self, found: Checkpoint) -> Checkpoint:

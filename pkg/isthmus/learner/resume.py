@@ -227,6 +227,22 @@ async def read_head(log: Log, key: str) -> Unverified[CheckpointHeader]:
     return found
 
 
+async def seen_beyond(log: Log, learner: str, versions: Sequence[int]) -> list[str]:
+    """Return the keys of a learner's checkpoints that have seen a later version of some fragment, newest first.
+
+    The headers are not verified: whoever wrote them, the learner does not start as long as it reads such a checkpoint.
+    """
+    found: list[str] = []
+    for entry in checkpoints_in(await log.store.list(claims_prefix(learner))):
+        try:
+            seen = (await read_head(log, entry.key)).said.fragments
+        except (ObjectMissing, RecordInvalid):
+            continue  # it is not read at the next start either
+        if any(f.settled_to > version for f, version in zip(seen, versions, strict=False)):
+            found.append(entry.key)
+    return found
+
+
 async def read_checkpoint(log: Log, key: str, size: int, stranger: bool = False) -> Checkpoint | None:
     """Return a checkpoint of `size` bytes, or None, with a log line, if it is damaged, gone, or by a wrong author.
 
