@@ -133,8 +133,6 @@ LATE_WORK = (
     "it is merged then, but an update counts for at most four times the usual length, however many steps it holds"
 )
 """What becomes of work that waited for a syncer. Four is the default of `Bounds.norm`."""
-QUORUM_FOR_NOW = "once the work that waited is merged, start the syncer again without --quorum"
-"""What follows the advice to bring in with a higher quorum what waited: else later rounds wait for all learners."""
 REJECTED = "every update is rejected: "
 UNSENT = "no update was sent"
 UNMERGED = "no update is merged"

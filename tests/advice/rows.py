@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 A_GAP = (
-    "nothing after a short gap; of one of some minutes a part of the work: long updates are cut, and late ones are "
-    "rejected as stale (in one trial 16 % of the tokens of such a gap)"
+    "about 1 % of the tokens of a gap of a minute (in simulated ones at most 6 %), and less of a longer one; but an update counts "
+    "for at most four times the usual length, however many steps it holds"
 )
-"""What is lost while nothing is merged. An update that has waited holds many steps, and its bounds are those of others;
-and a round that closes before it comes makes its base old."""
+"""What is lost while nothing is merged (`tests/simulation/test_outages.py`): the work on a base whose merge no learner
+heard of, and what is trained after an update that is the first to be merged."""
 
 TOOLS = {
     "status": "`isthmus status`, and the board's warnings of the present",

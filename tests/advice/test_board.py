@@ -243,7 +243,7 @@ async def answers(url: str) -> None:
     "… of the last … rounds missed their quorum and merged what was in",
     means="Most rounds closed with fewer learners than `--quorum` asks for, after waiting as long as they may.",
     do="the learners' page says which learners are missing: start them again, or start the syncers again with --quorum K, "
-    "where K is at most the number of learners, or without --quorum if it was to bring in work that waited",
+    "where K is at most the number of learners",
     then="New rounds meet the quorum; the warning goes away once they are the half of the last fifty.",
     lost="nothing of what was sent in time; rounds take longer",
 )

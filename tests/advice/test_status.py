@@ -179,19 +179,9 @@ async def test_a_run_without_a_syncer(folder: Path) -> None:
 
 
 async def test_the_command_for_a_syncer_has_the_quorum_of_the_one_before(folder: Path) -> None:
-    """And that of learners whose work has waited for many periods, so that one round takes all of it."""
-    (here,) = mine(test_a_run_without_a_syncer)
     async with world(folder, FEW) as w, training(w.learner("a")) as a, training(w.learner("b")) as b:
-        for _ in range(100):
-            line = (await status(w))[1]
-            if says(here, line) and "--quorum" in line:
-                break
-        words = command_in(line, "syncer")
-        assert words[-2:] == ["--quorum", "2"], line
-        assert "once the work that waited is merged, start the syncer again without --quorum" in line
-        async with command(folder.parent, *words):
+        async with serving(w.syncer("s1", msgspec.structs.replace(PACE, quorum=2))):
             assert (await well(w)).startswith("2 of 2 learners merge")
-            assert "quorum 2, " in (await isthmus("status", w.run.url, "--bus", w.bus.url))[1]
         for _ in range(100):
             line = (await status(w))[1]
             if "no syncer is heard; the last commit" in line:
@@ -414,8 +404,7 @@ async def test_a_learner_that_restarts_in_vain(folder: Path) -> None:
     "… a quorum of …, and … ever heard: … rounds wait for every learner, and until their deadline for one that stalls",
     means="This syncer was started with a `--quorum` that this run's learners cannot reach. It merges all the same.",
     like="A run whose other learners are yet to be started.",
-    do="start the other learners, or start … again with --quorum K, where K is at most …, or without --quorum if it was to "
-    "bring in work that waited",
+    do="start the other learners, or start … again with --quorum K, where K is at most …",
     then="The sentence goes away.",
 )
 async def test_a_quorum_that_cannot_be_reached(folder: Path) -> None:
@@ -473,8 +462,7 @@ async def test_a_learner_that_was_told_to_stop(folder: Path) -> None:
     means="The learners trained all their steps without a syncer. Their checkpoints and last updates are in the store.",
     do="bring their work in soon (it is merged then, but an update counts for at most four times the usual length, however "
     "many steps it holds): start them again with --wait-at-end 600 (a loop of your own: link.close(wait=600)) and, once "
-    "they have joined, a syncer: isthmus syncer … --bus … --quorum …; once the work that waited is merged, start "
-    "the syncer again without --quorum",
+    "they have joined, a syncer: isthmus syncer … --bus …",
     then="The learners send their work again and end once it is merged; then the sentence is gone. It is as if they had met "
     "once: each fragment is merged from their last updates, with all steps in them.",
     lost="no token; but one round of long updates brings less than many rounds would have",

@@ -215,7 +215,7 @@ def test_a_quorum_of_more_learners_than_there_are_is_said_and_is_no_failure() ->
     assert found.said.endswith(
         "; s has a quorum of 5, and 2 learners were ever heard: its rounds wait for every learner, and until their "
         "deadline for one that stalls; start the other learners, or start the syncer again with --quorum K, where K is "
-        "at most 2, or without --quorum if it was to bring in work that waited; 1 of 2 learners merge"
+        "at most 2; 1 of 2 learners merge"
     )
     assert "quorum" not in of(beat("a"), left("b", done=True), alive(quorum=2)).said
 

@@ -25,7 +25,6 @@ from isthmus.reasons import (
     ABOUT_MANIFEST,
     GOES_ON,
     LATE_WORK,
-    QUORUM_FOR_NOW,
     REMEDIES,
     UNHEARD,
     UNMERGED,
@@ -189,9 +188,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     troubled = [part for part in troubles.values() if not (hindered and f"({UNMERGED})" in part.said)]
     stopped = list[Part]()
     if not status.syncers_live:
-        start = syncer(_quorum(status, here, len(known)))
-        if _waiting(status, here) > 1:
-            start += f"; {QUORUM_FOR_NOW}"
+        start = syncer(_quorum(status, len(known)))
         merging, stopped = "", [_no_syncer(status, len(known), here, merged_at, last, start, bus)]
     elif not able:
         stopped.append(Part(f"0 of {len(status.syncers_live)} syncers can serve for now; {last}"))
@@ -302,21 +299,13 @@ def _no_syncer(
     return Part(f"0 of {known} learners merge; no syncer is heard; {last}", f"start one with: {syncer}")
 
 
-def _quorum(status: Status, here: Sequence[LearnerView], known: int) -> str:
+def _quorum(status: Status, known: int) -> str:
     """Return the flag, after a space, for the quorum of a syncer that is to be started; empty for the run's own.
 
-    If several learners hold work of many periods, all of it is to be in the first rounds. Else syncers that were heard
-    before may have had another quorum than the run's.
+    Syncers that were heard before may have had another quorum than the run's.
     """
-    waiting = _waiting(status, here)
-    before = max((alive.quorum for alive in status.hearing.syncers.values()), default=0)
-    quorum = waiting if waiting > 1 else min(before, known)
+    quorum = min(max((alive.quorum for alive in status.hearing.syncers.values()), default=0), known)
     return f" --quorum {quorum}" if quorum > status.own_quorum else ""
-
-
-def _waiting(status: Status, here: Sequence[LearnerView]) -> int:
-    """Return how many live learners hold work of many periods."""
-    return sum(_periods_pending(view, status.period) > PENDING_PERIODS for view in here)
 
 
 def _of_unheard(status: Status, bus: str) -> list[Part]:
@@ -453,7 +442,7 @@ def _of_quorums(status: Status, able: Sequence[str]) -> list[Part]:
             f"{agreeing(len(names), 'its', 'their')} rounds wait for every learner, and until their deadline for one "
             "that stalls",
             f"start the other learners, or start {agreeing(len(names), 'the syncer', 'these syncers')} again with "
-            f"--quorum K, where K is at most {heard}, or without --quorum if it was to bring in work that waited",
+            f"--quorum K, where K is at most {heard}",
         )
     ]
 
@@ -646,19 +635,18 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
         )
     elif not any(status.heads) and not _unread(status):
         said += "; what they learnt is not in the run"
-        do = _again(syncer, len(left))
+        do = _again(syncer)
     elif unanswered := _unanswered(status):
         said += f"; {', '.join(unanswered)} left with tokens that no syncer answered, which are not in the model"
-        do = _again(syncer, len(unanswered))
+        do = _again(syncer)
     return Health(False, [Part(said, do)]) if do else Health(True, [], said)
 
 
-def _again(syncer: Callable[..., str], count: int) -> str:
-    """Return the advice that brings in what so many learners had sent when they ended."""
+def _again(syncer: Callable[..., str]) -> str:
+    """Return the advice that brings in what learners had sent when they ended."""
     return (
         f"bring their work in soon ({LATE_WORK}): start them again with --wait-at-end 600 (a loop of your own: "
-        f"link.close(wait=600)) and, once they have joined, a syncer: {syncer(f' --quorum {count}')}; "
-        f"{QUORUM_FOR_NOW}"
+        f"link.close(wait=600)) and, once they have joined, a syncer: {syncer('')}"
     )
 
 

@@ -22,7 +22,6 @@ from isthmus.log.log_health import collects, uncollected
 from isthmus.log.membership import require_may
 from isthmus.log.polar import require_gpu
 from isthmus.log.trust import Trust
-from isthmus.reasons import QUORUM_FOR_NOW
 from isthmus.runtime.clock import Runtime, cores, random_id
 from isthmus.runtime.urls import Place
 from isthmus.store import require_create_only
@@ -78,12 +77,9 @@ async def _serve(settings: declared.Syncer, name: str, board: HealthServer) -> N
             for f in pace.__struct_fields__
             if getattr(pace, f) != (of_run := getattr(ports.log.run.pace, f))
         ]:
-            # `isthmus status` advises a higher quorum for the first rounds after a gap.
-            for_now = f"; if status advised the quorum: {QUORUM_FOR_NOW}"
             logger.warning(
                 "%s serves at another pace than the run's (%s): give all its syncers these settings, since any of them "
-                "may open the next round of a fragment%s", name, ", ".join(differs),
-                for_now if pace.quorum > ports.log.run.pace.quorum else "",
+                "may open the next round of a fragment", name, ", ".join(differs),
             )  # fmt: skip
         holes = shared.holes_in(settings)
         syncer = Syncer(ports.log, ports.store, ports.bus, ports.runtime, name, pace, accepted=holes)

@@ -120,8 +120,7 @@ def _log(c: RunHistory, at: float, now: float, run: str, status: Status | None) 
             Notice(
                 f"{missed} of the last {lately} rounds missed their quorum and merged what was in",
                 "the learners' page says which learners are missing: start them again, or start the syncers again with "
-                "--quorum K, where K is at most the number of learners, or without --quorum if it was to bring in "
-                "work that waited",
+                "--quorum K, where K is at most the number of learners",
                 "learners",
             )
         )
