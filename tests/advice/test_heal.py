@@ -470,7 +470,7 @@ async def test_a_newest_commit_that_learners_have_adopted(folder: Path) -> None:
 
 @row(
     "heal",
-    "fragment … cannot be healed: … trains on version … of fragment …, and its log ends at version …: no update on that version "
+    "fragment … cannot be healed: … version … of fragment …, and its log ends at version …: no update on that version "
     "can be merged",
     means="The last commit of a fragment is gone. Only the updates that learners made on it show that it was there.",
     do="restore commits/… and what follows it from a backup. Without one, stop all learners and syncers, and start them "
@@ -490,7 +490,7 @@ async def test_a_newest_commit_that_is_gone_and_learners_have_adopted(folder: Pa
         kept = path.read_bytes()
         path.unlink()
         told = await heal(here, w)
-        assert f"a trains on version {head} of fragment 0, and its log ends at version {head - 1}" in told
+        assert f"a has version {head} of fragment 0, and its log ends at version {head - 1}" in told
         assert f"restore {commit_key(0, head)}" in told
         assert "2 fragments: 1 sound, 1 that cannot be folded" in told
         if backup:

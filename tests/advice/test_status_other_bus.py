@@ -128,7 +128,8 @@ async def test_a_learner_that_is_started_again_on_another_bus() -> None:
     "no learner trains at the moment; the last commit is of …; … joined within the last minute and … not heard yet",
     means="Learners have a place in the run's store since less than a minute, and still load their models and checkpoints.",
     like="A learner on another bus: after a minute `joined in the store and … not heard here since` is said of it.",
-    do="wait a minute: a learner is heard once it has loaded its model and its checkpoint",
+    do="wait a minute: a learner is heard once it has loaded its model and its checkpoint (if its process has ended, its log "
+    "says why)",
     then="`… of … learners merge`.",
 )
 @row(
@@ -136,7 +137,8 @@ async def test_a_learner_that_is_started_again_on_another_bus() -> None:
     "… joined within the last minute and … not heard yet",
     means="The same of one learner, while others train.",
     like="A learner on another bus: after a minute `joined in the store and … not heard here since` is said of it.",
-    do="wait a minute: a learner is heard once it has loaded its model and its checkpoint",
+    do="wait a minute: a learner is heard once it has loaded its model and its checkpoint (if its process has ended, its log "
+    "says why)",
     then="It is among the learners that merge.",
 )
 @in_virtual_time

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from advice.followed import advises, mine, says
+from advice.followed import advises, isthmus, mine, says
 from advice.rows import A_GAP, Row, row
 from advice.test_alerts import Deaf
 from advice.test_status import Fault
@@ -33,7 +34,7 @@ from isthmus.log.replaced import AFTER_S
 from isthmus.store import Layer
 from isthmus.store.layer import Send
 from support.signed import EU, EVERYBODY, EVIL, OWNER, SYNC, US, L, S, admit, agree, seed
-from support.world import World, in_virtual_time, newest_commit, seed_of, serving, until, world
+from support.world import World, in_virtual_time, newest_commit, seed_of, serving, train, until, world
 
 T = TypeVar("T")
 
@@ -601,7 +602,7 @@ LACKING = (
 
 @row(
     "status",
-    "… on version … of fragment …, and its log ends at version …: no update on that version can be merged",
+    "… version … of fragment …, and its log ends at version …: no update on that version can be merged",
     means="The store has lost the newest commits of this fragment, as when it was set back to an older backup, while learners "
     "that had fetched what they published train on. The fragment stands still.",
     like="For a moment, a store whose reads lag behind its writes.",
@@ -612,7 +613,7 @@ LACKING = (
 )
 @row(
     "log",
-    "… on version … of fragment …, and its log ends at version …: no update on that version can be merged",
+    "… version … of fragment …, and its log ends at version …: no update on that version can be merged",
     means="The same, in a syncer's log.",
     do=LACKING,
     then="With the commits restored, the fragment is merged again.",
@@ -638,12 +639,26 @@ async def test_learners_that_know_versions_that_the_log_lacks(folder: Path, capl
             path.unlink()
         async with serving(w.syncer("s2")):
             told = await said(here, w)
-            assert f"a trains on version {head} of fragment 0, and its log ends at version" in told
+            assert f"a has version {head} of fragment 0, and its log ends at version" in told
             await until(lambda: says(logged, caplog.text), "the syncer says it, too", 30.0)
             advises(logged, caplog.text)
             for path, blob in kept.items():
                 path.write_bytes(blob)
             await over(here, w)
+
+
+async def test_versions_that_the_log_lacks_are_named_when_all_have_left(folder: Path) -> None:
+    here, _ = mine(test_learners_that_know_versions_that_the_log_lacks)
+    async with world(folder, FEW) as w:
+        async with serving(w.syncer("s1")) as syncer:
+            await train(w.learner("a"), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= 9)
+        assert not says(here, (await isthmus("status", w.run.url, "--bus", w.bus.url))[1])
+        head = (await newest_commit(w, 0)).version
+        for path in [*(folder / "commits" / "00000").iterdir(), *(folder / "snapshots" / "00000").iterdir()]:
+            if int(path.name[:12]) > head - 5:
+                path.unlink()
+        told = await said(here, w)
+        assert re.search(rf"a has version \d+ of fragment 0, and its log ends at version {head - 5}:", told), told
 
 
 @in_virtual_time

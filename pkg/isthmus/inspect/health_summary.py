@@ -64,6 +64,7 @@ CLOCKS_S = 60.0
 COMMITTED_S = 60.0
 """A commit younger than this many seconds shows that syncers and learners are at work, even if none is heard."""
 
+JOINING = "joined within the last minute"
 PENDING_PERIODS = 3
 """A learner that is done and has pending tokens of more periods than this has sent work that nobody answered."""
 
@@ -166,7 +167,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         ailing = [*_of_losses(status, run), *_of_strangers(strangers, run, members), *_of_manifests(status.turned_away)]
         # Learners that have stopped before their end may have done so because of the damage.
         first = [*found.parts, *damage] if found.ok else [*damage, *found.parts]
-        parts = sorted([*first, *_of_unheard(status, bus), *ailing, *_of_bursts(status, run, ())], key=_goes_on)
+        parts = sorted([*first, *_of_unheard(status, bus), *ailing, *_of_bursts(status, run, ())], key=_urgency)
         return Health(found.ok and not (damage or ailing), parts, found.count)
     if not here and not status.syncers_live:
         # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
@@ -237,7 +238,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         *absent,
         *_of_quorums(status, able),
     ]
-    return Health(ok, sorted([*parts, *_of_bursts(status, run, exploding)], key=_goes_on), merging)
+    return Health(ok, sorted([*parts, *_of_bursts(status, run, exploding)], key=_urgency), merging)
 
 
 def _unread(status: Status) -> bool:
@@ -279,9 +280,9 @@ def _of_bursts(status: Status, run: str, exploding: Collection[str]) -> list[Par
     ][:NAMED_MAX]
 
 
-def _goes_on(part: Part) -> bool:
-    """Return whether a problem is none of the present: a hole in the history, which the run does not need."""
-    return HOLE in part.said
+def _urgency(part: Part) -> int:
+    """Return the place of a problem: last what passes by itself, before it a hole, which is none of the present."""
+    return 2 if JOINING in part.said else int(HOLE in part.said)
 
 
 def _no_syncer(
@@ -331,9 +332,9 @@ def _of_joining(status: Status) -> list[Part]:
         return []
     return [
         Part(
-            f"{listed(names, NAMED_MAX)} joined within the last minute and {agreeing(len(names), 'is', 'are')} not "
-            "heard yet",
-            "wait a minute: a learner is heard once it has loaded its model and its checkpoint",
+            f"{listed(names, NAMED_MAX)} {JOINING} and {agreeing(len(names), 'is', 'are')} not heard yet",
+            "wait a minute: a learner is heard once it has loaded its model and its checkpoint (if its process has "
+            "ended, its log says why)",
             ": ",
         )
     ]

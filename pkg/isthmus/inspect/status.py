@@ -609,7 +609,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
         recent=state.recent,
         restarts={name: found for name, found in restarts if found is not None},
         room=await _room(log),
-        ahead=_ahead(hearing, hearing.live(-math.inf), state.heads),
+        ahead=_ahead(hearing, hearing.learners, state.heads),  # also of those that have left: they saw what they say
         accepted=accepted or {},
         own_quorum=log.run.pace.quorum,
         bursts=bursts.found(),
@@ -636,19 +636,19 @@ async def _summed(log: Log, heads: Sequence[Commit | None]) -> tuple[LogSums, Bu
 
 
 def _ahead(
-    hearing: BusView, live: Collection[str], heads: Sequence[Commit | None]
+    hearing: BusView, names: Collection[str], heads: Sequence[Commit | None]
 ) -> dict[int, tuple[int, Sequence[str]]]:
-    """Return, by fragment, which live learners have a version that its log lacks. `heads`: read after they spoke."""
+    """Return, by fragment, which learners have a version that its log lacks. `heads`: read after they spoke."""
     found = dict[int, tuple[int, Sequence[str]]]()
     for p, commit in enumerate(heads):
-        head, names, newest = commit.version if commit is not None else 0, list[str](), 0
-        for name in sorted(live):
+        head, having, newest = commit.version if commit is not None else 0, list[str](), 0
+        for name in sorted(names):
             beat = hearing.learners[name].heartbeat
             if beat is not None and p < len(beat.versions) and beat.versions[p] > head:
-                names.append(name)
+                having.append(name)
                 newest = max(newest, beat.versions[p])
-        if names:
-            found[p] = newest, names
+        if having:
+            found[p] = newest, having
     return found
 
 

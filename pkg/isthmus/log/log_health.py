@@ -227,7 +227,7 @@ def collects(url: str, versions: int, accepted: Holes | None = None, *, signed: 
 def lacks(p: int, head: int, version: int, learners: Sequence[str]) -> str:
     """Return in words that learners have a later version of a fragment than its log, whose newest is `head`."""
     return (
-        f"{listed(learners, LEARNERS_NAMED)} {agreeing(len(learners), 'trains', 'train')} on version {version} of "
+        f"{listed(learners, LEARNERS_NAMED)} {agreeing(len(learners), 'has', 'have')} version {version} of "
         f"fragment {p}, and its log ends at version {head}: no update on that version can be merged"
     )
 
