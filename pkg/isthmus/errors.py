@@ -79,8 +79,9 @@ class RunMissing(InputError):
 class RunExists(InputError):
     """There is another run at this place."""
 
-    def __init__(self, url: str, difference: str) -> None:
-        super().__init__(f"{url} already holds a run that differs ({difference}): choose another place")
+    def __init__(self, url: str, difference: str, remedy: str = "") -> None:
+        remedy = remedy or "choose another place"
+        super().__init__(f"{url} already holds a run that differs ({difference}): {remedy}")
         self.url = url
         self.difference = difference
 
@@ -139,18 +140,18 @@ class BucketMissing(Denied):
         self.command = f"isthmus init {url} --create-bucket"
         """The command that creates the bucket. Few of a run's participants may: it takes an administrator's
         credentials."""
-        what, more, self.check = "bucket (NoSuchBucket)", "", "check its name"
+        what, self.more, self.check = "bucket (NoSuchBucket)", "", "check its name"
         if url.startswith("gs:"):
             self.command = f"gcloud storage buckets create gs://{bucket}"
         elif url.startswith("az:"):
             what, self.command = "container (ContainerNotFound)", azure_container_command(bucket)
             self.check += " and the storage account"
         else:
-            more = f", with a run of the built-in model; {OWN_MODEL}"
+            self.more = f"with a run of the built-in model; {OWN_MODEL}"
             self.check += " and the endpoint (AWS_ENDPOINT_URL)"
         self.brief = f"{where}: there is no such {what}"
         """What is missing, without what to do."""
-        super().__init__(f"{self.brief}: {self.check}; `{self.command}` creates it{more}")
+        super().__init__(f"{self.brief}: {self.check}; `{self.command}` creates it{self.more and f', {self.more}'}")
         self.url = url
 
 

@@ -18,6 +18,7 @@ import boto3
 import pytest
 
 from advice.doctors import FREES, Doctor, printed, small_run
+from advice.followed import command_in
 from advice.gate import Gate, error, gate
 from advice.rows import A_GAP, row
 from isthmus.store.files import FileStore
@@ -333,14 +334,15 @@ def test_a_store_that_does_not_answer(doctor: Doctor, gated: tuple[Gate, str], m
     "doctor", "store: access: s3://…: there is no such bucket (NoSuchBucket)",
     means="No bucket has this name at this address.",
     do="check its name and the endpoint (AWS_ENDPOINT_URL); if that is right, create it with an administrator's credentials: "
-    "isthmus init … --create-bucket",
+    "isthmus init … --create-bucket (with a run of the built-in model; for a model of your own, add --model "
+    "PACKAGE.MODULE:FUNCTION, or call join(..., create=Rules.suited))",
     then="`ok store: run`",
 )  # fmt: skip
 def test_no_bucket(doctor: Doctor, gated: tuple[Gate, str]) -> None:
     run = f"s3://not-there-{os.getpid()}/run"
     text = doctor.finds(run, *ROLE)
     assert "creates it" not in text, "the advice is given once, below the finding"
-    assert main(printed(text, "init")) == 0
+    assert main(command_in(text, "init")) == 0
     doctor.finds_no_more(run, *ROLE)
 
 

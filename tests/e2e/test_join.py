@@ -97,8 +97,22 @@ def test_another_model_is_refused_by_its_first_difference(folder: Path) -> None:
 
 def test_other_rules_are_refused(folder: Path) -> None:
     join(folder, net(), create=RULES).close()
-    with pytest.raises(InputError, match="sync_every is 4 there, not 7"):
+    with pytest.raises(InputError, match=r"sync_every is 4 there, not 7\): leave create= out to join it"):
         join(folder, net(), create=Rules(fragments=2, sync_every=7))
+    join(folder, net()).close()
+
+
+def test_the_environment_names_the_learner_that_the_program_does_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ISTHMUS_LEARNER", raising=False)
+    with pytest.raises(InputError, match=r"no name: pass learner=.*, or set ISTHMUS_LEARNER"):
+        join(folder, net(), create=RULES, learner=None)
+    monkeypatch.setenv("ISTHMUS_LEARNER", "from-env")
+    for options, name in (({}, "a"), ({"learner": None}, "from-env")):
+        with join(folder, net(), create=RULES, **options):
+            pass
+        assert list((folder / "learners" / name).iterdir())
 
 
 def test_tied_weights_are_merged_once(folder: Path) -> None:

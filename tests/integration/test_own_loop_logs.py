@@ -39,6 +39,24 @@ for _ in range(2):
             time.sleep(0.02)
 """
 
+KILLED = """
+import os
+import sys
+import time
+import torch
+import isthmus
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rules, pace = isthmus.Rules(fragments=1, sync_every=50), isthmus.Pace(silence_s=0.5, heartbeat_s=0.1)
+with isthmus.join(sys.argv[1], model, optimizer, learner="a", create=rules, pace=pace) as link:
+    for _ in range(int(sys.argv[2])):
+        link.step(tokens=1000)
+        time.sleep(0.01)
+    if sys.argv[2] != "0":
+        time.sleep(1.0)
+        os._exit(0)
+"""
+
 SHOWN = """
 import logging
 from isthmus.runtime import log_lines
@@ -84,6 +102,21 @@ def test_a_loop_without_logging_shows_its_restart_and_that_nothing_is_merged(tmp
         r"a: 100 steps in .* 200 over all its incarnations",
     ]  # fmt: skip
     assert re.search(".*".join(said), lines, re.S), lines
+
+
+def test_a_restart_that_begins_anew_is_a_warning_if_work_is_lost(tmp_path: Path) -> None:
+    """The learner was killed before its first checkpoint; the one after it begins at step 0."""
+    run, joined = (
+        str(tmp_path / "run"),
+        r"(INFO|WARNING) .*a joined \S+ \(start \d of this name\): goes on after step 0 ",
+    )
+    levels = []
+    for steps in ("31", "0"):
+        said = "\n".join(lines_of(KILLED, run, steps))
+        found = re.search(joined + r"\((\d+) tokens lost in all\)", said)
+        assert found, said
+        levels.append((found[1], int(found[2]) > 0))
+    assert levels == [("INFO", False), ("WARNING", True)]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -519,3 +520,9 @@ def test_what_is_judged_again_from_the_log_is_the_same() -> None:
             for commit in log:
                 if version - commit[0] < REMEMBERED:
                     again.note(*commit)
+
+
+def test_the_glossary_says_what_each_reason_to_clip_means() -> None:
+    glossary = (Path(__file__).parents[2] / "docs/glossary.md").read_text()
+    (row,) = [line for line in glossary.splitlines() if line.startswith("| clipped |")]
+    assert all(f"`{clip}` (" in row for clip in Clip)

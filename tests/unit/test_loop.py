@@ -255,6 +255,10 @@ def test_where_noting_fails_nothing_is_stored(caplog: pytest.LogCaptureFixture) 
 def test_what_is_no_state_is_refused_at_once() -> None:
     with pytest.raises(InputError, match=r"state\['x'\] is an object, without state_dict"):
         made(state={"x": object()})
+    with pytest.raises(
+        InputError, match=r"data is a list, without state_dict .*: leave data= out .*StatefulDataLoader"
+    ):
+        made(data=[])
     odd = Place()
     odd.at = 2j  # type: ignore[assignment]
     with pytest.raises(InputError, match=r"state\['x'\]\['at'\] is a builtins.complex"):

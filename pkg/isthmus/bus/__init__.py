@@ -18,7 +18,6 @@ __all__ = [
     "START",
     "Bus",
     "BusItem",
-    "bus_flag",
     "default_bus",
     "default_pace",
     "in_store",
@@ -66,17 +65,12 @@ def default_bus(run_url: str) -> str:
     return IN_STORE if folder is None else f"sqlite://{folder / EMBEDDED_FILE}"
 
 
-def bus_flag(run_url: str, bus_url: str) -> str:
-    """Return the flag, after a space, that names the bus of a run in a command; empty if the run's store has it."""
-    return "" if in_store(bus_url) and default_bus(run_url) == IN_STORE else f" --bus {bus_url}"
-
-
 def syncer_command(run_url: str, bus_url: str, more: str = "", *, signed: bool) -> str:
     """Return the command that starts a syncer of a run, to be copied; in a `signed` run a syncer needs its key.
 
-    `more`: further flags, after a space.
+    `more`: further flags, after a space. The bus is always named: the shell that it is copied to may have ISTHMUS_BUS.
     """
-    command = f"isthmus syncer {run_url}{bus_flag(run_url, bus_url)}{more}"
+    command = f"isthmus syncer {run_url} --bus {bus_url}{more}"
     if not signed:
         return command
     keyed = f"{command}{key_flag('syncer', signed=True)}"

@@ -146,7 +146,7 @@ def what_to_do(error: IsthmusError, url: str, refused: str, other: str, *, signe
     `signed`: whether the run is known to be signed.
     """
     if isinstance(error, BucketMissing):
-        return BUCKET.format(check=error.check, command=error.command)
+        return BUCKET.format(check=error.check, command=error.command) + (error.more and f" ({error.more})")
     if isinstance(error, Denied) and " is a link: " in str(error):
         return LINK
     if DENIED["RequestTimeTooSkewed"] in str(error):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from isthmus.bus import bus_flag, in_store, syncer_command
+from isthmus.bus import in_store, syncer_command
 from isthmus.format.records.keys import MEMBERS, members_key
 from isthmus.format.records.messages import Alive
 from isthmus.inspect import bursts
@@ -177,7 +177,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
             "are cut off, or the bus refuses their messages",
             "look first whether they live, on each of their machines: pgrep -af isthmus (for a training loop of your "
             "own, the name of its script in place of isthmus). Beside those that live, isthmus doctor "
-            f"{run}{bus_flag(run, bus)} --role syncer{_key(status, 'syncer')} says what keeps them from the bus; start "
+            f"{run} --bus {bus} --role syncer{_key(status, 'syncer')} says what keeps them from the bus; start "
             "the others again by their old commands",
         )
         return Health(False, [*room, silence, *ailing])
@@ -683,9 +683,7 @@ def _trouble(view: LearnerView, status: Status, run: str, bus: str) -> Part | No
     if not heard and waiting == f"a merge ({UNHEARD})":
         return None
     if heard and waiting.startswith(f"a merge ({UNHEARD}"):
-        doctor = (
-            f"isthmus doctor {run}{bus_flag(run, bus)} --role learner --learner {view.name}{_key(status, 'learner')}"
-        )
+        doctor = f"isthmus doctor {run} --bus {bus} --role learner --learner {view.name}{_key(status, 'learner')}"
         do = f"syncers are heard here: {doctor}, beside it, says what keeps their messages from it"
         return Part(f"{view.name}: waits for {waiting}", do, ": ")
     do = _remedy(waiting, status, run, bus, f"learner --learner {view.name}")
@@ -717,7 +715,7 @@ def _remedy(waiting: str, status: Status, run: str, bus: str, role: str) -> str:
         )
     if waiting.startswith("a merge ("):
         return remedy_of(waiting.removeprefix("a merge (").removesuffix(")")) or "its log says why"
-    doctor = f"isthmus doctor {run}{bus_flag(run, bus)} --role {role}{_key(status, role.partition(' ')[0])}"
+    doctor = f"isthmus doctor {run} --bus {bus} --role {role}{_key(status, role.partition(' ')[0])}"
     return f"it goes on by itself once that is over; {doctor}, beside it, says what is wrong"
 
 

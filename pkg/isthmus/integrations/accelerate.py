@@ -46,7 +46,7 @@ def join(
     model: Any,
     optimizer: Any,
     *,
-    learner: str,
+    learner: str | None = None,
     count: Count | None = None,
     **joining: Any,
 ) -> Learner:

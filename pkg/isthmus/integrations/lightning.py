@@ -21,6 +21,7 @@ from isthmus.integrations.hook import (
     take_up,
 )
 from isthmus.link import Link, join
+from isthmus.link.joining import learner_name
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class IsthmusCallback(Callback):  # type: ignore[misc]
         self,
         run: str,
         *,
-        learner: str,
+        learner: str | None = None,
         module: Callable[[LightningModule], nn.Module] | None = None,
         count: Count | None = None,
         **joining: Any,
@@ -76,7 +77,7 @@ class IsthmusCallback(Callback):  # type: ignore[misc]
         """
         if "data" in joining:
             raise InputError("the Trainer sets data= itself: leave it out")
-        self._run, self._learner, self._joining = run, learner, joining
+        self._run, self._learner, self._joining = run, learner_name(learner), joining
         self._module, self._count = module, count
         self._hook: StepHook | None = None
 

@@ -49,7 +49,9 @@ class TrainerProgress:
 
 
 @contextmanager
-def join(trainer: Any, run: str, *, learner: str, count: Count | None = None, **joining: Any) -> Iterator[Link]:
+def join(
+    trainer: Any, run: str, *, learner: str | None = None, count: Count | None = None, **joining: Any
+) -> Iterator[Link]:
     """Join a run with a torchtitan Trainer that was built and has not trained; leave when the block ends.
 
     Each training step is reported when it is done, with its loss if torchtitan logs that step. Every rank of the job

@@ -23,6 +23,7 @@ from isthmus.integrations.hook import (
 )
 from isthmus.link import Link, join
 from isthmus.link.following import follow
+from isthmus.link.joining import learner_name
 from isthmus.torch.shard_transfer import is_sharded
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,13 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(
-        self, run: str, *, learner: str, count: Count | None = None, save: str | None = None, **joining: Any
+        self,
+        run: str,
+        *,
+        learner: str | None = None,
+        count: Count | None = None,
+        save: str | None = None,
+        **joining: Any,
     ) -> None:
         """Take the arguments of `isthmus.join`, except `steps` and `data`, which come from the Trainer.
 
@@ -75,7 +82,7 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
         for taken in ("steps", "data"):
             if taken in joining:
                 raise InputError(f"the Trainer sets {taken}= itself: leave it out")
-        self._run, self._learner, self._count, self._joining = run, learner, count, joining
+        self._run, self._learner, self._count, self._joining = run, learner_name(learner), count, joining
         self._save = save
         self._trainer: Any = None
         self._hook: StepHook | None = None

@@ -318,14 +318,16 @@ class AgentThread:
             self.joined_at = [known.version for known in self.agent.downlink.known]
             if self.agent.history.checkpoint is None and any(self.joined_at):
                 self.donor = await find_donor(self.agent)
-            history = self.agent.history
-            logger.info(
+            history, gone = self.agent.history, self.agent.uplink.lost
+            logger.log(
+                # Work of earlier starts that is gone, and no checkpoint to go on from: nobody expects to begin anew.
+                logging.WARNING if gone and history.checkpoint is None else logging.INFO,
                 "%s joined %s (start %d of this name): goes on after step %d (%.0f tokens lost in all), in %.2f s",
                 learner,
                 run_url,
                 self.agent.incarnation,
                 history.step,
-                self.agent.uplink.lost,
+                gone,
                 self._loop.time() - started,
             )
             if self._sink is not None:

@@ -58,7 +58,7 @@ def join(
     optimizer: "torch.optim.Optimizer",
     *,
     bus: str | None = None,
-    learner: str,
+    learner: str | None = None,
     create: Create | None = None,
     vectors: Sequence[str] = (),
     pace: Pace | None = None,
@@ -106,8 +106,8 @@ def join(
             are objects there), and the embedded bus beside a run in a folder.
             If the URL names no user, `ISTHMUS_BUS_USER` and `ISTHMUS_BUS_PASSWORD` (or `…_PASSWORD_FILE`) are used, as
             by the commands.
-        learner: this learner's name, unique in the run. A process that joins under the same name later goes on where
-            the name stopped.
+        learner: this learner's name, unique in the run; by default the value of `ISTHMUS_LEARNER`. A process that joins
+            under the same name later goes on where the name stopped.
         create: rules, or a function that makes rules from the model's tensors: a missing run is created from this
             model, in a bucket of S3 with its bucket. If several processes create it, one wins, and the others adopt its
             run and its initial values. `Rules.suited` chooses rules that suit the model;
@@ -162,6 +162,7 @@ def join(
         raise InputError(f"checkpoint_s {checkpoint_s:g} must be more than 0, warmup_steps {warmup_steps} at least 0")
     frozen_check = named(FrozenCheck, frozen, "value of frozen=")
     log_lines.show()
+    learner = learner_name(learner)
     bus = bus or os.environ.get("ISTHMUS_BUS") or default_bus(run)
     bus = as_environment_says(bus, os.environ)
     trust = trust_of(key, owner, insecure, run_digest)
@@ -185,6 +186,13 @@ def join(
             raise
         said.words = msgspec.msgpack.encode(leader.joined())
     return Link(leader, warmup_steps)
+
+
+def learner_name(given: str | None) -> str:
+    """Return the name that a program gives its learner, or the environment's. Raises `InputError`."""
+    if name := os.environ.get("ISTHMUS_LEARNER", "") if given is None else given:
+        return name
+    raise InputError('the learner has no name: pass learner="…", unique in the run, or set ISTHMUS_LEARNER')
 
 
 def _accelerators(model: "nn.Module") -> str:
@@ -326,7 +334,7 @@ async def reach_or_create(
                 await require_create_only(store.at_start, store.runtime)
             else:
                 if isinstance(create, Rules):
-                    found.require_rules(create.check())
+                    found.require_rules(create.check(), "leave create= out to join it, or choose another place")
                 return found
     except TimeoutError:
         raise Unavailable(f"{store.url}: not reached within {START_S:g} s") from None

@@ -80,12 +80,12 @@ class Run:
                 difference, f"use the model that {self.url} was created with ({made}), or another address for this one"
             )
 
-    def require_rules(self, rules: Rules) -> None:
-        """Raise `RunExists`, naming the first difference, if these are not the run's rules."""
+    def require_rules(self, rules: Rules, remedy: str = "") -> None:
+        """Raise `RunExists`, naming the first difference, if these are not the run's rules; `remedy`: what to do."""
         for name, ours in msgspec.structs.asdict(rules).items():
             theirs = getattr(self.rules, name)
             if ours != theirs:
-                raise RunExists(self.url, f"{name} is {theirs} there, not {ours}")
+                raise RunExists(self.url, f"{name} is {theirs} there, not {ours}", remedy)
 
 
 class _Told(msgspec.Struct, frozen=True, array_like=True):

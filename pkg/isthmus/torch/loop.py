@@ -68,9 +68,14 @@ class Loop(Saver):
             self._objects["data"] = data
         for name, one in self._objects.items():
             if not all(callable(getattr(one, method, None)) for method in ("state_dict", "load_state_dict")):
+                remedy = (
+                    "leave data= out (the place in the data is then not kept: begin at batch link.steps_done), or "
+                    "pass a sampler or loader that has both, such as torchdata's StatefulDataLoader"
+                    if name == "data"
+                    else "pass an object that has both, such as a scheduler, a GradScaler or isthmus.RandomState()"
+                )
                 raise InputError(
-                    f"{name} is {an(type(one).__qualname__)}, without state_dict and load_state_dict: pass an object "
-                    "that has both, such as a scheduler, a GradScaler, a StatefulDataLoader or isthmus.RandomState()"
+                    f"{name} is {an(type(one).__qualname__)}, without state_dict and load_state_dict: {remedy}"
                 )
         self.local = LocalState(model)
         self.copies = rehearse(optimizer)
