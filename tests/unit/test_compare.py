@@ -514,3 +514,42 @@ def test_the_table_of_adapters_has_the_best_of_the_recorded_rates() -> None:
             at = f"M = 4, H = {period}: {how}, inner rate "
             best, rate = min((loss, name[len(at) :]) for name, loss in losses.items() if name.startswith(at))
             assert cell == f"{best:.3f} ({rate})"
+
+
+ROW = re.compile(
+    r"(?P<gpus>\d+) GPUs in (?P<learners>\d+)(?: places)?, (?P<params>[\d.e]+)(?: parameters)?, (?P<gbit>\d+) Gbit/s, "
+    r"(?P<latency>[\d.]+) s, (?:a failure per )?(?P<mtbf>\d+) h(?:, (?P<restart>\d+) s away)?"
+)
+"""What a row of the page's table plans."""
+
+
+@pytest.mark.tier("all")
+def test_the_pages_table_is_what_the_command_says(tmp_path: Path) -> None:
+    page = (RESULTS.parent / "compare.md").read_text()
+    lines = page.partition("<!-- table -->")[2].partition("<!-- /table -->")[0].strip().splitlines()[2:]
+    found = []
+    for line in lines:
+        row = ROW.search(line)
+        assert row, line
+        words = ["--params", row["params"], "--learners", row["learners"], "--gpus", row["gpus"], "--up", row["gbit"]]
+        words += ["--down", row["gbit"], "--latency", row["latency"], "--mtbf-hours", row["mtbf"]]
+        words += ["--restart", row["restart"]] if row["restart"] else []
+        words += ["--step-seconds", "1", "--step-tokens", "1e6", "--gpu-hour", "2.5", "--json", str(tmp_path / "plan")]
+        assert main(["plan", "--compare", *words]) == 0
+        planned = json.loads((tmp_path / "plan").read_text())
+        ways = {way["name"]: way for way in planned["compare"]["ways"]}
+        one = ways[ONE_PLACE]["learnt"]
+        cells = [f"{one:.2e}".replace("e+", "e")]
+        cells += [
+            f"{share / one:.0%}".replace("%", " %") for share in (ways[ACROSS]["learnt"], ways[DECOUPLED]["learnt"])
+        ]
+        cells.append(f"{planned['compare']['most'] / one:.0%}".replace("%", " %"))
+        assert [cell.strip() for cell in line.strip("|").split("|")[1:]] == cells, line
+        found.append((planned, ways[DECOUPLED]["learnt"] / one))
+    assert {planned["rules"]["merge"] for planned, _ in found} == {"rda"}, "as the page says"
+    beside = [planned["compare"] for planned, _ in found]
+    assert f"would need {beside[1]['gbit_s']:.0f} Gbit/s" in " ".join(page.split())
+    assert f"more often than every {beside[2]['mtbf_hours']:.1f} hours" in " ".join(page.split())
+    assert f"at parity every {beside[2]['mtbf_hours_at_parity']:.0f} hours" in " ".join(page.split())
+    shares = [share for _, share in found if share < 1.0]
+    assert f"({min(shares):.0%} to {max(shares):.0%} above)".replace("%", "").replace(" above", " % above") in page

@@ -647,3 +647,35 @@ def test_a_model_in_two_bytes_takes_less_of_a_learner() -> None:
 
     assert taken("float32") == pytest.approx(30.0)
     assert taken("bfloat16") == taken("float16") == pytest.approx(27.0)
+
+
+@pytest.mark.tier("all")
+def test_the_pages_requests_of_a_bus_in_the_store_are_the_plans(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/deploy.md").read_text()
+    rows = re.findall(r"^\| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| (0\.\d+) \|$", page, re.M)
+    assert len(rows) == 3
+    for period, learner, syncer, usd in rows:
+        words = ["--params", "1e9", "--learners", "4", "--sync-every", period.replace(",", "")]
+        assert main(["plan", *words, "--json", str(tmp_path / "plan")]) == 0
+        bus = json.loads((tmp_path / "plan").read_text())["bus_in_store"]
+        counts = [round(sum(bus[who].values()), -2) for who in ("learner", "syncer")]
+        assert [int(c.replace(",", "")) for c in (learner, syncer)] == counts
+        assert f"{bus['usd_hour']:.3f}" == usd
+
+
+def test_the_price_of_checkpoints_that_leave_their_region_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learner = '[[learner]]\nname = "{0}"\nregion = "{0}"\nup_gbit_s = 10\ndown_gbit_s = 10\nstep_s = 13\n'
+    for here, named in (("us", True), ("eu", False)):
+        file = tmp_path / f"{here}.toml"
+        file.write_text('params = 7e9\nstore_region = "eu"\n' + learner.format(here))
+        assert main(["plan", "--islands", str(file), "--json", str(tmp_path / "plan")]) == 0
+        said, planned = " ".join(capsys.readouterr().out.split()), json.loads((tmp_path / "plan").read_text())
+        of_that = re.search(r"\$([\d.,]+) of that are for checkpoints that leave their region, one every (\d+) s", said)
+        assert bool(of_that) is named, said
+        if of_that:
+            usd, every_s = float(of_that[1].replace(",", "")), int(of_that[2])
+            assert usd == pytest.approx(planned["day"]["checkpoints_egress_usd"], abs=0.01)
+            assert f"with --checkpoint {10 * every_s} at these learners it is ${usd / 10:,.2f}" in said
+            assert planned["day"]["checkpoints_gb"] == pytest.approx(usd / 0.02, rel=0.01)

@@ -95,6 +95,7 @@ def test_a_learners_rates_are_its_share_of_them(found: Plan) -> None:
 
 def test_a_day_moves_what_the_learners_move(found: Plan) -> None:
     assert found.day["up_gb"] == pytest.approx(3 * (FRAGMENT_GB + CHECKPOINTS_GB_S) * DAY_S, rel=CLOSE)
+    assert found.day["checkpoints_gb"] == pytest.approx(3 * CHECKPOINTS_GB_S * DAY_S, rel=CLOSE)
     assert found.day["down_gb"] == pytest.approx(3 * FRAGMENT_GB * DAY_S, rel=CLOSE)
 
 
@@ -103,6 +104,7 @@ def test_what_leaves_a_region_is_paid_by_the_gigabyte_both_ways(found: Plan) -> 
     assert found.day["egress_gb"] == pytest.approx(received + sent, rel=CLOSE)
     assert found.day["egress_sent_gb"] == pytest.approx(sent, rel=CLOSE)
     assert found.day["egress_usd"] == pytest.approx((2 * 34_560 + 2 * 50_760) * 0.02, rel=CLOSE)
+    assert found.day["checkpoints_egress_usd"] == pytest.approx(2 * (50_760 - 34_560) * 0.02, rel=CLOSE)
 
 
 @pytest.mark.parametrize(("price", "usd_gb"), [(None, 0.02), (0.0, 0.0), (0.09, 0.09)])

@@ -58,7 +58,13 @@ USUAL_TFLOP_S = 400.0
 WELL_AHEAD = 1.05
 """Times as much as data parallel across the links below which a plan says that data parallel does as well."""
 
-EGRESS = "egress_gb", "egress_sent_gb", "egress_usd"
+EGRESS = "egress_gb", "egress_sent_gb", "egress_usd", "checkpoints_egress_usd"
+
+DEAR = 0.02
+"""Share of a day's dollars from which on the egress of checkpoints is named."""
+
+RARER = 10
+"""How many times as rare checkpoints are in what is named instead."""
 NO_EGRESS = "egress is not known without regions (region and store_region in a file, --islands)"
 """Said where no learner has a region."""
 
@@ -141,6 +147,8 @@ def run(arguments: settings_classes.Plan) -> int:
         )
     if (seconds := found.checkpoint_s) != CHECKPOINT_S:
         console.print(_checkpoints(seconds), highlight=False)
+    if arguments.compare and (dear := _dear_checkpoints(found)):
+        console.print(dear.replace(" of that ", " of the egress ", 1), highlight=False)
     console.print("to create this run:", highlight=False)
     console.print(line, highlight=False, soft_wrap=True)
     unknown = [] if any(island.region for island in islands) else [f"{NO_EGRESS}: counted as 0"]
@@ -471,11 +479,26 @@ def _show(found: Plan) -> None:
         highlight=False,
     )
     console.print(
-        f"a day: {day['up_gb']:,.0f} GB up, {day['down_gb']:,.0f} GB down{restarts}, {day['writes']:,.0f} writes, "
+        f"a day: {day['up_gb']:,.0f} GB up ({day['checkpoints_gb']:,.0f} of it checkpoints), {day['down_gb']:,.0f} GB "
+        f"down{restarts}, {day['writes']:,.0f} writes, "
         f"{day['reads']:,.0f} reads, {day['stored_gb']:,.0f} GB stored: ${day['usd']:,.2f} "
         f"(GPUs ${day['gpu_usd']:,.2f}, requests ${day['requests_usd']:,.2f}, egress {egress}, "
         f"storage ${day['storage_usd']:,.2f}, syncer ${day['syncer_usd']:,.2f})",
         highlight=False,
+    )
+    if dear := _dear_checkpoints(found):
+        console.print(dear, highlight=False)
+
+
+def _dear_checkpoints(found: Plan) -> str:
+    """Return what checkpoints cost that leave their region, if it is much of a day's dollars; else nothing."""
+    usd, rarer = found.day["checkpoints_egress_usd"], RARER * found.checkpoint_s
+    if usd <= DEAR * found.day["usd"]:
+        return ""
+    return (
+        f"${usd:,.2f} of that are for checkpoints that leave their region, one every {found.checkpoint_s:,.0f} s: with "
+        f"--checkpoint {rarer:.0f} at these learners it is ${usd / RARER:,.2f}, and after a failure the optimizer's "
+        "moments and the place in the data are so much older"
     )
 
 

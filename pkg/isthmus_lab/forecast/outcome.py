@@ -184,6 +184,8 @@ class Forecast:
     down_load: float
     """Share of a learner's downlink that is used."""
     up_gb_day: float
+    checkpoints_gb_day: float
+    """Gigabytes of `up_gb_day` that are checkpoints."""
     down_gb_day: float
     """Gigabytes that a learner receives a day: new versions, and what it reads when it starts after a failure."""
     requests_day: dict[str, float]
@@ -522,6 +524,7 @@ def _forecast(
         up_load=up_load + saving * 8.0 / (island.up_gbit_s * 1e9),
         down_load=down_load,
         up_gb_day=(rounds_day * wire.up + DAY_S * saving) / 1e9,
+        checkpoints_gb_day=DAY_S * saving / 1e9,
         down_gb_day=(rounds_day * wire.down + island.restarts_day(read) * read) / 1e9,
         requests_day={
             name: (wire.cost.requests.get(name, 0.0) + more.get(name, 0)) * rounds_day
@@ -589,7 +592,7 @@ def _day(
     between = snapshots_between(params, rules, Pace(), learners, wire)
     parts = requests_to_write(wire.down) - 1 + (requests_to_write(snapshot) - 1) / between
     totals["create"] = totals.get("create", 0.0) + rounds_day * parts
-    received_gb = sent_gb = egress_usd = 0.0
+    received_gb = sent_gb = egress_usd = checkpoints_usd = 0.0
     for f in forecasts:
         for name, count in f.requests_day.items():
             totals[name] = totals.get(name, 0.0) + count * f.island.count
@@ -598,6 +601,7 @@ def _day(
             received_gb += received
             sent_gb += sent
             egress_usd += received * prices.egress_gb + sent * f.island.sending_usd_gb(prices)
+            checkpoints_usd += f.checkpoints_gb_day * f.island.count * f.island.sending_usd_gb(prices)
     stored = rules.fragments * KEPT_VERSIONS * (learners * wire.up + wire.down)
     stored += params * state_bytes(rules) * KEPT_VERSIONS / between + 2.0 * learners * checkpoint
     reads = totals.get("get", 0.0)
@@ -605,6 +609,7 @@ def _day(
     found = {
         "up_gb": sum(f.up_gb_day * f.island.count for f in forecasts),
         "down_gb": sum(f.down_gb_day * f.island.count for f in forecasts),
+        "checkpoints_gb": sum(f.checkpoints_gb_day * f.island.count for f in forecasts),
         "restarts_gb": sum(f.island.restarts_day(1e9 * f.read_gb) * f.read_gb * f.island.count for f in forecasts),
         "reads": reads,
         "writes": writes,
@@ -613,6 +618,7 @@ def _day(
         "stored_gb": stored / 1e9,
         "requests_usd": reads / 1000.0 * prices.get_per_1000 + writes / 1000.0 * prices.put_per_1000,
         "egress_usd": egress_usd,
+        "checkpoints_egress_usd": checkpoints_usd,
         "storage_usd": stored / 1e9 * prices.storage_gb_month / 30.0,
     }
     found["usd"] = found["requests_usd"] + found["egress_usd"] + found["storage_usd"]
