@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import InputError
+from isthmus_lab.commands import settings_classes
+from isthmus_lab.commands.simulate import training
+from isthmus_lab.training.experiments import EXPERIMENTS, chosen
 from isthmus_services import main as cli
 from isthmus_services.settings import resolve
 from isthmus_services.settings.command import names
@@ -95,7 +98,9 @@ def refusal(words: list[str]) -> str:
         with contextlib.redirect_stderr(err), contextlib.redirect_stdout(err):
             arguments = cli.parsed(words)
         command = arguments.command
-        resolve.resolve(command.settings, command.name, arguments, GIVEN, names)
+        found = resolve.resolve(command.settings, command.name, arguments, GIVEN, names).values
+        if isinstance(found, settings_classes.Training) and found.experiment in EXPERIMENTS:
+            training.matching(chosen(found.experiment, found.scale, found.steps), found.only, found.experiment)
     except SystemExit as error:
         return err.getvalue() if error.code else ""
     except InputError as error:
@@ -147,10 +152,11 @@ def test_commands_and_flags_in_the_middle_of_a_line_are_there() -> None:
         ("replya RUN", "did you mean replay?"),
         ("syncer RUN --quorum 0", "must be at least 1"),
         ("learner RUN --steps many", "--steps many"),
+        ("simulate training parity --only 'M = 2: RDA, inner rate 3'", "has no setting with such a name"),
     ],
 )
 def test_a_line_that_the_command_would_refuse_is_found(line: str, said: str) -> None:
-    assert said in refusal(line.split())
+    assert said in refusal(shlex.split(line))
 
 
 def test_every_target_of_make_is_there() -> None:

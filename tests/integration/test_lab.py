@@ -257,7 +257,9 @@ def test_bad_choices_are_one_line_and_exit_2(capsys: pytest.CaptureFixture[str])
     assert ended.value.code == 2
     assert main(["simulate", "training", "codecs", "--seeds", "0"]) == 2
     assert main(["simulate", "training", "codecs", "--only", "sideways*"]) == 2
-    assert "--only sideways*: codecs has no setting with such a name" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert '--only "sideways*": codecs has no setting with such a name; it has "' in said
+    assert all(f'"{setting.name}"' in said for setting in chosen("codecs", "paper", None))
 
 
 def test_part_of_an_experiment_is_run_by_names(tmp_path: Path) -> None:

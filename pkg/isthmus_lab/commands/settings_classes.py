@@ -49,7 +49,12 @@ class Training(Reported):
     ] = None
     only: Annotated[
         list[str] | None,
-        Setting("run only settings whose names match a pattern; write ? for a comma", metavar="NAME", flag_only=True),
+        Setting(
+            "run only settings whose names match a pattern; one that matches none lists them",
+            metavar="NAME",
+            flag_only=True,
+            with_commas=True,
+        ),
     ] = None
     baseline: Annotated[
         str | None,

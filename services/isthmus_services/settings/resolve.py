@@ -57,6 +57,8 @@ class Setting:
     positional: bool = False
     flag_only: bool = False
     """Whether only a flag sets it: a one-time request (`--apply`) must not linger in an environment."""
+    with_commas: bool = False
+    """Whether a comma in a value of a list belongs to the value; else it divides two values."""
     secret: bool = False
     """Whether it is never shown, and set only by the environment or a file: all users of a machine can read a flag."""
     ge: float | None = None
@@ -382,7 +384,11 @@ def _is_number(word: str) -> bool:
 def _convert(s: Setting, given: Any, source: str) -> Any:
     if s.is_list:
         words = given if isinstance(given, list) else [given]
-        pieces = [piece for word in words for piece in (_pieces(word) if isinstance(word, str) else [word])]
+        pieces = [
+            piece
+            for word in words
+            for piece in (_pieces(word) if isinstance(word, str) and not s.with_commas else [word])
+        ]
         return [_convert_one(s, typing.Annotated[s.item, typing.get_args(s.type)[1]], p, source) for p in pieces]
     return _convert_one(s, s.type, given, source)
 

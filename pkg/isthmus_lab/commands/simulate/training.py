@@ -39,6 +39,15 @@ COLUMNS = (
 )
 
 
+def matching(settings: Sequence[Setting], patterns: Sequence[str] | None, experiment: str) -> list[Setting]:
+    """Return the settings whose names match a pattern; None: all. Raises `InputError` for one that matches none."""
+    for pattern in patterns or ():
+        if not any(fnmatchcase(s.name, pattern) for s in settings):
+            names = ", ".join(f'"{s.name}"' for s in settings)
+            raise InputError(f'--only "{pattern}": {experiment} has no setting with such a name; it has {names}')
+    return [s for s in settings if patterns is None or any(fnmatchcase(s.name, p) for p in patterns)]
+
+
 def run(arguments: settings_classes.Training) -> int:
     """Run an experiment's settings with every seed, then print, write and draw the rows; return the exit status."""
     shared.need("torch", "torch")
@@ -53,12 +62,7 @@ def run(arguments: settings_classes.Training) -> int:
     else:
         settings = chosen(arguments.experiment, arguments.scale, arguments.steps)
         experiment, seeded = EXPERIMENTS[arguments.experiment], SEEDS[arguments.scale]
-    if arguments.only:
-        settings = [s for s in settings if any(fnmatchcase(s.name, pattern) for pattern in arguments.only)]
-        if not settings:
-            raise InputError(
-                f"--only {' '.join(arguments.only)}: {arguments.experiment} has no setting with such a name"
-            )
+    settings = matching(settings, arguments.only, arguments.experiment)
     own_rules = sorted({arguments.merge or "", *(s.own_merge for s in settings)} - {""})
     for rule in own_rules:
         shared.own_merge(rule, "--merge" if rule == arguments.merge else f"{arguments.experiment}: merge")
