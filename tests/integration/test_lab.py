@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from isthmus_lab.simulate.world import Arrays, Times, World, learn, serve
 from isthmus_lab.training import trainee, training
 from isthmus_lab.training.adapters import LAYERS
 from isthmus_lab.training.experiment import base, named
-from isthmus_lab.training.experiments import EXPERIMENTS, chosen
+from isthmus_lab.training.experiments import EXPERIMENTS, SEEDS, chosen
 from isthmus_lab.training.setting import Failures, Guests, Row, Shape, Wires
 from isthmus_lab.training.summary import summary
 from isthmus_lab.training.training import train
@@ -345,3 +346,18 @@ def test_with_a_lead_nobody_runs_ahead_of_who_is_slow_to_answer(lead: float | No
     assert (times["quick"].steps > 400) == far
     assert (times["quick"].waited_s > 200.0) != far
     assert agents["quick"].downlink.known[0].version > 5
+
+
+def test_the_page_has_the_cost_of_every_experiment() -> None:
+    page = (Path(__file__).parents[2] / "docs/experiments.md").read_text()
+    rows = re.findall(r"^\| (\[?`.*?) \| .* \| ([\d, ]+) \| ([\d., ]+) \|$", page, re.M)
+    said: dict[str, tuple[str, str]] = {}
+    for names, runs, hours in rows:
+        found = re.findall(r"`([a-z-]+)`", names)
+        said |= dict(zip(found, zip(runs.split(", "), hours.split(", "), strict=True), strict=True))
+    seeds = SEEDS["paper"]
+    costs = {name: chosen(name, "paper", None) for name in EXPERIMENTS}
+    assert said == {
+        name: (f"{seeds * len(found)}", f"{seeds * sum(s.core_s for s in found) / 3600:.2g}")
+        for name, found in costs.items()
+    }

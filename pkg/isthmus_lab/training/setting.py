@@ -14,6 +14,9 @@ Moments = Literal["own", "peer", "mean", "fresh"]
 WINDOW_TOKENS = 128
 """Tokens of one window; a learner's step takes one window, unless its batch is larger."""
 
+TOKEN_S = 70e-6
+"""Seconds of one core for a token of a run: 9.0 ms for a step of each of eight learners (`parity`, a Xeon of 2023)."""
+
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """The byte GPT at lab size."""
@@ -106,6 +109,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     def budget(self) -> int:
         """Tokens of the whole run."""
         return self.learners * self.steps * self.batch * WINDOW_TOKENS
+
+    @property
+    def core_s(self) -> float:
+        """Seconds of one core that a run takes, about. Other shapes are scaled by their matrices (not measured)."""
+        usual = Shape()
+        return TOKEN_S * self.budget * (self.shape.width / usual.width) ** 2 * self.shape.layers / usual.layers
 
     def key(self, seed: int, made_by: str = "") -> str:
         """Return the name under which a row of this setting is kept: 20 hex digits.

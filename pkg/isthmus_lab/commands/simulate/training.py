@@ -74,7 +74,8 @@ def run(arguments: settings_classes.Training) -> int:
     seeds = range(arguments.seeds or seeded)
     jobs = [(setting, seed) for setting in settings for seed in seeds]
     kept = Kept(Path(arguments.cache), own_rules)
-    with progress(f"{experiment.name}: {len(jobs)} runs") as say:
+    takes = f"{sum(setting.core_s for setting, _ in jobs) / 3600:.2g} hours of one core in all, less what is kept"
+    with progress(f"{experiment.name}: {len(jobs)} runs, about {takes}") as say:
         rows = asyncio.run(run_all(jobs, kept, arguments.workers or os.cpu_count() or 1, say))
     found = summary(rows)
     differences = paired(rows, baselines(names, arguments.baseline))
