@@ -17,6 +17,7 @@ from isthmus.format.records.frame import Body, Kind
 from isthmus.format.records.keys import claim_key
 from isthmus.format.records.objects import ClaimHeader
 from isthmus.format.rules import Pace
+from isthmus.inspect.status import read_status
 from isthmus.learner import LearnerAgent, residuals
 from isthmus.learner.backend import local_residual
 from isthmus.learner.checkpoint import LoopState
@@ -403,3 +404,27 @@ async def test_a_claim_that_was_damaged_on_its_way_is_read_again(folder: Path) -
         merged = sum(i.tokens for cs in (await all_commits(w.log)).values() for c in cs for i in c.header.inputs)
         assert merged > 0
         assert sum(account.merged for account in again.agent.uplink.accounts) == merged
+
+
+@in_virtual_time
+async def test_tokens_of_an_earlier_life_are_lost_once(folder: Path) -> None:
+    """The second life announces updates of the first, which had trained further; the third must not count that."""
+    async with world(folder) as w:
+        first = await Life(w, "a").start()
+        await first.steps(200)
+        await first.kill()
+        for entry in checkpoints_in(await w.store.list("learners/a/")):
+            await w.store.delete(entry.key)
+        second = await Life(w, "a").start()
+        lost = second.agent.uplink.tokens_lost
+        assert 15_000 < lost <= 20_000
+        await second.steps(20)
+        await asyncio.sleep(2.0)
+        status = await read_status(w.log, w.bus, w.runtime, 1.0)
+        assert status.hearing.learners["a"].step == 20
+        await second.end()
+        third = await Life(w, "a").start()
+        assert third.agent.history.tokens_seen == 2_000
+        assert third.agent.uplink.tokens_lost == lost
+        balanced(third.agent)
+        await third.end()

@@ -168,8 +168,9 @@ class BusView:
         if isinstance(message, Pass) or message.incarnation < view.incarnation:
             return
         if message.incarnation > view.incarnation:
-            view.incarnation, view.left, view.step = message.incarnation, None, message.step
-        view.step = max(view.step, message.step)  # an update that is announced again names the step of its capture
+            view.incarnation, view.left, view.step = message.incarnation, None, 0
+        if not isinstance(message, Announce):  # the update may be one of an earlier incarnation, with the step of that
+            view.step = max(view.step, message.step)
         view.heard_at = view.heard_at if at is None else at
         if isinstance(message, Heartbeat):
             if view.heartbeat is not None and view.heartbeat.incarnation < message.incarnation:

@@ -22,7 +22,7 @@ from isthmus.format.records.keys import (
     updates_prefix,
     version_in,
 )
-from isthmus.format.records.messages import Announce, Heartbeat, Progress, learner_stream
+from isthmus.format.records.messages import Heartbeat, Progress, learner_stream
 from isthmus.format.records.objects import CheckpointHeader, ClaimHeader, Sent, UpdateHeader
 from isthmus.format.rules import CHECKPOINTS_KEPT
 from isthmus.learner import checkpoint_shards
@@ -355,7 +355,10 @@ async def _own_update(log: Log, fragment: int, learner: str, entry: Entry, more_
 
 
 async def _last_word(log: Log, bus: Bus, learner: str, incarnation: int) -> int:
-    """Return the most tokens that an incarnation said it had seen, as far as the bus remembers."""
+    """Return the most tokens that an incarnation said it had seen, as far as the bus remembers.
+
+    Announcements do not count: an incarnation also announces updates of the ones before it, with their counts.
+    """
     position, stream, tokens = START, learner_stream(learner), 0
     end = log.runtime.now() + LAST_WORD_S  # another process under this name may keep publishing
     while log.runtime.now() < end and (said := (await bus.read({stream: position}, 0.0)).get(stream)):
@@ -366,6 +369,6 @@ async def _last_word(log: Log, bus: Bus, learner: str, incarnation: int) -> int:
             except RecordInvalid:
                 continue
             for message in messages:
-                if isinstance(message, Announce | Heartbeat | Progress) and message.incarnation == incarnation:
+                if isinstance(message, Heartbeat | Progress) and message.incarnation == incarnation:
                     tokens = max(tokens, message.tokens_seen)
     return tokens
