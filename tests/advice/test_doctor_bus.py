@@ -102,8 +102,10 @@ def guarded(redis_7: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 )  # fmt: skip
 @row(
     "doctor", "store: run: no run at …",
-    means="The place of the run can be reached, and no run was created there.",
-    do="if its address is right, create it: isthmus init …", then="`ok store: run`, with the run's digest",
+    means="The place of the run can be reached, and there is no run: none was created, or a mount or disk is lost.",
+    do="correct its address; or, if it is right and there never was a run, create it: isthmus init …; if there was one, bring it "
+    "back (is a mount or a disk lost? its processes' logs say)",
+    then="`ok store: run`, with the run's digest",
 )  # fmt: skip
 def test_a_bus_in_a_folder_to_come(doctor: Doctor, folder: Path) -> None:
     text = doctor.finds(str(folder))

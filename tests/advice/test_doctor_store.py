@@ -532,10 +532,11 @@ LEARNER = ("--role", "learner", "--learner", "eu-1", "--bus", "sqlite:///dev/shm
 
 
 @row(
-    "doctor", "store: run: no run at s3://…: check the URL; `isthmus init …` creates a run of the built-in model there; "
-    "for a model of your own, add --model PACKAGE.MODULE:FUNCTION, or call join(…)",
+    "doctor", "store: run: no run at s3://…",
     means="The bucket can be reached, and there is no run below this prefix.",
-    do="if its address is right, create it: isthmus init …", then="`ok store: run`, with the run's digest",
+    do="correct its address; or, if it is right and there never was a run, create it: isthmus init …; if there was one, bring it "
+    "back (is a mount or a disk lost? its processes' logs say)",
+    then="`ok store: run`, with the run's digest",
 )  # fmt: skip
 @pytest.mark.tier("all")
 def test_a_bucket_without_a_run(doctor: Doctor, gated: tuple[Gate, str]) -> None:

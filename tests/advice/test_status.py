@@ -193,6 +193,32 @@ async def test_the_command_for_a_syncer_has_the_quorum_of_the_one_before(folder:
 
 @row(
     "status",
+    "isthmus status: no run at …: check the URL; if there was one, bring it back (is a mount or a disk lost? its processes' "
+    "logs say), and create no other there",
+    means="The folder or the bucket is there and has no run. Other commands say the same. While its mount is lost, learners train "
+    "on, and say `… is gone: was a mount lost?` in their logs; a run that is created in its place is another one, and they do "
+    "not take it for theirs.",
+    like="A mistyped address. With `isthmus status --watch` from before, the view goes on and says what is lost.",
+    do="bring it back",
+    then="Everything goes on by itself within seconds.",
+    lost="nothing, once the folder is back; meanwhile no checkpoint can be stored",
+)
+async def test_a_run_whose_folder_is_lost(folder: Path) -> None:
+    (here,) = mine(test_a_run_whose_folder_is_lost)
+    async with world(folder, FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
+        assert (await well(w)).startswith("1 of 1")
+        await asyncio.to_thread(folder.rename, folder.with_name("elsewhere"))
+        code, told = await isthmus("status", w.run.url)
+        assert code == 2
+        advises(here, told)
+        if folder.exists():  # the bus has a file in it
+            await asyncio.to_thread(folder.rename, folder.with_name("in between"))
+        await asyncio.to_thread(folder.with_name("elsewhere").rename, folder)
+        assert (await well(w)).startswith("1 of 1")
+
+
+@row(
+    "status",
     "no learner trains, and none was ever heard; …",
     means="The bus holds no message of a learner: none was ever started, or the bus was emptied, or it is another one.",
     do="start one, or check that … is the bus of the run's learners",

@@ -136,7 +136,11 @@ async def examine_open_store(
             yield Finding("store: run", WARNING, str(RunMissing(store.url, near)), f"name {near}")
         else:
             yield Finding(
-                "store: run", WARNING, str(error), f"if its address is right, create it: isthmus init {store.url}"
+                "store: run",
+                WARNING,
+                f"no run at {store.url}",
+                "correct its address; or, if it is right and there never was a run, create it: isthmus init "
+                f"{store.url}; if there was one, bring it back (is a mount or a disk lost? its processes' logs say)",
             )
     except InputError as error:
         yield Finding("store: run", FAILURE, str(error), "install the release of Isthmus that created the run")
