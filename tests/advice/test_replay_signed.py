@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from advice.followed import advises, command_in, isthmus, mine
 from advice.rows import Row, row
+from advice.test_status import FEW as UNSIGNED
 from advice.test_status import Fault, training
 from integration.test_lying_syncer import test_steps_that_there_was_no_time_for_are_named as forged
 from integration.test_manifests import WEB, stored, trained
@@ -56,17 +58,20 @@ async def test_a_manifest_that_is_gone(folder: Path) -> None:
 @row(
     "replay",
     "snapshots/…: …: this snapshot is ignored",
-    means="In a signed run, something stands in the place of a snapshot that no present syncer has signed, or it is damaged. "
-    "Nobody uses it; the commits are verified without it.",
+    means="A snapshot is damaged; or, in a signed run, something stands in its place that no present syncer has signed. Nobody "
+    "uses it; the commits are verified without it.",
     do="nothing: a syncer or the collector replaces it. If nobody was expelled and no disk is at fault, find out who may write "
     "there (`isthmus doctor … --role learner` names rights that are too wide)",
     then="With the next snapshots the older ones are collected, and the line is gone.",
 )
-async def test_a_snapshot_that_is_ignored(folder: Path) -> None:
+@pytest.mark.parametrize("signed_run", [True, False])
+async def test_a_snapshot_that_is_ignored(folder: Path, signed_run: bool) -> None:
     (here,) = mine(test_a_snapshot_that_is_ignored)
-    async with world(folder, FEW) as w:
-        await admit(w, *EVERYBODY)
-        async with serving(w.by(SYNC).syncer("s-1")) as syncer, training(w.by(EU).learner("eu")):
+    async with world(folder, FEW if signed_run else UNSIGNED) as w:
+        if signed_run:
+            await admit(w, *EVERYBODY)
+        merging, training_ = (w.by(SYNC), w.by(EU)) if signed_run else (w, w)
+        async with serving(merging.syncer("s-1")) as syncer, training(training_.learner("eu")):
             await until(lambda: min(k.head for k in syncer.coordinators) >= 4, "it is merged")
         path = max((folder / "snapshots/00000").iterdir())
         kept = path.read_bytes()

@@ -44,6 +44,10 @@ from isthmus.wording import an
 
 RACERS = 16
 LATENCY_SAMPLES = 9
+NO_RUN = (
+    "correct its address; or, if it is right and there never was a run, create it: isthmus init {url}; if there was "
+    "one, bring it back (is a mount or a disk lost? its processes' logs say)"
+)
 SLOW_BYTES_S = 1e6
 LISTED_S = 1.0
 """How exactly stores date objects [s]."""
@@ -75,9 +79,7 @@ def _not_there(folder: Path) -> Iterator[Finding]:
         yield Finding(check, FAILURE, f"{said}, and {above} is not writable", more)
         return
     yield Finding(check, OK, f"{said}; {above} is writable; the other checks need the folder")
-    yield Finding(
-        "store: run", WARNING, f"no run at {folder}", f"if its address is right, create it: isthmus init {folder}"
-    )
+    yield Finding("store: run", WARNING, f"no run at {folder}", NO_RUN.format(url=folder))
 
 
 async def examine_store(
@@ -139,8 +141,7 @@ async def examine_open_store(
                 "store: run",
                 WARNING,
                 f"no run at {store.url}",
-                "correct its address; or, if it is right and there never was a run, create it: isthmus init "
-                f"{store.url}; if there was one, bring it back (is a mount or a disk lost? its processes' logs say)",
+                NO_RUN.format(url=store.url),
             )
     except InputError as error:
         yield Finding("store: run", FAILURE, str(error), "install the release of Isthmus that created the run")

@@ -114,8 +114,8 @@ class Replayed:
     gaps: list[Gap] = field(default_factory=list)
     """Versions before a healing commit that cannot be folded. They are no difference, but are not verified either."""
     nobodys: list[str] = field(default_factory=list)
-    """Snapshots of a signed run that no syncer wrote, or that are damaged, each with the reason. They count as
-    missing."""
+    """Snapshots that are damaged, or that no syncer of a signed run wrote, each with the reason. They count as missing.
+    """
     unproven: int = 0
     """Number of commits that record updates rejected as too long. The weights of the other updates depend on those
     updates, too."""
@@ -417,20 +417,19 @@ async def _disallowed(log: Log, manifests: Manifests, h: CommitHeader, unstated:
 async def _require_snapshot(log: Log, carry: fold.Merging, commit: Commit, key: str, result: Replayed) -> None:
     """Raise `LogCorrupt` if a snapshot is not the state that its commit recorded.
 
-    In a signed run, a snapshot that no present syncer signed says nothing about the commit, and is only added to
-    `Replayed.nobodys`. Anyone who may write to the store, or has a former syncer's key, can have stored it since.
+    A snapshot that is cut or no snapshot says nothing about the commit, and is only added to `Replayed.nobodys`. So is,
+    in a signed run, one that no present syncer signed: anyone who may write to the store, or has a former syncer's key,
+    can have stored it since.
     """
     try:
         await carry.start(commit.header.fragment, commit.version, key, commit)
     except LogCorrupt as error:
-        if log.members.signed:
-            try:
-                await log.open(
-                    await log.fetch(key, Kind.SNAPSHOT, commit.header.fragment), key, SnapshotHeader, in_force=True
-                )
-            except (RecordInvalid, ObjectMissing):
-                result.nobodys.append(f"{key}: {error.detail}")
-                return
+        try:
+            blob = await log.fetch(key, Kind.SNAPSHOT, commit.header.fragment)
+            await log.open(blob, key, SnapshotHeader, in_force=log.members.signed)
+        except (RecordInvalid, ObjectMissing):
+            result.nobodys.append(f"{key}: {error.detail}")
+            return
         raise
 
 
