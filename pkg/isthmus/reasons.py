@@ -86,7 +86,11 @@ _TOO_SLOW = (
     "its updates arrive too late: give it a faster link or machine (`isthmus status --json` has its upload_s and "
     "step_s), or start the syncers again with a higher --staleness"
 )
-_NOT_A_NUMBER = (
+_NOT_FINITE = (
+    "stop it, lower the learning rate or clip gradients, and start it again under its name: its newest checkpoint is "
+    "from before, since values that are not finite are not stored"
+)
+_DIVERGED = (
     "lower the learning rate or clip gradients, and start it under a new name (in a signed run an owner adds that: "
     "isthmus create once more, with --learner NAME, or isthmus members add), so that it begins with the run's model "
     "instead of its own checkpoint"
@@ -105,9 +109,9 @@ REMEDIES: dict[str, str] = {
     Reason.DIGEST_MISMATCH: _ITS_BYTES,
     Reason.MISSING: _ITS_BYTES,
     Reason.UNREADABLE: _ITS_BYTES,
-    Reason.NON_FINITE: _NOT_A_NUMBER,
-    Reason.OVERFLOW: _NOT_A_NUMBER,
-    Reason.TOO_LONG: _NOT_A_NUMBER,
+    Reason.NON_FINITE: _NOT_FINITE,
+    Reason.OVERFLOW: _DIVERGED,
+    Reason.TOO_LONG: _DIVERGED,
     Reason.STALE: _TOO_SLOW,
     Reason.UNSIGNED: _NO_MEMBER,
     Reason.BAD_SIGNATURE: _NO_MEMBER,

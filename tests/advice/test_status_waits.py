@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 import pytest
 from typing_extensions import override
 
@@ -29,7 +30,9 @@ from isthmus.inspect import status as status_of_run
 from isthmus.inspect.health_summary import health, of_log
 from isthmus.inspect.status import Live, read_status
 from isthmus.learner import manifest as manifests
+from isthmus.learner.backend import local_array
 from isthmus.learner.manifest import statement
+from isthmus.log.listing import checkpoints_in
 from isthmus.log.replaced import AFTER_S
 from isthmus.store import Layer
 from isthmus.store.layer import Send
@@ -228,26 +231,32 @@ async def test_many_learners_with_trouble() -> None:
 
 @row(
     "status",
-    "…: waits for a merge (every update is rejected: …)",
-    means="non-finite: what this learner trains is not a number, and it does not send it. overflow, too-long: it is a "
-    "hundred times as long as usual, and no round closes that could list it.",
-    like="`… explodes` is said of updates that rounds reject. The other reasons have rows of their own, with other advice.",
-    do="lower the learning rate or clip gradients, and start it under a new name (in a signed run an owner adds that: isthmus create once more, with --learner NAME, or isthmus members add), so that it begins with the run's model "
-    "instead of its own checkpoint",
-    then="It is merged again.",
+    "…: waits for a merge (every update is rejected: non-finite)",
+    means="What this learner trains is not a number. It neither sends that nor stores it in a checkpoint.",
+    like="`… explodes` is said of updates that are numbers and far too long, with other advice: a checkpoint may have them, too.",
+    do="stop it, lower the learning rate or clip gradients, and start it again under its name: its newest checkpoint is from "
+    "before, since values that are not finite are not stored",
+    then="It goes on after the step of its checkpoint, with its moments, and is merged again.",
     lost="what it trained since it diverged",
 )
 @in_virtual_time
-async def test_a_learner_that_diverged() -> None:
-    (here,) = mine(test_a_learner_that_diverged)
+async def test_a_learner_that_trains_what_is_no_number() -> None:
+    (here,) = mine(test_a_learner_that_trains_what_is_no_number)
     async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")), training(w.learner("c")):
         await asyncio.sleep(3.0)
-        async with training(w.learner("b"), math.nan):
+        first = w.learner("b", checkpoint_s=0.5)
+        async with training(first):
+            await asyncio.sleep(5.0)
+            assert checkpoints_in(await w.store.list("learners/b/"))
+        async with training(w.learner("b", checkpoint_s=0.5), math.nan):
             await said(here, w)
-        again = w.learner("b-2")
+            await asyncio.sleep(3.0)
+        again = w.learner("b")
         async with training(again):
             await over(here, w)
-            assert again.incarnation == 1, "it has no checkpoint to begin with"
+            checkpoint = again.history.checkpoint
+            assert checkpoint is not None
+            assert all(np.isfinite(local_array(point.values)).all() for point in checkpoint.points)
 
 
 @in_virtual_time
