@@ -360,7 +360,8 @@ async def test_a_hole_is_accepted_only_where_the_run_goes_on_without_it(folder: 
     do="restore it from a backup, or go on in a new run from the newest version that can be exported (`isthmus export`, "
     "then `isthmus init --from`)",
     then="With the object restored: `… sound`.",
-    lost="without a backup: what that commit merged",
+    lost="without a backup: what that commit merged; and in a new run each learner begins at step 0, with new moments, and history "
+    "and ledger stay in the old one",
 )
 @row(
     "doctor",

@@ -342,6 +342,28 @@ async def finds_a_learner_by_its_environment(line: str) -> None:
     assert f"/proc/{alive.pid}/environ" not in await told()
 
 
+def tells_a_frozen_process(line: str) -> None:
+    """Run the `ps` and the `kill` that a line advises on a process that is stopped."""
+    ps, wake = (re.search(pattern_, line) for pattern_ in (r"ps -o stat= -p PID", r"kill -CONT PID"))
+    assert ps, line
+    assert wake, line
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+
+            def state() -> str:
+                words = ps[0].replace("PID", str(process.pid)).split()
+                return subprocess.run(words, capture_output=True, text=True, check=True).stdout[0]
+
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            assert state() == "T"
+            subprocess.run(wake[0].replace("PID", str(process.pid)).split(), check=True)
+            os.waitid(os.P_PID, process.pid, os.WCONTINUED)
+            assert state() != "T"
+        finally:
+            process.kill()
+
+
 @row(
     "status",
     "no messages come from …: … killed or … cut off, or … another bus than …",
@@ -351,8 +373,9 @@ async def finds_a_learner_by_its_environment(line: str) -> None:
     "model): its log then has more lines of `isthmus learner` with `starts:` than lines with `joined`. The end of its log "
     "says why. If it does not, the kernel may have ended it for want of memory: dmesg | grep -i oom, or the reason "
     "OOMKilled of its container, whose count of restarts rises",
-    do="pgrep -af isthmus, on its machine, says whether it lives (of several that were started by . env, grep -lzsx "
-    "ISTHMUS_LEARNER=… /proc/[0-9]*/environ finds it). If it does, isthmus doctor … --role learner --learner … "
+    do="pgrep -af isthmus (a loop of your own: the name of its script), on its machine, says whether it lives (of several that "
+    "were started by . env, grep -lzsx ISTHMUS_LEARNER=… /proc/[0-9]*/environ finds it). If it does, ps -o stat= -p PID says T "
+    "if it is frozen (kill -CONT PID wakes it) and D if it waits for a disk; else isthmus doctor … --role learner --learner … "
     "--bus ITS_BUS, there, says whether that is the bus of the run's syncers. If not, a learner that is started again under "
     "its name goes on from its checkpoint (nothing is to be done for one that exploded and whose place another name took)",
     then="The sentence goes away, and its incarnation is one higher.",
@@ -363,7 +386,8 @@ async def test_a_learner_that_was_killed(folder: Path) -> None:
     async with world(folder, FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
         async with training(w.learner("b", checkpoint_s=0.1)):
             assert (await well(w)).startswith("2 of 2")
-        await finds_a_learner_by_its_environment(await said(here, w))
+        await finds_a_learner_by_its_environment(told := await said(here, w))
+        tells_a_frozen_process(told)
         assert (await status(w))[0] == 0
         again = w.learner("b", checkpoint_s=0.1)
         async with training(again):

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import itertools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import isthmus
 from isthmus.format.rules import Rules
@@ -37,6 +39,9 @@ class Sampler:
             raise StopIteration
         self.next += 1
         return torch.randint(0, 5, (2, 4), generator=torch.Generator().manual_seed(self.next))
+
+    def __len__(self) -> int:
+        return BATCHES
 
     def state_dict(self) -> dict[str, int]:
         return {"next": self.next}
@@ -90,6 +95,7 @@ def test_a_block_runs_as_written(folder: Path, number: int) -> None:
     given = {
         "torch": torch, "isthmus": isthmus, "join": join, "model": model, "optimizer": optimizer, "loader": Sampler(),
         "sampler": Sampler(), "loss_of": loss_of, "extra": nn.Linear(4, 1), "model_device": "cpu",
+        "itertools": itertools, "STEPS": BATCHES, "generator": torch.Generator(),
     }  # fmt: skip
     with unhandled_signals():
         exec(compile(BLOCKS[number], f"docs/your-loop.md, block {number}", "exec"), given)
@@ -97,6 +103,37 @@ def test_a_block_runs_as_written(folder: Path, number: int) -> None:
     assert link.steps_done == (BATCHES // 4 if "% 4 == 0" in BLOCKS[number] else BATCHES)
     assert link.tokens_seen == BATCHES * 8
     assert any(not torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
+
+
+def test_a_plain_loader_goes_on_where_it_was_in_the_middle_of_an_epoch(folder: Path) -> None:
+    (block,) = (text for text in BLOCKS.values() if "itertools.islice" in text)
+    taken: list[int] = []
+    stop_at = 0
+
+    def loss_of(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+        if len(taken) == stop_at:
+            raise KeyboardInterrupt
+        taken.append(int(batch[0][0, 0]))
+        loss: torch.Tensor = model(batch[0]).pow(2).mean()
+        return loss
+
+    def join(model: nn.Module, optimizer: torch.optim.Optimizer) -> isthmus.Link:
+        return isthmus.join(str(folder), model, optimizer, learner="a", create=Rules(fragments=1, sync_every=4))
+
+    rows = torch.arange(10.0).reshape(10, 1)
+    for stop_at in (4, 13, 30):
+        model, generator = nn.Linear(1, 1), torch.Generator()
+        given = {
+            "join": join, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1e-6), "loss_of": loss_of,
+            "loader": DataLoader(TensorDataset(rows), shuffle=True, generator=generator), "generator": generator,
+            "itertools": itertools, "STEPS": 30,
+        }  # fmt: skip
+        with contextlib.suppress(KeyboardInterrupt):
+            exec(compile(block.replace("batch.numel()", "1"), "docs/your-loop.md", "exec"), given)
+        assert len(taken) == stop_at
+    epochs = [taken[n : n + 10] for n in (0, 10, 20)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
+    assert len(set(map(tuple, epochs))) == 3, "each epoch has an order of its own"
 
 
 def test_a_loop_that_sigterm_ends_leaves_the_run_and_goes_on_later(folder: Path, tmp_path: Path) -> None:

@@ -207,8 +207,10 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
                 f"no messages come from {listed(silent, NAMED_MAX)}: {agreeing(len(silent), 'it was', 'they were')} "
                 f"killed or {agreeing(len(silent), 'is', 'are')} cut off, or {agreeing(len(silent), 'has', 'have')} "
                 f"another bus than {bus}",
-                "pgrep -af isthmus, on its machine, says whether it lives (of several that were started by . env, "
-                f"grep -lzsx ISTHMUS_LEARNER={silent[0]} /proc/[0-9]*/environ finds it). If it does, isthmus doctor "
+                "pgrep -af isthmus (a loop of your own: the name of its script), on its machine, says whether it lives "
+                f"(of several that were started by . env, grep -lzsx ISTHMUS_LEARNER={silent[0]} /proc/[0-9]*/environ "
+                "finds it). If it does, ps -o stat= -p PID says T if it is frozen (kill -CONT PID wakes it) and D if "
+                "it waits for a disk; else isthmus doctor "
                 f"{run} --role learner --learner {silent[0]}{_key(status, 'learner')} --bus ITS_BUS, there, says "
                 "whether that is the bus of the run's syncers. If not, a learner that is started again under its name "
                 "goes on from its checkpoint (nothing is to be done for "

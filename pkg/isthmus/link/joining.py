@@ -338,4 +338,6 @@ async def reach_or_create(
                 return found
     except TimeoutError:
         raise Unavailable(f"{store.url}: not reached within {START_S:g} s") from None
-    return await create_run(store, store.runtime, await seed(create))
+    found = await create_run(store, store.runtime, await seed(create))
+    logger.info("created the run %s, which did not exist: if that is a mistyped address, stop this learner", store.url)
+    return found
