@@ -46,6 +46,28 @@ async def test_learners_on_another_bus_than_the_syncers() -> None:
             assert (await line(w)).startswith("2 of 2 learners merge")
 
 
+@row(
+    "status",
+    "… joined in the store and … not heard here since…: use the one that the syncers' commands or logs name, here and there",
+    means="Learners use two buses, and no syncer is heard on this one. So nothing here says which is the right one; the one that "
+    "was named may well be merged.",
+    do="use the one that the syncers' commands or logs name, here and there",
+    then="On the syncers' bus status names the learners that have another one.",
+    lost="what is trained on the wrong bus, but for a part of the newest updates",
+)
+@in_virtual_time
+async def test_a_learner_on_the_syncers_bus_seen_from_another() -> None:
+    (here,) = mine(test_a_learner_on_the_syncers_bus_seen_from_another)
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a", checkpoint_s=5.0), step_s=1.0):
+        other = elsewhere(w)
+        async with training(other.learner("b"), step_s=1.0):
+            await asyncio.sleep(70.0)
+            told = await said(here, other)
+            assert "a joined in the store" in told
+            assert "start it again with this one" not in told
+        assert (await line(w)).startswith("1 of 1") or "b joined" in await line(w)
+
+
 @in_virtual_time
 async def test_a_bus_whose_syncer_was_killed_just_now_is_the_right_one() -> None:
     async with world(Path(), FEW) as w, training(w.learner("a")):

@@ -181,6 +181,26 @@ def test_if_nobody_is_heard_nothing_is_to_be_started_before_the_bus_was_tried() 
     )
 
 
+def test_damage_is_said_before_the_advice_to_start_what_fell_silent() -> None:
+    hearing = BusView(RUN)
+    hearing.take(learner_stream("a"), BusItem("1-0", encode(beat("a"))), None)
+    wrong = {0: f"commits/1: {GOES_ON}", 1: "commits/2: no"}
+    found = health(Status(hearing, [], "", 0.0, NOW, wrong=wrong), "r", "b")
+    order = ["the log of fragment 1", "0 of 1 learners merge; no process is heard", "fragment 0 has a hole"]
+    assert [part.said[: len(begin)] for part, begin in zip(found.parts, order, strict=True)] == order
+
+
+def test_a_learner_that_is_heard_elsewhere_is_told_to_come_only_where_a_syncer_is() -> None:
+    for messages, advice in (([alive()], "start it again with this one"), ([], "the one that the syncers' commands")):
+        hearing = BusView(RUN)
+        for message in messages:
+            hearing.take(SYNCER_STREAM, BusItem("1-0", encode(message)), 1.0)
+        hearing.take(learner_stream("a"), BusItem("1-0", encode(beat("a"))), 1.0)
+        found = health(Status(hearing, [commit(NOW)], "", 0.0, NOW, unheard={"b"}), "r", "sim://other")
+        (part,) = [part for part in found.parts if "joined in the store" in part.said]
+        assert advice in part.do
+
+
 def test_a_full_disk_is_said_whether_or_not_processes_are_heard() -> None:
     full = (
         "the disk of r is full: 3 MB are left; enlarge it while they run, or make room on it: isthmus gc r --apply frees "

@@ -171,7 +171,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         return Health(found.ok and not (damage or ailing), parts, found.count)
     if not here and not status.syncers_live:
         # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
-        room, ailing = _of_room(status, run), [*of_log(status, run), *_of_strangers(strangers, run, members)]
+        room, damage, strange = _of_room(status, run), of_log(status, run), _of_strangers(strangers, run, members)
         silence = Part(
             f"0 of {len(known)} learners merge; no process is heard, and none has left ({last}): all were killed or "
             "are cut off, or the bus refuses their messages",
@@ -180,7 +180,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
             f"{run} --bus {bus} --role syncer{_key(status, 'syncer')} says what keeps them from the bus; start "
             "the others again by their old commands",
         )
-        return Health(False, [*room, silence, *ailing])
+        # What is lost is to be known before anything is started again.
+        return Health(False, sorted([*room, *damage, silence, *strange], key=_urgency))
     merging = f"{len(judged) - len(troubles)} of {len(known)} learners merge"
     room = _of_room(status, run)
     able = [name for name in status.syncers_live if _serves(status.hearing.syncers[name])]
@@ -316,13 +317,18 @@ def _of_unheard(status: Status, bus: str) -> list[Part]:
     names = sorted(status.elsewhere)
     if not names:
         return []
+    # Without a syncer here, nothing says which of the two buses is the right one.
+    do = (
+        "start it again with this one (--bus, ISTHMUS_BUS, join(bus=…))"
+        if status.hearing.syncers
+        else "use the one that the syncers' commands or logs name, here and there"
+    )
     return [
         Part(
             f"{listed(names, NAMED_MAX)} joined in the store and {agreeing(len(names), 'was', 'were')} not heard here "
             "since",
-            f"a learner of these whose log says «joined» has another bus than {bus}: start it again with this one "
-            "(--bus, ISTHMUS_BUS, join(bus=…)); one whose log does not yet still loads its model, and for one that has "
-            "ended nothing is to be done",
+            f"a learner of these whose log says «joined» has another bus than {bus}: {do}; one whose log does not yet "
+            "still loads its model, and for one that has ended nothing is to be done",
         )
     ]
 
