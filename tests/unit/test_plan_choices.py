@@ -205,7 +205,7 @@ def test_the_plan_for_three_regions_agrees_with_itself_and_takes_what_was_measur
                    speeds=table().of)  # fmt: skip
     (codec,) = (c.reason for c in planned.choices if c.name == "codec")
     assert re.search(
-        r"in the lab both ways take [0-9.]+% of a token's worth after 600 steps at H = 12, the only", codec
+        r"in the lab this pair takes [0-9.]+% of a token's worth after 600 steps at H = 12, the only", codec
     )
     (merge,) = (c.reason for c in plan(1.3e9, islands, PRICES, store_region="eu", speeds=table().of).choices
                 if c.name == "merge")  # fmt: skip
@@ -506,7 +506,7 @@ def test_a_restart_is_a_start_and_what_reading_the_checkpoint_takes(capsys: pyte
 
 def test_no_share_is_printed_as_nothing_or_as_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
     said = shown(capsys, "--params", "2.9e9", "--learners", "8", "--merge", "rda")
-    assert "in the lab both ways take less than 0.1% of a token's worth after 600 steps at H = 12" in said
+    assert "in the lab this pair takes less than 0.1% of a token's worth after 600 steps at H = 12" in said
     for words in ("--params 1e8 --learners 8 --sync-every 27", "--params 2.9e9 --learners 8", "--params 1e6"):
         said = shown(capsys, *words.split())
         assert "100.0% as much" not in said

@@ -314,7 +314,7 @@ def _codecs(case: Case, rules: Rules) -> str:
     if not quality.measured_pair(rules.codec_up, rules.codec_down):
         said = "not measured; by its bits it would take"
     else:
-        said = "in the lab both ways take"
+        said = "in the lab this pair takes"
 
     def share(cost: float) -> str:
         taken = -math.expm1(-cost)

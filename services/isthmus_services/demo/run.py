@@ -241,7 +241,7 @@ async def _judge(
         "tokens_trained_again": sum(beat.tokens_lost for beat in beats),
         "commits": len(commits),
         "commits_per_fragment": per_fragment,
-        "participation": round(sums.participation or 0.0, 4),
+        "participation": sums.participation or 0.0,
         "updates_merged": sums.merged,
         "updates_clipped": sums.clipped,
         "clips": dict(sums.clips),

@@ -62,7 +62,7 @@ window.Isthmus = {};
     fresh: "An update that began from the newest version, not from an older one.",
     missed: "Said of an update that was not in its round: it was heard of when that had closed, or its bytes came too late. The next round may still merge it.",
     late: "In updates that came too late for any round.",
-    rejected: "An update that was rejected: what was trained in it is lost.",
+    rejected: "An update that a syncer turned away for good: its work is in no version. The ledger has it as rejected or late.",
     repeated: "A rejection by which no work is lost: the update or one that holds its work waits or was merged, or its loss was counted before, or it may still be merged.",
     missing: "A learner that a round expected and that, when it closed, had sent no update on the newest version and had not passed. An older update of it may be in the commit.",
     participation: "Of the learners that a round expected, or that were in nevertheless, the share that is in its commit: the mean over commits.",
