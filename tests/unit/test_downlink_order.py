@@ -157,6 +157,19 @@ def test_if_no_syncer_is_heard_the_store_is_asked_soon_and_then_ever_less() -> N
     Written(RULES, PACE).drive(body)
 
 
+def test_only_a_fetch_of_one_version_says_how_long_one_takes() -> None:
+    async def body(w: Written) -> None:
+        async with learner(w) as downlink:
+            for head, measured in ((2, False), (3, True)):
+                await w.grow(head)
+                downlink.want(0, head)
+                await asyncio.sleep(10.0)
+                assert versions(downlink)[-1] == (0, head)
+                assert (downlink.sync_s > 0.0) is measured
+
+    Written(RULES, PACE).drive(body)
+
+
 # --- the order of fetches ---------------------------------------------------------------------------------------------
 
 

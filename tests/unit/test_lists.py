@@ -42,7 +42,8 @@ def test_every_list_of_every_command_takes_them(command: Command, setting: Setti
     one, two, three = ("a=1", "b=2", "c=3") if setting.item is str else ("1", "2", "3")
     before = ["--params", "1e9"] if command.name == "simulate bandwidth" else []
     before += [f.choices[0] if f.choices else f.flag for f in s.fields(command.settings) if f.positional]
-    for words in ([one, two, three], [f"{one},{two},{three}"], [f"{one},{two}", setting.flag, three]):
+    joined = [] if setting.with_commas else [[f"{one},{two},{three}"], [f"{one},{two}", setting.flag, three]]
+    for words in ([one, two, three], [one, two, setting.flag, three], *joined):
         found = getattr(parsed(command.name, *before, setting.flag, *words), setting.field)
         assert found == [setting.item(word) for word in (one, two, three)]
 

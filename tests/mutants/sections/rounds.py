@@ -91,7 +91,22 @@ MUTANTS = [
             "return replace(terms, sync_s=terms.sync_s + self._close_to_commit.value)",
             "return terms",
         ),
-        row("one-heard-is-everybody", "return ends if len(r.fresh) > 1 else", "return ends if len(r.fresh) > 0 else"),
+        row(
+            "those-heard-are-everybody",
+            "return max(r.quorum_at + r.grace_s, self._live.all_heard_at)",
+            "return r.quorum_at + r.grace_s",
+        ),
+        row(
+            "an-outage-outdates-what-is-there-only",
+            "if self.round is not None and self._is_of_before(pointer):",
+            "if False:",
+        ),
+        row("an-outage-outdates-what-comes-only", "if self._is_of_before(pointer)}", "if False}"),
+        row(
+            "an-outage-outdates-old-bases",
+            "return pointer.base == self.head and pointer.boundary_at",
+            "return pointer.boundary_at",
+        ),
         row(
             "anything-there-is-accepted",
             "return self._waiting.get((pointer.learner, pointer.base)) is pointer",
@@ -163,7 +178,15 @@ MUTANTS = [
     ),
     *of(
         "rounds/live_learners.py",
-        "tests/unit/test_members_heard.py tests/unit/test_members.py tests/unit/test_bounds.py",
+        "tests/unit/test_members_heard.py tests/unit/test_members.py tests/unit/test_bounds.py tests/unit/test_live_learners.py",
+        row("any-gap-is-an-outage", "if away_s > AFRESH_LEADS * self.lead_s():", "if away_s > 0.0:"),
+        row("no-gap-is-an-outage", "if away_s > AFRESH_LEADS * self.lead_s():", "if False:"),
+        row("after-an-outage-silence-counts-at-once", "self._deaf_before = self.all_heard_at - silence_s", "pass"),
+        row(
+            "the-wait-has-no-end",
+            "min(max(silence_s, PATIENCE * away_s), PATIENCE_SILENCES * silence_s)",
+            "max(silence_s, PATIENCE * away_s)",
+        ),
         row("any-age-of-silence-is-long", "before = now - FORGET_SILENCES * self._pace.silence_s", "before = now"),
         row("the-silent-are-waited-for", "if since >= silent_before:", "if True:"),
         row(

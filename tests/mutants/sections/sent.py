@@ -410,9 +410,12 @@ MUTANTS = [
         row("never-from-a-snapshot", "if behind * difference > from_snapshot:", "if False:"),
         row(
             "silence-is-not-looked-into",
-            "                            self.want(p, known.version + 1)\n",
+            "                            self._want(p, known.version + 1)\n",
             "                            pass\n",
         ),
+        row("a-silent-syncer-is-waited-for", "if unheard_s < self._pace.silence_s:", "if True:"),
+        row("the-store-is-asked-as-often-for-ever", "unheard_s / 2", "0.0"),
+        row("the-store-is-asked-ever-less", "min(longest_s, max", "max(0.0, max"),
         row(
             "what-is-leapt-over-settles-nothing",
             "digest)\n            self._settle(commit)\n",
