@@ -18,6 +18,7 @@ from isthmus_lab.simulate.process import Process
 from isthmus_lab.simulate.world import Times, World, learn, serve
 from simulation.toy import Toy
 
+ALL = pytest.mark.tier("all")
 STEP_S = 0.1
 WASTED = 0.06
 """Largest share of the work of an outage that may be wasted: on bases that were merged without it, or too late."""
@@ -100,8 +101,12 @@ def spent(outage: Outage) -> Counter[str]:
 @pytest.mark.parametrize("away", ["bus", "emptied bus", "syncers"])
 @pytest.mark.parametrize(
     "more",
-    [{}, {"quorum": 2}, {"learners": 6, "seed": 1}, {"away_s": 600.0, "seed": 1}],
-    ids=["three", "quorum of two", "six", "ten minutes"],
+    [
+        pytest.param({}, id="three"),
+        pytest.param({"quorum": 2}, id="quorum of two", marks=ALL),
+        pytest.param({"learners": 6, "seed": 1}, id="six", marks=ALL),
+        pytest.param({"away_s": 600.0, "seed": 1}, id="ten minutes", marks=ALL),
+    ],
 )
 def test_work_of_an_outage_is_merged_after_it(away: str, more: dict[str, Any]) -> None:
     found = spent(Outage(away, **more))

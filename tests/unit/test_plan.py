@@ -239,9 +239,7 @@ GRID = list(
 )
 
 
-@pytest.mark.parametrize(
-    "part", [0, *(pytest.param(part, marks=pytest.mark.tier("test" if part < 2 else "all")) for part in range(1, 6))]
-)
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.tier("all")) for part in range(1, 6))])
 def test_a_plan_never_warns_of_what_it_chose(part: int) -> None:
     """Over many sizes, links, distances and step times, warnings are only about what was given to the plan."""
     about_what_was_given = ("nobody to merge with", "for this model at any period up to 768 steps")
