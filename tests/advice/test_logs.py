@@ -4,7 +4,9 @@ import asyncio
 import logging
 import math
 import re
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,11 @@ import isthmus as isthmus_link
 from advice.followed import advises, commands_in, isthmus, mine
 from advice.rows import row
 from advice.test_status import FEW, training, well
+from e2e.test_processes import processes, wait_for
+from isthmus.agent.health import STOOD_S
 from isthmus.errors import Fenced, LogCorrupt
 from isthmus.format.rules import CHECKPOINTS_KEPT, Rules
+from isthmus_services.main import main
 from isthmus_services.processes import isthmus_command
 from support.world import NumpyReplica, serving, train, until, world
 
@@ -197,6 +202,31 @@ async def test_a_learner_that_has_seen_more_than_the_store_has(folder: Path) -> 
         agent = w.learner("a")
         await agent.join()
         assert (agent.history.step, {known.version for known in agent.downlink.known}) == (0, {1})
+
+
+@row(
+    "log",
+    "this process stood still for … s: it was stopped (SIGSTOP), or its machine slept or was overloaded; it goes on by itself",
+    means="The event loop of this learner or syncer had no turn for so long. Others took it for dead meanwhile; a round did not wait "
+    "for it. The line is written once it runs again.",
+    do="it goes on by itself",
+    then="Status counts it again. If it comes back often, look at the machine: memory that is swapped, a laptop's lid, a supervisor "
+    "that freezes processes.",
+    lost="of a learner at most its updates that were on their way; what it trained is in its next update",
+)
+def test_a_process_that_was_stopped(folder: Path, tmp_path: Path) -> None:
+    (here,) = mine(test_a_process_that_was_stopped)
+    assert main(["init", str(folder)]) == 0
+    with processes(tmp_path) as p:
+        syncer = p.isthmus("s", "syncer", str(folder))
+        wait_for(lambda: "holds" in p.said("s"), "it serves")
+        syncer.send_signal(signal.SIGSTOP)
+        time.sleep(STOOD_S + 1.0)
+        syncer.send_signal(signal.SIGCONT)
+        wait_for(lambda: "stood still" in p.said("s"), "it says so")
+        advises(here, p.said("s"))
+        syncer.terminate()
+        p.ends(syncer)
 
 
 def newer(folder: Path) -> list[Path]:

@@ -112,3 +112,37 @@ def test_work_of_an_outage_is_merged_after_it(away: str, more: dict[str, Any]) -
     found = spent(Outage(away, **more))
     assert found["rejected"] + found["late"] < WASTED * found["processed"], found
     assert found["merged"] > 0.85 * found["processed"], found
+
+
+def test_a_learner_that_stood_still_blames_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    """It was stopped for 30 s, as by SIGSTOP: it says so, and not that no syncer is heard."""
+    world = World("stopped")
+
+    async def body() -> None:
+        specs = [Spec("t", (8,), "float32", TensorClass.DENSE)]
+        rules = Rules(fragments=1, sync_every=12)
+        await world.create(Seed(specs, [np.zeros(8, np.float32)], {}, rules, Pace()))
+        stopping, ended = asyncio.Event(), False
+        process = world.process("syncer")
+        serving = process.start(serve(world.ports(process), "syncer", stopping))
+        learner = world.process("l")
+        agents: list[LearnerAgent] = []
+        learning = learner.start(
+            learn(world.ports(learner, None, Conditions(0.5)), "l", Toy(learner.random, STEP_S), Times(), started=agents.append,
+                  stopping=lambda: ended)
+        )  # fmt: skip
+        await asyncio.sleep(10.0)
+        learner.pause()
+        await asyncio.sleep(30.0)
+        learner.resume()
+        await asyncio.sleep(10.0)
+        assert not agents[0].waiting_for
+        ended = True
+        await learning
+        stopping.set()
+        await serving
+
+    world.clock.run_until_complete(body())
+    world.clock.close()
+    assert caplog.text.count("this process stood still for 30 s") == 1
+    assert "no syncer is heard" not in caplog.text

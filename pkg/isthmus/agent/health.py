@@ -5,6 +5,7 @@ Any thread may ask, also while the event loop is stuck.
 
 import asyncio
 import contextlib
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,11 @@ from isthmus.store import EdgeStore
 
 if TYPE_CHECKING:
     from isthmus.runtime.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+STOOD_S = 5.0
+"""A delay of the event loop that is longer is logged: others take the process for dead meanwhile."""
 
 TICK_S = 0.1
 
@@ -113,6 +119,12 @@ class Vitals:
             lag = max(0.0, self._turned_at - before - TICK_S)
             self.lag_s_max = max(self.lag_s_max, lag)
             self._metrics.loop_lag.observe(lag)
+            if lag > STOOD_S:
+                logger.warning(
+                    "this process stood still for %.0f s: it was stopped (SIGSTOP), or its machine slept or was "
+                    "overloaded; it goes on by itself",
+                    lag,
+                )
 
     async def _probe(self) -> None:
         while True:
