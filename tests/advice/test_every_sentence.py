@@ -108,7 +108,7 @@ PLAIN = {
     },
     "log": {
         "…: … steps in ……; its model is at …",
-        "…; of its … tokens ……; the model: isthmus export …",
+        "…; of its … tokens ……; the model: isthmus export … -o model.safetensors",
         ", … over all its incarnations",
         ": that goes on when this learner comes back",
         "its rounds were open",

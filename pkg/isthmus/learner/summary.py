@@ -92,7 +92,8 @@ class Summary:
                 "join(adopt='carry') or --adopt carry, or create the next run with a larger sync_every"
             )
         return (
-            f"{line}; of its {self.ledger.processed:,.0f} tokens {shares}{more}; the model: isthmus export {self.run}"
+            f"{line}; of its {self.ledger.processed:,.0f} tokens {shares}{more}; the model: isthmus export {self.run} "
+            "-o model.safetensors"
         )
 
 
