@@ -198,7 +198,7 @@ async def test_the_command_for_a_syncer_has_the_quorum_of_the_one_before(folder:
     means="The folder or the bucket is there and has no run. Other commands say the same. While its mount is lost, learners train "
     "on, and say `… is gone: was a mount lost?` in their logs; a run that is created in its place is another one, and they do "
     "not take it for theirs.",
-    like="A mistyped address. With `isthmus status --watch` from before, the view goes on and says what is lost.",
+    like="A mistyped address. With `isthmus status --watch` from before, the view goes on, and says that the folder is gone.",
     do="bring it back",
     then="Everything goes on by itself within seconds.",
     lost="nothing, once the folder is back; meanwhile no checkpoint can be stored",

@@ -230,7 +230,7 @@ async def read_head(log: Log, key: str) -> Unverified[CheckpointHeader]:
 async def seen_beyond(log: Log, learner: str, versions: Sequence[int]) -> list[str]:
     """Return the keys of a learner's checkpoints that have seen a later version of some fragment, newest first.
 
-    The headers are not verified: whoever wrote them, the learner does not start as long as it reads such a checkpoint.
+    The headers are not verified. The learner does not start as long as it reads such a checkpoint, whoever wrote it.
     """
     found: list[str] = []
     for entry in checkpoints_in(await log.store.list(claims_prefix(learner))):

@@ -320,7 +320,7 @@ class AgentThread:
                 self.donor = await find_donor(self.agent)
             history, gone = self.agent.history, self.agent.uplink.lost
             logger.log(
-                # Work of earlier starts that is gone, and no checkpoint to go on from: nobody expects to begin anew.
+                # Nobody expects a learner to begin anew whose earlier starts trained something.
                 logging.WARNING if gone and history.checkpoint is None else logging.INFO,
                 "%s joined %s (start %d of this name): goes on after step %d (%.0f tokens lost in all), in %.2f s",
                 learner,

@@ -64,7 +64,7 @@ DEAR = 0.02
 """Share of a day's dollars from which on the egress of checkpoints is named."""
 
 RARER = 10
-"""How many times as rare checkpoints are in what is named instead."""
+"""The plan also names the price of checkpoints that are so many times as rare."""
 NO_EGRESS = "egress is not known without regions (region and store_region in a file, --islands)"
 """Said where no learner has a region."""
 

@@ -74,8 +74,9 @@ def run(arguments: settings_classes.Training) -> int:
     seeds = range(arguments.seeds or seeded)
     jobs = [(setting, seed) for setting in settings for seed in seeds]
     kept = Kept(Path(arguments.cache), own_rules)
-    takes = f"{sum(setting.core_s for setting, _ in jobs) / 3600:.2g} hours of one core in all, less what is kept"
-    with progress(f"{experiment.name}: {len(jobs)} runs, about {takes}") as say:
+    hours = sum(setting.core_s for setting, _ in jobs) / 3600
+    takes = f"about {hours:.2g} hours of one core in all, less the runs in the cache"
+    with progress(f"{experiment.name}: {len(jobs)} runs, {takes}") as say:
         rows = asyncio.run(run_all(jobs, kept, arguments.workers or os.cpu_count() or 1, say))
     found = summary(rows)
     differences = paired(rows, baselines(names, arguments.baseline))
