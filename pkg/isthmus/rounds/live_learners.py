@@ -15,7 +15,7 @@ FORGET_SILENCES = 100
 AFRESH_LEADS = 2.0
 """If an update has waited longer than this many leads, a newer one is asked for: its learner has trained since."""
 
-PATIENCE = 0.1
+PATIENCE = 0.2
 """Share of an outage of the bus for which rounds wait afterwards for the learners of the last commits."""
 
 PATIENCE_SILENCES = 10
