@@ -19,7 +19,7 @@ A_GAP = (
     "for at most four times the usual length, however many steps it holds"
 )
 """What is lost while nothing is merged (`tests/simulation/test_outages.py`): the work on a base whose merge no learner
-heard of, and what is trained after an update that is the first to be merged."""
+heard of, and the work that a learner does after its update that is the first to be merged."""
 
 TOOLS = {
     "status": "`isthmus status`, and the board's warnings of the present",

@@ -53,7 +53,7 @@ async def test_learners_on_another_bus_than_the_syncers() -> None:
     "was named may well be merged.",
     do="use the one that the syncers' commands or logs name, here and there",
     then="On the syncers' bus status names the learners that have another one.",
-    lost="what is trained on the wrong bus, but for a part of the newest updates",
+    lost="what learners train on the wrong bus, but for a part of their newest updates",
 )
 @in_virtual_time
 async def test_a_learner_on_the_syncers_bus_seen_from_another() -> None:

@@ -29,7 +29,7 @@ class Outage:
     """What is away, and in what kind of run."""
 
     away: str
-    """`bus`: nobody reaches it; `emptied bus`: it has also lost its messages; `syncers`: all were killed."""
+    """`bus`: nobody reaches it; `emptied bus`: the bus has also lost its messages; `syncers`: all syncers were killed."""
     away_s: float = 45.0
     learners: int = 3
     fragments: int = 6

@@ -63,7 +63,7 @@ def test_who_is_here_and_what_is_usual_follow_from_all_that_was_heard() -> None:
     [(0.0, None), (0.5, None), (0.6, 3.0), (15.0, 3.0), (60.0, 12.0), (300.0, 30.0), (1e6, 30.0)],
 )
 def test_after_an_outage_learners_of_the_last_commits_are_waited_for(away_s: float, waits_s: float | None) -> None:
-    """For a fifth of it, within bounds; a gap of no more than two leads changes nothing."""
+    """Rounds wait for a fifth of an outage, within bounds; a gap of no more than two leads changes nothing."""
     pace = Pace(heartbeat_s=1.0, silence_s=3.0)
     live = LiveLearners(pace, 0.0)
     live.heard("here", 1, 10.0, step_s=0.125, upload_s=0.125)

@@ -109,7 +109,7 @@ class Reporter:
             looked_at = self._runtime.now()
             await asyncio.sleep(self._pace.heartbeat_s * self._runtime.random.uniform(0.8, 1.0))
             if self._runtime.now() - looked_at > MISSED_BEATS * self._pace.heartbeat_s:
-                self._deaf_at = self._runtime.now()  # this process stood still: it could hear nobody
+                self._deaf_at = self._runtime.now()  # this process stood still, so it could hear nobody
 
     async def report_progress(self) -> None:
         """Report new steps soon after they are done.

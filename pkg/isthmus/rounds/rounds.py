@@ -313,10 +313,8 @@ class Rounds:
             elif pointer.base < self.head:
                 self._note_answer(pointer, now)  # measured too: it came too late for the round that it answers
             self._waiting[place] = pointer
-            if self.round is not None and self._is_of_before(pointer):
-                self.round.outdated.add(place)
-            elif self.round is not None:
-                self.round.outdated.discard(place)
+            if self.round is not None:
+                (self.round.outdated.add if self._is_of_before(pointer) else self.round.outdated.discard)(place)
         # If its base is newer than our head, another syncer has committed, and the log has more to read.
         actions: list[Action] = [CatchUp()] if pointer.base > self.head else []
         # An update that was due stays due: a later incarnation repeats it without knowing that.

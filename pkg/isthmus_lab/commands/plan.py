@@ -147,8 +147,8 @@ def run(arguments: settings_classes.Plan) -> int:
         )
     if (seconds := found.checkpoint_s) != CHECKPOINT_S:
         console.print(_checkpoints(seconds), highlight=False)
-    if arguments.compare and (dear := _dear_checkpoints(found)):
-        console.print(dear.replace(" of that ", " of the egress ", 1), highlight=False)
+    if arguments.compare and (dear := _dear_checkpoints(found, "the egress")):
+        console.print(dear, highlight=False)
     console.print("to create this run:", highlight=False)
     console.print(line, highlight=False, soft_wrap=True)
     unknown = [] if any(island.region for island in islands) else [f"{NO_EGRESS}: counted as 0"]
@@ -486,17 +486,18 @@ def _show(found: Plan) -> None:
         f"storage ${day['storage_usd']:,.2f}, syncer ${day['syncer_usd']:,.2f})",
         highlight=False,
     )
-    if dear := _dear_checkpoints(found):
+    if dear := _dear_checkpoints(found, "that"):
         console.print(dear, highlight=False)
 
 
-def _dear_checkpoints(found: Plan) -> str:
-    """Return what checkpoints cost that leave their region, if it is much of a day's dollars; else nothing."""
+def _dear_checkpoints(found: Plan, of: str) -> str:
+    """Return what checkpoints cost that leave their region, if it is much of a day's dollars; else nothing. `of`: the
+    sum that has it, in words."""
     usd, rarer = found.day["checkpoints_egress_usd"], RARER * found.checkpoint_s
     if usd <= DEAR * found.day["usd"]:
         return ""
     return (
-        f"${usd:,.2f} of that are for checkpoints that leave their region, one every {found.checkpoint_s:,.0f} s: with "
+        f"${usd:,.2f} of {of} are for checkpoints that leave their region, one every {found.checkpoint_s:,.0f} s: with "
         f"--checkpoint {rarer:.0f} at these learners it is ${usd / RARER:,.2f}, and after a failure the optimizer's "
         "moments and the place in the data are so much older"
     )

@@ -98,8 +98,8 @@ MUTANTS = [
         ),
         row(
             "an-outage-outdates-what-is-there-only",
-            "if self.round is not None and self._is_of_before(pointer):",
-            "if False:",
+            "(self.round.outdated.add if self._is_of_before(pointer) else",
+            "(self.round.outdated.add if False else",
         ),
         row("an-outage-outdates-what-comes-only", "if self._is_of_before(pointer)}", "if False}"),
         row(
