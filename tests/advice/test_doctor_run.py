@@ -329,7 +329,8 @@ async def test_the_bus_of_another_run(doctor: Doctor, folder: Path, redis: Serve
     "doctor", "run: bus: syncers were heard here, and the last word of one is … to … s old; the last commit is … s old",
     means="All syncers have ended, or are cut off from this bus. Learners train on, and nothing is merged. It is a warning for "
     "`--role syncer`, where they stopped in order, and after a minute without a commit, since the run may be over.",
-    do="unless the run is over, start a syncer again by its old command; its log says why it ended",
+    do="unless the run is over, start a syncer again by its old command; its log says why it ended (nothing, "
+    "if it was killed: its machine or container engine may know)",
     then="`ok run: bus: the run's syncers are heard here`",
     lost=A_GAP,
 )  # fmt: skip

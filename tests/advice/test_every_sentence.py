@@ -60,6 +60,7 @@ PLAIN = {
         "syncer … cannot serve for now: other syncers take over its fragments",
         # Figures.
         "tokens rejected: … of …, in rejected updates or sent after a shorter update on the same base was merged",
+        "of the newest … tokens, as far back as the bus has messages: rejected …, lost …",
         "syncer …: …, … … of … fragments…, … commits since its start, loop lag … ms…",
         "usual: another update of its learner was merged before it",
         "usual: a newer update of its learner was in the round",

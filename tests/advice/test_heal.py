@@ -349,7 +349,7 @@ async def test_a_hole_is_accepted_only_where_the_run_goes_on_without_it(folder: 
 
 @row(
     "heal",
-    "fragment … cannot be healed: …: is missing, and its snapshot is there",
+    "fragment … cannot be healed: …: is missing, and its snapshot is there (of use only with the commit, which says what was merged)",
     means="The newest commit is gone. The snapshot of its version shows that it existed; the snapshot alone is not used.",
     do="restore it from a backup, or go on in a new run from the newest version that can be exported (`isthmus export`, "
     "then `isthmus init --from`)",
@@ -359,7 +359,7 @@ async def test_a_hole_is_accepted_only_where_the_run_goes_on_without_it(folder: 
 )
 @row(
     "doctor",
-    "log: commits: fragment …: …: is missing, and its snapshot is there: restore it from a backup, or go on in a new run from "
+    "log: commits: fragment …: …: is missing, and its snapshot is there (of use only with the commit, which says what was merged): restore it from a backup, or go on in a new run from "
     "the newest version that can be exported (`isthmus export`, then `isthmus init --from`) (fragment … can be read up to "
     "version …)",
     means="The newest commit is gone. The snapshot of its version shows that it existed.",
@@ -505,16 +505,27 @@ async def test_a_newest_commit_that_is_gone_and_learners_have_adopted(folder: Pa
     "them again: they write snapshots, which have all that is missing",
     then="`isthmus heal` calls the fragment sound: a newer snapshot is there.",
 )
+@row(
+    "doctor",
+    "log: fold: fragment …: snapshots/…: …; syncers go on from an older one",
+    means="The newest snapshot of a fragment is damaged. An older one and the updates since are there, so nothing is lost yet.",
+    do="Start a syncer unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, and start "
+    "them again: they write snapshots, which have all that is missing",
+    then="`ok log: fold`: a newer snapshot is there.",
+)
 async def test_a_newest_snapshot_that_is_damaged(folder: Path) -> None:
-    (here,) = mine(test_a_newest_snapshot_that_is_damaged)
+    here, noticed = mine(test_a_newest_snapshot_that_is_damaged)
     async with world(folder, FEW) as w:
         await finished(w)
         newest = max((folder / "snapshots" / "00000").iterdir())
         newest.write_bytes(newest.read_bytes()[:-9])
         told = await heal(here, w)
         assert "2 fragments: 1 sound, 1 with an object missing that a syncer can make again" in told
+        code, told = await isthmus("doctor", w.run.url, "--size", "0.02")
+        assert (code, noticed.is_in(told)) == (0, True), told
         await hold_all(w)
         await sound(w)
+        assert not noticed.is_in((await isthmus("doctor", w.run.url, "--size", "0.02"))[1])
 
 
 @row(

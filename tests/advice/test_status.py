@@ -257,7 +257,7 @@ async def test_a_status_that_listens_to_another_bus(folder: Path) -> None:
     means="This machine gets no answer from the bus. Learners train on meanwhile; nothing is merged while the syncers "
     "have none either.",
     like="Only this machine is cut off: the time of the last commit moves on.",
-    do="check that … is reachable",
+    do="check that … is reachable (nothing in it has to be restored: an empty one will do)",
     then="`… of … learners merge`. Every message is sent again, also to an empty Redis.",
     lost=A_GAP,
 )
@@ -794,7 +794,7 @@ async def test_a_finished_run_with_commits_missing(folder: Path) -> None:
 )
 @row(
     "status",
-    "the log of fragment … is damaged: commits/…: is missing, and its snapshot is there: restore it from a backup, or go on in "
+    "the log of fragment … is damaged: commits/…: is missing, and its snapshot is there (of use only with the commit, which says what was merged): restore it from a backup, or go on in "
     "a new run from the newest version that can be exported (`isthmus export`, then `isthmus init --from`) (fragment … can be "
     "read up to version …)",
     means="The newest commit is gone, and the snapshot of its version shows that it existed.",

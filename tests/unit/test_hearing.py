@@ -232,3 +232,34 @@ def test_rejected_updates_and_rejected_tokens_are_counted_each_by_its_word() -> 
         "updates rejected: none; tokens rejected: 30 of 2,000, in rejected updates or sent after a shorter update on "
         "the same base was merged"
     )
+
+
+def shown(width: int, *beats: Heartbeat) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(view.tables(Status(heard(*beats), [None], "", 0.0, 1.0), width))
+    return " ".join(console.export_text().split())
+
+
+def test_what_an_outage_cost_is_told_of_the_tokens_since_the_oldest_message() -> None:
+    def told(processed: float, rejected: float, lost: float = 0.0, life: int = 1) -> Heartbeat:
+        rest = dict.fromkeys(("overwritten", "late", "pending"), 0.0)
+        tally = Tally(processed=processed, merged=processed - rejected - lost, rejected=rejected, lost=lost, **rest)
+        return msgspec.structs.replace(beat("a", life, 0, 0, 0), ledger=tally)
+
+    before = told(1000.0, 100.0)
+    assert "of the newest" not in shown(200, before, told(3000.0, 100.0)), "none of it is of lately"
+    assert "of the newest" not in shown(200, before), "nothing is known of before"
+    line = "of the newest 2,000 tokens, as far back as the bus has messages: rejected 50 (2.5%), lost 4 (0.2%)"
+    assert line in shown(200, before, told(2000.0, 120.0), told(3000.0, 150.0, 4.0, life=2))
+
+
+@pytest.mark.parametrize("part", ["rejected", "lost"])
+def test_tokens_that_are_gone_keep_their_column_on_a_narrow_terminal(part: str) -> None:
+    sound = beat("a", 1, 0, 0, 0)
+    gone = msgspec.structs.replace(sound, ledger=msgspec.structs.replace(sound.ledger, merged=5.0, **{part: 1.0}))
+    hidden = re.compile(r"hidden at this width: ([^:]+):")
+    of_sound, *_ = hidden.findall(shown(100, sound))
+    of_gone, *_ = hidden.findall(shown(100, gone))
+    assert part in of_sound.split(", ")
+    assert part not in of_gone.split(", ")
+    assert "10.0%" in shown(100, gone)

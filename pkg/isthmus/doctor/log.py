@@ -10,6 +10,7 @@ from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, R
 from isthmus.errors import Denied, IsthmusError, LogCorrupt
 from isthmus.format.records.keys import commit_in, commit_key
 from isthmus.log import Commit, Log, fold
+from isthmus.log.heal import Noting
 from isthmus.log.holes import GOES_ON, HOLE, Holes, ask_heal, with_advice
 from isthmus.log.log_health import LogState, collects, look, stands
 from isthmus.log.run import Run
@@ -113,7 +114,11 @@ async def _folded(log: Log, of: Sequence[int], heal: str) -> AsyncIterator[Findi
                 large += 1
                 continue
             left, done = left - size, done + 1
-            await fold.fold(log, p, fold.Merging(log))
+            carry = Noting(log)
+            await fold.fold(log, p, carry)
+            if carry.told:
+                said, _, advice = carry.told.partition(". ")
+                yield Finding("log: fold", WARNING, f"fragment {p}: {said}", advice)
         except LogCorrupt as error:
             if error.refused:
                 yield Finding("log: fold", FAILURE, f"fragment {p} cannot be folded here: {error}", REFUSED)
@@ -129,7 +134,9 @@ async def _folded(log: Log, of: Sequence[int], heal: str) -> AsyncIterator[Findi
         yield Finding("log: fold", NOTE, f"{said}: {more}", f"isthmus heal {log.run.url} says it of all of them")
     elif done:
         yield Finding(
-            "log: fold", OK, f"of {counted(done, 'fragment')} the log was read and folded from its newest snapshot on"
+            "log: fold",
+            OK,
+            f"of {counted(done, 'fragment')} the log was read and folded from a snapshot on, if it has one",
         )
 
 

@@ -185,7 +185,10 @@ async def _is_of_run(
             f"syncers were heard here, and the last word of one is {quiet_s:.0f} to {2 * quiet_s:.0f} s old; the last "
             f"commit is {age_s:.0f} s old"
         )
-        more = "unless the run is over, start a syncer again by its old command; its log says why it ended"
+        more = (
+            "unless the run is over, start a syncer again by its old command; its log says why it ended (nothing, if "
+            "it was killed: its machine or container engine may know)"
+        )
         if full:
             said += "; the store is full"
             more = (

@@ -42,6 +42,8 @@ class LearnerView:
     incarnation: int = 0
     step: int = 0
     heartbeat: Heartbeat | None = None
+    oldest: Heartbeat | None = None
+    """The oldest heartbeat that was heard, of whatever incarnation; a ledger is one over all of them."""
     earlier: Traffic = field(default_factory=Traffic)
     """What earlier incarnations moved, as far as their heartbeats were heard."""
     left: Leave | None = None
@@ -175,7 +177,7 @@ class BusView:
         if isinstance(message, Heartbeat):
             if view.heartbeat is not None and view.heartbeat.incarnation < message.incarnation:
                 view.earlier = view.traffic
-            view.heartbeat = message
+            view.heartbeat, view.oldest = message, view.oldest or message
         elif isinstance(message, Leave):
             view.left = message
 

@@ -210,6 +210,11 @@ class Status:
         return ledger(view.heartbeat.ledger for view in self.hearing.learners.values() if view.heartbeat is not None)
 
     @property
+    def ledger_before(self) -> Tally:
+        """The ledger as of the oldest heartbeat of each learner that was heard: what is not in it is of lately."""
+        return ledger(view.oldest.ledger for view in self.hearing.learners.values() if view.oldest is not None)
+
+    @property
     def updates_clipped(self) -> int | None:
         """Updates that were clipped, over the whole log; None if that is not known."""
         return self.sums.clipped if self.sums is not None and self.sums.commits == self.commits else None

@@ -7,7 +7,7 @@ published value, with a master equal to it and no momentum. Everything merged be
 but the states in between can no longer be verified. The momentum, and what the codec had still to publish, are lost.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -149,12 +149,20 @@ async def heal(log: Log, found: Diagnosis) -> Commit | None:
     return written
 
 
-class _Noting(fold.Merging):
+class Noting(fold.Merging):
     """Merges as every fold does, and remembers which snapshots could not be believed."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(log)
         self.passed: dict[int, LogCorrupt] = {}
+
+    @property
+    def told(self) -> str:
+        """The newest snapshot that was passed over, why it is not believed, and what to do; empty if none was."""
+        if not self.passed:
+            return ""
+        error = self.passed[max(self.passed)]
+        return f"{error.key}: {error.detail}; syncers go on from an older one. {MAKE_AGAIN}"
 
     @override
     async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> State:
@@ -167,14 +175,14 @@ class _Noting(fold.Merging):
 
 async def _diagnose(log: Log, p: int) -> Diagnosis:
     try:
-        carry = _Noting(log)
+        carry = Noting(log)
         at = await fold.fold(log, p, carry)
         try:
             await require_whole(log, p, at.version, lists=True)
             await require_chain(log, p, at.version)
             if lost := await _lost(log, p, at.version):
                 return Diagnosis(p, at.version, 0.0, hopeless=lost)
-            lacking = await _lacking(log, p, at.version) or _passed(carry.passed)
+            lacking = await _lacking(log, p, at.version) or carry.told
         except LogCorrupt as error:
             hole = commit_in(error.key) or version_in(error.key) if GOES_ON in error.detail else 0
             return Diagnosis(p, at.version, 0.0, hopeless=str(error), hole=hole)
@@ -260,14 +268,6 @@ async def _lost(log: Log, p: int, head: int) -> str:
         f"{lacks(p, head, newest, found[newest])}; {restores(p, head)}. isthmus heal goes on saying this until the "
         f"fragment has moved past version {newest - 1}"
     )
-
-
-def _passed(snapshots: Mapping[int, LogCorrupt]) -> str:
-    """Return the newest of these snapshots, why it is not believed, and what to do; empty if there are none."""
-    if not snapshots:
-        return ""
-    error = snapshots[max(snapshots)]
-    return f"{error.key}: {error.detail}; syncers go on from an older one. {MAKE_AGAIN}"
 
 
 async def _lacking(log: Log, p: int, head: int) -> str:

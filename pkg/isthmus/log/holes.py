@@ -50,7 +50,9 @@ IN_A_NEW_RUN = (
 
 def lacking(version: int, known: int) -> str:
     """Return what is wrong with a commit that is missing. `known`: the newest version that has any object."""
-    return f"is missing, and {'its snapshot' if known == version else f'version {known}'} is there"
+    if known == version:
+        return "is missing, and its snapshot is there (of use only with the commit, which says what was merged)"
+    return f"is missing, and version {known} is there"
 
 
 def damage(of: Collection[int], why: str) -> str:

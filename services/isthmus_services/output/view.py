@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from isthmus.format.records.messages import PARTS
+from isthmus.format.records.messages import PARTS, Tally
 from isthmus.inspect.bus_view import LearnerView, moved
 from isthmus.inspect.status import Ledger, Status
 from isthmus.log.evaluations import Series
@@ -16,6 +17,9 @@ from isthmus.reasons import LOSSLESS, Reason
 from isthmus.wording import listed
 from isthmus_services.output.curves import curve, losses
 from isthmus_services.output.tables import OR_JSON, Column, fitted
+
+_GONE = ("rejected", "lost")
+"""Parts of a ledger whose columns stay on a narrow terminal if a learner has tokens there."""
 
 
 def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
@@ -34,11 +38,25 @@ def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
             "sent after a shorter update on the same base was merged"
         )
     parts.append(Text("; ".join(said)))
+    if gone := lately(status.ledger_before, status.ledger):
+        parts.append(Text(gone))
     if messages := ", ".join(f"{reason} {count}" for reason, count in sorted(status.messages_rejected.items())):
         parts.append(Text(f"messages rejected: {messages}"))
     if status.clipped:
         parts.append(Text(f"clipped: {clips(status.updates_clipped, status.clipped)}"))
     return Group(*parts)
+
+
+def lately(before: Tally, now: Tally) -> str:
+    """Return what of the newest tokens was rejected or lost, as text; empty if nothing was."""
+    parts = {part: getattr(now, part) - getattr(before, part) for part in ("processed", *_GONE)}
+    if max(parts["rejected"], parts["lost"]) < 1 or parts["processed"] < 1 or not before.processed:
+        return ""
+    share = {part: f"{tokens:,.0f} ({tokens / parts['processed']:.1%})" for part, tokens in parts.items()}
+    return (
+        f"of the newest {parts['processed']:,.0f} tokens, as far back as the bus has messages: rejected "
+        f"{share['rejected']}, lost {share['lost']}"
+    )
 
 
 def clips(updates: int | None, reasons: Mapping[str, int]) -> str:
@@ -98,7 +116,9 @@ def learners(status: Status, width: int, hint: str = OR_JSON) -> Group:
     times = [point.at for points in status.losses.values() for point in points] or [0.0]
     curves = {name: curve(points, min(times), max(times)) for name, points in status.losses.items()}
     rows = [_learner(status, view, curves.get(view.name, "")) for view in views]
-    table = fitted("learners", _LEARNERS, rows, width, hint)
+    gone = {part for part in _GONE if getattr(status.ledger, part)}
+    columns = [replace(column, leaves=2) if column.name in gone else column for column in _LEARNERS]
+    table = fitted("learners", columns, rows, width, hint)
     if kept := unsent(views):
         said = f"done; their pending tokens are not in the model, but in their checkpoints: {kept}"
         table.renderables.append(Text(said, style="dim"))
