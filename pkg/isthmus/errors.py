@@ -78,7 +78,7 @@ class RunMissing(InputError):
 
 
 class RunExists(InputError):
-    """There is another run at this place."""
+    """There is another run at this place; `difference` says how it differs."""
 
     def __init__(self, url: str, difference: str, remedy: str = "") -> None:
         remedy = remedy or "choose another place"
@@ -188,7 +188,10 @@ class Fenced(IsthmusError):
     """A process with the same name started later, so this one stops."""
 
     def __init__(self, name: str, incarnation: int) -> None:
-        super().__init__(f"{name} was started again elsewhere (its incarnation {incarnation}): this process stops")
+        super().__init__(
+            f"{name} was started again elsewhere (its incarnation {incarnation}): this process stops; if both are to "
+            "train, give one of them another name (--learner, join(learner=…))"
+        )
         self.name = name
         self.incarnation = incarnation
 

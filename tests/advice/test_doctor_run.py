@@ -311,7 +311,8 @@ def test_an_unsigned_run_elsewhere(doctor: Doctor, keys: Keys, redis: Server, fo
     "doctor", "run: bus: the run was committed to … s ago, and none of its syncers is heard on this bus",
     means="Syncers commit, and they announce it elsewhere. Learners here would train on and never be merged.",
     like="A bus that was emptied just now: then the next check finds the syncers, a heartbeat later.",
-    do="this is the bus of another run, or of none: give the one that the syncers use (--bus redis://… or store:)",
+    do="this is the bus of another run, or of none: give --bus the URL that the syncers have: redis://…; store: for the run's "
+    "own store; or, for the bus.sqlite of a run in a folder, no --bus and no ISTHMUS_BUS",
     then="`ok run: bus: the run's syncers are heard here`",
     lost="what learners trained on the other bus, but for a part of their newest updates",
 )  # fmt: skip

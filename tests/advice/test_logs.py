@@ -73,7 +73,8 @@ async def test_a_learner_of_which_nothing_was_merged(folder: Path) -> None:
 
 @row(
     "log",
-    "… was started again elsewhere (its incarnation …): this process stops",
+    "… was started again elsewhere (its incarnation …): this process stops; if both are to train, give one of them another name (--learner, "
+    "join(learner=…))",
     means="Another process has joined under the same name: it was started twice, or a supervisor took it for dead. The older one "
     "ends with an error; the newer one goes on.",
     like="A replacement that was started on purpose: then this is as it should be.",

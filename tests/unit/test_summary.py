@@ -43,6 +43,8 @@ def test_what_stays_out_is_said_with_its_reason() -> None:
 
 def test_much_work_without_an_answer_is_a_warning_with_what_to_do() -> None:
     assert not replace(FOUND, unanswered=30.0).much_unanswered
+    assert not replace(FOUND, unanswered=30.0, processed_before=690.0).much_unanswered, "of 310 tokens"
+    assert replace(FOUND, unanswered=30.0, processed_before=710.0).much_unanswered, "of 290 tokens"
     found = replace(FOUND, unanswered=300.0, ledger=replaced(LEDGER, merged=550.0, pending=300.0))
     assert found.much_unanswered
     assert "WHAT WAS NOT ANSWERED IS NOT IN THE MODEL: start this learner and the others again soon" in str(found)
@@ -62,6 +64,7 @@ def test_much_overwritten_work_is_shown_with_what_to_change() -> None:
 def test_earlier_lives_and_longer_stays_are_told_too() -> None:
     said = str(replace(FOUND, steps_done=4600, seconds=8000.0, versions=(3, 3)))
     assert "600 steps in 2.2 h, 4,600 over all its incarnations; its model is at version 3" in said
+    assert "of its 1,000 tokens (of all its incarnations) 80% merged" in str(replace(FOUND, processed_before=400.0))
     assert "in 50 min" in str(replace(FOUND, seconds=3000.0))
 
 
@@ -90,6 +93,8 @@ def test_a_loss_that_is_no_number_cannot_be_missed(loss: float) -> None:
 
 def test_an_expelled_learner_is_told_so_and_that_its_work_stays_out() -> None:
     expelled = "eu-1 was expelled by membership 8, at 2026-11-28 14:03:00 UTC"
+    assert not replace(FOUND, unanswered=30.0, processed_before=690.0).much_unanswered, "of 310 tokens"
+    assert replace(FOUND, unanswered=30.0, processed_before=710.0).much_unanswered, "of 290 tokens"
     found = replace(FOUND, unanswered=300.0, ledger=replaced(LEDGER, merged=550.0, pending=300.0), expelled=expelled)
     assert (
         f"; {expelled}: WHAT WAS NOT MERGED BEFORE THAT IS NOT IN THE MODEL, and is not merged later; the model: "

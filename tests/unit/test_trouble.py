@@ -20,7 +20,7 @@ STORE = ("the store does not answer", "see whether it is there")
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    caplog.set_level(logging.WARNING)
+    caplog.set_level(logging.INFO)
     return lambda: [record.getMessage() for record in caplog.records]
 
 
@@ -131,7 +131,7 @@ def test_a_learner_that_joins_for_long_does_not_say_that_nobody_is_heard() -> No
         _runtime=runtime, _connectivity=SimpleNamespace(bus_is_down=False, troubles=list), syncer_heard_at=0.0,
         _deaf_at=-math.inf, _has_listened=False, _pace=Pace(), _members=SimpleNamespace(signed=False), _signer=None, boundary=None,
         _edge=SimpleNamespace(url="run"), _bus=SimpleNamespace(url="redis://bus"), first_step=0,
-        _run=SimpleNamespace(rules=Rules()), downlink=SimpleNamespace(found_at=-math.inf),
+        _run=SimpleNamespace(rules=Rules()), downlink=SimpleNamespace(found_at=-math.inf, known=[SimpleNamespace(version=0)]),
         uplink=SimpleNamespace(unmerged=SimpleNamespace(trouble=lambda *_: None)), _hindered_at=0.0, _unheard_at=0.0,
     )  # fmt: skip
     at.now = 95.0
@@ -139,7 +139,11 @@ def test_a_learner_that_joins_for_long_does_not_say_that_nobody_is_heard() -> No
     silences = []
     for at.now, heard_at in ((100.0, 0.0), (101.0, 100.5)):
         found.syncer_heard_at = heard_at
-        ((silent_s, what, _),) = found._troubles()
+        ((silent_s, what, remedy),) = found._troubles()
         assert what == UNHEARD
+        assert remedy.endswith(" (nothing was ever merged in run: is that the address of the run?)")
         silences.append(silent_s)
     assert silences == [5.0, 0.5]
+    vars(found)["downlink"].known.append(SimpleNamespace(version=1))
+    ((_, _, remedy),) = found._troubles()
+    assert "the address of the run" not in remedy

@@ -136,7 +136,7 @@ class TroubleLog:
         above = [what for _, what, _ in troubles[: troubles.index(lasting[0])]] if lasting else self._open
         for gone in [what for what in self._open if what in above]:
             self._open.remove(gone)
-            logger.warning("%s: %s: over", self._name, gone)
+            logger.info("%s: %s: over", self._name, gone)
         if not lasting:
             self.said, self._pause_s = "", REMIND_S
             return

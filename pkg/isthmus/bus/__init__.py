@@ -13,6 +13,7 @@ from isthmus.store import EdgeStore, endpoint_of, rewrite_s
 from isthmus.wording import key_flag
 
 __all__ = [
+    "BUSES",
     "IN_STORE",
     "PACE_IN_STORE",
     "START",
@@ -31,6 +32,12 @@ EMBEDDED_FILE = "bus.sqlite"
 
 IN_STORE = f"{SCHEME}:"
 """The URL of the bus in the run's own store."""
+
+BUSES = (
+    f"redis://…; {IN_STORE} for the run's own store; "
+    f"or, for the {EMBEDDED_FILE} of a run in a folder, no --bus and no ISTHMUS_BUS"
+)
+"""The kinds of buses, as they are given."""
 
 PACE_IN_STORE = Pace(heartbeat_s=5.0, silence_s=15.0)
 """Each heartbeat and each look for messages is a request to the store."""

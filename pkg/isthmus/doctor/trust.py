@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Iterator
 
-from isthmus.bus import Bus, open_bus
+from isthmus.bus import BUSES, Bus, open_bus
 from isthmus.bus.base import READ_MAX
 from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, RoleKind
 from isthmus.errors import InputError, IsthmusError, RecordInvalid
@@ -200,7 +200,7 @@ async def _is_of_run(
     if age_s > RECENT_S:
         return None
     said = f"the run was committed to {max(0.0, age_s):.0f} s ago, and none of its syncers is heard on this bus"
-    more = "this is the bus of another run, or of none: give the one that the syncers use (--bus redis://… or store:)"
+    more = f"this is the bus of another run, or of none: give --bus the URL that the syncers have: {BUSES}"
     return Finding(check, FAILURE, said, more)
 
 

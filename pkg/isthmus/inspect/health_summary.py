@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from isthmus.bus import in_store, syncer_command
+from isthmus.bus import BUSES, in_store, syncer_command
 from isthmus.format.records.keys import MEMBERS, members_key
 from isthmus.format.records.messages import Alive
 from isthmus.inspect import bursts
@@ -51,12 +51,6 @@ REFUSED = 0.2
 HEAVY, WORKED = 0.9, 0.75
 """A learner is too heavy if its updates have more than this share of the newest rounds' weight, with less than that
 share of their tokens."""
-
-BUSES = (
-    "redis://…; store: for the run's own store; "
-    "or, for the bus.sqlite of a run in a folder, no --bus and no ISTHMUS_BUS"
-)
-"""The kinds of buses, as they are given."""
 
 CLOCKS_S = 60.0
 """Two clocks that differ by more than this many seconds are reported."""

@@ -226,6 +226,7 @@ class LearnerAgent:
         self.uplink.incarnation = await self._claimed.claim(self.history, versions)
         self.uplink.resume(self.history)
         self._reporter.first_step = self.history.step
+        self._reporter.first_tokens = self.history.tokens_seen + self.history.tokens_lost
         await self.uplink.settle_past(self._log, self.history, read, versions)
         self._store.vouch()
 

@@ -127,9 +127,11 @@ class Downlink:
                 if known.heard_at < quiet:
                     known.heard_at = self._runtime.now()
                     try:
-                        if (commit := await self._log.commit(p, known.version + 1)) is not None:
+                        if await self._log.commit(p, known.version + 1) is None:
+                            continue
+                        if (commit := await self._log.newest(p, known.version + 1)) is not None:
                             self.found_at = max(self.found_at, commit.header.written_at)
-                            self._want(p, known.version + 1)
+                            self._want(p, commit.version)
                     except (Unavailable, LogCorrupt) as error:
                         logger.warning(
                             "could not probe fragment %d for a new version: %s", p, error, extra={"fragment": p}

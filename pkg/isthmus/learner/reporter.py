@@ -69,6 +69,8 @@ class Reporter:
         self.claimed: Incarnation
         self.first_step = 0
         """The step at which this incarnation began."""
+        self.first_tokens = 0
+        """The tokens that earlier incarnations processed."""
         self.syncer_heard_at = self._began_at = runtime.now()
         self._run = log.run
         self._members = log.members
@@ -239,6 +241,8 @@ class Reporter:
             start = syncer_command(self._edge.url, self._bus.url, signed=self._members.signed)
             remedy = f"if one runs, use its bus {theirs}; else start one: {start}"
             since = self._runtime.wall() - silent_s + MISSED_BEATS * self._pace.heartbeat_s
+            if not any(known.version for known in self.downlink.known):
+                remedy += f" (nothing was ever merged in {self._edge.url}: is that the address of the run?)"
             if self.downlink.found_at > since:
                 what += f", {GOES_ON}"
                 remedy = f"{self._bus.url} is not the bus of its syncers: use theirs {theirs}"
@@ -279,14 +283,17 @@ class Reporter:
             seconds=self._runtime.now() - self._began_at,
             versions=beat.versions,
             ledger=beat.ledger,
+            processed_before=self.first_tokens,
             loss=None if self.boundary is None else self.boundary.loss,
             expelled=next(map(str, expulsions(self._members, [self._name])), ""),
             unanswered=sum(
                 share * sum(account.sent.values())
                 for account, share in zip(self.uplink.accounts, self._run.shares, strict=True)
             ),
-            trouble=self._trouble_log.said
-            or next((f"{what}; {remedy}" for for_s, what, remedy in self._troubles() if for_s > quiet_s), ""),
+            trouble=next(
+                (f"{what}; {remedy}" for for_s, what, remedy in self._troubles() if for_s > quiet_s),
+                self._trouble_log.said,
+            ),
         )
 
     # --- metrics and sinks --------------------------------------------------------------------------------------------

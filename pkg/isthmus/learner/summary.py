@@ -40,6 +40,8 @@ class Summary:
     """When and by which version of the membership the learner was expelled, or empty."""
     unanswered: float = 0.0
     """The part of the ledger's `pending` tokens that was sent and that no commit has settled."""
+    processed_before: float = 0.0
+    """The tokens that earlier incarnations processed, which are in the ledger."""
 
     @property
     def never_merged(self) -> bool:
@@ -48,8 +50,8 @@ class Summary:
 
     @property
     def much_unanswered(self) -> bool:
-        """Whether much of the learner's work was sent, and no commit has answered it."""
-        return self.unanswered >= MUCH_UNANSWERED * max(self.ledger.processed, 1.0)
+        """Whether much of this incarnation's work was sent, and no commit has answered it."""
+        return self.unanswered >= MUCH_UNANSWERED * max(self.ledger.processed - self.processed_before, 1.0)
 
     @property
     def diverged(self) -> bool:
@@ -91,10 +93,8 @@ class Summary:
                 "; versions overwrite much, as they come many steps after the work they contain: keep it with "
                 "join(adopt='carry') or --adopt carry, or create the next run with a larger sync_every"
             )
-        return (
-            f"{line}; of its {self.ledger.processed:,.0f} tokens {shares}{more}; the model: isthmus export {self.run} "
-            "-o model.safetensors"
-        )
+        tokens = f"{self.ledger.processed:,.0f} tokens{' (of all its incarnations)' if self.processed_before else ''}"
+        return f"{line}; of its {tokens} {shares}{more}; the model: isthmus export {self.run} -o model.safetensors"
 
 
 def _lasted(seconds: float) -> str:

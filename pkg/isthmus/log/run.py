@@ -81,11 +81,10 @@ class Run:
             )
 
     def require_rules(self, rules: Rules, remedy: str = "") -> None:
-        """Raise `RunExists`, naming the first difference, if these are not the run's rules; `remedy`: what to do."""
-        for name, ours in msgspec.structs.asdict(rules).items():
-            theirs = getattr(self.rules, name)
-            if ours != theirs:
-                raise RunExists(self.url, f"{name} is {theirs} there, not {ours}", remedy)
+        """Raise `RunExists`, naming the differences, if these are not the run's rules; `remedy`: what to do."""
+        both = [(name, getattr(self.rules, name), ours) for name, ours in msgspec.structs.asdict(rules).items()]
+        if unlike := [f"{name} is {theirs} there, not {ours}" for name, theirs, ours in both if theirs != ours]:
+            raise RunExists(self.url, ", ".join(unlike), remedy)
 
 
 class _Told(msgspec.Struct, frozen=True, array_like=True):
