@@ -34,7 +34,7 @@ async def ensure(name: str, document: dict[str, object], known: str = "") -> Acc
 
 
 async def test_a_user_is_made_once_and_a_lost_key_is_replaced(store: Server) -> None:
-    client = boto3.client("iam", endpoint_url=store.url, region_name="us-east-1")
+    client = boto3.Session().client("iam", endpoint_url=store.url, region_name="us-east-1")
     made = await ensure("user-1", WIDE)
     assert made is not None
     assert await ensure("user-1", WIDE, made.id) is None, "it has the key"
@@ -45,7 +45,7 @@ async def test_a_user_is_made_once_and_a_lost_key_is_replaced(store: Server) -> 
 
 
 async def test_a_policy_that_differs_is_replaced_and_another_stays(store: Server) -> None:
-    client = boto3.client("iam", endpoint_url=store.url, region_name="us-east-1")
+    client = boto3.Session().client("iam", endpoint_url=store.url, region_name="us-east-1")
 
     def in_force() -> tuple[str, str]:
         arn = client.list_attached_user_policies(UserName="user-2")["AttachedPolicies"][0]["PolicyArn"]
@@ -63,7 +63,7 @@ async def test_a_policy_that_differs_is_replaced_and_another_stays(store: Server
 
 
 async def test_a_removed_user_is_gone_with_its_key_and_policy_and_removing_it_again_does_nothing(store: Server) -> None:
-    client = boto3.client("iam", endpoint_url=store.url, region_name="us-east-1")
+    client = boto3.Session().client("iam", endpoint_url=store.url, region_name="us-east-1")
     for name in ("removed-1", "removed-2"):
         key = await ensure(name, WIDE)
         assert key is not None
@@ -85,7 +85,7 @@ async def test_a_bucket_is_created_in_a_region_of_its_own(moto: Server, monkeypa
         monkeypatch.setenv(name, value)
     async with open_place("s3://bucket-in-europe/run", make=True):
         pass
-    client = boto3.client("s3", endpoint_url=moto.url, region_name="eu-west-1")
+    client = boto3.Session().client("s3", endpoint_url=moto.url, region_name="eu-west-1")
     assert client.get_bucket_location(Bucket="bucket-in-europe")["LocationConstraint"] == "eu-west-1"
 
 
