@@ -16,6 +16,7 @@ from isthmus.store import open_store
 from isthmus_services.main import main
 from support.world import seed_of
 
+ACCEPT = "nothing else is to be done; without a backup, isthmus heal … says which flags accept it as lost"
 HEAL = "isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)"
 """The advice for damage to the log, of the doctor and of gc."""
 

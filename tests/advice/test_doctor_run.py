@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from advice.doctors import HEAL, Doctor, does, printed, small_run
+from advice.doctors import ACCEPT, HEAL, Doctor, does, printed, small_run
 from advice.followed import advises, mine, says
 from advice.rows import A_GAP, row
 from integration.test_full_store import IN_A_DISK_OF_ITS_OWN, own_mounts  # noqa: F401  (a fixture)
@@ -413,14 +413,14 @@ async def test_a_syncer_with_a_wrong_clock(doctor: Doctor, folder: Path) -> None
 
 
 @row(
-    "doctor", "log: commits: fragment …: …: is missing, and version … is there…",
-    means="An object of the log was lost. `isthmus heal` says whether its fragment can still be served and verified.",
-    do=HEAL, then="`ok log: commits` once the object is restored from a backup",
+    "doctor", "log: commits: fragment … has a hole in its history (the run goes on): …: is missing, and version … is there…",
+    means="An object of the log was lost that syncers and learners do not need: a newer snapshot is there.",
+    do=ACCEPT, then="`ok log: commits` once the object is restored from a backup",
 )  # fmt: skip
 @row(
     "doctor", "log: commits: … more fragments have such a hole, too",
     means="The doctor names eight holes in the history, and counts the others.",
-    do=HEAL, then="`ok log: commits`",
+    do=ACCEPT, then="`ok log: commits`",
 )  # fmt: skip
 @row(
     "doctor", "log: commits: … more fragments are damaged",
@@ -465,14 +465,14 @@ async def test_holes_in_the_log(doctor: Doctor, folder: Path, monkeypatch: pytes
     "doctor", "log: commits: fragment … has a hole in its history (the run goes on): …: not a commit: …",
     means="A commit was overwritten. The doctor reads the newest commits and 32 others at random, so that it may find an old "
     "one only when it runs again. Since the run goes on without it, this is a warning, after all that is a failure.",
-    do=HEAL, then="`ok log: commits` once the object is restored from a backup",
+    do=ACCEPT, then="`ok log: commits` once the object is restored from a backup",
 )  # fmt: skip
 @row(
     "doctor",
     "log: commits: fragment … has a hole in its history (the run goes on): …: is not the commit that … names as the one before "
     "it: restore it from a backup: `isthmus replay` needs it, and a learner with an older checkpoint may",
     means="A commit was overwritten by another one, which is whole in itself.",
-    do=HEAL, then="`ok log: commits` once the object is restored from a backup",
+    do=ACCEPT, then="`ok log: commits` once the object is restored from a backup",
 )  # fmt: skip
 async def test_old_commits_that_were_overwritten(doctor: Doctor, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_run(folder, fragments=8) as w:

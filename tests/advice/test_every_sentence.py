@@ -111,6 +111,7 @@ PLAIN = {
         "…: … steps in ……; its model is at …",
         "…; of its … tokens ……; the model: isthmus export … -o model.safetensors",
         ", … over all its incarnations",
+        "(of all its incarnations)",
         ": that goes on when this learner comes back",
         "its rounds were open",
         "trained since it was last sent",
@@ -122,7 +123,8 @@ PLAIN = {
         "; …: WHAT WAS NOT MERGED BEFORE THAT IS NOT IN THE MODEL, and is not merged later",
     },
     "heal": {
-        # The doctor and gc say this, and have rows.
+        # Status, the doctor and gc say these, and have rows.
+        "nothing else is to be done; without a backup, isthmus heal … says which flags accept it as lost",
         "isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
         "read: commits, the updates merged since the newest snapshots, and the newest … values; not read: checkpoints, and "
         "older updates, values and snapshots. Syncers go on without these; isthmus replay … reads all but checkpoints",

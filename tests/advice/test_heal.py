@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from advice.doctors import HEAL
+from advice.doctors import ACCEPT, HEAL
 from advice.followed import advises, command_in, isthmus, mine, says
 from advice.rows import Row, row
 from advice.test_gc import SNAPSHOTS
@@ -543,7 +543,7 @@ async def test_a_newest_snapshot_that_is_damaged(folder: Path) -> None:
     means="A commit is damaged, and a snapshot after it is there: syncers and learners do not need the commit. Each look reads "
     "the newest commits, older ones whose size or date in the store is odd, and 128 others at random (the doctor 32). "
     "`status --watch` and the board look once a minute, and go on saying what they found.",
-    do="isthmus heal … says what can be done",
+    do=ACCEPT,
     then="`isthmus heal` says the same. With the object restored, status says nothing of it.",
     lost="without a backup: the proof of the versions before the snapshot, and nothing of the model",
 )
@@ -683,7 +683,7 @@ async def test_a_value_that_is_gone(folder: Path) -> None:
     means="A value that one of the newest four versions published is gone, and a snapshot has what it led to.",
     like="Status only looks whether the values are there, and `isthmus heal` reads those of the newest four versions. Older "
     "ones are read by `isthmus replay` alone.",
-    do="isthmus heal … says what can be done",
+    do=ACCEPT,
     then="With the object restored, status says nothing of it.",
     lost="without a backup: the proof of that version's value, and nothing of the model",
 )

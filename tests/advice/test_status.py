@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from redis import Redis
 
+from advice.doctors import ACCEPT
 from advice.followed import advises, command_in, isthmus, mine, says
 from advice.rows import A_GAP, Row, row
 from integration.test_full_store import IN_A_DISK_OF_ITS_OWN, own_mounts  # noqa: F401  (a fixture)
@@ -748,7 +749,7 @@ async def finished(w: World, versions: int = 6) -> None:
     "`isthmus replay` needs it, and a learner with an older checkpoint may (fragment … can be read up to version …)",
     means="A commit from before the newest snapshot is missing, or cannot be read. Syncers and learners do not need it.",
     like="Where the store is away, status says so and ends with an error instead.",
-    do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
+    do=ACCEPT,
     then="`isthmus heal` has a line for each of these fragments. Once their objects are restored from a backup, status says "
     "nothing of them.",
 )
@@ -757,7 +758,7 @@ async def finished(w: World, versions: int = 6) -> None:
     "the logs of … more fragments are damaged, too",
     means="Three damaged fragments are named, the others counted. With `each by a hole in its history (the run goes on)` "
     "nothing is lost of the model.",
-    do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
+    do=ACCEPT,
     then="`isthmus heal` has a line for each fragment.",
     lost="what the line of `isthmus heal` says",
 )

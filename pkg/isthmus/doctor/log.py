@@ -11,7 +11,7 @@ from isthmus.errors import Denied, IsthmusError, LogCorrupt
 from isthmus.format.records.keys import commit_in, commit_key
 from isthmus.log import Commit, Log, fold
 from isthmus.log.heal import Noting
-from isthmus.log.holes import GOES_ON, HOLE, Holes, ask_heal, with_advice
+from isthmus.log.holes import GOES_ON, HOLE, Holes, ask_heal, ask_to_accept, with_advice
 from isthmus.log.log_health import LogState, collects, look, stands
 from isthmus.log.run import Run
 from isthmus.runtime.clock import Runtime, cores
@@ -71,7 +71,9 @@ async def examine_log(
     newest = max((head for head in found.heads if head is not None), key=_written_at, default=None)
     if newest is not None and (skewed := await _clock(newest, log, runtime)) is not None:
         yield skewed
-    for hole in _holes({why: of for why, of in alike.items() if GOES_ON in why}, accepted or {}, heal):
+    for hole in _holes(
+        {why: of for why, of in alike.items() if GOES_ON in why}, accepted or {}, ask_to_accept(store.url)
+    ):
         yield hole
     if wrong:
         return
@@ -89,16 +91,16 @@ async def examine_log(
         yield Finding("log: commits", NOTE, said, more)
 
 
-def _holes(known: Mapping[str, Sequence[int]], accepted: Holes, heal: str) -> Iterator[Finding]:
+def _holes(known: Mapping[str, Sequence[int]], accepted: Holes, advice: str) -> Iterator[Finding]:
     """Yield findings about holes in the history, which the run does not need: no failure, and said last.
 
     `known`: by what is wrong, the fragments. `accepted`: versions that are lost for good, and were not looked for.
     """
     for why, of in list(known.items())[:NAMED_MAX]:
-        yield Finding("log: commits", WARNING, f"{fragments(of, 'each of ')} has {HOLE}: {why}", heal)
+        yield Finding("log: commits", WARNING, f"{fragments(of, 'each of ')} has {HOLE}: {why}", advice)
     if others := sum(map(len, list(known.values())[NAMED_MAX:])):
         has = agreeing(others, "has", "have")
-        yield Finding("log: commits", WARNING, f"{counted(others, 'more fragment')} {has} such a hole, too", heal)
+        yield Finding("log: commits", WARNING, f"{counted(others, 'more fragment')} {has} such a hole, too", advice)
     if holes := [f"{p}/{version}" for p, versions in sorted(accepted.items()) for version in sorted(versions)]:
         said = f"accepted as lost: {', '.join(holes)}, where the run goes on without them"
         yield Finding("log: holes", NOTE, said, "without --accept-hole the doctor looks for them again")

@@ -17,7 +17,7 @@ from isthmus.inspect.restarts import CLAIMS_READ
 from isthmus.inspect.status import Status
 from isthmus.log.figures import shares
 from isthmus.log.holes import GOES_ON as RUN_GOES_ON
-from isthmus.log.holes import HOLE, accept_flag, ask_heal, damage
+from isthmus.log.holes import HOLE, accept_flag, ask_heal, ask_to_accept, damage
 from isthmus.log.log_health import lacks, restores, stands
 from isthmus.log.membership import Members
 from isthmus.log.replaced import outdated, together
@@ -592,12 +592,14 @@ def of_log(status: Status, run: str) -> list[Part]:
         ]
     damaged = [(p, why) for p, why in status.wrong.items() if not why.startswith(MEMBERS)]
     damaged.sort(key=lambda one: RUN_GOES_ON in one[1])
-    broken = [damage([p], why) for p, why in damaged[:NAMED_MAX]]
+    ask = {True: ask_to_accept(run), False: _ask_heal(status, run)}
+    broken = [Part(damage([p], why), ask[RUN_GOES_ON in why]) for p, why in damaged[:NAMED_MAX]]
     if more := damaged[NAMED_MAX:]:
-        holes = f", each by {HOLE}" if all(RUN_GOES_ON in why for _, why in more) else ""
+        holed = all(RUN_GOES_ON in why for _, why in more)
+        holes = f", each by {HOLE}" if holed else ""
         several = agreeing(len(more), "the log of 1 more fragment is", f"the logs of {len(more)} more fragments are")
-        broken.append(f"{several} damaged, too{holes}")
-    found += [*(Part(said, _ask_heal(status, run)) for said in broken), *_of_syncers(status, run)]
+        broken.append(Part(f"{several} damaged, too{holes}", ask[holed]))
+    found += [*broken, *_of_syncers(status, run)]
     for p, (version, names) in _lacking(status).items():
         head = status.heads[p]
         at = head.version if head is not None else 0

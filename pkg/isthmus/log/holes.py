@@ -74,6 +74,11 @@ def ask_heal(url: str, *, signed: bool) -> str:
     return f"isthmus heal {url} says what can be done (run it as the reader, and with --apply{key} as a syncer)"
 
 
+def ask_to_accept(url: str) -> str:
+    """Return the advice for a hole in a run's history: there is nothing to heal."""
+    return f"nothing else is to be done; without a backup, isthmus heal {url} says which flags accept it as lost"
+
+
 async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = False) -> None:
     """Raise `LogCorrupt` if a version beyond the end of a fragment's log is known, so that one before it is missing.
 
