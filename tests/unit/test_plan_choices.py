@@ -76,9 +76,9 @@ def test_the_cases_have_each_value_of_each_axis(cases: list[Spec]) -> None:
 
 
 @cache
-def found_of(of: Spec) -> Found:
-    """Return what is found if nothing is given; searched once per process."""
-    return search(case(of), Fixed())
+def found_of(of: Spec, fixed: Fixed = Fixed()) -> Found:  # noqa: B008
+    """Return what is found; if nothing is given, it is searched once per process."""
+    return search(case(of), fixed)
 
 
 def top_of(of: Spec) -> Outcome:
@@ -375,6 +375,10 @@ def test_a_hint_names_what_it_gains_and_following_it_gains_that(cases: list[Spec
         for hint in said:
             name = hint.split()[0].removeprefix("--").replace("-", "_")
             assert getattr(fixed, name) is not None, hint
+            if "the plan takes what ties with that" in hint:
+                to = found_of(of, Fixed(**vars(fixed) | {name: None})).to
+                assert f"learn {to.per_usd / mine - 1.0:.1%} more" in hint, (of, hint)
+                continue
             freed = planned(Fixed(**vars(fixed) | {name: None}))[0]
             if gain := re.search(r"learn ([0-9.]+)% more", hint):
                 assert freed / mine - 1.0 == pytest.approx(float(gain[1]) / 100.0, abs=6e-4), (of, hint)
@@ -383,6 +387,21 @@ def test_a_hint_names_what_it_gains_and_following_it_gains_that(cases: list[Spec
             values = {f.removeprefix("--").replace("-", "_"): v for f, v in zip(flags[::2], flags[1::2], strict=True)}
             typed = {k: int(v) if k in ("sync_every", "fragments", "iso_block") else v for k, v in values.items()}
             assert planned(Fixed(**vars(fixed) | typed))[0] == pytest.approx(freed, rel=1e-9), (of, hint)
+
+
+def test_a_codec_that_ties_with_the_choice_and_not_with_the_highest_figure_is_warned_of() -> None:
+    """Within 13 % of what the plan would choose, and 23 % behind what is within 13 % of that: nothing was said."""
+    here = (1e9, 16, 1.0, PRICES, math.inf)
+    asked = Fixed(codec="q2")
+    mine, free = found_of(here, asked), found_of(here)
+    assert tied(mine.best, free.best)
+    assert tied(free.best, free.to)
+    assert not tied(mine.best, free.to)
+    found = plan(here[0], [island(here)], PRICES, store_region="near", fixed=asked, speeds=table().of)
+    (hint,) = (w for w in found.warnings if "is kept as you asked" in w)
+    gain = free.to.per_usd / mine.best.per_usd - 1.0
+    assert gain > learning.error()
+    assert f"learn {gain:.1%} more per dollar (extrapolated), and the plan takes what ties with that" in hint
 
 
 # --- the lab's losses -------------------------------------------------------------------------------------------------

@@ -475,7 +475,8 @@ def _show(found: Plan) -> None:
     console.print(
         f"all learners together learn as much in a second as {found.learnt:.4g} of their steps do in data parallel"
         f"{priced}; of all settings that the links can carry, the plan chooses those that learn most; figures "
-        f"that differ by less than the forecast's error of {learning.error():.0%} are ties (the reasons name the rule)",
+        f"that differ by less than the forecast's error of {learning.error():.0%} are ties (the reasons name the "
+        "rule); what is extrapolated may err by more, nobody knows by how much",
         highlight=False,
     )
     console.print(

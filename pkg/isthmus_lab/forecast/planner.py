@@ -498,7 +498,7 @@ def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
     found = []
     better = list(freed(case, fixed, best))
     # Only where the plan itself would choose another period is the period to blame.
-    too_short = any(name == "sync_every" and o.rules.sync_every > rules.sync_every for name, o in better)
+    too_short = any(name == "sync_every" and o.rules.sync_every > rules.sync_every for name, o, _ in better)
     tried = f"for this model at any period up to {PERIODS[-1]} steps"
     if fixed != FREE:
         tried = "for this model with the settings that you gave"
@@ -543,7 +543,7 @@ def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
         )
     if said := overdrive(rules):
         found.append(said)
-    return found + [_hint(fixed, name, best, other) for name, other in better]
+    return found + [_hint(fixed, name, best, other, taken=taken) for name, other, taken in better]
 
 
 def _rare(case: Case, best: Outcome, f: Forecast) -> str:
@@ -588,8 +588,8 @@ def _rounded_up(value: float) -> float:
 FLAGS = {name: "--" + name.replace("_", "-") for name in vars(FREE) if name != "isotropic_up"}
 
 
-def _hint(fixed: Fixed, name: str, best: Outcome, other: Outcome) -> str:
-    """Return what a setting that was given costs beside what the plan would choose instead."""
+def _hint(fixed: Fixed, name: str, best: Outcome, other: Outcome, *, taken: bool) -> str:
+    """Return what a setting that was given costs beside another outcome; `taken`: the plan would choose it instead."""
     chosen = {"codec": "codec_up"}.get(name, name)
     instead = [f"{FLAGS[name]} {getattr(other.rules, chosen)}"]
     if name != "merge" and other.rules.merge != best.rules.merge:
@@ -606,4 +606,6 @@ def _hint(fixed: Fixed, name: str, best: Outcome, other: Outcome) -> str:
     if _beyond(best) or _beyond(other):
         more += " (extrapolated)"
     asked = f"{FLAGS[name]} {getattr(fixed, name)} is kept as you asked"
+    if not taken:
+        return f"{asked}; without it {_with(other)} would {more}, and the plan takes what ties with that"
     return f"{asked}; without it the plan would {more}, by {' '.join(instead)}"

@@ -276,18 +276,21 @@ def _lossier(case: Case, merge: str, sent: bool, up: str, down: str) -> bool:
     return case.learners > 1 and quality.coded(case.learners, merge, sent, up, down) > ROUNDING
 
 
-def freed(case: Case, fixed: Fixed, best: Outcome) -> Iterator[tuple[str, Outcome]]:
-    """Yield each setting that was given at the cost of a worse outcome, and what is taken without giving it.
+def freed(case: Case, fixed: Fixed, best: Outcome) -> Iterator[tuple[str, Outcome, bool]]:
+    """Yield each setting that was given at the cost of a worse outcome, a better one without it, and if it is taken.
 
-    Outcomes that are worse by less than the error of the forecast count as equal.
+    Outcomes that are worse by less than the error of the forecast count as equal. Both what is taken without the
+    setting and the highest figure may tie with each other, and only one of them with `best`.
     """
     for name in (n for n, value in vars(fixed).items() if value is not None and n != "isotropic_up"):
         try:
-            other = search(case, replace(fixed, **{name: None})).best
+            free = search(case, replace(fixed, **{name: None}))
         except InputError:
             continue
-        if other.rank[:2] > best.rank[:2] and not tied(other, best):
-            yield name, other
+        for other in (free.best, free.to):
+            if other.rank[:2] > best.rank[:2] and not tied(other, best):
+                yield name, other, other is free.best
+                break
 
 
 def _ways(case: Case, fixed: Fixed) -> list[tuple[str, int, bool]]:
