@@ -52,6 +52,7 @@ PLAIN = {
         "… more fragments are damaged, too",
         "the log of 1 more fragment is",
         "cut to … of its length",  # in the sentence that has a row
+        "check that … is reachable",  # where the error of the bus does not say it
         "the newest commits cannot be read",  # beside the sentence that says why, and has a row
         # In the lines of the tables, below the sentences with rows that say the same with what to do.
         "is slow to read",

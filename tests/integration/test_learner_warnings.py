@@ -68,6 +68,7 @@ async def test_an_expelled_learner_is_told_that_it_is_no_member(folder: Path, ca
 async def test_an_outage_of_a_store_that_has_the_bus_is_one_trouble(caplog: pytest.LogCaptureFixture) -> None:
     """Requests for messages fail with those for objects, and wait longer for their next try: both are one cause."""
     caplog.set_level(logging.WARNING)
+    caplog.set_level(logging.INFO, "isthmus.agent.trouble")
     async with world(Path(), seed_of(Rules(fragments=1, sync_every=4), PACE)) as whole:
         away = Away(whole)
         async with away.process() as its, away.process() as hers:

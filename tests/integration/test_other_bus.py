@@ -44,4 +44,8 @@ async def test_a_learner_that_hears_no_syncer_says_where_they_are(
             assert said[-1].endswith(ELSEWHERE)
         else:
             assert said
-            assert all(m.endswith("; else start one: isthmus syncer sim://run --bus sim://other") for m in said)
+            start = "; else start one: isthmus syncer sim://run --bus sim://other"
+            assert all(
+                m.endswith(f"{start} (nothing was ever merged in sim://run: is that the address of the run?)")
+                for m in said
+            )

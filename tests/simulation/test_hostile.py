@@ -1,6 +1,7 @@
 """If one learner's objects, messages or links are bad, or one syncer cannot serve, others go on. In virtual time."""
 
 import asyncio
+import logging
 import random
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -200,6 +201,7 @@ def test_what_a_syncer_itself_is_refused_ends_it_only_after_the_stated_time() ->
 def test_a_syncer_that_cannot_serve_says_so_is_left_out_while_it_lasts_and_comes_back(
     port: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "isthmus.agent.trouble")
     story = Story(f"half dead {port}")
 
     async def body() -> None:

@@ -257,7 +257,7 @@ def test_a_bus_that_is_away_is_all_that_can_be_said() -> None:
         "the bus cannot be reached: refused: it is unknown which processes are live; the last commit is of"
     )
     assert found.said.endswith(
-        "; check that redis://h is reachable (nothing in it has to be restored: an empty one will do)"
+        "; check that redis://h is reachable; nothing that was in it has to be restored: an empty Redis will do"
     )
 
 
@@ -290,7 +290,7 @@ def test_the_advice_for_a_bus_that_is_away_is_given_once() -> None:
     found = of(bus_error="the bus has not answered for 9 s: check that redis://h is reachable from here.")
     assert found.said == (
         "the bus has not answered for 9 s: check that redis://h is reachable from here: it is unknown which processes "
-        "are live; the last commit is of 12:04:24"
+        "are live; the last commit is of 12:04:24; nothing that was in it has to be restored: an empty Redis will do"
     )
 
 

@@ -143,9 +143,10 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     syncer = partial(syncer_command, run, bus, signed=members is not None and members.signed)
     if status.bus_error:
         why = status.bus_error.rstrip(".")
-        empty = " (nothing in it has to be restored: an empty one will do)" if bus.startswith("redis") else ""
-        check = "" if "check that" in why else f"check that {run if in_store(bus) else bus} is reachable{empty}"
-        unknown = Part(f"{why}: it is unknown which processes are live; {last}", check)
+        check = "" if "check that" in why else f"check that {run if in_store(bus) else bus} is reachable"
+        empty = "nothing that was in it has to be restored: an empty Redis will do" if bus.startswith("redis") else ""
+        do = "; ".join(filter(None, [check, empty]))
+        unknown = Part(f"{why}: it is unknown which processes are live; {last}", do)
         return Health(False, [unknown, *of_log(status, run)])
     here = sorted((v for v in status.hearing.learners.values() if v.name in status.live), key=lambda v: v.name)
     exploding = _exploding(status, run)

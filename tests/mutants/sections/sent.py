@@ -410,7 +410,7 @@ MUTANTS = [
         row("never-from-a-snapshot", "if behind * difference > from_snapshot:", "if False:"),
         row(
             "silence-is-not-looked-into",
-            "                            self._want(p, known.version + 1)\n",
+            "                            self._want(p, commit.version)\n",
             "                            pass\n",
         ),
         row("a-silent-syncer-is-waited-for", "if unheard_s < self._pace.silence_s:", "if True:"),
