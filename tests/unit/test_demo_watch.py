@@ -35,14 +35,27 @@ def test_the_summary_says_what_became_of_the_tokens(
     found: dict[str, object] = dict.fromkeys(names.split(), 1)
     tokens = {"processed": 1000, "merged": 600, "overwritten": 50, "late": 0, "rejected": 0, "lost": 1}
     found |= {"ledger": tokens | {"pending": pending}, "rejections": {}}
-    found |= {"updates_clipped": 5, "clips": {"weight": 4, "norm": 2}}
-    report.show(found | {"settings": {"steps": 1}}, Console(width=120))
+    found |= {"updates_clipped": 5, "clips": {"weight": 4, "norm": 2}, "kills_by_kind": {"learner": 1, "syncer": 0}}
+    report.show(found | {"settings": {"steps": 1, "kill_every": 5}}, Console(width=120))
     cells = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
     shown = {cell[1].strip(): cell[2].strip() for cell in cells}
     assert shown["tokens processed"] == "1,000"
     assert (shown["tokens merged"], shown["tokens lost"]) == ("600 (60.0%)", "1 (0.1%)")
     assert shown["tokens pending"] == said
+    assert shown["kills (recovered)"] == "1 (1)"
     assert shown["updates clipped"] == "5 updates: norm 2, weight 4 (an update may have several reasons)"
+
+
+def test_who_was_to_be_killed_and_never_was_is_told_with_the_reason() -> None:
+    settings = {"steps": 300, "rules": {"sync_every": 12}, "kill_every": 15, "kill_syncer_every": None}
+    nobody = {"kills_by_kind": {"learner": 0, "syncer": 0}}
+    assert report._why_none(nobody, settings) == (
+        "no learner was killed: at its time each was within 48 steps of its start or its end; give more --steps, or "
+        "kill sooner"
+    )
+    assert "no learner and no syncer was" in report._why_none(nobody, settings | {"kill_syncer_every": 9})
+    assert report._why_none(nobody, settings | {"kill_every": None}) == ""
+    assert report._why_none({"kills_by_kind": {"learner": 1, "syncer": 0}}, settings) == ""
 
 
 def test_a_short_run_is_judged_on_less_text() -> None:

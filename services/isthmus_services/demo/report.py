@@ -1,12 +1,15 @@
 """The demo's results for people: the picture loss.png and the table of the summary."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from isthmus.format.records.messages import PARTS
+from isthmus_services.demo.fleet import CALM_PERIODS
 from isthmus_services.demo.judge import WHOLE_STEPS, Point
 from isthmus_services.output.report import save
 from isthmus_services.output.view import clips, rejections
@@ -54,6 +57,21 @@ def plot(path: Path, global_points: list[Point], single_points: list[Point], lea
     pyplot.close(figure)
 
 
+def _why_none(report: Mapping[str, object], settings: Mapping[str, Any]) -> str:
+    """Return which kind of process was to be killed and never was, and why; empty if none was spared so."""
+    by_kind = report["kills_by_kind"]
+    assert isinstance(by_kind, dict)
+    asked = {"learner": settings.get("kill_every"), "syncer": settings.get("kill_syncer_every")}
+    spared = [kind for kind, every in asked.items() if every and not by_kind[kind]]
+    if not spared:
+        return ""
+    calm = CALM_PERIODS * settings["rules"]["sync_every"]
+    return (
+        f"no {' and no '.join(spared)} was killed: at its time each was within {calm} steps of its start or its end; "
+        "give more --steps, or kill sooner"
+    )
+
+
 def show(report: dict[str, object], console: Console) -> None:
     """Print the summary of the report as a table."""
     table = Table(title="summary", title_justify="left", show_header=False)
@@ -96,3 +114,5 @@ def show(report: dict[str, object], console: Console) -> None:
     table.add_row("kills (recovered)", f"{kills} ({recovered})")
     table.add_row("wall time", f"{number('wall_s'):.0f} s, of which training {number('train_s'):.0f} s")
     console.print(table)
+    if spared := _why_none(report, settings):
+        console.print(spared, highlight=False)
