@@ -59,11 +59,11 @@ CASES = list(
 Spec = tuple[float, int, float, Prices, float]
 
 FEW, MANY = 63, 9
-"""`make check` tries every 63rd case, `make test-all` every 9th: neither divides the number of values of an axis, so
+"""`make test` tries every 63rd case, `make test-all` every 9th: neither divides the number of values of an axis, so
 each value of each axis is tried (a test)."""
 
 GRIDS = [
-    pytest.param(CASES[::FEW], id="few"),
+    pytest.param(CASES[::FEW], id="few", marks=pytest.mark.tier("test")),
     pytest.param(CASES[1::MANY], id="many", marks=pytest.mark.tier("all")),
 ]
 """Parameters of a test over the grid."""
