@@ -29,7 +29,8 @@ class Outage:
     """What is away, and in what kind of run."""
 
     away: str
-    """`bus`: nobody reaches it; `emptied bus`: the bus has also lost its messages; `syncers`: all syncers were killed."""
+    """`bus`: nobody reaches it; `emptied bus`: the bus has also lost its messages; `syncers`: all syncers were killed;
+    `frozen syncer`: the only syncer stands still, as by SIGSTOP, and goes on with what it had."""
     away_s: float = 45.0
     learners: int = 3
     fragments: int = 6
@@ -75,6 +76,10 @@ def spent(outage: Outage) -> Counter[str]:
             killed.kill()
             await asyncio.sleep(outage.away_s)
             _, serving = syncer(1)
+        elif outage.away == "frozen syncer":
+            killed.pause()
+            await asyncio.sleep(outage.away_s)
+            killed.resume()
         else:
             for way in ways:
                 way.cut_off = True
@@ -98,7 +103,7 @@ def spent(outage: Outage) -> Counter[str]:
         world.clock.close()
 
 
-@pytest.mark.parametrize("away", ["bus", "emptied bus", "syncers"])
+@pytest.mark.parametrize("away", ["bus", "emptied bus", "syncers", "frozen syncer"])
 @pytest.mark.parametrize(
     "more",
     [

@@ -6,6 +6,7 @@ Any thread may ask, also while the event loop is stuck.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,8 +76,12 @@ class Vitals:
         speaker: Speaker,
         metrics: "Metrics",
         bus_url: str = "",
+        stood: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """`bus_url`: if the bus is in the store, an outage of the store does not count as one of the bus, too."""
+        """`bus_url`: if the bus is in the store, an outage of the store does not count as one of the bus, too.
+
+        `stood`: called with the seconds for which this process stood still, when it goes on.
+        """
         self.lag_s_max = 0.0
         """Longest delay of the event loop [s]; the reader may reset it to 0."""
         self._runtime = runtime
@@ -84,6 +89,7 @@ class Vitals:
         self._listener = listener
         self._speaker = speaker
         self._in_store = in_store(bus_url)
+        self._stood = stood
         self._at_rest = False
         self._metrics = metrics
         self._turned_at = runtime.now()
@@ -113,18 +119,28 @@ class Vitals:
 
     async def _tick(self) -> None:
         while True:
-            before = self._runtime.now()
             await asyncio.sleep(TICK_S)
-            self._turned_at = self._runtime.now()
-            lag = max(0.0, self._turned_at - before - TICK_S)
-            self.lag_s_max = max(self.lag_s_max, lag)
-            self._metrics.loop_lag.observe(lag)
-            if lag > STOOD_S:
-                logger.warning(
-                    "this process stood still for %.0f s: it was stopped (SIGSTOP), or its machine slept or was "
-                    "overloaded; it goes on by itself",
-                    lag,
-                )
+            self.look(ticked=True)
+
+    def look(self, *, ticked: bool = False) -> None:
+        """Notice that this process has just stood still. Call this before acting on what may have changed meanwhile.
+
+        When a process goes on, its tasks run in no certain order, and the one that ticks is not always the first.
+        """
+        now = self._runtime.now()
+        lag = max(0.0, now - self._turned_at - TICK_S)
+        if not ticked and lag <= STOOD_S:
+            return
+        self._turned_at = now
+        self.lag_s_max = max(self.lag_s_max, lag)
+        self._metrics.loop_lag.observe(lag)
+        if lag > STOOD_S:
+            logger.warning(
+                "this process stood still for %.0f s: it was stopped (SIGSTOP), or its machine slept or was "
+                "overloaded; it goes on by itself",
+                lag,
+            )
+            self._stood(lag)
 
     async def _probe(self) -> None:
         while True:

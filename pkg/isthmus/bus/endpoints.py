@@ -122,6 +122,9 @@ class Listener:
         self.down_since: float | None = None
         self.answered_at: float | None = None
         """When the bus last answered a read, on the runtime's clock."""
+        self.behind = False
+        """Whether messages of before wait to be read, since this process stood still. Set by the reader; over once a
+        read finds less than it may."""
         self._bus = bus
         self._runtime = runtime
         self._wanted = wanted
@@ -200,6 +203,7 @@ class Listener:
                 if self.down_since is not None or self._runtime.now() - looked >= self._every_s:
                     await self.find()
                     looked = self._runtime.now()
+                behind = self.behind
                 found = await self._bus.read(self.positions, self._every_s)
             except Unavailable:
                 if self.down_since is None:
@@ -213,6 +217,8 @@ class Listener:
                 gap(self.answered_at - since)
             for pair in self._advance(found):
                 yield pair
+            if behind:
+                self.behind = any(len(messages) >= READ_MAX for messages in found.values())
 
     def _advance(self, found: Mapping[str, Sequence[BusItem]]) -> list[tuple[str, BusItem]]:
         pairs = []

@@ -356,13 +356,18 @@ class Rounds:
         """Return how long a version has been known here, in seconds; infinity if that is not known."""
         return now - self._known_since.get(base, -math.inf)
 
+    @property
+    def overtaken(self) -> bool:
+        """Whether the round was opened before the last outage was over: its learners have trained on meanwhile."""
+        return self.round is not None and self.round.opened_at < self._live.back_at
+
     def take_fetched(self, pointer: Pointer) -> bool:
         """End the fetch of an update; return whether it still belongs in the round. If so, the caller must accumulate
         it now."""
         self._fetched(pointer)
         if self.round is None or self.phase not in (Phase.OPEN, Phase.GRACE):
             return False  # too late for this round: the update stays a pointer for the next
-        return self.wants(pointer)
+        return self.wants(pointer) and (pointer.learner, pointer.base) not in self.round.outdated
 
     def newest(self, pointer: Pointer) -> Pointer:
         """Return the update to fetch: the one that has replaced `pointer`, or `pointer` itself."""
@@ -572,8 +577,13 @@ class Rounds:
         return True
 
     def _is_of_before(self, pointer: Pointer) -> bool:
-        """Return whether an update on the newest version was captured before the last outage of the bus was over."""
-        return pointer.base == self.head and pointer.boundary_at < self._live.back_at
+        """Return whether an update on the newest version was captured before the last outage was over.
+
+        How old a message is that waited to be read is not known.
+        """
+        back_at = self._live.back_at
+        of_before = pointer.boundary_at < back_at or (pointer.old and back_at > -math.inf)
+        return pointer.base == self.head and of_before
 
     def _leave_line(self) -> None:
         self._in_line, self._due_at = False, math.inf

@@ -153,7 +153,7 @@ class Syncer:
         self._said: FairQueue[tuple[str, BusItem, bool]] = FairQueue(HEARD_EACH, HEARD_MAX, self._dropped)
         self._connectivity = Connectivity(runtime, store, self._tolerance, self._listener, self._speaker, bus.url)
         self._trouble_log = TroubleLog(name, self.pace.silence_s, MEANWHILE)
-        self.vitals = Vitals(runtime, store, self._listener, self._speaker, self.metrics, bus.url)
+        self.vitals = Vitals(runtime, store, self._listener, self._speaker, self.metrics, bus.url, self._stood_still)
         self._admission = Admission(FETCHES_MAX, runtime.compute.threads)
         limits = Limits(
             accumulators=asyncio.Semaphore(ACCUMULATORS_MAX),
@@ -166,6 +166,7 @@ class Syncer:
             # Each merge makes a second state, 12 n bytes. More merges than threads at once would gain nothing.
             merges=asyncio.Semaphore(runtime.compute.threads),
             snapshots=asyncio.Semaphore(SNAPSHOTS_MAX),
+            look=self.vitals.look,
         )
         self.coordinators = [
             FragmentCoordinator(
@@ -273,7 +274,8 @@ class Syncer:
 
     async def _listen(self) -> None:
         async for stream, said in self._listener.live(self._gap):
-            self._said.put(stream, (stream, said, False))
+            self.vitals.look()
+            self._said.put(stream, (stream, said, self._listener.behind))
 
     async def _attend(self) -> None:
         """Handle messages, author by author in turn: an author of a thousand messages delays only its own."""
@@ -299,6 +301,11 @@ class Syncer:
     def _gap(self, away_s: float) -> None:
         self._live.gap(self._runtime.now(), away_s)
         self._holders.gap(self._runtime.now())
+
+    def _stood_still(self, for_s: float) -> None:
+        """Note that this process stood still: what was said meanwhile waits, and its rounds' times have run out."""
+        self._listener.behind = True
+        self._gap(for_s)
 
     def _hear(self, stream: str, said: BusItem, old: bool) -> None:
         try:

@@ -240,7 +240,8 @@ class FragmentCoordinator:
             following = self._tasks.create_task(self._follow())
             while not stopping.is_set():
                 event = await self._next()
-                actions = [] if event is None else await self._handle(event)
+                actions = self._again_after_a_gap()
+                actions += [] if event is None else await self._handle(event)
                 # Look at the clock after every event: a round ends when its grace ends, however many events wait.
                 await self._do([*actions, *self.rounds.on(Tick(), self._runtime.now())])
                 if self._reader.retries:
@@ -249,6 +250,19 @@ class FragmentCoordinator:
                 task.cancel()
             if self.rounds.holding:
                 await self._snapshots.write_last()
+
+    def _again_after_a_gap(self) -> list[Action]:
+        """Begin a round again that was open while this process stood still or the bus was away.
+
+        The updates in it are short: their learners have trained on, and what they send on a base that is merged already
+        is rejected.
+        """
+        self._limits.look()
+        if not self.rounds.overtaken:
+            return []
+        self._release()
+        self.rounds.on(Lost(), self._runtime.now())
+        return self.rounds.on(CaughtUp(), self._runtime.now())
 
     async def _next(self) -> Event | None:
         """Return the next event; None if none comes before the clock has to be looked at."""
@@ -523,6 +537,9 @@ class FragmentCoordinator:
             spoiled = Spoiled(frozenset(given.digest for given in self._sum.inputs))
             self._release()
             return self.rounds.on(spoiled, self._runtime.now())
+        self._limits.look()
+        if self.rounds.overtaken:
+            return self._again_after_a_gap()
         try:
             ours = await self._log.append(self.fragment.index, version, body)
         except LogCorrupt as error:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from isthmus.log.manifests import Manifests
@@ -52,6 +52,8 @@ class Limits:
     folds: asyncio.Semaphore
     merges: asyncio.Semaphore
     snapshots: asyncio.Semaphore
+    look: Callable[[], None]
+    """Notices that this process stood still. Called before a round is closed or committed."""
 
 
 @dataclass(slots=True)
