@@ -904,7 +904,7 @@ async def test_a_fragment_that_stands_still(folder: Path, caplog: pytest.LogCapt
 
 @row(
     "status",
-    "… explodes: of its … newest updates, … cut to less than a fifth of their length (the shortest to …)",
+    "… explodes: of its … newest updates, … cut to less than a quarter of their length (the shortest to …)",
     means="The learner's updates are many times as long as usual, or not finite. They are merged at a part of their length, "
     "or not at all. The learner is not counted as one that merges.",
     like="`… rejected (…)`, in place of the cut or beside it, has the reason. A learner's first or last update may be cut a "

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 import pytest
+from msgspec.structs import replace
 
 from isthmus.format.records.objects import CommitHeader, Input
 from isthmus.format.rules import Bounds
@@ -84,6 +85,14 @@ def test_a_learner_whose_updates_leapt_and_came_back_exploded(steps: int) -> Non
     learners: Learners = {"a": steady, "b": steady, "c": lambda v: (steps, 300.0) if v == 30 else steady(v)}
     [line] = said(run_of(learners))
     assert line.startswith("c exploded for a moment, and trains as before: an update was cut to ")
+
+
+def test_a_learner_that_is_still_cut_does_not_train_as_before() -> None:
+    commits = run_of({"a": steady, "b": lambda v: (STEPS, 300.0 if v == 30 else 1.0)})
+    assert said(commits)
+    last = commits[-1]
+    cut = [replace(given, scale=0.3) if given.learner == "b" else given for given in last.inputs]
+    assert said([*commits[:-1], replace(last, inputs=tuple(cut))]) == []
 
 
 def test_a_rejected_update_exploded_unless_it_may_have_been_long() -> None:

@@ -488,7 +488,7 @@ def test_a_learner_that_explodes_is_named() -> None:
         "--learner NAME, or isthmus members add), so that it begins with the run's model instead of its own checkpoint; the owner can expel it"
     )
     assert found.said == (
-        "b explodes: of its 3 newest updates, 2 cut to less than a fifth of their length (the "
+        "b explodes: of its 3 newest updates, 2 cut to less than a quarter of their length (the "
         "shortest to 0.001); the table of learners shows its loss, isthmus explain r 0/0 such a "
         f"round{advice}; 1 of 2 learners merge"
     )
@@ -518,6 +518,12 @@ def test_a_learner_that_explodes_is_named() -> None:
             vars(one.header.inputs[0]).update(norm=length, steps=steps)
         assert of_commits(*beside).ok == well
         assert of_commits(beside[1]).ok
+    # What it sent itself does not show that its other updates are usual.
+    mild = [commit(COMMITTED_AT, 0, 8 + n, a=1.0, b=scale) for n, scale in enumerate((0.1, 0.3, 0.2, 0.24))]
+    for one in mild:
+        for given, length in zip(one.header.inputs, (1.0, 30.0), strict=True):
+            vars(given).update(norm=length, steps=5)
+    assert "b explodes: of its 4 newest updates, 3 cut" in of_commits(*mild).said
     # A learner that is gone is no longer to be stopped.
     assert of_commits(commit(COMMITTED_AT, 0, a=1.0, c=0.05)).ok
 

@@ -28,6 +28,9 @@ DIVERGED = (Reason.NON_FINITE, Reason.OVERFLOW, Reason.TOO_LONG)
 LONG = 16
 """An update that is rejected as too long has not diverged if it may have so many times the usual steps."""
 
+AGAIN = 0.5
+"""A learner whose newest updates are cut to less than this share of their length does not train as before."""
+
 BEFORE = 8
 """Updates before a leap, with which the loss is compared, or the length."""
 
@@ -101,7 +104,8 @@ def _at(seen: _Seen) -> float:
 
 
 def _newest(name: str, seen: list[_Seen]) -> Burst | None:
-    if len(seen) <= AFTER or any(one.far for one in seen[-AFTER:]):
+    now = seen[-AFTER:]
+    if len(seen) <= AFTER or any(one.far or (one.given is not None and one.given.scale < AGAIN) for one in now):
         return None
     for one in reversed(seen[:-AFTER]):
         if one.far and _diverged(one, seen):

@@ -35,7 +35,7 @@ from isthmus.reasons import (
 from isthmus.rounds.bounds import YOUNG
 from isthmus.wording import agreeing, counted, fragments, key_flag, listed
 
-FAR = 0.2
+FAR = 0.25
 """A learner explodes if most of its newest updates are rejected as diverged, or clipped to less than this share of
 their length.
 
@@ -387,7 +387,10 @@ def _exploding(status: Status, run: str) -> dict[str, Part]:
         place = f"{commit.header.fragment}/{commit.version}"
         for given in () if 1 <= commit.version <= YOUNG else commit.header.inputs:
             # An update that is cut only beside far fewer steps, or with nothing of late to compare it with, is usual.
-            rises = [bursts.rise(given, other) for p, other in usual if p == commit.header.fragment]
+            of_fragment = [other for p, other in usual if p == commit.header.fragment]
+            # Its own updates show what is usual only where there are no others: some of an explosion are cut by little.
+            others = [other for other in of_fragment if other.learner != given.learner] or of_fragment
+            rises = [bursts.rise(given, other) for other in others]
             long = not given.norm or min(rises, default=0.0) > bursts.RISE
             scales[given.learner].append((given.scale if long else 1.0, place))
         for turned in commit.header.rejected:
@@ -408,7 +411,7 @@ def _exploding(status: Status, run: str) -> dict[str, Part]:
             _, place = gone[0] if gone else cut[0]
             fates = list[str]()
             if cut:
-                fates.append(f"{len(cut)} cut to less than a fifth of their length (the shortest to {cut[0][0]:.2g})")
+                fates.append(f"{len(cut)} cut to less than a quarter of their length (the shortest to {cut[0][0]:.2g})")
             if gone:
                 fates.append(f"{len(gone)} rejected ({', '.join(sorted({reason for reason, _ in gone}))})")
             found[name] = Part(
