@@ -75,6 +75,8 @@ PLAIN = {
     },
     "replay": {
         "and … more such updates",
+        "… compares those after the next snapshot",  # at the end of a row's advice, if there is one
+        "isthmus replay … --fragment … --from …",
         "fragment …: from version … on; earlier versions were collected",
         "from versions … on; earlier versions were collected",
         # In the last line; each has a line above it.

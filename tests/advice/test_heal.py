@@ -624,11 +624,12 @@ async def test_a_membership_that_is_missing(folder: Path) -> None:
 @row(
     "heal",
     "fragment …: values/… is missing, and version … published it: a syncer can make it again",
-    means="What learners fetch is gone. The log can be folded without it, so nothing is lost.",
+    means="What learners fetch is gone. The log can be folded without it, so nothing is lost of the model.",
     do="Start a syncer unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, and "
     "start them again: they write snapshots, which have all that is missing",
     then="`isthmus export` gives the newest version. As long as the version is one of the newest four, heal and status say "
     "that `isthmus replay` still needs the value: the fragment has a hole in its history, and the run goes on.",
+    lost="without a backup: the proof of that version's value, and nothing of the model",
 )
 @row(
     "status",

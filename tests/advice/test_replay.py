@@ -54,9 +54,11 @@ async def test_a_version_that_differs(folder: Path) -> None:
     "fragment …, version … differs: …: is missing, …",
     means="An object of the log is gone (`is missing`) or damaged (`not a commit`, `bytes of digest`), so that this version and "
     "those after it cannot be compared.",
-    do="isthmus heal … --fragment … says whether the run goes on without it, and what to do",
-    then="With the object restored: `0 differ`.",
-    lost="without a backup: what `isthmus heal` then says",
+    do="restore it from a backup. isthmus heal … --fragment … says whether the run needs it; if the fragment is sound or has a hole, "
+    "it does not, and without a backup these versions are not verified any more",
+    then="With the object restored: `0 differ`. Without it, the command with `--from`, if one is named: `0 differ` for the versions after "
+    "the next snapshot.",
+    lost="without a backup: the proof of these versions, and what `isthmus heal` says",
 )
 async def test_a_version_whose_object_is_gone(folder: Path) -> None:
     (here,) = mine(test_a_version_whose_object_is_gone)
@@ -72,6 +74,12 @@ async def test_a_version_whose_object_is_gone(folder: Path) -> None:
         assert (code, commit_key(0, 3) in " ".join(healed.split())) == (1, True), healed
         hole.write_bytes(kept)
         assert (await isthmus("replay", w.run.url))[0] == 0
+        await finished(w)
+        hole.unlink()
+        told = (await isthmus("replay", w.run.url))[1]
+        assert "compares those after the next snapshot" in told
+        code, rest = await isthmus(*command_in(told, "replay"))
+        assert (code, " 0 differ" in rest) == (0, True), rest
 
 
 @row(

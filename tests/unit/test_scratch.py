@@ -79,10 +79,10 @@ async def test_a_writer_whose_file_was_swept_is_to_try_again(
     """The writer was stopped for an hour in the middle of a write (SIGSTOP, a laptop's lid)."""
     made = files._make_folder
 
-    def stopped(path: Path) -> None:
+    def stopped(path: Path, root: Path) -> None:
         for file in (tmp_path / ".scratch").iterdir():
             file.unlink()
-        made(path)
+        made(path, root)
 
     store = FileStore(tmp_path, single_threaded(0))
     monkeypatch.setattr(files, "_make_folder", stopped)

@@ -203,10 +203,13 @@ class SqliteBus(Bus):
             if self._db is not None and os.stat(self._path).st_ino == self._inode:
                 return self._db
         self.close()
+        folder = self._path.parent
+        # A folder that is made again would stand in the way of the one that comes back.
+        if self._inode != -1 and not folder.exists():
+            raise Unavailable(f"{self.url}: {folder} is gone: was it moved, or a mount lost?")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            folder = self._path.parent
             why = why_denied([str(folder)], os.R_OK, writing=True, place=folder)
             raise Denied(f"{self.url}: {why or error}") from None
         if self._path.is_symlink():  # an attacker who can write here would choose which file we write to

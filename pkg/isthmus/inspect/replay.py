@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -57,6 +57,8 @@ class Difference:
     """Whether an object is missing or damaged, so that nothing can be compared."""
     refused: bool = False
     """Whether an object may not be read. Then nothing is known to differ."""
+    goes_on: int = 0
+    """The next version that can be compared without what is damaged, from a later snapshot; 0 if there is none."""
 
     def lines(self) -> list[str]:
         """Return the difference in words."""
@@ -308,6 +310,9 @@ async def replay(
                     found.difference = Difference(p, top + 1, error.key, error.detail, damaged=True)
             if found.difference is not None and top < VERSION_MAX:
                 found.unreached = max(0, top - found.difference.version)
+                if found.difference.damaged:
+                    later = [v + 1 for v, _ in await log.snapshots(p) if found.difference.version <= v < top]
+                    found.difference = replace(found.difference, goes_on=min(later, default=0))
             return found
 
     return list(await asyncio.gather(*(one(p, top) for p, top in zip(chosen, tops, strict=True))))

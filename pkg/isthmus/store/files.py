@@ -154,7 +154,7 @@ class FileStore(Store):
         scratch = self.root / _SCRATCH / self._runtime.new_id()
         self._require_no_link(scratch.parent)
         try:
-            scratch.parent.mkdir(parents=True, exist_ok=True)
+            scratch.parent.mkdir(parents=self._identity is None, exist_ok=True)
         except (FileNotFoundError, NotADirectoryError) as error:  # to a caller these would mean a missing object
             raise Denied(f"{self.root} is not writable ({error.strerror}): choose another folder") from None
         try:
@@ -169,7 +169,7 @@ class FileStore(Store):
                     while at < len(view):
                         at += file.write(view[at:])
                 os.fsync(file.fileno())
-            _make_folder(path.parent)
+            _make_folder(path.parent, self.root)
             try:
                 settle(scratch, path)
             except FileExistsError:
@@ -212,11 +212,15 @@ def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 yield Path(entry.path), entry.stat()
 
 
-def _make_folder(path: Path) -> None:
-    """Create a folder and its parents durably: a power cut must not undo the folder of an object in a commit."""
+def _make_folder(path: Path, root: Path) -> None:
+    """Create a folder and its parents below a root durably: a power cut must not undo the folder of an object in a
+    commit. Raises `Unavailable` if the root is gone: made again, it would stand in the way of the one that comes back.
+    """
     if path.is_dir():
         return
-    _make_folder(path.parent)
+    if path == root:
+        raise Unavailable(f"{root} is gone: was a mount lost?")
+    _make_folder(path.parent, root)
     with contextlib.suppress(FileExistsError):
         path.mkdir()
     _sync_folder(path.parent)

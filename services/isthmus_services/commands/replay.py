@@ -176,7 +176,14 @@ def _advice(found: Difference, run: str) -> str:
             f"command), or replay with a reader's credentials; isthmus doctor {run} --role reader names missing rights"
         )
     if found.damaged:
-        return f"isthmus heal {run} --fragment {found.fragment} says whether the run goes on without it, and what to do"
+        alone = f"isthmus replay {run} --fragment {found.fragment} --from {found.goes_on}"
+        rest = f"{alone} compares those after the next snapshot" if found.goes_on else ""
+        what = (
+            f"restore it from a backup. isthmus heal {run} --fragment {found.fragment} says whether the run needs it; "
+            "if the fragment is sound or has a hole, it does not, and without a backup these versions are not verified "
+            "any more"
+        )
+        return "; ".join(filter(None, [what, rest]))
     again = f"isthmus replay {run} --fragment {found.fragment} --from {found.version} --to {found.version}"
     return (
         f"compare on a second machine: {again}. If it differs there, too, the syncer that wrote the version merged "
