@@ -79,13 +79,28 @@ def test_a_disk_without_room(doctor: Doctor, run: str, tmp_path: Path) -> None:
     then="`ok store: rights`",
     lost=A_GAP,
 )  # fmt: skip
+@row(
+    "doctor", "store: rights: … is on a file system that is mounted read-only: `sudo mount -o remount,bind,rw …` allows it "
+    "(and … more are like that)",
+    means="No process here can write to the run's folder: it is mounted read-only at this place (a bind mount, or a volume of a "
+    "container), and its disk is whole.",
+    like="In a container, the volume was given with `ro`: start the container without it.",
+    do="run that command, and the doctor again until this is ok; the processes then go on by themselves",
+    then="`ok store: rights`",
+    lost=A_GAP,
+)  # fmt: skip
 @pytest.mark.tier("all")
 @pytest.mark.usefixtures("own_mounts")
-def test_a_disk_that_is_mounted_read_only(doctor: Doctor, run: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bound", [False, True], ids=["disk", "bind mount"])
+def test_a_disk_that_is_mounted_read_only(doctor: Doctor, run: str, tmp_path: Path, bound: bool) -> None:
     disk, out = tmp_path / "disk", tmp_path
     disk.mkdir()
+    doctor = doctor.only("store: rights: … is on a file system that is mounted read-only" + (":" if bound else ","))
+    closed = (
+        f"mount --bind {disk} {disk} && mount -o remount,bind,ro {disk}" if bound else f"mount -o remount,ro {disk}"
+    )
     script = f"""
-        mount -t tmpfs -o size=4g tmpfs {disk} && cp -r {run} {disk}/run && mount -o remount,ro {disk} || exit 99
+        mount -t tmpfs -o size=4g tmpfs {disk} && cp -r {run} {disk}/run && {closed} || exit 99
         {ISTHMUS} doctor {disk}/run --size 0.02 --role syncer > {out}/denied
         $(sed -n 's|.*`sudo \\(mount [^`]*\\)`.*|\\1|p' {out}/denied | head -1)
         {ISTHMUS} doctor {disk}/run --size 0.02 --role syncer > {out}/allowed

@@ -140,7 +140,7 @@ PLAIN = {
         "healed: version … restarts from version … as published",  # what the rows say that you then see
         "is listed, and the store does not give it out",  # a store that contradicts itself; no advice is known
         "nothing to heal, or nothing to heal it from",  # an assertion
-        "…. isthmus heal goes on saying this until the fragment has moved past version …",  # after a row's advice
+        "…. isthmus heal goes on saying this until these learners have joined again, or the fragment has moved past version …",  # after a row's advice
         "no published value can be read: …; …",
     },
     "gc": {

@@ -614,7 +614,9 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
         recent=state.recent,
         restarts={name: found for name, found in restarts if found is not None},
         room=await _room(log),
-        ahead=_ahead(hearing, hearing.learners, state.heads),  # also of those that have left: they saw what they say
+        # Without live learners those that have left count: they saw what they say. Beside live ones that have been
+        # started again, what a dead one saw may be over.
+        ahead=_ahead(hearing, hearing.live(-math.inf) or hearing.learners, state.heads),
         accepted=accepted or {},
         own_quorum=log.run.pace.quorum,
         bursts=bursts.found(),

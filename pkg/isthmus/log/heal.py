@@ -18,10 +18,12 @@ from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.format.layout import TensorClass
 from isthmus.format.records import frame
 from isthmus.format.records.keys import (
+    LEARNERS,
     MEMBERS,
     UPDATES,
     commit_in,
     commit_key,
+    incarnation_in,
     is_versioned,
     learner_in,
     snapshot_key,
@@ -236,20 +238,25 @@ async def _broken(log: Log, p: int, error: LogCorrupt) -> str:
     )
 
 
-async def _adopted(log: Log, p: int, least: int) -> dict[int, list[str]]:
+async def _adopted(log: Log, p: int, least: int, *, lately: bool = False) -> dict[int, list[str]]:
     """Return the learners with a genuine update that rests on a version, by version from `least` on.
 
-    Such a version was committed, and they have adopted it. Without permission to read updates, none is found. Raises
-    `Unavailable`.
+    Such a version was committed, and they have adopted it. `lately`: only updates of the newest start of each learner
+    count: one that was started again since goes on from what the log has. Without permission to read updates, none is
+    found. Raises `Unavailable`.
     """
-    found = dict[int, set[str]]()
+    found, newest = dict[int, set[str]](), dict[str, int]()
     try:
+        for entry in await log.store.list(LEARNERS) if lately else ():
+            name = learner_in(entry.key)
+            newest[name] = max(newest.get(name, 0), incarnation_in(entry.key) or 0)
         for key in [entry.key for entry in await log.store.list(f"{UPDATES}{p:05d}/") if is_versioned(entry.key)]:
             version, learner = version_in(key), learner_in(key)
             if version >= least and learner and learner not in found.get(version, ()):
                 with suppress(ObjectMissing, RecordInvalid):
-                    await log.open(await log.fetch(key, frame.Kind.UPDATE, p), key, UpdateHeader)
-                    found.setdefault(version, set()).add(learner)
+                    update = await log.open(await log.fetch(key, frame.Kind.UPDATE, p), key, UpdateHeader)
+                    if update.header.incarnation >= newest.get(learner, 0):
+                        found.setdefault(version, set()).add(learner)
     except Denied:
         return {}
     return {version: sorted(names) for version, names in found.items()}
@@ -260,13 +267,13 @@ async def _lost(log: Log, p: int, head: int) -> str:
 
     Such versions were committed, and their commits are lost without another trace. Raises `Unavailable`.
     """
-    found = await _adopted(log, p, head + 1)
+    found = await _adopted(log, p, head + 1, lately=True)
     if not found or await is_there(log.store, commit_key(p, head + 1)):  # or a syncer has committed it meanwhile
         return ""
     newest = max(found)
     return (
-        f"{lacks(p, head, newest, found[newest])}; {restores(p, head)}. isthmus heal goes on saying this until the "
-        f"fragment has moved past version {newest - 1}"
+        f"{lacks(p, head, newest, found[newest])}; {restores(p, head)}. isthmus heal goes on saying this until these "
+        f"learners have joined again, or the fragment has moved past version {newest - 1}"
     )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import re
 import shlex
 import stat
 from collections.abc import Iterable
@@ -20,10 +21,12 @@ def why_denied(paths: Iterable[str], needs: int, *, writing: bool, place: Path |
             if (found := _lacking(path, needs, writing=writing)) is not None:
                 at, verb = found
                 if verb.startswith("write") and os.statvfs(at).f_flag & os.ST_RDONLY:
-                    mount = next(above for above in (at, *at.parents) if os.path.ismount(above))
+                    mount, alone = _mount_of(at)
+                    why = "" if alone else ", as the kernel does after an error of the disk (dmesg names it)"
+                    how = "remount,bind,rw" if alone else "remount,rw"
                     return (
-                        f"{at} is on a file system that is mounted read-only, as the kernel does after an error of the "
-                        f"disk (dmesg names it): `sudo mount -o remount,rw {shlex.quote(str(mount))}` allows it"
+                        f"{at} is on a file system that is mounted read-only{why}: `sudo mount -o {how} "
+                        f"{shlex.quote(str(mount))}` allows it"
                     )
                 there = os.stat(at)
                 return (
@@ -33,6 +36,24 @@ def why_denied(paths: Iterable[str], needs: int, *, writing: bool, place: Path |
     except OSError:  # another process deletes or moves what is looked at
         pass
     return ""
+
+
+def _mount_of(path: Path) -> tuple[Path, bool]:
+    """Return the mount point that a path is below, and whether that mount alone is read-only, not its file system."""
+    found = next(above for above in (path, *path.parents) if os.path.ismount(above)), False
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return found
+    best = Path("/")
+    for line in lines:
+        mount, _, system = line.partition(" - ")
+        words = mount.split(" ")
+        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), words[4]))
+        if point in (path, *path.parents) and len(point.parts) >= len(best.parts):  # later ones lie above earlier ones
+            best = point
+            found = point, "ro" in words[5].split(",") and "ro" not in system.split(" ")[2].split(",")
+    return found
 
 
 def _lacking(path: Path, needs: int, *, writing: bool) -> tuple[Path, str] | None:
