@@ -106,3 +106,34 @@ def test_rules_are_what_create_takes(folder: Path) -> None:
     with pytest.raises(InputError, match=r"create=True: pass the rules .* create=isthmus\.Rules\.suited"):
         isthmus.join(str(folder), model, optimizer, learner="a", create=True)  # type: ignore[arg-type]
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"run": 7}, r"join\(run=7\): pass a URL or a folder, not an int"),
+        ({"bus": 6379}, r"join\(bus=6379\): pass a text, not an int"),
+        ({"learner": 3}, r"join\(learner=3\): pass a text, not an int"),
+        ({"checkpoint_s": "60"}, r"join\(checkpoint_s='60'\): pass seconds, not a str"),
+        ({"steps": "300"}, r"join\(steps='300'\): pass a whole number, not a str"),
+        ({"steps": 3.5}, r"join\(steps=3.5\): pass a whole number, not a float"),
+        ({"warmup_steps": True}, r"join\(warmup_steps=True\): pass a whole number, not a bool"),
+        ({"pace": {}}, r"join\(pace\): pass an isthmus.Pace, not a dict"),
+        ({"model": {}}, r"join\(model\): pass the module itself, not a dict"),
+        ({"optimizer": torch.optim.SGD}, r"join\(optimizer\): pass an optimizer of the model's parameters, not a type"),
+    ],
+)
+def test_what_join_is_given_is_of_the_type_that_it_takes(folder: Path, given: dict[str, Any], said: str) -> None:
+    model = nn.Linear(4, 2)
+    right = {"run": folder, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "learner": "a"}
+    with pytest.raises(InputError, match=said):
+        isthmus.join(**{**right, "create": isthmus.Rules.suited, **given})
+    assert not folder.exists()
+
+
+def test_a_run_may_be_given_as_a_path(folder: Path) -> None:
+    model = nn.Linear(4, 2)
+    with isthmus.join(
+        folder, model, torch.optim.SGD(model.parameters(), lr=0.1), learner="a", create=isthmus.Rules.suited
+    ) as link:
+        assert link.run.url == str(folder)

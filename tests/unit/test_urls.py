@@ -29,6 +29,8 @@ from isthmus.store import open_store
         ("file://host/tmp/exp", "a file has no host"),
         ("redis://user:pass#word@host", "%23"),
         ("rediss://host:6379/0#1", "%23"),
+        ("s3//bucket/run", r"the colon is missing: write s3://"),
+        ("redis//host", r"the colon is missing: write redis://"),
     ],
 )
 def test_what_would_be_lost_is_refused(url: str, said: str) -> None:

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -48,12 +49,14 @@ does not include writing version 0 of a missing run."""
 WARMUP_STEPS = 100
 
 
+T = TypeVar("T")
+
 Create = Rules | Callable[[Sequence[Spec]], Rules]
 """The rules of a run that is to be created, or a function that chooses them by the model's tensors."""
 
 
 def join(
-    run: str,
+    run: str | os.PathLike[str],
     model: "nn.Module",
     optimizer: "torch.optim.Optimizer",
     *,
@@ -96,7 +99,7 @@ def join(
     learner that has been silent for `Pace.silence_s`.
 
     Args:
-        run: the run's location: `s3://bucket/prefix` or a folder.
+        run: the run's location: `s3://bucket/prefix` or a folder, which may be a `Path`.
         model: any module; its trainable parameters must be those of the run (tied ones once; float32, bfloat16 or
             float16). Frozen parameters must be the run's; buffers stay local. Wrappers of `torch.compile` and
             `DataParallel` are removed. If FSDP2 or tensor parallelism shard the model over the ranks of a job, or
@@ -150,10 +153,23 @@ def join(
         Unavailable, Denied: store or bus cannot be reached or used.
         RankLost: a rank of the job is gone.
     """
+    import torch
+    from torch import nn
+
     from isthmus.link.follower_rank import follow
     from isthmus.link.leader import Leader
     from isthmus.torch.sharded import Sharded
 
+    run = _given("run", os.fspath(run) if isinstance(run, os.PathLike) else run, str, "a URL or a folder")
+    _given("model", model, nn.Module, "the module itself")
+    if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
+        _given("optimizer", optimizer, torch.optim.Optimizer, "an optimizer of the model's parameters")
+    for name, text in {"bus": bus, "learner": learner, "owner": owner, "run_digest": run_digest}.items():
+        _given(name, text, str | None, "a text")
+    steps = int(_given("steps", steps, Integral, "a whole number"))
+    warmup_steps = int(_given("warmup_steps", warmup_steps, Integral, "a whole number"))
+    checkpoint_s = float(_given("checkpoint_s", checkpoint_s, Real, "seconds"))
+    _given("pace", pace, Pace | None, "an isthmus.Pace")
     if create is not None and not (isinstance(create, Rules) or callable(create)):
         raise InputError(
             f"create={create!r}: pass the rules of a run to be created, such as create=isthmus.Rules.suited"
@@ -186,6 +202,14 @@ def join(
             raise
         said.words = msgspec.msgpack.encode(leader.joined())
     return Link(leader, warmup_steps)
+
+
+def _given(name: str, value: T, kind: Any, what: str) -> T:
+    """Return an argument of `join`. Raises `InputError` if it is of another type."""
+    if isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool):
+        return value
+    shown = f"={value!r}" if isinstance(value, str | int | float) else ""
+    raise InputError(f"join({name}{shown}): pass {what}, not {an(type(value).__name__)}")
 
 
 def learner_name(given: str | None) -> str:

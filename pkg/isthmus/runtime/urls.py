@@ -27,6 +27,10 @@ def without_passwords(words: str) -> str:
     return _WITH_PASSWORD.sub("…@", words)
 
 
+_NO_COLON = re.compile(r"(s3|gs|az|rediss?|sqlite|unix|file|https?)//")
+"""The beginning of an address whose colon was forgotten. It would be a folder."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Place:
     """The parts of the URL of a run, a bus or a server. A path without a scheme is a folder."""
@@ -55,6 +59,10 @@ class Place:
             # urllib's own message may quote the password.
             hint = "characters such as / [ # @ in a password are written %2F %5B %23 %40"
             raise InputError(f"{redacted(url)}: this URL cannot be read ({hint})") from error.__cause__
+        if typed := _NO_COLON.match(url):
+            raise InputError(
+                f"{redacted(url)}: the colon is missing: write {typed[1]}://… (./{typed[1]}/… for a folder)"
+            )
         if parts.scheme in ("", "sqlite"):
             # What follows is a path, in which ? and # have no special meaning.
             return cls(url, parts.scheme, "", "", None, url.partition("://")[2] if parts.scheme else url, "")
