@@ -82,18 +82,32 @@ async def test_a_learner_of_which_nothing_was_merged(folder: Path) -> None:
     then="Both train under their own names, and `isthmus status` lists both.",
     lost="what the older one trained since its last checkpoint and had not merged",
 )
-async def test_two_processes_of_one_name(folder: Path) -> None:
-    (here,) = mine(test_two_processes_of_one_name)
+@row(
+    "log",
+    "another process of the name … spoke less than … s ago: if it still runs, it ends now, and what it trained since its newest checkpoint is "
+    "lost",
+    means="A learner that joins says this if its name was in use a moment ago: it was started twice, or it was killed and started again "
+    "at once.",
+    like="A supervisor that restarts a killed learner at once: then nothing more is lost.",
+    do="give each process a name of its own (--learner, join(learner=…))",
+    then="Both train under their own names, and `isthmus status` lists both.",
+    lost="what the older one trained since its last checkpoint and had not merged",
+)
+async def test_two_processes_of_one_name(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    here, newer = mine(test_two_processes_of_one_name)
     async with world(folder, FEW) as w, serving(w.syncer("s1")):
         older = w.learner("a")
         await older.join()
         older.attach(NumpyReplica(older.layout))
         running = asyncio.ensure_future(older.run())
+        await asyncio.sleep(2 * w.run.pace.heartbeat_s)
         async with training(w.learner("a")):
             with pytest.raises(BaseExceptionGroup) as ended:
                 await asyncio.wait_for(running, 20.0)
             (why,) = [e for e in flat(ended.value) if isinstance(e, Fenced)]
             assert here.is_in(str(why))
+            assert newer.is_in(caplog.text)
+            assert caplog.text.count("another process of the name") == 1
             async with training(w.learner("b")):
                 assert (await well(w)).startswith("2 of 2 learners merge")
 
@@ -133,7 +147,8 @@ async def test_an_update_that_is_cut(folder: Path, caplog: pytest.LogCaptureFixt
 
 @row(
     "log",
-    "ITS LAST LOSS IS …: nothing it learns from there is sent, go back to a checkpoint",
+    "ITS LAST LOSS IS …: nothing it learns from there is sent; start it again with a lower learning rate or clipped gradients: it goes "
+    "on from its newest checkpoint, which is of before",
     means="The learner has ended, and the last loss that its loop reported is a NaN or an infinity.",
     do="start it again with a lower learning rate, or after a look at its data: it goes on from its last checkpoint, which was "
     "written while the loss was a number",

@@ -224,6 +224,13 @@ class LearnerAgent:
         if self._manifest is not None:
             self.uplink.manifest = await manifests.store(self._log, self.name, self._manifest)
         self.uplink.incarnation = await self._claimed.claim(self.history, versions)
+        if self.history.alive:
+            logger.warning(
+                "another process of the name %s spoke less than %g s ago: if it still runs, it ends now, and what it "
+                "trained since its newest checkpoint is lost; give each process a name of its own (--learner, "
+                "join(learner=…))",
+                self.name, self._log.run.pace.silence_s,
+            )  # fmt: skip
         self.uplink.resume(self.history)
         self._reporter.first_step = self.history.step
         self._reporter.first_tokens = self.history.tokens_seen + self.history.tokens_lost

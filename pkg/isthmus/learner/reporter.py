@@ -278,6 +278,7 @@ class Reporter:
         return Summary(
             learner=self._name,
             run=self._run.url,
+            bus=self._bus.url,
             steps=beat.step - self.first_step,
             steps_done=beat.step,
             seconds=self._runtime.now() - self._began_at,

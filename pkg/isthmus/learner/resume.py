@@ -22,7 +22,7 @@ from isthmus.format.records.keys import (
     updates_prefix,
     version_in,
 )
-from isthmus.format.records.messages import Heartbeat, Progress, learner_stream
+from isthmus.format.records.messages import Heartbeat, Leave, Progress, learner_stream
 from isthmus.format.records.objects import CheckpointHeader, ClaimHeader, Sent, UpdateHeader
 from isthmus.format.rules import CHECKPOINTS_KEPT
 from isthmus.learner import checkpoint_shards
@@ -66,6 +66,8 @@ class History:
     """Per fragment, the last commit that the ledger knows of; empty for a new name."""
     stored: list[list[Sent]] = field(default_factory=list)
     """Per fragment, this name's stored updates that may still be merged."""
+    alive: bool = False
+    """Whether a process of this name spoke within the run's silence, and did not say that it leaves."""
     newest_bases: list[int] = field(default_factory=list)
     """Per fragment, the newest base on which this name ever sent an update; -1 if it sent none."""
 
@@ -108,7 +110,7 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int], b
     history.incarnation = claim.incarnation if claim else 0
     history.checkpoint = await _newest(log, checkpoints_in(entries), bring)
     try:
-        heard = await _last_word(log, bus, learner, history.incarnation)
+        heard, history.alive = await _last_word(log, bus, learner, history.incarnation)
     except Unavailable as error:
         logger.warning(
             "the last messages of %s are not known; its tokens are counted as far as they are stored: %s",
@@ -354,12 +356,12 @@ async def _own_update(log: Log, fragment: int, learner: str, entry: Entry, more_
     return Sent(header=found.header, key=entry.key, digest=found.digest, size=len(blob))
 
 
-async def _last_word(log: Log, bus: Bus, learner: str, incarnation: int) -> int:
-    """Return the most tokens that an incarnation said it had seen, as far as the bus remembers.
+async def _last_word(log: Log, bus: Bus, learner: str, incarnation: int) -> tuple[int, bool]:
+    """Return the most tokens that an incarnation said it had seen, as far as the bus remembers, and if it spoke lately.
 
     Announcements do not count: an incarnation also announces updates of the ones before it, with their counts.
     """
-    position, stream, tokens = START, learner_stream(learner), 0
+    position, stream, tokens, left = START, learner_stream(learner), 0, False
     end = log.runtime.now() + LAST_WORD_S  # another process under this name may keep publishing
     while log.runtime.now() < end and (said := (await bus.read({stream: position}, 0.0)).get(stream)):
         position = said[-1].position
@@ -371,4 +373,6 @@ async def _last_word(log: Log, bus: Bus, learner: str, incarnation: int) -> int:
             for message in messages:
                 if isinstance(message, Heartbeat | Progress) and message.incarnation == incarnation:
                     tokens = max(tokens, message.tokens_seen)
-    return tokens
+                left = isinstance(message, Leave)
+    lately = (await bus.ago([stream], log.run.pace.silence_s))[stream]
+    return tokens, not left and bool(await bus.read({stream: lately}, 0.0))

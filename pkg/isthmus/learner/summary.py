@@ -40,6 +40,8 @@ class Summary:
     """When and by which version of the membership the learner was expelled, or empty."""
     unanswered: float = 0.0
     """The part of the ledger's `pending` tokens that was sent and that no commit has settled."""
+    bus: str = ""
+    """The URL of its bus, for commands to copy."""
     processed_before: float = 0.0
     """The tokens that earlier incarnations processed, which are in the ledger."""
 
@@ -65,14 +67,18 @@ class Summary:
         known = f", {self.steps_done:,} over all its incarnations" if self.steps_done != self.steps else ""
         line = f"{self.learner}: {self.steps:,} steps in {_lasted(self.seconds)}{known}; its model is at {versions}"
         if self.diverged:
-            line += f"; ITS LAST LOSS IS {self.loss}: nothing it learns from there is sent, go back to a checkpoint"
+            line += (
+                f"; ITS LAST LOSS IS {self.loss}: nothing it learns from there is sent; start it again with a lower "
+                "learning rate or clipped gradients: it goes on from its newest checkpoint, which is of before"
+            )
         if self.never_merged:
             if self.expelled:
                 return f"{line}; NONE OF ITS WORK WAS MERGED, nor will it be: {self.expelled}"
             why = f": {self.trouble}" if self.trouble else ""
+            bus = f" --bus {self.bus}" if self.bus else ""
             return (
                 f"{line}; NONE OF ITS WORK WAS MERGED before it left{why}. What it learnt is not in the run "
-                f"(`isthmus status {self.run}` shows which processes are live, and how to bring its work in)"
+                f"(`isthmus status {self.run}{bus}` shows which processes are live, and how to bring its work in)"
             )
         whole = max(self.ledger.processed, 1.0)
         parts = [(part, getattr(self.ledger, part) / whole) for part in PARTS if part != "pending"]
