@@ -55,8 +55,8 @@ class RunMissing(InputError):
         object is gone. `pinned`: the digest that the run must have. Each is empty if there is none."""
         if beside:
             said = (
-                f"the run object {url}/run is gone, and {beside} lie beside it: restore it from a backup, or choose "
-                "another location; do not create a run here"
+                f"the run object {url}/run is gone, and {beside} lie beside it (processes that run go on, and none "
+                "can start): restore it from a backup, or choose another location; do not create a run here"
             )
         elif near:
             said = f"{url}: no run here; did you mean {near}?"

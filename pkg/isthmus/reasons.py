@@ -137,6 +137,9 @@ LATE_WORK = (
     "it is merged then, but an update counts for at most four times the usual length, however many steps it holds"
 )
 """What becomes of work that waited for a syncer. Four is the default of `Bounds.norm`."""
+FEW_VERSIONS = 10
+"""A model whose fragments were merged fewer times may be worse than a learner's own. Of isotropic runs of two learners
+that trained 800 steps in two seconds, the loss was 1.83 after a single round, and 0.62 and 0.73 after 15."""
 REJECTED = "every update is rejected: "
 UNSENT = "no update was sent"
 UNMERGED = "no update is merged"

@@ -677,8 +677,8 @@ def test_a_run_object_that_is_damaged(doctor: Doctor, folder: Path) -> None:
 
 
 @row(
-    "doctor", "store: run: the run object … is gone, and … lie beside it: restore it from a backup, or choose another "
-    "location; do not create a run here",
+    "doctor", "store: run: the run object … is gone, and … lie beside it (processes that run go on, and none can start): "
+    "restore it from a backup, or choose another location; do not create a run here",
     means="The run object was deleted, and the log is still there. Status, learners and syncers say the same. Processes "
     "that run already go on; none can start. A new run at this place would make the log worthless.",
     do="restore …/run from a backup", then="`ok store: run`, with the run's digest",

@@ -115,6 +115,8 @@ PLAIN = {
         "…; of its … tokens ……; the model: isthmus export … -o model.safetensors",
         ", … over all its incarnations",
         "(of all its incarnations)",
+        "; so few versions say little about merging (the first ones overshoot): judge the run's model once its fragments were "
+        "merged … times or more",
         ": that goes on when this learner comes back",
         "its rounds were open",
         "trained since it was last sent",

@@ -382,7 +382,8 @@ def tells_a_frozen_process(line: str) -> None:
     "were started by . env, grep -lzsx ISTHMUS_LEARNER=… /proc/[0-9]*/environ finds it). If it does, ps -o stat= -p PID says T "
     "if it is frozen (kill -CONT PID wakes it) and D if it waits for a disk; else isthmus doctor … --role learner --learner … "
     "--bus ITS_BUS, there, says whether that is the bus of the run's syncers. If not, a learner that is started again under "
-    "its name goes on from its checkpoint (nothing is to be done for one that exploded and whose place another name took)",
+    "its name goes on from its checkpoint (nothing is to be done for one that exploded and whose place another name took). --check "
+    "ends with 1 while one is away if it is told how many there should be: --expect …",
     then="The sentence goes away, and its incarnation is one higher.",
     lost="what it trained since its last checkpoint and was not merged",
 )

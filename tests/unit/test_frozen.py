@@ -89,3 +89,7 @@ def test_who_trusts_is_asked_for_names_alone() -> None:
         run({"base": UNTOLD}).require(specs, {"base": UNTOLD, "more": UNTOLD})
     with pytest.raises(LayoutMismatch, match="'base' is frozen only in the run"):
         run({"base": UNTOLD}).require(specs, {})
+    with pytest.raises(LayoutMismatch, match="'w' is frozen here, and trained in the run"):
+        run({}).require([], {"w": known})
+    with pytest.raises(LayoutMismatch, match="'base' is trained here, and frozen in the run"):
+        run({"base": known}).require([Spec("base", (2, 2), "float32", TensorClass.DENSE), *specs], {})

@@ -61,6 +61,14 @@ def test_much_overwritten_work_is_shown_with_what_to_change() -> None:
     assert "keep it with join(adopt='carry') or --adopt carry, or create the next run with a larger" in str(found)
 
 
+def test_a_run_of_few_versions_is_not_to_be_judged_yet() -> None:
+    assert "so few versions" not in str(replace(FOUND, versions=(9, 10)))
+    said = str(replace(FOUND, versions=(0, 9)))
+    assert (
+        "; so few versions say little about merging (the first ones overshoot): judge the run's model once its" in said
+    )
+
+
 def test_earlier_lives_and_longer_stays_are_told_too() -> None:
     said = str(replace(FOUND, steps_done=4600, seconds=8000.0, versions=(3, 3)))
     assert "600 steps in 2.2 h, 4,600 over all its incarnations; its model is at version 3" in said

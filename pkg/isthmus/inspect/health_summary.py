@@ -211,7 +211,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
                 f"{run} --role learner --learner {silent[0]}{_key(status, 'learner')} --bus ITS_BUS, there, says "
                 "whether that is the bus of the run's syncers. If not, a learner that is started again under its name "
                 "goes on from its checkpoint (nothing is to be done for "
-                "one that exploded and whose place another name took)",
+                "one that exploded and whose place another name took). --check ends with 1 while one is away if it "
+                f"is told how many there should be: --expect {len(known)}",
             )
         )
     if len(here) < expected:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isthmus.format.records.messages import PARTS, Tally
-from isthmus.reasons import LATE_WORK
+from isthmus.reasons import FEW_VERSIONS, LATE_WORK
 
 MUCH_UNANSWERED = 0.1
 """Share of a learner's tokens, sent and not answered, from which on its end is a warning."""
@@ -93,6 +93,11 @@ class Summary:
                 f"; WHAT WAS NOT ANSWERED IS NOT IN THE MODEL: start this learner and the others again soon, with "
                 f"close(wait=600) or --wait-at-end 600, and then a syncer; {LATE_WORK} (`isthmus explain {self.run} "
                 "FRAGMENT/VERSION` says for how much)"
+            )
+        if high < FEW_VERSIONS:
+            more += (
+                "; so few versions say little about merging (the first ones overshoot): judge the run's model once its "
+                f"fragments were merged {FEW_VERSIONS} times or more"
             )
         if self.ledger.overwritten / whole >= MUCH_OVERWRITTEN:
             more += (

@@ -62,7 +62,13 @@ class Run:
     def require(self, specs: Sequence[Spec], frozen: dict[str, bytes]) -> None:
         """Raise `LayoutMismatch`, naming the first difference, if this model is not the run's."""
         difference = first_difference(specs, self.layout.specs)
-        if difference is None:
+        if difference is not None:
+            trained, ours = {spec.name for spec in self.layout.specs}, {spec.name for spec in specs}
+            if alone := next((name for name in sorted(trained - ours) if name in frozen), None):
+                difference = f"parameter {alone!r} is frozen here, and trained in the run"
+            elif alone := next((name for name in sorted(ours - trained) if name in self.frozen), None):
+                difference = f"parameter {alone!r} is trained here, and frozen in the run"
+        else:
             for name in sorted(self.frozen.keys() | frozen.keys()):
                 if name not in frozen or name not in self.frozen:
                     where = "here" if name in frozen else "in the run"

@@ -15,6 +15,7 @@ from isthmus.inspect import export as exports
 from isthmus.learner.global_local import global_local
 from isthmus.log import merge, promotions
 from isthmus.log.run import Run
+from isthmus.reasons import FEW_VERSIONS
 from isthmus.wording import an
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import require_empty, require_free, write_json
@@ -76,6 +77,11 @@ def run(settings: declared.Export) -> int:
     which += ", the initial model" if high == 0 else ""
     written = [out for out in (settings.out, settings.hf, settings.dcp) if out is not None]
     print(f"{', '.join(written)}: the global model of {settings.run} at {which}")
+    if 0 < high < FEW_VERSIONS:
+        print(
+            "so few versions say little about merging: the first ones overshoot. Judge the model once its fragments "
+            f"were merged {FEW_VERSIONS} times or more"
+        )
     write_json({"out": settings.out, "hf": settings.hf, "dcp": settings.dcp, "versions": versions}, settings.json)
     return 0
 
