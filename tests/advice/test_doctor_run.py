@@ -308,6 +308,22 @@ def test_an_unsigned_run_elsewhere(doctor: Doctor, keys: Keys, redis: Server, fo
 
 
 @row(
+    "doctor", "run: bus: nothing was committed yet, and no syncer is heard here: nobody can tell whether this is its bus",
+    means="A new run: whether this is the bus of its syncers shows once one runs.",
+    like="A wrong bus, while a syncer runs on another one and no learner has reached it.",
+    do="start a syncer; or, if one runs, give --bus the URL that it has: redis://…; store: for the run's own store; or, for the "
+    "bus.sqlite of a run in a folder, no --bus and no ISTHMUS_BUS",
+    then="`ok run: bus: the run's syncers are heard here`",
+)  # fmt: skip
+async def test_the_bus_of_a_run_that_nobody_serves_yet(doctor: Doctor, folder: Path, redis: Server) -> None:
+    async with a_run(folder) as w:
+        text = await prints(doctor, "finds", str(folder), "--role", "learner", "--bus", redis.url)
+        assert "note    run: bus" in text
+        async with serving(w.syncer("s1")):
+            assert "ok      run: bus" in await prints(doctor, "finds_no_more", str(folder), "--role", "learner")
+
+
+@row(
     "doctor", "run: bus: the run was committed to … s ago, and none of its syncers is heard on this bus",
     means="Syncers commit, and they announce it elsewhere. Learners here would train on and never be merged.",
     like="A bus that was emptied just now: then the next check finds the syncers, a heartbeat later.",
@@ -318,7 +334,7 @@ def test_an_unsigned_run_elsewhere(doctor: Doctor, keys: Keys, redis: Server, fo
 )  # fmt: skip
 async def test_the_bus_of_another_run(doctor: Doctor, folder: Path, redis: Server) -> None:
     async with a_run(folder) as w:
-        assert "run: bus" not in await prints(doctor, "finds_no_more", str(folder), "--bus", redis.url)
+        assert "note    run: bus" in await prints(doctor, "finds_no_more", str(folder), "--bus", redis.url)
         await grown(w, 2)
         async with serving(w.syncer("s2")):
             for role in (("--role", "syncer"), ("--role", "learner")):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from isthmus.bus import BUSES, Bus, open_bus
 from isthmus.bus.base import READ_MAX
-from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, RoleKind
+from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind
 from isthmus.errors import InputError, IsthmusError, RecordInvalid
 from isthmus.format.records.messages import SYNCER_STREAM, Alive, AnyMessage
 from isthmus.format.rules import MemberRole
@@ -162,17 +162,21 @@ def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
 async def _is_of_run(
     log: Log, bus: Bus, runtime: Runtime, role: RoleKind = RoleKind.OPERATOR, *, full: bool = False
 ) -> Finding | None:
-    """Return the finding about whether this is the bus of the syncers that commit; None if nobody commits now.
+    """Return the finding about whether this is the bus of the syncers that commit; None if nobody commits any more.
 
     If they were heard here and are not any more, they have ended.
     """
     check, silence_s = "run: bus", HEARTBEATS * log.run.pace.heartbeat_s
     heads = [await log.newest(f.index) for f in log.run.layout.fragments[:LOOKED_AT]]
     age_s = min((runtime.wall() - head.header.written_at for head in heads if head is not None), default=math.inf)
-    if age_s > LATELY_S:
+    never = math.isinf(age_s)
+    if age_s > LATELY_S and not never:
         return None
     async for _ in _said_by_syncers(log, bus, silence_s, runtime, silence_s):
         return Finding(check, OK, "the run's syncers are heard here")
+    if never:
+        said = "nothing was committed yet, and no syncer is heard here: nobody can tell whether this is its bus"
+        return Finding(check, NOTE, said, f"start a syncer; or, if one runs, give --bus the URL that it has: {BUSES}")
     stopped: dict[str, bool] = {}
     async for message in _said_by_syncers(log, bus, max(0.0, age_s) + RECENT_S, runtime, 0.0):
         if isinstance(message, Alive):
