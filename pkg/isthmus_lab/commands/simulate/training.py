@@ -7,6 +7,7 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -39,12 +40,19 @@ COLUMNS = (
 )
 
 
+NAMES_SHOWN = 40
+"""The most names of settings that an error lists: those that are most like what was asked for."""
+
+
 def matching(settings: Sequence[Setting], patterns: Sequence[str] | None, experiment: str) -> list[Setting]:
     """Return the settings whose names match a pattern; None: all. Raises `InputError` for one that matches none."""
     for pattern in patterns or ():
         if not any(fnmatchcase(s.name, pattern) for s in settings):
-            names = ", ".join(f'"{s.name}"' for s in settings)
-            raise InputError(f'--only "{pattern}": {experiment} has no setting with such a name; it has {names}')
+            named = [s.name for s in settings]
+            shown = named if len(named) <= NAMES_SHOWN else get_close_matches(pattern, named, NAMES_SHOWN, 0.0)
+            names = ", ".join(f'"{name}"' for name in shown)
+            more = f", and {len(named) - len(shown)} less like it" if len(shown) < len(named) else ""
+            raise InputError(f'--only "{pattern}": {experiment} has no setting with such a name; it has {names}{more}')
     return [s for s in settings if patterns is None or any(fnmatchcase(s.name, p) for p in patterns)]
 
 
