@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.agent.health import Vitals
+from isthmus.agent.health import STOOD_S, Vitals
 from isthmus.runtime.metrics import SyncerMetrics
 
 
@@ -34,3 +34,21 @@ def test_an_outage_of_a_store_that_has_the_bus_is_one_silence(
     gauges = {sample.name: sample.value for family in metrics.registry.collect() for sample in family.samples}
     assert gauges["isthmus_store_silence_seconds"] == store_s
     assert gauges["isthmus_bus_silence_seconds"] == bus_s
+
+
+def test_standing_still_is_told_once_and_before_the_next_tick() -> None:
+    """When a process goes on, the task that ticks may be the last to run."""
+    now, told = 0.0, list[float]()
+    runtime: Any = SimpleNamespace(now=lambda: now)
+    some: Any = SimpleNamespace(outage=SimpleNamespace(answered_at=0.0), answered_at=0.0, down_since=None)
+    vitals = Vitals(runtime, some, some, some, SyncerMetrics(), stood=told.append)
+    now = STOOD_S
+    vitals.look()
+    assert told == []
+    now = 30.0
+    vitals.look()
+    assert told == [pytest.approx(30.0, abs=0.2)]
+    vitals.look()
+    vitals.look(ticked=True)
+    assert len(told) == 1
+    assert vitals.lag_s_max == told[0]

@@ -579,11 +579,9 @@ class Rounds:
     def _is_of_before(self, pointer: Pointer) -> bool:
         """Return whether an update on the newest version was captured before the last outage was over.
 
-        How old a message is that waited to be read is not known.
+        An old message waited to be read, for how long is not known.
         """
-        back_at = self._live.back_at
-        of_before = pointer.boundary_at < back_at or (pointer.old and back_at > -math.inf)
-        return pointer.base == self.head and of_before
+        return pointer.base == self.head and (pointer.old or pointer.boundary_at < self._live.back_at)
 
     def _leave_line(self) -> None:
         self._in_line, self._due_at = False, math.inf

@@ -104,8 +104,8 @@ MUTANTS = [
         row("an-outage-outdates-what-comes-only", "if self._is_of_before(pointer)}", "if False}"),
         row(
             "an-outage-outdates-old-bases",
-            "return pointer.base == self.head and pointer.boundary_at",
-            "return pointer.boundary_at",
+            "return pointer.base == self.head and (pointer.old",
+            "return (pointer.old",
         ),
         row(
             "anything-there-is-accepted",
@@ -175,6 +175,51 @@ MUTANTS = [
             "oldest, recent = commit.version - self._pace.staleness,",
             "oldest, recent = commit.version - self._pace.staleness + 1,",
         ),
+    ),
+    *of(
+        "rounds/rounds.py",
+        "tests/integration/test_stood_still.py tests/simulation/test_outages.py",
+        row("what-waited-is-new", "(pointer.old or pointer.boundary_at", "(pointer.boundary_at"),
+        row("no-round-is-overtaken", "self.round.opened_at < self._live.back_at", "False"),
+        row(
+            "what-was-fetched-before-is-taken",
+            "return self.wants(pointer) and (pointer.learner, pointer.base) not in self.round.outdated",
+            "return self.wants(pointer)",
+        ),
+    ),
+    *of(
+        "syncer/coordinator.py",
+        "tests/integration/test_stood_still.py tests/simulation/test_outages.py",
+        row("a-round-goes-on-after-a-freeze", "        if not self.rounds.overtaken:\n", "        if True:\n"),
+        row(
+            "a-merge-of-before-is-committed",
+            "        if self.rounds.overtaken:\n            return self._again_after_a_gap()\n",
+            "",
+        ),
+        row(
+            "a-round-that-begins-again-keeps-its-sum",
+            "            return []\n        self._release()\n        self.rounds.on(Lost()",
+            "            return []\n        self.rounds.on(Lost()",
+        ),
+    ),
+    *of(
+        "syncer/agent.py",
+        "tests/simulation/test_outages.py",
+        row("what-waited-was-said-now", "(stream, said, self._listener.behind)", "(stream, said, False)"),
+        row("who-stood-still-is-not-behind", "        self._listener.behind = True\n", ""),
+        row("who-stood-still-had-no-gap", "        self._gap(for_s)\n", ""),
+    ),
+    *of(
+        "bus/endpoints.py",
+        "tests/unit/test_bus_listening.py tests/simulation/test_outages.py",
+        row("behind-for-ever", "                self.behind = any(", "                self.behind = True or any("),
+        row("one-message-and-it-has-caught-up", "            if behind:\n", "            if self.behind:\n"),
+    ),
+    *of(
+        "agent/health.py",
+        "tests/unit/test_vitals.py tests/simulation/test_outages.py",
+        row("standing-still-is-not-told", "            self._stood(lag)\n", ""),
+        row("any-look-is-a-tick", "if not ticked and lag <= STOOD_S:", "if not ticked:"),
     ),
     *of(
         "rounds/live_learners.py",
