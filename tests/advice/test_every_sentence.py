@@ -118,6 +118,7 @@ PLAIN = {
         "; so few versions say little about merging (the first ones overshoot): judge the run's model once its fragments were "
         "merged … times or more",
         ": that goes on when this learner comes back",
+        "; OF WHAT WAS NOT MERGED, ALL AFTER STEP … IS LOST: no checkpoint of later steps was stored",
         "its rounds were open",
         "trained since it was last sent",
         # The page on loops of one's own explains it.

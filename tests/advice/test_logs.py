@@ -148,7 +148,7 @@ async def test_an_update_that_is_cut(folder: Path, caplog: pytest.LogCaptureFixt
 @row(
     "log",
     "ITS LAST LOSS IS …: nothing it learns from there is sent; start it again with a lower learning rate or clipped gradients: it goes "
-    "on from its newest checkpoint, which is of before",
+    "on after step …",
     means="The learner has ended, and the last loss that its loop reported is a NaN or an infinity.",
     do="start it again with a lower learning rate, or after a look at its data: it goes on from its last checkpoint, which was "
     "written while the loss was a number",

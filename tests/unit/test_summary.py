@@ -90,9 +90,23 @@ def test_who_has_trained_nothing_has_lost_nothing() -> None:
     assert not idle.never_merged
 
 
+def test_work_that_no_checkpoint_has_is_not_promised() -> None:
+    assert "that goes on when" in str(replace(FOUND, kept_to=600))
+    assert not replace(FOUND, kept_to=600).stands_out
+    found = replace(FOUND, kept_to=500)
+    assert found.stands_out
+    said = str(found)
+    assert "that goes on" not in said
+    assert "5% trained since it was last sent; OF WHAT WAS NOT MERGED, ALL AFTER STEP 500 IS LOST" in said
+    all_in = replace(found, ledger=replaced(LEDGER, merged=850.0, pending=0.0))
+    assert not all_in.stands_out
+    assert "LOST" not in str(all_in)
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_cannot_be_missed(loss: float) -> None:
     found = replace(FOUND, loss=loss)
+    assert "clipped gradients: it goes on after step 400" in str(replace(found, kept_to=400))
     assert found.diverged
     assert f"ITS LAST LOSS IS {loss}" in str(found)
     assert not FOUND.diverged

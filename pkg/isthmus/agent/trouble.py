@@ -13,7 +13,7 @@ from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.errors import legible
 from isthmus.reasons import WRITING
 from isthmus.runtime.clock import Runtime
-from isthmus.runtime.urls import without_passwords
+from isthmus.runtime.urls import Place, without_passwords
 from isthmus.store import EdgeStore
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,13 @@ class Connectivity:
 
         One that lasts 0 s is not present.
         """
-        bus = ("the bus does not answer", f"check that {self._bus_url} is reachable")
+        folder = Place.of(self._store.url).folder is not None and not in_store(self._bus_url)
+        own = "; a run in a folder has a bus of its own: leave --bus, bus= and ISTHMUS_BUS out to use it"
+        redis = Place.of(self._bus_url).scheme in ("redis", "rediss")
+        bus = (
+            "the bus does not answer",
+            f"check that {self._bus_url} is reachable{own if folder and redis else ''}",
+        )
         if self._speaker.refused:
             bus = ("the bus refuses messages", self._speaker.refused)
         return [

@@ -279,6 +279,7 @@ class Reporter:
             learner=self._name,
             run=self._run.url,
             bus=self._bus.url,
+            kept_to=self.first_step if self.claimed.stored_step is None else self.claimed.stored_step,
             steps=beat.step - self.first_step,
             steps_done=beat.step,
             seconds=self._runtime.now() - self._began_at,

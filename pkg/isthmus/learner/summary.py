@@ -10,6 +10,9 @@ from isthmus.reasons import FEW_VERSIONS, LATE_WORK
 MUCH_UNANSWERED = 0.1
 """Share of a learner's tokens, sent and not answered, from which on its end is a warning."""
 
+MUCH_LOST = 0.01
+"""Share of a learner's tokens, not merged and in no checkpoint, from which on its end is a warning."""
+
 MUCH_OVERWRITTEN = 0.5
 """Share of a learner's tokens, overwritten by versions, from which on the summary says what to change. Less costs
 little: in the lab, runs that overwrote 38 % ended no worse than those that carried local work on."""
@@ -40,6 +43,8 @@ class Summary:
     """When and by which version of the membership the learner was expelled, or empty."""
     unanswered: float = 0.0
     """The part of the ledger's `pending` tokens that was sent and that no commit has settled."""
+    kept_to: int | None = None
+    """The step of its newest checkpoint, after which a restart goes on; None: as many as `steps_done`."""
     bus: str = ""
     """The URL of its bus, for commands to copy."""
     processed_before: float = 0.0
@@ -56,6 +61,17 @@ class Summary:
         return self.unanswered >= MUCH_UNANSWERED * max(self.ledger.processed - self.processed_before, 1.0)
 
     @property
+    def unkept(self) -> int:
+        """Steps of this learner that are in no checkpoint: what of them was not merged is lost."""
+        return 0 if self.kept_to is None else max(0, self.steps_done - self.kept_to)
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether somebody has to look at this: work is lost, or not in the model, or was not worth anything."""
+        lost = self.unkept > 0 and self.ledger.pending >= MUCH_LOST * max(self.ledger.processed, 1.0)
+        return self.never_merged or self.diverged or self.much_unanswered or lost
+
+    @property
     def diverged(self) -> bool:
         """Whether the learner's last loss was a NaN or an infinity."""
         return self.loss is not None and not math.isfinite(self.loss)
@@ -69,7 +85,7 @@ class Summary:
         if self.diverged:
             line += (
                 f"; ITS LAST LOSS IS {self.loss}: nothing it learns from there is sent; start it again with a lower "
-                "learning rate or clipped gradients: it goes on from its newest checkpoint, which is of before"
+                f"learning rate or clipped gradients: it goes on after step {self.steps_done - self.unkept}"
             )
         if self.never_merged:
             if self.expelled:
@@ -86,6 +102,11 @@ class Summary:
         parts.append(("trained since it was last sent", (self.ledger.pending - self.unanswered) / whole))
         shares = ", ".join(f"{share:.0%} {part}" for part, share in parts if part == "merged" or share >= 0.005)
         more = ": that goes on when this learner comes back" if self.ledger.pending / whole >= 0.005 else ""
+        if more and self.unkept:
+            more = (
+                f"; OF WHAT WAS NOT MERGED, ALL AFTER STEP {self.steps_done - self.unkept} IS LOST: no checkpoint of "
+                "later steps was stored"
+            )
         if self.expelled:
             more = f"; {self.expelled}: WHAT WAS NOT MERGED BEFORE THAT IS NOT IN THE MODEL, and is not merged later"
         elif self.much_unanswered:

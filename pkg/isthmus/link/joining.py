@@ -23,7 +23,7 @@ from isthmus.learner.checkpoint import Stateful
 from isthmus.learner.manifest import MANIFEST, statement
 from isthmus.link.agent_thread import AgentThread
 from isthmus.link.link import Link
-from isthmus.log.creation import Seed, create_run
+from isthmus.log.creation import Seed, create_or_find
 from isthmus.log.run import Run
 from isthmus.log.trust import Trust, trust_of
 from isthmus.runtime import log_lines
@@ -170,6 +170,9 @@ def join(
     warmup_steps = int(_given("warmup_steps", warmup_steps, Integral, "a whole number"))
     checkpoint_s = float(_given("checkpoint_s", checkpoint_s, Real, "seconds"))
     _given("pace", pace, Pace | None, "an isthmus.Pace")
+    _given("state", state, Mapping | None, 'a mapping by names of your own, such as {"schedule": scheduler}')
+    if isinstance(create, type):
+        raise InputError(f"join(create={create.__name__}): pass isthmus.Rules.suited, or rules: isthmus.Rules(…)")
     if create is not None and not (isinstance(create, Rules) or callable(create)):
         raise InputError(
             f"create={create!r}: pass the rules of a run to be created, such as create=isthmus.Rules.suited"
@@ -362,6 +365,7 @@ async def reach_or_create(
                 return found
     except TimeoutError:
         raise Unavailable(f"{store.url}: not reached within {START_S:g} s") from None
-    found = await create_run(store, store.runtime, await seed(create))
-    logger.info("created the run %s, which did not exist: if that is a mistyped address, stop this learner", store.url)
+    found, ours = await create_or_find(store, store.runtime, await seed(create))
+    said = "created the run %s, which did not exist: if that is a mistyped address, stop this learner"
+    logger.info(said if ours else "another learner has just created the run %s, which did not exist", store.url)
     return found

@@ -134,5 +134,4 @@ class Leader(Side):
         finally:
             self.loop.close()
         found = self._thread.agent.summary()
-        stands_out = found.never_merged or found.diverged or found.much_unanswered
-        logger.log(logging.WARNING if stands_out else logging.INFO, "%s", found)
+        logger.log(logging.WARNING if found.stands_out else logging.INFO, "%s", found)

@@ -53,12 +53,17 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
     the run object is missing of a run, and `InputError` for a model that cannot be merged.
     Creating the same run twice is harmless.
     """
+    return (await create_or_find(store, runtime, seed))[0]
+
+
+async def create_or_find(store: Store, runtime: Runtime, seed: Seed) -> tuple[Run, bool]:
+    """Return what `create_run` does, and whether this call has created it. Raises the same."""
     # Part of a matrix has only part of its directions. Isotropic merges need matrices whole, at some cost in balance.
     layout = partition(seed.specs, seed.rules.check().fragments, finer=seed.rules.merge != MergeRule.ISO)
     seed.pace.check()
     seed.bounds.check()
     try:
-        return _same(await read_run(store), seed)
+        return _same(await read_run(store), seed), False
     except RunMissing as missing:
         if missing.beside:
             raise
@@ -84,8 +89,8 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
         await runtime.offload(frame.seal, blob, seed.signer)
         digests.append(await runtime.offload(frame.digest, blob))
         await store.put(snapshot_key(fragment.index, 0, digests[-1]), blob)
-    await store.create(RUN_KEY, _run_object(seed, layout, digests, created_at))
-    return _same(await read_run(store), seed)
+    ours = await store.create(RUN_KEY, _run_object(seed, layout, digests, created_at))
+    return _same(await read_run(store), seed), ours
 
 
 def _same(run: Run, seed: Seed) -> Run:
