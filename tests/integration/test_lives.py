@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -428,3 +429,18 @@ async def test_tokens_of_an_earlier_life_are_lost_once(folder: Path) -> None:
         assert third.agent.uplink.tokens_lost == lost
         balanced(third.agent)
         await third.end()
+
+
+async def test_a_start_is_numbered_above_those_that_the_bus_remembers(folder: Path) -> None:
+    """The store was set back: its claims are fewer than the starts that were heard, and nobody listens to an older one."""
+    async with world(folder) as w:
+        for number in (1, 2, 3):
+            agent = w.learner("a")
+            await train(agent, 4)
+            assert agent.incarnation == number
+        for number in (2, 3):
+            shutil.rmtree((folder / claim_key("a", number)).parent)
+        for name in "ab":
+            agent = w.learner(name)
+            await train(agent, 4)
+            assert agent.incarnation == {"a": 4, "b": 1}[name]

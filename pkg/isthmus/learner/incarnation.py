@@ -95,7 +95,7 @@ class Incarnation:
 
     async def claim(self, history: History, versions: Sequence[int]) -> int:
         """Claim the name and return the number of this incarnation. `versions`: those of the log when it began."""
-        incarnation = history.incarnation + 1
+        incarnation = max(history.incarnation, history.heard) + 1
         while True:
             header = ClaimHeader(
                 schema=SCHEMA,

@@ -6,6 +6,7 @@ A learner reads this once, when it starts. Its keys are listed only here.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from isthmus.bus import START, Bus
@@ -22,7 +23,7 @@ from isthmus.format.records.keys import (
     updates_prefix,
     version_in,
 )
-from isthmus.format.records.messages import Heartbeat, Leave, Progress, learner_stream
+from isthmus.format.records.messages import Announce, Heartbeat, Leave, Progress, learner_stream
 from isthmus.format.records.objects import CheckpointHeader, ClaimHeader, Sent, UpdateHeader
 from isthmus.format.rules import CHECKPOINTS_KEPT
 from isthmus.learner import checkpoint_shards
@@ -66,6 +67,8 @@ class History:
     """Per fragment, the last commit that the ledger knows of; empty for a new name."""
     stored: list[list[Sent]] = field(default_factory=list)
     """Per fragment, this name's stored updates that may still be merged."""
+    heard: int = 0
+    """The newest incarnation that the bus remembers: newer than `incarnation` if the store was set back since."""
     alive: bool = False
     """Whether a process of this name spoke within the run's silence, and did not say that it leaves."""
     newest_bases: list[int] = field(default_factory=list)
@@ -103,6 +106,8 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int], b
     incarnations = sorted(incarnation for e in entries if (incarnation := incarnation_in(e.key)))
     history = History()
     if not incarnations:
+        with suppress(Unavailable):
+            _, history.heard, _ = await _last_word(log, bus, learner, 0)
         return history
     # Only claims whose author may use this name now count; others are ignored, whatever their number.
     claim = await _first_claim(log, learner, reversed(incarnations))
@@ -110,7 +115,7 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int], b
     history.incarnation = claim.incarnation if claim else 0
     history.checkpoint = await _newest(log, checkpoints_in(entries), bring)
     try:
-        heard, history.alive = await _last_word(log, bus, learner, history.incarnation)
+        heard, history.heard, history.alive = await _last_word(log, bus, learner, history.incarnation)
     except Unavailable as error:
         logger.warning(
             "the last messages of %s are not known; its tokens are counted as far as they are stored: %s",
@@ -356,12 +361,13 @@ async def _own_update(log: Log, fragment: int, learner: str, entry: Entry, more_
     return Sent(header=found.header, key=entry.key, digest=found.digest, size=len(blob))
 
 
-async def _last_word(log: Log, bus: Bus, learner: str, incarnation: int) -> tuple[int, bool]:
-    """Return the most tokens that an incarnation said it had seen, as far as the bus remembers, and if it spoke lately.
+async def _last_word(log: Log, bus: Bus, learner: str, incarnation: int) -> tuple[int, int, bool]:
+    """Return the most tokens that an incarnation said it had seen, as far as the bus remembers, the newest incarnation
+    that it remembers, and whether that spoke lately.
 
     Announcements do not count: an incarnation also announces updates of the ones before it, with their counts.
     """
-    position, stream, tokens, left = START, learner_stream(learner), 0, False
+    position, stream, tokens, newest, left = START, learner_stream(learner), 0, 0, False
     end = log.runtime.now() + LAST_WORD_S  # another process under this name may keep publishing
     while log.runtime.now() < end and (said := (await bus.read({stream: position}, 0.0)).get(stream)):
         position = said[-1].position
@@ -374,5 +380,7 @@ async def _last_word(log: Log, bus: Bus, learner: str, incarnation: int) -> tupl
                 if isinstance(message, Heartbeat | Progress) and message.incarnation == incarnation:
                     tokens = max(tokens, message.tokens_seen)
                 left = isinstance(message, Leave)
+                if isinstance(message, Heartbeat | Progress | Announce | Leave):
+                    newest = max(newest, message.incarnation)
     lately = (await bus.ago([stream], log.run.pace.silence_s))[stream]
-    return tokens, not left and bool(await bus.read({stream: lately}, 0.0))
+    return tokens, newest, not left and bool(await bus.read({stream: lately}, 0.0))
