@@ -67,9 +67,10 @@ class RunMissing(InputError):
             )
         else:
             said = (
-                f"no run at {url}: check the URL; if there was one, bring it back (is a mount or a disk lost? its "
-                f"processes' logs say), and create no other there. `isthmus init {url}` creates a run of the built-in "
-                f"model; {OWN_MODEL}; a syncer waits for a run with --wait"
+                f"no run at {url}: check the URL. If there was one, bring it back (is a mount or a disk lost? its "
+                "processes' logs say): one that is created in its place is another run. If there never was one, "
+                f"`isthmus init {url}` creates a run of the built-in model; {OWN_MODEL}; a syncer waits for a run with "
+                "--wait"
             )
         super().__init__(said)
         self.url = url

@@ -231,8 +231,7 @@ async def test_a_syncer_that_commits_meanwhile(folder: Path, monkeypatch: pytest
     "heal",
     "fragment … cannot be healed: …: is missing, and version … is there",
     means="A commit is gone while later ones exist. No one may write another commit in its place.",
-    do="restore it from a backup, or go on in a new run from the newest version that can be exported (`isthmus export`, "
-    "then `isthmus init --from`)",
+    do="restore it from a backup; without one, a syncer that still merges this fragment writes a snapshot once it is stopped with SIGTERM, and the run goes on from that; if none does, go on in a new run from the newest version that can be exported (`isthmus export`, then `isthmus init --from`)",
     then="With the object restored: `… sound`. Otherwise `isthmus export` with the version before the missing one gives a "
     "model, from which a new run starts.",
     lost="without a backup: what was merged into the run after that version",
@@ -338,6 +337,21 @@ async def test_a_hole_that_is_accepted(folder: Path, gone: bool) -> None:
             await until(lambda: all(k.head > n for k, n in zip(syncer.coordinators, heads, strict=True)), "they go on")
 
 
+async def test_commits_that_are_missing_in_a_row_are_accepted_at_once(folder: Path) -> None:
+    """As after the store was set back while syncers went on: one flag for each would never end."""
+    async with world(folder, SNAPSHOTS) as w:
+        await finished(w, 12)
+        for version in (3, 4, 5, 6, 8):
+            (folder / commit_key(0, version)).unlink()
+        code, told = await isthmus("heal", w.run.url)
+        assert (code, "up to 4 commits in a row are missing in a fragment" in told) == (1, True), told
+        check = command_in(told, "status")
+        assert check[-1] == "0/3-6"
+        code, told = await isthmus(*check, "0/8", "--bus", w.bus.url, "--check")
+        assert code == 0, told
+        assert (await isthmus(*check[:-1], "0/6-3"))[0] == 2
+
+
 async def test_a_hole_is_accepted_only_where_the_run_goes_on_without_it(folder: Path) -> None:
     async with world(folder, FEW) as w:
         await grown(w)
@@ -351,16 +365,14 @@ async def test_a_hole_is_accepted_only_where_the_run_goes_on_without_it(folder: 
     "heal",
     "fragment … cannot be healed: …: is missing, and its snapshot is there (of use only with the commit, which says what was merged)",
     means="The newest commit is gone. The snapshot of its version shows that it existed; the snapshot alone is not used.",
-    do="restore it from a backup, or go on in a new run from the newest version that can be exported (`isthmus export`, "
-    "then `isthmus init --from`)",
+    do="restore it from a backup; without one, a syncer that still merges this fragment writes a snapshot once it is stopped with SIGTERM, and the run goes on from that; if none does, go on in a new run from the newest version that can be exported (`isthmus export`, then `isthmus init --from`)",
     then="With the object restored: `… sound`.",
     lost="without a backup: what that commit merged; and in a new run each learner begins at step 0, with new moments, and history "
     "and ledger stay in the old one",
 )
 @row(
     "doctor",
-    "log: commits: fragment …: …: is missing, and its snapshot is there (of use only with the commit, which says what was merged): restore it from a backup, or go on in a new run from "
-    "the newest version that can be exported (`isthmus export`, then `isthmus init --from`) (fragment … can be read up to "
+    "log: commits: fragment …: …: is missing, and its snapshot is there (of use only with the commit, which says what was merged): restore it from a backup; without one, a syncer that still merges this fragment writes a snapshot once it is stopped with SIGTERM, and the run goes on from that; if none does, go on in a new run from the newest version that can be exported (`isthmus export`, then `isthmus init --from`) (fragment … can be read up to "
     "version …)",
     means="The newest commit is gone. The snapshot of its version shows that it existed.",
     do=HEAL,

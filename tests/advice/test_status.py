@@ -198,8 +198,8 @@ async def test_the_command_for_a_syncer_has_the_quorum_of_the_one_before(folder:
 
 @row(
     "status",
-    "isthmus status: no run at …: check the URL; if there was one, bring it back (is a mount or a disk lost? its processes' "
-    "logs say), and create no other there",
+    "isthmus status: no run at …: check the URL. If there was one, bring it back (is a mount or a disk lost? its processes' "
+    "logs say): one that is created in its place is another run",
     means="The folder or the bucket is there and has no run. Other commands say the same. While its mount is lost, learners train "
     "on, and say `… is gone: was a mount lost?` in their logs; a run that is created in its place is another one, and they do "
     "not take it for theirs.",
@@ -788,8 +788,7 @@ async def test_a_finished_run_with_commits_missing(folder: Path) -> None:
 
 @row(
     "status",
-    "the log of fragment … is damaged: commits/…: is missing, and version … is there: restore it from a backup, or go on in a "
-    "new run from the newest version that can be exported (`isthmus export`, then `isthmus init --from`) (fragment … can be "
+    "the log of fragment … is damaged: commits/…: is missing, and version … is there: restore it from a backup; without one, a syncer that still merges this fragment writes a snapshot once it is stopped with SIGTERM, and the run goes on from that; if none does, go on in a new run from the newest version that can be exported (`isthmus export`, then `isthmus init --from`) (fragment … can be "
     "read up to version …)",
     means="A commit that was made since the newest snapshot is gone, and later ones are there: no new syncer can start with the "
     "fragment. A syncer that still merges it has the state in memory, and its next snapshot makes the damage a hole.",
@@ -800,8 +799,7 @@ async def test_a_finished_run_with_commits_missing(folder: Path) -> None:
 )
 @row(
     "status",
-    "the log of fragment … is damaged: commits/…: is missing, and its snapshot is there (of use only with the commit, which says what was merged): restore it from a backup, or go on in "
-    "a new run from the newest version that can be exported (`isthmus export`, then `isthmus init --from`) (fragment … can be "
+    "the log of fragment … is damaged: commits/…: is missing, and its snapshot is there (of use only with the commit, which says what was merged): restore it from a backup; without one, a syncer that still merges this fragment writes a snapshot once it is stopped with SIGTERM, and the run goes on from that; if none does, go on in a new run from the newest version that can be exported (`isthmus export`, then `isthmus init --from`) (fragment … can be "
     "read up to version …)",
     means="The newest commit is gone, and the snapshot of its version shows that it existed.",
     do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",

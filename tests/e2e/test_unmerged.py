@@ -111,6 +111,7 @@ def test_rules_are_what_create_takes(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        ({"run": ""}, "the address of the run is empty"),
         ({"run": 7}, r"join\(run=7\): pass a URL or a folder, not an int"),
         ({"bus": 6379}, r"join\(bus=6379\): pass a text, not an int"),
         ({"learner": 3}, r"join\(learner=3\): pass a text, not an int"),

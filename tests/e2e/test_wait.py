@@ -41,7 +41,7 @@ def test_a_syncer_that_was_started_first_serves_the_run_once_it_is_created(
         p.ends(syncer)
         waiting = [m for m in messages(p.said("s")) if "waits for the run" in m]
         assert len(waiting) == 1
-        assert waiting[0].startswith(f"s1 waits for the run: no run at {run}: check the URL; if there was one, ")
+        assert waiting[0].startswith(f"s1 waits for the run: no run at {run}: check the URL. If there was one, ")
 
 
 def test_sigterm_ends_the_waiting(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from isthmus.errors import Denied, IsthmusError, LogCorrupt
 from isthmus.format.records.keys import commit_in, commit_key
 from isthmus.log import Commit, Log, fold
 from isthmus.log.heal import Noting
-from isthmus.log.holes import GOES_ON, HOLE, Holes, ask_heal, ask_to_accept, with_advice
+from isthmus.log.holes import GOES_ON, HOLE, Holes, ask_heal, ask_to_accept, spans, with_advice
 from isthmus.log.log_health import LogState, collects, look, stands
 from isthmus.log.run import Run
 from isthmus.runtime.clock import Runtime, cores
@@ -101,7 +101,7 @@ def _holes(known: Mapping[str, Sequence[int]], accepted: Holes, advice: str) -> 
     if others := sum(map(len, list(known.values())[NAMED_MAX:])):
         has = agreeing(others, "has", "have")
         yield Finding("log: commits", WARNING, f"{counted(others, 'more fragment')} {has} such a hole, too", advice)
-    if holes := [f"{p}/{version}" for p, versions in sorted(accepted.items()) for version in sorted(versions)]:
+    if holes := [f"{p}/{span}" for p, versions in sorted(accepted.items()) for span in spans(versions)]:
         said = f"accepted as lost: {', '.join(holes)}, where the run goes on without them"
         yield Finding("log: holes", NOTE, said, "without --accept-hole the doctor looks for them again")
 

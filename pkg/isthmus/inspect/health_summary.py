@@ -276,7 +276,7 @@ def _of_bursts(status: Status, run: str, exploding: Collection[str]) -> list[Par
             "lower the learning rate or clip gradients",
         )
         for burst in status.bursts
-        if burst.learner not in exploding
+        if burst.learner not in exploding and (burst.learner in status.live or not status.live)
     ][:NAMED_MAX]
 
 

@@ -54,6 +54,7 @@ from isthmus.learner.summary import Summary
 from isthmus.learner.uplink import Uplink
 from isthmus.log import Log
 from isthmus.log.bus_messages import keep_members, verify_batch
+from isthmus.log.holes import ask_heal
 from isthmus.log.membership import Membership
 from isthmus.reasons import Reason
 from isthmus.runtime.clock import Runtime
@@ -207,7 +208,11 @@ class LearnerAgent:
             except Unavailable as error:
                 self._listener.positions[stream], away = START, error
         # Read the log before listing this name's stored updates: the list then has every update that the log merged.
-        await self.downlink.begin()
+        try:
+            await self.downlink.begin()
+        except LogCorrupt as error:
+            asked = "" if error.refused else f"; {ask_heal(self._run.url, signed=self._log.members.signed)}"
+            raise LogCorrupt(error.key, f"{error.detail}{asked}", error.readable, refused=error.refused) from None
         if away is not None:
             if not any(known.version for known in self.downlink.known):
                 raise away  # Nothing was merged in this run yet, so the person who starts it should see the error.

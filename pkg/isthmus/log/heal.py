@@ -32,7 +32,7 @@ from isthmus.format.records.keys import (
 )
 from isthmus.format.records.objects import SCHEMA, CommitHeader, Healed, UpdateHeader, Waited
 from isthmus.log import Commit, Log, fold, merge
-from isthmus.log.holes import GOES_ON, known_beyond, require_chain, require_whole
+from isthmus.log.holes import GOES_ON, known_beyond, last_missing, require_chain, require_whole
 from isthmus.log.listing import all_or
 from isthmus.log.log_health import lacks, require_objects, require_values, restores
 from isthmus.log.merge import State
@@ -69,6 +69,8 @@ class Diagnosis:
     """Why the fragment cannot be healed, or empty."""
     hole: int = 0
     """The version whose commit or value is missing or damaged, and which the run does not need; 0 if there is none."""
+    hole_to: int = 0
+    """The last of the commits that are missing in a row from there on."""
     lacking: str = ""
     """What is missing of a log that can be folded all the same, and what to do; empty if nothing is."""
 
@@ -187,7 +189,8 @@ async def _diagnose(log: Log, p: int) -> Diagnosis:
             lacking = await _lacking(log, p, at.version) or carry.told
         except LogCorrupt as error:
             hole = commit_in(error.key) or version_in(error.key) if GOES_ON in error.detail else 0
-            return Diagnosis(p, at.version, 0.0, hopeless=str(error), hole=hole)
+            to = await last_missing(log, p, hole) if hole else 0
+            return Diagnosis(p, at.version, 0.0, hopeless=str(error), hole=hole, hole_to=to)
         return Diagnosis(p, at.version, at.last[-1].header.written_at if at.last else 0.0, lacking=lacking)
     except LogCorrupt as error:
         if error.refused:

@@ -43,8 +43,9 @@ GOES_ON = "restore it from a backup: `isthmus replay` needs it, and a learner wi
 """The advice for such an object."""
 
 IN_A_NEW_RUN = (
-    "restore it from a backup, or go on in a new run from the newest version that can be exported (`isthmus export`, "
-    "then `isthmus init --from`)"
+    "restore it from a backup; without one, a syncer that still merges this fragment writes a snapshot once it is "
+    "stopped with SIGTERM, and the run goes on from that; if none does, go on in a new run from the newest version "
+    "that can be exported (`isthmus export`, then `isthmus init --from`)"
 )
 
 
@@ -64,8 +65,29 @@ def damage(of: Collection[int], why: str) -> str:
 
 def accept_flag(holes: Holes) -> str:
     """Return the flag, after a space, by which commands accept these holes; empty if there are none."""
-    words = [f"{p}/{version}" for p, versions in sorted(holes.items()) for version in sorted(versions)]
+    words = [f"{p}/{span}" for p, versions in sorted(holes.items()) for span in spans(versions)]
     return f" --accept-hole {' '.join(words)}" if words else ""
+
+
+def spans(versions: Iterable[int]) -> list[str]:
+    """Return versions as text, those in a row together: `3`, `5-8`."""
+    found = list[list[int]]()
+    for version in sorted(versions):
+        if found and version == found[-1][1] + 1:
+            found[-1][1] = version
+        else:
+            found.append([version, version])
+    return [str(first) if first == last else f"{first}-{last}" for first, last in found]
+
+
+async def last_missing(log: Log, fragment: int, version: int) -> int:
+    """Return the last of the commits that are missing in a row from `version` on, by the listing; `version` itself if
+    its commit is there. Raises `Unavailable`."""
+    try:
+        there = [commit_in(entry.key) for entry in await log.store.list(commits_prefix(fragment))]
+    except Denied:
+        return version
+    return min((v - 1 for v in there if v > version), default=version) if version not in there else version
 
 
 def ask_heal(url: str, *, signed: bool) -> str:

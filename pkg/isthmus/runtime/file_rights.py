@@ -29,6 +29,12 @@ def why_denied(paths: Iterable[str], needs: int, *, writing: bool, place: Path |
                         f"{shlex.quote(str(mount))}` allows it"
                     )
                 there = os.stat(at)
+                if verb.startswith("write") and _owner_may_write(there):
+                    return (
+                        f"user {_name(os.geteuid())} may not {verb} {at}, though owner and mode allow it: if `lsattr "
+                        f"-d {at}` shows an i, `sudo chattr -i {at}` allows it; else see the options of the mount, and "
+                        "SELinux or AppArmor"
+                    )
                 return (
                     f"user {_name(os.geteuid())} may not {verb} {at}, which is {_name(there.st_uid)}'s and has mode "
                     f"{stat.filemode(there.st_mode)}: `{_command(at, verb, there.st_uid, place)}` allows it"
@@ -36,6 +42,11 @@ def why_denied(paths: Iterable[str], needs: int, *, writing: bool, place: Path |
     except OSError:  # another process deletes or moves what is looked at
         pass
     return ""
+
+
+def _owner_may_write(there: os.stat_result) -> bool:
+    user = os.geteuid()
+    return user == 0 or (there.st_uid == user and bool(there.st_mode & stat.S_IWUSR))
 
 
 def _mount_of(path: Path) -> tuple[Path, bool]:

@@ -59,8 +59,6 @@ class Place:
             # urllib's own message may quote the password.
             hint = "characters such as / [ # @ in a password are written %2F %5B %23 %40"
             raise InputError(f"{redacted(url)}: this URL cannot be read ({hint})") from error.__cause__
-        if not url.strip():
-            raise InputError("the address is empty: is a variable not set that should have it?")
         if typed := _NO_COLON.match(url):
             raise InputError(
                 f"{redacted(url)}: the colon is missing: write {typed[1]}://… (./{typed[1]}/… for a folder)"

@@ -46,6 +46,8 @@ async def open_store(url: str, runtime: Runtime, *, make: bool = False) -> Async
     the same as `s3://`. Raises `InputError` for a URL of another kind. Without `make`, nothing is contacted before the
     first request.
     """
+    if not url.strip():
+        raise InputError("the address of the run is empty: is a variable not set that should have it?")
     place = Place.of(url)
     if make and place.in_bucket:
         await make_bucket(place, runtime)

@@ -9,13 +9,16 @@ from isthmus.agent.ports import open_log
 from isthmus.format.rules import MemberRole
 from isthmus.log import Commit, heal
 from isthmus.log.heal import Diagnosis
-from isthmus.log.holes import GOES_ON, HOLE, damage
+from isthmus.log.holes import GOES_ON, HOLE, damage, spans
 from isthmus.log.log_health import NEWEST
 from isthmus.log.membership import require_may
 from isthmus.wording import counted, fragments, key_flag
 from isthmus_services.output import report
 from isthmus_services.output.progress import progress
 from isthmus_services.settings import declared, shared
+
+MANY = 3
+"""So many commits in a row are not lost one by one."""
 
 FRESH_S = 120.0
 """Seconds. If the newest commit is younger, a running syncer may still hold the state that cannot be folded."""
@@ -31,7 +34,15 @@ def run(settings: declared.Heal) -> int:
             hopeless.setdefault(diagnosis.hopeless, []).append(diagnosis.fragment)
     for why, of in hopeless.items():
         print(damage(of, why) if GOES_ON in why else f"{fragments(of)} cannot be healed: {why}")
-    if holes := " ".join(f"{d.fragment}/{d.hole}" for d in found if d.holed):
+    if holes := " ".join(
+        f"{d.fragment}/{span}" for d in found if d.holed for span in spans(range(d.hole, d.hole_to + 1))
+    ):
+        many = max(d.hole_to - d.hole + 1 for d in found if d.holed)
+        if many > MANY:
+            print(
+                f"up to {many} commits in a row are missing in a fragment: as after the store was set back to an older "
+                "copy while syncers went on, or after a folder was lost. A newer backup may have them"
+            )
         print(
             "nothing has to be mended there, and --apply does nothing: the run goes on. Without a backup, isthmus "
             f"status {settings.run} --accept-hole {holes} reports it no more, nor does isthmus board {settings.run} "

@@ -59,14 +59,20 @@ class AcceptingHoles:
     ] = None
 
 
+HOLES_MOST = 1_000_000
+"""The most versions that one word accepts as lost."""
+
+
 def holes_in(settings: AcceptingHoles) -> dict[int, frozenset[int]]:
-    """Return the accepted versions by fragment. Raises `InputError` for a word that is not FRAGMENT/VERSION."""
+    """Return the accepted versions by fragment. Raises `InputError` for a word that names none."""
     found = dict[int, frozenset[int]]()
     for word in settings.accept_hole or ():
-        if not re.fullmatch(r"[0-9]{1,5}/[0-9]{1,12}", word):
-            raise InputError(f"--accept-hole {word!r}: write FRAGMENT/VERSION, as in 1/10")
-        p, version = map(int, word.split("/"))
-        found[p] = found.get(p, frozenset()) | {version}
+        if not (named := re.fullmatch(r"([0-9]{1,5})/([0-9]{1,12})(?:-([0-9]{1,12}))?", word)):
+            raise InputError(f"--accept-hole {word!r}: write FRAGMENT/VERSION, as in 1/10, or FRAGMENT/FIRST-LAST")
+        p, first, last = int(named[1]), int(named[2]), int(named[3] or named[2])
+        if not first <= last <= first + HOLES_MOST:
+            raise InputError(f"--accept-hole {word!r}: write FIRST-LAST, at most {HOLES_MOST:,} versions")
+        found[p] = found.get(p, frozenset()) | set(range(first, last + 1))
     return found
 
 
