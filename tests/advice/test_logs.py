@@ -18,12 +18,13 @@ from advice.followed import advises, commands_in, isthmus, mine
 from advice.rows import row
 from advice.test_status import FEW, training, well
 from e2e.test_processes import processes, wait_for
+from integration.test_learner_warnings import Away
 from isthmus.agent.health import STOOD_S
 from isthmus.errors import Fenced, LogCorrupt
-from isthmus.format.rules import CHECKPOINTS_KEPT, Rules
+from isthmus.format.rules import CHECKPOINTS_KEPT, Pace, Rules
 from isthmus_services.main import main
 from isthmus_services.processes import isthmus_command
-from support.world import NumpyReplica, serving, train, until, world
+from support.world import NumpyReplica, in_virtual_time, seed_of, serving, train, until, world
 
 RULES = Rules(fragments=2, sync_every=4)
 
@@ -248,3 +249,57 @@ def test_a_process_that_was_stopped(folder: Path, tmp_path: Path) -> None:
 def newer(folder: Path) -> list[Path]:
     """Return the files of versions after 1."""
     return [path for path in folder.rglob("*") if path.is_file() and int(path.name[:12]) > 1]
+
+
+@row(
+    "log",
+    "…: no syncer is heard (for … s): training goes on, but its updates are not merged meanwhile; if one runs, use its bus (--bus, "
+    "ISTHMUS_BUS, join(bus=…)); else start one: isthmus syncer …",
+    means="A learner hears no syncer on its bus. It says so after ten seconds, and then ever less often. In brackets at the end it asks "
+    "for the address of a run in which nothing was ever merged.",
+    like="`…, but the run goes on`: syncers commit, and have another bus.",
+    do="else start one: isthmus syncer …",
+    then="`…: no syncer is heard: over`",
+    lost="nothing yet; after a long time, what its next update holds counts for a part only",
+)
+@row(
+    "log",
+    "…: the store does not answer (for … s): …; check that … is reachable",
+    means="A learner's or a syncer's log: its requests get no answer. A learner trains on; a syncer leaves its fragments to others.",
+    like="`requests that worked before are refused`: the store answers, and a permission or a credential is gone.",
+    do="check that … is reachable",
+    then="`…: the store does not answer: over`, and all goes on by itself.",
+    lost="nothing: what was trained meanwhile is sent afterwards",
+)
+@row(
+    "log",
+    "updates/… cannot be uploaded for now: …",
+    means="A learner's log: one upload failed, for the reason at its end. Its work is in the next one.",
+    do="nothing, unless it goes on: a line with `the store does not answer` then says since when",
+    then="No such line comes any more.",
+)
+@in_virtual_time
+async def test_first_no_syncer_and_then_no_store(caplog: pytest.LogCaptureFixture) -> None:
+    silence, store, upload = mine(test_first_no_syncer_and_then_no_store)
+    caplog.set_level(logging.INFO)
+    pace = Pace(heartbeat_s=0.5, silence_s=2.0)
+    async with world(Path(), seed_of(Rules(fragments=1, sync_every=4), pace)) as whole:
+        away = Away(whole)
+        async with away.process() as its, away.process() as hers:
+            back = asyncio.Event()
+            task = asyncio.ensure_future(train(hers.learner("us-1"), 8, step_s=0.25, enough=back.is_set))
+            await asyncio.sleep(15.0)
+            assert silence.is_in(caplog.text)
+            async with serving(its.syncer("s1")) as syncer:
+                await until(lambda: syncer.coordinators[0].head >= 3, "it is merged")
+                assert "us-1: no syncer is heard: over" in caplog.text
+                away.now = True
+                await asyncio.sleep(15.0)
+                away.now = False
+                head = syncer.coordinators[0].head
+                await until(lambda: syncer.coordinators[0].head >= head + 3, "it is merged again")
+                await until(lambda: caplog.text.count("the store does not answer: over") == 2, "both say so")
+                back.set()
+                await task
+    for here in (store, upload):
+        assert here.is_in(caplog.text), here.said
