@@ -71,6 +71,7 @@ PLAIN = {
         "ledger of …: … tokens processed…",
         ", participation … and … updates merged…",
         "; not among these, since not heard here: …",
+        "… commits…; learners, tokens and bytes are not known without the bus",
         "… commits, … of … learners here…, … tokens: …, as heard … MB up, … MB down, … MB of checkpoints…",
     },
     "replay": {

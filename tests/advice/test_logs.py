@@ -303,3 +303,25 @@ async def test_first_no_syncer_and_then_no_store(caplog: pytest.LogCaptureFixtur
                 await task
     for here in (store, upload):
         assert here.is_in(caplog.text), here.said
+
+
+@row(
+    "log",
+    "another syncer is named … too: each takes the other's messages for its own, and both merge all fragments; start one of them again with "
+    "another --name",
+    means="Two syncers were started with the same --name. Status shows one. Both merge every fragment, and of each commit one of them has "
+    "worked for nothing.",
+    do="start one of them again with another --name",
+    then="`isthmus status` lists both, and each holds a part of the fragments.",
+)
+async def test_two_syncers_of_one_name(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_two_syncers_of_one_name)
+    async with world(folder, FEW) as w, serving(w.syncer("s1")):
+        await asyncio.sleep(4 * w.run.pace.heartbeat_s)
+        assert "another syncer" not in caplog.text
+        async with serving(w.syncer("s1")):
+            await until(lambda: here.is_in(caplog.text), "it is said")
+        caplog.clear()
+        async with serving(w.syncer("s2")), training(w.learner("a")):
+            assert (await well(w)).startswith("1 of 1")
+        assert "another syncer" not in caplog.text

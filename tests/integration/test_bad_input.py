@@ -364,3 +364,13 @@ def test_a_store_without_conditional_put_is_refused(refused: Refusals) -> None:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_a_mistyped_folder_names_the_run_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", str(tmp_path / "mine")]) == 0
+    for name, meant in (("mien", "mine"), ("mine2", "mine"), ("yours", "")):
+        capsys.readouterr()
+        assert main(["status", str(tmp_path / name)]) == 2
+        said = capsys.readouterr().err
+        assert (f"no run here; did you mean {tmp_path / meant}?" in said) == bool(meant), said
+        assert not (tmp_path / name).exists()

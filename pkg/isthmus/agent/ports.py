@@ -8,10 +8,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from isthmus.bus import Bus, open_bus
 from isthmus.errors import BucketMissing, IsthmusError, RunMissing, Unavailable
-from isthmus.format.records.keys import snapshots_prefix
+from isthmus.format.records.keys import RUN_KEY, snapshots_prefix
 from isthmus.format.records.messages import SYNCER_STREAM
 from isthmus.log import Log
 from isthmus.log.run import Run, read_run, run_below
@@ -32,6 +33,9 @@ LOOK_S = 2.0
 SAY_S = 300.0
 """Time between two messages that the run or bus is still missing [s]."""
 
+LIKE = 0.75
+"""How like a name of another one has to be to be meant, by `difflib`."""
+
 Find = Callable[[EdgeStore], Awaitable[Run]]
 """Finds the run at a store, or creates one there."""
 
@@ -49,13 +53,26 @@ class Ports:
 async def known_run(store: EdgeStore, trust: Trust = TRUSTING) -> Run:
     """Return the run at this store, or raise within seconds that it cannot be read.
 
-    Raises what `read_run` does. `RunMissing` also names a run in the folder `run` below this place, if there is one.
+    Raises what `read_run` does. `RunMissing` also names a run in the folder `run` below this place, or one in a folder
+    beside it whose name is much like it, if there is one.
     """
     try:
         return await read_run(store.at_start, trust.require)
     except RunMissing as missing:
-        near = "" if missing.beside else await run_below(store.at_start)
+        near = "" if missing.beside else await run_below(store.at_start) or _run_like(store.url)
         raise RunMissing(store.url, near, beside=missing.beside, pinned=trust.run_digest) from None
+
+
+def _run_like(url: str) -> str:
+    """Return the run in the folder beside this one whose name is most like it; empty if none is, and in a bucket."""
+    folder = Place.of(url).folder
+    if folder is None:
+        return ""
+    try:
+        beside = [entry.name for entry in folder.parent.iterdir() if (entry / RUN_KEY).is_file()]
+    except OSError:
+        return ""
+    return "".join(str(folder.parent / name) for name in get_close_matches(folder.name, beside, 1, LIKE))
 
 
 @asynccontextmanager

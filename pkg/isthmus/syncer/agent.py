@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections import deque
 from functools import partial
 
 from isthmus.agent.health import Vitals
 from isthmus.agent.tolerance import Tolerance, TolerantBus, TolerantStore
-from isthmus.agent.trouble import Connectivity, TroubleLog
+from isthmus.agent.trouble import REMIND_S, Connectivity, TroubleLog
 from isthmus.bus import Bus
 from isthmus.bus.base import BusItem
 from isthmus.bus.endpoints import Listener, Speaker
@@ -100,6 +101,9 @@ HUNG_S = 10.0
 MEANWHILE = "it leaves its fragments to other syncers, merges nothing, and goes on by itself once that is over"
 """What a syncer does during an outage, for the log."""
 
+OWN_BEATS = 64
+"""Own heartbeats that a syncer remembers, to tell them from those of another one of its name."""
+
 RECOVERIES_MAX = 8
 """Fragments whose commits are read at once at start."""
 
@@ -126,6 +130,7 @@ class Syncer:
         self._came_at: dict[int, float] = {}
         """Since when this syncer has been assigned each fragment whose state it lacks."""
         self._echoed_at = math.inf
+        self._own_beats, self._twin_said_at = deque[str](maxlen=OWN_BEATS), -math.inf
         """When a message of this syncer was last heard back from the bus; before the first, when listening began."""
         self.held: set[int] = set()
         """The fragments of which this syncer opens rounds as soon as it has their state."""
@@ -326,6 +331,8 @@ class Syncer:
     def _from_syncer(self, message: FromSyncer, old: bool) -> None:
         if message.syncer == self.name and not old:
             self._echoed_at = self._runtime.now()
+            if isinstance(message, Alive) and not message.stopping and message.id not in self._own_beats:
+                self._note_twin()
         if isinstance(message, Alive) and not old:
             if message.stopping:
                 self._holders.left(message.syncer)
@@ -415,9 +422,22 @@ class Syncer:
 
     # --- saying -------------------------------------------------------------------------------------------------------
 
+    def _note_twin(self) -> None:
+        """Log, once in a while, that another syncer has this one's name: neither sees the other then."""
+        now = self._runtime.now()
+        if now >= self._twin_said_at + REMIND_S:
+            self._twin_said_at = now
+            logger.warning(
+                "another syncer is named %s too: each takes the other's messages for its own, and both merge all "
+                "fragments; start one of them again with another --name",
+                self.name,
+            )
+
     async def _beat(self) -> None:
         while True:
-            self._speaker.say(self._alive())
+            alive = self._alive()
+            self._own_beats.append(alive.id)
+            self._speaker.say(alive)
             self._trouble_log.look(self._runtime.now(), self._connectivity.troubles())
             self.vitals.lag_s_max = 0.0
             await asyncio.sleep(self._holders.beat_s * self._runtime.random.uniform(0.8, 1.0))

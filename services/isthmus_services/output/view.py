@@ -251,6 +251,8 @@ def totals(status: Status) -> str:
     expelled = f" (and {gone} expelled)" if gone else ""
     lacks = f"; not among these, since not heard here: {listed(status.unheard_merged, 3)}"
     unheard = lacks if status.unheard_merged and not status.bus_error else ""
+    if status.bus_error and not status.hearing.learners:
+        return f"{status.commits} commits{of}; learners, tokens and bytes are not known without the bus"
     return (
         f"{status.commits} commits, {here} of {len(status.taking_part)} learners here{expelled}{of}, "
         f"{tokens.processed:,.0f} tokens: {shares}, as heard {whole.up / 1e6:.1f} MB up, "
