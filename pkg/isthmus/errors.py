@@ -50,9 +50,10 @@ OWN_MODEL = "for a model of your own, add --model PACKAGE.MODULE:FUNCTION, or ca
 class RunMissing(InputError):
     """There is no run at this place."""
 
-    def __init__(self, url: str, near: str = "", *, beside: str = "", pinned: str = "") -> None:
-        """`near`: the URL of a run close by, which may be meant. `beside`: a prefix with objects of a run whose run
-        object is gone. `pinned`: the digest that the run must have. Each is empty if there is none."""
+    def __init__(self, url: str, near: str = "", *, beside: str = "", pinned: str = "", like: str = "") -> None:
+        """`near`: the URL of a run below this place, which may be meant, and around which none is created. `beside`: a
+        prefix with objects of a run whose run object is gone. `pinned`: the digest that the run must have. `like`: a
+        run with a similar name. Each is empty if there is none."""
         if beside:
             said = (
                 f"the run object {url}/run is gone, and {beside} lie beside it (processes that run go on, and none "
@@ -66,9 +67,10 @@ class RunMissing(InputError):
                 f"it is right, restore {url}/run from a backup"
             )
         else:
+            meant = f" (did you mean {like}?)" if like else ""
             said = (
-                f"no run at {url}: check the URL. If there was one, bring it back (is a mount or a disk lost? its "
-                "processes' logs say): one that is created in its place is another run. If there never was one, "
+                f"no run at {url}{meant}: check the URL. If there was one, bring it back (is a mount or a disk lost? "
+                "its processes' logs say): one that is created in its place is another run. If there never was one, "
                 f"`isthmus init {url}` creates a run of the built-in model; {OWN_MODEL}; a syncer waits for a run with "
                 "--wait"
             )

@@ -5,6 +5,7 @@ unit/test_patience.py shows in virtual time that this error comes soon.
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -372,5 +373,7 @@ def test_a_mistyped_folder_names_the_run_beside_it(tmp_path: Path, capsys: pytes
         capsys.readouterr()
         assert main(["status", str(tmp_path / name)]) == 2
         said = capsys.readouterr().err
-        assert (f"no run here; did you mean {tmp_path / meant}?" in said) == bool(meant), said
+        assert (f"no run at {tmp_path / name} (did you mean {tmp_path / meant}?): check" in said) == bool(meant), said
         assert not (tmp_path / name).exists()
+        assert main(["init", str(tmp_path / name)]) == 0, "a like name is a name"
+        shutil.rmtree(tmp_path / name)

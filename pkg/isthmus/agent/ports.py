@@ -59,8 +59,9 @@ async def known_run(store: EdgeStore, trust: Trust = TRUSTING) -> Run:
     try:
         return await read_run(store.at_start, trust.require)
     except RunMissing as missing:
-        near = "" if missing.beside else await run_below(store.at_start) or _run_like(store.url)
-        raise RunMissing(store.url, near, beside=missing.beside, pinned=trust.run_digest) from None
+        near = "" if missing.beside else await run_below(store.at_start)
+        like = _run_like(store.url)
+        raise RunMissing(store.url, near, beside=missing.beside, pinned=trust.run_digest, like=like) from None
 
 
 def _run_like(url: str) -> str:
