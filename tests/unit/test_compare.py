@@ -502,6 +502,30 @@ def test_the_tables_of_three_seeds_have_the_recorded_losses(experiment: str) -> 
         assert f"{loss['mean']:.3f} ± {loss['deviation']:.3f}" in page, name
 
 
+def test_the_gaps_that_pages_name_are_those_of_the_recorded_losses() -> None:
+    recorded = json.loads((RESULTS / "parity.json").read_text())["summary"]
+
+    def loss(learners: int, what: str) -> float:
+        (found,) = {
+            figures["val_loss"]["mean"]
+            for name, figures in recorded.items()
+            if name.startswith(f"M = {learners}: {what}, inner rate ")
+        }
+        return float(found)
+
+    def gaps(what: str) -> list[float]:
+        return [loss(m, what) - loss(m, "data parallel") for m in (2, 4, 8, 16)]
+
+    iso, rda = gaps("iso by default"), gaps("RDA")
+    answers, tried = ((RESULTS.parent / name).read_text() for name in ("experiments.md", "tried.md"))
+    in_words = "gap −{:.2f}, −{:.2f}, −{:.2f} and +{:.2f} for 2, 4, 8 and 16 learners".format(*map(abs, iso))
+    assert in_words in answers
+    assert [gap > 0.0 for gap in iso] == [False, False, False, True]
+    assert "gap {:.2f}, {:.2f}, {:.2f} and {:.2f} for 2, 4, 8 and 16 learners".format(*rda) in answers
+    assert "{:.2f}, {:.2f}, {:.2f} and {:.2f} nats".format(*rda) in tried
+    assert f"{-iso[0]:.2f} and {-iso[1]:.2f} nats below it with 2 and 4,\nand {iso[3]:.2f} above it with 16" in tried
+
+
 def test_the_table_of_adapters_has_the_best_of_the_recorded_rates() -> None:
     page = (RESULTS.parent / "experiments" / "merging.md").read_text()
     recorded = json.loads((RESULTS / "adapters.json").read_text())["summary"]

@@ -36,12 +36,14 @@ def test_the_summary_says_what_became_of_the_tokens(
     tokens = {"processed": 1000, "merged": 600, "overwritten": 50, "late": 0, "rejected": 0, "lost": 1}
     found |= {"ledger": tokens | {"pending": pending}, "rejections": {}}
     found |= {"updates_clipped": 5, "clips": {"weight": 4, "norm": 2}, "kills_by_kind": {"learner": 1, "syncer": 0}}
+    found["tokens_trained_again"] = 64
     report.show(found | {"settings": {"steps": 1, "kill_every": 5}}, Console(width=120))
     cells = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
     shown = {cell[1].strip(): cell[2].strip() for cell in cells}
     assert shown["tokens processed"] == "1,000"
     assert (shown["tokens merged"], shown["tokens lost"]) == ("600 (60.0%)", "1 (0.1%)")
     assert shown["tokens pending"] == said
+    assert shown["tokens trained again"] == "64 (of those processed, after kills)"
     assert shown["kills (recovered)"] == "1 (1)"
     assert shown["updates clipped"] == "5 updates: norm 2, weight 4 (an update may have several reasons)"
 

@@ -509,7 +509,10 @@ def _checkpoints(seconds: float) -> str:
     least = RARER_MAX * CHECKPOINT_S
     default = f"the default of {CHECKPOINT_S:g} s comes to the same on this uplink"
     if seconds > least:
-        default = f"by default it takes one at least every {least:g} s, which loads its uplink more than planned"
+        default = (
+            f"by default it takes one a minute where its uplink carries that, and one at least every {least:g} s, "
+            "which loads its uplink more than planned"
+        )
     return f"pass each learner --checkpoint {seconds:.0f} (checkpoint_s={seconds:.0f} of isthmus.join): {default}"
 
 

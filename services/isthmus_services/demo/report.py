@@ -97,6 +97,8 @@ def show(report: dict[str, object], console: Console) -> None:
         share = f"{ledger[part] / max(ledger['processed'], 1):.1%}"
         last = ": each learner's last steps, not in the model" if part == "pending" and ledger[part] else ""
         table.add_row(f"tokens {part}", f"{ledger[part]:,} ({share}{last})")
+    if again := report.get("tokens_trained_again"):
+        table.add_row("tokens trained again", f"{again:,} (of those processed, after kills)")
     table.add_row("commits", f"{number('commits'):,.0f}")
     table.add_row("participation", f"{number('participation'):.1%}")
     table.add_row("updates merged", f"{number('updates_merged'):,.0f}")
