@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from advice.doctors import ACCEPT
 from advice.followed import advises, command_in, commands_in, isthmus, mine, says
 from advice.rows import A_GAP, Row, pattern, row
 from advice.test_alerts import Deaf
@@ -180,7 +181,7 @@ async def test_a_fragment_behind_a_hole_is_not_called_stuck(folder: Path, monkey
     "… has a hole in its history (the run goes on): …",
     means="A commit or a value from before the newest snapshot is missing or damaged, as `isthmus status` says it. The board "
     "looks once a minute, also for damage of what it has read before.",
-    do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",
+    do=ACCEPT,
     then="With the object restored from a backup, the warning goes away within a minute or two.",
     lost="without a backup: the proof of the versions before the snapshot, and nothing of the model",
 )

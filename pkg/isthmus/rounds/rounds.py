@@ -579,9 +579,11 @@ class Rounds:
     def _is_of_before(self, pointer: Pointer) -> bool:
         """Return whether an update on the newest version was captured before the last outage was over.
 
-        An old message waited to be read, for how long is not known.
+        An old message waited to be read, for how long is not known. At a start it counts as it stands: whoever sent it
+        may be gone, and what it says of its steps is all that the end of its round would rest on.
         """
-        return pointer.base == self.head and (pointer.old or pointer.boundary_at < self._live.back_at)
+        of_before = pointer.boundary_at < self._live.back_at or (pointer.old and self._live.back_at > -math.inf)
+        return pointer.base == self.head and of_before
 
     def _leave_line(self) -> None:
         self._in_line, self._due_at = False, math.inf

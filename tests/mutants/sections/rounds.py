@@ -104,8 +104,8 @@ MUTANTS = [
         row("an-outage-outdates-what-comes-only", "if self._is_of_before(pointer)}", "if False}"),
         row(
             "an-outage-outdates-old-bases",
-            "return pointer.base == self.head and (pointer.old",
-            "return (pointer.old",
+            "return pointer.base == self.head and of_before",
+            "return of_before",
         ),
         row(
             "anything-there-is-accepted",
@@ -179,7 +179,7 @@ MUTANTS = [
     *of(
         "rounds/rounds.py",
         "tests/integration/test_stood_still.py tests/simulation/test_outages.py",
-        row("what-waited-is-new", "(pointer.old or pointer.boundary_at", "(pointer.boundary_at"),
+        row("what-waited-is-new", "(pointer.old and self._live.back_at > -math.inf)", "False"),
         row("no-round-is-overtaken", "self.round.opened_at < self._live.back_at", "False"),
         row(
             "what-was-fetched-before-is-taken",
