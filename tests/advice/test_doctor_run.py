@@ -308,7 +308,7 @@ def test_an_unsigned_run_elsewhere(doctor: Doctor, keys: Keys, redis: Server, fo
 
 
 @row(
-    "doctor", "run: bus: nothing was committed yet, and no syncer is heard here: nobody can tell whether this is its bus",
+    "doctor", "run: bus: nothing was committed yet, and no syncer is heard here: this may be the bus of its syncers, or another one",
     means="A new run: whether this is the bus of its syncers shows once one runs.",
     like="A wrong bus, while a syncer runs on another one and no learner has reached it.",
     do="start a syncer; or, if one runs, give --bus the URL that it has: redis://…; store: for the run's own store; or, for the "

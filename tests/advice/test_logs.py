@@ -269,7 +269,7 @@ def newer(folder: Path) -> list[Path]:
     like="`requests that worked before are refused`: the store answers, and a permission or a credential is gone.",
     do="check that … is reachable",
     then="`…: the store does not answer: over`, and all goes on by itself.",
-    lost="nothing: what was trained meanwhile is sent afterwards",
+    lost="nothing: learners send afterwards what they trained meanwhile",
 )
 @row(
     "log",

@@ -120,6 +120,8 @@ def test_rules_are_what_create_takes(folder: Path) -> None:
         ({"steps": 3.5}, r"join\(steps=3.5\): pass a whole number, not a float"),
         ({"warmup_steps": True}, r"join\(warmup_steps=True\): pass a whole number, not a bool"),
         ({"pace": {}}, r"join\(pace\): pass an isthmus.Pace, not a dict"),
+        ({"state": object()}, r"join\(state\): pass a mapping by names of your own, such as .*, not an object"),
+        ({"create": isthmus.Rules}, r"join\(create=Rules\): pass isthmus.Rules.suited, or rules"),
         ({"model": {}}, r"join\(model\): pass the module itself, not a dict"),
         ({"optimizer": torch.optim.SGD}, r"join\(optimizer\): pass an optimizer of the model's parameters, not a type"),
     ],

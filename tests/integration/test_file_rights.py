@@ -16,6 +16,7 @@ from advice.test_doctor_store import as_user
 from isthmus.bus import open_bus
 from isthmus.errors import Denied
 from isthmus.runtime.clock import single_threaded
+from isthmus.runtime.file_rights import why_denied
 from isthmus.store.files import FileStore
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
@@ -139,3 +140,13 @@ def test_the_folder_of_a_bus_is_made_for_the_user(above: Path) -> None:
         again()
     mends(str(refused.value), "write in", above, "sudo install -d -o")
     again()
+
+
+def test_a_folder_that_is_immutable_is_not_said_to_lack_a_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After chattr +i owner and mode still allow writing, and no chmod helps."""
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, needs, **more: not needs & os.W_OK and may(path, needs, **more))
+    said = why_denied([str(tmp_path / "object")], os.R_OK, writing=True)
+    assert f"may not write in {tmp_path}, though owner and mode allow it" in said
+    assert f"`sudo chattr -i {tmp_path}` allows it" in said
+    assert "chmod" not in said

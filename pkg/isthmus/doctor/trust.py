@@ -162,7 +162,7 @@ def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
 async def _is_of_run(
     log: Log, bus: Bus, runtime: Runtime, role: RoleKind = RoleKind.OPERATOR, *, full: bool = False
 ) -> Finding | None:
-    """Return the finding about whether this is the bus of the syncers that commit; None if nobody commits any more.
+    """Return the finding about whether this is the bus of the run's syncers; None if the last commit is too old.
 
     If they were heard here and are not any more, they have ended.
     """
@@ -175,7 +175,9 @@ async def _is_of_run(
     async for _ in _said_by_syncers(log, bus, silence_s, runtime, silence_s):
         return Finding(check, OK, "the run's syncers are heard here")
     if never:
-        said = "nothing was committed yet, and no syncer is heard here: nobody can tell whether this is its bus"
+        said = (
+            "nothing was committed yet, and no syncer is heard here: this may be the bus of its syncers, or another one"
+        )
         return Finding(check, NOTE, said, f"start a syncer; or, if one runs, give --bus the URL that it has: {BUSES}")
     stopped: dict[str, bool] = {}
     async for message in _said_by_syncers(log, bus, max(0.0, age_s) + RECENT_S, runtime, 0.0):

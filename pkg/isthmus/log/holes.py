@@ -52,7 +52,7 @@ IN_A_NEW_RUN = (
 def lacking(version: int, known: int) -> str:
     """Return what is wrong with a commit that is missing. `known`: the newest version that has any object."""
     if known == version:
-        return "is missing, and its snapshot is there (of use only with the commit, which says what was merged)"
+        return "is missing, and its snapshot is there (a snapshot is used only together with its commit)"
     return f"is missing, and version {known} is there"
 
 

@@ -70,7 +70,7 @@ def holes_in(settings: AcceptingHoles) -> dict[int, frozenset[int]]:
         if not (named := re.fullmatch(r"([0-9]{1,5})/([0-9]{1,12})(?:-([0-9]{1,12}))?", word)):
             raise InputError(f"--accept-hole {word!r}: write FRAGMENT/VERSION, as in 1/10, or FRAGMENT/FIRST-LAST")
         p, first, last = int(named[1]), int(named[2]), int(named[3] or named[2])
-        if not first <= last <= first + HOLES_MOST:
+        if not first <= last < first + HOLES_MOST:
             raise InputError(f"--accept-hole {word!r}: write FIRST-LAST, at most {HOLES_MOST:,} versions")
         found[p] = found.get(p, frozenset()) | set(range(first, last + 1))
     return found
