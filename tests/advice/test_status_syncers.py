@@ -12,7 +12,7 @@ from advice.doctors import small_run
 from advice.followed import command_in, isthmus, mine, says
 from advice.gate import gate
 from advice.rows import A_GAP, row
-from advice.test_status import FEW, command, said, training, well
+from advice.test_status import FEW, command, said, tells_a_frozen_process, training, well
 from isthmus.format.signing.keys import write_signer
 from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import Server
@@ -25,7 +25,8 @@ from support.world import serving, until, world
     "no syncer is heard; the last commit is of …",
     means="Learners train, syncers merged before, and none is heard now: all were killed or stopped, or are cut off.",
     like="`nothing was ever committed` is said of a run that never had a syncer.",
-    do="start one with: isthmus syncer … --bus …",
+    do="if … lives, ps -o stat= -p PID says T if it is frozen (kill -CONT PID wakes it) and D if it waits for a disk; else start "
+    "one with: isthmus syncer … --bus …",
     then="Within seconds `… of … learners merge`. The new syncer goes on from the newest commit.",
     lost=A_GAP,
 )
@@ -35,6 +36,7 @@ async def test_a_run_whose_syncer_was_killed(folder: Path) -> None:
         async with serving(w.syncer("s1"), killed=True) as syncer:
             await until(lambda: min(k.head for k in syncer.coordinators) >= 2, "it merges")
         line = await said(here, w)
+        tells_a_frozen_process(line)
         async with command(folder.parent, *command_in(line, "syncer")):
             assert (await well(w)).startswith("1 of 1 learners merge")
 

@@ -108,7 +108,8 @@ def test_no_syncer_says_since_when_and_what_to_type() -> None:
     found = of(beat("a"), beat("b"), silent=[alive()])
     assert not found.ok
     assert found.said == (
-        "0 of 2 learners merge; no syncer is heard; the last commit is of 12:04:24; start one with: isthmus syncer "
+        "0 of 2 learners merge; no syncer is heard; the last commit is of 12:04:24; if s lives, ps -o stat= -p PID says T if it is "
+        "frozen (kill -CONT PID wakes it) and D if it waits for a disk; else start one with: isthmus syncer "
         "s3://b/run --bus redis://h"
     )
 

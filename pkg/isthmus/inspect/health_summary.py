@@ -58,6 +58,10 @@ CLOCKS_S = 60.0
 COMMITTED_S = 60.0
 """A commit younger than this many seconds shows that syncers and learners are at work, even if none is heard."""
 
+ALIVE = "on its machine, pgrep -af isthmus (a loop of your own: the name of its script) says whether it lives"
+FROZEN = "ps -o stat= -p PID says T if it is frozen (kill -CONT PID wakes it) and D if it waits for a disk"
+"""What to type beside a process that is silent."""
+
 JOINING = "joined within the last minute"
 PENDING_PERIODS = 3
 """A learner that is done and has pending tokens of more periods than this has sent work that nobody answered."""
@@ -178,18 +182,20 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         )
         # What is lost is to be known before anything is started again.
         return Health(False, sorted([*room, *damage, silence, *strange], key=_urgency))
-    merging = f"{len(judged) - len(troubles)} of {len(known)} learners merge"
     room = _of_room(status, run)
     able = [name for name in status.syncers_live if _serves(status.hearing.syncers[name])]
     # What hinders every merge is the cause of what learners then wait for.
-    hindered = bool(room) or not able or unserved(status).issuperset(range(len(status.heads)))
-    troubled = [part for part in troubles.values() if not (hindered and f"({UNMERGED})" in part.said)]
+    stuck = not able or unserved(status).issuperset(range(len(status.heads)))
+    troubled = [part for part in troubles.values() if not ((room or stuck) and f"({UNMERGED})" in part.said)]
+    merging = f"{0 if stuck else len(judged) - len(troubles)} of {len(known)} learners merge"
     stopped = list[Part]()
     if not status.syncers_live:
         start = syncer(_quorum(status, len(known)))
         merging, stopped = "", [_no_syncer(status, len(known), here, merged_at, last, start, bus)]
     elif not able:
-        stopped.append(Part(f"0 of {len(status.syncers_live)} syncers can serve for now; {last}"))
+        merging = ""
+        nobody = f"0 of {len(known)} learners merge: 0 of {len(status.syncers_live)} syncers can serve for now"
+        stopped.append(Part(f"{nobody}; {last}"))
     unable = sorted(status.syncers_live - set(able))[:NAMED_MAX]
     stopped += [_cannot(status.hearing.syncers[name], status, run, bus) for name in unable]
     waiting = troubled[:NAMED_MAX]
@@ -204,15 +210,10 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
                 f"no messages come from {listed(silent, NAMED_MAX)}: {agreeing(len(silent), 'it was', 'they were')} "
                 f"killed or {agreeing(len(silent), 'is', 'are')} cut off, or {agreeing(len(silent), 'has', 'have')} "
                 f"another bus than {bus}",
-                "pgrep -af isthmus (a loop of your own: the name of its script), on its machine, says whether it lives "
-                f"(of several that were started by . env, grep -lzsx ISTHMUS_LEARNER={silent[0]} /proc/[0-9]*/environ "
-                "finds it). If it does, ps -o stat= -p PID says T if it is frozen (kill -CONT PID wakes it) and D if "
-                "it waits for a disk; else isthmus doctor "
-                f"{run} --role learner --learner {silent[0]}{_key(status, 'learner')} --bus ITS_BUS, there, says "
-                "whether that is the bus of the run's syncers. If not, a learner that is started again under its name "
-                "goes on from its checkpoint (nothing is to be done for "
-                "one that exploded and whose place another name took). --check ends with 1 while one is away if it "
-                f"is told how many there should be: --expect {len(known)}",
+                f"{ALIVE}. If not, start it again under its name: it goes on from its checkpoint. If it does, "
+                f"{FROZEN}; else isthmus doctor {run} --role learner --learner {silent[0]}{_key(status, 'learner')} "
+                "--bus ITS_BUS, there, says whether that is the bus of the run's syncers. --check ends with 1 while "
+                f"one is away with --expect {len(known)}",
             )
         )
     if len(here) < expected:
@@ -297,7 +298,9 @@ def _no_syncer(
             f"start none here: give these learners, and --bus here, the URL that the syncers have ({BUSES}); the "
             "learners go on from their checkpoints",
         )
-    return Part(f"0 of {known} learners merge; no syncer is heard; {last}", f"start one with: {syncer}")
+    before = sorted(status.hearing.syncers)
+    frozen = f"if {before[0]} lives, {FROZEN}; else " if len(before) == 1 else ""
+    return Part(f"0 of {known} learners merge; no syncer is heard; {last}", f"{frozen}start one with: {syncer}")
 
 
 def _quorum(status: Status, known: int) -> str:
