@@ -8,6 +8,7 @@ with the thread that started it, so that none outlives a test or a demo that was
 import argparse
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -222,10 +223,23 @@ def _serves_s3(port: int, *, tls: bool = False) -> bool:
         connection.close()
 
 
+def _before(env: Path, name: str) -> int | None:
+    """Return the port of a server at the last start, from the file of that start; None if it is unknown or taken."""
+    text = env.read_text() if env.exists() else ""
+    found = re.search(rf"^export {name}=\w+://127\.0\.0\.1:(\d+)$", text, re.MULTILINE)
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of before may still be ending
+        return int(found[1]) if found and _bound(s, int(found[1])) else None
+
+
 def main(folder: Path) -> None:
-    """Run both until interrupted. FOLDER/env sets what clients need in their environment: `. FOLDER/env`."""
+    """Run both until interrupted. FOLDER/env sets what clients need in their environment: `. FOLDER/env`.
+
+    Started again in the folder, they have the ports of before, so that runs and shells that know them go on.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with s3_server(folder) as s3, redis_server(folder) as redis:
+    s3_port, redis_port = (_before(folder / "env", name) for name in ("AWS_ENDPOINT_URL", "ISTHMUS_BUS"))
+    with s3_server(folder, port=s3_port) as s3, redis_server(folder, port=redis_port) as redis:
         needed = {**s3.environment, "ISTHMUS_BUS": redis.url}
         written = folder / "env.new"
         written.write_text("".join(f"export {name}={value}\n" for name, value in needed.items()))
