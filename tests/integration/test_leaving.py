@@ -168,6 +168,7 @@ def test_a_second_interrupt_ends_the_wait_at_the_end(tmp_path: Path, slow: dict[
         link.close()
     timer.join()
     assert "no checkpoint of step 1 was stored, its last: a restart goes on after step 0" in caplog.text
+    assert str(link.summary) in caplog.messages
 
 
 # --- a slow store -----------------------------------------------------------------------------------------------------

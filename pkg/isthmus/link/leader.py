@@ -133,5 +133,5 @@ class Leader(Side):
                 self._thread.close(done=done, keep=keep, orderly=well, wait_s=wait_s)
         finally:
             self.loop.close()
-        found = self._thread.agent.summary()
-        logger.log(logging.WARNING if found.stands_out else logging.INFO, "%s", found)
+            found = self._thread.agent.summary()
+            logger.log(logging.WARNING if found.stands_out else logging.INFO, "%s", found)
