@@ -684,10 +684,12 @@ def test_another_arithmetic(doctor: Doctor, folder: Path, monkeypatch: pytest.Mo
     do="if another release created the run, use that one; else restore this object from a backup",
     then="`ok store: run`, with the run's digest",
 )  # fmt: skip
-def test_a_run_object_that_is_damaged(doctor: Doctor, folder: Path) -> None:
+def test_a_run_object_that_is_damaged(doctor: Doctor, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = (Path(small_run(folder)) / "run").read_bytes()
     (folder / "run").write_bytes(kept[: len(kept) // 2])
     doctor.finds(str(folder))
+    assert main(["status", str(folder)]) == 1
+    assert capsys.readouterr().err.count("else restore this object from a backup") == 1
     (folder / "run").write_bytes(kept)
     doctor.finds_no_more(str(folder))
 

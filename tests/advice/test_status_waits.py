@@ -259,6 +259,28 @@ async def test_a_learner_that_trains_what_is_no_number() -> None:
             assert all(np.isfinite(local_array(point.values)).all() for point in checkpoint.points)
 
 
+@row(
+    "status",
+    "… of the tokens of … were rejected, and it has left",
+    means="More than half of what this learner trained was rejected, and it left as one that is done does. While it trained, status "
+    "named it as one that waits for a merge or explodes.",
+    do="its log names the reason; the model has nothing of that work, and is not harmed by it",
+    then="Nothing changes: the sentence, and `--check` ending with 1, say that this run lacks work that was paid for.",
+    lost="that work",
+)
+@in_virtual_time
+async def test_a_learner_that_left_with_most_of_its_work_rejected() -> None:
+    (here,) = mine(test_a_learner_that_left_with_most_of_its_work_rejected)
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")):
+        async with training(w.learner("a")) as a, training(w.learner("b"), math.nan) as b:
+            await asyncio.sleep(5.0)
+            for done in (b, a):
+                done.set()
+        found = await said(here, w)
+        assert "of the tokens of a" not in found
+        assert found.endswith("2 of 2 learners are done; the last commit is of " + found[-8:]), found
+
+
 @in_virtual_time
 async def test_a_learner_whose_updates_are_rejected_as_too_long_explodes_for_as_long_as_it_trains() -> None:
     """Its own heartbeat says that it waits for a merge, now and then: status says one thing all the time."""

@@ -35,7 +35,7 @@ from isthmus.errors import (
 from isthmus.format.permissions import CREATE, LIST
 from isthmus.format.records.keys import LEARNERS, RUN_KEY, commit_key
 from isthmus.log.holes import Holes
-from isthmus.log.run import Run, read_run, run_below
+from isthmus.log.run import UNREADABLE, Run, read_run, run_below
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.urls import Place
 from isthmus.store import EdgeStore, compares_sums, endpoint_of, open_store
@@ -146,8 +146,7 @@ async def examine_open_store(
     except InputError as error:
         yield Finding("store: run", FAILURE, str(error), "install the release of Isthmus that created the run")
     except LogCorrupt as error:
-        more = "if another release created the run, use that one; else restore this object from a backup"
-        yield Finding("store: run", FAILURE, str(error), more)
+        yield Finding("store: run", FAILURE, str(error).removesuffix(f"; {UNREADABLE}"), UNREADABLE)
     except IsthmusError as error:
         refused, away = advice.refused.format(url=store.url), advice.away.format(url=store.url)
         yield Finding("store: run", FAILURE, str(error), what_to_do(error, store.url, refused, away))

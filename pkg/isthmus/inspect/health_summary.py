@@ -63,6 +63,9 @@ FROZEN = "ps -o stat= -p PID says T if it is frozen (kill -CONT PID wakes it) an
 """What to type beside a process that is silent."""
 
 JOINING = "joined within the last minute"
+REJECTED = 0.5
+"""A learner that has left is named if more than this share of its tokens was rejected."""
+
 PENDING_PERIODS = 3
 """A learner that is done and has pending tokens of more periods than this has sent work that nobody answered."""
 
@@ -165,6 +168,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         found = _nobody(status, last, syncer, bus, young=young)
         damage = of_log(status, run)
         ailing = [*_of_losses(status, run), *_of_strangers(strangers, run, members), *_of_manifests(status.turned_away)]
+        ailing += _of_rejected(status, run)
         # Learners that have stopped before their end may have done so because of the damage.
         first = [*found.parts, *damage] if found.ok else [*damage, *found.parts]
         parts = sorted([*first, *_of_unheard(status, bus), *ailing, *_of_bursts(status, run, ())], key=_urgency)
@@ -487,6 +491,28 @@ def _of_losses(status: Status, run: str, exploding: Collection[str] = ()) -> lis
         for name, (lowest, now) in rising(status.losses).items()
         if name not in exploding and name not in left
     ][:NAMED_MAX]
+
+
+def _of_rejected(status: Status, run: str) -> list[Part]:
+    """Return the learners that have left and whose work was mostly rejected, which their leaving does not say."""
+    found = list[Part]()
+    for view in sorted(status.taking_part, key=lambda view: view.name):
+        tally = view.heartbeat.ledger if view.left is not None and view.heartbeat is not None else None
+        if tally is None or tally.rejected <= REJECTED * tally.processed:
+            continue
+        places = [
+            f"{commit.header.fragment}/{commit.version}"
+            for commit in status.recent
+            if any(turned.learner == view.name for turned in commit.header.rejected)
+        ]
+        names = f"isthmus explain {run} {places[-1]} names the reason" if places else "its log names the reason"
+        found.append(
+            Part(
+                f"{tally.rejected / tally.processed:.0%} of the tokens of {view.name} were rejected, and it has left",
+                f"{names}; the model has nothing of that work, and is not harmed by it",
+            )
+        )
+    return found[:NAMED_MAX]
 
 
 def _of_weight(status: Status, run: str) -> list[Part]:

@@ -119,6 +119,10 @@ LAYOUT_MOST = 64 << 20
 """Most bytes of a layout that are read. A tensor takes some 100 bytes."""
 
 
+UNREADABLE = "if another release created the run, use that one; else restore this object from a backup"
+"""What to do about a run object that cannot be read."""
+
+
 def anything(url: str, blob: frame.Blob) -> None:
     """Accept any run object."""
 
@@ -134,14 +138,14 @@ async def read_run(store: Store, require: Require = anything) -> Run:
     except ObjectMissing:
         raise RunMissing(store.url, beside=await _left_in(store)) from None
     except RecordInvalid as error:
-        raise LogCorrupt(f"{store.url}/{RUN_KEY}", f"not a run object of this release: {error}") from None
+        raise LogCorrupt(f"{store.url}/{RUN_KEY}", f"not a run object of this release: {error}; {UNREADABLE}") from None
     require(store.url, blob)
     try:
         header, cut = parsed(blob)
         _require_owner(blob, header)
         layout = _placed(cut)
     except (RecordInvalid, msgspec.ValidationError, ValueError) as error:
-        raise LogCorrupt(f"{store.url}/{RUN_KEY}", f"not a run object of this release: {error}") from None
+        raise LogCorrupt(f"{store.url}/{RUN_KEY}", f"not a run object of this release: {error}; {UNREADABLE}") from None
     if len(layout.fragments) != len(header.snapshots):
         raise LogCorrupt(f"{store.url}/{RUN_KEY}", "fragments and snapshots differ in number")
     if header.arithmetic != kernels.ARITHMETIC:
