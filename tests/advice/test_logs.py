@@ -22,6 +22,7 @@ from integration.test_learner_warnings import Away
 from isthmus.agent.health import STOOD_S
 from isthmus.errors import Fenced, LogCorrupt
 from isthmus.format.rules import CHECKPOINTS_KEPT, Pace, Rules
+from isthmus.link import agent_thread
 from isthmus_services.main import main
 from isthmus_services.processes import isthmus_command
 from support.world import NumpyReplica, in_virtual_time, seed_of, serving, train, until, world
@@ -325,3 +326,39 @@ async def test_two_syncers_of_one_name(folder: Path, caplog: pytest.LogCaptureFi
         async with serving(w.syncer("s2")), training(w.learner("a")):
             assert (await well(w)).startswith("1 of 1")
         assert "another syncer" not in caplog.text
+
+
+@row(
+    "log",
+    "…: no checkpoint of step … was stored, its last: a restart goes on after step …",
+    means="A learner has left, and its last checkpoint did not reach the store in time. Earlier ones may have.",
+    like="A learner without checkpoints on purpose says nothing of this.",
+    do="look whether the store answers and takes writes (isthmus doctor), before the learner is started again",
+    then="The learner that is started again says after which step it goes on.",
+    lost="what it trained after that step and was not merged",
+)
+def test_a_last_checkpoint_that_is_not_stored(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here,) = mine(test_a_last_checkpoint_that_is_not_stored)
+    for name in ("DRAIN_S", "LAST_S", "CLOSE_S", "LEAVE_S"):
+        monkeypatch.setattr(agent_thread, name, 0.1)
+    link = joined_by_hand(folder)
+    away = folder.rename(folder.with_name("away"))
+    link.close(wait=0.0)
+    assert here.is_in(caplog.text)
+    away.rename(folder)
+    again = joined_by_hand(folder)
+    assert again.steps_done == 1, "it trained that step again"
+    again.close(wait=0.0)
+
+
+def joined_by_hand(run: Path) -> isthmus_link.Link:
+    """Return the link of a learner that has trained a step."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    link = isthmus_link.join(str(run), model, optimizer, learner="a", create=RULES)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    link.step(tokens=2)
+    return link

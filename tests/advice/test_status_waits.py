@@ -1,6 +1,7 @@
 """What `isthmus status` says of learners whose updates are not merged, and what comes of its advice, in virtual time."""
 
 import asyncio
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -106,10 +107,21 @@ DOCTOR = "it goes on by itself once that is over; isthmus doctor … --bus … -
     then="It publishes again, and is merged.",
     lost=CUT_OFF,
 )
+@row(
+    "log",
+    "…: requests that worked before are refused (for … s): …; check credentials and policies",
+    means="A learner's or a syncer's log: the store answers, and denies what it allowed before. Credentials have expired, or a policy "
+    "was changed.",
+    do="check credentials and policies",
+    then="With new credentials in their old place: `…: requests that worked before are refused: over`.",
+    lost=CUT_OFF,
+)
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["store", "permission", "bus"])
 @in_virtual_time
 async def test_a_learner_that_is_kept_from_store_or_bus(which: int, caplog: pytest.LogCaptureFixture) -> None:
-    here = mine(test_a_learner_that_is_kept_from_store_or_bus)[which]
+    caplog.set_level(logging.INFO)
+    *status_says, log_says = mine(test_a_learner_that_is_kept_from_store_or_bus)
+    here = status_says[which]
     error = Unavailable("refused") if which == 0 else Denied("403: ExpiredToken")
     fault = Fault(error, "" if which == 0 else "updates/", mended=True)
     async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
@@ -123,6 +135,9 @@ async def test_a_learner_that_is_kept_from_store_or_bus(which: int, caplog: pyte
             await over(here, w)
             await asyncio.sleep(10.0)
     assert "b: no update " not in caplog.text, "another trouble explains it"
+    if which == 1:
+        advises(log_says, caplog.text)
+        assert "b: requests that worked before are refused: over" in caplog.text
 
 
 @row(
@@ -134,10 +149,18 @@ async def test_a_learner_that_is_kept_from_store_or_bus(which: int, caplog: pyte
     then="It stores again, and goes on.",
     lost=A_GAP,
 )
+@row(
+    "log",
+    "… cannot be written for now: …",
+    means="A syncer's log: the store takes no writes, for the reason at the end of the line. The merge waits, and is not made again.",
+    do="nothing, if it passes; else mend what the end of the line says",
+    then="The fragment's next commit is logged.",
+    lost=A_GAP,
+)
 @pytest.mark.parametrize("role", ["learner", "syncer"])
 @in_virtual_time
-async def test_a_store_that_is_read_only(role: str) -> None:
-    (here,) = mine(test_a_store_that_is_read_only)
+async def test_a_store_that_is_read_only(role: str, caplog: pytest.LogCaptureFixture) -> None:
+    here, log_says = mine(test_a_store_that_is_read_only)
     error = Unavailable("/runs/one: [Errno 30] Read-only file system")
     fault = Fault(error, operations=("put", "create", "delete"), mended=True)
     async with world(Path(), FEW) as w:
@@ -148,6 +171,7 @@ async def test_a_store_that_is_read_only(role: str) -> None:
             fault.mended = False
             told = await said(here, w)
             assert "Read-only file system" in told
+            assert log_says.is_in(caplog.text) == (role == "syncer")
             assert ("0 of 1 syncers can serve" in told) == (role == "syncer")
             fault.mended = True
             await over(here, w)
