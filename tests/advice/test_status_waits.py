@@ -288,7 +288,7 @@ async def test_a_learner_that_trains_what_is_no_number() -> None:
     "… of the tokens of … were rejected, and it has left",
     means="More than half of what this learner trained was rejected, and it left as one that is done does. While it trained, status "
     "named it as one that waits for a merge or explodes.",
-    do="its log names the reason; the model has nothing of that work, and is not harmed by it",
+    do="… names the reason; the model has nothing of that work, and is not harmed by it",
     then="Nothing changes: the sentence, and `--check` ending with 1, say that this run lacks work that was paid for.",
     lost="that work",
 )

@@ -505,11 +505,11 @@ def _of_rejected(status: Status, run: str) -> list[Part]:
             for commit in status.recent
             if any(turned.learner == view.name for turned in commit.header.rejected)
         ]
-        names = f"isthmus explain {run} {places[-1]} names the reason" if places else "its log names the reason"
+        where = f"isthmus explain {run} {places[-1]}" if places else "its log"
         found.append(
             Part(
                 f"{tally.rejected / tally.processed:.0%} of the tokens of {view.name} were rejected, and it has left",
-                f"{names}; the model has nothing of that work, and is not harmed by it",
+                f"{where} names the reason; the model has nothing of that work, and is not harmed by it",
             )
         )
     return found[:NAMED_MAX]
