@@ -250,7 +250,9 @@ def test_what_it_says_of_equal_wall_time_is_what_the_lab_measured(
     learners = whole(COMPARED[place]["learners"])
     model = predicted(place)
     for way, said in model.items():
-        measured = learnt(rows, learners, rows[f"{place}: {way}"]["val_loss"])
+        # Data parallel has the rate of its own curve; decoupled training stands beside data parallel at its best rate.
+        loss = rows[f"{place}: {way}"]["val_loss"]
+        measured = lab().steps_for(learners, loss) if way == DECOUPLED else learnt(rows, learners, loss)
         print(place, way, round(said / WALL_S, 3), round(measured / WALL_S, 3))
         assert said / WALL_S == pytest.approx(measured / WALL_S, abs=0.1), way
 
@@ -354,7 +356,7 @@ def test_beyond_what_the_lab_measured_it_says_so(capsys: pytest.CaptureFixture[s
     )
     shown = " ".join(capsys.readouterr().out.split())
     assert "M = 64 is beyond the 16 that were measured" in shown
-    assert "H = 256 is beyond the 96 that were measured (nearest: M = 16, H = 48, 0.37 after 600 steps)" in shown
+    assert "H = 256 is beyond the 96 that were measured (nearest: M = 16, H = 48, 0.29 after 600 steps)" in shown
     rda, iso = lab(MergeRule.RDA), lab(MergeRule.ISO)
     assert (max(rda.costs), max(iso.costs)) == (16, 16)
     (said,) = re.findall(
@@ -385,16 +387,26 @@ def test_the_labs_rows_are_those_of_its_results() -> None:
             assert row.kept == pytest.approx(of["kept"]["mean"], abs=6e-5), row
 
 
-def test_isotropic_rows_stand_beside_data_parallel_at_its_best_rate() -> None:
-    """The data-parallel runs have the seeds and the length of the isotropic runs."""
-    for row in (*lab("iso").decoupled, *lab("iso").long):
-        assert row.seeds == (3 if row.steps == 600 else 1)
-        beside = "parity" if row.steps == 600 else "longer"
-        summary = json.loads((RESULTS / f"{beside}.json").read_text())["summary"]
-        longer = ", 3 × as long" if row.steps == 1800 else ""
-        name = f"M = {row.learners}{longer}: data parallel"
-        rates = [s["val_loss"]["mean"] for setting, s in summary.items() if setting.startswith(name)]
-        assert row.beside == pytest.approx(min(rates), abs=6e-5), row
+def test_data_parallel_has_the_best_of_the_recorded_inner_rates() -> None:
+    """Else what is worth less beside it would look as good as parity. Long runs at 0.003 are on the page alone."""
+    recorded = {
+        name: loss["val_loss"]["mean"]
+        for experiment in ("curve", "parity", "longer", "gap")
+        for name, loss in json.loads((RESULTS / f"{experiment}.json").read_text())["summary"].items()
+    }
+    for row in lab().data_parallel:
+        m, times = row.learners, row.steps // 600
+        names = {75 <= row.steps < 600: f"M = {m}, {row.steps} steps: data parallel", row.steps == 600: f"M = {m}: data parallel",
+                 row.steps > 600: f"M = {m}, {times} × as long: data parallel"}  # fmt: skip
+        rates = [loss for name, loss in recorded.items() if name.startswith(names[True])]
+        rates += [
+            loss
+            for name, loss in recorded.items()
+            if times == 3 and name == f"three times as long: M = {m}, data parallel"
+        ]
+        assert rates, row
+        assert row.seeds == (3 if row.steps <= 600 else 1)
+        assert row.loss <= min(rates) + 6e-5, row
 
 
 def test_isotropic_merges_are_worth_more_than_rda_and_no_more_than_parity() -> None:

@@ -287,7 +287,7 @@ def test_a_chosen_period_is_no_worse_than_any_other() -> None:
         ]
         for other in (o for o in others if o.forecasts[0].fits):
             further = other.worth.beyond and not best.worth.beyond
-            assert value(best) >= value(other) * (1.0 - (learning.error() if further else 1e-9))
+            assert value(best) >= value(other) / (1.0 + (learning.error() if further else 1e-9))
     assert best.forecasts[0].kept > 0.8
 
 

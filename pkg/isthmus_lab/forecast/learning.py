@@ -1,9 +1,10 @@
 """The worth of a processed token: the loss that decoupled training pays, expressed in tokens of data parallel.
 
-A row of the lab ends at a loss that undisturbed data parallel reaches after fewer steps of as many learners. The ratio
-of the two numbers of steps is what a processed token was worth. Its logarithm is a sum of two parts: for the number of
-learners with the period H, and for the work that incoming versions overwrite. `quality` adds the costs of codecs,
-merge rules and blocks. The cost shrinks as runs grow; the lab's longest runs show by how much.
+A row of the lab ends at a loss that undisturbed data parallel, at its own best inner rate, reaches after fewer steps of
+as many learners. The ratio of the two numbers of steps is what a processed token was worth. Its logarithm is a sum of
+two parts: for the number of learners with the period H, and for the work that incoming versions overwrite. `quality`
+adds the costs of codecs, merge rules and blocks. The cost shrinks as runs grow; the lab's longest runs show by how
+much.
 
 All rows (`lab.toml`) are of a model of 0.26 million parameters. At large scale, parity (a worth of 1) was published.
 """
@@ -35,9 +36,6 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     seeds: int
     sync_every: int = 1
     kept: float = 1.0
-    beside: float = 0.0
-    """Loss of data parallel at its own best inner rate, after as many steps of as many learners; 0 if the row is to be
-    compared with `data_parallel`, which has the same inner rate."""
     experiment: str = ""
     setting: str = ""
 
@@ -87,7 +85,7 @@ class Lab:
     overwritten: Sequence[Measured]
 
     def steps_for(self, learners: int, loss: float) -> float:
-        """Return after how many steps undisturbed data parallel reaches a loss.
+        """Return after how many steps undisturbed data parallel, at its best inner rate, reaches a loss.
 
         Between rows, the logarithm of the steps is linear in the loss.
         """
@@ -101,13 +99,8 @@ class Lab:
         return next(r.loss for r in self.data_parallel if (r.learners, r.steps) == (learners, steps))
 
     def paid(self, row: Measured) -> float:
-        """Return what a row paid: the logarithm of its steps over those that data parallel needs; 0 is parity.
-
-        If a row has `beside`, its distance above that loss is added to the loss of `data_parallel` after as many steps.
-        """
-        above = row.loss - row.beside if row.beside else 0.0
-        loss = self.loss_after(row.learners, row.steps) + above if row.beside else row.loss
-        return math.log(row.steps / self.steps_for(row.learners, loss))
+        """Return what a row paid: the logarithm of its steps over those that data parallel needs; 0 is parity."""
+        return math.log(row.steps / self.steps_for(row.learners, row.loss))
 
     @cached_property
     def costs(self) -> dict[int, dict[int, float]]:

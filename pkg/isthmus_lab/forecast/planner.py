@@ -204,13 +204,21 @@ def _merge_tie(case: Case, found: Found) -> str:
     others = sorted((o for o in found.by_way if o is not best and tied(o, best)), key=lambda o: o.rank, reverse=True)
     if not others or case.learners == 1:
         return ""
-    said = ", ".join(f"{_with(o)} {_beside(o, best)}{_per_usd(case)}" for o in others[:OTHERS])
-    more = f" and {len(others) - OTHERS} more" if len(others) > OTHERS else ""
+    first = _first(others, best)
+    said = ", ".join(f"{_with(o)} {_beside(o, best)}{_per_usd(case)}" for o in first)
+    more = f" and {len(others) - len(first)} more" if len(others) > len(first) else ""
     return (
         f"the merge is a tie: {said}{more}, and the forecast errs by up to {learning.error():.0%} (docs/compare.md); "
         "of ways to merge that tie, a measured one is taken before an extrapolated one, then the "
         f"one with the cheapest syncer, then the plainest; {_with(best)} is taken"
     )
+
+
+def _first(others: Sequence[Outcome], best: Outcome) -> list[Outcome]:
+    """Return the first of these, and behind them the first of another rule, if they and `best` have only one."""
+    first = list(others[:OTHERS])
+    rules = {o.rules.merge for o in (best, *first)}
+    return first + [o for o in others[OTHERS:] if len(rules) == 1 and o.rules.merge not in rules][:1]
 
 
 def _codec_tie(case: Case, found: Found) -> str:
@@ -337,7 +345,7 @@ def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
         return f"{_with(of)} {_beside(of, best)}{_per_usd(case)}{' (extrapolated)' if _beyond(of) else ''}"
 
     others = sorted((o for o in found.by_way if o is not best), key=lambda o: o.rank, reverse=True)
-    behind = [o for o in others if not tied(o, best)][:OTHERS]
+    behind = _first([o for o in others if not tied(o, best)], best)
     tie = _merge_tie(case, found)
     most = f"learns most{_per_usd(case)}" if best is found.top else "no other way ties with it"
     most = "as you asked" if fixed.merge else "" if tie else most
@@ -385,7 +393,7 @@ def _by_length(case: Case, found: Found, *, all_measured: bool) -> str:
         iso = best.rules.merge == MergeRule.ISO
         ways = [o for o in found.by_way if o.fits == best.fits and (o.rules.merge == MergeRule.ISO) != iso]
         most = max(ways, key=lambda o: score(o, steps), default=best)
-        return most if (1.0 - learning.error()) * score(most, steps) > score(best, steps) else None
+        return most if score(most, steps) > (1.0 + learning.error()) * score(best, steps) else None
 
     if len({o.rules.merge for o in found.by_way}) == 1 or not best.worth.long or case.learners == 1:
         return ""

@@ -145,7 +145,7 @@ def search(case: Case, fixed: Fixed) -> Found:
     def codecs(of: Outcome) -> tuple[str, str]:
         return of.rules.codec_up, of.rules.codec_down
 
-    others = grids[at].by_codecs((1.0 - learning.error()) * to.per_usd)
+    others = grids[at].by_codecs(to.per_usd / (1.0 + learning.error()))
     return Found(
         best=best,
         to=to,
@@ -217,7 +217,7 @@ def tied(one: Outcome, other: Outcome) -> bool:
     What learns nothing, and what a link cannot carry beside what it can, ties with nothing.
     """
     low, high = sorted((one.per_usd, other.per_usd))
-    return one.fits == other.fits and low > 0.0 and low >= (1.0 - learning.error()) * high
+    return one.fits == other.fits and low > 0.0 and high <= (1.0 + learning.error()) * low
 
 
 def _taken(case: Case, grids: Sequence["_Grid"], counted: Tops, to: Outcome) -> tuple[Outcome, int] | None:
@@ -228,7 +228,7 @@ def _taken(case: Case, grids: Sequence["_Grid"], counted: Tops, to: Outcome) -> 
     fewest bits. H and P are those with the highest figure. Each of these is a property of one combination: what is
     taken stays taken if there are fewer combinations. None: nothing ties.
     """
-    least = (1.0 - learning.error()) * to.per_usd
+    least = to.per_usd / (1.0 + learning.error())
     order = sorted(
         (beyond, bool(grid.lossy[n]), _usd(case, grid), way, _bits_of(case, pair), n)
         for way, grid in enumerate(grids)
@@ -552,7 +552,8 @@ def _fragments(case: Case, fixed: Fixed, periods: Sequence[int], up: Sequence[st
     """Return the numbers of fragments that are tried, by period and codec: [H, multiples, codec]."""
     if fixed.fragments:
         return np.full((len(periods), 1, len(up)), fixed.fragments)
-    most = np.array([min(h, case.tensors or h) for h in periods])[:, None, None]
+    # Periods of about a length have the same limit, so that the best of them is also the best with its P given.
+    most = np.array([min(h - h % max(1, 1 << h.bit_length() >> 7), case.tensors or h) for h in periods])[:, None, None]
     least = np.array([_least(case.params, codec) for codec in up])
     # Multiples alone, so that what a period allows is also tried with every longer one.
     times = np.minimum(np.array(FINE)[:, None], np.maximum(1, np.minimum(most, FRAGMENTS_USUAL) // least))

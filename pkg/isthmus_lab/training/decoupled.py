@@ -278,6 +278,18 @@ def _compare(steps: int) -> list[Setting]:
     return found
 
 
+def _curve(steps: int) -> list[Setting]:
+    found = []  # `parity` has data parallel after all steps
+    for m in (2, 4, 8, 16):
+        for share in CURVE[:-1]:
+            alone = base(max(1, round(share * steps)), learners=m, wires=IN_ONE_PLACE, **PARALLEL)
+            at = f"M = {m}, {alone.steps} steps: data parallel, inner rate"
+            found += [
+                named(alone, f"{at} {peak:g}", peak_lr=peak) for peak in (2e-3, 3e-3, 4.5e-3, 6e-3, 9e-3, 1.35e-2)
+            ]
+    return found
+
+
 EXPERIMENTS = (
     Experiment(
         "heterogeneous",
@@ -358,6 +370,13 @@ EXPERIMENTS = (
         _links,
         beside={"kept": "share of tokens merged"},
         quick=("ample: H = 12", "35% at H = 12: H = 12", "69% at H = 12: H = 12", "69% at H = 12: H = 24"),
+    ),
+    Experiment(
+        "curve",
+        "Data parallel after a share of the steps, at several inner rates: what a loss is worth in tokens",
+        "none",
+        _curve,
+        quick=("M = 2, 75 steps: data parallel, inner rate 0.003", "M = 4, 75 steps: data parallel, inner rate 0.003"),
     ),
     Experiment(
         "compare",

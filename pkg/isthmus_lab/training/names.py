@@ -11,6 +11,7 @@ NAMES = (
     "scale",
     "regions",
     "links",
+    "curve",
     "compare",
     "experts",
     "gap",
