@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -188,6 +189,24 @@ def test_a_small_job_restarts_for_a_slice_that_is_back_and_a_large_one_does_not(
     assert goodput("next", 1_200_000) - goodput("once", 1_200_000) > 0.05
 
 
+def small_on_the_page() -> Iterator[tuple[str, int, int, float]]:
+    """Yield mode, learners, chips and goodput [%] of the table of small clusters in docs/paper.md."""
+    table = (
+        (Path(__file__).parents[2] / "docs/paper.md").read_text().partition("| goodput | 8 |")[2].partition("\n\n")[0]
+    )
+    for line in table.splitlines()[2:]:
+        name, *cells = (cell.strip() for cell in line.strip("| ").split("|"))
+        mode = RESTART if "restarts" in name else ELASTIC if "elastic" in name else DECOUPLED
+        for chips, cell in zip((8, 16, 64, 512), cells, strict=True):
+            if cell:
+                yield (
+                    mode,
+                    int(name.rpartition("M = ")[2].strip(")") if "M = " in name else 1),
+                    chips,
+                    float(cell.removesuffix(" %")),
+                )
+
+
 @pytest.mark.parametrize("chips", [8, 16, 64, 512])
 def test_a_small_cluster_has_defaults_that_fit(chips: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "r.json"
@@ -200,6 +219,10 @@ def test_a_small_cluster_has_defaults_that_fit(chips: int, tmp_path: Path, capsy
     assert f"assumed for {chips} chips; use --slice-chips to change it" in shown
     for row in rows:
         assert row["goodput"] == pytest.approx(row["goodput_exact"], abs=0.004)
+    exactly = {(row["mode"], row["learners"]): row["goodput_exact"] for row in rows}
+    for mode, learners, of, said in small_on_the_page():
+        if of == chips:
+            assert said == pytest.approx(100.0 * exactly[mode, learners], abs=0.06), (mode, learners)
 
 
 def test_the_tables_fit_a_terminal_of_80_columns(
