@@ -278,6 +278,7 @@ def test_the_command_says_what_it_rests_on_and_where_it_pays(
         "isthmus init s3://BUCKET/RUN",
     ):
         assert part in shown, part
+    assert "with int4 and more bits alone" not in shown
     report = json.loads(said.read_text())
     one, across, alone, ours = report["compare"]["ways"]
     assert f"at most {ours['learnt'] / alone['learnt']:.3g} times it" in shown
@@ -363,6 +364,12 @@ def test_beyond_what_the_lab_measured_it_says_so(capsys: pytest.CaptureFixture[s
         r"beyond H = (\d+) \(isotropic merges: beyond H = (\d+)\)", (RESULTS.parent / "compare.md").read_text()
     )
     assert said == (str(rda.longest_period), str(iso.longest_period))
+
+
+def test_parity_was_published_for_four_bits_and_more(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--params", "1e9", "--learners", "8", "--codec", "q2"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 (parity) was published at large scale, with int4 and more bits alone" in shown
 
 
 def test_a_comparison_fits_into_a_hundred_columns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,3 +29,17 @@ def test_the_loss_is_of_the_model_in_the_folder(
     evaluate.main()
     held_out = torch.frombuffer(bytearray(corpus(text).held_out), dtype=torch.uint8)
     assert float(capsys.readouterr().out) == pytest.approx(some(model, held_out))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["--help"], "TEXT"), ([], "ISTHMUS_CUT_DIR is not set: give this command to --exec")]
+)
+def test_it_says_what_it_needs(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ISTHMUS_CUT_DIR", raising=False)
+    monkeypatch.setattr(sys, "argv", ["evaluate", *words])
+    with pytest.raises(SystemExit):
+        evaluate.main()
+    shown = capsys.readouterr()
+    assert said in " ".join((shown.out + shown.err).split())

@@ -29,7 +29,7 @@ def test_the_summary_says_what_became_of_the_tokens(
     pending: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = (
-        "global_val_loss single_val_loss commits participation updates_merged bytes_up bytes_down kills recoveries "
+        "global_val_loss single_val_loss held_out_bytes held_out_bytes_in_all commits participation updates_merged bytes_up bytes_down kills recoveries "
         "checkpoint_bytes wall_s train_s"
     )
     found: dict[str, object] = dict.fromkeys(names.split(), 1)

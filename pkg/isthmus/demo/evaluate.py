@@ -1,5 +1,6 @@
 """`python -m isthmus.demo.evaluate [TEXT]`: print the held-out loss of the demo's model, for `--exec` of a command."""
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -14,13 +15,22 @@ from isthmus.demo.text import corpus
 def main() -> None:
     """Print the loss of the model in the folder `ISTHMUS_CUT_DIR` [nats per byte], on text that no learner trains on.
 
-    TEXT is what the demo was given as `--data`; without it, the text is that of a demo without `--data`.
+    It is the whole held-out text. A demo of few steps judges its models on the beginning of it, and says on how much.
     """
+    parser = argparse.ArgumentParser(
+        "python -m isthmus.demo.evaluate", description=(main.__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "text", nargs="?", metavar="TEXT", help="what the demo was given as --data; none: the demo's own text"
+    )
+    given = parser.parse_args()
+    if not (folder := os.environ.get("ISTHMUS_CUT_DIR")):
+        parser.error("ISTHMUS_CUT_DIR is not set: give this command to --exec, of isthmus replay or isthmus follow")
     torch.set_num_threads(1)
     model = byte_gpt()
-    for file in Path(os.environ["ISTHMUS_CUT_DIR"]).glob("*.safetensors"):
+    for file in Path(folder).glob("*.safetensors"):
         model.load_state_dict(load_file(file), strict=False)
-    text = corpus(sys.argv[1] if len(sys.argv) > 1 else None).held_out
+    text = corpus(given.text).held_out
     sys.stdout.write(f"{held_out_loss(model, torch.frombuffer(bytearray(text), dtype=torch.uint8))}\n")
 
 

@@ -37,6 +37,7 @@ from isthmus_lab.forecast.learning import RESTS_ON, SHORT, lab
 from isthmus_lab.forecast.outcome import CHECKPOINT_SHARE, HEADROOM, SYNCER_CORES, SYNCER_GBIT_S, Forecast
 from isthmus_lab.forecast.planner import Plan, plan
 from isthmus_lab.forecast.polling import BEAT_MAX_S, BusCosts, bus_costs, costs_within
+from isthmus_lab.forecast.quality import LOSSLESS, USUAL
 from isthmus_lab.forecast.search import PERIODS, Fixed
 from isthmus_services.board.prices import Prices
 from isthmus_services.output.report import stdout, write_json
@@ -569,10 +570,11 @@ def _worth(found: Plan) -> list[str]:
         return []
     measured = [lab(merge).longest for merge in (MergeRule.ISO, MergeRule.RDA)]
     longest = [worth.longest] if worth.longest in measured else measured
+    fewer = not {found.rules.codec_up, found.rules.codec_down} <= {*LOSSLESS, USUAL}
     lines = [
         f"a processed token is worth {worth.long:.2f} of data parallel's: by {RESTS_ON}, in its longest runs "
         f"({' to '.join(f'{n:,}' for n in longest)} steps); {worth.short:.2f} in its runs of {SHORT} steps; 1 (parity) "
-        "was published at large scale"
+        f"was published at large scale{', with int4 and more bits alone' if fewer else ''}"
     ]
     if worth.beyond:
         lines.append(f"this is extrapolated: {'; '.join(worth.beyond)}")

@@ -86,6 +86,9 @@ def show(report: dict[str, object], console: Console) -> None:
     gain = number("single_val_loss") - number("global_val_loss")
     table.add_row("held-out loss, global model", f"{number('global_val_loss'):.4f} nats/byte")
     table.add_row("held-out loss, one learner alone", f"{number('single_val_loss'):.4f} nats/byte")
+    table.add_row(
+        "judged on", f"{number('held_out_bytes'):,.0f} of {number('held_out_bytes_in_all'):,.0f} held-out bytes"
+    )
     settings = report["settings"]
     assert isinstance(settings, dict)
     brief = "" if settings["steps"] >= WHOLE_STEPS else " (too short to compare)"

@@ -237,6 +237,7 @@ async def _judge(
         "global_val_loss": round(global_loss, 5),
         "single_val_loss": round(single_loss, 5),
         "held_out_bytes": held_out.numel(),
+        "held_out_bytes_in_all": len(text.held_out),
         "ledger": {part: round(count) for part, count in msgspec.to_builtins(tokens).items()},
         "tokens_trained_again": sum(beat.tokens_lost for beat in beats),
         "commits": len(commits),
