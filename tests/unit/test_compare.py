@@ -416,6 +416,16 @@ def test_data_parallel_has_the_best_of_the_recorded_inner_rates() -> None:
         assert row.loss <= min(rates) + 6e-5, row
 
 
+def test_the_seeds_that_were_kept_give_the_recorded_means() -> None:
+    found = json.loads((RESULTS / "curve.json").read_text())
+    assert found["by_seed"].keys() == found["summary"].keys()
+    for name, losses in found["by_seed"].items():
+        recorded = found["summary"][name]["val_loss"]
+        assert (statistics.fmean(losses), statistics.stdev(losses)) == pytest.approx(
+            (recorded["mean"], recorded["deviation"])
+        )
+
+
 def test_isotropic_merges_are_worth_more_than_rda_and_no_more_than_parity() -> None:
     for learners in (2, 4, 8, 16):
         for sync_every in (12, 24, 48):
