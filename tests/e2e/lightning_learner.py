@@ -8,19 +8,11 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
-from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import isthmus
+from e2e.lightning_model import LINES, make_model
 from isthmus.integrations.lightning import IsthmusCallback
-
-LINES = 64
-
-
-def make_model() -> nn.Module:
-    """Return a table and a linear layer, with the same weights in every process."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(LINES, 16), nn.Flatten(), nn.Linear(16, 4))
 
 
 class Numbered(torch.utils.data.Dataset[torch.Tensor]):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import isthmus
-from e2e.lightning_learner import LINES, make_model
+from e2e.lightning_model import LINES, make_model
 from e2e.test_processes import commits_of, processes, wait_for
 from isthmus_services.demo import judge
 from isthmus_services.main import main

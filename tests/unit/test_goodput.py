@@ -220,9 +220,9 @@ def test_a_small_cluster_has_defaults_that_fit(chips: int, tmp_path: Path, capsy
     for row in rows:
         assert row["goodput"] == pytest.approx(row["goodput_exact"], abs=0.004)
     exactly = {(row["mode"], row["learners"]): row["goodput_exact"] for row in rows}
-    for mode, learners, of, said in small_on_the_page():
+    for mode, many, of, said in small_on_the_page():
         if of == chips:
-            assert said == pytest.approx(100.0 * exactly[mode, learners], abs=0.06), (mode, learners)
+            assert said == pytest.approx(100.0 * exactly[mode, many], abs=0.06), (mode, many)
 
 
 def test_the_tables_fit_a_terminal_of_80_columns(

@@ -105,8 +105,9 @@ def test_each_tier_runs_style_types_and_its_tests() -> None:
     for tier in tiers.TIERS:
         alone, beside = checks.parts(tier, ["-x"])
         assert [part.name for part in beside] == ["style", "types"]
-        (command,) = alone[0].commands
+        *before, command = alone[0].commands
         assert command[-3:] == ["--tier", tier, "-x"]
+        assert [words[-1] for words in before] == ([] if tier == "check" else ["support.compiled"])
         assert [part.name for part in alone[1:]] == (
             ["simulation", "mutants", "chaos", "compose"] if tier == "all" else []
         )
