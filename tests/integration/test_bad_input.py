@@ -111,6 +111,11 @@ def refused_by_process(*arguments: str, environment: Mapping[str, str] | None = 
         (["explain", "nowhere", "0/1"], "no run at"),
         (["export", "nowhere", "-o", "m.safetensors"], "no run at"),
         (["export", "nowhere"], "-o"),
+        (
+            ["init", "x", "--merge", "rda", "--iso-block", "512"],
+            "--iso-block 512 is for --merge iso, and --merge rda cuts",
+        ),
+        (["plan", "--params", "1e9", "--merge", "avg", "--iso-block", "8"], "--iso-block 8 is for --merge iso"),
         (["gc", "nowhere"], "no run at"),
         (["gc", "nowhere", "--keep", "0"], "--keep 0: must be at least 1"),
         (["gc", "nowhere", "--min-age", "-1"], "--min-age -1"),

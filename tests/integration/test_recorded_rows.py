@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from isthmus_lab.forecast.learning import lab
+from isthmus_lab.training.experiments import EXPERIMENTS
 from isthmus_services.main import main
 
 pytestmark = pytest.mark.tier("all")
@@ -46,3 +48,18 @@ def test_the_page_has_every_file_and_the_rows_that_are_trained_again() -> None:
     listed = dict(re.findall(r"^\| `([\w-]+)\.json` \|.*\| (?:`(.*)` |– )\|", page, re.MULTILINE))
     assert listed.keys() == {path.stem for path in RESULTS.glob("*.json")}
     assert {name: row for name, row in listed.items() if row} == ROWS
+
+
+@pytest.mark.tier("test")
+def test_the_page_says_which_settings_and_rows_have_no_file() -> None:
+    page = " ".join((RESULTS / "README.md").read_text().split())
+    for name, said in re.findall(r"\| `([\w-]+)\.json` \| [^|]* \| ([^|]*) \|", page):
+        found = json.loads((RESULTS / f"{name}.json").read_text())
+        experiment = EXPERIMENTS.get(found.get("experiment", ""))
+        if experiment is not None:
+            kept, of = len(found["summary"]), len({setting.name for setting in experiment.settings(600)})
+            assert said == (f"{kept}" if kept == of else f"{kept} of {of}"), name
+    rows = [row for of in (lab(), lab("iso")) for row in (*of.decoupled, *of.long)]
+    rows += [*lab().data_parallel, *lab().overwritten]
+    lost = [row for row in rows if not row.experiment]
+    assert f"On {len(lost)} of these the forecast of `isthmus plan` rests, of its {len(rows)} rows" in page

@@ -531,6 +531,19 @@ def test_the_tables_of_three_seeds_have_the_recorded_losses(experiment: str) -> 
         assert f"{loss['mean']:.3f} ± {loss['deviation']:.3f}" in page, name
 
 
+def test_the_table_of_codecs_has_the_recorded_losses() -> None:
+    page = (RESULTS.parent / "experiments" / "codecs.md").read_text()
+    recorded = json.loads((RESULTS / "bits.json").read_text())["summary"]
+    names = ("f32", "int8", "int4", "q3", "q2", "q1.5", "q1", "q0.75")
+    rows = re.findall(r"^\| (M = [48], [\w ]+) \| (both ways|up|down) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 18
+    for setting, way, cells in rows:
+        for name, cell in zip(names, cells.split("|"), strict=True):
+            if cell.strip():
+                loss = recorded[f"{setting}: {name} {'both ways' if name == 'f32' else way}"]["val_loss"]["mean"]
+                assert cell.strip() == f"{loss:.3f}", (setting, way, name)
+
+
 def test_the_gaps_that_pages_name_are_those_of_the_recorded_losses() -> None:
     recorded = json.loads((RESULTS / "parity.json").read_text())["summary"]
 

@@ -77,7 +77,7 @@ def test_the_table_says_what_is_compared_and_which_seeds_are_too_few() -> None:
     assert training._difference(three["c"]).strip() == "+0.033 ± 0.115 (2 of 3)"
     said, unsure = training._compared(three, 3)
     assert "*: beyond chance, at 95 %" in said
-    assert unsure == "3 seeds are too few to tell these from their baseline: c"
+    assert unsure == "3 seeds are too few to tell these from their baseline: «c»"
     assert training._compared({}, 3) == []
     groups = paired([*rows("x: a", 1.0), *rows("x: b", 1.0), *rows("y: a", 1.0), *rows("y: b", 1.0)],
                     baselines(["x: a", "x: b", "y: a", "y: b"]))  # fmt: skip

@@ -558,6 +558,13 @@ def test_the_merge_rule_is_said_to_tie_or_to_depend_on_the_length_of_the_run(
     # Isotropic merges, asked for, are 0.02 behind after 600 steps: that is within the error, too.
     asked = shown(capsys, "--params", "1.3e9", "--learners", "4", "--gpu-hour", "2.5", "--merge", "iso")
     assert "rda learns more" not in asked
+    # With more learners than the lab had, all that ties is extrapolated.
+    many = (
+        shown(capsys, "--params", "1e9", "--learners", "32")
+        .partition("the merge is a tie: ")[2]
+        .partition("and the forecast")[0]
+    )
+    assert 0 < many.count(" learns ") == many.count("(extrapolated)"), many
     same = shown(capsys, "--params", "1e8", "--learners", "16")
     assert "the merge is a tie: rda" not in same
     assert (

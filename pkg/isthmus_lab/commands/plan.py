@@ -83,6 +83,7 @@ def run(arguments: settings_classes.Plan) -> int:
     """
     if arguments.measure:
         return _measure(Path(arguments.measure))
+    shared.require_iso_for_blocks(arguments.merge, arguments.iso_block)
     file = read_table(arguments.islands) if arguments.islands else {}
     assumed: list[str] = []
     params, specs = _params(arguments, file)

@@ -205,7 +205,7 @@ def _merge_tie(case: Case, found: Found) -> str:
     if not others or case.learners == 1:
         return ""
     first = _first(others, best)
-    said = ", ".join(f"{_with(o)} {_beside(o, best)}{_per_usd(case)}" for o in first)
+    said = ", ".join(f"{_with(o)} {_beside(o, best)}{_per_usd(case)}{_marked(o)}" for o in first)
     more = f" and {len(others) - len(first)} more" if len(others) > len(first) else ""
     return (
         f"the merge is a tie: {said}{more}, and the forecast errs by up to {learning.error():.0%} (docs/compare.md); "
@@ -342,14 +342,14 @@ def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
         return Choice(name="merge", value=rules.merge, reason="there are no matrices to merge isotropically")
 
     def share(of: Outcome) -> str:
-        return f"{_with(of)} {_beside(of, best)}{_per_usd(case)}{' (extrapolated)' if _beyond(of) else ''}"
+        return f"{_with(of)} {_beside(of, best)}{_per_usd(case)}{_marked(of)}"
 
     others = sorted((o for o in found.by_way if o is not best), key=lambda o: o.rank, reverse=True)
     behind = _first([o for o in others if not tied(o, best)], best)
     tie = _merge_tie(case, found)
     most = f"learns most{_per_usd(case)}" if best is found.top else "no other way ties with it"
     most = "as you asked" if fixed.merge else "" if tie else most
-    mine = f"{_named(rules)}{' (extrapolated)' if _beyond(best) else ''}"
+    mine = f"{_named(rules)}{_marked(best)}"
     parts = [f"{mine}: {most}" if others and most else mine if others else most or mine]
     if behind:
         parts[0] += f"; beside it {', '.join(map(share, behind))}"
@@ -368,6 +368,10 @@ def _merge(case: Case, fixed: Fixed, found: Found) -> Choice:
     if said := quality.said(rules.merge):
         parts.append(said)
     return Choice(name="merge", value=rules.merge, reason="; ".join(parts))
+
+
+def _marked(of: Outcome) -> str:
+    return " (extrapolated)" if _beyond(of) else ""
 
 
 def _beyond(of: Outcome) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import shlex
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -206,7 +207,7 @@ async def _trace(log: Log, a: declared.Replay) -> None:
 # --- under other rules ------------------------------------------------------------------------------------------------
 
 
-EVALUATE = "python -m isthmus.demo.evaluate"
+EVALUATE = f"{shlex.quote(sys.executable)} -m isthmus.demo.evaluate"
 """Prints the held-out loss of a model of `isthmus demo`."""
 
 
@@ -306,7 +307,7 @@ async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> i
         },
         a.json,
     )
-    return 0
+    return 1 if a.exec and None in losses else 0
 
 
 def _losses(recorded: float | None, other: float | None, said: str, at: str) -> str:

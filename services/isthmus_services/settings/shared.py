@@ -314,6 +314,14 @@ def owner_in(settings: InRun) -> "Trust":
     return trust_of(None, settings.owner, run_digest=settings.run_digest, environment={})
 
 
+def require_iso_for_blocks(merge: str | None, block: int | None) -> None:
+    """Raise `InputError` if blocks are given beside a merge rule that cuts nothing."""
+    if block and merge and merge != MergeRule.ISO:
+        raise InputError(
+            f"--iso-block {block} is for --merge iso, and --merge {merge} cuts no matrix: leave one of the two out"
+        )
+
+
 def rules_of(
     a: ArithmeticOfRun, specs: Sequence[Spec], there: Rules | None = None, flop_s: float = SOUND_FLOP_S
 ) -> Rules:
@@ -322,6 +330,7 @@ def rules_of(
     Settings that were not given get values that suit the model and a machine that makes `flop_s` operations a second.
     If the run exists, they get the values in its rules (`there`).
     """
+    require_iso_for_blocks(a.merge, a.iso_block)
     chosen = {s.of: getattr(a, s.field) for s in fields(ArithmeticOfRun)} | {"feedback_down": a.feedback}
     if there is not None:
         chosen = {name: getattr(there, name) if given is None else given for name, given in chosen.items()}

@@ -181,7 +181,9 @@ def _compared(differences: Mapping[str, Paired], seeds: int) -> list[str]:
         return [f"{what}; one seed is too few to tell a difference below {ONE_SEED} from chance: --seeds 3 tells more"]
     said = [f"{what}, seed by seed (in how many seeds it has this sign); *: beyond chance, at 95 % (paired t-test)"]
     if unsure := [name for name, d in differences.items() if not d.told]:
-        said.append(f"{seeds} seeds are too few to tell these from their baseline: {', '.join(unsure)}")
+        said.append(
+            f"{seeds} seeds are too few to tell these from their baseline: {', '.join(f'«{name}»' for name in unsure)}"
+        )
     return said
 
 
