@@ -75,6 +75,9 @@
   const Warnings = ({ found }) => html`<div aria-live="polite">${found.map((w) => html`
     <div class="warning"><b>${w.said}</b>What to do: ${w.do}${w.link ? html` (<${Link} to=${w.link.split("?")[0]} query=${Object.fromEntries(new URLSearchParams(w.link.split("?")[1] || ""))}>see</${Link}>)` : null}</div>`)}</div>`;
 
+  // A flag stays on one line: its dashes are no place to break it.
+  const flagged = (text) => text.split(/(--[\w-]+)/).map((part) => part.startsWith("--") ? html`<span class="flag">${part}</span>` : part);
+
   const Tiles = ({ s }) => {
     const t = s.totals, b = s.bytes;
     const least = Math.min(...t.versions), most = Math.max(...t.versions);
@@ -87,9 +90,9 @@
       <${Tile} term="rejected" name="Updates rejected" value=${html`<span id="rejected">${I.count(t.updates_rejected)}</span>`} more=${`and ${I.count(t.rejected_without_loss)} rejected without loss`}/>
       <${Tile} term="quorum" name="Quorum missed" value=${I.count(t.quorum_missed)} more=${t.commits ? `rounds were closed by: ${Object.entries(t.closed_by).map(([k, n]) => `${k} ${I.count(n)}`).join(", ")}` : "no round closed yet"}/>
       <${Tile} term="grace" name="A round waits" value=${I.seconds(t.waited_s.median)} more=${t.waited_s.p99 === null ? "no round closed yet" : `half of them less; 99 of 100 less than ${I.seconds(t.waited_s.p99)}`}/>
-      <${Tile} term="bytes_merged" name="Bytes merged" value=${I.bytes(b.merged)} more=${`planned ${I.bytes(b.merged_planned)}${b.up !== null ? `; learners sent ${I.bytes(b.up)} up, and ${I.bytes(b.checkpoints)} of checkpoints` : ""}`}/>
+      <${Tile} term="bytes_merged" name="Bytes merged" value=${I.bytes(b.merged)} more=${`planned ${I.bytes(b.merged_planned)}${b.up !== null ? `; learners said that they sent ${I.bytes(b.up)} up (less what a killed one did not live to say), and ${I.bytes(b.checkpoints)} of checkpoints` : ""}`}/>
       <${Tile} name="Bytes down" value=${b.down === null ? I.bytes(b.down_planned) : I.bytes(b.down)} more=${b.down === null ? "planned; nobody listened to what learners fetched" : `planned ${I.bytes(b.down_planned)} for versions alone: joining, commits and checkpoints come on top`}/>
-      <${Tile} name="Cost so far" value=${I.usd(s.cost.usd)} more=${`${Object.entries(s.cost.parts).filter(([, v]) => v > 0).map(([k, v]) => `${k} ${I.usd(v)}`).join(", ")}${s.cost.assumed ? `; assumed: ${s.cost.assumed}` : ""}`}/>
+      <${Tile} name="Cost so far" value=${I.usd(s.cost.usd)} more=${flagged(`${Object.entries(s.cost.parts).filter(([, v]) => v > 0).map(([k, v]) => `${k} ${I.usd(v)}`).join(", ")}${s.cost.assumed ? `; assumed: ${s.cost.assumed}` : ""}`)}/>
       <${Tile} term="syncer" name="Syncers" value=${I.count(t.syncers)} more="that have written a commit"/>
     </dl>`;
   };
