@@ -87,8 +87,9 @@ _TOO_SLOW = (
     "step_s), or start the syncers again with a higher --staleness"
 )
 _NOT_FINITE = (
-    "stop it, lower the learning rate or clip gradients, and start it again under its name: its newest checkpoint is "
-    "from before, since values that are not finite are not stored"
+    "stop it, clip gradients or lower the learning rate (and join with hyperparameters='passed', or it goes on with "
+    "that of its checkpoint), and start it again under its name: its newest checkpoint is from before, since values "
+    "that are not finite are not stored"
 )
 _DIVERGED = (
     "lower the learning rate or clip gradients, and start it under a new name (in a signed run an owner adds that: "

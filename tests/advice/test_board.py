@@ -419,6 +419,7 @@ async def test_store_and_bus_that_are_away(folder: Path) -> None:
     means="The object `run` of this run is not in the store any more: it was deleted, or the bucket was emptied.",
     do="restore it from a backup, since no process can start without it",
     then="The line goes away.",
+    lost="without a backup: the run, except what `isthmus follow` or an export brought elsewhere",
 )
 async def test_a_run_object_that_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here,) = mine(test_a_run_object_that_is_gone)
@@ -466,7 +467,7 @@ async def test_a_learner_that_was_killed_is_named_while_others_merge(folder: Pat
         said = "no messages come from b: it was killed or is cut off"
         found = await state(url, lambda found: any(said in w["said"] for w in found["warnings"]), "b is named")
         (do,) = [w["do"] for w in found["warnings"] if said in w["said"]]
-        assert "started again under its name" in do
+        assert "start it again under its name" in do
 
 
 @row(

@@ -20,9 +20,11 @@ from advice.test_status import FEW, training, well
 from e2e.test_processes import processes, wait_for
 from integration.test_learner_warnings import Away
 from isthmus.agent.health import STOOD_S
+from isthmus.demo import trainer
 from isthmus.errors import Fenced, LogCorrupt
-from isthmus.format.rules import CHECKPOINTS_KEPT, Pace, Rules
+from isthmus.format.rules import CHECKPOINTS_KEPT, Hyperparameters, Pace, Rules
 from isthmus.link import agent_thread
+from isthmus.torch import moments
 from isthmus_services.main import main
 from isthmus_services.processes import isthmus_command
 from support.world import NumpyReplica, in_virtual_time, seed_of, serving, train, until, world
@@ -149,11 +151,11 @@ async def test_an_update_that_is_cut(folder: Path, caplog: pytest.LogCaptureFixt
 
 @row(
     "log",
-    "ITS LAST LOSS IS …: nothing it learns from there is sent; start it again with a lower learning rate or clipped gradients: it goes "
-    "on after step …",
+    "ITS LAST LOSS IS …: nothing it learns from there is sent; start it again with clipped gradients or a lower learning rate "
+    "(hyperparameters='passed', or it goes on with that of its checkpoint): it goes on after step …",
     means="The learner has ended, and the last loss that its loop reported is a NaN or an infinity.",
-    do="start it again with a lower learning rate, or after a look at its data: it goes on from its last checkpoint, which was "
-    "written while the loss was a number",
+    do="start it again with clipped gradients, after a look at its data, or with a lower learning rate and "
+    "`join(…, hyperparameters='passed')`: it goes on from its last checkpoint, which was written while the loss was a number",
     then="It goes on after the step of that checkpoint.",
     lost="what it trained since that checkpoint",
 )
@@ -162,8 +164,8 @@ async def test_an_update_that_is_cut(folder: Path, caplog: pytest.LogCaptureFixt
     "the loss of step … is …: training goes on; differences that are not finite are not sent",
     means="A learner's loop reported a loss that is a NaN or an infinity. At its end it says ITS LAST LOSS IS nan, if so.",
     like="A single bad batch: the next losses are numbers again, and nothing is to be done.",
-    do="if it goes on, stop it, look at its data and precision, lower the learning rate, and start it again: no checkpoint is "
-    "written while the loss is not a number",
+    do="if it goes on, stop it, look at its data and precision, lower the learning rate (with `hyperparameters='passed'`, or it goes "
+    "on with that of its checkpoint), and start it again: no checkpoint is written while the loss is not a number",
     then="It goes on from its last checkpoint before, and its updates are merged again.",
     lost="what it trained since that checkpoint",
 )
@@ -362,3 +364,41 @@ def joined_by_hand(run: Path) -> isthmus_link.Link:
     optimizer.step()
     link.step(tokens=2)
     return link
+
+
+@row(
+    "log",
+    "the learner goes on with the settings of its checkpoint: … and not … in group …; to use those that the optimizer was made with, "
+    "join with hyperparameters='passed'",
+    means="A learner was started again with another learning rate, weight decay or other setting of its optimizer than its checkpoint "
+    "has, and goes on with that of the checkpoint.",
+    like="A loop that sets the rate itself at every step, and gives its optimizer's groups no `initial_lr`: then nothing is to be done.",
+    do="join with hyperparameters='passed'",
+    then="No such line comes, and the optimizer has the rate that it was made with.",
+)
+def test_a_lower_rate_that_a_restart_does_not_take(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_a_lower_rate_that_a_restart_does_not_take)
+
+    def started(rate: float, how: str = "restored") -> float:
+        caplog.clear()
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        with isthmus_link.join(str(folder), model, optimizer, learner="a", create=RULES, hyperparameters=how) as link:
+            model(torch.ones(2)).sum().backward()
+            optimizer.step()
+            link.step(tokens=2)
+        return float(optimizer.param_groups[0]["lr"])
+
+    assert started(0.1) == 0.1
+    assert (started(0.01), here.is_in(caplog.text)) == (0.1, True)
+    assert (started(0.01, "passed"), here.is_in(caplog.text)) == (0.01, False)
+
+
+def test_a_schedule_alone_is_no_other_setting(caplog: pytest.LogCaptureFixture) -> None:
+    """The built-in trainer sets the rate at each step: its restarts warned of that."""
+    model = nn.Linear(2, 2)
+    first, again = trainer.optimizer_for(model), trainer.optimizer_for(model)
+    for group in first.param_groups:
+        group["lr"] *= 0.3
+    moments.choose(again, {"state": first.state_dict()}, Hyperparameters.RESTORED)
+    assert not caplog.messages

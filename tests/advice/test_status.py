@@ -879,15 +879,23 @@ async def test_a_fragment_that_stands_still(folder: Path, caplog: pytest.LogCapt
     "or not at all. The learner is not counted as one that merges.",
     like="`… rejected (…)`, in place of the cut or beside it, has the reason. A learner's first or last update may be cut a "
     "little; status then says nothing.",
-    do="the table of learners shows its loss, isthmus explain … … such a round; stop it by SIGTERM (in a loop "
-    "of your own, by link.close()), so that it leaves, lower the learning rate or clip gradients, and start it under a new name (in a signed run an owner adds that: isthmus create once more, with --learner NAME, or isthmus members add), so that it begins with the run's model instead of its own checkpoint; the "
+    do="the table of learners shows its loss, isthmus explain … … such a round; stop it by SIGTERM, so that it leaves (a loop of your "
+    "own leaves if it closes its link then), lower the learning rate or clip gradients, and start it under a new name (in a signed run an owner adds that: isthmus create once more, with --learner NAME, or isthmus members add), so that it begins with the run's model instead of its own checkpoint; the "
     "owner can expel it",
     then="`isthmus explain` names the learner's update and what it was cut to, or why it was rejected. Once the learner "
     "has stopped, the sentence goes away.",
     lost="most of what that learner trained",
 )
+@row(
+    "status",
+    "no messages come from …, which explodes: of its … newest updates, …",
+    means="The learner exploded, and fell silent without leaving: it was killed, or ended without closing its link.",
+    do="leave it away, or lower the learning rate or clip gradients, and start it under a new name (in a signed run an owner adds that: isthmus create once more, with --learner NAME, or isthmus members add), so that it begins with the run's model instead of its own checkpoint",
+    then="Once other commits are the newest ones, it is one of those of which no messages come. `--check` minds neither.",
+    lost="most of what that learner trained",
+)
 async def test_a_learner_that_explodes(folder: Path) -> None:
-    (here,) = mine(test_a_learner_that_explodes)
+    here, gone = mine(test_a_learner_that_explodes)
     async with (
         world(folder, FEW) as w, serving(w.syncer("s1")),
         training(w.learner("a"), 0.01), training(w.learner("b"), 0.01), training(w.learner("c"), 0.01),
@@ -899,6 +907,11 @@ async def test_a_learner_that_explodes(folder: Path) -> None:
             assert (line.startswith("wild explodes: "), line.splitlines()[-1]) == (True, "3 of 4 learners merge")
             code, told = await isthmus(*command_in(line, "explain"))
             assert (code, "of its length (norm" in told) == (0, True), told
+        for _ in range(100):
+            if says(gone, line := (await status(w))[1]):
+                break
+        advises(gone, line)
+        assert "start it again under its name" not in line
         await well(w)
 
 
@@ -950,7 +963,7 @@ async def test_a_learner_that_exploded_for_a_moment(folder: Path, what: str) -> 
     means="All of the learner's newest merged updates state a loss well above the lowest level that it had reached.",
     like="A learner whose data or schedule changed on purpose, as at the start of another stage of training. (A learner "
     'that is started again uses the rate in its checkpoint unless it joins with `hyperparameters="passed"`.)',
-    do="look at its data, or start it again with a lower learning rate; isthmus replay … draws all losses",
+    do="look at its data, or start it again with a lower learning rate (hyperparameters='passed'); isthmus replay … draws all losses",
     then="`isthmus replay` has a curve of each learner's loss. The sentence goes away once some of its newest updates "
     "are low again.",
 )

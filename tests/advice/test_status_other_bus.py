@@ -7,7 +7,7 @@ from typing import cast
 
 from advice.followed import command_in, isthmus, mine, says
 from advice.rows import row
-from advice.test_status_waits import FEW, PATIENT_S, line, over, said, training
+from advice.test_status_waits import FEW, PATIENT_S, judged, line, over, said, training
 from isthmus_lab.simulate.bus import SimulatedBus, Streams
 from isthmus_lab.simulate.conditions import Conditions
 from support.world import World, in_virtual_time, serving, train, world
@@ -80,7 +80,8 @@ async def test_a_bus_whose_syncer_was_killed_just_now_is_the_right_one() -> None
     "status",
     "… joined in the store and … not heard here since",
     means="This learner has a place in the run's store, where it has stored something in the last ten minutes, and this bus has "
-    "no message of it, or none since it joined anew. It is no failure, since it may have ended.",
+    "no message of it, or none since it joined anew. `--check` ends with 1 while it goes on storing "
+    "checkpoints, and with 0 after that, since it may have ended.",
     like="A learner that needs over a minute to load its model before its first message; or a bus that was emptied since it ended.",
     do="a learner of these whose log says «joined» has another bus than …: start it again with this one (--bus, ISTHMUS_BUS, join(bus=…)); one whose log does not yet still loads its model, and for one that has ended nothing is to be done",
     then="`… of … learners merge`, with this learner.",
@@ -94,6 +95,10 @@ async def test_a_learner_that_speaks_on_another_bus() -> None:
             await asyncio.sleep(JOINING_S - PATIENT_S / 2)
             assert not says(here, await line(w)), "it may still be on its way"
             await said(here, w)
+            assert not (await judged(w)).ok, "it is at work"
+        await asyncio.sleep(2 * JOINING_S)
+        assert says(here, (await judged(w)).said)
+        assert (await judged(w)).ok, "it may have ended"
         async with training(w.learner("b")):
             await over(here, w)
             assert (await line(w)).startswith("2 of 2 learners merge")

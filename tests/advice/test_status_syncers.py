@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from advice.doctors import small_run
@@ -14,6 +15,7 @@ from advice.gate import gate
 from advice.rows import A_GAP, row
 from advice.test_status import FEW, command, said, tells_a_frozen_process, training, well
 from isthmus.format.signing.keys import write_signer
+from isthmus.syncer import Syncer
 from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import Server
 from support.signed import EU, OWNER, SYNC, L, S, admit
@@ -33,12 +35,19 @@ from support.world import serving, until, world
 async def test_a_run_whose_syncer_was_killed(folder: Path) -> None:
     (here,) = mine(test_a_run_whose_syncer_was_killed)
     async with world(folder, FEW) as w, training(w.learner("a")):
-        async with serving(w.syncer("s1"), killed=True) as syncer:
-            await until(lambda: min(k.head for k in syncer.coordinators) >= 2, "it merges")
+        for name in ("s1", "s2"):
+            async with serving(w.syncer(name), killed=True) as syncer:
+                head = min(k.head for k in syncer.coordinators)
+                await until(partial(_merges, syncer, head + 2), "it merges")
         line = await said(here, w)
+        assert "if s2 or s1 lives" in line
         tells_a_frozen_process(line)
         async with command(folder.parent, *command_in(line, "syncer")):
             assert (await well(w)).startswith("1 of 1 learners merge")
+
+
+def _merges(syncer: Syncer, version: int) -> bool:
+    return min(k.head for k in syncer.coordinators) >= version
 
 
 @row(

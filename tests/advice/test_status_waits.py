@@ -28,7 +28,7 @@ from isthmus.format.records.keys import MEMBERS, members_key
 from isthmus.format.records.objects import Source
 from isthmus.format.rules import Pace, Rules
 from isthmus.inspect import status as status_of_run
-from isthmus.inspect.health_summary import health, of_log
+from isthmus.inspect.health_summary import Health, health, of_log
 from isthmus.inspect.status import Live, read_status
 from isthmus.learner import manifest as manifests
 from isthmus.learner.backend import local_array
@@ -51,9 +51,14 @@ PATIENT_S = 40.0
 
 async def line(w: World) -> str:
     """Return the first line of `isthmus status`."""
+    return (await judged(w)).said
+
+
+async def judged(w: World) -> Health:
+    """Return the health that `isthmus status` prints."""
     log = w.log
     await log.members.refresh(w.store)
-    return health(await read_status(log, w.bus, w.runtime, 1.0), "s3://b/run", "redis://h").said
+    return health(await read_status(log, w.bus, w.runtime, 1.0), "s3://b/run", "redis://h")
 
 
 async def said(here: Row, w: World) -> str:
@@ -258,8 +263,9 @@ async def test_many_learners_with_trouble() -> None:
     "…: waits for a merge (every update is rejected: non-finite)",
     means="What this learner trains is not a number. It neither sends that nor stores it in a checkpoint.",
     like="`… explodes` is said of updates that are numbers and far too long, with other advice: a checkpoint may have them, too.",
-    do="stop it, lower the learning rate or clip gradients, and start it again under its name: its newest checkpoint is from "
-    "before, since values that are not finite are not stored",
+    do="stop it, clip gradients or lower the learning rate (and join with hyperparameters='passed', or it goes on with that of its "
+    "checkpoint), and start it again under its name: its newest checkpoint is from before, since values that are not finite are not "
+    "stored",
     then="It goes on after the step of its checkpoint, with its moments, and is merged again.",
     lost="what it trained since it diverged",
 )
@@ -321,7 +327,8 @@ async def test_a_learner_whose_updates_are_rejected_as_too_long_explodes_for_as_
             assert "rejected (too-long)" in lines[-1]
         async with training(w.learner("b-2")):
             await asyncio.sleep(10.0)
-            assert "explodes" not in await line(w)
+            assert "no messages come from b, which explodes" in (told := await line(w))
+            assert "b explodes: " not in told
 
 
 class Loses(Layer):

@@ -414,7 +414,7 @@ def test_a_rising_loss_is_named_while_it_lasts() -> None:
     assert not found.ok
     assert found.said == (
         "the loss of a rises: 3 or more in its newest updates, 2 at its lowest; look at its data, or start it again "
-        "with a lower learning rate; isthmus replay r draws all losses; 1 of 1 learners merge"
+        "with a lower learning rate (hyperparameters='passed'); isthmus replay r draws all losses; 1 of 1 learners merge"
     )
     # A learner that left long ago is not reported for its last losses.
     assert looked(beat("a"), alive(), losses={"a": [*low, *high], "b": [*low, Point(99.0, 2.0)]}).ok
@@ -484,7 +484,7 @@ def test_a_learner_that_explodes_is_named() -> None:
     )  # fmt: skip
     assert not found.ok
     advice = (
-        "; stop it by SIGTERM (in a loop of your own, by link.close()), so that it leaves, lower the learning rate or "
+        "; stop it by SIGTERM, so that it leaves (a loop of your own leaves if it closes its link then), lower the learning rate or "
         "clip gradients, and start it under a new name (in a signed run an owner adds that: isthmus create once more, with "
         "--learner NAME, or isthmus members add), so that it begins with the run's model instead of its own checkpoint; the owner can expel it"
     )

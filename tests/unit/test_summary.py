@@ -54,6 +54,12 @@ def test_much_work_without_an_answer_is_a_warning_with_what_to_do() -> None:
     )
 
 
+def test_work_without_an_answer_and_without_a_checkpoint_is_not_called_kept() -> None:
+    ledger = replaced(LEDGER, merged=150.0, overwritten=50.0, pending=800.0)
+    said = str(replace(FOUND, unanswered=280.0, kept_to=0, ledger=ledger))
+    assert "ALL AFTER STEP 0 IS LOST: no checkpoint of later steps was stored; WHAT WAS NOT ANSWERED IS NOT IN" in said
+
+
 def test_much_overwritten_work_is_shown_with_what_to_change() -> None:
     assert "adopt" not in str(replace(FOUND, ledger=replaced(LEDGER, merged=570.0, overwritten=380.0)))
     found = replace(FOUND, ledger=replaced(LEDGER, merged=350.0, overwritten=600.0))
@@ -106,7 +112,9 @@ def test_work_that_no_checkpoint_has_is_not_promised() -> None:
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_cannot_be_missed(loss: float) -> None:
     found = replace(FOUND, loss=loss)
-    assert "clipped gradients: it goes on after step 400" in str(replace(found, kept_to=400))
+    assert "(hyperparameters='passed', or it goes on with that of its checkpoint): it goes on after step 400" in str(
+        replace(found, kept_to=400)
+    )
     assert found.diverged
     assert f"ITS LAST LOSS IS {loss}" in str(found)
     assert not FOUND.diverged

@@ -95,8 +95,12 @@ def optimizer_for(model: "nn.Module") -> torch.optim.AdamW:
     """Return AdamW with two parameter groups: matrices have weight decay, gains have none."""
     matrices = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
     gains = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
+    # The rate that the schedule begins with is what a restart compares: the rate itself changes at every step.
     return torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": gains, "weight_decay": 0.0}],
+        [
+            {"params": matrices, "weight_decay": WEIGHT_DECAY, "initial_lr": PEAK_LR},
+            {"params": gains, "weight_decay": 0.0, "initial_lr": PEAK_LR},
+        ],
         lr=PEAK_LR,
         betas=(0.9, 0.95),
         fused=True,

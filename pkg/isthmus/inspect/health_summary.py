@@ -156,7 +156,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         unknown = Part(f"{why}: it is unknown which processes are live; {last}", do)
         return Health(False, [unknown, *of_log(status, run)])
     here = sorted((v for v in status.hearing.learners.values() if v.name in status.live), key=lambda v: v.name)
-    exploding = _exploding(status, run)
+    exploding = _exploding(status, run, status.live)
     away = status.turned_away
     judged = [v for v in here if v.name not in exploding and v.name not in away]
     troubles = {v.name: part for v in judged if (part := _trouble(v, status, run, bus))}
@@ -208,7 +208,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         more = f"{counted(others, 'more learner')} {agreeing(others, 'has', 'have')} such trouble"
         waiting.append(Part(more, "the table of learners names all", ": "))
     absent = list[Part]()
-    if silent:
+    exploded = _exploding(status, run, silent)
+    if silent := [name for name in silent if name not in exploded]:
         absent.append(
             Part(
                 f"no messages come from {listed(silent, NAMED_MAX)}: {agreeing(len(silent), 'it was', 'they were')} "
@@ -220,6 +221,13 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
                 f"one is away with --expect {len(known)}",
             )
         )
+    absent += [
+        Part(
+            f"no messages come from {name}, which explodes{part.said.partition(' explodes')[2]}",
+            f"leave it away, or {REMEDIES[Reason.TOO_LONG]}",
+        )
+        for name, part in list(exploded.items())[:NAMED_MAX]
+    ]
     if len(here) < expected:
         fewer = f"{counted(expected, 'learner')} expected, {len(here)} heard"
         absent.append(Part(fewer, "start the others, or expect fewer", ": "))
@@ -234,6 +242,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     ill += [*_of_strangers(strangers, run, members), *_of_clocks(status)]
     # A silent learner is no failure: it may have been taken away on purpose, and the run goes on without it.
     ok = bool(able) and bool(here) and len(here) >= expected and not room and not ill
+    ok = ok and status.elsewhere.isdisjoint(status.storing)
     parts = [
         *room,
         *stopped,
@@ -302,8 +311,8 @@ def _no_syncer(
             f"start none here: give these learners, and --bus here, the URL that the syncers have ({BUSES}); the "
             "learners go on from their checkpoints",
         )
-    before = sorted(status.hearing.syncers)
-    frozen = f"if {before[0]} lives, {FROZEN}; else " if len(before) == 1 else ""
+    before = list(status.hearing.syncers)[:-3:-1]  # the newest two
+    frozen = f"if {' or '.join(before)} lives, {FROZEN}; else " if before else ""
     return Part(f"0 of {known} learners merge; no syncer is heard; {last}", f"{frozen}start one with: {syncer}")
 
 
@@ -385,8 +394,8 @@ def _of_manifests(away: Mapping[str, str]) -> list[Part]:
     return found
 
 
-def _exploding(status: Status, run: str) -> dict[str, Part]:
-    """Return the live learners whose newest updates are far longer than usual or not finite, each with what to do."""
+def _exploding(status: Status, run: str, names: Collection[str]) -> dict[str, Part]:
+    """Return those of these learners whose newest updates are far too long or not finite, each with what to do."""
     scales = defaultdict[str, list[tuple[float, str]]](list)
     refused = defaultdict[str, list[tuple[str, str]]](list)
     lately = status.recent or list(filter(None, status.heads))
@@ -409,7 +418,7 @@ def _exploding(status: Status, run: str) -> dict[str, Part]:
     if members is not None and members.current.charter is not None:
         expel = expel.replace("owner", "owners") + members.current.expelling
     found = {}
-    for name in sorted(status.live & (scales.keys() | refused.keys())):
+    for name in sorted(set(names) & (scales.keys() | refused.keys())):
         cut = sorted((scale, place) for scale, place in scales[name] if scale < FAR)
         gone = refused[name]
         seen, bad = len(scales[name]) + len(gone), len(cut) + len(gone)
@@ -425,7 +434,7 @@ def _exploding(status: Status, run: str) -> dict[str, Part]:
             found[name] = Part(
                 f"{name} explodes: of its {seen} newest updates, {' and '.join(fates)}",
                 f"the table of learners shows its loss, isthmus explain {run} {place} such a round; "
-                "stop it by SIGTERM (in a loop of your own, by link.close()), so that it leaves, "
+                "stop it by SIGTERM, so that it leaves (a loop of your own leaves if it closes its link then), "
                 f"{REMEDIES[Reason.TOO_LONG]}; {expel}",
             )
     return found
@@ -486,7 +495,8 @@ def _of_losses(status: Status, run: str, exploding: Collection[str] = ()) -> lis
     return [
         Part(
             f"the loss of {name} rises: {now:.4g} or more in its newest updates, {lowest:.4g} at its lowest",
-            f"look at its data, or start it again with a lower learning rate; isthmus replay {run} draws all losses",
+            "look at its data, or start it again with a lower learning rate (hyperparameters='passed'); isthmus replay "
+            f"{run} draws all losses",
         )
         for name, (lowest, now) in rising(status.losses).items()
         if name not in exploding and name not in left

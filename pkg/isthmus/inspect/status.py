@@ -58,6 +58,10 @@ JOINING_S = 60.0
 AT_WORK_S = 600.0
 """A learner that has stored nothing for this long [s] may have ended."""
 
+STORING_S = 90.0
+"""A learner that has stored something within so many seconds, and joined before, is at work: it stores a checkpoint a
+minute, unless it is told otherwise or its link is slow [s]."""
+
 PROBE_EVERY_S = 5.0
 """Seconds between two looks at the log while the bus is away and announces no commits."""
 
@@ -95,6 +99,8 @@ class Status:
     """Learners that have lately stored something, joined a while ago, and were never heard on this bus."""
     anew: Mapping[str, int] = field(default_factory=dict)
     """The same of learners that were heard in an earlier incarnation: the newest one that the store has."""
+    storing: Collection[str] = ()
+    """Learners that have stored something within `STORING_S`: if they joined before that, they are at work."""
     joining: Mapping[str, int] = field(default_factory=dict)
     """By learner that joined within the last minute, its incarnation: it may still load its model."""
     ahead: Mapping[int, tuple[int, Sequence[str]]] = field(default_factory=dict)
@@ -665,6 +671,7 @@ class Stored(NamedTuple):
     unheard: Collection[str] = ()
     anew: Mapping[str, int] = {}
     joining: Mapping[str, int] = {}
+    storing: Collection[str] = ()
 
 
 async def _stored(log: Log, hearing: BusView) -> Stored:
@@ -691,6 +698,7 @@ async def _stored(log: Log, hearing: BusView) -> Stored:
         {name for name in later if name not in heard},
         {name: life for name, life in later.items() if name in heard and heard[name].incarnation < life},
         {name: life for name, life in found.items() if name in young},
+        {learner_in(entry.key) for entry in entries if now - entry.modified < STORING_S},
     )
 
 

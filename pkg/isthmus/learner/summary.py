@@ -84,8 +84,9 @@ class Summary:
         line = f"{self.learner}: {self.steps:,} steps in {_lasted(self.seconds)}{known}; its model is at {versions}"
         if self.diverged:
             line += (
-                f"; ITS LAST LOSS IS {self.loss}: nothing it learns from there is sent; start it again with a lower "
-                f"learning rate or clipped gradients: it goes on after step {self.steps_done - self.unkept}"
+                f"; ITS LAST LOSS IS {self.loss}: nothing it learns from there is sent; start it again with clipped "
+                "gradients or a lower learning rate (hyperparameters='passed', or it goes on with that of its "
+                f"checkpoint): it goes on after step {self.steps_done - self.unkept}"
             )
         if self.never_merged:
             if self.expelled:
@@ -110,7 +111,8 @@ class Summary:
         if self.expelled:
             more = f"; {self.expelled}: WHAT WAS NOT MERGED BEFORE THAT IS NOT IN THE MODEL, and is not merged later"
         elif self.much_unanswered:
-            more = (
+            kept = more if self.unkept else ""
+            more = kept + (
                 f"; WHAT WAS NOT ANSWERED IS NOT IN THE MODEL: start this learner and the others again soon, with "
                 f"close(wait=600) or --wait-at-end 600, and then a syncer; {LATE_WORK} (`isthmus explain {self.run} "
                 "FRAGMENT/VERSION` says for how much)"
