@@ -24,7 +24,7 @@ from isthmus.errors import Denied, Unavailable
 from isthmus.format.records.keys import RUN_KEY, commit_key
 from isthmus.format.records.messages import encode, learner_stream
 from isthmus.format.rules import Rules
-from isthmus.inspect import status
+from isthmus.inspect import live as live_
 from isthmus_services.board import feed
 from isthmus_services.board.history import warnings
 from isthmus_services.board.history.time_views import loss_curves
@@ -190,7 +190,7 @@ async def test_damage_of_older_commits_that_were_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch, heard: bool
 ) -> None:
     (here,) = mine(test_damage_of_older_commits_that_were_read)
-    monkeypatch.setattr(status, "INSPECT_EVERY_S", 0.2)
+    monkeypatch.setattr(live_, "INSPECT_EVERY_S", 0.2)
     async with world(folder, FEW) as w:
         await finished(w)
         async with a_board(w.log, w if heard else None) as (url, _):

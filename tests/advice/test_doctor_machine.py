@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @row(
-    "doctor", "machine: disk: … GB free below …",
+    "doctor", "machine: disk: … free below …",
     means="The disk of the run's folder is nearly full: a warning below 2 GiB, a failure below 100 MiB.",
     do=f"make room: {FREES}", then="`ok machine: disk`",
 )  # fmt: skip

@@ -25,9 +25,10 @@ from isthmus.errors import Denied, Unavailable
 from isthmus.format.layout import Spec, TensorClass
 from isthmus.format.records.keys import commit_key
 from isthmus.format.rules import Pace, Rules
-from isthmus.inspect import status as status_
+from isthmus.inspect import live as live_
 from isthmus.inspect.health_summary import health
-from isthmus.inspect.status import Live, read_status
+from isthmus.inspect.live import Live
+from isthmus.inspect.status import read_status
 from isthmus.learner import LearnerAgent
 from isthmus.log import log_health
 from isthmus.store import Layer, Patience, Store
@@ -805,7 +806,7 @@ async def test_damage_of_older_commits_is_said_as_long_as_it_lasts(
 ) -> None:
     """Of one that looks once, that goes on looking, and that writes lines into a pipe. The syncer that has the state of
     a fragment goes on beyond its damaged commit, so that this is soon an old one."""
-    monkeypatch.setattr(status_, "INSPECT_EVERY_S", 0.2)
+    monkeypatch.setattr(live_, "INSPECT_EVERY_S", 0.2)
     pace = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4)
     async with world(folder, seed_of(Rules(fragments=2, sync_every=4), pace)) as w, serving(w.syncer("s1")) as syncer:
         live = Live(w.log, w.store, w.bus, w.runtime)

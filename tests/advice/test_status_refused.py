@@ -20,7 +20,7 @@ training = partial(trains, step_s=1.0)
 @in_virtual_time
 async def test_a_learner_that_may_not_write_one_fragment_says_so_all_the_time() -> None:
     """Its uploads of the other fragment succeed meanwhile, between two tries of the refused one."""
-    (_, here, _) = mine(test_status_waits.test_a_learner_that_is_kept_from_store_or_bus)
+    _, here, *_ = mine(test_status_waits.test_a_learner_that_is_kept_from_store_or_bus)
     fault = Fault(Denied("403: AccessDenied"), "updates/00000/b/", mended=True)
     async with (
         world(Path(), FEW) as w,
@@ -38,7 +38,7 @@ async def test_a_learner_that_may_not_write_one_fragment_says_so_all_the_time() 
 @pytest.mark.tier("all")
 @in_virtual_time
 async def test_a_syncer_that_may_not_write_one_fragment_says_so_until_it_ends() -> None:
-    (_, here, _) = mine(test_status_waits.test_a_learner_that_is_kept_from_store_or_bus)
+    _, here, *_ = mine(test_status_waits.test_a_learner_that_is_kept_from_store_or_bus)
     fault = Fault(Denied("403: AccessDenied"), "commits/00000/", ("create",), mended=True)
     async with world(Path(), FEW) as w, training(w.learner("a")):
         with pytest.raises(ExceptionGroup) as ended:

@@ -27,9 +27,10 @@ from isthmus.format.records.frame import Blob, Data
 from isthmus.format.records.keys import MEMBERS, members_key
 from isthmus.format.records.objects import Source
 from isthmus.format.rules import Pace, Rules
-from isthmus.inspect import status as status_of_run
+from isthmus.inspect import live as live_
 from isthmus.inspect.health_summary import Health, health, of_log
-from isthmus.inspect.status import Live, read_status
+from isthmus.inspect.live import Live
+from isthmus.inspect.status import read_status
 from isthmus.learner import manifest as manifests
 from isthmus.learner.backend import local_array
 from isthmus.learner.manifest import statement
@@ -726,7 +727,7 @@ async def test_versions_that_the_log_lacks_are_named_when_all_have_left(folder: 
 @in_virtual_time
 async def test_a_membership_that_is_damaged_while_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Status --watch and the board read the membership once, and look at it again once a minute."""
-    monkeypatch.setattr(status_of_run, "INSPECT_EVERY_S", 1.0)
+    monkeypatch.setattr(live_, "INSPECT_EVERY_S", 1.0)
     async with world(Path(), seed()) as w:
         await admit(w, *EVERYBODY)
         await admit(w, *EVERYBODY, ("more", L, EVIL))

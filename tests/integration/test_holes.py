@@ -12,9 +12,11 @@ import pytest
 from isthmus.errors import Denied, LogCorrupt
 from isthmus.format.records.keys import commit_key
 from isthmus.format.rules import Pace, Rules
+from isthmus.inspect import live as live_
 from isthmus.inspect import status as status_
+from isthmus.inspect.live import Live
 from isthmus.inspect.replay import replay
-from isthmus.inspect.status import Live, read_status
+from isthmus.inspect.status import read_status
 from isthmus.log import heal
 from isthmus.log.holes import AHEAD, require_commits, require_whole
 from isthmus.log.log_health import STANDS, look, standing
@@ -163,7 +165,8 @@ async def test_an_old_commit_that_is_damaged_is_found_by_status(
 ) -> None:
     """The listing gives all but the last away, however long the log is; that is found when its turn comes."""
     if how != "rotted":
-        monkeypatch.setattr(status_, "OLDER", 0)
+        for module in (status_, live_):
+            monkeypatch.setattr(module, "OLDER", 0)
     async with world(folder, FEW) as w:
         assert await grown(w, 24, killed=False) > 20
         path = folder / commit_key(0, 3)

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.format.records.messages import Heartbeat
 from isthmus.inspect.bus_view import BusView, LearnerView
-from isthmus.inspect.status import Live
+from isthmus.inspect.live import Live
 from isthmus_services.demo import watch as watching
 from isthmus_services.demo.left import ALONE, DRAWING, JUDGING, LAST, TRAINING, Left
 

@@ -43,7 +43,8 @@ def examine_machine(folder: Path | None, role: Role, runtime: Runtime, *, signed
 def _disk(run: Path, *, signed: bool) -> Finding:
     folder = next(parent for parent in (run, *run.parents) if parent.exists())
     free = shutil.disk_usage(folder).free
-    said = f"{f'{free / 1e9:.1f} GB' if free >= 1e9 else f'{free / 1e6:.0f} MB'} free below {folder}"
+    size = f"{free / 1e9:.1f} GB" if free >= 1e9 else f"{free / 1e6:.0f} MB"
+    said = f"{size} free below {folder}"
     if free < DISK_WARNING:
         outcome = FAILURE if free < DISK_FAILURE else WARNING
         more = "make room: " + freeing(FREES, str(run), signed=signed)

@@ -20,7 +20,7 @@ from isthmus.errors import Denied, IsthmusError, ObjectMissing, Unavailable
 from isthmus.format.records.keys import RUN_KEY, commit_key
 from isthmus.format.records.messages import PARTS, SYNCER_STREAM
 from isthmus.inspect.bus_view import LearnerView
-from isthmus.inspect.status import Live
+from isthmus.inspect.live import Live
 from isthmus.log import Commit, Log
 from isthmus.log.holes import Holes
 from isthmus.runtime.urls import Place

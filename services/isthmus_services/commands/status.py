@@ -15,7 +15,8 @@ from isthmus.errors import Denied, InputError, Unavailable
 from isthmus.format.records.keys import LEARNERS
 from isthmus.inspect.decisions import expelled, waiting
 from isthmus.inspect.health_summary import Health, News, Part, health
-from isthmus.inspect.status import Ledger, Live, Status, read_ledgers, read_status
+from isthmus.inspect.live import Live
+from isthmus.inspect.status import Ledger, Status, read_ledgers, read_status
 from isthmus.log import evaluations
 from isthmus.log.evaluations import Series
 from isthmus.log.listing import checkpoints_in

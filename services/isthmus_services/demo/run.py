@@ -19,7 +19,7 @@ from isthmus.bus import IN_STORE, default_pace, in_store, open_bus
 from isthmus.errors import BucketMissing, InputError, ObjectMissing
 from isthmus.format.records.keys import RUN_KEY
 from isthmus.inspect.bus_view import BusView, moved
-from isthmus.inspect.status import Live
+from isthmus.inspect.live import Live
 from isthmus.log import Log
 from isthmus.log.figures import LogSums, ledger
 from isthmus.log.trust import OWNER, Trust, is_near

@@ -9,7 +9,7 @@ from rich.live import Live as Display
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from isthmus.inspect.status import Live
+from isthmus.inspect.live import Live
 from isthmus.log import Commit
 from isthmus.log.figures import LogSums
 from isthmus_services.demo.left import LAST, TRAINING, Left
