@@ -8,7 +8,7 @@ of a period and of work that incoming versions overwrite (`learning`), of codecs
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 
 import msgspec
 import numpy as np
@@ -252,22 +252,25 @@ class Round:
     def _opened_s(self, islands: Sequence[Island]) -> Figures:
         """Return the seconds from a step boundary to the call of the round: the fastest learners open rounds."""
         fastest = min(i.step_s for i in islands)
-        return np.min([self._announced_s(i) for i in islands if i.step_s == fastest], axis=0)
+        return reduce(np.minimum, [self._announced_s(i) for i in islands if i.step_s == fastest])
 
-    def _later_s(self, island: Island, islands: Sequence[Island], steps: float) -> Figures:
+    @staticmethod
+    def _later_s(opened_s: Figures, island: Island, islands: Sequence[Island], steps: float) -> Figures:
         """Return the seconds from the opener's capture to the capture of the last learner of an island.
 
-        A slower learner is called: it hears the call, and is `steps` later at a step boundary.
+        A slower learner is called: it hears the call, and is `steps` later at a step boundary. `opened_s`: seconds to
+        the call.
         """
-        called_s = self._opened_s(islands) + HEARING_LATENCIES * island.latency_s + steps * island.step_s
+        called_s = opened_s + HEARING_LATENCIES * island.latency_s + steps * island.step_s
         return called_s * (DRIFT if island.step_s == min(i.step_s for i in islands) else 1.0)
 
     def answers_s(self, islands: Sequence[Island]) -> Figures:
         """Return the seconds from a round's call to its last answer, at most a period."""
         if sum(island.count for island in islands) == 1:
             return 0.0
-        last_s = np.max([self._later_s(i, islands, 1.0) + self._announced_s(i) for i in islands], axis=0)
-        return np.minimum(np.maximum(0.0, last_s - self._opened_s(islands)), self.period_s)
+        opened_s = self._opened_s(islands)
+        last_s = reduce(np.maximum, [self._later_s(opened_s, i, islands, 1.0) + self._announced_s(i) for i in islands])
+        return np.minimum(np.maximum(0.0, last_s - opened_s), self.period_s)
 
     def _merged_s(self, islands: Sequence[Island]) -> Figures:
         """Return the seconds from the step boundary of a round's opener to the commit."""
@@ -290,7 +293,7 @@ class Round:
         """
         fastest = min(i.step_s for i in islands)
         unseen_s = min(i.latency_s for i in islands if i.step_s == fastest)
-        late_s = np.max([np.maximum(*self.loads(i)) - 1.0 for i in islands], axis=0) * self.period_s
+        late_s = reduce(np.maximum, [np.maximum(*self.loads(i)) - 1.0 for i in islands]) * self.period_s
         read_s = self._median_s(islands, [self.read_s(i) for i in islands])
         return self._merged_s(islands) - unseen_s + read_s + np.maximum(0.0, late_s)
 
@@ -313,11 +316,12 @@ class Round:
         """
         step_s = min(i.step_s for i in islands)
         low, high = np.array(least), np.array(most)
+        tried = low  # most periods that are chosen are at rest
         while (low < high).any():
-            middle = (low + high) // 2
-            lag_s = replace(self, period_s=middle * step_s).lag_s(islands)
-            short = LAGS * lag_s > middle * step_s
-            low, high = np.where(short, np.minimum(middle + 1, high), low), np.where(short, high, middle)
+            lag_s = replace(self, period_s=tried * step_s).lag_s(islands)
+            short = LAGS * lag_s > tried * step_s
+            low, high = np.where(short, np.minimum(tried + 1, high), low), np.where(short, high, tried)
+            tried = (low + high) // 2
         return low
 
     def kept(self, island: Island, islands: Sequence[Island]) -> Figures:
@@ -330,7 +334,7 @@ class Round:
         later_s: Figures = 0.0
         if sum(other.count for other in islands) > 1:
             fastest = island.step_s == min(i.step_s for i in islands)
-            later_s = self._later_s(island, islands, 0.5) * (0.5 if fastest else 1.0)
+            later_s = self._later_s(self._opened_s(islands), island, islands, 0.5) * (0.5 if fastest else 1.0)
         under_way_s = np.maximum(island.step_s, self.back_s(island, islands) + island.step_s / 2.0 - later_s)
         between_s = self.period_s * np.maximum(1.0, np.maximum(*self.loads(island)))
         return np.maximum(0.0, 1.0 - under_way_s / between_s)
