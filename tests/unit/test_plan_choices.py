@@ -197,7 +197,7 @@ def test_the_plan_for_three_regions_agrees_with_itself_and_takes_what_was_measur
     chosen = search(here, Fixed()).best
     assert (chosen.rules.codec_up, chosen.rules.codec_down, chosen.worth.beyond) == ("int4", "int4", ())
     mine = own(chosen.rules)
-    for size in range(1, len(mine) + 1):
+    for size in (1, 2, len(mine)):
         for names in itertools.combinations(mine, size):
             given = Fixed(**{name: mine[name] for name in names})  # type: ignore[arg-type]
             assert search(here, given).best.rules == chosen.rules, names
