@@ -20,6 +20,7 @@ LEAST_WORDS = 4
 
 SPOKEN = {
     "pkg/isthmus/inspect/health_summary.py": "status",
+    "pkg/isthmus/inspect/learner_problems.py": "status",
     "services/isthmus_services/board/history/warnings.py": "board",
     "pkg/isthmus/log/heal.py": "heal",
     "pkg/isthmus/log/holes.py": "heal",  # and status

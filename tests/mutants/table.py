@@ -11,11 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mutants.mutant import Mutant
-from mutants.sections import arithmetic, garbage, layout, log, outside, permissions, readers, records, rounds, sent
+from mutants.sections import (
+    advice,
+    arithmetic,
+    garbage,
+    layout,
+    log,
+    outside,
+    permissions,
+    readers,
+    records,
+    rounds,
+    sent,
+)
 
 MUTANTS = [
     mutant
-    for section in (log, arithmetic, records, rounds, sent, garbage, layout, outside, readers, permissions)
+    for section in (log, arithmetic, records, rounds, sent, garbage, layout, outside, readers, permissions, advice)
     for mutant in section.MUTANTS
 ]
 

@@ -20,7 +20,8 @@ from isthmus.format.records.messages import (
     learner_stream,
 )
 from isthmus.inspect.bus_view import BusView
-from isthmus.inspect.health_summary import Health, News, Part, health
+from isthmus.inspect.health_summary import Health, News, health
+from isthmus.inspect.learner_problems import Part
 from isthmus.inspect.losses import Point
 from isthmus.inspect.restarts import Restarts
 from isthmus.inspect.status import Status
@@ -112,6 +113,11 @@ def test_no_syncer_says_since_when_and_what_to_type() -> None:
         "frozen (kill -CONT PID wakes it) and D if it waits for a disk; else start one with: isthmus syncer "
         "s3://b/run --bus redis://h"
     )
+
+
+def test_of_several_syncers_that_fell_silent_the_newest_two_may_be_frozen() -> None:
+    said = of(beat("a"), silent=[alive(syncer=name) for name in ("s1", "s2", "s3")]).said
+    assert "if s3 or s2 lives, ps -o stat= -p PID says T if it is frozen" in said
 
 
 @pytest.mark.parametrize("healed", [None, object()], ids=["merged", "healed"])

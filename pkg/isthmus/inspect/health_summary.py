@@ -2,27 +2,32 @@
 
 import re
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from isthmus.bus import BUSES, in_store, syncer_command
 from isthmus.format.records.keys import MEMBERS, members_key
 from isthmus.format.records.messages import Alive
-from isthmus.inspect import bursts
 from isthmus.inspect.bus_view import LearnerView
-from isthmus.inspect.losses import rising
-from isthmus.inspect.restarts import CLAIMS_READ
+from isthmus.inspect.learner_problems import (
+    NAMED_MAX,
+    Part,
+    exploding,
+    of_bursts,
+    of_losses,
+    of_manifests,
+    of_rejected,
+    of_strangers,
+    of_weight,
+    restarting,
+)
 from isthmus.inspect.status import Status
-from isthmus.log.figures import shares
 from isthmus.log.holes import GOES_ON as RUN_GOES_ON
 from isthmus.log.holes import HOLE, accept_flag, ask_heal, ask_to_accept, damage
 from isthmus.log.log_health import lacks, restores, stands
-from isthmus.log.membership import Members
 from isthmus.log.replaced import outdated, together
 from isthmus.reasons import (
-    ABOUT_MANIFEST,
     GOES_ON,
     LATE_WORK,
     REMEDIES,
@@ -32,25 +37,7 @@ from isthmus.reasons import (
     Reason,
     remedy_of,
 )
-from isthmus.rounds.bounds import YOUNG
 from isthmus.wording import agreeing, counted, fragments, key_flag, listed
-
-FAR = 0.25
-"""A learner explodes if most of its newest updates are rejected as diverged, or clipped to less than this share of
-their length.
-
-An honest learner that trained on alone after a restart was seen clipped to 0.29 of it for a while.
-"""
-
-VERY_FAR = bursts.FAR
-"""If the newest commits have only one update of a learner, it must be clipped to less than this share instead."""
-
-REFUSED = 0.2
-"""A learner explodes, too, if more than one update and this share of its newest ones are rejected as diverged."""
-
-HEAVY, WORKED = 0.9, 0.75
-"""A learner is too heavy if its updates have more than this share of the newest rounds' weight, with less than that
-share of their tokens."""
 
 CLOCKS_S = 60.0
 """Two clocks that differ by more than this many seconds are reported."""
@@ -63,28 +50,8 @@ FROZEN = "ps -o stat= -p PID says T if it is frozen (kill -CONT PID wakes it) an
 """What to type beside a process that is silent."""
 
 JOINING = "joined within the last minute"
-REJECTED = 0.5
-"""A learner that has left is named if more than this share of its tokens was rejected."""
-
 PENDING_PERIODS = 3
 """A learner that is done and has pending tokens of more periods than this has sent work that nobody answered."""
-
-NAMED_MAX = 3
-"""The most learners, and the most damaged fragments, that are named with their trouble."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A problem of a run, and what to do about it."""
-
-    said: str
-    do: str = ""
-    """Empty: a fact that the next problem goes on from, or that needs nothing."""
-    joint: str = "; "
-    """What stands between the two in a sentence."""
-
-    def __str__(self) -> str:
-        return f"{self.said}{self.joint}{self.do}" if self.do else self.said
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +123,9 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         unknown = Part(f"{why}: it is unknown which processes are live; {last}", do)
         return Health(False, [unknown, *of_log(status, run)])
     here = sorted((v for v in status.hearing.learners.values() if v.name in status.live), key=lambda v: v.name)
-    exploding = _exploding(status, run, status.live)
+    wild = exploding(status, run, status.live)
     away = status.turned_away
-    judged = [v for v in here if v.name not in exploding and v.name not in away]
+    judged = [v for v in here if v.name not in wild and v.name not in away]
     troubles = {v.name: part for v in judged if (part := _trouble(v, status, run, bus))}
     strangers = sorted(name for name, at in status.hearing.strangers.items() if at >= status.live_since)
     known = [v for v in status.taking_part if v.left is None and v.name not in strangers]
@@ -167,15 +134,15 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         young = merged_at > status.at - COMMITTED_S
         found = _nobody(status, last, syncer, bus, young=young)
         damage = of_log(status, run)
-        ailing = [*_of_losses(status, run), *_of_strangers(strangers, run, members), *_of_manifests(status.turned_away)]
-        ailing += _of_rejected(status, run)
+        ailing = [*of_losses(status, run), *of_strangers(strangers, run, members), *of_manifests(status.turned_away)]
+        ailing += of_rejected(status, run)
         # Learners that have stopped before their end may have done so because of the damage.
         first = [*found.parts, *damage] if found.ok else [*damage, *found.parts]
-        parts = sorted([*first, *_of_unheard(status, bus), *ailing, *_of_bursts(status, run, ())], key=_urgency)
+        parts = sorted([*first, *_of_unheard(status, bus), *ailing, *of_bursts(status, run, ())], key=_urgency)
         return Health(found.ok and not (damage or ailing), parts, found.count)
     if not here and not status.syncers_live:
         # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
-        room, damage, strange = _of_room(status, run), of_log(status, run), _of_strangers(strangers, run, members)
+        room, damage, strange = _of_room(status, run), of_log(status, run), of_strangers(strangers, run, members)
         silence = Part(
             f"0 of {len(known)} learners merge; no process is heard, and none has left ({last}): all were killed or "
             "are cut off, or the bus refuses their messages",
@@ -208,8 +175,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         more = f"{counted(others, 'more learner')} {agreeing(others, 'has', 'have')} such trouble"
         waiting.append(Part(more, "the table of learners names all", ": "))
     absent = list[Part]()
-    exploded = _exploding(status, run, silent)
-    if silent := [name for name in silent if name not in exploded]:
+    gone = exploding(status, run, silent)
+    if silent := [name for name in silent if name not in gone]:
         absent.append(
             Part(
                 f"no messages come from {listed(silent, NAMED_MAX)}: {agreeing(len(silent), 'it was', 'they were')} "
@@ -226,20 +193,20 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
             f"no messages come from {name}, which explodes{part.said.partition(' explodes')[2]}",
             f"leave it away, or {REMEDIES[Reason.TOO_LONG]}",
         )
-        for name, part in list(exploded.items())[:NAMED_MAX]
+        for name, part in list(gone.items())[:NAMED_MAX]
     ]
     if len(here) < expected:
         fewer = f"{counted(expected, 'learner')} expected, {len(here)} heard"
         absent.append(Part(fewer, "start the others, or expect fewer", ": "))
-    ill = [*of_log(status, run), *list(exploding.values())[:NAMED_MAX]]
+    ill = [*of_log(status, run), *list(wild.values())[:NAMED_MAX]]
     ill += [
-        *_of_manifests(away),
-        *_of_weight(status, run),
+        *of_manifests(away),
+        *of_weight(status, run),
         *waiting,
-        *_restarting(status),
-        *_of_losses(status, run, exploding),
+        *restarting(status),
+        *of_losses(status, run, wild),
     ]
-    ill += [*_of_strangers(strangers, run, members), *_of_clocks(status)]
+    ill += [*of_strangers(strangers, run, members), *_of_clocks(status)]
     # A silent learner is no failure: it may have been taken away on purpose, and the run goes on without it.
     ok = bool(able) and bool(here) and len(here) >= expected and not room and not ill
     ok = ok and status.elsewhere.isdisjoint(status.storing)
@@ -252,7 +219,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         *absent,
         *_of_quorums(status, able),
     ]
-    return Health(ok, sorted([*parts, *_of_bursts(status, run, exploding)], key=_urgency), merging)
+    return Health(ok, sorted([*parts, *of_bursts(status, run, wild)], key=_urgency), merging)
 
 
 def _unread(status: Status) -> bool:
@@ -279,19 +246,6 @@ def unserved(status: Status) -> set[int]:
 def _lacking(status: Status) -> dict[int, tuple[int, Sequence[str]]]:
     """Return the fragments of which learners have a version that the log lacks, and whose log is not damaged."""
     return {p: found for p, found in status.ahead.items() if p not in status.wrong}
-
-
-def _of_bursts(status: Status, run: str, exploding: Collection[str]) -> list[Part]:
-    """Return the learners that exploded for a moment and train as before, which is no failure."""
-    return [
-        Part(
-            burst.said,
-            f"isthmus explain {run} {burst.place} has the round; if it comes again, look at the data of that time, and "
-            "lower the learning rate or clip gradients",
-        )
-        for burst in status.bursts
-        if burst.learner not in exploding and (burst.learner in status.live or not status.live)
-    ][:NAMED_MAX]
 
 
 def _urgency(part: Part) -> int:
@@ -361,98 +315,6 @@ def _of_joining(status: Status) -> list[Part]:
     ]
 
 
-def _of_strangers(strangers: Sequence[str], run: str, members: Members | None) -> list[Part]:
-    """Return that these learners are heard although the membership does not name them, with what to do."""
-    if not strangers:
-        return []
-    several = len(strangers) > 1
-    do = (
-        f"end {'each' if several else 'it'}, or make it a member again, as the owner: isthmus members add {run} "
-        f"{'NAME' if several else strangers[0]} --public-key FILE.pub --key OWNER_KEY_FILE"
-    )
-    if members is not None and members.current.charter is not None:
-        do = do.replace("the owner", "an owner") + members.current.approving
-    return [
-        Part(
-            f"{listed(strangers, NAMED_MAX)} {'are' if several else 'is'} heard, and the membership does not name "
-            f"{'them: their' if several else 'it: its'} work is not merged",
-            do,
-        )
-    ]
-
-
-def _of_manifests(away: Mapping[str, str]) -> list[Part]:
-    """Return the learners whose updates are rejected for their manifest, by reason, with what to do.
-
-    `away`: the reason by learner.
-    """
-    found = list[Part]()
-    for reason in sorted(set(away.values()) & ABOUT_MANIFEST):
-        names = sorted(name for name, why in away.items() if why == reason)
-        said = f"updates of {listed(names, NAMED_MAX)} are rejected for their manifest ({reason})"
-        found.append(Part(said, REMEDIES[reason]))
-    return found
-
-
-def _exploding(status: Status, run: str, names: Collection[str]) -> dict[str, Part]:
-    """Return those of these learners whose newest updates are far too long or not finite, each with what to do."""
-    scales = defaultdict[str, list[tuple[float, str]]](list)
-    refused = defaultdict[str, list[tuple[str, str]]](list)
-    lately = status.recent or list(filter(None, status.heads))
-    usual = [(c.header.fragment, i) for c in lately for i in c.header.inputs if i.scale >= FAR and i.norm]
-    for commit in lately:
-        place = f"{commit.header.fragment}/{commit.version}"
-        for given in () if 1 <= commit.version <= YOUNG else commit.header.inputs:
-            # An update that is cut only beside far fewer steps, or with nothing of late to compare it with, is usual.
-            of_fragment = [other for p, other in usual if p == commit.header.fragment]
-            # Its own updates show what is usual only where there are no others: some of an explosion are cut by little.
-            others = [other for other in of_fragment if other.learner != given.learner] or of_fragment
-            rises = [bursts.rise(given, other) for other in others]
-            long = not given.norm or min(rises, default=0.0) > bursts.RISE
-            scales[given.learner].append((given.scale if long else 1.0, place))
-        for turned in commit.header.rejected:
-            if turned.reason in bursts.DIVERGED:
-                refused[turned.learner].append((turned.reason, place))
-    members = status.hearing.members
-    expel = "the owner can expel it"
-    if members is not None and members.current.charter is not None:
-        expel = expel.replace("owner", "owners") + members.current.expelling
-    found = {}
-    for name in sorted(set(names) & (scales.keys() | refused.keys())):
-        cut = sorted((scale, place) for scale, place in scales[name] if scale < FAR)
-        gone = refused[name]
-        seen, bad = len(scales[name]) + len(gone), len(cut) + len(gone)
-        # A single update that is clipped a little may be a learner's first or last one, of a step or two.
-        most = 2 * bad > seen and (bad > 1 or bool(gone) or cut[0][0] < VERY_FAR)
-        if most or (len(gone) > 1 and len(gone) > REFUSED * seen):
-            _, place = gone[0] if gone else cut[0]
-            fates = list[str]()
-            if cut:
-                fates.append(f"{len(cut)} cut to less than a quarter of their length (the shortest to {cut[0][0]:.2g})")
-            if gone:
-                fates.append(f"{len(gone)} rejected ({', '.join(sorted({reason for reason, _ in gone}))})")
-            found[name] = Part(
-                f"{name} explodes: of its {seen} newest updates, {' and '.join(fates)}",
-                f"the table of learners shows its loss, isthmus explain {run} {place} such a round; "
-                "stop it by SIGTERM, so that it leaves (a loop of your own leaves if it closes its link then), "
-                f"{REMEDIES[Reason.TOO_LONG]}; {expel}",
-            )
-    return found
-
-
-def _restarting(status: Status) -> list[Part]:
-    """Return the learners that are started again and again before they can store a checkpoint, with what to do."""
-    return [
-        Part(
-            f"{name} has joined {'at least ' if found.joined == CLAIMS_READ else ''}{found.joined} times since its "
-            f"last checkpoint and went on after step {found.step} each time",
-            "two processes have its name, or it dies before it can store one; its log says which",
-            ": ",
-        )
-        for name, found in sorted(status.restarts.items())
-    ][:NAMED_MAX]
-
-
 def _of_quorums(status: Status, able: Sequence[str]) -> list[Part]:
     """Return the syncers whose rounds ask for more learners than were ever heard, with what to do."""
     heard = len(status.taking_part)
@@ -486,63 +348,6 @@ def _of_room(status: Status, run: str) -> list[Part]:
             "trained since their last checkpoints is lost then: none can be stored), wait until they have ended, "
             f"delete the rest by isthmus gc {run}{flags} --keep 8 --min-age 0 and start them again",
         )
-    ]
-
-
-def _of_losses(status: Status, run: str, exploding: Collection[str] = ()) -> list[Part]:
-    """Return the learners whose losses rise, each with what to do, but for those that explode or have left."""
-    left = {view.name for view in status.hearing.learners.values() if view.left is not None}.union(status.expelled)
-    return [
-        Part(
-            f"the loss of {name} rises: {now:.4g} or more in its newest updates, {lowest:.4g} at its lowest",
-            "look at its data, or start it again with a lower learning rate (hyperparameters='passed'); isthmus replay "
-            f"{run} draws all losses",
-        )
-        for name, (lowest, now) in rising(status.losses).items()
-        if name not in exploding and name not in left
-    ][:NAMED_MAX]
-
-
-def _of_rejected(status: Status, run: str) -> list[Part]:
-    """Return the learners that have left and whose work was mostly rejected, which their leaving does not say."""
-    found = list[Part]()
-    for view in sorted(status.taking_part, key=lambda view: view.name):
-        tally = view.heartbeat.ledger if view.left is not None and view.heartbeat is not None else None
-        if tally is None or tally.rejected <= REJECTED * tally.processed:
-            continue
-        places = [
-            f"{commit.header.fragment}/{commit.version}"
-            for commit in status.recent
-            if any(turned.learner == view.name for turned in commit.header.rejected)
-        ]
-        where = f"isthmus explain {run} {places[-1]}" if places else "its log"
-        found.append(
-            Part(
-                f"{tally.rejected / tally.processed:.0%} of the tokens of {view.name} were rejected, and it has left",
-                f"{where} names the reason; the model has nothing of that work, and is not harmed by it",
-            )
-        )
-    return found[:NAMED_MAX]
-
-
-def _of_weight(status: Status, run: str) -> list[Part]:
-    """Return the learner that has almost all weight without almost all work, with what to do."""
-    place, weights, tokens = "", defaultdict[str, float](float), defaultdict[str, float](float)
-    for commit in filter(None, status.heads):
-        for learner, (weight, worked) in shares(commit.header).items():
-            place = f"{commit.header.fragment}/{commit.version}"
-            weights[learner] += weight
-            tokens[learner] += worked
-    rounds = sum(weights.values())
-    return [
-        Part(
-            f"{name} has {weight / rounds:.0%} of the weight of the newest rounds, with {tokens[name] / rounds:.0%} "
-            "of their tokens: the others hardly count",
-            f"isthmus explain {run} {place} shows the weights of a round and why; stop or expel {name} if it should "
-            "not count for so much",
-        )
-        for name, weight in weights.items()
-        if weight > HEAVY * rounds and tokens[name] < WORKED * rounds
     ]
 
 

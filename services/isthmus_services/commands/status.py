@@ -14,7 +14,8 @@ from isthmus.agent.ports import bus_answers, open_ports
 from isthmus.errors import Denied, InputError, Unavailable
 from isthmus.format.records.keys import LEARNERS
 from isthmus.inspect.decisions import expelled, waiting
-from isthmus.inspect.health_summary import Health, News, Part, health
+from isthmus.inspect.health_summary import Health, News, health
+from isthmus.inspect.learner_problems import Part
 from isthmus.inspect.live import Live
 from isthmus.inspect.status import Ledger, Status, read_ledgers, read_status
 from isthmus.log import evaluations

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.inspect.health_summary import NAMED_MAX, Part, health, of_log, unserved
+from isthmus.inspect.health_summary import health, of_log, unserved
+from isthmus.inspect.learner_problems import NAMED_MAX, Part
 from isthmus.inspect.losses import rising
 from isthmus.inspect.status import Status
 from isthmus.log.log_health import APART_S, STANDS, standing, stands

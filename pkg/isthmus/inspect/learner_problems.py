@@ -1,0 +1,214 @@
+"""The problems of a run that its learners make, each with what to do. No I/O."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from isthmus.inspect import bursts
+from isthmus.inspect.losses import rising
+from isthmus.inspect.restarts import CLAIMS_READ
+from isthmus.inspect.status import Status
+from isthmus.log.figures import shares
+from isthmus.log.membership import Members
+from isthmus.reasons import ABOUT_MANIFEST, REMEDIES, Reason
+from isthmus.rounds.bounds import YOUNG
+from isthmus.wording import listed
+
+FAR = 0.25
+"""A learner explodes if most of its newest updates are rejected as diverged, or clipped to less than this share of
+their length.
+
+An honest learner that trained on alone after a restart was seen clipped to 0.29 of it for a while.
+"""
+
+VERY_FAR = bursts.FAR
+"""If the newest commits have only one update of a learner, it must be clipped to less than this share instead."""
+
+REFUSED = 0.2
+"""A learner explodes, too, if more than one update and this share of its newest ones are rejected as diverged."""
+
+HEAVY, WORKED = 0.9, 0.75
+"""A learner is too heavy if its updates have more than this share of the newest rounds' weight, with less than that
+share of their tokens."""
+
+REJECTED = 0.5
+"""A learner that has left is named if more than this share of its tokens was rejected."""
+
+NAMED_MAX = 3
+"""The most learners, and the most damaged fragments, that are named with their trouble."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A problem of a run, and what to do about it."""
+
+    said: str
+    do: str = ""
+    """Empty: a fact that the next problem goes on from, or that needs nothing."""
+    joint: str = "; "
+    """What stands between the two in a sentence."""
+
+    def __str__(self) -> str:
+        return f"{self.said}{self.joint}{self.do}" if self.do else self.said
+
+
+def of_bursts(status: Status, run: str, exploding: Collection[str]) -> list[Part]:
+    """Return the learners that exploded for a moment and train as before, which is no failure."""
+    return [
+        Part(
+            burst.said,
+            f"isthmus explain {run} {burst.place} has the round; if it comes again, look at the data of that time, and "
+            "lower the learning rate or clip gradients",
+        )
+        for burst in status.bursts
+        if burst.learner not in exploding and (burst.learner in status.live or not status.live)
+    ][:NAMED_MAX]
+
+
+def of_strangers(strangers: Sequence[str], run: str, members: Members | None) -> list[Part]:
+    """Return that these learners are heard although the membership does not name them, with what to do."""
+    if not strangers:
+        return []
+    several = len(strangers) > 1
+    do = (
+        f"end {'each' if several else 'it'}, or make it a member again, as the owner: isthmus members add {run} "
+        f"{'NAME' if several else strangers[0]} --public-key FILE.pub --key OWNER_KEY_FILE"
+    )
+    if members is not None and members.current.charter is not None:
+        do = do.replace("the owner", "an owner") + members.current.approving
+    return [
+        Part(
+            f"{listed(strangers, NAMED_MAX)} {'are' if several else 'is'} heard, and the membership does not name "
+            f"{'them: their' if several else 'it: its'} work is not merged",
+            do,
+        )
+    ]
+
+
+def of_manifests(away: Mapping[str, str]) -> list[Part]:
+    """Return the learners whose updates are rejected for their manifest, by reason, with what to do.
+
+    `away`: the reason by learner.
+    """
+    found = list[Part]()
+    for reason in sorted(set(away.values()) & ABOUT_MANIFEST):
+        names = sorted(name for name, why in away.items() if why == reason)
+        said = f"updates of {listed(names, NAMED_MAX)} are rejected for their manifest ({reason})"
+        found.append(Part(said, REMEDIES[reason]))
+    return found
+
+
+def exploding(status: Status, run: str, names: Collection[str]) -> dict[str, Part]:
+    """Return those of these learners whose newest updates are far too long or not finite, each with what to do."""
+    scales = defaultdict[str, list[tuple[float, str]]](list)
+    refused = defaultdict[str, list[tuple[str, str]]](list)
+    lately = status.recent or list(filter(None, status.heads))
+    usual = [(c.header.fragment, i) for c in lately for i in c.header.inputs if i.scale >= FAR and i.norm]
+    for commit in lately:
+        place = f"{commit.header.fragment}/{commit.version}"
+        for given in () if 1 <= commit.version <= YOUNG else commit.header.inputs:
+            # An update that is cut only beside far fewer steps, or with nothing of late to compare it with, is usual.
+            of_fragment = [other for p, other in usual if p == commit.header.fragment]
+            # Its own updates show what is usual only where there are no others: some of an explosion are cut by little.
+            others = [other for other in of_fragment if other.learner != given.learner] or of_fragment
+            rises = [bursts.rise(given, other) for other in others]
+            long = not given.norm or min(rises, default=0.0) > bursts.RISE
+            scales[given.learner].append((given.scale if long else 1.0, place))
+        for turned in commit.header.rejected:
+            if turned.reason in bursts.DIVERGED:
+                refused[turned.learner].append((turned.reason, place))
+    members = status.hearing.members
+    expel = "the owner can expel it"
+    if members is not None and members.current.charter is not None:
+        expel = expel.replace("owner", "owners") + members.current.expelling
+    found = {}
+    for name in sorted(set(names) & (scales.keys() | refused.keys())):
+        cut = sorted((scale, place) for scale, place in scales[name] if scale < FAR)
+        gone = refused[name]
+        seen, bad = len(scales[name]) + len(gone), len(cut) + len(gone)
+        # A single update that is clipped a little may be a learner's first or last one, of a step or two.
+        most = 2 * bad > seen and (bad > 1 or bool(gone) or cut[0][0] < VERY_FAR)
+        if most or (len(gone) > 1 and len(gone) > REFUSED * seen):
+            _, place = gone[0] if gone else cut[0]
+            fates = list[str]()
+            if cut:
+                fates.append(f"{len(cut)} cut to less than a quarter of their length (the shortest to {cut[0][0]:.2g})")
+            if gone:
+                fates.append(f"{len(gone)} rejected ({', '.join(sorted({reason for reason, _ in gone}))})")
+            found[name] = Part(
+                f"{name} explodes: of its {seen} newest updates, {' and '.join(fates)}",
+                f"the table of learners shows its loss, isthmus explain {run} {place} such a round; "
+                "stop it by SIGTERM, so that it leaves (a loop of your own leaves if it closes its link then), "
+                f"{REMEDIES[Reason.TOO_LONG]}; {expel}",
+            )
+    return found
+
+
+def restarting(status: Status) -> list[Part]:
+    """Return the learners that are started again and again before they can store a checkpoint, with what to do."""
+    return [
+        Part(
+            f"{name} has joined {'at least ' if found.joined == CLAIMS_READ else ''}{found.joined} times since its "
+            f"last checkpoint and went on after step {found.step} each time",
+            "two processes have its name, or it dies before it can store one; its log says which",
+            ": ",
+        )
+        for name, found in sorted(status.restarts.items())
+    ][:NAMED_MAX]
+
+
+def of_losses(status: Status, run: str, exploding: Collection[str] = ()) -> list[Part]:
+    """Return the learners whose losses rise, each with what to do, but for those that explode or have left."""
+    left = {view.name for view in status.hearing.learners.values() if view.left is not None}.union(status.expelled)
+    return [
+        Part(
+            f"the loss of {name} rises: {now:.4g} or more in its newest updates, {lowest:.4g} at its lowest",
+            "look at its data, or start it again with a lower learning rate (hyperparameters='passed'); isthmus replay "
+            f"{run} draws all losses",
+        )
+        for name, (lowest, now) in rising(status.losses).items()
+        if name not in exploding and name not in left
+    ][:NAMED_MAX]
+
+
+def of_rejected(status: Status, run: str) -> list[Part]:
+    """Return the learners that have left and whose work was mostly rejected, which their leaving does not say."""
+    found = list[Part]()
+    for view in sorted(status.taking_part, key=lambda view: view.name):
+        tally = view.heartbeat.ledger if view.left is not None and view.heartbeat is not None else None
+        if tally is None or tally.rejected <= REJECTED * tally.processed:
+            continue
+        places = [
+            f"{commit.header.fragment}/{commit.version}"
+            for commit in status.recent
+            if any(turned.learner == view.name for turned in commit.header.rejected)
+        ]
+        where = f"isthmus explain {run} {places[-1]}" if places else "its log"
+        found.append(
+            Part(
+                f"{tally.rejected / tally.processed:.0%} of the tokens of {view.name} were rejected, and it has left",
+                f"{where} names the reason; the model has nothing of that work, and is not harmed by it",
+            )
+        )
+    return found[:NAMED_MAX]
+
+
+def of_weight(status: Status, run: str) -> list[Part]:
+    """Return the learner that has almost all weight without almost all work, with what to do."""
+    place, weights, tokens = "", defaultdict[str, float](float), defaultdict[str, float](float)
+    for commit in filter(None, status.heads):
+        for learner, (weight, worked) in shares(commit.header).items():
+            place = f"{commit.header.fragment}/{commit.version}"
+            weights[learner] += weight
+            tokens[learner] += worked
+    rounds = sum(weights.values())
+    return [
+        Part(
+            f"{name} has {weight / rounds:.0%} of the weight of the newest rounds, with {tokens[name] / rounds:.0%} "
+            "of their tokens: the others hardly count",
+            f"isthmus explain {run} {place} shows the weights of a round and why; stop or expel {name} if it should "
+            "not count for so much",
+        )
+        for name, weight in weights.items()
+        if weight > HEAVY * rounds and tokens[name] < WORKED * rounds
+    ]
