@@ -115,6 +115,15 @@ def test_no_syncer_says_since_when_and_what_to_type() -> None:
     )
 
 
+@pytest.mark.parametrize(("rejected", "named"), [(4.0, False), (6.0, True)])
+def test_a_learner_that_left_is_named_if_most_of_its_work_was_rejected(rejected: float, named: bool) -> None:
+    ledger = msgspec.structs.replace(LEDGER, merged=10.0 - rejected, rejected=rejected)
+    found = of(msgspec.structs.replace(beat("a"), ledger=ledger), left("a", True), beat("b"), left("b", True), alive())
+    assert found.ok != named
+    assert ("60% of the tokens of a were rejected, and it has left; its log names" in found.said) == named
+    assert "tokens of b" not in found.said
+
+
 def test_of_several_syncers_that_fell_silent_the_newest_two_may_be_frozen() -> None:
     said = of(beat("a"), silent=[alive(syncer=name) for name in ("s1", "s2", "s3")]).said
     assert "if s3 or s2 lives, ps -o stat= -p PID says T if it is frozen" in said

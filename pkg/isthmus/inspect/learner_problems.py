@@ -172,10 +172,10 @@ def of_losses(status: Status, run: str, exploding: Collection[str] = ()) -> list
 
 
 def of_rejected(status: Status, run: str) -> list[Part]:
-    """Return the learners that have left and whose work was mostly rejected, which their leaving does not say."""
+    """Return the learners whose work was mostly rejected, of a run that all have left: leaving does not say that."""
     found = list[Part]()
     for view in sorted(status.taking_part, key=lambda view: view.name):
-        tally = view.heartbeat.ledger if view.left is not None and view.heartbeat is not None else None
+        tally = view.heartbeat.ledger if view.heartbeat is not None else None
         if tally is None or tally.rejected <= REJECTED * tally.processed:
             continue
         places = [

@@ -7,11 +7,6 @@ MUTANTS = [
         "inspect/learner_problems.py",
         "tests/unit/test_health.py tests/advice/test_status_waits.py",
         row("work-rejected-at-half", "tally.rejected <= REJECTED * tally.processed", "tally.rejected <= 0.0"),
-        row(
-            "rejected-of-who-trains",
-            "if view.left is not None and view.heartbeat is not None else None\n        if tally",
-            "if view.heartbeat is not None else None\n        if tally",
-        ),
     ),
     *of(
         "inspect/health_summary.py",
