@@ -105,6 +105,18 @@ async def test_a_learner_that_speaks_on_another_bus() -> None:
 
 
 @in_virtual_time
+async def test_a_claim_alone_shows_nobody_at_work() -> None:
+    """It may have ended before it stored anything, or still load its model."""
+    (here,) = mine(test_a_learner_that_speaks_on_another_bus)
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
+        async with training(elsewhere(w).learner("b", checkpoint_s=1e6)):
+            await asyncio.sleep(JOINING_S + 5.0)
+            health = await judged(w)
+        assert says(here, health.said)
+        assert health.ok
+
+
+@in_virtual_time
 async def test_a_learner_that_ended_long_ago_is_not_missed() -> None:
     (here,) = mine(test_a_learner_that_speaks_on_another_bus)
     async with world(Path(), FEW) as w:

@@ -124,6 +124,19 @@ def test_a_learner_that_left_is_named_if_most_of_its_work_was_rejected(rejected:
     assert "tokens of b" not in found.said
 
 
+@pytest.mark.parametrize("storing", ["a", "b"])
+def test_who_stores_and_is_not_heard_is_at_work_elsewhere(storing: str) -> None:
+    hearing = BusView(RUN)
+    for stream, said in ((learner_stream("a"), beat("a")), (SYNCER_STREAM, alive())):
+        hearing.take(stream, BusItem("1-0", encode(said)), 1.0)
+    status = Status(hearing, [commit(COMMITTED_AT)], "", 0.0, NOW, unheard={"b"}, storing={storing})
+    assert health(status, "s3://b/run", "redis://h").ok == (storing == "a")
+
+
+def test_where_no_fragment_can_be_merged_no_learner_is_counted() -> None:
+    assert of(beat("a"), alive(broken=(0,))).said.endswith("; 0 of 1 learners merge")
+
+
 def test_of_several_syncers_that_fell_silent_the_newest_two_may_be_frozen() -> None:
     said = of(beat("a"), silent=[alive(syncer=name) for name in ("s1", "s2", "s3")]).said
     assert "if s3 or s2 lives, ps -o stat= -p PID says T if it is frozen" in said

@@ -48,6 +48,7 @@ def test_much_work_without_an_answer_is_a_warning_with_what_to_do() -> None:
     found = replace(FOUND, unanswered=300.0, ledger=replaced(LEDGER, merged=550.0, pending=300.0))
     assert found.much_unanswered
     assert "WHAT WAS NOT ANSWERED IS NOT IN THE MODEL: start this learner and the others again soon" in str(found)
+    assert "goes on when this learner comes back" not in str(found)
     assert (
         "for at most four times the usual length, however many steps it holds (`isthmus explain s3://b/run FRAGMENT/VERSION`"
         in str(found)
