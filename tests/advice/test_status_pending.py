@@ -44,7 +44,10 @@ def commits(run: Path) -> int:
     means="No syncer was there when these learners ended. What they had sent since the last commit is in their checkpoints "
     "only. The number is that work's share of all their tokens.",
     like="A few per cent of pending tokens after a run that ended well: steps after the last update, which no round takes.",
-    do=BRING_IN,
+    do=BRING_IN.replace(
+        "): start",
+        "; if they end as before, a version was merged without that work: start each of them alone, beside a syncer, for two periods of steps more): start",
+    ),
     then="The learners send the work again and end once it is merged; then the sentence is gone. `isthmus explain …` says "
     "for each update to which part of its weight and of its length it was cut.",
     lost=LATE,
