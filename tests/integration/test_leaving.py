@@ -118,6 +118,9 @@ def test_an_interrupt_before_the_agent_has_begun_keeps_it_from_the_run(
 
 def test_a_loop_that_survives_interrupts_trains_and_sends_on(tmp_path: Path) -> None:
     link, model, optimizer = join(tmp_path)
+    step(
+        link, model, optimizer
+    )  # torch makes the state of an optimizer in several lines, between which it is cut short
     stop = threading.Event()
     armed, interrupts = False, 0
 
