@@ -25,6 +25,7 @@ from isthmus.errors import Fenced, LogCorrupt
 from isthmus.format.rules import CHECKPOINTS_KEPT, Hyperparameters, Pace, Rules
 from isthmus.link import agent_thread
 from isthmus.torch import moments
+from isthmus.torch.loop import IDLE_STEPS
 from isthmus_services.main import main
 from isthmus_services.processes import isthmus_command
 from support.world import NumpyReplica, in_virtual_time, seed_of, serving, train, until, world
@@ -402,3 +403,30 @@ def test_a_schedule_alone_is_no_other_setting(caplog: pytest.LogCaptureFixture) 
         group["lr"] *= 0.3
     moments.choose(again, {"state": first.state_dict()}, Hyperparameters.RESTORED)
     assert not caplog.messages
+
+
+@row(
+    "log",
+    "link.step was called … times in a row without a step of the optimizer that join was given: call its step() before each link.step, "
+    "or give join the optimizer that steps",
+    means="A loop forgets `optimizer.step()`, or made another optimizer after `join`. In the first case nothing is learnt; in the second, "
+    "checkpoints hold the state of an optimizer that is not used.",
+    like="An optimizer that steps within `backward`: then nothing is to be done.",
+    do="call its step() before each link.step, or give join the optimizer that steps",
+    then="The line does not come again.",
+    lost="the steps that were counted and not made; with another optimizer, its moments at a restart",
+)
+def test_a_loop_without_a_step_of_its_optimizer(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_a_loop_without_a_step_of_its_optimizer)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    link = isthmus_link.join(str(folder), model, optimizer, learner="a", create=RULES)
+    for stepping in (True, False, True):
+        caplog.clear()
+        for _ in range(2 * IDLE_STEPS):
+            model(torch.ones(2)).sum().backward()
+            if stepping:
+                optimizer.step()
+            link.step(tokens=2)
+        assert [here.is_in(message) for message in caplog.messages].count(True) == (0 if stepping else 1)
+    link.close(wait=0.0)

@@ -82,6 +82,7 @@ class Leader(Side):
     def step(self, tokens: int, loss: float | None) -> None:
         with self._group.call("STEP", self.steps_done + 1, tokens):
             self._thread.check()
+            self.loop.count()
             with held_back(), self._thread.agent.metrics.hold_seconds.time():
                 self._boundary.after_step(tokens, loss)
             while self._boundary.overdue():  # this happens only if the run's pace has a lead

@@ -34,7 +34,7 @@ so often that it takes the share `NOTE_SHARE` of the training thread's time. If 
 after a boundary without a note, its restart continues from the previous checkpoint."""
 
 IDLE_STEPS = 100
-"""After this many steps in a row with a learning rate of 0, a warning is logged."""
+"""After this many steps in a row with a learning rate of 0, or without a step of the optimizer, a warning is logged."""
 
 NOTED_BYTES = 1 << 20
 """Most bytes of buffers that are noted at a boundary. If a model's buffers are larger in all, none is noted."""
@@ -94,7 +94,7 @@ class Loop(Saver):
         self._joined = dict(torch_model.named(model))
         self._trained = {name for name, p in self._joined.items() if p.requires_grad}
         self._stepped = optimizers.names_of(model, optimizer)
-        self._idle = 0
+        self._idle = self._unstepped = 0
         self._hooks = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
 
     def _begin(self, _: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -115,6 +115,16 @@ class Loop(Saver):
 
     def _end(self, *_: object) -> None:
         self._begun = True
+
+    def count(self) -> None:
+        """Note that the loop says that a step is done; log a warning if the optimizer has made none for long."""
+        self._unstepped = 0 if self._begun else self._unstepped + 1
+        if self._unstepped == IDLE_STEPS:
+            logger.warning(
+                "link.step was called %d times in a row without a step of the optimizer that join was given: call its "
+                "step() before each link.step, or give join the optimizer that steps",
+                self._unstepped,
+            )
 
     def described(self) -> str:
         """Return the names of data and other objects as a phrase; it must be the same on every rank of a learner."""
