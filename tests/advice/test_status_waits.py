@@ -330,6 +330,7 @@ async def test_a_learner_whose_updates_are_rejected_as_too_long_explodes_for_as_
             await asyncio.sleep(10.0)
             assert "no messages come from b, which explodes" in (told := await line(w))
             assert "b explodes: " not in told
+            assert told.count("no messages come from") == 1, "it is not told to come back, too"
 
 
 class Loses(Layer):
