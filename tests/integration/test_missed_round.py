@@ -29,7 +29,7 @@ def merged(syncer: Syncer, version: int) -> bool:
 async def test_two_periods_more_bring_in_what_a_version_was_merged_without() -> None:
     """A wait alone does not, as status says (`MISSED`)."""
     async with world(Path(), seed_of(Rules(fragments=2, sync_every=PERIOD), PACE)) as w:
-        late = elsewhere(w).learner("late", checkpoint_s=0.5)  # nobody reads this bus
+        late = elsewhere(w).learner("late", checkpoint_s=0.5)  # no syncer reads this bus
         adopted = asyncio.Event()
         task = asyncio.ensure_future(train(late, STEPS, step_s=0.05, enough=adopted.is_set))
         await asyncio.sleep(0.05 * STEPS)

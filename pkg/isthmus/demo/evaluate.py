@@ -15,7 +15,8 @@ from isthmus.demo.text import corpus
 def main() -> None:
     """Print the loss of the model in the folder `ISTHMUS_CUT_DIR` [nats per byte], on text that no learner trains on.
 
-    It is the whole held-out text. A demo of few steps judges its models on the beginning of it, and says on how much.
+    This command takes the whole held-out text. A demo of few steps judges its models on the beginning of that text, and
+    its report says on how many bytes.
     """
     parser = argparse.ArgumentParser(
         "python -m isthmus.demo.evaluate", description=(main.__doc__ or "").partition("\n")[0]

@@ -505,7 +505,10 @@ MISSED = (
 
 
 def _again(syncer: Callable[..., str], known: str = LATE_WORK) -> str:
-    """Return the advice that brings in what learners had sent when they ended. `known`: what comes of it."""
+    """Return the advice that brings in what learners had sent when they ended.
+
+    `known`: what is known of the work that comes in so, for the brackets of the advice.
+    """
     return (
         f"bring their work in soon ({known}): start them again with --wait-at-end 600 (a loop of your own: "
         f"link.close(wait=600)) and, once they have joined, a syncer: {syncer('')}"
