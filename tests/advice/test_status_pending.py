@@ -22,7 +22,7 @@ BRING_IN = (
     "link.close(wait=600)) and, once they have joined, a syncer: isthmus syncer … --bus …"
 )
 LATE = (
-    "no token, if all of them are there before the syncer, or else what comes after its round; but of a long update a part. In "
+    "no token, if all of them are there before the syncer, or else what comes more than `staleness` versions after it; but of a long update a part. In "
     "one trial, updates with eight times the usual steps kept 4 % to 100 % of their length (half of them over 50 %), and "
     "38 % to 100 % of their weight"
 )
@@ -44,10 +44,7 @@ def commits(run: Path) -> int:
     means="No syncer was there when these learners ended. What they had sent since the last commit is in their checkpoints "
     "only. The number is that work's share of all their tokens.",
     like="A few per cent of pending tokens after a run that ended well: steps after the last update, which no round takes.",
-    do=BRING_IN.replace(
-        "): start",
-        "; if they end as before, a version was merged without that work: start each of them alone, beside a syncer, for two periods of steps more): start",
-    ),
+    do=BRING_IN,
     then="The learners send the work again and end once it is merged; then the sentence is gone. `isthmus explain …` says "
     "for each update to which part of its weight and of its length it was cut.",
     lost=LATE,

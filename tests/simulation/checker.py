@@ -1,6 +1,7 @@
 """Check the invariants at every moment and at the end, from the world alone: no state of the agents is trusted."""
 
 import functools
+import math
 import traceback
 import weakref
 from collections.abc import Callable, Iterable
@@ -36,9 +37,9 @@ from isthmus.log import Commit, Log, merge
 from isthmus.log.run import Run
 from isthmus.log.updates import verify_update
 from isthmus.log.verify import Verifier
-from isthmus.rounds.rounds import FINAL_EACH, POINTERS_MAX
+from isthmus.rounds.rounds import FINAL_EACH, POINTERS_MAX, Phase
 from isthmus.syncer import Syncer
-from isthmus.syncer.coordinator import INBOX_MAX
+from isthmus.syncer.coordinator import INBOX_MAX, FragmentCoordinator
 from isthmus_lab.simulate.process import Process
 from isthmus_lab.simulate.world import World
 from simulation.hostile import NAME, is_its_own
@@ -70,6 +71,10 @@ STEPS_KNOWN = 15
 STEP_MOST, STEP_MORE_S = 4.0, 0.6
 """After `STEPS_KNOWN` steps of an incarnation, the step time that a learner states is at most `STEP_MOST` times the
 true one plus `STEP_MORE_S`. A pause or an evaluation between two steps does not count."""
+
+IDLE_SILENCES, IDLE_MOST = 1.2, 2.5
+"""A round is opened for an update that waits, whatever it is based on, within this many silences and this many periods
+of the slowest learner."""
 
 VERSIONS_HELD = 2
 """Versions of a fragment that a learner may hold besides the one that it trains on: one that waits to be adopted, and
@@ -109,6 +114,8 @@ class Checker:
         self.snapshots: list[set[int]] = [{0} for _ in self.run.layout.fragments]
         self.bases: dict[tuple[int, str], int] = {}
         self.due: set[tuple[int, int]] = set()  # fragment and base of every due update that was announced
+        self.oldest: dict[int, int] = {}  # by fragment, the oldest base of an announced update
+        self.grown: dict[tuple[int, int], float] = {}  # by fragment and version, when its commit was written
         self.heard: dict[str, float] = {}
         self.left: dict[str, int] = {}
         self.ever_left: set[str] = set()
@@ -250,6 +257,7 @@ class Checker:
         if (header.writer, p) == self.misjudges and any(map(is_a_lie, header.inputs)):
             self.misjudged.setdefault(p, v)
         log.append((header, frame.digest(data)))
+        self.grown[p, v] = self.world.clock.time()
 
     def stored(self, key: str) -> bytes | None:
         """Return an object as it was first written: a hostile learner may spoil its updates after they were merged."""
@@ -358,8 +366,11 @@ class Checker:
             case Committed(fragment=p, version=v) if v > len(self.commits[p]):
                 self.violate(f"{message.syncer} announces commit {p}/{v}, which is not in the log")
             case Call(fragment=p, version=v):
-                if (p, v - 1) not in self.due:
-                    self.violate(f"{message.syncer} calls {p}/{v}, and nothing due on {v - 1} was ever announced")
+                idle = now - self.grown.get((p, v - 1), 0.0) > SHORTER * self.run.pace.silence_s
+                if (p, v - 1) not in self.due and not (idle and self.oldest.get(p, v) < v):
+                    self.violate(
+                        f"{message.syncer} calls {p}/{v}: nothing due on {v - 1} was announced, nor did it wait"
+                    )
             case Alive(heads=heads):
                 for p, v in enumerate(heads):
                     if v > len(self.commits[p]):
@@ -367,6 +378,7 @@ class Checker:
             case Announce():
                 if message.learner != NAME:
                     self.step_s = max(self.step_s, message.step_s)
+                self.oldest[message.fragment] = min(message.base, self.oldest.get(message.fragment, message.base))
                 if message.due:
                     self.due.add((message.fragment, message.base))
                 blob = self.world.objects.blobs.get(message.key)
@@ -439,6 +451,8 @@ class Checker:
             if coordinator.waiting > INBOX_MAX + 64 or len(coordinator.rounds._waiting) > POINTERS_MAX:
                 self.violate(f"{who}: queues over their limits")
             rounds = coordinator.rounds
+            if idle := self.idle(syncer, coordinator):
+                self.violate(f"{who}: {idle} waits, and no round is opened")
             if (
                 len(rounds._rejections) > LISTED_MAX + FINAL_EACH * len(self.names)
                 or len(rounds._opened) > 2
@@ -453,6 +467,20 @@ class Checker:
             self.violate(f"{who}: remembers more names than there are")
         if len(syncer._speaker._unsaid) > UNSAID_MAX:
             self.violate(f"{who}: too much unsaid")
+
+    def idle(self, syncer: Syncer, coordinator: FragmentCoordinator) -> str:
+        """Return an update that has waited for too long without a round, as text; empty if none has."""
+        rounds, now = coordinator.rounds, coordinator._runtime.now()
+        if rounds.phase is not Phase.CLOSED or not rounds.holding or rounds._in_line:
+            return ""
+        # A coordinator that waits for the store opens nothing meanwhile.
+        disturbed_s = self.world.clock.time() - self.disturbed.get((syncer.name, "store"), -math.inf)
+        since = max(rounds._ended_at, now - disturbed_s)
+        most_s = IDLE_SILENCES * self.run.pace.silence_s + IDLE_MOST * rounds.period * self.step_s
+        for waits in rounds._waiting.values():
+            if waits.base <= rounds.head and now - max(since, waits.heard_at) > most_s:
+                return f"{waits.learner}'s update of {coordinator.fragment.index}/{waits.base}"
+        return ""
 
     def look_at_learner(self, who: str, agent: LearnerAgent, nominal_s: float) -> None:
         boundary = agent.boundary

@@ -23,6 +23,8 @@ from support.written_log import ONE_WAY_S, Asked, Written
 
 RULES = Rules(fragments=2, sync_every=4)
 PACE = Pace(heartbeat_s=1.0, silence_s=3.0, staleness=3)
+CALM = Pace(heartbeat_s=1.0, silence_s=60.0, staleness=3)
+"""A pace at which late updates wait for newer ones."""
 
 
 class Serving(Syncer):
@@ -141,7 +143,7 @@ def test_only_a_learner_that_was_merged_before_is_said_to_explode(caplog: pytest
                 assert len(wild) == (base >= 3)
                 assert ("wild explodes" in caplog.text) == (base > 3), "not at its first update"
 
-    Written(RULES, PACE).drive(body)
+    Written(RULES, CALM).drive(body)
 
 
 def test_no_learner_is_said_to_explode_while_a_fragment_has_no_history(caplog: pytest.LogCaptureFixture) -> None:
@@ -157,7 +159,7 @@ def test_no_learner_is_said_to_explode_while_a_fragment_has_no_history(caplog: p
             assert min(given.scale for given in await inputs(w, 2)) < EXPLODES
             assert "explodes" not in caplog.text
 
-    Written(RULES, PACE).drive(body)
+    Written(RULES, CALM).drive(body)
 
 
 def test_an_update_that_may_not_be_read_is_its_learners_affair() -> None:

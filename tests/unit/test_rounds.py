@@ -32,7 +32,7 @@ from isthmus.rounds.events import (
 )
 from isthmus.rounds.grace import Terms, adaptive_grace
 from isthmus.rounds.rounds import Phase, Round
-from support.round_story import PACE, STEP_S, Story, merged
+from support.round_story import AT_ONCE, PACE, STEP_S, Story, merged
 
 
 def kinds(actions: Sequence[Action]) -> list[type[Action]]:
@@ -352,7 +352,7 @@ def test_a_base_is_merged_once() -> None:
     assert story.rounds.rejected_total == {"base-merged": 1}
 
 
-def test_late_work_joins_the_next_round_and_never_opens_one() -> None:
+def test_late_work_joins_the_next_round_and_opens_none_at_once() -> None:
     story = Story("a", "b")
     story.arrive(story.announce("a", due=True))
     story.commit("a")
@@ -360,6 +360,75 @@ def test_late_work_joins_the_next_round_and_never_opens_one() -> None:
     assert story.rounds.phase is Phase.CLOSED
     fetched = [a.pointer for a in story.announce("a", base=1, due=True) if isinstance(a, Fetch)]
     assert {(p.learner, p.base) for p in fetched} == {("a", 1), ("b", 0)}
+
+
+USUAL_S = 12 * STEP_S + STEP_S + 0.02 + 0.01
+"""How long a learner of `Story` needs until it opens a round: a period, a step, an upload, and adopting a version."""
+
+
+def late_in(story: Story) -> None:
+    """Let an update of learner b come too late for the round that learner a opened."""
+    story.arrive(story.announce("a", due=True))
+    story.commit("a")
+    story.now += 1.0
+    assert story.announce("b", base=0) == []
+
+
+@pytest.mark.parametrize("silence_s", [1.5, 3.0])
+def test_late_work_opens_a_round_once_newer_work_would_have_opened_one(silence_s: float) -> None:
+    """Otherwise work of a learner that is done stays outside the model if no other learner trains."""
+    story = Story("a", "b", pace=msgspec.structs.replace(PACE, silence_s=silence_s))
+    late_in(story)
+    after = deadline(story) - story.now
+    assert after == pytest.approx(max(silence_s, 2 * USUAL_S))
+    story.now += after - 1e-6
+    assert story.rounds.on(Tick(), story.now) == []
+    story.now += 2e-6
+    story.beat("a")
+    story.beat("b")
+    actions = story.rounds.on(Tick(), story.now)
+    assert kinds(actions) == [CallRound, Fetch]
+    opened = under_way(story)
+    assert (opened.opened_at, opened.boundary_at, opened.called_by) == (story.now, story.now, "b")
+    assert opened.due_at == pytest.approx(story.now)
+    assert story.arrive(actions) == []
+    assert story.rounds.on(Passed("b", 2), story.now) == []
+    assert story.rounds.on(Passed("a", 2), story.now) == [Merge(2, ClosedBy.EVERYONE)]
+
+
+def test_a_round_that_comes_to_nothing_is_opened_again_as_late() -> None:
+    story = Story("a", "b")
+    late_in(story)
+    story.now = deadline(story)
+    assert kinds(story.rounds.on(Tick(), story.now)) == [CallRound, Fetch]
+    story.rounds.on(Lost(), story.now)
+    assert deadline(story) - story.now == pytest.approx(max(PACE.silence_s, 2 * USUAL_S))
+
+
+def test_an_answer_that_nobody_takes_opens_a_round_as_late_work_does() -> None:
+    story = Story("a", "b")
+    story.announce("a")
+    story.now = deadline(story)
+    assert kinds(story.rounds.on(Tick(), story.now)) == [CallRound, Fetch]
+
+
+def test_due_work_opens_a_round_before_late_work() -> None:
+    story = Story("a", "b", bounds=msgspec.structs.replace(AT_ONCE, opening=0.8))
+    late_in(story)
+    story.rounds.on(Hold(False), story.now)
+    story.announce("c", base=1, due=True)
+    story.now += 10.0
+    story.beat("a")
+    assert kinds(story.rounds.on(Hold(True), story.now)) == [CallRound, Fetch, Fetch]
+    assert under_way(story).called_by == "c"
+
+
+def test_a_base_that_is_not_known_here_opens_nothing_however_long_it_waits() -> None:
+    story = Story("a")
+    story.announce("a", base=1)
+    assert story.rounds.deadline(story.now) is None
+    story.now += 100.0
+    assert story.rounds.on(Tick(), story.now) == []
 
 
 def test_late_work_does_not_count_towards_the_quorum() -> None:

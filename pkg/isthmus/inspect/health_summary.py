@@ -493,24 +493,14 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
         do = _again(syncer)
     elif unanswered := _unanswered(status):
         said += f"; {', '.join(unanswered)} left with tokens that no syncer answered, which are not in the model"
-        do = _again(syncer, f"{LATE_WORK}; {MISSED}")
+        do = _again(syncer)
     return Health(False, [Part(said, do)]) if do else Health(True, [], said)
 
 
-MISSED = (
-    "if they end as before, a version was merged without that work: start each of them alone, beside a syncer, for two "
-    "periods of steps more"
-)
-"""What to do about late updates: only newer work opens the next round, which takes them in."""
-
-
-def _again(syncer: Callable[..., str], known: str = LATE_WORK) -> str:
-    """Return the advice that brings in what learners had sent when they ended.
-
-    `known`: what is known of the work that comes in so, for the brackets of the advice.
-    """
+def _again(syncer: Callable[..., str]) -> str:
+    """Return the advice that brings in what learners had sent when they ended."""
     return (
-        f"bring their work in soon ({known}): start them again with --wait-at-end 600 (a loop of your own: "
+        f"bring their work in soon ({LATE_WORK}): start them again with --wait-at-end 600 (a loop of your own: "
         f"link.close(wait=600)) and, once they have joined, a syncer: {syncer('')}"
     )
 

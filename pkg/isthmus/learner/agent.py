@@ -143,7 +143,8 @@ class LearnerAgent:
         """Why the charter lets no update be merged with this manifest, or empty."""
         self._done = False
         self._wait_s, self._wait_for_syncer = 0.0, False
-        self._round_at = 0.0
+        self._lingers = False
+        """Whether all its work was sent, so the agent answers calls in place of the training side."""
 
     @property
     def stored_step(self) -> int | None:
@@ -356,18 +357,11 @@ class LearnerAgent:
     async def _linger(self) -> None:
         """Wait until every sent update is answered, as long as a syncer is heard or the caller says how long to wait.
 
-        These updates are much of a short incarnation's work, and only the learner announces them again. An update that
-        came too late for its round waits for the next round, which only another learner opens. The wait for such
-        updates ends after one period in which no round was called or closed.
+        These updates are much of a short incarnation's work, and only the learner announces them again.
         """
-        assert self.boundary is not None, "run before attach"
-        period_s = max(2 * self.pace.heartbeat_s, self.boundary.longest_period * self.boundary.step_s)
-        began = self._runtime.now()
-        while (now := self._runtime.now()) < began + self._wait_s:
-            gone = not self._wait_for_syncer and now - self._reporter.syncer_heard_at > self.pace.silence_s
-            quiet = now - max(began, self._round_at) > period_s
-            waiting = [(p, base) for p, sent in enumerate(self.uplink.attempts) for base in sent]
-            if gone or all(quiet and base < self.downlink.known[p].wanted for p, base in waiting):
+        self._lingers, began = True, self._runtime.now()
+        while (now := self._runtime.now()) < began + self._wait_s and any(self.uplink.attempts):
+            if not self._wait_for_syncer and now - self._reporter.syncer_heard_at > self.pace.silence_s:
                 return
             await asyncio.sleep(LOOK_S)
 
@@ -438,7 +432,6 @@ class LearnerAgent:
         self._reporter.syncer_heard_at = now
         match message:
             case Committed(fragment=p, version=version, digest=digest, syncer=by):
-                self._round_at = now
                 self.downlink.want(p, version)
                 self.downlink.said(p, version, digest, by)
             case Alive(heads=heads, members=members, syncer=by, turned_away=turned_away):
@@ -449,9 +442,11 @@ class LearnerAgent:
                 for p, version in enumerate(heads):
                     self.downlink.want(p, version)
             case Call(fragment=p, version=version, afresh=afresh) if p < len(self._run.layout.fragments):
-                self._round_at = now
                 self.downlink.want(p, version - 1)
                 self.uplink.called(p, version)
-                self._tell(CalledFor(p, version, afresh))
+                if not self._lingers:
+                    self._tell(CalledFor(p, version, afresh))
+                elif afresh or version - 1 not in self.uplink.attempts[p]:
+                    self._reporter.have_nothing(p, version)
             case _:
                 pass

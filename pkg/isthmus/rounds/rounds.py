@@ -8,7 +8,8 @@ The syncer passes announcements, arrivals, calls, passes and the clock to `Round
 round is opened by another syncer's call, or by an update that is due and based on the newest version. Such an update
 opens a round only at the syncer that holds the fragment, if its learner has not opened one too recently
 (`Bounds.opening`), and if `admission` has room. Then every learner is called, and answers with what it has. An
-announced update counts only when its bytes are here and checked. No round waits for ever.
+announced update counts only when its bytes are here and checked. No round waits for ever, and no update: one that is
+not due or not on the newest version opens a round itself once none was opened for long enough (`IDLE_PERIODS`).
 """
 
 import math
@@ -75,6 +76,9 @@ ABSENT_STEPS = 0.5
 ABSENT_KNOWN = 4
 """A learner of which an update has come may miss this many times as many rounds: over a thin link every fourth update
 arrives."""
+
+IDLE_PERIODS = 2.0
+"""After this many times the time in which a learner usually opens a round, any waiting update opens one."""
 
 STEP_UNKNOWN_S = 1.0
 """The duration of a step, in seconds, that is assumed until a learner has stated its own."""
@@ -209,8 +213,6 @@ class Rounds:
         self._opened: dict[int, float] = {}  # when this round and the one before were opened, by version
         self._bounds = bounds
         self._missed: dict[str, int] = {}  # rounds in a row that a learner has missed without passing
-        self._held_back = False
-        """Whether due updates wait only until their learners may open a round again."""
         self.clipped_total: dict[str, int] = {}
         """Clipped updates by reason, over the fragment's log."""
         self._opened_by: dict[str, float] = {}  # when each learner last opened a round here
@@ -445,8 +447,7 @@ class Rounds:
         """
         r = self.round
         if r is None or self.phase not in (Phase.OPEN, Phase.GRACE):
-            held_back = self._held_back and self._opens_next() <= now
-            return self._caught_up(now) if held_back or self._in_line else []
+            return self._caught_up(now) if self._in_line or self._opens_next() <= now else []
         expected = self._expected(now)
         if self._note_expected(r, expected, now):
             r.kept_open = True  # the outdated update of a learner that is gone is read now
@@ -497,7 +498,7 @@ class Rounds:
         """Return when the next `Tick` is due, `now` if it is overdue; None if nothing waits for the clock."""
         r = self.round
         if r is None or self.phase not in (Phase.OPEN, Phase.GRACE):
-            opens = self._opens_next() if self._held_back else math.inf
+            opens = math.inf if self._in_line else self._opens_next()
             return max(now, opens) if math.isfinite(opens) else None
         own_until = self._own_until(r)
 
@@ -546,7 +547,7 @@ class Rounds:
                     self._reject(pointer, reason, now)
 
     def _caught_up(self, now: float) -> list[Action]:
-        """Open the next round if a due update on the newest version waits for it."""
+        """Open the next round if an update waits that may open it."""
         return [self._call(), *self.fetches()] if self._try_to_open(now) else []
 
     def _call(self) -> CallRound:
@@ -554,23 +555,21 @@ class Rounds:
         return CallRound(self.head + 1, afresh=bool(self.round.outdated))
 
     def _try_to_open(self, now: float) -> bool:
-        """Open a round if an update is due, its learner may open another round, and admission has room; return whether
-        it was opened."""
-        due = [pointer for pointer in self._waiting.values() if self._would_open(pointer)]
-        ready = [pointer for pointer in due if now >= self._opens_at(pointer.learner)]
-        self._held_back = bool(due) and not ready
-        if not ready:
+        """Open a round if an update may open one and admission has room; return whether it was opened."""
+        ready = [pointer for pointer in self._waiting.values() if now >= self._opens_at(pointer)]
+        if not ready or not self._may_open:
             self._leave_line()
             return False
-        opener, lead_s = ready[0], self._live.lead_s()
-        due_at = opener.heard_at if opener.old else opener.boundary_at
-        self._due_at = min(self._due_at, max(due_at, self._opens_at(opener.learner)))
+        opener, lead_s = max(ready, key=self._is_due), self._live.lead_s()
+        boundary_at = opener.boundary_at if self._is_due(opener) else now
+        due_at = opener.heard_at if opener.old else boundary_at
+        self._due_at = min(self._due_at, max(due_at, self._opens_at(opener)))
         if not self._admission.admits(self._fragment, self._ended_at, lead_s, self._turn):
             self._in_line = True
             return False
         due_at, waited = self._due_at, self._in_line and now - self._due_at > AFRESH_LEADS * lead_s
         self._in_line, self._due_at = False, math.inf
-        self._open(due_at, now if waited else opener.boundary_at, now, opener.learner)
+        self._open(due_at, now if waited else boundary_at, now, opener.learner)
         if waited:
             assert self.round is not None, "opened"
             self.round.outdated = {place for place in self._waiting if place[1] == self.head}
@@ -620,7 +619,7 @@ class Rounds:
         """Forget the round: it was merged, lost, spoiled or given up."""
         for place in list(self._longer):
             self._replace(self._waiting[place], now)
-        self.phase, self.round, self._held_back, self._ended_at = Phase.CLOSED, None, False, now
+        self.phase, self.round, self._ended_at = Phase.CLOSED, None, now
 
     # --- what a commit records ----------------------------------------------------------------------------------------
 
@@ -771,22 +770,35 @@ class Rounds:
     def _absent(self, learner: str) -> int:
         return self._bounds.absent * (ABSENT_KNOWN if self._live.has_come(learner) else 1)
 
-    def _would_open(self, pointer: Pointer) -> bool:
-        return self._may_open and pointer.due and pointer.base == self.head
+    def _is_due(self, pointer: Pointer) -> bool:
+        return pointer.due and pointer.base == self.head
 
-    def _opens_at(self, learner: str) -> float:
-        """Return when a learner may open another round. A learner that is always due would otherwise open and close
-        every round alone, and leave the others no time to train."""
-        last = self._opened_by.get(learner)
-        if last is None:
-            return -math.inf
-        return last + self._bounds.opening * self.period * self._live.usual_step_s(learner)
+    def _opens_at(self, pointer: Pointer) -> float:
+        """Return when a waiting update may open a round, as far as its learner is concerned.
+
+        A learner that is always due would otherwise open and close every round alone, and leave the others no time to
+        train.
+        """
+        if pointer.base > self.head:
+            return math.inf
+        last = self._opened_by.get(pointer.learner)
+        limit = self._bounds.opening * self.period * self._live.usual_step_s(pointer.learner)
+        may_at = -math.inf if last is None else last + limit
+        return may_at if self._is_due(pointer) else max(may_at, self._idle_at(pointer))
+
+    def _idle_at(self, pointer: Pointer) -> float:
+        """Return when a waiting update that is not due opens a round, because none was opened for it.
+
+        Only newer work of a learner that still trains would open one, and there may be no such learner any more.
+        """
+        usual_s = self.period * self._live.usual_step_s() + self._live.lead_s() + self._live.usual_sync_s()
+        return max(pointer.heard_at, self._ended_at) + max(self._pace.silence_s, IDLE_PERIODS * usual_s)
 
     def _opens_next(self) -> float:
         """Return when the first of the waiting updates may open a round; infinity if none may."""
         if not self._may_open:
             return math.inf
-        return min((self._opens_at(p.learner) for p in self._waiting.values() if self._would_open(p)), default=math.inf)
+        return min(map(self._opens_at, self._waiting.values()), default=math.inf)
 
     @property
     def _may_open(self) -> bool:
@@ -801,7 +813,6 @@ class Rounds:
         self.phase = Phase.OPEN
         self._opened = {v: at for v, at in self._opened.items() if v >= self.head} | {self.head + 1: now}
         horizon = now - self._longest * self._live.usual_step_s() * self._bounds.slow
-        self._held_back = False
         self._opened_by = {who: at for who, at in self._opened_by.items() if at >= horizon} | {by: now}
         expected = self._expected(now)
         slowest = self._live.terms(expected, ()).slowest_step_s or STEP_UNKNOWN_S

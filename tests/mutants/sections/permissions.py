@@ -145,8 +145,8 @@ MUTANTS = [
         "tests/unit/test_bounds.py",
         row(
             "always-due-is-always-open",
-            "if last is None:\n            return -math.inf",
-            "if True:\n            return -math.inf",
+            "-math.inf if last is None else last + limit",
+            "-math.inf",
         ),
         row(
             "ages-are-believed",

@@ -159,8 +159,42 @@ MUTANTS = [
         ),
         row(
             "a-line-without-anything-due-stays",
-            "        if not ready:\n            self._leave_line()\n",
-            "        if not ready:\n",
+            "        if not ready or not self._may_open:\n            self._leave_line()\n",
+            "        if not ready or not self._may_open:\n",
+        ),
+        row(
+            "late-work-opens-no-round",
+            "return may_at if self._is_due(pointer) else",
+            "return math.inf if not self._is_due(pointer) else",
+        ),
+        row(
+            "late-work-opens-a-round-at-once",
+            "return may_at if self._is_due(pointer) else max(may_at, self._idle_at(pointer))",
+            "return may_at",
+        ),
+        row(
+            "a-base-that-is-not-known-opens", "        if pointer.base > self.head:\n            return math.inf\n", ""
+        ),
+        row("late-work-opens-before-due-work", "max(ready, key=self._is_due)", "min(ready, key=self._is_due)"),
+        row(
+            "a-late-round-has-been-due-for-long",
+            "opener.boundary_at if self._is_due(opener) else now",
+            "opener.boundary_at",
+        ),
+        row("late-work-opens-whatever-ended-since", "max(pointer.heard_at, self._ended_at) +", "pointer.heard_at +"),
+        row("late-work-opens-whenever-it-came", "max(pointer.heard_at, self._ended_at) +", "self._ended_at +"),
+        row(
+            "late-work-waits-for-silence-alone",
+            "max(self._pace.silence_s, IDLE_PERIODS * usual_s)",
+            "self._pace.silence_s",
+        ),
+        row(
+            "late-work-waits-for-no-silence",
+            "max(self._pace.silence_s, IDLE_PERIODS * usual_s)",
+            "IDLE_PERIODS * usual_s",
+        ),
+        row(
+            "nobody-looks-at-late-work", "opens = math.inf if self._in_line else self._opens_next()", "opens = math.inf"
         ),
         row("work-is-lost-each-time-it-is-announced", "(pointer.digest in self._losses or", "("),
         row(

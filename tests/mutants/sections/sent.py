@@ -247,13 +247,14 @@ MUTANTS = [
     *of(
         "learner/agent.py",
         "tests/integration/test_lingering.py",
-        row("a-late-update-is-given-up-at-once", "quiet = now - max(began, self._round_at) > period_s", "quiet = True"),
-        row("a-late-update-is-waited-for-in-vain", "if gone or all(quiet and base", "if gone or all(False and base"),
+        row("answers-are-not-waited-for", "began + self._wait_s and any(", "began + self._wait_s and not any("),
         row(
-            "a-round-that-is-called-is-no-news",
-            "                self._round_at = now\n                self.downlink.want(p, version - 1)",
-            "                self.downlink.want(p, version - 1)",
+            "nobody-passes-for-a-loop-that-has-ended",
+            "                if not self._lingers:\n",
+            "                if True:\n",
         ),
+        row("its-own-update-is-passed-over", "elif afresh or version - 1 not in", "elif True or version - 1 not in"),
+        row("what-is-to-be-sent-anew-is-waited-for", "elif afresh or version - 1 not in", "elif version - 1 not in"),
     ),
     *of(
         "learner/uplink.py",

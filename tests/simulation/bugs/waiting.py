@@ -1,6 +1,7 @@
 """Planted bugs: rounds that wait too long or not long enough, and what collects meanwhile."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
@@ -37,6 +38,13 @@ def close_when_half_of_grace_is_over() -> Iterator[None]:
         return r.quorum_at + 0.5 * r.grace_s
 
     with patch.object(Rounds, "_grace_ends", ends):
+        yield
+
+
+@planted(20, caught_by=6)
+def leave_late_updates_to_newer_work() -> Iterator[None]:
+    """An update that is not due, or came too late for its round, waits until another one opens the next round."""
+    with patch.object(Rounds, "_idle_at", lambda self, pointer: math.inf):
         yield
 
 
