@@ -71,8 +71,7 @@ class RunMissing(InputError):
             said = (
                 f"no run at {url}{meant}: check the URL. If there was one, bring it back (is a mount or a disk lost? "
                 "its processes' logs say): one that is created in its place is another run. If there never was one, "
-                f"`isthmus init {url}` creates a run of the built-in model; {OWN_MODEL}; a syncer waits for a run with "
-                "--wait"
+                f"`isthmus init {url}` creates a run of the built-in model; {OWN_MODEL}"
             )
         super().__init__(said)
         self.url = url

@@ -110,6 +110,8 @@ def guarded(redis_7: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_a_bus_in_a_folder_to_come(doctor: Doctor, folder: Path) -> None:
     text = doctor.finds(str(folder))
     assert not folder.exists(), "the doctor does not create the folder"
+    assert main(["doctor", str(folder)]) == 0, "before a run is created, the place can be checked"
+    assert main(["doctor", str(folder), "--role", "reader"]) == 1, "whoever only reads needs a run"
     assert main(["init", *re.findall(r"create it: isthmus init ([^\s;]+)", text)]) == 0
     assert "ok      bus: access" in doctor.finds_no_more(str(folder))
 

@@ -78,6 +78,11 @@ class Role:
             return f"{LEARNERS}{self.learner}/doctor/checkpoints/"
         return SCRATCH if self.may(DELETE, f"{SCRATCH}x") else ""
 
+    @property
+    def creates(self) -> bool:
+        """Whether the role may be checked before there is a run: it creates runs. All others need one."""
+        return self.kind in (RoleKind.OPERATOR, RoleKind.OWNER)
+
     def may(self, operation: Operation, key: str) -> bool:
         """Return whether the table grants this role an operation on a key."""
         return self.participant is None or may(self.participant, operation, key, self.name)

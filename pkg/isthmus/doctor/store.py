@@ -70,7 +70,7 @@ def missing_folder(url: str) -> Path | None:
     return None if folder is None or folder.exists() else folder
 
 
-def _not_there(folder: Path) -> Iterator[Finding]:
+def _not_there(folder: Path, role: Role) -> Iterator[Finding]:
     """Yield the findings about a folder that does not exist, without creating it."""
     above = next(parent for parent in folder.parents if parent.exists())
     check, said = "store: access", f"there is no folder {folder} yet"
@@ -79,7 +79,11 @@ def _not_there(folder: Path) -> Iterator[Finding]:
         yield Finding(check, FAILURE, f"{said}, and {above} is not writable", more)
         return
     yield Finding(check, OK, f"{said}; {above} is writable; the other checks need the folder")
-    yield Finding("store: run", WARNING, f"no run at {folder}", NO_RUN.format(url=folder))
+    yield _no_run(str(folder), role)
+
+
+def _no_run(url: str, role: Role) -> Finding:
+    return Finding("store: run", WARNING if role.creates else FAILURE, f"no run at {url}", NO_RUN.format(url=url))
 
 
 async def examine_store(
@@ -91,7 +95,7 @@ async def examine_store(
     """
     try:
         if (folder := missing_folder(url)) is not None:
-            for missing in _not_there(folder):
+            for missing in _not_there(folder, role):
                 yield missing
             return
         async with open_store(url, runtime) as store:
@@ -137,12 +141,7 @@ async def examine_open_store(
         elif near := await run_below(store):
             yield Finding("store: run", WARNING, str(RunMissing(store.url, near)), f"name {near}")
         else:
-            yield Finding(
-                "store: run",
-                WARNING,
-                f"no run at {store.url}",
-                NO_RUN.format(url=store.url),
-            )
+            yield _no_run(store.url, role)
     except InputError as error:
         yield Finding("store: run", FAILURE, str(error), "install the release of Isthmus that created the run")
     except LogCorrupt as error:
