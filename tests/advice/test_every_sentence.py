@@ -113,6 +113,8 @@ PLAIN = {
         "norm of the published values",
     },
     "log": {
+        # A part of the figures of a summary, without anything to do.
+        "sent after a version had a shorter update of them, or in an update that a commit names as rejected",
         "…: … steps in ……; its model is at …",
         "…; of its … tokens ……; the model: isthmus export … -o model.safetensors",
         ", … over all its incarnations",

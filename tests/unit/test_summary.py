@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from isthmus.format.records.messages import Tally
-from isthmus.learner.summary import Summary
+from isthmus.learner.summary import REJECTED, Summary
 
 LEDGER = Tally(processed=1000.0, merged=800.0, overwritten=150.0, late=0.0, pending=50.0, rejected=0.0, lost=0.0)
 NOTHING = Tally(processed=1000.0, merged=0.0, overwritten=0.0, late=0.0, pending=1000.0, rejected=0.0, lost=0.0)
@@ -135,3 +135,9 @@ def test_an_expelled_learner_is_told_so_and_that_its_work_stays_out() -> None:
     assert "start this learner" not in str(found)
     never = str(replace(FOUND, ledger=NOTHING, expelled=expelled))
     assert never.endswith(f"; NONE OF ITS WORK WAS MERGED, nor will it be: {expelled}")
+
+
+@pytest.mark.parametrize(("rejected", "told"), [(49.0, "5% rejected"), (50.0, f"5% rejected ({REJECTED})")])
+def test_a_summary_says_what_it_calls_rejected(rejected: float, told: str) -> None:
+    tally = replaced(LEDGER, rejected=rejected, merged=800.0 - rejected)
+    assert f", {told}, 5% trained since" in str(replace(FOUND, ledger=tally))

@@ -13,6 +13,11 @@ MUCH_UNANSWERED = 0.1
 MUCH_LOST = 0.01
 """Share of a learner's tokens, not merged and in no checkpoint, from which on its end is a warning."""
 
+MUCH_REJECTED = 0.05
+"""Share of a learner's tokens, rejected, from which on the summary says what that is."""
+
+REJECTED = "sent after a version had a shorter update of them, or in an update that a commit names as rejected"
+
 MUCH_OVERWRITTEN = 0.5
 """Share of a learner's tokens, overwritten by versions, from which on the summary says what to change. Less costs
 little: in the lab, runs that overwrote 38 % ended no worse than those that carried local work on."""
@@ -98,7 +103,8 @@ class Summary:
                 f"(`isthmus status {self.run}{bus}` shows which processes are live, and how to bring its work in)"
             )
         whole = max(self.ledger.processed, 1.0)
-        parts = [(part, getattr(self.ledger, part) / whole) for part in PARTS if part != "pending"]
+        known_as = {"rejected": f"rejected ({REJECTED})"} if self.ledger.rejected >= MUCH_REJECTED * whole else {}
+        parts = [(known_as.get(part, part), getattr(self.ledger, part) / whole) for part in PARTS if part != "pending"]
         parts.append((f"sent and not answered ({self.trouble or 'its rounds were open'})", self.unanswered / whole))
         parts.append(("trained since it was last sent", (self.ledger.pending - self.unanswered) / whole))
         shares = ", ".join(f"{share:.0%} {part}" for part, share in parts if part == "merged" or share >= 0.005)
