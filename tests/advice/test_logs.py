@@ -430,3 +430,29 @@ def test_a_loop_without_a_step_of_its_optimizer(folder: Path, caplog: pytest.Log
             link.step(tokens=2)
         assert [here.is_in(message) for message in caplog.messages].count(True) == (0 if stepping else 1)
     link.close(wait=0.0)
+
+
+@row(
+    "log",
+    "the optimizer that join was given made … steps in a row without link.step: nothing of them is sent or stored; call "
+    "link.step(tokens=…) after each step of the optimizer",
+    means="The loop trains and does not tell Isthmus so: no update, no checkpoint, and no version is taken over.",
+    like="A hundred steps of the optimizer that together are one step: then nothing is to be done.",
+    do="call link.step(tokens=…) after each step of the optimizer",
+    then="The line does not come again, and `isthmus status` shows the learner's steps.",
+    lost="nothing in the store; the process's own steps are sent with the next `link.step`",
+)
+def test_a_loop_without_link_step(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_a_loop_without_link_step)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    link = isthmus_link.join(str(folder), model, optimizer, learner="a", create=RULES)
+    for told in (True, False, True):
+        caplog.clear()
+        for _ in range(2 * IDLE_STEPS):
+            model(torch.ones(2)).sum().backward()
+            optimizer.step()
+            if told:
+                link.step(tokens=2)
+        assert [here.is_in(message) for message in caplog.messages].count(True) == (0 if told else 1)
+    link.close(wait=0.0)

@@ -84,6 +84,7 @@ async def training(
     speed: float | Callable[[], float] = 0.0,
     step_s: float = 0.01,
     loss: Callable[[], float] = lambda: 1.0,
+    tokens: int = 100,
 ) -> AsyncIterator[asyncio.Event]:
     """Let a learner train during the body. It is killed at the end, unless the event is set: then it has left, done.
 
@@ -101,7 +102,7 @@ async def training(
             for values in replica.values:
                 moved = speed() if callable(speed) else speed
                 values += np.float32(moved) + draw.normal(scale=1e-3, size=values.size).astype(np.float32)
-            boundary.after_step(100, loss())
+            boundary.after_step(tokens, loss())
             await asyncio.sleep(step_s)
 
     stepping = asyncio.ensure_future(steps())
@@ -997,13 +998,35 @@ async def test_a_loss_that_rises(folder: Path) -> None:
 )
 async def test_a_learner_that_has_all_weight(folder: Path) -> None:
     (here,) = mine(test_a_learner_that_has_all_weight)
-    # Where long updates are usual, those of a learner that hardly moves count for little.
+    # Of as many tokens, the larger batch has more weight.
+    async with world(folder, FEW) as w, serving(w.syncer("s1")):
+        async with training(w.learner("heavy"), step_s=0.05, tokens=1000), training(w.learner("a"), step_s=0.01):
+            line = await said(here, w)
+            assert "heavy has" in line, line
+            code, told = await isthmus(*command_in(line, "explain"))
+            assert (code, "weight" in told) == (0, True), told
+        async with training(w.learner("a")):
+            await well(w)
+
+
+@row(
+    "status",
+    "… hardly moves: … of the weight of the newest rounds, with … of their tokens",
+    means="The updates of this learner are so short beside the others' that they count for almost nothing.",
+    like="A learner that has converged while another one still learns, or whose learning rate is still being warmed up.",
+    do="isthmus explain … … shows how short the updates of a round are; check the learning rate (is it almost 0?), what is trained, and "
+    "that join was given the optimizer that steps; if it converged, nothing is to be done",
+    then="Once its updates are as long as the others', the sentence goes away with the next round of each fragment.",
+    lost="nothing of the others' work; what this learner trains is in the model as far as it moves",
+)
+async def test_a_learner_that_hardly_moves(folder: Path) -> None:
+    (here,) = mine(test_a_learner_that_hardly_moves)
     async with world(folder, FEW) as w, serving(w.syncer("s1")) as syncer:
-        async with training(w.learner("heavy"), 0.3):
+        async with training(w.learner("usual"), 0.3):
             await until(lambda: syncer.coordinators[0].head > 10, "its updates are what is usual")
             async with training(w.learner("a")):
                 line = await said(here, w)
-                assert "heavy has" in line, line
+                assert "a hardly moves: " in line, line
                 code, told = await isthmus(*command_in(line, "explain"))
                 assert (code, "short" in told) == (0, True), told
         async with training(w.learner("a")):

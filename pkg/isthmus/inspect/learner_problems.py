@@ -10,9 +10,9 @@ from isthmus.inspect.restarts import CLAIMS_READ
 from isthmus.inspect.status import Status
 from isthmus.log.figures import shares
 from isthmus.log.membership import Members
-from isthmus.reasons import ABOUT_MANIFEST, REMEDIES, Reason
+from isthmus.reasons import ABOUT_MANIFEST, REMEDIES, Clip, Reason
 from isthmus.rounds.bounds import YOUNG
-from isthmus.wording import listed
+from isthmus.wording import agreeing, listed
 
 FAR = 0.25
 """A learner explodes if most of its newest updates are rejected as diverged, or clipped to less than this share of
@@ -194,21 +194,45 @@ def of_rejected(status: Status, run: str) -> list[Part]:
 
 
 def of_weight(status: Status, run: str) -> list[Part]:
-    """Return the learner that has almost all weight without almost all work, with what to do."""
+    """Return the learner that has almost all weight without almost all work, with what to do.
+
+    If the others have little weight because they hardly move, they are named instead.
+    """
     place, weights, tokens = "", defaultdict[str, float](float), defaultdict[str, float](float)
+    short = defaultdict[str, list[bool]](list)
     for commit in filter(None, status.heads):
+        for given in commit.header.inputs:
+            short[given.learner].append(Clip.SHORT in given.clipped)
         for learner, (weight, worked) in shares(commit.header).items():
             place = f"{commit.header.fragment}/{commit.version}"
             weights[learner] += weight
             tokens[learner] += worked
     rounds = sum(weights.values())
-    return [
-        Part(
-            f"{name} has {weight / rounds:.0%} of the weight of the newest rounds, with {tokens[name] / rounds:.0%} "
-            "of their tokens: the others hardly count",
-            f"isthmus explain {run} {place} shows the weights of a round and why; stop or expel {name} if it should "
-            "not count for so much",
-        )
-        for name, weight in weights.items()
-        if weight > HEAVY * rounds and tokens[name] < WORKED * rounds
-    ]
+    found = list[Part]()
+    for name, weight in weights.items():
+        heavy, worked = weight / rounds, tokens[name] / rounds
+        if heavy <= HEAVY or worked >= WORKED:
+            continue
+        others = sorted(weights.keys() - {name})
+        if all(2 * sum(short[other]) > len(short[other]) for other in others):
+            moves = agreeing(len(others), "hardly moves", "hardly move")
+            said = (
+                f"{listed(others, NAMED_MAX)} {moves}: {1 - heavy:.0%} of the weight of the newest rounds, with "
+                f"{1 - worked:.0%} of their tokens"
+            )
+            do = (
+                f"isthmus explain {run} {place} shows how short the updates of a round are; check the learning rate "
+                "(is it almost 0?), what is trained, and that join was given the optimizer that steps; if it "
+                "converged, nothing is to be done"
+            )
+        else:
+            said = (
+                f"{name} has {heavy:.0%} of the weight of the newest rounds, with {worked:.0%} of their tokens: the "
+                "others hardly count"
+            )
+            do = (
+                f"isthmus explain {run} {place} shows the weights of a round and why; stop or expel {name} if it "
+                "should not count for so much"
+            )
+        found.append(Part(said, do))
+    return found

@@ -219,10 +219,11 @@ class Status:
             return "no heartbeat yet"
         if beat.waiting_for:
             return f"waiting for {beat.waiting_for}"
-        lag = max((self._version(p) - v for p, v in enumerate(beat.versions)), default=0)
+        lag = max((self.version(p) - v for p, v in enumerate(beat.versions)), default=0)
         return f"{lag} versions behind, fetching" if lag > 1 else ""
 
-    def _version(self, fragment: int) -> int:
+    def version(self, fragment: int) -> int:
+        """Return the newest version of a fragment in the log."""
         commit = self.heads[fragment] if fragment < len(self.heads) else None
         return commit.version if commit else 0
 

@@ -34,7 +34,8 @@ so often that it takes the share `NOTE_SHARE` of the training thread's time. If 
 after a boundary without a note, its restart continues from the previous checkpoint."""
 
 IDLE_STEPS = 100
-"""After this many steps in a row with a learning rate of 0, or without a step of the optimizer, a warning is logged."""
+"""After this many steps in a row with a learning rate of 0, without a step of the optimizer, or without `link.step`, a
+warning is logged."""
 
 NOTED_BYTES = 1 << 20
 """Most bytes of buffers that are noted at a boundary. If a model's buffers are larger in all, none is noted."""
@@ -94,7 +95,7 @@ class Loop(Saver):
         self._joined = dict(torch_model.named(model))
         self._trained = {name for name, p in self._joined.items() if p.requires_grad}
         self._stepped = optimizers.names_of(model, optimizer)
-        self._idle = self._unstepped = 0
+        self._idle = self._unstepped = self._untold = 0
         self._hooks = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
 
     def _begin(self, _: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -115,6 +116,13 @@ class Loop(Saver):
 
     def _end(self, *_: object) -> None:
         self._begun = True
+        self._untold += 1
+        if self._untold == IDLE_STEPS:
+            logger.warning(
+                "the optimizer that join was given made %d steps in a row without link.step: nothing of them is sent "
+                "or stored; call link.step(tokens=…) after each step of the optimizer",
+                self._untold,
+            )
 
     def count(self) -> None:
         """Note that the loop says that a step is done; log a warning if the optimizer has made none for long."""
@@ -139,7 +147,7 @@ class Loop(Saver):
 
     def mark(self, now: Callable[[], float]) -> None:
         """Note a step boundary, and the state that the next step changes before it ends."""
-        self._begun = False
+        self._begun, self._untold = False, 0
         self._seen = self._look()
         self._groups = _settings_of(self.optimizer)
         self._watch_rates()

@@ -1,0 +1,73 @@
+"""`isthmus status` names a learner whose training loop reaches no step boundary while versions come."""
+
+import asyncio
+from pathlib import Path
+
+from advice.followed import mine
+from advice.rows import row
+from advice.test_status_waits import FEW, line, over, said, training
+from support.world import NumpyReplica, in_virtual_time, serving, world
+
+STACK = "`py-spy dump --pid PID`, beside it, shows where it stands (an evaluation, data that do not come, a deadlock)"
+
+
+@row(
+    "status",
+    "…: its loop has ended no step since it joined, … versions of each fragment ago",
+    means="The learner's process lives and hears of new versions, and its training loop has not called `link.step` yet. So it "
+    "sends nothing, and takes over no version.",
+    like="A first step that takes long: compilation, or the first batch of data.",
+    do=f"if it trains, it does not call link.step(tokens=…) after each step of the optimizer; else {STACK}",
+    then="After its first step the sentence is gone.",
+    lost="the steps that were never told to Isthmus",
+)
+@in_virtual_time
+async def test_a_loop_that_never_says_that_it_has_stepped() -> None:
+    (here,) = mine(test_a_loop_that_never_says_that_it_has_stepped)
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
+        silent = w.learner("b")
+        await silent.join()
+        boundary = silent.attach(NumpyReplica(silent.layout))
+        task = asyncio.ensure_future(silent.run())
+        found = await said(here, w)
+        assert found.startswith("b: its loop")
+        assert "1 of 2 learners merge" in found
+        for _ in range(40):
+            boundary.after_step(100, 1.0)
+            await asyncio.sleep(0.25)
+        await over(here, w)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@row(
+    "status",
+    "…: its loop has ended no step for … versions of each fragment",
+    means="The learner's process lives and hears of new versions, and its training loop has ended no step meanwhile.",
+    like="An evaluation or a step that takes longer than ten rounds.",
+    do=f"{STACK}. Its checkpoint, and what it has sent, are not affected",
+    then="Once it steps again, it takes the newest version over, and the sentence is gone. Started again, it goes on from its "
+    "last checkpoint.",
+    lost="if it is killed, what it trained since its last checkpoint and has not sent",
+)
+@in_virtual_time
+async def test_a_loop_that_hangs() -> None:
+    (here,) = mine(test_a_loop_that_hangs)
+    async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
+        hung = w.learner("b")
+        await hung.join()
+        boundary = hung.attach(NumpyReplica(hung.layout))
+        task = asyncio.ensure_future(hung.run())
+
+        async def steps() -> None:
+            for _ in range(40):
+                boundary.after_step(100, 1.0)
+                await asyncio.sleep(0.25)
+
+        await steps()
+        assert "its loop" not in await line(w)
+        await said(here, w)
+        await steps()
+        await over(here, w)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
