@@ -1,6 +1,7 @@
 """Metrics of simulated processes, recorded in virtual time as Prometheus scrapes them, and alerts judged by promtool."""
 
 import asyncio
+import functools
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ Target = tuple[str, str]
 """Job and instance."""
 
 
+@functools.cache
 def alerts() -> dict[str, dict[str, str]]:
     """Return the annotations of each alert, by its name."""
     (group,) = yaml.safe_load(ALERTS.read_text())["groups"]

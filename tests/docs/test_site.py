@@ -1,6 +1,7 @@
 """The documentation site builds without warnings, has no dead links, and documents everything that is public."""
 
 import argparse
+import functools
 import re
 import subprocess
 from collections import defaultdict
@@ -165,22 +166,25 @@ def overrides(name: Any) -> bool:
     return name.is_function and any(str(d.value).endswith("override") for d in name.decorators)
 
 
-NAMES = {name.path: name for name in public_names()}
+@functools.cache
+def names() -> dict[str, Any]:
+    """Return the public names by their paths."""
+    return {name.path: name for name in public_names()}
 
 
 def test_every_public_name_is_on_the_site(site: dict[str, Page]) -> None:
     shown = {path: page for path, page in site.items() if path.startswith("reference/python/")}
     anchors = set().union(*(page.anchors for page in shown.values()))
-    assert len(NAMES) > 300
-    assert sorted(NAMES.keys() - anchors) == []
+    assert len(names()) > 300
+    assert sorted(names().keys() - anchors) == []
 
 
 def test_every_public_name_says_what_it_is() -> None:
     """An attribute needs a docstring only if it has neither a type nor a value."""
-    silent = [path for path, name in NAMES.items() if not name.docstring and not name.is_attribute]
-    assert [path for path in silent if not overrides(NAMES[path])] == []
-    bare = [path for path, name in NAMES.items() if name.is_attribute and not name.docstring]
-    told = [NAMES[path] for path in bare]
+    silent = [path for path, name in names().items() if not name.docstring and not name.is_attribute]
+    assert [path for path in silent if not overrides(names()[path])] == []
+    bare = [path for path, name in names().items() if name.is_attribute and not name.docstring]
+    told = [names()[path] for path in bare]
     untold = [name.path for name in told if name.annotation is None and name.value is None]
     assert untold == [], "an attribute with neither type, value nor docstring"
 
@@ -189,20 +193,20 @@ def test_the_front_door_is_public() -> None:
     import isthmus
 
     home = {f"{getattr(isthmus, name).__module__}.{name}" for name in isthmus.__all__ if not name.startswith("__")}
-    assert home <= NAMES.keys()
+    assert home <= names().keys()
 
 
 def test_what_pages_and_examples_import_is_public() -> None:
     places = [*ROOT.glob("docs/*.md"), ROOT / "README.md", *ROOT.glob("examples/*.py")]
     found = defaultdict(set)
     for place in places:
-        for module, names in re.findall(
+        for module, listed in re.findall(
             r"^\s*from (isthmus\.[\w.]+) import ([\w, ]+)", place.read_text(), re.MULTILINE
         ):
-            for name in names.split(","):
+            for name in listed.split(","):
                 found[f"{module}.{name.strip()}"].add(place.name)
     assert found
-    assert {name: places for name, places in found.items() if name not in NAMES} == {}
+    assert {name: places for name, places in found.items() if name not in names()} == {}
 
 
 # --- generated pages --------------------------------------------------------------------------------------------------

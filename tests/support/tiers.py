@@ -56,8 +56,15 @@ def _needs_server(item: pytest.Item) -> bool:
 
 
 def is_above(path: Path, highest: str) -> bool:
-    """Return whether a directory has no test up to this tier. No mark brings a test into the first tier."""
-    return highest == TIERS[0] and path.parent == TESTS and DIRECTORIES.get(path.name, highest) != highest
+    """Return whether a directory or module has no test up to this tier, so that it need not be imported.
+
+    No mark brings a test into the first tier. A module has the mark of a lower tier in its own text.
+    """
+    if path.parent == TESTS:
+        return highest == TIERS[0] and DIRECTORIES.get(path.name, highest) != highest
+    own = DIRECTORIES.get(path.relative_to(TESTS).parts[0], highest) if path.is_relative_to(TESTS) else highest
+    above = TIERS.index(own) > TIERS.index(highest)
+    return above and path.name.startswith("test_") and f'tier("{highest}")' not in path.read_text()
 
 
 def split(items: Iterable[pytest.Item], highest: str) -> tuple[list[pytest.Item], list[pytest.Item]]:

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -58,6 +59,19 @@ def test_every_directory_of_tests_has_a_tier_and_the_first_looks_at_its_own_alon
     above = {folder for folder in folders if tiers.is_above(tiers.TESTS / folder, "check")}
     assert above == {folder for folder, tier in tiers.DIRECTORIES.items() if tier != "check"}
     assert not any(tiers.is_above(tiers.TESTS / folder, "test") for folder in folders), "a mark may add a test"
+
+
+def test_a_module_without_a_test_of_the_tier_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "TESTS", tmp_path)
+    for place, text in (("e2e/test_a.py", ""), ("e2e/test_b.py", 'tier("test")'), ("unit/test_c.py", "")):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(text)
+    (tmp_path / "e2e/processes.py").touch()
+    files = sorted(tmp_path.glob("*/*.py"))
+    assert [path.name for path in files if tiers.is_above(path, "test")] == ["test_a.py"]
+    assert [path.name for path in files if tiers.is_above(path, "check")] == ["test_a.py", "test_b.py"]
+    assert not any(tiers.is_above(path, "all") for path in files)
+    assert not tiers.is_above(Path("/elsewhere/test_x.py"), "test")
 
 
 def outcome(monkeypatch: pytest.MonkeyPatch, *codes: int, beside: int = 0, words: Sequence[str] = ("test",)) -> int:
