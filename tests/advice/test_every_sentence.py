@@ -133,6 +133,7 @@ PLAIN = {
         "; …: WHAT WAS NOT MERGED BEFORE THAT IS NOT IN THE MODEL, and is not merged later",
     },
     "heal": {
+        "Updates of … rest on it.",  # in a sentence that has a row
         # Before the row about holes.
         "up to … commits in a row are missing in a fragment: as after the store was set back to an older copy while syncers went on, "
         "or after a folder was lost. A newer backup may have them",

@@ -90,6 +90,17 @@ async def adopted_by_a(w: World, folder: Path) -> int:
     return head
 
 
+async def delete_as_told(told: str, lost: int, count: int) -> None:
+    """Delete what heal names, which must be so many objects, so that a fragment goes on without its newest version."""
+    found = re.search(r", delete (.+?) with .* they go on from version (\d+)", told)
+    assert found is not None, told
+    assert int(found[2]) == lost - 1
+    paths = found[1].split(" and ")
+    assert len(paths) == count, told
+    for path in paths:
+        Path(path).unlink()
+
+
 async def join_once_told(w: World, folder: Path) -> None:
     """Let learner a join, delete the checkpoints of its own that it names, of which there must be one, and let it join."""
     with pytest.raises(LogCorrupt) as caught:
@@ -363,12 +374,17 @@ async def test_a_hole_is_accepted_only_where_the_run_goes_on_without_it(folder: 
 
 @row(
     "heal",
-    "fragment … cannot be healed: …: is missing, and its snapshot is there (a snapshot is used only together with its commit)",
+    "fragment … cannot be healed: the newest commit is lost: …: is missing, and its snapshot is there (a snapshot is used only "
+    "together with its commit)",
     means="The newest commit is gone. The snapshot of its version shows that it existed; the snapshot alone is not used.",
-    do="restore it from a backup; without one, a syncer that still merges this fragment writes a snapshot once it is stopped with SIGTERM, and the run goes on from that; if none does, go on in a new run from the newest version that can be exported (`isthmus export`, then `isthmus init --from`)",
-    then="With the object restored: `… sound`.",
-    lost="without a backup: what that commit merged; and in a new run each learner begins at step 0, with new moments, and history "
-    "and ledger stay in the old one",
+    do="Restore it from a backup. Without one: if a syncer still merges this fragment, let it go on for a version or more, and stop "
+    "it with SIGTERM: it writes a snapshot, and the run goes on from that. If none does, stop all syncers and learners, delete … "
+    "with the credentials of the store's administrator (no participant may delete …), and start them again: they go on from "
+    "version …, and each learner names checkpoints of its own that are to be deleted first, since they know the lost version (a "
+    "learner that has no older one goes on with the run's model alone, from its first step)",
+    then="With the object restored: `… sound`. Without it the fragment moves again, and then `isthmus heal` calls it sound.",
+    lost="without a backup: what that commit merged; of a learner whose checkpoints all know it also its optimizer state, its step and "
+    "its place in the data",
 )
 @row(
     "doctor",
@@ -378,7 +394,8 @@ async def test_a_hole_is_accepted_only_where_the_run_goes_on_without_it(folder: 
     do=HEAL,
     then="`ok log: commits` once the object is restored from a backup",
 )
-async def test_the_newest_commit_that_is_missing(folder: Path) -> None:
+@pytest.mark.parametrize("backup", [True, False], ids=["restored", "deleted"])
+async def test_the_newest_commit_that_is_missing(folder: Path, backup: bool) -> None:
     here, noticed = mine(test_the_newest_commit_that_is_missing)
     async with world(folder, FEW) as w:
         await finished(w)
@@ -387,8 +404,11 @@ async def test_the_newest_commit_that_is_missing(folder: Path) -> None:
         hole.unlink()
         code, told = await isthmus("doctor", w.run.url, "--size", "0.02")
         assert (code, noticed.is_in(told)) == (1, True), told
-        await heal(here, w)
-        hole.write_bytes(kept)
+        told = await heal(here, w)
+        if backup:
+            hole.write_bytes(kept)
+        else:
+            await delete_as_told(told, int(hole.name), 1)
         await sound(w)
 
 
@@ -449,11 +469,13 @@ async def test_an_object_in_the_place_of_the_next_commit(folder: Path) -> None:
 
 @row(
     "heal",
-    "fragment … cannot be healed: the newest commit is damaged: …",
-    means="The last commit of a fragment is damaged, and learners train on what it published: no round can go on without it.",
-    do="Updates of … rest on it: restore it from a backup. Without one, stop all syncers and learners, delete … with the "
-    "credentials of the store's administrator (no participant may delete it), and start them again: they go on from version "
-    "…, and each learner names checkpoints of its own that are to be deleted first, since they know the lost version (a "
+    "fragment … cannot be healed: the newest commit is lost: …: not a commit: …",
+    means="The last commit of a fragment is damaged. Learners train on what it published, or a snapshot of it is there: no round can "
+    "go on without it.",
+    do="Restore it from a backup. Without one: if a syncer still merges this fragment, let it go on for a version or more, and stop "
+    "it with SIGTERM: it writes a snapshot, and the run goes on from that. If none does, stop all syncers and learners, delete … "
+    "with the credentials of the store's administrator (no participant may delete …), and start them again: they go on from "
+    "version …, and each learner names checkpoints of its own that are to be deleted first, since they know the lost version (a "
     "learner that has no older one goes on with the run's model alone, from its first step)",
     then="The fragment moves again, and once it has, `isthmus heal` calls it sound.",
     lost="without a backup: what the commit merged, and what learners trained since; of a learner whose checkpoints all know it "
@@ -464,14 +486,37 @@ async def test_a_newest_commit_that_learners_have_adopted(folder: Path) -> None:
     async with world(folder, FEW) as w:
         head = await adopted_by_a(w, folder)
         (folder / commit_key(0, head)).write_bytes(b"no commit")
-        found = re.search(
-            r"Updates of a rest on it.* delete (\S+) with .* they go on from version (\d+)", await heal(here, w)
-        )
-        assert found is not None
-        assert int(found[2]) == head - 1
-        Path(found[1]).unlink()
+        told = await heal(here, w)
+        assert "Updates of a rest on it." in told
+        await delete_as_told(told, head, 1)
         await join_once_told(w, folder)
         await moves(w, head)
+        await sound(w)
+
+
+async def test_a_newest_commit_that_is_damaged_and_has_a_snapshot(folder: Path) -> None:
+    async with world(folder, FEW) as w:
+        await grown(w)
+        await hold_all(w)
+        head = (await newest_commit(w, 0)).version
+        assert (await w.log.snapshots(0))[0][0] == head
+        (folder / commit_key(0, head)).write_bytes(b"no commit")
+        out = str(folder.parent / "model.safetensors")
+        code, told = await isthmus("export", w.run.url, "-o", out)
+        older = re.search(r"; --version (\d+) is the newest that all fragments have from before that", told)
+        assert code == 1
+        assert older, told
+        code, told = await isthmus("export", w.run.url, "-o", out, "--version", older[1])
+        assert code == 0, told
+        when = (await w.log.version_at(0, w.runtime.wall() - 3600.0), await w.log.commit(0, head - 1))
+        assert when[0] == 0
+        assert when[1] is not None
+        assert await w.log.version_at(0, when[1].header.written_at) == head - 1
+        with pytest.raises(LogCorrupt):
+            await w.log.version_at(0, when[1].header.written_at + 0.001)
+        row_of = mine(test_a_newest_commit_that_learners_have_adopted)[0]
+        told = await heal(row_of, w)
+        await delete_as_told(told, head, 2)
         await sound(w)
 
 

@@ -112,6 +112,9 @@ def test_an_exported_file_evaluates_well(trained: tuple[Path, float], tmp_path: 
     said = capsys.readouterr().out
     assert "5 tensors that are not merged (body.1.num_batches_tracked, …)" in said or "4 tensors" in said
     assert "a, b" in said or "b, a" in said
+    assert "WARNING" not in said
+    assert main(["export", str(run), "-o", str(tmp_path / "old.safetensors"), "--version", "5"]) == 0
+    assert "are of now, not of the version that was asked for" in capsys.readouterr().out
     model = Net()
     untrained = held_out(model)
     model.load_state_dict(load_file(tmp_path / "m.safetensors"), strict=False)

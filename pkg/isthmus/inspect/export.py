@@ -34,7 +34,8 @@ dtype are held in float64."""
 async def versions_at(log: Log, *, version: int | None = None, time: float | None = None) -> list[int]:
     """Return the version of each fragment: the newest, a given one, or the newest at a time [seconds since 1970].
 
-    Raises `InputError` for a version that a fragment does not have, or a time before the run.
+    Raises `InputError` for a version that a fragment does not have, or a time before the run, and `LogCorrupt` if the
+    log is damaged before that.
     """
     fragments = log.run.layout.fragments
     if time is not None:
@@ -45,8 +46,12 @@ async def versions_at(log: Log, *, version: int | None = None, time: float | Non
                 f"({log.run.header.created_at:.0f})"
             )
         return [await log.version_at(f.index, time) for f in fragments]
-    newest = [await log.newest(f.index) for f in fragments]
-    heads = [commit.version if commit else 0 for commit in newest]
+    newest = [await log.readable(f.index) for f in fragments]
+    heads = [commit.version if commit else 0 for commit, _ in newest]
+    least = min(heads)
+    if (damage := next((wrong for _, wrong in newest if wrong), None)) and not 0 <= (version or heads[0] + 1) <= least:
+        older = f"; --version {least} is the newest that all fragments have from before that" if least else ""
+        raise LogCorrupt(damage.key, f"{damage.detail}{older}", damage.readable, refused=damage.refused)
     if version is None:
         return heads
     if version < 0 or version > min(heads):

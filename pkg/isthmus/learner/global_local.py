@@ -98,7 +98,8 @@ async def _global_local(log: Log) -> tuple[dict[str, LocalTensor], Sequence[str]
     held = by_learner(checkpoints_in(await log.store.list(LEARNERS)))
     merged: set[str] = set()
     for fragment in log.run.layout.fragments:
-        if (commit := await log.newest(fragment.index)) is not None:
+        commit, _ = await log.readable(fragment.index)
+        if commit is not None:
             merged |= {given.learner for given in commit.header.inputs}
     wanted = [entries for name, entries in held.items() if name in merged] or list(held.values())[:1]
     found = [of for entries in wanted if (of := await _newest(log, entries)) is not None and of[1]]

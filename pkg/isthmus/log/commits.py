@@ -12,7 +12,7 @@ from functools import partial
 from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.format.records import frame
 from isthmus.format.records.frame import Blob, Body, Gathered, Kind
-from isthmus.format.records.keys import commit_key, is_versioned, snapshots_prefix, version_in
+from isthmus.format.records.keys import MEMBERS, commit_key, is_versioned, snapshots_prefix, version_in
 from isthmus.format.records.objects import CheckpointHeader, PackedHeader, SegmentHeader
 from isthmus.format.signing import Signer
 from isthmus.log.membership import Members
@@ -246,23 +246,44 @@ class Log:
         return sorted(((version_in(e.key), e.key) for e in entries if is_versioned(e.key)), reverse=True)
 
     async def newest(self, fragment: int, hint: int = 0) -> Commit | None:
-        """Return the newest commit, or None at version 0.
+        """Return the newest commit, or None at version 0. Raises `LogCorrupt` if one of the newest is damaged.
 
         The search starts at the hint, or at the newest snapshot that has a commit, and goes forward to the end.
         """
+        found, wrong = await self.readable(fragment, hint)
+        if wrong is not None:
+            at = found.version if found else 0
+            raise wrong if wrong.key.startswith(MEMBERS) else wrong.after(fragment, at)
+        return found
+
+    async def readable(self, fragment: int, hint: int = 0) -> tuple[Commit | None, LogCorrupt | None]:
+        """Return the newest commit, or None at version 0, and None; if one of the newest is damaged, the commit before
+        it, and what is wrong with it."""
         found = await self.commit(fragment, hint) if hint else None
+        wrong: LogCorrupt | None = None
         if found is None:
             for version, _ in await self.snapshots(fragment):
                 # A snapshot's name proves nothing, since others may write there: its commit must exist.
-                if version and (found := await self.commit(fragment, version)) is not None:
-                    break
-        while (following := await self.commit(fragment, (found.version if found else 0) + 1)) is not None:
-            found = following
-        return found
+                try:
+                    if version and (found := await self.commit(fragment, version)) is not None:
+                        break
+                except LogCorrupt as error:
+                    wrong = error
+        try:
+            while (following := await self.commit(fragment, (found.version if found else 0) + 1)) is not None:
+                found = following
+        except LogCorrupt as error:
+            return found, error
+        return found, wrong
 
     async def version_at(self, fragment: int, time: float) -> int:
-        """Return the newest version written at or before a time [seconds since 1970, by the syncers' clocks]."""
-        newest = await self.newest(fragment)
+        """Return the newest version written at or before a time [seconds since 1970, by the syncers' clocks].
+
+        Raises `LogCorrupt` for a damaged commit before that time, or where the log cannot be read so far.
+        """
+        newest, wrong = await self.readable(fragment)
+        if wrong is not None and (newest is None or time > newest.header.written_at):
+            raise wrong
         low, high = 0, newest.version if newest else 0
         while low < high:
             middle = (low + high + 1) // 2

@@ -32,14 +32,14 @@ from isthmus.format.records.keys import (
 )
 from isthmus.format.records.objects import SCHEMA, CommitHeader, Healed, UpdateHeader, Waited
 from isthmus.log import Commit, Log, fold, merge
-from isthmus.log.holes import GOES_ON, known_beyond, last_missing, require_chain, require_whole
+from isthmus.log.holes import GOES_ON, IN_A_NEW_RUN, known_beyond, last_missing, require_chain, require_whole
 from isthmus.log.listing import all_or
 from isthmus.log.log_health import lacks, require_objects, require_values, restores
 from isthmus.log.merge import State
 from isthmus.log.verify import HEALER
 from isthmus.runtime.urls import Place
 from isthmus.store.base import is_there
-from isthmus.wording import listed
+from isthmus.wording import agreeing, listed
 
 ADOPTED_MAX = 3
 """The most learners that are named as resting on a damaged commit."""
@@ -190,7 +190,8 @@ async def _diagnose(log: Log, p: int) -> Diagnosis:
         except LogCorrupt as error:
             hole = commit_in(error.key) or version_in(error.key) if GOES_ON in error.detail else 0
             to = await last_missing(log, p, hole) if hole else 0
-            return Diagnosis(p, at.version, 0.0, hopeless=str(error), hole=hole, hole_to=to)
+            said = await _broken(log, p, error) if commit_in(error.key) == at.version + 1 else str(error)
+            return Diagnosis(p, at.version, 0.0, hopeless=said, hole=hole, hole_to=to)
         return Diagnosis(p, at.version, at.last[-1].header.written_at if at.last else 0.0, lacking=lacking)
     except LogCorrupt as error:
         if error.refused:
@@ -222,22 +223,32 @@ async def _broken(log: Log, p: int, error: LogCorrupt) -> str:
     """Return what is wrong with a commit that cannot be read, and what to do: it may never have been one."""
     if error.key.startswith(MEMBERS):
         return str(error)
-    version = commit_in(error.key)
-    if not version or await known_beyond(log, p, version, lists=True):
-        return f"the chain of commits is broken: {error}; {RESTORE}"
-    go_on = "with the credentials of the store's administrator (no participant may delete it), and start them again"
-    if adopted := (await _adopted(log, p, version)).get(version):
+    version, run = commit_in(error.key), log.run.url
+    beyond = await known_beyond(log, p, version, lists=True) if version else []
+    if not version or max(beyond, default=version) > version:
+        missing = IN_A_NEW_RUN in error.detail
+        return str(error) if missing else f"the chain of commits is broken: {error}; {RESTORE}"
+    there = [error.key] if await is_there(log.store, error.key) else []
+    there += [key for at, key in await log.snapshots(p) if at == version]
+    go_on = (
+        f"delete {' and '.join(f'{run}/{key}' for key in there)} with the credentials of the store's administrator (no "
+        f"participant may delete {agreeing(len(there), 'it', 'them')}), and start them again: they go on from version "
+        f"{version - 1}"
+    )
+    adopted = (await _adopted(log, p, version)).get(version)
+    if adopted or beyond:
+        rest = f" Updates of {listed(adopted, ADOPTED_MAX)} rest on it." if adopted else ""
+        found = LogCorrupt(error.key, error.detail.removesuffix(f": {IN_A_NEW_RUN}"))
         return (
-            f"the newest commit is damaged: {error}. Updates of {listed(adopted, ADOPTED_MAX)} rest on it: restore it "
-            f"from a backup. Without one, stop all syncers and learners, delete {log.run.url}/{error.key} {go_on}: "
-            f"they go on from version {version - 1}, and each learner names checkpoints of its own that are to be "
-            "deleted first, since they know the lost version (a learner that has no older one goes on with the run's "
-            "model alone, from its first step)"
+            f"the newest commit is lost: {found}.{rest} Restore it from a backup. Without one: if a syncer still "
+            "merges this fragment, let it go on for a version or more, and stop it with SIGTERM: it writes a snapshot, "
+            f"and the run goes on from that. If none does, stop all syncers and learners, {go_on}, and each learner "
+            "names checkpoints of its own that are to be deleted first, since they know the lost version (a learner "
+            "that has no older one goes on with the run's model alone, from its first step)"
         )
     return (
         f"an object that is no commit is in the place of the next one: {error}. If it was a commit, restore it from a "
-        f"backup. If it was not, or there is no backup, stop all syncers, delete {log.run.url}/{error.key} "
-        f"{go_on}: they go on from version {version - 1}"
+        f"backup. If it was not, or there is no backup, stop all syncers, {go_on}"
     )
 
 

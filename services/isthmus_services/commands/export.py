@@ -65,7 +65,12 @@ def run(settings: declared.Export) -> int:
                 dcp.write(Path(settings.dcp), log.run, dict(enumerate(values)), settings.dtype, local)
             if local:
                 which = f"{len(local)} tensors that are not merged ({min(local)}, …)"
-                print(f"including {which}: the mean over the newest checkpoints of {', '.join(learners)}")
+                print(
+                    f"including {which}: the mean over the newest checkpoints of {', '.join(learners)}, whose updates "
+                    "the newest versions merged"
+                )
+            if local and (version is not None or at is not None):
+                print(f"WARNING: {which} are of now, not of the version that was asked for")
             with suppress(Denied):  # the promotion holds all the same
                 for said in promotions.doubts(promotion, await promotions.stored(log)) if promotion else ():
                     print(said)
