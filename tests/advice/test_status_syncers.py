@@ -27,7 +27,7 @@ from support.world import serving, until, world
     "no syncer is heard; the last commit is of …",
     means="Learners train, syncers merged before, and none is heard now: all were killed or stopped, or are cut off.",
     like="`nothing was ever committed` is said of a run that never had a syncer.",
-    do="if … lives, ps -o stat= -p PID says T if it is frozen (kill -CONT PID wakes it) and D if it waits for a disk; else start "
+    do="if … lives, ps -o stat= -p PID (its first log line has it) says T if it is frozen (kill -CONT PID wakes it) and D if it waits for a disk; else start "
     "one with: isthmus syncer … --bus …",
     then="Within seconds `… of … learners merge`. The new syncer goes on from the newest commit.",
     lost=A_GAP,

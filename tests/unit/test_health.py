@@ -1,7 +1,7 @@
 """The first line of `status` says which learners are merged, why others are not, and whether a person should act."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ from isthmus.inspect.restarts import Restarts
 from isthmus.inspect.status import Status
 from isthmus.log import Commit
 from isthmus.log.holes import GOES_ON
+from isthmus.reasons import Clip
 
 RUN = bytes(range(32))
 NOW = time.mktime((2026, 11, 22, 12, 10, 0, 0, 0, -1))
@@ -70,7 +71,7 @@ def commit(
     `rejected`: learners whose updates were rejected, and why."""
     turned = [SimpleNamespace(learner=name, reason=reason) for name, reason in rejected]
     inputs = [
-        SimpleNamespace(learner=name, scale=scale, weight=1.0, tokens=1, loss=None, norm=0.0)
+        SimpleNamespace(learner=name, scale=scale, weight=1.0, tokens=1, loss=None, norm=0.0, clipped=())
         for name, scale in scales.items()
     ]
     return cast(
@@ -109,7 +110,7 @@ def test_no_syncer_says_since_when_and_what_to_type() -> None:
     found = of(beat("a"), beat("b"), silent=[alive()])
     assert not found.ok
     assert found.said == (
-        "0 of 2 learners merge; no syncer is heard; the last commit is of 12:04:24; if s lives, ps -o stat= -p PID says T if it is "
+        "0 of 2 learners merge; no syncer is heard; the last commit is of 12:04:24; if s lives, ps -o stat= -p PID (its first log line has it) says T if it is "
         "frozen (kill -CONT PID wakes it) and D if it waits for a disk; else start one with: isthmus syncer "
         "s3://b/run --bus redis://h"
     )
@@ -139,7 +140,7 @@ def test_where_no_fragment_can_be_merged_no_learner_is_counted() -> None:
 
 def test_of_several_syncers_that_fell_silent_the_newest_two_may_be_frozen() -> None:
     said = of(beat("a"), silent=[alive(syncer=name) for name in ("s1", "s2", "s3")]).said
-    assert "if s3 or s2 lives, ps -o stat= -p PID says T if it is frozen" in said
+    assert "if s3 or s2 lives, ps -o stat= -p PID (its first log line has it) says T if it is frozen" in said
 
 
 @pytest.mark.parametrize("healed", [None, object()], ids=["merged", "healed"])
@@ -452,14 +453,18 @@ def test_a_rising_loss_is_named_while_it_lasts() -> None:
 
 
 def test_a_learner_with_the_weight_but_not_the_work_is_named() -> None:
-    def of_inputs(*heads: Sequence[tuple[str, float, int]]) -> Health:
+    def of_inputs(*heads: Sequence[tuple[str, float, int]], short: Collection[str] = ()) -> Health:
         hearing = BusView(RUN)
         for said in (beat("a"), beat("b"), alive()):
             stream = SYNCER_STREAM if isinstance(said, Alive) else learner_stream(said.learner)
             hearing.take(stream, BusItem("1-0", encode(said)), 1.0)
         commits = []
         for p, of in enumerate(heads):
-            inputs = [SimpleNamespace(learner=n, scale=1.0, weight=w, tokens=t, loss=None, norm=0.0) for n, w, t in of]
+            cut = dict.fromkeys(short, (Clip.SHORT,))
+            inputs = [
+                SimpleNamespace(learner=n, scale=1.0, weight=w, tokens=t, loss=None, norm=0.0, clipped=cut.get(n, ()))
+                for n, w, t in of
+            ]
             header = SimpleNamespace(written_at=COMMITTED_AT, fragment=p, inputs=inputs, rejected=(), healed=None)
             commits.append(SimpleNamespace(header=header, version=0))
         return health(Status(hearing, cast("list[Commit | None]", commits), "", 0.0, NOW), "r", "b")
@@ -473,6 +478,12 @@ def test_a_learner_with_the_weight_but_not_the_work_is_named() -> None:
         "hardly count; isthmus explain r 1/0 shows the weights of a round and why; stop or expel a if it should not "
         "count for so much; 2 of 2 learners merge"
     )
+    few = [("a", 96.0, 50), ("b", 2.0, 25), ("c", 2.0, 25)]
+    assert of_inputs(few, short="bc").said.startswith(
+        "b, c hardly move: 4% of the weight of the newest rounds, with 50%"
+    )
+    assert of_inputs(few, short="b").said.startswith("a has 96% of the weight")
+    assert of_inputs(few[:2], few[:2], short="b").said.startswith("b hardly moves: 2% of the weight")
     assert of_inputs([("a", 96.0, 76), ("b", 4.0, 24)]).ok  # it is faster
     assert of_inputs([("a", 90.0, 50), ("b", 10.0, 50)]).ok
     assert of_inputs([("a", 1.0, 1)], [("a", 1.0, 1)]).ok

@@ -46,7 +46,10 @@ COMMITTED_S = 60.0
 """A commit younger than this many seconds shows that syncers and learners are at work, even if none is heard."""
 
 ALIVE = "on its machine, pgrep -af isthmus (a loop of your own: the name of its script) says whether it lives"
-FROZEN = "ps -o stat= -p PID says T if it is frozen (kill -CONT PID wakes it) and D if it waits for a disk"
+FROZEN = (
+    "ps -o stat= -p PID (its first log line has it) says T if it is frozen (kill -CONT PID wakes it) and D if it waits "
+    "for a disk"
+)
 """What to type beside a process that is silent."""
 
 JOINING = "joined within the last minute"

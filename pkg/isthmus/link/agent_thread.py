@@ -5,6 +5,8 @@ import asyncio
 import atexit
 import logging
 import math
+import os
+import platform
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
@@ -322,14 +324,17 @@ class AgentThread:
             logger.log(
                 # Nobody expects a learner to begin anew whose earlier starts trained something.
                 logging.WARNING if gone and history.checkpoint is None else logging.INFO,
-                "%s joined %s (start %d of this name): goes on after step %d (%.0f tokens lost in all), in %.2f s%s",
+                "%s joined %s (start %d of this name): goes on after step %d (%.0f tokens lost in all), in %.2f s, as "
+                "process %d on %s%s",
                 learner,
                 run_url,
                 self.agent.incarnation,
                 history.step,
                 gone,
                 self._loop.time() - started,
-                "; it had no checkpoint yet (see checkpoint_s)" if gone and history.checkpoint is None else "",
+                os.getpid(),
+                platform.node(),
+                "; no checkpoint of it is stored (see checkpoint_s)" if gone and history.checkpoint is None else "",
             )
             if self._sink is not None:
                 self.feeder = Feeder(self._sink, self.agent.scalars)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgpack
 import msgspec
@@ -43,6 +43,8 @@ class Run:
     header: RunHeader
     layout: Layout
     frozen: dict[str, bytes]
+    blob: frame.Blob = field(default=b"", repr=False, compare=False)
+    """The bytes of the run object; empty if the run was told by another process of the same learner."""
 
     @property
     def rules(self) -> Rules:
@@ -153,7 +155,7 @@ async def read_run(store: Store, require: Require = anything) -> Run:
             f"{store.url}: this run uses arithmetic {header.arithmetic}, this release has {kernels.ARITHMETIC}: "
             "use the release that created the run"
         )
-    return Run(store.url, frame.digest(blob), header, layout, dict(cut.frozen))
+    return Run(store.url, frame.digest(blob), header, layout, dict(cut.frozen), blob)
 
 
 def _require_owner(blob: frame.Blob, header: RunHeader) -> None:

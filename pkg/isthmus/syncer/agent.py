@@ -54,6 +54,7 @@ from isthmus.rounds.live_learners import LiveLearners
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import SyncerMetrics
 from isthmus.store import EdgeStore
+from isthmus.syncer import run_object
 from isthmus.syncer.coordinator import FragmentCoordinator
 from isthmus.syncer.fairness import FairQueue, FairSlots
 from isthmus.syncer.holders import Holders
@@ -250,6 +251,7 @@ class Syncer:
                 tasks.create_task(self._listen()),
                 tasks.create_task(self._hold()),
                 tasks.create_task(self._ask()),
+                tasks.create_task(run_object.keep(self._run, self._store, lambda: [k.head for k in self.coordinators])),
                 tasks.create_task(self._speaker.run()),
                 tasks.create_task(self._beat()),
                 tasks.create_task(keep_members(self._log, self._unknown, self.pace.heartbeat_s)),

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import logging
 import math
+import os
+import platform
 import shutil
 import signal
 from collections.abc import Awaitable, Callable
@@ -89,13 +91,15 @@ async def _serve(settings: declared.Syncer, name: str, board: HealthServer) -> N
             tasks.create_task(syncer.recover())
         heads = [coordinator.head for coordinator in syncer.coordinators]
         logger.info(
-            "%s serves %s: %d fragments, versions %d to %d, read in %.2f s",
+            "%s serves %s: %d fragments, versions %d to %d, read in %.2f s, as process %d on %s",
             name,
             ports.log.run.url,
             len(heads),
             min(heads),
             max(heads),
             ports.runtime.now() - started,
+            os.getpid(),
+            platform.node(),
         )
         loop = asyncio.get_running_loop()
         serving = asyncio.ensure_future(syncer.run(stopping))

@@ -1,0 +1,47 @@
+"""Watch over the run object: every process needs it to start, and none that runs would miss it."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from isthmus.errors import Denied, Unavailable
+from isthmus.format.records.keys import RUN_KEY, commit_key
+from isthmus.log.run import Run
+from isthmus.store import Store
+from isthmus.store.base import is_there
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 60.0
+"""Seconds between two looks."""
+
+
+async def keep(run: Run, store: Store, heads: Callable[[], Sequence[int]]) -> None:
+    """Write the run object again, byte by byte, if it is gone; where that is denied, log what to do, once.
+
+    `store`: one that does not take a denial for an outage. `heads`: the newest version of each fragment. If a commit is
+    gone, too, then somebody deletes the whole run, and nothing is written.
+    """
+    said = False
+    while True:
+        await asyncio.sleep(LOOK_S)
+        newest = next(((p, version) for p, version in enumerate(heads()) if version), None)
+        try:
+            if newest is None or await is_there(store, RUN_KEY) or not await is_there(store, commit_key(*newest)):
+                continue
+            if await store.create(RUN_KEY, run.blob):
+                logger.warning(
+                    "the run object %s/%s was gone, and is written again: find out what deleted it",
+                    run.url,
+                    RUN_KEY,
+                )
+        except Unavailable:
+            continue
+        except Denied:
+            if not said:
+                logger.error(
+                    "the run object %s/%s is gone, and this syncer may not write it: restore it from a backup before "
+                    "any process has to start, since none can without it",
+                    run.url, RUN_KEY,
+                )  # fmt: skip
+            said = True
