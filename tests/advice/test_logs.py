@@ -407,12 +407,13 @@ def test_a_schedule_alone_is_no_other_setting(caplog: pytest.LogCaptureFixture) 
 
 @row(
     "log",
-    "link.step was called … times in a row without a step of the optimizer that join was given: call its step() before each link.step, "
-    "or give join the optimizer that steps",
-    means="A loop forgets `optimizer.step()`, or made another optimizer after `join`. In the first case nothing is learnt; in the second, "
-    "checkpoints hold the state of an optimizer that is not used.",
+    "… of … calls of link.step came after a step of the optimizer that join was given: call link.step once after each step of it, not "
+    "for each micro-batch, or give join the optimizer that steps",
+    means="A loop forgets `optimizer.step()`, or made another optimizer after `join`, or calls `link.step` more often than the optimizer "
+    "steps. In the first case nothing is learnt; in the second, checkpoints hold the state of an optimizer that is not used; in the "
+    "third, steps and tokens are counted several times.",
     like="An optimizer that steps within `backward`: then nothing is to be done.",
-    do="call its step() before each link.step, or give join the optimizer that steps",
+    do="call link.step once after each step of it, not for each micro-batch, or give join the optimizer that steps",
     then="The line does not come again.",
     lost="the steps that were counted and not made; with another optimizer, its moments at a restart",
 )
@@ -421,14 +422,19 @@ def test_a_loop_without_a_step_of_its_optimizer(folder: Path, caplog: pytest.Log
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     link = isthmus_link.join(str(folder), model, optimizer, learner="a", create=RULES)
-    for stepping in (True, False, True):
+    for every, warnings in ((1, 0), (1000, 1), (1, 0), (2, 1), (1, 0)):
         caplog.clear()
-        for _ in range(2 * IDLE_STEPS):
+        for step in range(2 * IDLE_STEPS):
             model(torch.ones(2)).sum().backward()
-            if stepping:
+            if step % every == every - 1:
                 optimizer.step()
             link.step(tokens=2)
-        assert [here.is_in(message) for message in caplog.messages].count(True) == (0 if stepping else 1)
+        assert [here.is_in(message) for message in caplog.messages].count(True) == warnings
+    for step in range(IDLE_STEPS):  # a gradient scaler leaves every fourth step out
+        if step % 4:
+            optimizer.step()
+        link.step(tokens=2)
+    assert [here.is_in(message) for message in caplog.messages].count(True) == 0
     link.close(wait=0.0)
 
 

@@ -22,6 +22,22 @@ with isthmus.join(sys.argv[1], model, optimizer, learner="a", create=rules) as l
     link.step(tokens=1)
 """
 
+MISUSED = """
+import sys
+import torch
+import isthmus
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rules = isthmus.Rules(fragments=1, sync_every=2)
+with isthmus.join(sys.argv[1], model, optimizer, learner="a", create=rules) as link:
+    for _ in range(3):
+        model(torch.ones(4)).sum().backward()
+        link.step(tokens=1)
+        optimizer.step()
+link = isthmus.join(sys.argv[1], model, optimizer, learner="b", create=rules)
+link.step(tokens=1)
+"""
+
 UNMERGED = """
 import sys
 import time
@@ -91,6 +107,18 @@ def test_a_loop_without_logging_shows_its_lines_and_takes_the_bus_of_the_environ
         assert sum(words in line for line in lines) == 1, lines
     assert (tmp_path / "elsewhere.sqlite").exists()
     assert not (tmp_path / "run" / "bus.sqlite").exists()
+
+
+def test_a_loop_that_steps_in_the_wrong_order_or_does_not_close_is_told_so(tmp_path: Path) -> None:
+    lines = lines_of(MISUSED, str(tmp_path / "run"))
+    for learner, words in (
+        ("a", "; a loop that calls link.step before optimizer.step() ends so each time: call it after"),
+        (
+            "b",
+            "this process ends, and link.close() was not called: no last checkpoint is stored, and a restart goes on after",
+        ),
+    ):
+        assert [f" {learner}: " in line for line in lines if words in line] == [True], lines
 
 
 @pytest.mark.tier("all")

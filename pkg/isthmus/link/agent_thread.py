@@ -224,9 +224,12 @@ class AgentThread:
         if why is None:
             boundary.freeze()
             return True
+        order = (
+            "; a loop that calls link.step before optimizer.step() ends so each time: call it after" if orderly else ""
+        )
         logger.warning(
-            "%s: it ends in the middle of a step (%s), so no checkpoint is taken there: a restart goes on after %s",
-            self._settings[0], why, self._newest(),
+            "%s: it ends in the middle of a step (%s), so no checkpoint is taken there: a restart goes on after %s%s",
+            self._settings[0], why, self._newest(), order,
         )  # fmt: skip
         return False
 
@@ -272,6 +275,12 @@ class AgentThread:
 
     def _at_exit(self) -> None:
         """End the thread before the interpreter exits, which would tear down requests under way."""
+        if self._attached.is_set():
+            logger.warning(
+                "%s: this process ends, and link.close() was not called: no last checkpoint is stored, and a restart "
+                "goes on after %s; use «with isthmus.join(…) as link:», or call link.close() at the end",
+                self._settings[0], self._newest(),
+            )  # fmt: skip
         self._end()
 
     def _give_up(self) -> None:

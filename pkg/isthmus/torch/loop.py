@@ -34,8 +34,11 @@ so often that it takes the share `NOTE_SHARE` of the training thread's time. If 
 after a boundary without a note, its restart continues from the previous checkpoint."""
 
 IDLE_STEPS = 100
-"""After this many steps in a row with a learning rate of 0, without a step of the optimizer, or without `link.step`, a
-warning is logged."""
+"""After this many steps in a row with a learning rate of 0, or without `link.step`, a warning is logged."""
+
+STEPPED = 0.75
+"""A warning is logged, too, if fewer of `IDLE_STEPS` calls of `link.step` than this share came after a step of the
+optimizer. A gradient scaler leaves out some steps."""
 
 NOTED_BYTES = 1 << 20
 """Most bytes of buffers that are noted at a boundary. If a model's buffers are larger in all, none is noted."""
@@ -95,7 +98,8 @@ class Loop(Saver):
         self._joined = dict(torch_model.named(model))
         self._trained = {name for name, p in self._joined.items() if p.requires_grad}
         self._stepped = optimizers.names_of(model, optimizer)
-        self._idle = self._unstepped = self._untold = 0
+        self._idle = self._untold = self._calls = self._steps = 0
+        self._few = False
         self._hooks = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
 
     def _begin(self, _: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -125,14 +129,19 @@ class Loop(Saver):
             )
 
     def count(self) -> None:
-        """Note that the loop says that a step is done; log a warning if the optimizer has made none for long."""
-        self._unstepped = 0 if self._begun else self._unstepped + 1
-        if self._unstepped == IDLE_STEPS:
+        """Note that the loop says that a step is done; log a warning if the optimizer has made few of them."""
+        self._calls += 1
+        self._steps += self._begun
+        if self._calls < IDLE_STEPS:
+            return
+        few = self._steps < STEPPED * IDLE_STEPS
+        if few and not self._few:
             logger.warning(
-                "link.step was called %d times in a row without a step of the optimizer that join was given: call its "
-                "step() before each link.step, or give join the optimizer that steps",
-                self._unstepped,
-            )
+                "%d of %d calls of link.step came after a step of the optimizer that join was given: call link.step "
+                "once after each step of it, not for each micro-batch, or give join the optimizer that steps",
+                self._steps, self._calls,
+            )  # fmt: skip
+        self._few, self._calls, self._steps = few, 0, 0
 
     def described(self) -> str:
         """Return the names of data and other objects as a phrase; it must be the same on every rank of a learner."""
@@ -313,7 +322,11 @@ class Loop(Saver):
                     "leave it out of join to start it anew"
                 ) from error
         for name in states.keys() - self._objects.keys():
-            logger.warning("the checkpoint holds the state of %s, which was not handed to join", name)
+            logger.warning(
+                "the checkpoint holds the state of %s, which was not handed to join: the next checkpoint will not have "
+                "it; if it is needed, end this process by SIGKILL before that, and hand it to join",
+                name,
+            )
 
 
 _ANEW = (
