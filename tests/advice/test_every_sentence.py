@@ -121,7 +121,7 @@ PLAIN = {
         "(of all its incarnations)",
         "; so few versions say little about merging (the first ones overshoot): judge the run's model once its fragments were "
         "merged … times or more",
-        ": that goes on when this learner comes back",
+        "that goes on when this learner comes back (if the others have merged newer versions by then, it is overwritten)",
         "; OF WHAT WAS NOT MERGED, ALL AFTER STEP … IS LOST: no checkpoint of later steps was stored",
         "its rounds were open",
         "trained since it was last sent",

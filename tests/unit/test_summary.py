@@ -27,8 +27,8 @@ FOUND = Summary(
 def test_it_is_one_line_of_what_came_of_the_stay() -> None:
     assert str(FOUND) == (
         "eu-1: 600 steps in 90 s; its model is at versions 12 to 14; of its 1,000 tokens 80% merged, 15% overwritten, "
-        "5% trained since it was last sent: that goes on when this learner comes back; the model: isthmus export "
-        "s3://b/run -o model.safetensors"
+        "5% trained since it was last sent: that goes on when this learner comes back (if the others have merged newer "
+        "versions by then, it is overwritten); the model: isthmus export s3://b/run -o model.safetensors"
     )
     assert not FOUND.never_merged
     assert "back" not in str(replace(FOUND, ledger=replaced(LEDGER, merged=850.0, pending=0.0)))

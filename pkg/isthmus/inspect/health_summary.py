@@ -279,7 +279,7 @@ def _quorum(status: Status, known: int) -> str:
     Syncers that were heard before may have had another quorum than the run's.
     """
     quorum = min(max((alive.quorum for alive in status.hearing.syncers.values()), default=0), known)
-    return f" --quorum {quorum}" if quorum > status.own_quorum else ""
+    return f" --quorum {quorum}" if quorum > status.pace.quorum else ""
 
 
 def _of_unheard(status: Status, bus: str) -> list[Part]:
@@ -509,17 +509,24 @@ def _again(syncer: Callable[..., str]) -> str:
 
 
 def _unanswered(status: Status) -> list[str]:
-    """Return the learners that are done and have sent work that no commit answered, each with its pending share.
+    """Return the learners that are done and whose work is not in the model but may still be, each with its share.
 
     Steps after the last update are pending, too, and work on rounds that were open at the end: it takes more to count.
-    If one learner has more, all are named that have more than a period.
+    If one learner has more, all are named that have more than a period. Work on versions that are too old by now is
+    overwritten when its learner comes back.
     """
     found = dict[str, float]()
     for view in sorted(status.taking_part, key=lambda view: view.name):
         beat, periods = view.heartbeat, _periods_pending(view, status.period)
-        if view.left is not None and view.left.done and beat is not None and periods > 1:
+        if view.left is not None and view.left.done and beat is not None and periods > 1 and not _too_old(beat, status):
             found[f"{view.name} ({beat.ledger.pending / beat.ledger.processed:.0%})"] = periods
     return list(found) if max(found.values(), default=0.0) > PENDING_PERIODS else []
+
+
+def _too_old(beat: Heartbeat, status: Status) -> bool:
+    """Return whether most fragments of a learner are based on versions whose updates cannot be merged any more."""
+    bases = list(enumerate(beat.versions))
+    return 2 * sum(base < status.version(p) - status.pace.staleness for p, base in bases) > len(bases)
 
 
 def _periods_pending(view: LearnerView, period: float) -> float:

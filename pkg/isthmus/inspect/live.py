@@ -149,7 +149,7 @@ class Live:
             standing=still, period=period_of(self._log, heads), losses=self._losses.points(),
             recent=tuple(self._recent),
             restarts={name: found for name, (_, found) in self._joined.items() if found is not None}, room=self._room,
-            accepted=self._accepted, own_quorum=self._log.run.pace.quorum, bursts=self._bursts.found(),
+            accepted=self._accepted, pace=self._log.run.pace, bursts=self._bursts.found(),
             ahead=self._ahead, membership=self._membership,
         )  # fmt: skip
 

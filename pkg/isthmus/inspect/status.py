@@ -14,6 +14,7 @@ from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Una
 from isthmus.format.records.keys import LEARNERS, incarnation_in, learner_in
 from isthmus.format.records.messages import Tally
 from isthmus.format.records.objects import CheckpointHeader, FragmentPoint
+from isthmus.format.rules import Pace
 from isthmus.inspect.bursts import Burst, Bursts
 from isthmus.inspect.bus_view import BusView, LearnerView
 from isthmus.inspect.losses import Point, sampled
@@ -90,8 +91,8 @@ class Status:
     """The bytes that are free on the disk of a run in a folder, if it is full; else None."""
     accepted: Holes = field(default_factory=dict)
     """Holes that are accepted. What syncers report of their fragments is not repeated: `wrong` has all others."""
-    own_quorum: int = 1
-    """The quorum of a syncer that is started without another one."""
+    pace: Pace = field(default_factory=Pace)
+    """The pace of processes that are started without another one."""
     bursts: Sequence[Burst] = ()
     """Learners that diverged for a moment and train as before, in the commits that were summed or heard of."""
 
@@ -368,7 +369,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
         # started again, what a dead one saw may be over.
         ahead=ahead_of(hearing, hearing.live(-math.inf) or hearing.learners, state.heads),
         accepted=accepted or {},
-        own_quorum=log.run.pace.quorum,
+        pace=log.run.pace,
         bursts=bursts.found(),
     )
 

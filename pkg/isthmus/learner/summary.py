@@ -13,6 +13,10 @@ MUCH_UNANSWERED = 0.1
 MUCH_LOST = 0.01
 """Share of a learner's tokens, not merged and in no checkpoint, from which on its end is a warning."""
 
+GOES_ON = (
+    "that goes on when this learner comes back (if the others have merged newer versions by then, it is overwritten)"
+)
+
 MUCH_REJECTED = 0.05
 """Share of a learner's tokens, rejected, from which on the summary says what that is."""
 
@@ -108,7 +112,7 @@ class Summary:
         parts.append((f"sent and not answered ({self.trouble or 'its rounds were open'})", self.unanswered / whole))
         parts.append(("trained since it was last sent", (self.ledger.pending - self.unanswered) / whole))
         shares = ", ".join(f"{share:.0%} {part}" for part, share in parts if part == "merged" or share >= 0.005)
-        more = ": that goes on when this learner comes back" if self.ledger.pending / whole >= 0.005 else ""
+        more = f": {GOES_ON}" if self.ledger.pending / whole >= 0.005 else ""
         if more and self.unkept:
             more = (
                 f"; OF WHAT WAS NOT MERGED, ALL AFTER STEP {self.steps_done - self.unkept} IS LOST: no checkpoint of "
