@@ -149,14 +149,12 @@ def test_what_was_never_put_is_missing(opened: Opened) -> None:
     run(opened, body)
 
 
-@pytest.mark.parametrize(
-    ("start", "stop", "found"),
-    [(0, 4, b"0123"), (3, 5, b"34"), (8, 99, b"89"), (10, 12, b""), (50, 60, b""), (4, 4, b"")],
-)
-def test_a_range_is_cut_at_the_end(opened: Opened, start: int, stop: int, found: bytes) -> None:
+def test_a_range_is_cut_at_the_end(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
         await store.put("digits", b"0123456789")
-        assert bytes(await store.get_range("digits", start, stop)) == found
+        ranges = ((0, 4, b"0123"), (3, 5, b"34"), (8, 99, b"89"), (10, 12, b""), (50, 60, b""), (4, 4, b""))
+        for start, stop, found in ranges:
+            assert bytes(await store.get_range("digits", start, stop)) == found, (start, stop)
 
     run(opened, body)
 

@@ -172,6 +172,7 @@ def names() -> dict[str, Any]:
     return {name.path: name for name in public_names()}
 
 
+@pytest.mark.tier("all")
 def test_every_public_name_is_on_the_site(site: dict[str, Page]) -> None:
     shown = {path: page for path, page in site.items() if path.startswith("reference/python/")}
     anchors = set().union(*(page.anchors for page in shown.values()))
@@ -220,6 +221,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     return found
 
 
+@pytest.mark.tier("all")
 def test_every_flag_variable_and_metric_has_its_line(site: dict[str, Page]) -> None:
     commanded, settings = site["reference/commands.html"], site["reference/settings.html"]
     for command in installed()[0]:
@@ -236,6 +238,7 @@ def test_every_flag_variable_and_metric_has_its_line(site: dict[str, Page]) -> N
         assert f"<code>{metric.name}</code>" in site["reference/metrics.html"].text
 
 
+@pytest.mark.tier("all")
 def test_every_kind_of_record_and_every_field_has_its_line(site: dict[str, Page]) -> None:
     text = site["reference/records.html"].text
     from website.records import HEADERS

@@ -33,7 +33,7 @@ from isthmus_services.servers import free_ports
 from support.browsers import chromium
 from support.world import all_commits
 
-STEPS, LEARNERS = 120, 3
+STEPS, LEARNERS = 80, 3
 PATIENCE_MS = 30_000
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 

@@ -85,7 +85,7 @@ async def test_one_hung_put_holds_up_its_own_fragment_alone(folder: Path) -> Non
         assert max(slow.reads.values()) == 1, "an update that was read while the round before was stored was read again"
 
 
-@pytest.mark.parametrize("read_s", [0.1, 0.4])
+@pytest.mark.parametrize("read_s", [0.1, pytest.param(0.4, marks=pytest.mark.tier("all"))])
 @in_virtual_time
 async def test_what_is_read_is_merged_however_slow_the_store(
     folder: Path, read_s: float, monkeypatch: pytest.MonkeyPatch

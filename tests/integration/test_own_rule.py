@@ -123,6 +123,7 @@ def test_an_edited_rule_runs_anew_and_all_else_comes_from_the_cache(
     assert stamps().items() > before.items()
 
 
+@pytest.mark.tier("all")
 def test_a_rule_that_breaks_in_training_ends_the_command_with_its_place(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_rule_that_breaks_in_training_ends_the_command_with_its_place(
     assert f"raised ValueError at {folder}/own_rule.py:18: not today" in said
 
 
+@pytest.mark.tier("all")
 def test_a_rule_that_draws_at_random_is_found_where_it_first_merges(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

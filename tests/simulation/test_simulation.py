@@ -12,7 +12,7 @@ from simulation.bugs import BUGS
 from simulation.cluster import simulate
 from simulation.scenario import draw
 
-SEEDS = 45
+SEEDS = 30
 TESTS = Path(__file__).parents[1]
 
 
