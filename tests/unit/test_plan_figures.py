@@ -44,7 +44,8 @@ def found() -> Plan:
 
 
 def test_what_restarts_read_is_counted_in_bytes_and_egress() -> None:
-    failing = replace(LINKED, name="far", count=2, region="us", restart_s=1800.0)
+    failing = replace(LINKED, name="far", count=2, region="us")
+    failing = replace(failing, restart_s=1800.0 - failing.reading_s(24.0 * 1.2e9))
     calm, more = (
         plan(
             1.2e9,

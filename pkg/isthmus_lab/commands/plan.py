@@ -361,7 +361,7 @@ def _islands(arguments: settings_classes.Plan, file: dict[str, Any], assumed: li
             down_gbit_s=links["down"],
             latency_s=plain.latency_s if arguments.latency is None else arguments.latency,
             mtbf_hours=float("inf") if arguments.mtbf_hours is None else arguments.mtbf_hours,
-            restart_s=arguments.restart,
+            restart_s=START_S if arguments.restart is None else arguments.restart,
             gpus=gpus,
         )
         return [same]
@@ -390,7 +390,8 @@ def _islands(arguments: settings_classes.Plan, file: dict[str, Any], assumed: li
             assumed.append("the store is outside every learner's region (store_region)")
         if silent := [i.name for i in found if not i.region]:
             assumed.append(f"no egress of {', '.join(silent)} (region)")
-    if silent := [i.name for i in found if i.restart_s is None and not math.isinf(i.mtbf_hours)]:
+    fails = [(i, table) for i, table in zip(found, tables, strict=True) if not math.isinf(i.mtbf_hours)]
+    if silent := [i.name for i, table in fails if "restart_s" not in table]:
         assumed.append(f"{START_S:g} s to start after a failure of {', '.join(silent)} (restart_s)")
     return found
 
@@ -556,12 +557,10 @@ def _rests_on(found: Plan, islands: Sequence[Island], specs: Sequence[Spec] | No
 def _restart(f: Forecast) -> str:
     """Return how long a learner of this kind is away after a failure, and what this time consists of."""
     what = f"{f.read_gb:.3g} GB at {f.island.down_gbit_s:g} Gbit/s, checkpoint and newest version"
-    read = f"{f.read_s:,.0f} s to read {what}"
-    if f.island.restart_s is None:
-        parts = f"{START_S:g} s to start, {read}"
-    else:
-        parts = f"as given; without that it would be {START_S:g} s to start and {read}"
-    return f"{f.island.name}: a restart takes {f.restart_s:,.0f} s: {parts}"
+    return (
+        f"{f.island.name}: a restart takes {f.restart_s:,.0f} s: {f.island.restart_s:,.0f} s to start, "
+        f"{f.read_s:,.0f} s to read {what}"
+    )
 
 
 def _worth(found: Plan) -> list[str]:
@@ -668,10 +667,10 @@ def _never(found: Plan, beside: Comparison) -> str:
     """Return why decoupled training learns less than one place even if every learner fails very often."""
     place, ours = beside.goodput_at_least
     away = max(found.forecasts, key=lambda f: f.restart_s)
-    reading = f", {away.read_s:,.0f} s of them to read {away.read_gb:.3g} GB" if away.island.restart_s is None else ""
     return (
         f"because then goodput is {place:.0%} in one place and {ours:.0%} decoupled (a restart there takes "
-        f"{away.restart_s:,.0f} s{reading}), and a token is worth {found.worth.long:.2f}, 1 at parity"
+        f"{away.restart_s:,.0f} s, {away.read_s:,.0f} s of them to read {away.read_gb:.3g} GB), and a token is worth "
+        f"{found.worth.long:.2f}, 1 at parity"
     )
 
 

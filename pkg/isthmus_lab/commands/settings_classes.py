@@ -6,7 +6,7 @@ from typing import Annotated
 from isthmus.format.rules import MergeRule, require_codec
 from isthmus_lab.commands.rates import gbit_s
 from isthmus_lab.forecast.goodput import REJOINS, Cluster
-from isthmus_lab.forecast.island import Island
+from isthmus_lab.forecast.island import START_S, Island
 from isthmus_lab.training.names import NAMES
 from isthmus_services.settings.resolve import Setting, settings_class
 from isthmus_services.settings.shared import CODECS, Reported, Seeded
@@ -266,7 +266,7 @@ class Plan(Reported):
     restart: Annotated[
         float | None,
         Setting(
-            "seconds from a failure to the learner's next step (a start, and what reading the checkpoint takes)",
+            f"seconds to start after a failure, to which the plan adds those of reading the checkpoint ({START_S:g})",
             metavar="S",
             ge=0,
         ),

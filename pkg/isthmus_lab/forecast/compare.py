@@ -16,7 +16,7 @@ from isthmus.errors import InputError
 from isthmus_lab.forecast import bandwidth
 from isthmus_lab.forecast.bandwidth import DATA_PARALLEL, OnTheWire, Setup
 from isthmus_lab.forecast.goodput import Cluster, fits, young
-from isthmus_lab.forecast.island import START_S, Island
+from isthmus_lab.forecast.island import Island
 from isthmus_lab.forecast.outcome import CHECKPOINT_BYTES, DAY_S, goodput_of
 from isthmus_lab.forecast.planner import Plan
 from isthmus_lab.working_time import goodput
@@ -201,7 +201,7 @@ def _parallel(
     step_s = max(step_s, computing_s)
     rates = [i.count / (i.mtbf_hours * 3600.0) for i in islands]
     rate = sum(rates)
-    away = [i.away_s(read) if read is not None else START_S if i.restart_s is None else i.restart_s for i in islands]
+    away = [i.restart_s if read is None else i.away_s(read) for i in islands]
     stall_s = sum(r * s for r, s in zip(rates, away, strict=True)) / rate if rate else 0.0
     useful = goodput(computing_s * held(rate, stall_s, job), 0.0, step_s)
     processed = learners * tokens * useful * DAY_S / computing_s

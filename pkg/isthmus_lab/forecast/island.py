@@ -34,8 +34,8 @@ class Island:
     """Dollars for a GB that leaves the learners' region; None: as for one that leaves the store's."""
     mtbf_hours: float = math.inf
     """Mean time between two failures of one learner."""
-    restart_s: float | None = None
-    """Seconds from a failure to the first step after it; None: `START_S`, and what reading the checkpoint takes."""
+    restart_s: float = START_S
+    """Seconds from a failure to the first step after it, without those in which the checkpoint is read."""
     gpus: int = 8
     """GPUs of one learner."""
 
@@ -53,7 +53,7 @@ class Island:
 
     def away_s(self, size: float) -> float:
         """Return the seconds from a failure to the next step of a learner that reads `size` bytes at its start."""
-        return START_S + self.reading_s(size) if self.restart_s is None else self.restart_s
+        return self.restart_s + self.reading_s(size)
 
     def restarts_day(self, size: float) -> float:
         """Return the failures a day of one learner that reads `size` bytes at each start."""

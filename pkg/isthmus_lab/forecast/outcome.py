@@ -172,7 +172,7 @@ class Forecast:
     lost_s: float
     """Seconds of training that a failure takes back: the work that no update holds yet."""
     restart_s: float
-    """Seconds from a failure to the first step after it: `island.restart_s`, or a start and `read_s`."""
+    """Seconds from a failure to the first step after it: `island.restart_s` and `read_s`."""
     read_gb: float
     """Gigabytes that a learner reads when it starts: its checkpoint and the newest version."""
     read_s: float
