@@ -90,7 +90,7 @@ ISO_BLOCKS = (0, 2048, 1024, 512, 256, 128)
 PACK_CORES = 0.25
 """Cores of a learner's host that packing may take; if it takes more, matrices are sent as they are."""
 
-WORTH_SAYING = 1e-3
+WORTH_SAYING = 1e-2
 """Share of the dollars of a day in steps of which the dollars of ways to merge that tie are compared."""
 
 ROUNDING = 1e-9
