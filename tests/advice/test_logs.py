@@ -440,6 +440,33 @@ def test_a_loop_without_a_step_of_its_optimizer(folder: Path, caplog: pytest.Log
 
 @row(
     "log",
+    "the optimizer that join was given made … steps in … calls of link.step: call link.step once after each step of it, or the steps of "
+    "this learner are counted too low",
+    means="The loop makes several steps of the optimizer for each `link.step`. Periods, the learner's speed and its weight follow from "
+    "the steps that are counted.",
+    like="Several steps that belong together, such as those of a line search: then nothing is to be done.",
+    do="call link.step once after each step of it",
+    then="The line does not come again.",
+    lost="nothing",
+)
+def test_a_loop_that_tells_of_every_second_step(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_a_loop_that_tells_of_every_second_step)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    link = isthmus_link.join(str(folder), model, optimizer, learner="a", create=RULES)
+    for every, warnings in ((1, 0), (2, 1), (1, 0)):
+        caplog.clear()
+        for _ in range(2 * IDLE_STEPS):
+            for _ in range(every):
+                model(torch.ones(2)).sum().backward()
+                optimizer.step()
+            link.step(tokens=2)
+        assert [here.is_in(message) for message in caplog.messages].count(True) == warnings
+    link.close(wait=0.0)
+
+
+@row(
+    "log",
     "the optimizer that join was given made … steps in a row without link.step: nothing of them is sent or stored; call "
     "link.step(tokens=…) after each step of the optimizer",
     means="The loop trains and does not tell Isthmus so: no update, no checkpoint, and no version is taken over.",

@@ -362,6 +362,56 @@ def test_whose_settings_count_can_be_chosen(settings: Hyperparameters, caplog: p
     assert "weight_decay" not in caplog.text
 
 
+@pytest.mark.parametrize("settings", list(Hyperparameters))
+def test_a_schedule_decides_over_rates_that_are_passed(
+    settings: Hyperparameters, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, _, _ = made()
+    was, now = (torch.optim.AdamW(model.body.parameters(), lr=rate) for rate in (1e-2, 1e-4))
+    for optimizer in (was, now):
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5)
+    choose(now, state_of(model, was), settings)
+    passed = settings is Hyperparameters.PASSED
+    assert caplog.text.count("a schedule in state= goes on with the rates of its checkpoint: set its base_lrs") == 1
+    assert ("the learning rates that were passed hold for the first step only" in caplog.text) == passed
+    caplog.clear()
+    choose(was, state_of(model, was), settings)
+    assert not caplog.text, "nothing differs"
+
+
+def test_a_momentum_that_a_schedule_cycles_is_no_other_setting(caplog: pytest.LogCaptureFixture) -> None:
+    model, _, _ = made()
+    was, now = (torch.optim.AdamW(model.body.parameters(), lr=1e-2) for _ in range(2))
+    schedule, _ = (torch.optim.lr_scheduler.OneCycleLR(one, 1e-2, total_steps=20) for one in (was, now))
+    for _ in range(8):
+        was.step()
+        schedule.step()
+    choose(now, state_of(model, was), Hyperparameters.RESTORED)
+    assert not caplog.text
+
+
+def test_a_schedule_that_was_made_otherwise_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    saved: dict[str, Any] = {}
+    for number, length in enumerate((200, 200, 400)):
+        caplog.clear()
+        model = made()[0]
+        optimizer = torch.optim.SGD(model.body.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, length)
+        loop = Loop(model, optimizer, state={"schedule": schedule})
+        if number:
+            loop.go_on(saved, {})
+        for _ in range(5):
+            optimizer.step()
+            schedule.step()
+        loop.mark(Clock())
+        saved = loop.own() or {}
+        told = (
+            "state['schedule'] goes on with the settings of its checkpoint: T_max 200 and not 400; if others are meant"
+        )
+        assert (told in caplog.text) == (length == 400)
+        assert not (length == 200 and "goes on with" in caplog.text)
+
+
 def test_a_schedule_in_between_is_no_other_rate(caplog: pytest.LogCaptureFixture) -> None:
     model, _, _ = made()
     was = torch.optim.SGD(model.body.parameters(), lr=1e-2)

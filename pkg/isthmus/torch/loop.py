@@ -98,8 +98,8 @@ class Loop(Saver):
         self._joined = dict(torch_model.named(model))
         self._trained = {name for name, p in self._joined.items() if p.requires_grad}
         self._stepped = optimizers.names_of(model, optimizer)
-        self._idle = self._untold = self._calls = self._steps = 0
-        self._few = False
+        self._idle = self._untold = self._calls = self._steps = self._made = 0
+        self._few = self._many = False
         self._hooks = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
 
     def _begin(self, _: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -129,19 +129,26 @@ class Loop(Saver):
             )
 
     def count(self) -> None:
-        """Note that the loop says that a step is done; log a warning if the optimizer has made few of them."""
+        """Note that the loop says that a step is done; log a warning if the optimizer has made fewer, or more."""
+        self._made += self._untold
         self._calls += 1
         self._steps += self._begun
         if self._calls < IDLE_STEPS:
             return
-        few = self._steps < STEPPED * IDLE_STEPS
+        few, many = self._steps < STEPPED * IDLE_STEPS, STEPPED * self._made > self._calls
         if few and not self._few:
             logger.warning(
                 "%d of %d calls of link.step came after a step of the optimizer that join was given: call link.step "
                 "once after each step of it, not for each micro-batch, or give join the optimizer that steps",
                 self._steps, self._calls,
             )  # fmt: skip
-        self._few, self._calls, self._steps = few, 0, 0
+        if many and not self._many:
+            logger.warning(
+                "the optimizer that join was given made %d steps in %d calls of link.step: call link.step once after "
+                "each step of it, or the steps of this learner are counted too low",
+                self._made, self._calls,
+            )  # fmt: skip
+        self._few, self._many, self._calls, self._steps, self._made = few, many, 0, 0, 0
 
     def described(self) -> str:
         """Return the names of data and other objects as a phrase; it must be the same on every rank of a learner."""
@@ -314,6 +321,7 @@ class Loop(Saver):
             if name not in states:
                 logger.warning("the checkpoint holds nothing of %s: it starts anew", name)
                 continue
+            plan = _plan_of(one)
             try:
                 one.load_state_dict(states[name])
             except Exception as error:
@@ -321,12 +329,35 @@ class Loop(Saver):
                     f"{name}, {an(type(one).__qualname__)}, cannot go on from the learner's checkpoint: {error!r}; "
                     "leave it out of join to start it anew"
                 ) from error
+            if differ := [
+                f"{key} {now} and not {plan[key]}" for key, now in _plan_of(one).items() if now != plan.get(key, now)
+            ]:
+                logger.warning(
+                    "%s goes on with the settings of its checkpoint: %s; if others are meant, set them after join",
+                    name, ", ".join(differ[:3]),
+                )  # fmt: skip
         for name in states.keys() - self._objects.keys():
             logger.warning(
                 "the checkpoint holds the state of %s, which was not handed to join: the next checkpoint will not have "
                 "it; if it is needed, end this process by SIGKILL before that, and hand it to join",
                 name,
             )
+
+
+COUNTED = {"last_epoch", "base_lrs", "best", "num_bad_epochs", "cooldown_counter", "last_lr"}
+"""Of a schedule's state, what changes from step to step, or is compared as the optimizer's setting."""
+
+
+def _plan_of(one: object) -> dict[str, object]:
+    """Return the settings of a schedule of learning rates, by name; nothing for another object."""
+    if not isinstance(one, torch.optim.lr_scheduler.LRScheduler):
+        return {}
+    state = one.state_dict()
+    return {
+        key: value
+        for key, value in state.items()
+        if not key.startswith("_") and key not in COUNTED and isinstance(value, int | float | str | tuple | list)
+    }
 
 
 _ANEW = (

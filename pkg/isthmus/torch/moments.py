@@ -115,14 +115,22 @@ CHOSEN = ("weight_decay", "betas", "momentum", "eps")
 """Settings of parameter groups that users choose, besides the learning rate. Others may be the optimizer's counters."""
 
 
+CYCLED = ("betas", "momentum")
+
+OF_A_SCHEDULE = "a schedule in state= goes on with the rates of its checkpoint: set its base_lrs after join"
+
+
 def choose(optimizer: torch.optim.Optimizer, saved: dict[str, Any], settings: Hyperparameters) -> None:
     """Compare a checkpoint's settings with those that the optimizer was made with.
 
-    With `RESTORED`, log a warning if they differ. With `PASSED`, put the optimizer's settings into `saved`.
+    With `RESTORED`, log a warning if they differ. With `PASSED`, put the optimizer's settings into `saved`; if it has a
+    schedule, which may be restored, log that the schedule decides.
     """
-    found = []
+    found, scheduled = [], any("initial_lr" in group for group in optimizer.param_groups)
     for number, (here, there) in enumerate(zip(optimizer.param_groups, saved["state"]["param_groups"], strict=True)):
-        differ = [name for name in CHOSEN if name in here and name in there and here[name] != there[name]]
+        # A schedule that cycles the momentum, too, has its place in the checkpoint.
+        chosen = [name for name in CHOSEN if name not in CYCLED or "max_momentum" not in here]
+        differ = [name for name in chosen if name in here and name in there and here[name] != there[name]]
         if "lr" in here and "lr" in there and not math.isclose(_start(here), _start(there), rel_tol=1e-6):
             differ.append("lr")
         found += [f"{name} {there[name]} and not {here[name]} in group {number}" for name in differ]
@@ -132,9 +140,11 @@ def choose(optimizer: torch.optim.Optimizer, saved: dict[str, Any], settings: Hy
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         logger.warning(
             "the learner goes on with the settings of its checkpoint: %s%s; to use those that the optimizer was made "
-            "with, join with hyperparameters='passed'",
-            ", ".join(found[:3]), more,
+            "with, join with hyperparameters='passed'%s",
+            ", ".join(found[:3]), more, f", and {OF_A_SCHEDULE}" if scheduled else "",
         )  # fmt: skip
+    elif settings is Hyperparameters.PASSED and scheduled and any(said.startswith("lr ") for said in found):
+        logger.warning("the learning rates that were passed hold for the first step only: %s", OF_A_SCHEDULE)
 
 
 def _start(group: Mapping[str, Any]) -> float:
