@@ -85,7 +85,7 @@ class _Played:
     """
 
     def __init__(self, cluster: Cluster, a: Slices, repairs: Repairs, seed: str) -> None:
-        self.away = self.idle = self.trained = self.lost = self.checkpointing = 0.0
+        self.away = self.stalled = self.idle = self.trained = self.lost = self.checkpointing = 0.0
         self.failures = 0
         self._cluster = cluster
         self._a = a
@@ -160,6 +160,8 @@ class _Played:
             active = min(working, here)
             self.trained += active * seconds
             self.idle += (here - active) * seconds  # These slices are back, but without work until the next restart.
+        else:
+            self.stalled += here * seconds
 
     def _strike(self, now: float, which: float) -> bool:
         """Take slices away; return whether the cause was a failure, not maintenance.
