@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -94,7 +95,12 @@ async def test_replay_and_explain_say_so_and_end_with_1(folder: Path, capsys: py
     assert f"{commit_key(0, head - 4)}: is missing, and version {head} is there: nothing is known of " in told
     assert "isthmus heal" in told
     assert await asyncio.to_thread(main, ["explain", str(folder), f"0/{head + 1}"]) == 2
-    assert f"there is no commit 0/{head + 1}" in capsys.readouterr().err
+    assert f"there is no commit 0/{head + 1}" in (told := capsys.readouterr().err)
+    assert f": the newest of fragment 0 is {head}" in told
+    assert await asyncio.to_thread(main, ["explain", str(folder), "99/1"]) == 2
+    assert re.search(r"there is no commit 99/1 in \S+: its fragments are 0 to \d", capsys.readouterr().err)
+    assert await asyncio.to_thread(main, ["explain", str(folder), "0/nobody/1"]) == 2
+    assert f"on version 1 of fragment 0; its newest version, {head}, merges " in capsys.readouterr().err
 
 
 # --- found without reading the whole log ------------------------------------------------------------------------------

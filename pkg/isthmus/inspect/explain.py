@@ -27,6 +27,7 @@ from isthmus.log.holes import ask_heal, lacking
 from isthmus.log.listing import all_or
 from isthmus.reasons import FINAL, LOSSLESS, REMEDIES, Clip, Reason
 from isthmus.rounds.bounds import YOUNG
+from isthmus.wording import listed
 
 _COMMIT = re.compile(r"(?:commits/)?(\d+)/(\d+)")
 _UPDATE_KEY = re.compile(r"updates/(\d+)/([^/]+)/(\d+)-([0-9a-f]{16})")
@@ -152,7 +153,13 @@ async def _commit(log: Log, p: int, version: int) -> Explanation:
         if newest is not None and 0 < version < newest.version:
             said = f"{lacking(version, newest.version)}: nothing is known of what it merged"
             raise LogCorrupt(commit_key(p, version), f"{said}; {ask_heal(log.run.url, signed=log.members.signed)}")
-        raise InputError(f"there is no commit {p}/{version} in {log.run.url}")
+        last = len(log.run.layout.fragments) - 1
+        at = (
+            f"its fragments are 0 to {last}"
+            if p > last
+            else f"the newest of fragment {p} is {newest.version if newest else 0}"
+        )
+        raise InputError(f"there is no commit {p}/{version} in {log.run.url}: {at}")
     h, w = commit.header, commit.header.waited
     told = Explanation(commit_key(p, version))
     told.say(f"{told.subject}: version {version} of fragment {p}, by {h.writer}")
@@ -256,7 +263,12 @@ async def _update(log: Log, p: int, learner: str, base: int, digest: str) -> Exp
     else:
         keys = sorted(stored.keys() | named)
     if not keys:
-        raise InputError(f"{log.run.url} has no record of an update of {learner} on version {base} of fragment {p}")
+        newest = await log.newest(p)
+        names = sorted({given.learner for given in newest.header.inputs}) if newest else []
+        known = f"; its newest version, {newest.version}, merges {listed(names, 3)}" if newest and names else ""
+        raise InputError(
+            f"{log.run.url} has no record of an update of {learner} on version {base} of fragment {p}{known}"
+        )
     stories = [_story(commits, p, learner, base, key, stored.get(key)) for key in keys]
     for told in stories:
         await _tell_manifest(log, told, commits, p, learner, base, stored.get(told.subject))

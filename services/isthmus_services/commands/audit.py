@@ -126,8 +126,8 @@ def _worked(a: Audit) -> str:
     """Return what became of the work, in tokens: what the log has, and what learners state."""
     held, processed = sum(w.held for w in a.work), sum(w.processed or 0 for w in a.work)
     said = [w.stated for w in a.work if w.stated is not None]
-    parts = {part: sum(getattr(one, part) for one in said) for part in ("overwritten", "late", "rejected", "lost")}
-    stated = ", ".join(f"{part} {tokens:,.0f}" for part, tokens in parts.items())
+    parts = ("overwritten", "late", "pending", "rejected", "lost")
+    stated = ", ".join(f"{part} {sum(getattr(one, part) for one in said):,.0f}" for part in parts)
     return (
         f"learners state {processed:,} tokens processed up to their newest merged updates; {held:,.0f} are in updates "
         "that a round could still merge; "
