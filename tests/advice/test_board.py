@@ -323,7 +323,8 @@ async def test_updates_that_are_rejected(folder: Path, monkeypatch: pytest.Monke
     "board",
     "… stands still: most others were merged at least 8 times since then",
     means="The same, when no learner trains any more: this fragment was left behind when the run ended.",
-    do="the syncers' logs say why, and isthmus heal … says whether the log is sound",
+    do="the syncers' logs say why, and isthmus heal … says whether the log is sound; if they say nothing, no learner lives for a "
+    "period (the table of fragments has it, in steps), after which it sends a fragment",
     then="`isthmus heal` calls it sound, or names what is damaged. Once learners train again and the cause has gone, it moves.",
     lost="what learners trained of the fragment",
 )

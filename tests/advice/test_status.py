@@ -849,7 +849,8 @@ async def test_damage_of_older_commits_is_said_as_long_as_it_lasts(
     "… still: most others were merged at least … times since then",
     means="`fragment … stands still`, or `fragments … stand still`. Something keeps these fragments alone from being merged: the store does not take its objects, or its syncer hangs.",
     like="`the log of fragment … is damaged` names an object.",
-    do="the syncers' logs say why, and isthmus heal … says whether the log is sound",
+    do="the syncers' logs say why, and isthmus heal … says whether the log is sound; if they say nothing, no learner lives for a "
+    "period (the table of fragments has it, in steps), after which it sends a fragment",
     then="If `isthmus heal` calls the log sound, nothing is damaged: the log of the syncer that holds the fragment has "
     "what fails. Once that is over, the fragment moves again.",
     lost=A_GAP,

@@ -458,7 +458,12 @@ def of_log(status: Status, run: str) -> list[Part]:
         found.append(Part(lacks(p, at, version, names), restores(p, at)))
     if still := [p for p in status.standing if p not in unserved(status)]:
         found.append(
-            Part(stands(still), f"the syncers' logs say why, and isthmus heal {run} says whether the log is sound")
+            Part(
+                stands(still),
+                f"the syncers' logs say why, and isthmus heal {run} says whether the log is sound; if they say "
+                "nothing, no learner lives for a period (the table of fragments has it, in steps), after which it "
+                "sends a fragment",
+            )
         )
     return found
 
