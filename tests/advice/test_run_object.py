@@ -90,6 +90,8 @@ async def test_a_run_object_that_may_not_be_written_is_named(caplog: pytest.LogC
         await merged(w)
         async with serving(w.through(NoRuns).syncer("s2")) as syncer:
             await until(lambda: min(k.head for k in syncer.coordinators) >= 1, "it has read the log")
+            await asyncio.sleep(2 * LOOK_S)
+            assert not any(here.is_in(message) for message in caplog.messages), "it is there"
             await w.store.delete(RUN_KEY)
             await asyncio.sleep(3 * LOOK_S + 5.0)
             assert [here.is_in(message) for message in caplog.messages].count(True) == 1

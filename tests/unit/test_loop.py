@@ -360,6 +360,7 @@ def test_whose_settings_count_can_be_chosen(settings: Hyperparameters, caplog: p
     said = "lr 0.01 and not 0.0001 in group 0; to use those"
     assert (said in caplog.text) == (settings is Hyperparameters.RESTORED)
     assert "weight_decay" not in caplog.text
+    assert "schedule" not in caplog.text, "it has none"
 
 
 @pytest.mark.parametrize("settings", list(Hyperparameters))

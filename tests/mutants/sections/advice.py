@@ -107,4 +107,120 @@ MUTANTS = [
             '{"params": matrices, "weight_decay": WEIGHT_DECAY}',
         ),
     ),
+    *of(
+        "syncer/run_object.py",
+        "tests/advice/test_run_object.py",
+        row("a-run-object-that-is-there-is-missed", "await is_there(store, RUN_KEY) or not", "not"),
+        row(
+            "a-run-that-is-deleted-gets-its-run-object-back", " or not await is_there(store, commit_key(*newest)):", ":"
+        ),
+        row("a-denial-is-said-each-minute", "            said = True\n", ""),
+        row("a-run-object-without-bytes", "store.create(RUN_KEY, run.blob)", 'store.create(RUN_KEY, b"")'),
+    ),
+    *of(
+        "log/heal.py",
+        "tests/advice/test_heal.py",
+        row("a-snapshot-of-a-lost-version-stays", "if at == version]\n    go_on", "if at > version]\n    go_on"),
+        row(
+            "a-commit-that-is-gone-is-to-be-deleted",
+            "if await is_there(log.store, error.key) else []\n    there +=",
+            "if True else []\n    there +=",
+        ),
+        row("a-lost-version-with-a-snapshot-was-none", "if adopted or beyond:", "if adopted:"),
+        row(
+            "what-is-missing-has-its-old-advice",
+            "await _broken(log, p, error) if commit_in(error.key) == at.version + 1 else str(error)",
+            "str(error)",
+        ),
+    ),
+    *of(
+        "log/commits.py",
+        "tests/advice/test_heal.py tests/advice/test_doctor_run.py::test_holes_in_the_log",
+        row("damage-behind-a-hole-is-not-seen", "return found, wrong\n", "return found, None\n"),
+        row("a-time-before-the-damage-is-refused", "time > newest.header.written_at", "time > 0.0"),
+        row("a-time-after-the-damage-is-answered", "time > newest.header.written_at", "False"),
+    ),
+    *of(
+        "inspect/export.py",
+        "tests/advice/test_heal.py::test_a_newest_commit_that_is_damaged_and_has_a_snapshot",
+        row("no-version-before-damage", "not 0 <= (version or heads[0] + 1) <= least", "True"),
+        row("damage-is-no-end", "not 0 <= (version or heads[0] + 1) <= least", "False"),
+    ),
+    *of(
+        "torch/loop.py",
+        "tests/advice/test_logs.py tests/unit/test_loop.py",
+        row(
+            "steps-that-nobody-was-told-of-are-never-too-many",
+            "self._begun, self._untold = False, 0",
+            "self._begun = False",
+        ),
+        row(
+            "a-call-for-each-micro-batch",
+            "few, many = self._steps < STEPPED * IDLE_STEPS,",
+            "few, many = not self._steps,",
+        ),
+        row("a-scaler-skips-too-many", "STEPPED = 0.75", "STEPPED = 0.8"),
+        row("two-steps-a-call", "STEPPED * self._made > self._calls", "False"),
+        row("each-window-warns-of-few", "if few and not self._few:", "if few:"),
+        row("each-window-warns-of-many", "if many and not self._many:", "if many:"),
+        row("a-schedule-may-be-another", "now != plan.get(key, now)", "False"),
+    ),
+    *of(
+        "torch/moments.py",
+        "tests/unit/test_loop.py",
+        row("a-cycled-momentum-is-a-setting", 'if name not in CYCLED or "max_momentum" not in here', "if True"),
+        row(
+            "a-schedule-takes-rates-that-are-passed",
+            "settings is Hyperparameters.PASSED and scheduled and any",
+            "False and any",
+        ),
+        row(
+            "every-passed-setting-is-of-a-schedule",
+            "settings is Hyperparameters.PASSED and scheduled and any",
+            "settings is Hyperparameters.PASSED and any",
+        ),
+    ),
+    *of(
+        "inspect/health_summary.py",
+        "tests/advice/test_status_stands.py tests/unit/test_health.py",
+        row("a-loop-is-never-behind", "if behind < STANDS_STILL:", "if True:"),
+        row("nobody-ever-stepped", "    if beat.step_s:\n        said", "    if False:\n        said"),
+        row(
+            "work-is-never-too-old",
+            "2 * sum(base < status.version(p) - status.pace.staleness",
+            "0 * sum(base < status.version(p) - status.pace.staleness",
+        ),
+        row(
+            "work-on-the-version-before-is-too-old",
+            "status.version(p) - status.pace.staleness for",
+            "status.version(p) for",
+        ),
+    ),
+    *of(
+        "inspect/learner_problems.py",
+        "tests/unit/test_health.py",
+        row("one-that-moves-hardly-moves", "if all(2 * sum(short[other])", "if any(2 * sum(short[other])"),
+        row("nobody-hardly-moves", "if all(2 * sum(short[other])", "if False and all(2 * sum(short[other])"),
+    ),
+    *of(
+        "doctor/findings.py",
+        "tests/advice/test_doctor_bus.py::test_a_bus_in_a_folder_to_come",
+        row("a-reader-needs-no-run", "self.kind in (RoleKind.OPERATOR, RoleKind.OWNER)", "True"),
+        row("an-operator-needs-a-run", "self.kind in (RoleKind.OPERATOR, RoleKind.OWNER)", "False"),
+    ),
+    *of(
+        "learner/global_local.py",
+        "tests/integration/test_global_buffers.py",
+        row("no-learner-counts", "        if commit is not None:\n", "        if False:\n"),
+    ),
+    *of(
+        "isthmus_lab/forecast/island.py",
+        "tests/unit/test_plan.py tests/unit/test_plan_choices.py",
+        row("a-restart-reads-nothing", "return self.restart_s + self.reading_s(size)", "return self.restart_s"),
+    ),
+    *of(
+        "isthmus_lab/forecast/compare.py",
+        "tests/unit/test_compare.py",
+        row("one-place-reads-too", "i.restart_s if read is None else i.away_s(read)", "i.away_s(read or 2.4e9)"),
+    ),
 ]
