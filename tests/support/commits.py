@@ -137,6 +137,9 @@ class RecordedLog:
         found = [h for h in self.headers if (h.fragment, h.version) == (fragment, version)]
         return Commit(found[0], digest_of(commit_key(fragment, version))) if found else None
 
+    async def newest(self, fragment: int) -> Commit | None:
+        return await self.commit(fragment, max((h.version for h in self.headers if h.fragment == fragment), default=0))
+
     async def list(self, prefix: str) -> list[Entry]:
         return [Entry(key, len(blob), 0.0) for key, blob in sorted(self.updates.items()) if key.startswith(prefix)]
 

@@ -94,8 +94,9 @@ async def test_an_update_that_came_too_late_for_one_round_and_joined_the_next() 
 
 @pytest.mark.parametrize("what", ["0/a/4", "0/a/9", "0/nobody/4", "1/a/4"])
 async def test_what_nobody_knows_of_is_refused(what: str) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(InputError) as caught:
         await story(RecordedLog([committed(5, given("b", 4, 5))]), what)
+    assert str(caught.value).endswith("; its newest version, 5, merges b") == what.startswith("0")
 
 
 async def test_an_update_of_which_no_commit_speaks_is_told_as_it_lies_there() -> None:
