@@ -407,13 +407,13 @@ def test_a_schedule_alone_is_no_other_setting(caplog: pytest.LogCaptureFixture) 
 
 @row(
     "log",
-    "… of … calls of link.step came after a step of the optimizer that join was given: call link.step once after each step of it, not "
-    "for each micro-batch, or give join the optimizer that steps",
+    "… of … calls of link.step came after a step of the optimizer that was handed to join: call link.step once after each "
+    "optimizer.step(), not for each micro-batch, or hand join the optimizer that steps",
     means="A loop forgets `optimizer.step()`, or made another optimizer after `join`, or calls `link.step` more often than the optimizer "
     "steps. In the first case nothing is learnt; in the second, checkpoints hold the state of an optimizer that is not used; in the "
     "third, steps and tokens are counted several times.",
     like="An optimizer that steps within `backward`: then nothing is to be done.",
-    do="call link.step once after each step of it, not for each micro-batch, or give join the optimizer that steps",
+    do="call link.step once after each optimizer.step(), not for each micro-batch, or hand join the optimizer that steps",
     then="The line does not come again.",
     lost="the steps that were counted and not made; with another optimizer, its moments at a restart",
 )
@@ -440,12 +440,12 @@ def test_a_loop_without_a_step_of_its_optimizer(folder: Path, caplog: pytest.Log
 
 @row(
     "log",
-    "the optimizer that join was given made … steps in … calls of link.step: call link.step once after each step of it, or the steps of "
-    "this learner are counted too low",
+    "the optimizer that was handed to join made … steps in … calls of link.step: call link.step once after each optimizer.step(), or "
+    "the steps of this learner are counted too low",
     means="The loop makes several steps of the optimizer for each `link.step`. Periods, the learner's speed and its weight follow from "
     "the steps that are counted.",
     like="Several steps that belong together, such as those of a line search: then nothing is to be done.",
-    do="call link.step once after each step of it",
+    do="call link.step once after each optimizer.step()",
     then="The line does not come again.",
     lost="nothing",
 )

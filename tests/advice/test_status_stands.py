@@ -1,12 +1,35 @@
 """`isthmus status` names a learner whose training loop reaches no step boundary while versions come."""
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from advice.followed import mine
 from advice.rows import row
 from advice.test_status_waits import FEW, line, over, said, training
+from isthmus.learner import LearnerAgent
 from support.world import NumpyReplica, in_virtual_time, serving, world
+
+
+@asynccontextmanager
+async def joined(agent: LearnerAgent) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Let a learner join, and yield what makes its loop end 40 steps; it ends none by itself."""
+    await agent.join()
+    boundary = agent.attach(NumpyReplica(agent.layout))
+    task = asyncio.ensure_future(agent.run())
+
+    async def steps() -> None:
+        for _ in range(40):
+            boundary.after_step(100, 1.0)
+            await asyncio.sleep(0.25)
+
+    try:
+        yield steps
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
 
 STACK = "`py-spy dump --pid PID`, beside it, shows where it stands (an evaluation, data that do not come, a deadlock)"
 
@@ -24,20 +47,14 @@ STACK = "`py-spy dump --pid PID`, beside it, shows where it stands (an evaluatio
 @in_virtual_time
 async def test_a_loop_that_never_says_that_it_has_stepped() -> None:
     (here,) = mine(test_a_loop_that_never_says_that_it_has_stepped)
-    async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
-        silent = w.learner("b")
-        await silent.join()
-        boundary = silent.attach(NumpyReplica(silent.layout))
-        task = asyncio.ensure_future(silent.run())
+    async with (
+        world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")), joined(w.learner("b")) as steps,
+    ):  # fmt: skip
         found = await said(here, w)
         assert found.startswith("b: its loop")
         assert "1 of 2 learners merge" in found
-        for _ in range(40):
-            boundary.after_step(100, 1.0)
-            await asyncio.sleep(0.25)
+        await steps()
         await over(here, w)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @row(
@@ -53,21 +70,11 @@ async def test_a_loop_that_never_says_that_it_has_stepped() -> None:
 @in_virtual_time
 async def test_a_loop_that_hangs() -> None:
     (here,) = mine(test_a_loop_that_hangs)
-    async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
-        hung = w.learner("b")
-        await hung.join()
-        boundary = hung.attach(NumpyReplica(hung.layout))
-        task = asyncio.ensure_future(hung.run())
-
-        async def steps() -> None:
-            for _ in range(40):
-                boundary.after_step(100, 1.0)
-                await asyncio.sleep(0.25)
-
+    async with (
+        world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")), joined(w.learner("b")) as steps,
+    ):  # fmt: skip
         await steps()
         assert "its loop" not in await line(w)
         await said(here, w)
         await steps()
         await over(here, w)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

@@ -49,7 +49,8 @@ async def versions_at(log: Log, *, version: int | None = None, time: float | Non
     newest = [await log.readable(f.index) for f in fragments]
     heads = [commit.version if commit else 0 for commit, _ in newest]
     least = min(heads)
-    if (damage := next((wrong for _, wrong in newest if wrong), None)) and not 0 <= (version or heads[0] + 1) <= least:
+    damage = next((wrong for _, wrong in newest if wrong), None)
+    if damage is not None and (version is None or version > least):
         older = f"; --version {least} is the newest that all fragments have from before that" if least else ""
         raise LogCorrupt(damage.key, f"{damage.detail}{older}", damage.readable, refused=damage.refused)
     if version is None:

@@ -18,6 +18,7 @@ from isthmus.inspect.learner_problems import (
     of_losses,
     of_manifests,
     of_rejected,
+    of_standing,
     of_strangers,
     of_weight,
     restarting,
@@ -541,13 +542,6 @@ def _periods_pending(view: LearnerView, period: float) -> float:
     return beat.ledger.pending / a_period if beat is not None and a_period else 0.0
 
 
-STANDS_STILL = 10
-"""A learner's loop stands still if every fragment has so many newer versions than the learner's: it takes a new one at
-each step boundary."""
-
-STACK = "`py-spy dump --pid PID`, beside it, shows where it stands (an evaluation, data that do not come, a deadlock)"
-
-
 def _trouble(view: LearnerView, status: Status, run: str, bus: str) -> Part | None:
     """Return why updates of a live learner are not merged, with what to do; None if they are, or may soon be.
 
@@ -557,7 +551,7 @@ def _trouble(view: LearnerView, status: Status, run: str, bus: str) -> Part | No
     if view.heartbeat is None:
         return None
     if not (waiting := view.heartbeat.waiting_for):
-        return _of_standing(view.name, view.heartbeat, status)
+        return of_standing(view.name, view.heartbeat, status)
     if not heard and waiting == f"a merge ({UNHEARD})":
         return None
     if heard and waiting.startswith(f"a merge ({UNHEARD}"):
@@ -566,20 +560,6 @@ def _trouble(view: LearnerView, status: Status, run: str, bus: str) -> Part | No
         return Part(f"{view.name}: waits for {waiting}", do, ": ")
     do = _remedy(waiting, status, run, bus, f"learner --learner {view.name}")
     return Part(f"{view.name}: waits for {waiting}", do, ": ")
-
-
-def _of_standing(name: str, beat: Heartbeat, status: Status) -> Part | None:
-    """Return that a learner's loop has reached no step boundary for many versions, with what to do; None if it has."""
-    behind = min((status.version(p) - base for p, base in enumerate(beat.versions)), default=0)
-    if behind < STANDS_STILL:
-        return None
-    if beat.step_s:
-        said = f"{name}: its loop has ended no step for {behind} versions of each fragment"
-        return Part(said, f"{STACK}. Its checkpoint, and what it has sent, are not affected")
-    return Part(
-        f"{name}: its loop has ended no step since it joined, {behind} versions of each fragment ago",
-        f"if it trains, it does not call link.step(tokens=…) after each step of the optimizer; else {STACK}",
-    )
 
 
 def _serves(alive: Alive) -> bool:

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from isthmus.format.records.messages import Heartbeat
 from isthmus.inspect import bursts
 from isthmus.inspect.losses import rising
 from isthmus.inspect.restarts import CLAIMS_READ
@@ -18,7 +19,7 @@ FAR = 0.25
 """A learner explodes if most of its newest updates are rejected as diverged, or clipped to less than this share of
 their length.
 
-An honest learner that trained on alone after a restart was seen clipped to 0.29 of it for a while.
+Updates of an honest learner, which had trained alone after a restart, were seen clipped to 0.29 of their length.
 """
 
 VERY_FAR = bursts.FAR
@@ -33,6 +34,12 @@ share of their tokens."""
 
 REJECTED = 0.5
 """A learner that has left is named if more than this share of its tokens was rejected."""
+
+STANDS_STILL = 10
+"""A learner's loop stands still if every fragment has so many newer versions than the learner's: it takes a new one at
+each step boundary."""
+
+STACK = "`py-spy dump --pid PID`, beside it, shows where it stands (an evaluation, data that do not come, a deadlock)"
 
 NAMED_MAX = 3
 """The most learners, and the most damaged fragments, that are named with their trouble."""
@@ -109,7 +116,8 @@ def exploding(status: Status, run: str, names: Collection[str]) -> dict[str, Par
         for given in () if 1 <= commit.version <= YOUNG else commit.header.inputs:
             # An update that is cut only beside far fewer steps, or with nothing of late to compare it with, is usual.
             of_fragment = [other for p, other in usual if p == commit.header.fragment]
-            # Its own updates show what is usual only where there are no others: some of an explosion are cut by little.
+            # A learner's own updates are compared only if no other learner has any: an explosion has some that are cut
+            # by little.
             others = [other for other in of_fragment if other.learner != given.learner] or of_fragment
             rises = [bursts.rise(given, other) for other in others]
             long = not given.norm or min(rises, default=0.0) > bursts.RISE
@@ -193,6 +201,20 @@ def of_rejected(status: Status, run: str) -> list[Part]:
     return found[:NAMED_MAX]
 
 
+def of_standing(name: str, beat: Heartbeat, status: Status) -> Part | None:
+    """Return that a learner's loop has reached no step boundary for many versions, with what to do; None if it has."""
+    behind = min((status.version(p) - base for p, base in enumerate(beat.versions)), default=0)
+    if behind < STANDS_STILL:
+        return None
+    if beat.step_s:
+        said = f"{name}: its loop has ended no step for {behind} versions of each fragment"
+        return Part(said, f"{STACK}. Its checkpoint, and what it has sent, are not affected")
+    return Part(
+        f"{name}: its loop has ended no step since it joined, {behind} versions of each fragment ago",
+        f"if it trains, it does not call link.step(tokens=…) after each step of the optimizer; else {STACK}",
+    )
+
+
 def of_weight(status: Status, run: str) -> list[Part]:
     """Return the learner that has almost all weight without almost all work, with what to do.
 
@@ -221,9 +243,9 @@ def of_weight(status: Status, run: str) -> list[Part]:
                 f"{1 - worked:.0%} of their tokens"
             )
             do = (
-                f"isthmus explain {run} {place} shows how short the updates of a round are; check the learning rate "
-                "(is it almost 0?), what is trained, and that join was given the optimizer that steps; if it "
-                "converged, nothing is to be done"
+                f"isthmus explain {run} {place} shows how short the updates of a round are; look whether the "
+                "learner's rate is almost 0, its parameters are frozen, or its loop steps another optimizer than the "
+                "one handed to join; a learner that has converged needs nothing"
             )
         else:
             said = (

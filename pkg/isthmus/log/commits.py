@@ -257,8 +257,10 @@ class Log:
         return found
 
     async def readable(self, fragment: int, hint: int = 0) -> tuple[Commit | None, LogCorrupt | None]:
-        """Return the newest commit, or None at version 0, and None; if one of the newest is damaged, the commit before
-        it, and what is wrong with it."""
+        """Return the newest commit, or None at version 0, and None.
+
+        If one of the newest commits is damaged, return the commit before the damaged one, and the error.
+        """
         found = await self.commit(fragment, hint) if hint else None
         wrong: LogCorrupt | None = None
         if found is None:

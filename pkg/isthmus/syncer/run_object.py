@@ -19,8 +19,8 @@ LOOK_S = 60.0
 async def keep(run: Run, store: Store, heads: Callable[[], Sequence[int]]) -> None:
     """Write the run object again, byte by byte, if it is gone; where that is denied, log what to do, once.
 
-    `store`: one that does not take a denial for an outage. `heads`: the newest version of each fragment. If a commit is
-    gone, too, then somebody deletes the whole run, and nothing is written.
+    `store`: one that does not take a denial for an outage. `heads`: the newest version of each fragment. Nothing
+    is written if the newest commit of a fragment is gone, too: somebody is deleting the whole run.
     """
     said = False
     while True:

@@ -138,14 +138,15 @@ class Loop(Saver):
         few, many = self._steps < STEPPED * IDLE_STEPS, STEPPED * self._made > self._calls
         if few and not self._few:
             logger.warning(
-                "%d of %d calls of link.step came after a step of the optimizer that join was given: call link.step "
-                "once after each step of it, not for each micro-batch, or give join the optimizer that steps",
+                "%d of %d calls of link.step came after a step of the optimizer that was handed to join: call "
+                "link.step once after each optimizer.step(), not for each micro-batch, or hand join the optimizer that "
+                "steps",
                 self._steps, self._calls,
             )  # fmt: skip
         if many and not self._many:
             logger.warning(
-                "the optimizer that join was given made %d steps in %d calls of link.step: call link.step once after "
-                "each step of it, or the steps of this learner are counted too low",
+                "the optimizer that was handed to join made %d steps in %d calls of link.step: call link.step once "
+                "after each optimizer.step(), or the steps of this learner are counted too low",
                 self._made, self._calls,
             )  # fmt: skip
         self._few, self._many, self._calls, self._steps, self._made = few, many, 0, 0, 0
