@@ -26,7 +26,7 @@ from isthmus_services.commands import access
 from isthmus_services.commands import doctor as command
 from isthmus_services.main import main
 from isthmus_services.processes import isthmus_command
-from isthmus_services.servers import Server, redis_server
+from isthmus_services.servers import Server, free_ports, redis_server
 from support.authority import Authority
 
 GOOD = {"appendonly": "yes", "maxmemory": "64mb", "proto-max-bulk-len": "1mb"}
@@ -285,7 +285,8 @@ def test_an_old_server(doctor: Doctor, run: str, redis: Server) -> None:
     do="use one primary (with replicas): streams of a run are read together, across slots", then="no `bus: mode`",
 )  # fmt: skip
 def test_a_cluster(doctor: Doctor, run: str, redis: Server, redis_7: str, tmp_path: Path) -> None:
-    with started(tmp_path, redis_7, cluster_enabled="yes") as url:
+    [own] = free_ports(1)  # for the cluster's own messages: it would else be the server's port and 10,000
+    with started(tmp_path, redis_7, cluster_enabled="yes", cluster_port=str(own)) as url:
         ask(url, "CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         until = time.monotonic() + 30.0
         while "cluster_state:ok" not in str(ask(url, "CLUSTER", "INFO")):
