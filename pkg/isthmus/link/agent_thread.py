@@ -162,6 +162,7 @@ class AgentThread:
 
     def abandon(self) -> None:
         """End the thread, since joining failed or was interrupted."""
+        atexit.unregister(self._at_exit)
         self._abandoned.set()
         self._attached.set()
         self._end()
@@ -188,6 +189,7 @@ class AgentThread:
         """
         loop, thread = self._loop, self._thread
         if loop is None or thread is None or not thread.is_alive() or loop.is_closed():
+            atexit.unregister(self._at_exit)
             self._say_failure()
             return
         stores = keep and self.agent.boundary is not None and math.isfinite(self._settings[4])
@@ -202,6 +204,7 @@ class AgentThread:
         finally:
             if thread.is_alive():
                 self._end()
+            atexit.unregister(self._at_exit)
             if stores and self.agent.stored_step != step:
                 logger.warning(
                     "%s: no checkpoint of step %d was stored, its last: a restart goes on after %s",
@@ -300,7 +303,10 @@ class AgentThread:
         finally:
             # Release the training thread before waiting for the sink: training must not go on without its agent.
             self._asked.put(None)
-            atexit.unregister(self._at_exit)
+            if (
+                self._failure is None
+            ):  # A failure may be that of an exit, which closes thread pools before the handlers.
+                atexit.unregister(self._at_exit)
             if self.feeder is not None:
                 self.feeder.close()
 
