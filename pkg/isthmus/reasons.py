@@ -56,6 +56,7 @@ class Clip(_Told):
     TOKENS = "tokens", "far more tokens a step than other learners have, or than this learner had before"
     WEIGHT = "weight", "far more weight than the median of recent updates"
     NORM = "norm", "far longer than recent updates: its length is cut"
+    PERIODS = "periods", "the first work, of many periods at once: it moves the model in full, and the momentum as one"
     SHORT = "short", "far shorter than recent updates: its weight is cut, as RDA counts directions by weight alone"
     CHARTER = "charter", "more weight than the charter grants its member in a round"
 

@@ -288,7 +288,7 @@ async def test_steps_that_there_was_no_time_for_are_named(folder: Path) -> None:
     blob = frame.written(Kind.UPDATE, said, payload)
     key = update_key(0, "a", newest.version, frame.digest(blob))
     await w.store.put(key, blob)
-    influence = Influence(w.run.header.bounds)
+    influence = Influence(w.run.header.bounds, w.run.rules)
     async for commit in w.log.commits(0, 0):
         influence.note(commit.version, commit.header.inputs, commit.header.usual_length)
     norm = packed(fragment, codec("f32"), payload).norm

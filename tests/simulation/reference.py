@@ -220,10 +220,25 @@ class Fragment:
         zeros = np.zeros(values.size)
         self.points[version] = Point(values.copy(), values.astype(np.float64), zeros, zeros.copy(), zeros.copy())
 
+    def is_new(self, version: int) -> bool:
+        """Return whether nothing was merged into the state that a version follows."""
+        return not self.points[version - 1].momentum.any()
+
     def commit(
-        self, version: int, inputs: list[Given], payload: bytes, published_digest: bytes, cancelled: int
+        self,
+        version: int,
+        inputs: list[Given],
+        payload: bytes,
+        published_digest: bytes,
+        cancelled: int,
+        *,
+        periods: float = 1.0,
     ) -> list[str]:
-        """Follow a commit; return what is wrong with its values."""
+        """Follow a commit; return what is wrong with its values.
+
+        `periods`: those in its inputs, if they were divided by this number for the sake of the momentum. The step is
+        then the whole merged difference.
+        """
         before = self.points[version - 1]
         delta, delta_off, found = self._merged(inputs)
         momentum = self.momentum * before.momentum + delta
@@ -232,12 +247,13 @@ class Fragment:
             + delta_off
             + 3.0 * EPS * (np.abs(momentum) + np.abs(self.momentum * before.momentum))
         )
-        move = self.rate * (delta + self.momentum * momentum)
+        rate = periods / (1.0 + self.momentum) if periods > 1.0 else self.rate
+        move = rate * (delta + self.momentum * momentum)
         master = before.master - move
         master_off = (
             before.master_off
-            + self.rate * (delta_off + self.momentum * momentum_off)
-            + EPS * (np.abs(master) + 4.0 * self.rate * (np.abs(delta) + np.abs(self.momentum * momentum)))
+            + rate * (delta_off + self.momentum * momentum_off)
+            + EPS * (np.abs(master) + 4.0 * rate * (np.abs(delta) + np.abs(self.momentum * momentum)))
         )
         said, dropped = decode(self.codec_down, [t.stop - t.start for t in self.tensors], payload)
         published = before.published + said

@@ -112,8 +112,19 @@ class Values:
         code, payload = frame.parse(value, frame.Kind.VALUE, ValueHeader)
         fragment.codec_down = code.codec
         wrong = [] if code.codec == self._run.rules.codec_down else [f"published in {code.codec}"]
+        steps = sorted(given.believed or given.steps for given in header.inputs)
+        periods = steps[(len(steps) - 1) // 2] / self._run.rules.sync_every
+        many = {"periods" in given.clipped for given in header.inputs} == {True}
+        # The round after a heal may be a first one, too, or not: that depends on what is read of the log before it.
+        if many > (periods > 4.0 and fragment.is_new(header.version)) or many < (periods > 4.0 and header.version == 1):
+            wrong.append(f"its updates hold {periods:g} periods, and are {'' if many else 'not '}merged as many")
         return wrong + fragment.commit(
-            header.version, inputs, bytes(payload), header.published_digest, header.cancelled
+            header.version,
+            inputs,
+            bytes(payload),
+            header.published_digest,
+            header.cancelled,
+            periods=periods if many else 1.0,
         )
 
     def healed(self, header: CommitHeader) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from isthmus.format.records.objects import Input, Waited
-from isthmus.format.rules import Bounds, Pace
+from isthmus.format.rules import Bounds, Pace, Rules
 from isthmus.reasons import FINAL, Clip, Reason
 from isthmus.rounds.bounds import (
     FALLS,
@@ -55,7 +55,7 @@ def inputs_of(claims: Iterable[Claim], version: int, by: Sequence[Believed] = ()
 
 def seen(*claims: Claim, version: int = 5, bounds: Bounds = BOUNDS) -> Influence:
     """Return the `Influence` after the log has merged these claims."""
-    influence = Influence(bounds)
+    influence = Influence(bounds, Rules())
     inputs = inputs_of(claims, version)
     influence.note(version, inputs, influence.after(inputs))
     return influence
@@ -69,7 +69,7 @@ def missing(*learners: str) -> Waited:
 def test_updates_without_a_length_are_taken_while_none_has_one() -> None:
     """As of a fragment whose tensors are not trained yet, or of learners whose rate warms up from zero."""
     still = [Claim(f"h{i}", 12, 12_000, 0.0) for i in range(4)]
-    for usual in (Influence(BOUNDS), seen(*still)):
+    for usual in (Influence(BOUNDS, Rules()), seen(*still)):
         found = usual.judge(still[0], still[1:])
         assert (found.scale, found.clipped, found.refused) == (1.0, (), False)
 
@@ -115,7 +115,7 @@ def test_what_is_far_too_long_is_none_and_a_zero_is_not_long() -> None:
 @pytest.mark.parametrize(("version", "refused"), [(0, False), (YOUNG - 1, False), (YOUNG, True)])
 def test_while_rates_are_warmed_up_what_is_far_too_long_is_cut_and_not_refused(version: int, refused: bool) -> None:
     """Of honest learners, one that trained 12 steps is then compared with those that trained one."""
-    usual = seen(*HONEST, version=version) if version else Influence(BOUNDS)
+    usual = seen(*HONEST, version=version) if version else Influence(BOUNDS, Rules())
     found = usual.judge(Claim("late", 12, 12_000, 100.0 * BOUNDS.refused), HONEST)
     assert (found.refused, Clip.NORM in found.clipped) == (refused, True)
     longest = BOUNDS.norm * max(c.norm / math.sqrt(c.steps) for c in HONEST)
@@ -161,7 +161,7 @@ def test_what_is_left_for_the_last_of_several_says_nothing_of_a_learner() -> Non
 def test_with_no_history_what_is_usual_is_the_round_whoever_was_first() -> None:
     evil = Claim("evil", 1, 1 << 53, 1e6)
     for order in ([evil, *HONEST], [*HONEST, evil]):
-        fresh = Influence(BOUNDS)
+        fresh = Influence(BOUNDS, Rules())
         assert not fresh.known
         found = {c.learner: fresh.judge(c, order) for c in order}
         assert all(found[c.learner].clipped == () for c in HONEST)
@@ -349,7 +349,7 @@ class Merged:
     """Rounds of a fragment, one after another; each update is merged for what it is believed to be."""
 
     def __init__(self) -> None:
-        self.usual = Influence(BOUNDS)
+        self.usual = Influence(BOUNDS, Rules())
         self.version = 0
 
     def round(self, *claims: Claim, first: float = math.inf) -> list[Believed]:
@@ -406,6 +406,23 @@ def test_a_first_update_of_few_is_no_longer_than_the_fragment(many: int) -> None
     longest = 2.0 if many < MAJORITY else 1e6
     assert [b.scale * 1e6 for b in found] == pytest.approx([longest] * many)
     assert first_norm(0.0, 100) == pytest.approx(10 * FIRST_RMS)
+
+
+@pytest.mark.parametrize(("steps", "periods"), [(48, 1.0), (49, 49 / 12), (480, 40.0), (12_000, 1000.0)])
+@pytest.mark.parametrize("many", [1, 2, 3])
+def test_first_work_of_many_periods_is_divided_by_them_and_may_be_longer(many: int, steps: int, periods: float) -> None:
+    """The others of the round, with fewer steps, do not decide, and are divided by the same number."""
+    story = Merged()
+    claims = [Claim(f"l{n}", steps, 100 * steps, 1e6) for n in range(many)]
+    found = story.round(*claims, first=2.0)
+    longest = 2.0 * math.sqrt(min(periods, 64.0)) if many < MAJORITY else 1e6
+    assert [b.scale * 1e6 for b in found] == pytest.approx([longest / periods] * many)
+    assert {Clip.PERIODS in b.clipped for b in found} == {periods > 1.0}
+    assert not any(Clip.PERIODS in b.clipped for b in story.round(*claims)), "only first work is merged so"
+    if many == MAJORITY:
+        mixed = Merged().round(*claims, Claim("late", 12, 1200, 1e6))
+        assert [b.scale for b in mixed[:-1]] == pytest.approx([1.0 / periods] * many)
+        assert Clip.PERIODS in mixed[-1].clipped or periods == 1.0
 
 
 # --- bounds for any claim ---------------------------------------------------------------------------------------------
@@ -486,7 +503,7 @@ def test_what_one_of_two_counts_for_is_bounded_by_the_other_whatever_is_claimed(
 def test_what_is_judged_again_from_the_log_is_the_same() -> None:
     """A replay knows only what commits say; it has no clock."""
     draw = np.random.default_rng(1)
-    live, again = Influence(BOUNDS), Influence(BOUNDS)
+    live, again = Influence(BOUNDS, Rules()), Influence(BOUNDS, Rules())
     log: list[tuple[int, list[Input], float]] = []
     for version in range(1, 80):
         claims = [
@@ -516,7 +533,7 @@ def test_what_is_judged_again_from_the_log_is_the_same() -> None:
         live.note(*log[-1])
         again.note(*log[-1])
         if version % 17 == 0:  # a syncer that takes over has read only the newest commits
-            again = Influence(BOUNDS)
+            again = Influence(BOUNDS, Rules())
             for commit in log:
                 if version - commit[0] < REMEMBERED:
                     again.note(*commit)

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from isthmus.format.records.objects import CommitHeader, Input
-from isthmus.format.rules import Bounds
+from isthmus.format.rules import Bounds, Rules
 from isthmus.inspect.bursts import Bursts
 from isthmus.reasons import Reason
 from isthmus.rounds.bounds import Claim, Influence
@@ -22,7 +22,7 @@ Learners = Mapping[str, Callable[[int], tuple[int, float]]]
 
 def run_of(learners: Learners, versions: int = 60) -> list[CommitHeader]:
     """Return the commits of a run, in which updates have half of their length from noise, cut by the run's bounds."""
-    influence, trained, commits = Influence(Bounds()), dict.fromkeys(learners, 0), list[CommitHeader]()
+    influence, trained, commits = Influence(Bounds(), Rules()), dict.fromkeys(learners, 0), list[CommitHeader]()
     for version in range(1, versions + 1):
         inputs, claims = list[Input](), list[Claim]()
         for name, says in learners.items():

@@ -6,7 +6,7 @@ import msgspec
 
 from isthmus.format.layout import Spec, TensorClass, partition
 from isthmus.format.records.objects import Input
-from isthmus.format.rules import BOUNDS
+from isthmus.format.rules import BOUNDS, Rules
 from isthmus.rounds.bounds import Influence
 from isthmus.runtime.clock import single_threaded
 from isthmus.syncer.round_sum import RoundSum
@@ -17,7 +17,7 @@ FRAGMENT = partition([Spec("t", (1,), "float32", TensorClass.DENSE)], 1).fragmen
 
 def test_neither_the_longest_nor_the_heaviest_update_is_turned_away_but_the_one_that_adds_most() -> None:
     nobody = cast(Any, None)
-    total = RoundSum(FRAGMENT, {}, Influence(BOUNDS), single_threaded(), nobody, nobody)
+    total = RoundSum(FRAGMENT, Rules(), Influence(BOUNDS, Rules()), single_threaded(), nobody, nobody)
     total.inputs = [
         msgspec.structs.replace(filled(Input), learner=name, weight=weight, scale=scale, norm=norm)
         for name, weight, scale, norm in (

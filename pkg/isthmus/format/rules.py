@@ -6,9 +6,10 @@ chooses what depends on the model or on other rules, and a process whose pace is
 
 import math
 import re
+import statistics
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
@@ -29,6 +30,13 @@ Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 LONGEST = 8
 """The longest period, as a multiple of `sync_every`, unless the rules say otherwise."""
+
+LONG = 4.0
+"""Periods in a fragment's first round beyond which its work is merged as that of many periods.
+
+The outer optimizer answers an update with twice its length, or more. That suits a period, after which learners
+correct it; after fifty it ruined models whose learning rate had fallen meanwhile (docs/design/arithmetic.md).
+"""
 
 STALENESS_MAX = 64
 """Largest `Pace.staleness`. An update on an older base can never be merged, so it is settled for good."""
@@ -214,6 +222,11 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def periods(self) -> tuple[int, int]:
         """The shortest and the longest period of a fragment, in steps."""
         return self.sync_every, self.sync_every_max or min(LONGEST * self.sync_every, STEPS_MOST)
+
+    def periods_of(self, steps: Iterable[int]) -> float:
+        """Return how many periods the median update of a fragment's first round holds; 1 if `LONG` or fewer."""
+        held = statistics.median_low(steps) / self.sync_every
+        return held if held > LONG else 1.0
 
     def merge_for(self, role: TensorClass) -> MergeRule:
         """Return the merge rule for a class of tensors."""

@@ -538,6 +538,8 @@ def _cut(given: Input, version: int) -> str:
     notes = [f"charter: its cap for {given.learner}" if why == Clip.CHARTER else why for why in given.clipped]
     if version <= YOUNG and Clip.NORM in given.clipped:
         notes.append("the fragment has no history yet: learners' first updates are short, and set the usual length")
+    if Clip.PERIODS in given.clipped:
+        notes.append("this is the first work, of many periods: the outer rate makes up for its length")
     return f", {weight} that it asked for{length} ({', '.join(notes)}){by_factor}"
 
 

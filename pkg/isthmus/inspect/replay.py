@@ -17,7 +17,7 @@ from isthmus.format.records.fields import VERSION_MAX
 from isthmus.format.records.frame import Kind
 from isthmus.format.records.keys import commit_key
 from isthmus.format.records.objects import CommitHeader, Input, SnapshotHeader
-from isthmus.format.rules import STALENESS_MAX, Bounds
+from isthmus.format.rules import STALENESS_MAX
 from isthmus.inspect.losses import LossCurves
 from isthmus.log import Commit, Log, fold
 from isthmus.log.holes import lacking, require_whole
@@ -26,6 +26,7 @@ from isthmus.log.manifests import Manifests, are_required, require
 from isthmus.log.membership import Members
 from isthmus.log.merge import Advance, State
 from isthmus.log.replaced import Outdated, Replaced
+from isthmus.log.run import Run
 from isthmus.log.updates import Update
 from isthmus.reasons import Reason
 from isthmus.rounds.bounds import REMEMBERED, Influence, WeightSoFar, claim_of, first_norm
@@ -162,10 +163,10 @@ class _Watch:
 class _Judge:
     """Computes again what each input of a fragment counts for. It follows from the log before it (`rounds.bounds`)."""
 
-    def __init__(self, bounds: Bounds, size: int, last: Sequence[Commit], members: Members) -> None:
+    def __init__(self, run: Run, size: int, last: Sequence[Commit], members: Members) -> None:
         """`size`: the fragment's parameters. `last`: the newest commits before the first that is judged."""
-        self._influence = Influence(bounds)
-        self._bounds = bounds
+        self._influence = Influence(run.header.bounds, run.rules)
+        self._bounds = run.header.bounds
         self._size = size
         self._members = members
         self._bases: dict[str, int] = {}
@@ -331,8 +332,8 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Visit) -> Repl
     carry = fold.Merging(log)
     begin = await earliest(log, p)
     at = await fold.begin(log, p, carry, at_most=max(begin, first - 1), keep=BEFORE, need=1)
-    bounds, size = log.run.header.bounds, log.run.layout.fragments[p].size
-    judge = _Judge(bounds, size, at.last, log.members)
+    size = log.run.layout.fragments[p].size
+    judge = _Judge(log.run, size, at.last, log.members)
     result = Replayed(p, max(at.version, first - 1), begin)
     manifests = Manifests(log)
     snapshots, moved = defaultdict[int, list[str]](list), deque[float](maxlen=REMEMBERED)
@@ -375,7 +376,7 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Visit) -> Repl
             if healed.version >= first:
                 result.compared += 1
                 tick(healed.last[-1], None, True)
-            at, judge = healed, _Judge(bounds, size, healed.last, log.members)
+            at, judge = healed, _Judge(log.run, size, healed.last, log.members)
             continue
         except Denied as error:
             result.difference = Difference(p, at.version + 1, commit_key(p, at.version + 1), str(error), refused=True)

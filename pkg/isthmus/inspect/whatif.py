@@ -27,6 +27,7 @@ from isthmus.inspect.own_merge import OwnMerge
 from isthmus.log import Commit, Log, fold
 from isthmus.log.listing import ShareDone, all_or, earliest
 from isthmus.log.merge import Advance, State, by_class
+from isthmus.reasons import Clip
 from isthmus.rounds.events import Action, Announced, Appended, Arrived, Called, Fetch, Merge, Passed, Pointer, Tick
 from isthmus.rounds.grace import Terms
 from isthmus.rounds.live_learners import LiveLearners
@@ -104,8 +105,14 @@ class Settings:
 
     def outers(self, header: CommitHeader) -> dict[str, Outer]:
         """Return the arithmetic of a commit under these rules, by class of tensors. Raises `InputError`."""
-        dense = msgspec.structs.replace(header.dense, **self.outer)
-        embedding = msgspec.structs.replace(header.embedding, **self.outer)
+        changes = dict(self.outer)
+        if any(Clip.PERIODS in given.clipped for given in header.inputs):
+            # The rate of a first round with the work of many periods follows from the momentum (`merge.outers`).
+            recorded = header.dense
+            whole = recorded.learning_rate * (1.0 + recorded.momentum)
+            changes["learning_rate"] = whole / (1.0 + changes.get("momentum", recorded.momentum))
+        dense = msgspec.structs.replace(header.dense, **changes)
+        embedding = msgspec.structs.replace(header.embedding, **changes)
         # Iso is for matrices that map vectors to vectors. Embeddings are merged by it only if it is set for them.
         kept = self.embeddings or (header.embedding.merge if embedding.merge == MergeRule.ISO else embedding.merge)
         embedding = msgspec.structs.replace(embedding, merge=kept)

@@ -13,7 +13,7 @@ Before this, `isthmus.rounds.bounds` limits w and the length of v to a multiple 
 weight and the scale of each input.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -27,10 +27,11 @@ from isthmus.codecs.packed import Packed, add, length_of, plain
 from isthmus.format import digests, memory
 from isthmus.format.layout import Fragment, Tensor, TensorClass
 from isthmus.format.records import frame
-from isthmus.format.records.objects import SCHEMA, UNSTATED, Outer, SnapshotHeader, ValueHeader
+from isthmus.format.records.objects import SCHEMA, UNSTATED, Input, Outer, SnapshotHeader, ValueHeader
 from isthmus.format.rules import ROBUST, CodecName, MergeRule, Rules
 from isthmus.log import robust
 from isthmus.log.polar import isotropic
+from isthmus.reasons import Clip
 from isthmus.runtime.clock import ALONE, ComputePool
 
 CANCELLED_BELOW = 1e-3
@@ -118,12 +119,20 @@ def weight(tokens: int, steps: int) -> float:
     return tokens * (tokens / steps)
 
 
-def outers(rules: Rules) -> dict[str, Outer]:
-    """Return the arithmetic of each class of tensors under these rules."""
+def outers(rules: Rules, inputs: Sequence[Input] = ()) -> dict[str, Outer]:
+    """Return the arithmetic of each class of tensors under these rules, in a round with these inputs.
+
+    A fragment's first round may hold the work of k periods (`Rules.periods_of`), since learners train alone until a
+    syncer comes. Its inputs are shortened to 1/k, so that the momentum takes the work of one period. The rate
+    k / (1 + μ) makes up for that: the outer step is Δ, no more and no less than what the learners moved.
+    """
+    rate = rules.outer_lr
+    if any(Clip.PERIODS in given.clipped for given in inputs):
+        rate = rules.periods_of(given.believed or given.steps for given in inputs) / (1.0 + rules.outer_momentum)
     dense, embedding = (
         Outer(
             merge=rules.merge_for(role),
-            learning_rate=rules.outer_lr,
+            learning_rate=rate,
             momentum=rules.outer_momentum,
             block=rules.iso_block if rules.merge_for(role) == MergeRule.ISO else 0,
             trim=rules.trim if rules.merge_for(role) == MergeRule.TRIMMED else 0.0,

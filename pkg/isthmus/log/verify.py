@@ -160,8 +160,6 @@ class Verifier:
         """`members`: who may write which objects; may be left out only for an unsigned run."""
         self.run = run
         self.members = members or Members(run)
-        outer = merge.outers(run.rules)
-        self._dense, self._embedding = outer[TensorClass.DENSE], outer[TensorClass.EMBEDDING]
 
     @property
     def header_most(self) -> int:
@@ -260,7 +258,8 @@ class Verifier:
         earliest = self.members.in_force(h.fragment, h.version)
         if h.members < earliest:
             return f"made under membership {h.members}, when {earliest} was in force"
-        if (h.dense, h.embedding) != (self._dense, self._embedding):
+        outer = merge.outers(self.run.rules, h.inputs)
+        if (h.dense, h.embedding) != (outer[TensorClass.DENSE], outer[TensorClass.EMBEDDING]):
             return "merged by other rules than the run's"
         if h.state_digest == UNSTATED and (h.healed is not None or not self.run.header.states_at_snapshots):
             return "states no digest of its state"

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from isthmus.format.records.charter import Terms
 from isthmus.format.records.objects import Input
-from isthmus.format.rules import Bounds
+from isthmus.format.rules import Bounds, Rules
 from isthmus.reasons import Clip
 
 LEAST = 1e-6
@@ -48,6 +48,9 @@ version.
 FIRST_RMS = 0.05
 """Root mean square of an update that is always believed. While a fragment has no history, an update of one or two
 learners is cut to the length of the fragment's parameters, or to this for each parameter if that is longer."""
+
+FIRST_PERIODS = 64.0
+"""Periods of work in a first round with whose root that length grows, at most."""
 
 UNTIMED = 8.0
 """The most steps that are believed while no clock says how many there was time for, in medians of the others' steps."""
@@ -134,8 +137,9 @@ class Influence:
     after a change of the learning rate, the usual values change with them, and no learner is kept out for ever.
     """
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, rules: Rules) -> None:
         self._bounds = bounds
+        self._rules = rules
         self._seen: dict[str, _Seen] = {}
         self._counted: dict[str, float] = {}
         """Tokens per step that each learner counted for last. Of several updates of a learner in a commit the largest
@@ -248,10 +252,15 @@ class Influence:
                 # RDA gives each direction the mean length: an update of almost no length would count like any other.
                 weight *= b.norm * short / usually
                 clipped.append(Clip.SHORT)
+        periods = 1.0 if self.known else self._rules.periods_of(c.believed or c.steps for c in among or [claim])
+        first *= math.sqrt(min(periods, FIRST_PERIODS))
         if self._length <= 0.0 and len(seen) < MAJORITY and claim.norm * scale > first:
             scale = first / claim.norm
             if Clip.NORM not in clipped:
                 clipped.append(Clip.NORM)
+        if periods > 1.0:
+            scale /= periods
+            clipped.append(Clip.PERIODS)
         # A smaller weight would not change the mean, but sums are taken in units of the first weight of the round,
         # which must not be tiny. No update counts for more than it asks for, whatever the others claim.
         weight = max(weight, min(asked, LEAST * statistics.median_low(weights)))

@@ -127,15 +127,14 @@ class FragmentCoordinator:
         self._counting = Counting(fragment, name, metrics, runtime)
         self._name = name
         self._say = say
-        self._outer = merge.outers(log.run.rules)
         self._down = codec(log.run.rules.codec_down)
         self._members = log.members
         self._under = log.members.current.version
         """The membership version by which the round's inputs are judged, and under which the round is committed."""
         self._sum = RoundSum(
             self.fragment,
-            self._outer,
-            Influence(bounds),
+            log.run.rules,
+            Influence(bounds, log.run.rules),
             runtime,
             self._known_state,
             self._terms,
@@ -505,8 +504,8 @@ class FragmentCoordinator:
             version=version,
             inputs=tuple(self._sum.inputs),
             late=self.rounds.late(self._recorder.wall),
-            dense=self._outer[TensorClass.DENSE],
-            embedding=self._outer[TensorClass.EMBEDDING],
+            dense=self._sum.total.outer[TensorClass.DENSE],
+            embedding=self._sum.total.outer[TensorClass.EMBEDDING],
             codec_down=self._down.name,
             cancelled=result.cancelled,
             value_key=key,

@@ -2,8 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -12,8 +11,9 @@ from isthmus.codecs.kernels import norm
 from isthmus.codecs.packed import Packed
 from isthmus.format.layout import Fragment
 from isthmus.format.records.charter import Terms
-from isthmus.format.records.objects import CommitHeader, Input, Outer
-from isthmus.log.merge import Accumulator, State
+from isthmus.format.records.objects import CommitHeader, Input
+from isthmus.format.rules import Rules
+from isthmus.log.merge import Accumulator, State, outers
 from isthmus.rounds.bounds import YOUNG, Believed, Claim, Influence, WeightSoFar, first_norm
 from isthmus.runtime.clock import Runtime, SmallWork
 
@@ -29,7 +29,7 @@ class RoundSum:
     def __init__(
         self,
         fragment: Fragment,
-        outer: Mapping[Any, Outer],
+        rules: Rules,
         usual: Influence,
         runtime: Runtime,
         state: Callable[[], State],
@@ -38,7 +38,7 @@ class RoundSum:
         """`usual`: what is known of usual updates. `state` returns the fragment's newest state, `terms` those of a
         learner in the charter by which the round is judged."""
         self._fragment = fragment
-        self._outer = outer
+        self._rules = rules
         self._runtime = runtime
         self._compute = SmallWork(runtime, small=fragment.size <= PIECE)
         self._state = state
@@ -108,6 +108,8 @@ class RoundSum:
         among = [self.usual.timed(claim, among) for claim in among]
         for (gradient, given, _), claim in zip(waiting, among, strict=True):
             await self._take(gradient, given, self._judge(claim, among))
+        if self.total is not None:
+            self.total.outer = outers(self._rules, self.inputs)
 
     def furthest(self) -> Input:
         """Return the update with the greatest weight · length: a sum that overflows may not overflow without it."""
@@ -137,6 +139,6 @@ class RoundSum:
 
     def _add(self, gradient: Packed, weight: float, scale: float, learner: str) -> Accumulator:
         """Return the sum with one more update; the first update creates it. Not for the event loop: it takes long."""
-        total = self.total or Accumulator(self._fragment, self._outer, self._runtime.compute)
+        total = self.total or Accumulator(self._fragment, outers(self._rules), self._runtime.compute)
         total.add(gradient, weight, scale, learner=learner)
         return total

@@ -72,7 +72,9 @@ MUTANTS = [
     *of(
         "log/merge.py",
         "tests/unit/test_rounding.py tests/unit/test_fold_walk.py tests/unit/test_merge.py "
-        "tests/integration/test_one_loop.py::test_an_isotropic_run_folds_to_what_was_merged",
+        "tests/integration/test_one_loop.py::test_an_isotropic_run_folds_to_what_was_merged "
+        "tests/integration/test_late_syncer.py",
+        row("first-work-overshoots", "/ (1.0 + rules.outer_momentum)", "/ 1.0"),
         row(
             "what-the-codec-drops-is-never-carried",
             "kernels.subtract(master, self.before[at], self.published[at])",

@@ -72,7 +72,12 @@ MUTANTS = [
             "if h.inputs and h.healed is not None:",
         ),
         row("an-expelled-syncer-goes-on", "if h.members < earliest:", "if False:"),
-        row("any-rules", "if (h.dense, h.embedding) != (self._dense, self._embedding):", "if h.dense != self._dense:"),
+        row(
+            "any-rules",
+            "if (h.dense, h.embedding) != (outer[TensorClass.DENSE], outer[TensorClass.EMBEDDING]):",
+            "if h.dense != outer[TensorClass.DENSE]:",
+        ),
+        row("rules-of-any-round", "merge.outers(self.run.rules, h.inputs)", "merge.outers(self.run.rules)"),
         row("any-codec", "if h.codec_down != codec:", "if False:"),
         row(
             "a-value-anywhere", "if h.value_key != keys.value_key(h.fragment, h.version, h.value_digest):", "if False:"

@@ -93,6 +93,7 @@ MUTANTS = [
         "syncer/round_sum.py",
         "tests/integration/test_one_learner.py",
         row("who-comes-first-decides", "        if not self.usual.known:", "        if False:"),
+        row("first-work-at-the-usual-rate", "outers(self._rules, self.inputs)", "outers(self._rules)"),
     ),
     *of(
         "rounds/bounds.py",
@@ -104,6 +105,9 @@ MUTANTS = [
             "length = claim.norm / math.sqrt(min(steps, max(1, statistics.median_low(usual_steps))))",
             "length = claim.norm / math.sqrt(claim.steps)",
         ),
+        row("first-work-is-cut-to-the-model", "first *= math.sqrt(min(periods, FIRST_PERIODS))", "first *= 1.0"),
+        row("first-steps-are-worth-any-length", "min(periods, FIRST_PERIODS)", "periods"),
+        row("any-round-is-a-first-one", "periods = 1.0 if self.known else", "periods ="),
         row("two-are-a-majority", "MAJORITY = 3", "MAJORITY = 2"),
         row("two-may-rise-at-once", "RISES * self._length)", "math.inf)"),
         row("two-may-fall-at-once", "max(min(lengths), FALLS * self._length)", "min(lengths)"),

@@ -7,6 +7,12 @@ MUTANTS = [
         "inspect/whatif.py",
         "tests/unit/test_whatif_decides.py tests/unit/test_decided_late.py",
         row(
+            "first-work-at-another-rate",
+            "if any(Clip.PERIODS in given.clipped for given in header.inputs):",
+            "if False:",
+        ),
+        row("first-work-at-its-old-momentum", 'changes.get("momentum", recorded.momentum)', "recorded.momentum"),
+        row(
             "late-here-is-late-for-the-next-round",
             "rejected_total={})), closed_at)",
             "rejected_total={})), h.waited.waited_s)",
