@@ -91,7 +91,7 @@ MUTANTS = [
     ),
     *of(
         "syncer/round_sum.py",
-        "tests/integration/test_one_learner.py",
+        "tests/integration/test_one_learner.py tests/integration/test_late_syncer.py",
         row("who-comes-first-decides", "        if not self.usual.known:", "        if False:"),
         row("first-work-at-the-usual-rate", "outers(self._rules, self.inputs)", "outers(self._rules)"),
     ),

@@ -5,7 +5,7 @@ from mutants.mutant import of, row
 MUTANTS = [
     *of(
         "inspect/whatif.py",
-        "tests/unit/test_whatif_decides.py tests/unit/test_decided_late.py",
+        "tests/unit/test_whatif_decides.py tests/unit/test_decided_late.py tests/integration/test_late_syncer.py",
         row(
             "first-work-at-another-rate",
             "if any(Clip.PERIODS in given.clipped for given in header.inputs):",
