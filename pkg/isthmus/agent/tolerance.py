@@ -184,6 +184,10 @@ class TolerantBus(Bus):
     async def names(self, within_s: float | None = None) -> set[str]:
         return await self._tolerance.of("list the bus", self._bus.names(within_s))
 
+    @override
+    async def why_full(self) -> str:
+        return await self._bus.why_full()
+
 
 _VERBS = {"get": "read", "put": "write"}
 

@@ -70,6 +70,10 @@ class Bus(Protocol):
         """Return the position after the newest message."""
         ...
 
+    async def why_full(self) -> str:
+        """Return why the bus takes no messages; empty if it has room, or does not say."""
+        return ""
+
     async def names(self, within_s: float | None = None) -> set[str]:
         """Return the names of the streams, at most `NAMES_MAX`.
 

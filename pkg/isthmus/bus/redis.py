@@ -44,6 +44,9 @@ AHEAD_S = 60.0
 
 _FIELD = b"m"
 
+FULL = 0.97
+"""Share of its memory from which a server is said to be full: each message needs a little."""
+
 
 @dataclass(frozen=True)
 class ServerFacts:
@@ -189,6 +192,15 @@ class RedisBus(Bus):
             memory_used=int(info.get("used_memory", 0)),
             time=seconds + microseconds / 1e6,
         )
+
+    @override
+    async def why_full(self) -> str:
+        try:
+            facts = await self.facts()
+        except Denied:
+            return ""
+        used, most = facts.memory_used, facts.memory_max
+        return f"its memory is full ({used / 1e6:.1f} of {most / 1e6:.1f} MB)" if used > FULL * most > 0 else ""
 
     async def takes(self, size: int) -> bool:
         """Return whether the server would accept a value of `size` bytes. Raises `Denied`, `Unavailable`.

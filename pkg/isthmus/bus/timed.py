@@ -52,6 +52,10 @@ class TimedBus(Bus):
     async def names(self, within_s: float | None = None) -> set[str]:
         return await self._measure("names", lambda: self._bus.names(within_s))
 
+    @override
+    async def why_full(self) -> str:
+        return await self._bus.why_full()
+
     async def _measure(self, operation: str, request: Callable[[], Awaitable[T]]) -> T:
         started = self._runtime.now()
         try:

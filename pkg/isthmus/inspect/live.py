@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 
 from isthmus.bus import Bus, in_store
 from isthmus.bus.base import BusItem
@@ -54,6 +55,7 @@ class Live:
     ) -> None:
         """`accepted`: holes that are not reported if the run goes on without them."""
         self._accepted = accepted or {}
+        self._bus = bus
         self.on_said: Callable[[BusItem], None] = lambda _: None
         """Called with each batch of messages."""
         self.on_commit: Callable[[Commit], None] = lambda _: None
@@ -75,6 +77,7 @@ class Live:
         self._ahead: Mapping[int, tuple[int, Sequence[str]]] = {}
         self._lacking: dict[int, int] = {}  # by fragment that was lacking a version at the last look: its head
         self._room: int | None = None
+        self._full = ""
         self._others: dict[int, dict[int, int]] = {}  # by fragment, all fragments' versions when it was last merged
         self._log = log
         self._runtime = runtime
@@ -149,6 +152,7 @@ class Live:
             standing=still, period=period_of(self._log, heads), losses=self._losses.points(),
             recent=tuple(self._recent),
             restarts={name: found for name, (_, found) in self._joined.items() if found is not None}, room=self._room,
+            bus_full=self._full,
             accepted=self._accepted, pace=self._log.run.pace, bursts=self._bursts.found(),
             ahead=self._ahead, membership=self._membership,
         )  # fmt: skip
@@ -190,6 +194,11 @@ class Live:
     async def _look(self) -> None:
         """Look at the room of the run's disk, and at the claims of learners that joined or lately joined in vain."""
         self._room = await room_of(self._log)
+        if not self.status().live:
+            with suppress(Unavailable):  # `bus_trouble` says so
+                self._full = await self._bus.why_full()
+        else:
+            self._full = ""
         live = self.hearing.live(self._runtime.now() - self._log.run.pace.silence_s)
         found = ahead_of(self.hearing, live, [self.commits.get(f.index) for f in self._log.run.layout.fragments])
         # A commit may be announced before it is read here.

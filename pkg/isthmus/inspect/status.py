@@ -89,6 +89,8 @@ class Status:
     """Which version of the membership is missing or damaged in the store, and what to do; empty if none is."""
     room: int | None = None
     """The bytes that are free on the disk of a run in a folder, if it is full; else None."""
+    bus_full: str = ""
+    """If nobody is heard, why the bus takes no messages; empty if it has room, or does not say."""
     accepted: Holes = field(default_factory=dict)
     """Holes that are accepted. What syncers report of their fragments is not repeated: `wrong` has all others."""
     pace: Pace = field(default_factory=Pace)
@@ -321,7 +323,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
     `accepted`: holes that are not reported if the run goes on without them. If the bus is away, the state says so in
     `bus_error`.
     """
-    hearing, bus_error = BusView(log.run.digest, log.members), ""
+    hearing, bus_error, full = BusView(log.run.digest, log.members), "", ""
     listener = listener_of(log, bus, runtime)
     try:
         async for stream, said in listener.backlog():
@@ -336,6 +338,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
                     hearing.take(stream, said, runtime.now())
             async for stream, said in listener.backlog():
                 hearing.take(stream, said, runtime.now())
+        full = "" if hearing.live(-math.inf) or hearing.syncers_heard else await bus.why_full()
     except Unavailable as error:
         bus_error = f"the bus cannot be reached: {error}"
     await log.members.refresh(log.store)  # messages may have named a newer version meanwhile
@@ -365,6 +368,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
         recent=state.recent,
         restarts={name: found for name, found in restarts if found is not None},
         room=await room_of(log),
+        bus_full=full,
         # Without live learners those that have left count: they saw what they say. Beside live ones that have been
         # started again, what a dead one saw may be over.
         ahead=ahead_of(hearing, hearing.live(-math.inf) or hearing.learners, state.heads),
