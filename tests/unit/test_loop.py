@@ -13,6 +13,7 @@ from isthmus.errors import InputError
 from isthmus.format.rules import Hyperparameters
 from isthmus.integrations.hook import catch_up
 from isthmus.torch import loop as loops
+from isthmus.torch import optimizers
 from isthmus.torch.loop import IDLE_STEPS, Loop
 from isthmus.torch.moments import choose
 from isthmus.torch.optimizers import state_of
@@ -372,9 +373,7 @@ def test_a_schedule_decides_over_rates_that_are_passed(
     for optimizer in (was, now):
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5)
     choose(now, state_of(model, was), settings)
-    passed = settings is Hyperparameters.PASSED
-    assert caplog.text.count("a schedule in state= goes on with the rates of its checkpoint: set its base_lrs") == 1
-    assert ("the learning rates that were passed hold for the first step only" in caplog.text) == passed
+    assert ("lr 0.005 and not 5e-05 in group 0" in caplog.text) == (settings is Hyperparameters.RESTORED)
     caplog.clear()
     choose(was, state_of(model, was), settings)
     assert not caplog.text, "nothing differs"
@@ -406,9 +405,7 @@ def test_a_schedule_that_was_made_otherwise_is_named(caplog: pytest.LogCaptureFi
             schedule.step()
         loop.mark(Clock())
         saved = loop.own() or {}
-        told = (
-            "state['schedule'] goes on with the settings of its checkpoint: T_max 200 and not 400; if others are meant"
-        )
+        told = "state['schedule'] goes on with the settings of its checkpoint: T_max 200 and not 400; to use those"
         assert (told in caplog.text) == (length == 400)
         assert not (length == 200 and "goes on with" in caplog.text)
 
@@ -450,6 +447,48 @@ def test_no_schedule_advances_twice(name: str) -> None:
     again.load_state_dict(straight.state_dict())
     catch_up(late, 100)
     assert again.param_groups[0]["lr"] == pytest.approx(straight.param_groups[0]["lr"], rel=1e-9)
+
+
+MORE = {
+    "one cycle": lambda o: S.OneCycleLR(o, o.param_groups[0]["lr"], total_steps=200, cycle_momentum=False),
+    "cycles": lambda o: S.CyclicLR(o, o.param_groups[0]["lr"] / 10, o.param_groups[0]["lr"], 7, cycle_momentum=False),
+    "chained": lambda o: S.ChainedScheduler([S.ConstantLR(o, 0.1, 80), S.ExponentialLR(o, 0.99)]),
+    "restarts": lambda o: S.CosineAnnealingWarmRestarts(o, 33),
+}
+
+
+@pytest.mark.parametrize("name", [*SCHEDULES, *MORE])
+@pytest.mark.parametrize("settings", list(Hyperparameters))
+def test_a_schedule_goes_on_at_its_place_with_the_rate_that_is_asked_for(name: str, settings: Hyperparameters) -> None:
+    """Its own rate, or, if that is passed, the one that it was made with anew; and so in the start after that."""
+
+    def made_with(rate: float) -> tuple[Any, Any, Loop]:
+        model = made()[0]
+        optimizer = torch.optim.SGD(model.body.parameters(), lr=rate)
+        schedule = (SCHEDULES | MORE)[name](optimizer)
+        return optimizer, schedule, Loop(model, optimizer, state={"schedule": schedule})
+
+    def rates(optimizer: Any, schedule: Any, loop: Loop, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            found.append(float(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            schedule.step()
+            loop.mark(Clock())
+        return found
+
+    passed = settings is Hyperparameters.PASSED
+    straight = rates(*made_with(0.01 if passed else 0.1), 160)
+    optimizer, schedule, loop = made_with(0.1)
+    rates(optimizer, schedule, loop, 40)
+    for start in (40, 100):  # the first restart asks for another rate, and the second one for the same
+        own, saved = loop.own() or {}, state_of(loop.model, optimizer)
+        optimizer, schedule, loop = made_with(0.01)
+        choose(optimizer, saved, settings)
+        optimizers.load(optimizer, saved, settings=True)
+        loop.go_on(own, {}, settings)
+        loop.settle_rates()
+        assert rates(optimizer, schedule, loop, 60) == pytest.approx(straight[start : start + 60], rel=1e-6)
 
 
 def test_random_numbers_go_on() -> None:

@@ -18,6 +18,7 @@ from typing_extensions import override
 from isthmus.errors import InputError
 from isthmus.format.records import tree
 from isthmus.format.records.tree import Leaf
+from isthmus.format.rules import Hyperparameters
 from isthmus.learner.checkpoint import LoopState, Saver, Stateful
 from isthmus.torch import model as torch_model
 from isthmus.torch import optimizers
@@ -100,6 +101,8 @@ class Loop(Saver):
         self._stepped = optimizers.names_of(model, optimizer)
         self._idle = self._untold = self._calls = self._steps = self._made = 0
         self._few = self._many = False
+        self._made_with: list[list[tuple[torch.optim.lr_scheduler.LRScheduler, dict[str, Any]]]] = []
+        """Restored schedules, each after those in it, and the settings that each was made with and shall have again."""
         self._hooks = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
 
     def _begin(self, _: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -313,8 +316,16 @@ class Loop(Saver):
 
     # --- and back -----------------------------------------------------------------------------------------------------
 
-    def go_on(self, own: Mapping[str, Any], local: Mapping[str, Any]) -> None:
-        """Restore data, other objects and local state. Raises `InputError` if an object cannot load its state."""
+    def go_on(
+        self,
+        own: Mapping[str, Any],
+        local: Mapping[str, Any],
+        settings: Hyperparameters = Hyperparameters.RESTORED,
+    ) -> None:
+        """Restore data, other objects and local state. Raises `InputError` if an object cannot load its state.
+
+        With `PASSED`, schedules keep the settings that they were made with, see `settle_rates`.
+        """
         extra = own.get("extra", {})
         self.local.load(local, extra)
         states = own.get("objects", {})
@@ -323,6 +334,7 @@ class Loop(Saver):
                 logger.warning("the checkpoint holds nothing of %s: it starts anew", name)
                 continue
             plan = _plan_of(one)
+            made = [(schedule, _made_with(schedule)) for schedule in _schedules_in(one)]
             try:
                 one.load_state_dict(states[name])
             except Exception as error:
@@ -330,11 +342,15 @@ class Loop(Saver):
                     f"{name}, {an(type(one).__qualname__)}, cannot go on from the learner's checkpoint: {error!r}; "
                     "leave it out of join to start it anew"
                 ) from error
-            if differ := [
+            differ = [
                 f"{key} {now} and not {plan[key]}" for key, now in _plan_of(one).items() if now != plan.get(key, now)
-            ]:
+            ]
+            if settings is Hyperparameters.PASSED:
+                self._made_with += [made] if made else []
+            elif differ:
                 logger.warning(
-                    "%s goes on with the settings of its checkpoint: %s; if others are meant, set them after join",
+                    "%s goes on with the settings of its checkpoint: %s; to use those that it was made with, join with "
+                    "hyperparameters='passed'",
                     name, ", ".join(differ[:3]),
                 )  # fmt: skip
         for name in states.keys() - self._objects.keys():
@@ -344,12 +360,28 @@ class Loop(Saver):
                 name,
             )
 
+    def settle_rates(self) -> None:
+        """Give restored schedules the settings that they were made with, and the optimizer the rate at their place.
 
-COUNTED = {"last_epoch", "base_lrs", "best", "num_bad_epochs", "cooldown_counter", "last_lr"}
+        To be called once the optimizer's state is loaded, too. Only with `PASSED` is there anything to do.
+        """
+        for schedules in self._made_with:
+            whole, rates = schedules[-1][0], list[Any]()
+            for one, made in schedules:
+                was, now = getattr(one, "base_lrs", []), made.get("base_lrs", [])
+                rates = rates or [n / b if b else 1.0 for b, n in zip(was, now, strict=False)]
+                vars(one).update(made)
+                one._last_lr = [last * rate for last, rate in zip(one._last_lr, rates, strict=False)]
+            for group, last in zip(self.optimizer.param_groups, whole._last_lr, strict=False):
+                group["lr"] = last
+        self._made_with.clear()
+
+
+COUNTED = {"last_epoch", "base_lrs", "best", "num_bad_epochs", "cooldown_counter", "last_lr", "T_cur", "T_i"}
 """Of a schedule's state, what changes from step to step, or is compared as the optimizer's setting."""
 
 
-def _plan_of(one: object) -> dict[str, object]:
+def _plan_of(one: object) -> dict[str, Any]:
     """Return the settings of a schedule of learning rates, by name; nothing for another object."""
     if not isinstance(one, torch.optim.lr_scheduler.LRScheduler):
         return {}
@@ -359,6 +391,18 @@ def _plan_of(one: object) -> dict[str, object]:
         for key, value in state.items()
         if not key.startswith("_") and key not in COUNTED and isinstance(value, int | float | str | tuple | list)
     }
+
+
+def _made_with(one: torch.optim.lr_scheduler.LRScheduler) -> dict[str, Any]:
+    """Return the attributes of a schedule that hold its settings and its learning rates, one for each group."""
+    return {key: vars(one)[key] for key in ("base_lrs", *_plan_of(one)) if key in vars(one)}
+
+
+def _schedules_in(one: object) -> list[torch.optim.lr_scheduler.LRScheduler]:
+    """Return a schedule after those that it is made of; nothing for another object."""
+    if not isinstance(one, torch.optim.lr_scheduler.LRScheduler):
+        return []
+    return [*(inner for part in getattr(one, "_schedulers", []) for inner in _schedules_in(part)), one]
 
 
 _ANEW = (

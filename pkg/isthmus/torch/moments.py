@@ -42,7 +42,8 @@ def restore(
         why = _load_own(loop.model, optimizer, own, settings)
         if why is not None:
             logger.warning("the optimizer in %s is not used: %s", own.key, why)
-        loop.go_on((alone_of(own, 1) or [None])[0] or {}, own.local(torch_model.make_tensor) or {})
+        loop.go_on((alone_of(own, 1) or [None])[0] or {}, own.local(torch_model.make_tensor) or {}, settings)
+        loop.settle_rates()
         if why is None:
             return "own"
     elif donor is not None:
@@ -117,16 +118,16 @@ CHOSEN = ("weight_decay", "betas", "momentum", "eps")
 
 CYCLED = ("betas", "momentum")
 
-OF_A_SCHEDULE = "a schedule in state= goes on with the rates of its checkpoint: set its base_lrs after join"
+OF_A_SCHEDULE = ("lr", "initial_lr", "max_lr", "min_lr")
+"""The learning rate of a group, and the settings from which schedules compute it."""
 
 
 def choose(optimizer: torch.optim.Optimizer, saved: dict[str, Any], settings: Hyperparameters) -> None:
     """Compare a checkpoint's settings with those that the optimizer was made with.
 
-    With `RESTORED`, log a warning if they differ. With `PASSED`, put the optimizer's settings into `saved`; if it has a
-    schedule, which may be restored, log that the schedule decides.
+    With `RESTORED`, log a warning if they differ. With `PASSED`, put the optimizer's settings into `saved`.
     """
-    found, scheduled = [], any("initial_lr" in group for group in optimizer.param_groups)
+    found = []
     for number, (here, there) in enumerate(zip(optimizer.param_groups, saved["state"]["param_groups"], strict=True)):
         # A schedule that cycles the momentum, too, has its place in the checkpoint.
         chosen = [name for name in CHOSEN if name not in CYCLED or "max_momentum" not in here]
@@ -135,16 +136,14 @@ def choose(optimizer: torch.optim.Optimizer, saved: dict[str, Any], settings: Hy
             differ.append("lr")
         found += [f"{name} {there[name]} and not {here[name]} in group {number}" for name in differ]
         if settings is Hyperparameters.PASSED:
-            there.update({name: here[name] for name in (*CHOSEN, "lr", "initial_lr") if name in here})
+            there.update({name: here[name] for name in (*CHOSEN, *OF_A_SCHEDULE) if name in here})
     if found and settings is Hyperparameters.RESTORED:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         logger.warning(
             "the learner goes on with the settings of its checkpoint: %s%s; to use those that the optimizer was made "
-            "with, join with hyperparameters='passed'%s",
-            ", ".join(found[:3]), more, f", and {OF_A_SCHEDULE}" if scheduled else "",
+            "with, join with hyperparameters='passed'",
+            ", ".join(found[:3]), more,
         )  # fmt: skip
-    elif settings is Hyperparameters.PASSED and scheduled and any(said.startswith("lr ") for said in found):
-        logger.warning("the learning rates that were passed hold for the first step only: %s", OF_A_SCHEDULE)
 
 
 def _start(group: Mapping[str, Any]) -> float:

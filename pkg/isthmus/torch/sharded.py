@@ -469,10 +469,11 @@ class Sharded(Arrays, Replica, Saver):
             if given["own"]:
                 # Before the moments, which may be missing on a rank: all ranks go on at the same place in the data.
                 alone = (given["alone"] or [None] * self.ranks.size)[self.ranks.order] or {}
-                self.loop.go_on(alone, local | alone.get("local", {}))
+                self.loop.go_on(alone, local | alone.get("local", {}), self._settings)
             saved = self._unmarked(given["state"], whole)
             if saved is not None:
                 optimizers.load(self._optimizer, saved, settings=given["own"])
+            self.loop.settle_rates()
         except RankLost:
             raise
         except (RecordInvalid, ObjectMissing, PortError) as error:
