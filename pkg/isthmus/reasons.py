@@ -136,7 +136,8 @@ WRITING = "store for writing"
 UNHEARD = "no syncer is heard"
 GOES_ON = "but the run goes on"
 LATE_WORK = (
-    "it is merged then, but an update counts for at most four times the usual length, however many steps it holds"
+    "it is merged then, unless a syncer has gone on without it, but an update counts for at most four times the usual "
+    "length, however many steps it holds"
 )
 """What becomes of work that waited for a syncer. Four is the default of `Bounds.norm`."""
 FEW_VERSIONS = 10

@@ -23,6 +23,7 @@ from advice.gate import Gate, error, gate
 from advice.rows import A_GAP, row
 from isthmus.store.files import FileStore
 from isthmus_services.commands import access
+from isthmus_services.commands import doctor as command
 from isthmus_services.main import main
 from isthmus_services.servers import Server, s3_server
 from support.authority import Authority
@@ -641,6 +642,21 @@ def test_credentials_that_may_not_create_updates(
 
 
 @row(
+    "doctor", "store: roles: nothing keeps participants apart: these credentials may do all that this role must not",
+    means="One key of the store for all, in a run without signatures on this machine: whoever has it may do everything.",
+    like="With signatures, or a store elsewhere, each of these permissions is a failure: `store: must not …`.",
+    do="usual on one machine; else use the role's own credentials, which `isthmus access` and `isthmus create` write",
+    then="`ok store: must not …`, with the role's own credentials",
+)  # fmt: skip
+@pytest.mark.usefixtures("under_way")
+def test_one_key_for_all_on_one_machine(doctor: Doctor, as_role: Callable[[str], dict[str, str]]) -> None:
+    as_role("root")
+    assert "failure store: " not in doctor.finds(RUN, *LEARNER)
+    as_role("learner-eu-1")
+    assert "ok      store: must not read" in doctor.finds_no_more(RUN, *LEARNER)
+
+
+@row(
     "doctor", "store: must not read: these credentials may read …",
     means="The credentials may do more than their role needs.",
     do="use the role's own credentials, which `isthmus access` writes", then="`ok store: must not read`",
@@ -654,8 +670,12 @@ def test_credentials_that_may_not_create_updates(
 @pytest.mark.usefixtures("under_way")
 @pytest.mark.parametrize("name", [("--learner", "eu-1"), ()], ids=["named", "unnamed"])
 def test_credentials_that_may_do_too_much(
-    name: tuple[str, ...], doctor: Doctor, as_role: Callable[[str], dict[str, str]]
+    name: tuple[str, ...],
+    doctor: Doctor,
+    as_role: Callable[[str], dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(command, "is_near", lambda _: False)  # a store of this machine is below
     as_role("root")
     text = doctor.finds(RUN, "--role", "learner", *name, *LEARNER[4:])
     kinds = ("read", "list", "delete", "create", "write the run object", "write a commit")

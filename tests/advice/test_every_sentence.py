@@ -113,6 +113,7 @@ PLAIN = {
         "norm of the published values",
     },
     "log": {
+        "the bus does not answer",  # of a trouble's text, which a summary looks for
         # A part of the figures of a summary, without anything to do.
         "sent after a version had a shorter update of them, or in an update that a commit names as rejected",
         "…: … steps in ……; its model is at …",

@@ -16,7 +16,7 @@ from torch import nn
 import isthmus as isthmus_link
 from advice.followed import advises, commands_in, isthmus, mine
 from advice.rows import row
-from advice.test_status import FEW, training, well
+from advice.test_status import FEW, said, training, well
 from e2e.test_processes import processes, wait_for
 from integration.test_learner_warnings import Away
 from isthmus.agent.health import STOOD_S
@@ -24,6 +24,7 @@ from isthmus.demo import trainer
 from isthmus.errors import Fenced, LogCorrupt
 from isthmus.format.rules import CHECKPOINTS_KEPT, Hyperparameters, Pace, Rules
 from isthmus.link import agent_thread
+from isthmus.syncer import agent as syncer_agent
 from isthmus.torch import moments
 from isthmus.torch.loop import IDLE_STEPS
 from isthmus_services.main import main
@@ -42,12 +43,14 @@ def learner(run: str, *more: str) -> str:
 
 @row(
     "log",
-    "…: … steps in …; NONE OF ITS WORK WAS MERGED before it left…. What it learnt is not in the run (`isthmus status …` shows "
-    "which processes are live, and how to bring its work in)",
+    "…: … steps in …; NONE OF ITS WORK WAS MERGED before it left…. What it learnt is not in the run: start it and the others "
+    "again on the syncers' bus, with close(wait=600) or --wait-at-end 600, and then a syncer if none runs (`isthmus status …` "
+    "shows which processes are live)",
     means="The learner has ended, and no commit holds anything of it. The command ends with exit code 3. After the colon stands "
     "what it waited for at last, as `isthmus status` says it.",
-    do="isthmus status …",
-    then="Status says which processes are missing, and how to bring the work in. The learner that is started again says at its "
+    do="start it and the others again on the syncers' bus, with close(wait=600) or --wait-at-end 600, and then a syncer if none "
+    "runs",
+    then="`isthmus status …` says which processes are missing. The learner that is started again says at its "
     "end which share of its tokens was merged.",
     lost="nothing yet: its checkpoint and its last updates are in the store",
 )
@@ -313,22 +316,57 @@ async def test_first_no_syncer_and_then_no_store(caplog: pytest.LogCaptureFixtur
     "log",
     "another syncer is named … too: each takes the other's messages for its own, and both merge all fragments; start one of them again with "
     "another --name",
-    means="Two syncers were started with the same --name. Status shows one. Both merge every fragment, and of each commit one of them has "
-    "worked for nothing.",
+    means="Two syncers were started with the same --name. The table of status has one. Both merge every fragment, and of each commit one "
+    "of them has worked for nothing.",
+    do="start one of them again with another --name",
+    then="`isthmus status` lists both, and each holds a part of the fragments.",
+)
+@row(
+    "status",
+    "two syncers are named …: each takes the other's messages for its own, and both merge all fragments",
+    means="Two syncers were started with the same --name. The table of status has one. Both merge every fragment, and of each commit one "
+    "of them has worked for nothing.",
     do="start one of them again with another --name",
     then="`isthmus status` lists both, and each holds a part of the fragments.",
 )
 async def test_two_syncers_of_one_name(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (here,) = mine(test_two_syncers_of_one_name)
-    async with world(folder, FEW) as w, serving(w.syncer("s1")):
+    here, in_status = mine(test_two_syncers_of_one_name)
+    async with world(folder, FEW) as w, serving(w.syncer("s1")), training(w.learner("b")):
         await asyncio.sleep(4 * w.run.pace.heartbeat_s)
         assert "another syncer" not in caplog.text
         async with serving(w.syncer("s1")):
             await until(lambda: here.is_in(caplog.text), "it is said")
+            await said(in_status, w)
         caplog.clear()
-        async with serving(w.syncer("s2")), training(w.learner("a")):
+        async with serving(w.syncer("s2")):
             assert (await well(w)).startswith("1 of 1")
         assert "another syncer" not in caplog.text
+
+
+@row(
+    "log",
+    "no learner is heard yet on …: one that runs has another bus, and is to be started again with this one (--bus, ISTHMUS_BUS, "
+    "join(bus=…)), or this syncer with that one",
+    means="Ten seconds after a syncer began to listen, no learner has spoken on its bus. It is said once.",
+    like="A syncer that was started before the learners: then nothing is to be done.",
+    do="one that runs has another bus, and is to be started again with this one (--bus, ISTHMUS_BUS, join(bus=…)), or this "
+    "syncer with that one",
+    then="The syncer's next lines are of commits.",
+)
+async def test_a_syncer_that_hears_no_learner(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here,) = mine(test_a_syncer_that_hears_no_learner)
+    monkeypatch.setattr(syncer_agent, "PATIENCE_S", 0.5)
+    caplog.set_level(logging.INFO)
+    async with world(folder, FEW) as w:
+        async with serving(w.syncer("s1")):
+            await until(lambda: here.is_in(caplog.text), "it is said")
+        caplog.clear()
+        async with training(w.learner("b")), serving(w.syncer("s1")) as syncer:
+            await until(lambda: syncer.coordinators[0].head > 2, "it merges")
+            await asyncio.sleep(1.0)
+        assert "no learner is heard" not in caplog.text
 
 
 @row(

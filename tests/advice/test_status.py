@@ -264,7 +264,8 @@ async def test_a_status_that_listens_to_another_bus(folder: Path) -> None:
     means="This machine gets no answer from the bus. Learners train on meanwhile; nothing is merged while the syncers "
     "have none either.",
     like="Only this machine is cut off: the time of the last commit moves on.",
-    do="nothing that was in it has to be restored: an empty Redis will do",
+    do="give --bus the URL that the run's syncers have; if it is this one, start the server that should answer there: nothing "
+    "that was in it has to be restored, and an empty Redis will do",
     then="`… of … learners merge`. Every message is sent again, also to an empty Redis.",
     lost=A_GAP,
 )
@@ -513,10 +514,35 @@ async def test_a_learner_that_was_told_to_stop(folder: Path) -> None:
 
 @row(
     "status",
+    "… left with tokens that no syncer answered, which are not in the model",
+    means="No syncer is there, others train on, and these learners have ended with work that none has merged.",
+    like="`no learner trains: …; … left with tokens that no syncer answered`, if nobody trains on: then the syncer is named, too.",
+    do="start it again before a syncer, with --wait-at-end 600 (a loop of your own: link.close(wait=600)): once a syncer has "
+    "gone on without that work, it is too old",
+    then="With a syncer, which the next line names, it ends once its work is merged.",
+    lost="nothing yet. If the syncer comes first, all of that work",
+)
+async def test_work_of_one_that_left_while_no_syncer_was_there(folder: Path) -> None:
+    (here,) = mine(test_work_of_one_that_left_while_no_syncer_was_there)
+    async with world(folder, FEW) as w, training(w.learner("b")):
+        await train(w.learner("a"), 100)
+        await said(here, w)
+        again = asyncio.ensure_future(train(w.learner("a"), 0, wait_s=60.0))
+        await asyncio.sleep(1.0)  # it joins
+        async with serving(w.syncer("s1")):
+            await again
+            assert "left with tokens" not in await well(w)
+        beat = (await read_status(w.log, w.bus, w.runtime, 1.0)).hearing.learners["a"].heartbeat
+        assert beat is not None
+        assert beat.ledger.merged > 0.5 * beat.ledger.processed
+
+
+@row(
+    "status",
     "no learner trains: … of … learners are done; nothing was ever committed; what they learnt is not in the run",
     means="The learners trained all their steps without a syncer. Their checkpoints and last updates are in the store.",
-    do="bring their work in soon (it is merged then, but an update counts for at most four times the usual length, however "
-    "many steps it holds): start them again with --wait-at-end 600 (a loop of your own: link.close(wait=600)) and, once "
+    do="bring their work in soon (it is merged then, unless a syncer has gone on without it, but an update counts for at most "
+    "four times the usual length, however many steps it holds): start them again with --wait-at-end 600 (a loop of your own: link.close(wait=600)) and, once "
     "they have joined, a syncer: isthmus syncer … --bus …",
     then="The learners send their work again and end once it is merged; then the sentence is gone. It is as if they had met "
     "once: each fragment is merged from their last updates, with all steps in them.",
@@ -942,6 +968,32 @@ async def test_a_learner_that_explodes(folder: Path) -> None:
 
 @row(
     "status",
+    "… explodes: of its … newest updates, … cut to less than half of their length (the shortest to …)",
+    means="Most of the learner's updates are many times as long as those of others, and have been for so long that they count as "
+    "usual by half: they are merged at more of their length than at first, and the losses of the others may rise.",
+    do="the table of learners shows its loss, isthmus explain … … such a round; stop it by SIGTERM, so that it leaves (a loop of your "
+    "own leaves if it closes its link then), lower the learning rate or clip gradients, and start it under a new name (in a signed run an owner adds that: isthmus create once more, with --learner NAME, or isthmus members add), so that it begins with the run's model instead of its own checkpoint; the "
+    "owner can expel it",
+    then="Once the learner has stopped, the sentence goes away.",
+    lost="most of what that learner trained",
+)
+async def test_a_learner_that_explodes_on_and_on(folder: Path) -> None:
+    (here,) = mine(test_a_learner_that_explodes_on_and_on)
+    async with (
+        world(folder, FEW) as w, serving(w.syncer("s1")),
+        training(w.learner("a"), 0.01), training(w.learner("b"), 0.01), training(w.learner("c"), 0.01),
+    ):  # fmt: skip
+        await well(w)
+        async with training(w.learner("wild"), 0.12):  # twelve times as far as the others: a third of it is merged
+            line = await said(here, w)
+            assert (line.startswith("wild explodes: "), line.splitlines()[-1]) == (True, "3 of 4 learners merge")
+            code, told = await isthmus(*command_in(line, "explain"))
+            assert (code, "of its length (norm" in told) == (0, True), told
+        await well(w)
+
+
+@row(
+    "status",
     "… exploded for a moment, and trains as before: an update was …",
     means="One of this learner's updates was more than four times as long as its updates before and after, whatever the number "
     "of its steps, and was cut to less than a tenth of its length; or it was rejected since it was not finite or far too long. "
@@ -955,7 +1007,8 @@ async def test_a_learner_that_explodes(folder: Path) -> None:
 @row(
     "status",
     "the loss of … leapt for a moment: … in an update, … at most before, … in the newest updates",
-    means="The loss of one of this learner's updates was more than twice that of the eight before it, and is low again.",
+    means="The loss of one of this learner's updates was more than twice that of each of the (up to) 64 before it, and is low "
+    "again.",
     do="isthmus explain … … has the round; if it comes again, look at the data of that time, and lower the learning rate or "
     "clip gradients",
     then="The sentence goes away after some thousand commits.",

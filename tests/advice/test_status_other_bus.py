@@ -83,7 +83,7 @@ async def test_a_bus_whose_syncer_was_killed_just_now_is_the_right_one() -> None
     "no message of it, or none since it joined anew. `--check` ends with 1 while it goes on storing "
     "checkpoints, and with 0 after that, since it may have ended.",
     like="A learner that needs over a minute to load its model before its first message; or a bus that was emptied since it ended.",
-    do="a learner of these whose log says «joined» has another bus than …: start it again with this one (--bus, ISTHMUS_BUS, join(bus=…)); one whose log does not yet still loads its model, and for one that has ended nothing is to be done",
+    do="a learner of these whose log says «joined» has another bus than …: start it again with this one (--bus, ISTHMUS_BUS, join(bus=…)); one whose log does not yet still loads its model. For one that has ended nothing is to be done, unless its log says NONE OF ITS WORK WAS MERGED: start it again with this bus, and --wait-at-end 600 or link.close(wait=600)",
     then="`… of … learners merge`, with this learner.",
     lost="what it trained on the other bus, but for a part of its newest update",
 )

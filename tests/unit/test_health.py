@@ -289,7 +289,8 @@ def test_a_bus_that_is_away_is_all_that_can_be_said() -> None:
         "the bus cannot be reached: refused: it is unknown which processes are live; the last commit is of"
     )
     assert found.said.endswith(
-        "; check that redis://h is reachable; nothing that was in it has to be restored: an empty Redis will do"
+        "; give --bus the URL that the run's syncers have; if it is this one, start the server that should answer there: "
+        "nothing that was in it has to be restored, and an empty Redis will do"
     )
 
 
@@ -322,7 +323,8 @@ def test_the_advice_for_a_bus_that_is_away_is_given_once() -> None:
     found = of(bus_error="the bus has not answered for 9 s: check that redis://h is reachable from here.")
     assert found.said == (
         "the bus has not answered for 9 s: check that redis://h is reachable from here: it is unknown which processes "
-        "are live; the last commit is of 12:04:24; nothing that was in it has to be restored: an empty Redis will do"
+        "are live; the last commit is of 12:04:24; give --bus the URL that the run's syncers have; if it is this one, start "
+        "the server that should answer there: nothing that was in it has to be restored, and an empty Redis will do"
     )
 
 

@@ -154,6 +154,10 @@ def test_what_is_wrong_is_said_before_anything_is_merged(function: Callable[...,
         ("own_rule_absent:median", "there is no module own_rule_absent in "),
         ("own_rule_bad:median", "own_rule_bad imports own_rule_absent, which is not installed"),
         ("own_rule_worse:median", "importing own_rule_worse raised ZeroDivisionError: division by zero"),
+        (
+            "own_rule_script:median",
+            "importing own_rule_script ended the program, as a script does that parses arguments",
+        ),
         ("own_rule_good:medain", "module own_rule_good has no medain: did you mean median?"),
         ("own_rule_good:NUMBER", "NUMBER is not callable"),
         ("own_rule_good", "write it as PACKAGE.MODULE:FUNCTION"),
@@ -166,6 +170,8 @@ def test_a_function_that_cannot_be_found_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_rule_bad.py").write_text("import own_rule_absent\n")
     (tmp_path / "own_rule_worse.py").write_text("1 / 0\n")
+    script = "import argparse\np = argparse.ArgumentParser()\np.add_argument('data')\np.parse_args()\n"
+    (tmp_path / "own_rule_script.py").write_text(script)
     (tmp_path / "own_rule_good.py").write_text("NUMBER = 1\n\n\ndef median(u, w, t):\n    return u[0]\n")
     for words in (["simulate", "training", "merge"], ["replay", "RUN"]):
         assert main([*words, "--merge", path]) == 2

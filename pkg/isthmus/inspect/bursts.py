@@ -32,7 +32,10 @@ AGAIN = 0.5
 """A learner whose newest updates are cut to less than this share of their length does not train as before."""
 
 BEFORE = 8
-"""Updates before a leap, with which the loss is compared, or the length."""
+"""Updates before a leap with which the length is compared, and the fewest with which the loss is."""
+
+BEFORE_LOSS = 64
+"""Most updates before a leap of the loss: where losses scatter, one in eight may be twice as high as the others."""
 
 LEAP = 2.0
 """The loss of an update leaps if it is more than so many times the largest one of the updates before."""
@@ -132,8 +135,9 @@ def _diverged(one: _Seen, seen: list[_Seen]) -> bool:
 def _leap(name: str, seen: list[_Seen]) -> Burst | None:
     losses = [one.loss or 0.0 for one in seen]
     for number in range(len(seen) - AFTER - 1, BEFORE - 1, -1):
-        before, now = max(islice(losses, number - BEFORE, number)), statistics.median(losses[-AFTER:])
-        if losses[number] > LEAP * before and now < losses[number] / LEAP:
+        before = max(islice(losses, max(0, number - BEFORE_LOSS), number))
+        now = statistics.median(losses[-AFTER:])
+        if losses[number] > LEAP * before and now < min(losses[number] / LEAP, LEAP * before):
             said = (
                 f"the loss of {name} leapt for a moment: {losses[number]:.4g} in an update, {before:.4g} at most "
                 f"before, {now:.4g} in the newest updates"

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -54,6 +54,9 @@ FROZEN = (
 """What to type beside a process that is silent."""
 
 JOINING = "joined within the last minute"
+
+UNANSWERED = "left with tokens that no syncer answered, which are not in the model"
+
 PENDING_PERIODS = 3
 """A learner that is done and has pending tokens of more periods than this has sent work that nobody answered."""
 
@@ -122,8 +125,12 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     if status.bus_error:
         why = status.bus_error.rstrip(".")
         check = "" if "check that" in why else f"check that {run if in_store(bus) else bus} is reachable"
-        empty = "nothing that was in it has to be restored: an empty Redis will do" if bus.startswith("redis") else ""
-        do = "; ".join(filter(None, [check, empty]))
+        do = check
+        if bus.startswith("redis"):
+            do = (
+                "give --bus the URL that the run's syncers have; if it is this one, start the server that should "
+                "answer there: nothing that was in it has to be restored, and an empty Redis will do"
+            )
         unknown = Part(f"{why}: it is unknown which processes are live; {last}", do)
         return Health(False, [unknown, *of_log(status, run)])
     here = sorted((v for v in status.hearing.learners.values() if v.name in status.live), key=lambda v: v.name)
@@ -133,7 +140,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     troubles = {v.name: part for v in judged if (part := _trouble(v, status, run, bus))}
     strangers = sorted(name for name, at in status.hearing.strangers.items() if at >= status.live_since)
     known = [v for v in status.taking_part if v.left is None and v.name not in strangers]
-    silent = sorted({v.name for v in known} - status.live - status.elsewhere - status.not_yet)
+    silent = _newest_first(known, {v.name for v in known} - status.live - status.elsewhere - status.not_yet)
     if not known:
         young = merged_at > status.at - COMMITTED_S
         found = _nobody(status, last, syncer, bus, young=young)
@@ -172,6 +179,12 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     if not status.syncers_live:
         start = syncer(_quorum(status, len(known)))
         merging, stopped = "", [_no_syncer(status, len(known), here, merged_at, last, start, bus)]
+        if unanswered := _unanswered(status):
+            do = (
+                f"start {agreeing(len(unanswered), 'it', 'them')} again before a syncer, with --wait-at-end 600 (a "
+                "loop of your own: link.close(wait=600)): once a syncer has gone on without that work, it is too old"
+            )
+            stopped.insert(0, Part(f"{', '.join(unanswered)} {UNANSWERED}", do))
     elif not able:
         merging = ""
         nobody = f"0 of {len(known)} learners merge: 0 of {len(status.syncers_live)} syncers can serve for now"
@@ -229,6 +242,12 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         *_of_quorums(status, able),
     ]
     return Health(ok, sorted([*parts, *of_bursts(status, run, wild)], key=_urgency), merging)
+
+
+def _newest_first(known: Sequence[LearnerView], names: Collection[str]) -> list[str]:
+    """Return names, first those that knew the newest versions when they were last heard."""
+    versions = {v.name: sum(v.heartbeat.versions) if v.heartbeat is not None else 0 for v in known}
+    return sorted(names, key=lambda name: (-versions[name], name))
 
 
 def _unread(status: Status) -> bool:
@@ -304,7 +323,8 @@ def _of_unheard(status: Status, bus: str) -> list[Part]:
             f"{listed(names, NAMED_MAX)} joined in the store and {agreeing(len(names), 'was', 'were')} not heard here "
             "since",
             f"a learner of these whose log says «joined» has another bus than {bus}: {do}; one whose log does not yet "
-            "still loads its model, and for one that has ended nothing is to be done",
+            "still loads its model. For one that has ended nothing is to be done, unless its log says NONE OF ITS WORK "
+            "WAS MERGED: start it again with this bus, and --wait-at-end 600 or link.close(wait=600)",
         )
     ]
 
@@ -384,6 +404,14 @@ def _of_syncers(status: Status, run: str) -> list[Part]:
     found, damaged, holed = list[Part](), set[int](), set[int]()
     for name in sorted(status.syncers_live):
         alive = status.hearing.syncers[name]
+        if alive.twin:
+            found.append(
+                Part(
+                    f"two syncers are named {name}: each takes the other's messages for its own, and both merge all "
+                    "fragments",
+                    "start one of them again with another --name",
+                )
+            )
         if alive.slow:
             found.append(
                 Part(
@@ -506,7 +534,7 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
         said += "; what they learnt is not in the run"
         do = _again(syncer)
     elif unanswered := _unanswered(status):
-        said += f"; {', '.join(unanswered)} left with tokens that no syncer answered, which are not in the model"
+        said += f"; {', '.join(unanswered)} {UNANSWERED}"
         do = _again(syncer)
     return Health(False, [Part(said, do)]) if do else Health(True, [], said)
 

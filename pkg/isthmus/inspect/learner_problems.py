@@ -25,6 +25,10 @@ Updates of an honest learner, which had trained alone after a restart, were seen
 VERY_FAR = bursts.FAR
 """If the newest commits have only one update of a learner, it must be clipped to less than this share instead."""
 
+CUT, STEADILY, MANY = 0.5, 0.75, 8
+"""It explodes, too, if more than this share of `MANY` newest updates or more are clipped to less than `CUT`. What all
+send shows what is usual, its own updates included: after a while its cuts are smaller, and it still harms the model."""
+
 REFUSED = 0.2
 """A learner explodes, too, if more than one update and this share of its newest ones are rejected as diverged."""
 
@@ -132,15 +136,19 @@ def exploding(status: Status, run: str, names: Collection[str]) -> dict[str, Par
     found = {}
     for name in sorted(set(names) & (scales.keys() | refused.keys())):
         cut = sorted((scale, place) for scale, place in scales[name] if scale < FAR)
-        gone = refused[name]
-        seen, bad = len(scales[name]) + len(gone), len(cut) + len(gone)
+        halved = sorted((scale, place) for scale, place in scales[name] if scale < CUT)
+        gone, share = refused[name], "a quarter"
+        seen = len(scales[name]) + len(gone)
+        if 2 * (len(cut) + len(gone)) <= seen and seen >= MANY and len(halved) + len(gone) > STEADILY * seen:
+            cut, share = halved, "half"
+        bad = len(cut) + len(gone)
         # A single update that is clipped a little may be a learner's first or last one, of a step or two.
         most = 2 * bad > seen and (bad > 1 or bool(gone) or cut[0][0] < VERY_FAR)
         if most or (len(gone) > 1 and len(gone) > REFUSED * seen):
             _, place = gone[0] if gone else cut[0]
             fates = list[str]()
             if cut:
-                fates.append(f"{len(cut)} cut to less than a quarter of their length (the shortest to {cut[0][0]:.2g})")
+                fates.append(f"{len(cut)} cut to less than {share} of their length (the shortest to {cut[0][0]:.2g})")
             if gone:
                 fates.append(f"{len(gone)} rejected ({', '.join(sorted({reason for reason, _ in gone}))})")
             found[name] = Part(

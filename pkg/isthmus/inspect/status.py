@@ -290,6 +290,7 @@ class Status:
                     "lag_ms": a.lag_ms,
                     "able": a.able,
                     "dropped": a.dropped,
+                    "twin": a.twin,
                     "turned_away": a.turned_away,
                 }
                 for a in self.hearing.syncers.values()

@@ -101,10 +101,12 @@ class Summary:
             if self.expelled:
                 return f"{line}; NONE OF ITS WORK WAS MERGED, nor will it be: {self.expelled}"
             why = f": {self.trouble}" if self.trouble else ""
-            bus = f" --bus {self.bus}" if self.bus else ""
+            # A bus that does not answer may be the wrong one.
+            bus = f" --bus {self.bus}" if self.bus and "the bus does not answer" not in self.trouble else ""
             return (
-                f"{line}; NONE OF ITS WORK WAS MERGED before it left{why}. What it learnt is not in the run "
-                f"(`isthmus status {self.run}{bus}` shows which processes are live, and how to bring its work in)"
+                f"{line}; NONE OF ITS WORK WAS MERGED before it left{why}. What it learnt is not in the run: start it "
+                "and the others again on the syncers' bus, with close(wait=600) or --wait-at-end 600, and then a "
+                f"syncer if none runs (`isthmus status {self.run}{bus}` shows which processes are live)"
             )
         whole = max(self.ledger.processed, 1.0)
         known_as = {"rejected": f"rejected ({REJECTED})"} if self.ledger.rejected >= MUCH_REJECTED * whole else {}

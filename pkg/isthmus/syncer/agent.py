@@ -14,10 +14,10 @@ from functools import partial
 
 from isthmus.agent.health import Vitals
 from isthmus.agent.tolerance import Tolerance, TolerantBus, TolerantStore
-from isthmus.agent.trouble import REMIND_S, Connectivity, TroubleLog
+from isthmus.agent.trouble import PATIENCE_S, REMIND_S, Connectivity, TroubleLog
 from isthmus.bus import Bus
 from isthmus.bus.base import BusItem
-from isthmus.bus.endpoints import Listener, Speaker
+from isthmus.bus.endpoints import UNSAID_MAX, Listener, Speaker
 from isthmus.bus.timed import TimedBus
 from isthmus.codecs import codec, packed_bounds
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable, told
@@ -53,6 +53,7 @@ from isthmus.rounds.events import Announced, Called, Invalid, Passed, Pointer
 from isthmus.rounds.live_learners import LiveLearners
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import SyncerMetrics
+from isthmus.runtime.urls import without_passwords
 from isthmus.store import EdgeStore
 from isthmus.syncer import run_object
 from isthmus.syncer.coordinator import FragmentCoordinator
@@ -102,8 +103,12 @@ HUNG_S = 10.0
 MEANWHILE = "it leaves its fragments to other syncers, merges nothing, and goes on by itself once that is over"
 """What a syncer does during an outage, for the log."""
 
-OWN_BEATS = 64
-"""Own heartbeats that a syncer remembers, to tell them from those of another one of its name."""
+OWN_BEATS = 2 * UNSAID_MAX
+"""Own heartbeats that a syncer remembers, to tell them from those of another one of its name. After an outage of the
+bus all that wait are sent at once."""
+
+TWIN_BEATS = 4
+"""Heartbeats without one of another syncer of the same name, after which there is none."""
 
 RECOVERIES_MAX = 8
 """Fragments whose commits are read at once at start."""
@@ -131,8 +136,10 @@ class Syncer:
         self._came_at: dict[int, float] = {}
         """Since when this syncer has been assigned each fragment whose state it lacks."""
         self._echoed_at = math.inf
-        self._own_beats, self._twin_said_at = deque[str](maxlen=OWN_BEATS), -math.inf
         """When a message of this syncer was last heard back from the bus; before the first, when listening began."""
+        self._heard_learners = False
+        self._own_beats = deque[str](maxlen=OWN_BEATS)
+        self._twin_at = self._twin_said_at = -math.inf
         self.held: set[int] = set()
         """The fragments of which this syncer opens rounds as soon as it has their state."""
         self._tolerance = Tolerance(runtime)
@@ -358,6 +365,7 @@ class Syncer:
 
     def _from_learner(self, message: FromLearner, old: bool) -> None:
         now = self._runtime.now()
+        self._heard_learners |= not old
         if isinstance(message, Leave):
             self._live.left(message.learner, message.incarnation)
             return
@@ -426,7 +434,7 @@ class Syncer:
 
     def _note_twin(self) -> None:
         """Log, once in a while, that another syncer has this one's name: neither sees the other then."""
-        now = self._runtime.now()
+        self._twin_at = now = self._runtime.now()
         if now >= self._twin_said_at + REMIND_S:
             self._twin_said_at = now
             logger.warning(
@@ -436,7 +444,15 @@ class Syncer:
             )
 
     async def _beat(self) -> None:
+        patience = self._runtime.now() + PATIENCE_S
         while True:
+            if not self._heard_learners and self._runtime.now() >= patience:
+                patience = math.inf
+                logger.info(
+                    "no learner is heard yet on %s: one that runs has another bus, and is to be started again with "
+                    "this one (--bus, ISTHMUS_BUS, join(bus=…)), or this syncer with that one",
+                    without_passwords(self._bus.url),
+                )
             alive = self._alive()
             self._own_beats.append(alive.id)
             self._speaker.say(alive)
@@ -525,6 +541,7 @@ class Syncer:
             members=self._log.members.current.version,
             dropped=dict(loudest),
             quorum=self.pace.quorum,
+            twin=self._runtime.now() < self._twin_at + TWIN_BEATS * self._holders.beat_s,
             turned_away=dict(list(self.tallies.turned_away.items())[:DROPPED_LISTED]),
         )
 

@@ -4,7 +4,7 @@ The exit code is 1 if a check fails.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -34,7 +34,7 @@ from isthmus.errors import legible
 from isthmus.format.records.fields import require_name
 from isthmus.log.holes import Holes
 from isthmus.log.run import Run
-from isthmus.log.trust import Trust
+from isthmus.log.trust import Trust, is_near
 from isthmus.runtime.clock import Runtime, threaded
 from isthmus.runtime.urls import Place, without_passwords
 from isthmus.wording import counted
@@ -94,13 +94,17 @@ async def examine(
         yield finding
     for finding in examine_ranks(role):
         yield finding
-    digest, run, full = NO_RUN, None, False
+    digest, run, full, apart = NO_RUN, None, False, list[Finding]()
     async for said in examine_store(url, role, runtime, size, accepted):
         if isinstance(said, Run):
             digest, run = said.digest, said
+        elif said.check.startswith("store: must not "):
+            apart.append(said)
         else:
             full |= said.outcome == FAILURE and " is full (" in said.said
             yield said
+    for finding in _roles(apart, url, run):
+        yield finding
     async for finding in examine_way("store", url, runtime):
         yield finding
     async for finding in examine_bus(bus, digest, role, runtime, url):
@@ -114,6 +118,25 @@ async def examine(
         yield finding
     async for finding in examine_part(url, bus, run, role, trust, runtime, full=full):
         yield finding
+
+
+def _roles(apart: Sequence[Finding], url: str, run: Run | None) -> Sequence[Finding]:
+    """Return the findings about what a role must not do; a single warning where nothing was meant to keep roles apart.
+
+    That is so if nothing is signed, the store is an S3 server on this machine, and its credentials may do all that was
+    tried.
+    """
+    tried = [finding for finding in apart if finding.outcome in (OK, FAILURE)]
+    one_for_all = tried and all(finding.outcome == FAILURE for finding in tried)
+    own = is_near(url) and Place.of(url).scheme.startswith("s3")
+    if run is None or run.header.owner is not None or not own or not one_for_all:
+        return apart
+    said = "nothing keeps participants apart: these credentials may do all that this role must not"
+    more = (
+        "usual on one machine; else use the role's own credentials, which `isthmus access` and `isthmus create` write"
+    )
+    others = [finding for finding in apart if finding not in tried]
+    return [Finding("store: roles", WARNING, said, more), *others]
 
 
 def summary(counts: Mapping[CheckOutcome, int]) -> str:

@@ -352,8 +352,14 @@ def callable_of(path: str, flag: str) -> Callable[..., Any]:
         raise InputError(f"{flag} {path}: write it as PACKAGE.MODULE:FUNCTION")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    words, sys.argv = sys.argv, [module_name]  # a script that parses them at its top would take ours for its own
     try:
         module = importlib.import_module(module_name)
+    except SystemExit:
+        raise InputError(
+            f"{flag} {path}: importing {module_name} ended the program, as a script does that parses arguments or "
+            'trains when it is imported: put what it does below if __name__ == "__main__":'
+        ) from None
     except ModuleNotFoundError as error:
         if error.name is None or f"{module_name}.".startswith(f"{error.name}."):
             raise InputError(
@@ -363,6 +369,8 @@ def callable_of(path: str, flag: str) -> Callable[..., Any]:
         raise InputError(f"{flag} {path}: {module_name} imports {error.name}, which is not installed") from None
     except Exception as error:
         raise InputError(f"{flag} {path}: importing {module_name} raised {type(error).__name__}: {error}") from error
+    finally:
+        sys.argv = words
     found = getattr(module, name, None)
     if found is None:
         own = [known for known, value in vars(module).items() if callable(value)]

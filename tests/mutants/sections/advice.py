@@ -164,21 +164,15 @@ MUTANTS = [
         row("each-window-warns-of-few", "if few and not self._few:", "if few:"),
         row("each-window-warns-of-many", "if many and not self._many:", "if many:"),
         row("a-schedule-may-be-another", "now != plan.get(key, now)", "False"),
+        row("a-passed-schedule-keeps-its-old-settings", "                vars(one).update(made)\n", ""),
+        row("a-passed-rate-is-that-of-the-first-step", "last * rate for last", "last for last"),
+        row("a-place-is-a-setting", '"last_lr", "T_cur", "T_i"}', '"last_lr"}'),
     ),
     *of(
         "torch/moments.py",
         "tests/unit/test_loop.py",
         row("a-cycled-momentum-is-a-setting", 'if name not in CYCLED or "max_momentum" not in here', "if True"),
-        row(
-            "a-schedule-takes-rates-that-are-passed",
-            "settings is Hyperparameters.PASSED and scheduled and any",
-            "False and any",
-        ),
-        row(
-            "every-passed-setting-is-of-a-schedule",
-            "settings is Hyperparameters.PASSED and scheduled and any",
-            "settings is Hyperparameters.PASSED and any",
-        ),
+        row("a-passed-cycle-keeps-its-old-peak", '"initial_lr", "max_lr", "min_lr")', '"initial_lr")'),
     ),
     *of(
         "inspect/health_summary.py",

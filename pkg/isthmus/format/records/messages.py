@@ -215,6 +215,8 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     """Fragments that the syncer can hold although a commit that other processes would need is missing in their log."""
     quorum: Counter = 0
     """Learners with a fresh update that the syncer's rounds need before grace starts; 0: the author did not say."""
+    twin: bool = False
+    """Whether another syncer of this name was heard lately: each takes the other's messages for its own."""
     turned_away: Annotated[dict[Name, Word], msgspec.Meta(max_length=DROPPED_LISTED)] = {}
     """Learners whose newest update was rejected for its manifest, and the reason. If nothing is merged, no commit can
     list these rejections."""
