@@ -1064,6 +1064,38 @@ async def test_a_loss_that_rises(folder: Path) -> None:
 
 @row(
     "status",
+    "the loss of … rose to its end: … or more in its newest updates, … at its lowest",
+    means="All learners have left, and this one's last updates state a loss well above its lowest level, or above twice its first. "
+    "The model that the run ends with is no better.",
+    do="isthmus replay … draws all losses, and isthmus export … --version N -o FILE writes the model of before it rose: isthmus "
+    "init NEW --from FILE begins there, with a lower learning rate",
+    then="The new run's learners state the losses of that time.",
+    lost="what was learnt after that version",
+)
+async def test_a_loss_that_rose_to_its_end(folder: Path) -> None:
+    (here,) = mine(test_a_loss_that_rose_to_its_end)
+    steps = iter(range(10**9))
+    async with world(folder, FEW) as w:
+        async with serving(w.syncer("s1")) as syncer:
+            high = training(w.learner("a"), loss=lambda: 4.5 if next(steps) < 30 else 3000.0 / (1 + next(steps) / 100))
+            async with high as done:
+                await until(lambda: syncer.coordinators[0].head > 30, "it has diverged")
+                done.set()
+        line = await said(here, w)
+        assert re.search(r"rose to its end: [\d.e+]+ or more in its newest updates, 4.5 at its lowest", line), line
+        code, told = await isthmus(*command_in(line, "replay"))
+        assert code == 0, told
+        file = folder.parent / "before.safetensors"
+        code, told = await isthmus("export", w.run.url, "--version", "1", "-o", str(file))
+        assert code == 0, told
+        code, told = await isthmus(
+            "init", str(folder.parent / "new"), "--from", str(file), "--model", "advice.test_heal:model"
+        )
+        assert code == 0, told
+
+
+@row(
+    "status",
     "… has … of the weight of the newest rounds, with … of their tokens: the others hardly count",
     means="One learner decides what the model becomes, although the others do much of the work.",
     like="A learner that is ten times as fast has most of the weight and most of the tokens: status says nothing then.",

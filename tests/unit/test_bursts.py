@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -85,6 +86,23 @@ def test_a_learner_whose_updates_leapt_and_came_back_exploded(steps: int) -> Non
     learners: Learners = {"a": steady, "b": steady, "c": lambda v: (steps, 300.0) if v == 30 else steady(v)}
     [line] = said(run_of(learners))
     assert line.startswith("c exploded for a moment, and trains as before: an update was cut to ")
+
+
+def losses(values: Iterable[float]) -> list[str]:
+    commits = [committed(v, replace(given("a", v - 1, v), loss=loss)) for v, loss in enumerate(values, 1)]
+    return said(commits)
+
+
+def test_a_loss_leaps_if_it_was_never_so_high_of_late_and_is_low_again() -> None:
+    low = [1.0] * 40
+    [line] = losses([*low, 9.0, *low])
+    assert line == "the loss of a leapt for a moment: 9 in an update, 1 at most before, 1 in the newest updates"
+    assert losses([*low, 9.0, *([5.0] * 8)]) == [], "it is not low again"
+    draw = np.random.default_rng(0)
+    scattered = np.exp(draw.normal(scale=0.5, size=2000)) * 0.005
+    often = [n for n in range(72, 1990) if scattered[n] > 2.0 * scattered[n - 8 : n].max()]
+    assert len(often) > 10, "beside the eight before, it leaps again and again"
+    assert losses([*scattered, *(0.005,) * 8]) == []
 
 
 def test_a_learner_that_is_still_cut_does_not_train_as_before() -> None:

@@ -134,3 +134,11 @@ def test_the_table_says_where_each_loss_began_and_ended() -> None:
     assert a.split()[3::2][:3] == ["4.000", "1.002", "1.002"]
     assert b.split()[3::2][:3] == ["4.000", "1.002", "2.500"]
     assert ("rises" in a, "rises" in b) == (False, True)
+
+
+def test_a_run_that_diverged_at_once_rises_however_much_its_loss_falls_again() -> None:
+    first, fell = [Point(float(k), 4.5) for k in range(3)], [Point(3.0 + k, 4000.0 - 10.0 * k) for k in range(300)]
+    low, now = rise([*first, *fell]) or (0.0, 0.0)
+    assert low == 4.5
+    assert now == pytest.approx(1020.0, rel=0.1)
+    assert rise([Point(float(k), 4.5 - 0.01 * k) for k in range(300)]) is None

@@ -145,7 +145,11 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         young = merged_at > status.at - COMMITTED_S
         found = _nobody(status, last, syncer, bus, young=young)
         damage = of_log(status, run)
-        ailing = [*of_losses(status, run), *of_strangers(strangers, run, members), *of_manifests(status.turned_away)]
+        ailing = [
+            *of_losses(status, run, ended=True),
+            *of_strangers(strangers, run, members),
+            *of_manifests(status.turned_away),
+        ]
         ailing += of_rejected(status, run)
         # Learners that have stopped before their end may have done so because of the damage.
         first = [*found.parts, *damage] if found.ok else [*damage, *found.parts]

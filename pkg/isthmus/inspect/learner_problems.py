@@ -173,18 +173,30 @@ def restarting(status: Status) -> list[Part]:
     ][:NAMED_MAX]
 
 
-def of_losses(status: Status, run: str, exploding: Collection[str] = ()) -> list[Part]:
-    """Return the learners whose losses rise, each with what to do, but for those that explode or have left."""
-    left = {view.name for view in status.hearing.learners.values() if view.left is not None}.union(status.expelled)
-    return [
-        Part(
-            f"the loss of {name} rises: {now:.4g} or more in its newest updates, {lowest:.4g} at its lowest",
-            "look at its data, or start it again with a lower learning rate (hyperparameters='passed'); isthmus replay "
-            f"{run} draws all losses",
-        )
-        for name, (lowest, now) in rising(status.losses).items()
-        if name not in exploding and name not in left
-    ][:NAMED_MAX]
+def of_losses(status: Status, run: str, exploding: Collection[str] = (), *, ended: bool = False) -> list[Part]:
+    """Return the learners whose losses rise, each with what to do, but for those that explode.
+
+    `ended`: whether all learners have left. If not, none is named that has.
+    """
+    left = {view.name for view in status.hearing.learners.values() if view.left is not None}
+    found = list[Part]()
+    for name, (lowest, now) in rising(status.losses).items():
+        if name in exploding or name in status.expelled or (name in left and not ended):
+            continue
+        levels = f"{now:.4g} or more in its newest updates, {lowest:.4g} at its lowest"
+        if name in left:
+            do = (
+                f"isthmus replay {run} draws all losses, and isthmus export {run} --version N -o FILE writes the model "
+                "of before it rose: isthmus init NEW --from FILE begins there, with a lower learning rate"
+            )
+            found.append(Part(f"the loss of {name} rose to its end: {levels}", do))
+        else:
+            do = (
+                "look at its data, or start it again with a lower learning rate (hyperparameters='passed'); isthmus "
+                f"replay {run} draws all losses"
+            )
+            found.append(Part(f"the loss of {name} rises: {levels}", do))
+    return found[:NAMED_MAX]
 
 
 def of_rejected(status: Status, run: str) -> list[Part]:

@@ -48,6 +48,10 @@ SPREADS = 3.0
 """Multiple of the median difference between neighbouring means that a rise must exceed."""
 
 
+WORSE = 2.0
+"""A loss that stays above so many times that of the first updates has diverged."""
+
+
 class Point(NamedTuple):
     """The loss of one merged update. Points are ordered by time, then by loss."""
 
@@ -106,12 +110,16 @@ def rise(points: Sequence[Point]) -> tuple[float, float] | None:
     Points near each other state the same steps, so means are taken over `SPANS` equal spans of time. A level is the
     median of `NEWEST` means in a row. The loss rises if the `NEWEST` last means all lie above the lowest level before:
     by more than `RISEN` of the way that it came down from its first means, by more than `LEAST` (`YOUNG_LEAST` for a
-    curve under `YOUNG_S` long), and by more than `SPREADS` times the median difference between neighbouring means.
+    curve under `YOUNG_S` long), and by more than `SPREADS` times the median difference between neighbouring means. It
+    rises, too, if they lie above `WORSE` times the first losses: a run that diverged at once has no low level.
     """
     means = _means(points)
     before, newest = means[:-NEWEST], means[-NEWEST:]
     if len(before) < BEFORE_LEAST:
         return None
+    first = min(point.loss for point in points[:NEWEST])
+    if first > 0.0 and min(newest) > WORSE * first:
+        return first, min(newest)
     lowest = min(statistics.median(before[k : k + NEWEST]) for k in range(len(before) - NEWEST + 1))
     scatter = statistics.median(abs(b - a) for a, b in itertools.pairwise(means))
     fell = statistics.median(before[:3]) - lowest
