@@ -26,7 +26,7 @@ from isthmus_lab.training import trainee, training
 from isthmus_lab.training.adapters import LAYERS
 from isthmus_lab.training.experiment import base, named
 from isthmus_lab.training.experiments import EXPERIMENTS, SEEDS, chosen
-from isthmus_lab.training.setting import Failures, Guests, Row, Shape, Wires
+from isthmus_lab.training.setting import Failures, Guests, Row, Setting, Shape, Wires
 from isthmus_lab.training.summary import summary
 from isthmus_lab.training.training import train
 from isthmus_services.main import main
@@ -159,6 +159,12 @@ def test_failures_cost_goodput_and_are_made_up_for() -> None:
     for moments in ("peer", "mean", "fresh"):
         changed = msgspec.structs.replace(failing.failures, moments=moments)
         assert train(named(failing, moments, failures=changed), 0).tokens >= failing.budget
+
+
+def test_learners_that_fail_before_they_have_read_their_checkpoints_end_the_run() -> None:
+    thin, often = Wires(gbit_s=0.01, parameters=1e8), Failures(every_s=30.0, repair_s=5.0, checkpoint_s=10.0)
+    with pytest.raises(InputError, match=r"^never: after 100 times .* 0% of its tokens are trained: .*every_s.*gbit_s"):
+        train(Setting(name="never", learners=2, steps=20, wires=thin, failures=often), 0)
 
 
 def test_any_failure_stops_data_parallel_and_takes_back_what_no_checkpoint_has() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from isthmus.errors import first_cause
+from isthmus.errors import InputError, first_cause
 from isthmus.format.records.frame import payload_start
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary
@@ -33,6 +33,9 @@ from isthmus_lab.working_time import goodput
 
 Progress = Callable[[float], None]
 
+STUCK = 100
+"""A run whose learners still fail after so many times the time that all their steps take will not end."""
+
 WEIBULL_SHAPE = 1.5
 """Weibull shape of repair times: most repairs take about as long as the mean, a few much longer."""
 
@@ -41,7 +44,7 @@ def train(setting: Setting, seed: int, progress: Progress = lambda _: None) -> R
     """Return the outcome of a setting with a seed.
 
     The same processor, libraries and code give the same bits again; elsewhere losses differ in about the third digit.
-    Raises `InputError` if a merge rule of one's own fails.
+    Raises `InputError` if a merge rule of one's own fails, or learners that fail get nowhere.
     """
     torch.set_num_threads(1)
     if setting.method == "data-parallel":
@@ -286,6 +289,13 @@ class _Lab:
                 break
             repair = _repair_s(f, self._draw)
             since = clock.time()
+            slowest = self.setting.steps * max(_durations(self.setting))
+            if since - self._began > STUCK * slowest:
+                raise InputError(
+                    f"{self.setting.name}: after {STUCK} times the time that its steps take, {self.done():.0%} of its "
+                    "tokens are trained: learners fail before they have read their checkpoints over their links; let "
+                    "them fail less often (every_s), or give them faster links (gbit_s)"
+                )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(repair):
                     await self._done.wait()
