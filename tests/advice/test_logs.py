@@ -343,6 +343,21 @@ async def test_two_syncers_of_one_name(folder: Path, caplog: pytest.LogCaptureFi
         assert "another syncer" not in caplog.text
 
 
+@in_virtual_time
+async def test_a_syncer_alone_is_no_twin_after_the_bus_was_away(caplog: pytest.LogCaptureFixture) -> None:
+    """All heartbeats that waited are sent at once then, and come back."""
+    async with world(Path(), seed_of(Rules(fragments=1, sync_every=4), Pace(heartbeat_s=0.5, silence_s=2.0))) as whole:
+        away = Away(whole)
+        async with away.process() as its, serving(its.syncer("s1")):
+            await asyncio.sleep(5.0)
+            away.now = True
+            await asyncio.sleep(90.0)
+            away.now = False
+            await asyncio.sleep(10.0)
+    assert "does not answer" in caplog.text
+    assert "another syncer" not in caplog.text
+
+
 @row(
     "log",
     "no learner is heard yet on …: one that runs has another bus, and is to be started again with this one (--bus, ISTHMUS_BUS, "

@@ -211,6 +211,11 @@ def test_if_nobody_is_heard_nothing_is_to_be_started_before_the_bus_was_tried() 
     )
 
 
+def test_of_the_silent_those_are_named_first_that_were_heard_last() -> None:
+    old, new = (msgspec.structs.replace(beat(name), versions=(at, at)) for name, at in (("a", 3), ("z", 90)))
+    assert of(beat("b"), alive(), silent=[old, new]).said.startswith("no messages come from z, a: they were killed")
+
+
 def test_damage_is_said_before_the_advice_to_start_what_fell_silent() -> None:
     hearing = BusView(RUN)
     hearing.take(learner_stream("a"), BusItem("1-0", encode(beat("a"))), None)
@@ -570,6 +575,18 @@ def test_a_learner_that_explodes_is_named() -> None:
         for given, length in zip(one.header.inputs, (1.0, 30.0), strict=True):
             vars(given).update(norm=length, steps=5)
     assert "b explodes: of its 4 newest updates, 3 cut" in of_commits(*mild).said
+    # What explodes on and on is cut by less, since its own updates count as usual, too. A few such cuts are none.
+    for many, well in ((7, True), (8, False)):
+        mild = [commit(COMMITTED_AT, 0, 8 + n, a=1.0, b=0.34 if n else 1.0) for n in range(many)]
+        for one in mild:
+            for given, length in zip(one.header.inputs, (1.0, 12.0), strict=True):
+                vars(given).update(norm=length, steps=5)
+        found = of_commits(*mild)
+        assert found.ok == well
+    assert (
+        "b explodes: of its 8 newest updates, 7 cut to less than half of their length (the shortest to 0.34)"
+        in found.said
+    )
     # A learner that is gone is no longer to be stopped.
     assert of_commits(commit(COMMITTED_AT, 0, a=1.0, c=0.05)).ok
 

@@ -213,12 +213,73 @@ MUTANTS = [
     ),
     *of(
         "isthmus_lab/forecast/island.py",
-        "tests/unit/test_plan.py tests/unit/test_plan_choices.py",
+        "tests/unit/test_plan_choices.py::test_a_restart_is_a_start_and_what_reading_the_checkpoint_takes",
         row("a-restart-reads-nothing", "return self.restart_s + self.reading_s(size)", "return self.restart_s"),
     ),
     *of(
         "isthmus_lab/forecast/compare.py",
         "tests/unit/test_compare.py",
         row("one-place-reads-too", "i.restart_s if read is None else i.away_s(read)", "i.away_s(read or 2.4e9)"),
+    ),
+    *of(
+        "inspect/bursts.py",
+        "tests/unit/test_bursts.py",
+        row("a-loss-that-stays-high-leapt", "min(losses[number] / LEAP, LEAP * before)", "losses[number] / LEAP"),
+        row("a-loss-that-scatters-leaps", "BEFORE_LOSS = 64", "BEFORE_LOSS = 8"),
+    ),
+    *of(
+        "inspect/losses.py",
+        "tests/unit/test_losses.py",
+        row("diverged-at-once-is-well", "if first > 0.0 and min(newest) > WORSE * first:", "if False:"),
+        row("the-worst-first-loss-counts", "first = min(point.loss", "first = max(point.loss"),
+    ),
+    *of(
+        "inspect/learner_problems.py",
+        "tests/unit/test_health.py",
+        row("whoever-leaves-may-diverge", "(name in left and not ended)", "name in left"),
+        row("whoever-left-is-named", "(name in left and not ended)", "False"),
+        row("few-cuts-are-an-explosion", "seen >= MANY and", "True and"),
+        row("cuts-go-on-unnamed", "len(halved) + len(gone) > STEADILY * seen", "False"),
+    ),
+    *of(
+        "inspect/health_summary.py",
+        "tests/unit/test_health.py tests/advice/test_status.py::test_work_of_one_that_left_while_no_syncer_was_there "
+        "tests/advice/test_status.py::test_a_bus_that_is_full tests/advice/test_logs.py::test_two_syncers_of_one_name",
+        row("the-oldest-silence-comes-first", "(-versions[name], name)", "(versions[name], name)"),
+        row("a-twin-is-no-trouble", "if alive.twin:", "if False:"),
+        row("a-full-bus-is-any-silence", "        if status.bus_full:", "        if False:"),
+        row(
+            "work-that-waits-is-forgotten",
+            "        if unanswered := _unanswered(status):\n            do",
+            "        if unanswered := []:\n            do",
+        ),
+    ),
+    *of(
+        "syncer/agent.py",
+        "tests/advice/test_logs.py::test_a_syncer_alone_is_no_twin_after_the_bus_was_away "
+        "tests/advice/test_logs.py::test_a_syncer_that_hears_no_learner "
+        "tests/advice/test_logs.py::test_two_syncers_of_one_name",
+        row("waiting-heartbeats-are-a-twins", "OWN_BEATS = 2 * UNSAID_MAX", "OWN_BEATS = 64"),
+        row("a-heard-learner-is-not-heard", "self._heard_learners |= not old", "pass"),
+        row(
+            "a-twin-is-not-told",
+            "twin=self._runtime.now() < self._twin_at",
+            "twin=False and self._runtime.now() < self._twin_at",
+        ),
+    ),
+    *of(
+        "bus/redis.py",
+        "tests/advice/test_status.py::test_a_bus_that_is_full tests/advice/test_status.py::test_processes_that_were_all_killed",
+        row("no-bus-is-full", "if used > FULL * most > 0 else", "if False else"),
+    ),
+    *of(
+        "link/agent_thread.py",
+        "tests/integration/test_own_loop_logs.py::test_a_loop_that_steps_in_the_wrong_order_or_does_not_close_is_told_so "
+        "tests/integration/test_leaving.py",
+        row(
+            "a-closed-link-was-not-closed",
+            "            if thread.is_alive():\n                self._end()\n            atexit.unregister(self._at_exit)\n",
+            "            if thread.is_alive():\n                self._end()\n",
+        ),
     ),
 ]
