@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 def an(noun: str) -> str:
     """Return a noun after its article: `a syncer`, `an owner`, and `a unit`, by its sound."""
-    vowel = noun[:1].lower() in "aeiou" and not noun.lower().startswith(("uni", "use", "uint", "eu"))
+    vowel = noun[:1].lower() in "aeiou" and not noun.lower().startswith(("uni", "use", "uint", "eu", "one"))
     return f"{'an' if vowel else 'a'} {noun}"
 
 

@@ -97,7 +97,8 @@ def test_a_loss_leaps_if_it_was_never_so_high_of_late_and_is_low_again() -> None
     low = [1.0] * 40
     [line] = losses([*low, 9.0, *low])
     assert line == "the loss of a leapt for a moment: 9 in an update, 1 at most before, 1 in the newest updates"
-    assert losses([*low, 9.0, *([5.0] * 8)]) == [], "it is not low again"
+    for high in (5.0, 3.0):
+        assert losses([*low, 9.0, *([high] * 8)]) == [], "it is not low again"
     draw = np.random.default_rng(0)
     scattered = np.exp(draw.normal(scale=0.5, size=2000)) * 0.005
     often = [n for n in range(72, 1990) if scattered[n] > 2.0 * scattered[n - 8 : n].max()]

@@ -11,10 +11,9 @@ from torch import nn
 import isthmus
 from isthmus.errors import InputError
 from isthmus.format.rules import Hyperparameters
-from isthmus.integrations.hook import catch_up
 from isthmus.torch import loop as loops
 from isthmus.torch import optimizers
-from isthmus.torch.loop import IDLE_STEPS, Loop
+from isthmus.torch.loop import IDLE_STEPS, Loop, catch_up
 from isthmus.torch.moments import choose
 from isthmus.torch.optimizers import state_of
 from isthmus.torch.unmerged_state import LocalState, local_tensors
@@ -489,6 +488,67 @@ def test_a_schedule_goes_on_at_its_place_with_the_rate_that_is_asked_for(name: s
         loop.go_on(own, {}, settings)
         loop.settle_rates()
         assert rates(optimizer, schedule, loop, 60) == pytest.approx(straight[start : start + 60], rel=1e-6)
+
+
+LONGER: dict[str, Callable[[Any, int], Any]] = {
+    "cosine": S.CosineAnnealingLR,
+    "one cycle": lambda o, steps: S.OneCycleLR(o, 0.1, total_steps=steps + 1),
+    "warm-up": lambda o, steps: S.SequentialLR(o, [S.LinearLR(o, 0.1, 1.0, 10), S.CosineAnnealingLR(o, steps)], [10]),
+}
+
+
+@pytest.mark.parametrize("name", LONGER)
+@pytest.mark.parametrize("done", [40, 100])
+def test_a_schedule_that_is_passed_may_be_longer_also_after_its_end(name: str, done: int) -> None:
+    def made_for(steps: int) -> tuple[Any, Any, Loop]:
+        model = made()[0]
+        optimizer = torch.optim.SGD(model.body.parameters(), lr=0.1, momentum=0.9)
+        schedule = LONGER[name](optimizer, steps)
+        return optimizer, schedule, Loop(model, optimizer, state={"schedule": schedule})
+
+    def rates(optimizer: Any, schedule: Any, loop: Loop, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            found.append(float(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            schedule.step()
+            loop.mark(Clock())
+        return found
+
+    straight = rates(*made_for(300), 200)
+    optimizer, schedule, loop = made_for(100)
+    rates(optimizer, schedule, loop, done)
+    own, saved = loop.own() or {}, state_of(loop.model, optimizer)
+    optimizer, schedule, loop = made_for(300)
+    choose(optimizer, saved, Hyperparameters.PASSED)
+    optimizers.load(optimizer, saved, settings=True)
+    loop.go_on(own, {}, Hyperparameters.PASSED)
+    loop.settle_rates()
+    assert rates(optimizer, schedule, loop, 100) == pytest.approx(straight[done : done + 100], rel=1e-6)
+
+
+def test_a_schedule_that_ends_before_the_learners_step_is_refused() -> None:
+    model = made()[0]
+    optimizer = torch.optim.SGD(model.body.parameters(), lr=0.1)
+    schedule = S.OneCycleLR(optimizer, 0.1, total_steps=20, cycle_momentum=False)
+    loop = Loop(model, optimizer, state={"schedule": schedule})
+    loop.go_on({"objects": {"state['schedule']": {"last_epoch": 30}}}, {}, Hyperparameters.PASSED)
+    with pytest.raises(
+        InputError, match=r"^state\['schedule'\], a OneCycleLR, does not reach the learner's step: .*20"
+    ):
+        loop.settle_rates()
+
+
+def test_a_plateau_that_is_passed_keeps_what_it_has_seen() -> None:
+    model = made()[0]
+    optimizer = torch.optim.SGD(model.body.parameters(), lr=0.1)
+    was, now = (S.ReduceLROnPlateau(optimizer, patience=5) for _ in range(2))
+    for loss in (3.0, 1.0, 2.0):
+        was.step(loss)
+    loop = Loop(model, optimizer, state={"schedule": now})
+    loop.go_on({"objects": {"state['schedule']": was.state_dict()}}, {}, Hyperparameters.PASSED)
+    loop.settle_rates()
+    assert (now.best, now.num_bad_epochs) == (1.0, 1)
 
 
 def test_random_numbers_go_on() -> None:

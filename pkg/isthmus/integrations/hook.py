@@ -1,7 +1,6 @@
 """Detects the optimizer steps of another library's training loop, counts their tokens, and reports them to the link."""
 
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -102,20 +101,6 @@ def kept_of(schedule: Any) -> dict[str, Any]:
 def take_up(schedule: Any, state: dict[str, Any]) -> None:
     """Restore a schedule from the state that `kept_of` returned."""
     schedule.load_state_dict({**schedule.state_dict(), **state})
-
-
-def catch_up(schedule: Any, steps: int) -> None:
-    """Advance a schedule by this many steps, for a restart without its saved state.
-
-    The learning rates are first set back to those that the schedule began with, because a checkpoint may have replaced
-    them.
-    """
-    for group, rate in zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=True):
-        group["lr"] = rate
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns because no optimizer step comes between the schedule's steps
-        for _ in range(steps):
-            schedule.step()
 
 
 def figures_of(link: Link) -> dict[str, float]:

@@ -12,7 +12,6 @@ from isthmus.errors import InputError
 from isthmus.integrations.hook import (
     Count,
     StepHook,
-    catch_up,
     figures_of,
     kept_of,
     raw,
@@ -22,6 +21,7 @@ from isthmus.integrations.hook import (
 )
 from isthmus.link import Link, join
 from isthmus.link.joining import learner_name
+from isthmus.torch.loop import catch_up
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ from isthmus.errors import InputError
 from isthmus.integrations.hook import (
     Count,
     StepHook,
-    catch_up,
     kept_of,
     raw,
     require_own_weights,
@@ -21,6 +20,7 @@ from isthmus.integrations.hook import (
 )
 from isthmus.link import Link
 from isthmus.link import join as _join
+from isthmus.torch.loop import catch_up
 
 
 class TrainerProgress:

@@ -13,7 +13,6 @@ from isthmus.errors import InputError, Unavailable
 from isthmus.integrations.hook import (
     Count,
     StepHook,
-    catch_up,
     figures_of,
     kept_of,
     raw,
@@ -24,6 +23,7 @@ from isthmus.integrations.hook import (
 from isthmus.link import Link, join
 from isthmus.link.following import follow
 from isthmus.link.joining import learner_name
+from isthmus.torch.loop import catch_up
 from isthmus.torch.shard_transfer import is_sharded
 
 logger = logging.getLogger(__name__)

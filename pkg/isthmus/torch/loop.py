@@ -7,6 +7,7 @@ middle of a step, this module can tell whether the loop's state is still that of
 
 import logging
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -101,8 +102,8 @@ class Loop(Saver):
         self._stepped = optimizers.names_of(model, optimizer)
         self._idle = self._untold = self._calls = self._steps = self._made = 0
         self._few = self._many = False
-        self._made_with: list[list[tuple[torch.optim.lr_scheduler.LRScheduler, dict[str, Any]]]] = []
-        """Restored schedules, each after those in it, and the settings that each was made with and shall have again."""
+        self._made_anew: list[tuple[str, Any, int]] = []
+        """Schedules that keep the settings that they were made with, and the place that each is to have."""
         self._hooks = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
 
     def _begin(self, _: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -324,7 +325,7 @@ class Loop(Saver):
     ) -> None:
         """Restore data, other objects and local state. Raises `InputError` if an object cannot load its state.
 
-        With `PASSED`, schedules keep the settings that they were made with, see `settle_rates`.
+        With `PASSED`, of a schedule of learning rates only its place is restored, see `settle_rates`.
         """
         extra = own.get("extra", {})
         self.local.load(local, extra)
@@ -334,7 +335,9 @@ class Loop(Saver):
                 logger.warning("the checkpoint holds nothing of %s: it starts anew", name)
                 continue
             plan = _plan_of(one)
-            made = [(schedule, _made_with(schedule)) for schedule in _schedules_in(one)]
+            if settings is Hyperparameters.PASSED and (place := _place_of(one, states[name])) is not None:
+                self._made_anew.append((name, one, place))
+                continue
             try:
                 one.load_state_dict(states[name])
             except Exception as error:
@@ -345,9 +348,7 @@ class Loop(Saver):
             differ = [
                 f"{key} {now} and not {plan[key]}" for key, now in _plan_of(one).items() if now != plan.get(key, now)
             ]
-            if settings is Hyperparameters.PASSED:
-                self._made_with += [made] if made else []
-            elif differ:
+            if differ:
                 logger.warning(
                     "%s goes on with the settings of its checkpoint: %s; to use those that it was made with, join with "
                     "hyperparameters='passed'",
@@ -361,20 +362,33 @@ class Loop(Saver):
             )
 
     def settle_rates(self) -> None:
-        """Give restored schedules the settings that they were made with, and the optimizer the rate at their place.
+        """Advance the schedules that were made anew to the place of the checkpoint, and with them the learning rates.
 
-        To be called once the optimizer's state is loaded, too. Only with `PASSED` is there anything to do.
+        To be called once the optimizer's state is loaded, too. Raises `InputError` for a schedule that ends before.
         """
-        for schedules in self._made_with:
-            whole, rates = schedules[-1][0], list[Any]()
-            for one, made in schedules:
-                was, now = getattr(one, "base_lrs", []), made.get("base_lrs", [])
-                rates = rates or [n / b if b else 1.0 for b, n in zip(was, now, strict=False)]
-                vars(one).update(made)
-                one._last_lr = [last * rate for last, rate in zip(one._last_lr, rates, strict=False)]
-            for group, last in zip(self.optimizer.param_groups, whole._last_lr, strict=False):
-                group["lr"] = last
-        self._made_with.clear()
+        for name, schedule, place in self._made_anew:
+            try:
+                catch_up(schedule, place)
+            except ValueError as error:
+                raise InputError(
+                    f"{name}, {an(type(schedule).__qualname__)}, does not reach the learner's step: {error}; make it "
+                    "for as many steps as the learner is to take in all"
+                ) from error
+        self._made_anew.clear()
+
+
+def catch_up(schedule: Any, steps: int) -> None:
+    """Advance a schedule by this many steps, for a restart without its saved state.
+
+    The learning rates are first set back to those that the schedule began with, because a checkpoint may have replaced
+    them.
+    """
+    for group, rate in zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=True):
+        group["lr"] = rate
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns because no optimizer step comes between the schedule's steps
+        for _ in range(steps):
+            schedule.step()
 
 
 COUNTED = {"last_epoch", "base_lrs", "best", "num_bad_epochs", "cooldown_counter", "last_lr", "T_cur", "T_i"}
@@ -393,16 +407,15 @@ def _plan_of(one: object) -> dict[str, Any]:
     }
 
 
-def _made_with(one: torch.optim.lr_scheduler.LRScheduler) -> dict[str, Any]:
-    """Return the attributes of a schedule that hold its settings and its learning rates, one for each group."""
-    return {key: vars(one)[key] for key in ("base_lrs", *_plan_of(one)) if key in vars(one)}
-
-
-def _schedules_in(one: object) -> list[torch.optim.lr_scheduler.LRScheduler]:
-    """Return a schedule after those that it is made of; nothing for another object."""
-    if not isinstance(one, torch.optim.lr_scheduler.LRScheduler):
-        return []
-    return [*(inner for part in getattr(one, "_schedulers", []) for inner in _schedules_in(part)), one]
+def _place_of(one: object, state: Any) -> int | None:
+    """Return how many steps a schedule had taken, by its saved state; None for other objects, and one that watches a
+    metric, whose state is more than a place."""
+    watches = isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    if not isinstance(one, torch.optim.lr_scheduler.LRScheduler) or watches:
+        return None
+    while "last_epoch" not in state:
+        state = state["_schedulers"][0]
+    return int(state["last_epoch"])
 
 
 _ANEW = (

@@ -164,8 +164,12 @@ MUTANTS = [
         row("each-window-warns-of-few", "if few and not self._few:", "if few:"),
         row("each-window-warns-of-many", "if many and not self._many:", "if many:"),
         row("a-schedule-may-be-another", "now != plan.get(key, now)", "False"),
-        row("a-passed-schedule-keeps-its-old-settings", "                vars(one).update(made)\n", ""),
-        row("a-passed-rate-is-that-of-the-first-step", "last * rate for last", "last for last"),
+        row(
+            "a-passed-schedule-begins-anew",
+            "                catch_up(schedule, place)\n",
+            "                catch_up(schedule, 0)\n",
+        ),
+        row("a-plateau-has-a-place", "LRScheduler) or watches:", "LRScheduler):"),
         row("a-place-is-a-setting", '"last_lr", "T_cur", "T_i"}', '"last_lr"}'),
     ),
     *of(
@@ -224,7 +228,7 @@ MUTANTS = [
     *of(
         "inspect/bursts.py",
         "tests/unit/test_bursts.py",
-        row("a-loss-that-stays-high-leapt", "min(losses[number] / LEAP, LEAP * before)", "losses[number] / LEAP"),
+        row("a-loss-that-stays-high-leapt", "min(losses[number] / LEAP, LEAP * before)", "losses[number]"),
         row("a-loss-that-scatters-leaps", "BEFORE_LOSS = 64", "BEFORE_LOSS = 8"),
     ),
     *of(
