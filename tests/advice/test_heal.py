@@ -278,7 +278,7 @@ async def test_a_commit_that_is_missing(folder: Path, backup: bool) -> None:
 )
 @row(
     "heal",
-    "nothing has to be mended there, and --apply does nothing: the run goes on",
+    "holes have not to be mended, and --apply does nothing about them: the run goes on",
     means="Only `isthmus replay` and a learner with an older checkpoint need what is lost, and the board, to show that version.",
     do="Without a backup, isthmus status … --accept-hole … reports it no more, nor does isthmus board … --accept-hole …, which "
     "reads past it, and isthmus gc … --accept-hole … collects past it, once it is older than the versions that gc keeps",
@@ -450,7 +450,7 @@ async def test_a_commit_that_is_damaged(folder: Path) -> None:
     like="If later versions exist, heal says `the chain of commits is broken`.",
     do="If it was a commit, restore it from a backup. If it was not, or there is no backup, stop all syncers, delete … with "
     "the credentials of the store's administrator (no participant may delete it), and start them again: they go on from "
-    "version …",
+    "version …; start learners that ended meanwhile, too",
     then="`isthmus heal` calls the fragment sound, and it moves again.",
     lost="if it was the last commit: what that one merged",
 )

@@ -83,7 +83,7 @@ async def test_healing_a_signed_run(folder: Path, tmp_path: Path) -> None:
     means="In a signed run: what lies under the key of the fragment's next commit was signed by no syncer of its members.",
     do="If it was a commit, restore it from a backup. If it was not, or there is no backup, stop all syncers, delete … with "
     "the credentials of the store's administrator (no participant may delete it), and start them again: they go on from "
-    "version …",
+    "version …; start learners that ended meanwhile, too",
     then="`isthmus heal` calls the fragment sound, and it moves again. Whoever could write there has a syncer's rights to the "
     "store: replace that role's credentials.",
     lost="if it was the last commit: what that one merged",

@@ -35,6 +35,28 @@ def interrupts() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+def test_a_model_with_an_open_link_is_not_joined_again(tmp_path: Path) -> None:
+    """As by a cell of a notebook that is run twice: two links would write into one model."""
+    link, model, optimizer = join(tmp_path)
+    run = link.run.url
+
+    def again(learner: str) -> isthmus.Link:
+        return isthmus.join(run, model, optimizer, learner=learner)
+
+    with pytest.raises(
+        InputError, match=r"^this model has an open link already, of learner a: call its close\(\) first$"
+    ):
+        again("b")
+    link.close(wait=0.0)
+    with again("b") as other:
+        other.wait = 0.0
+    assert other.closed
+    dropped = again("c")
+    del dropped
+    gc.collect()
+    again("d").close(wait=0.0)
+
+
 def join(folder: Path, learner: str = "a", **given: Any) -> tuple[isthmus.Link, nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Linear(4, 2)

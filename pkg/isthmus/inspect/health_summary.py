@@ -297,7 +297,8 @@ def _no_syncer(
             f"start none here: give these learners, and --bus here, the URL that the syncers have ({BUSES}); the "
             "learners go on from their checkpoints",
         )
-    before = list(status.hearing.syncers)[:-3:-1]  # the newest two
+    # The newest two of those that have not said that they stop.
+    before = [name for name, alive in status.hearing.syncers.items() if not alive.stopping][:-3:-1]
     frozen = f"if {' or '.join(before)} lives, {FROZEN}; else " if before else ""
     return Part(f"0 of {known} learners merge; no syncer is heard; {last}", f"{frozen}start one with: {syncer}")
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -189,9 +190,12 @@ def join(
     stated = None if manifest is None else statement(manifest, partial(_accelerators, model))
     settings = named(Hyperparameters, hyperparameters, "value of hyperparameters=")
     alike = [f"as {learner}", f"the run {run}"]
+    before, theirs = _OPEN.get(model, (None, ""))
+    if before is not None and (still := before()) is not None and not still.closed:
+        raise InputError(f"this model has an open link already, of learner {theirs}: call its close() first")
     group = _group(model, optimizer, data, state, settings, alike)
     if isinstance(group, Sharded):
-        return Link(follow(group, run, trust.signer), warmup_steps)
+        return _opened(Link(follow(group, run, trust.signer), warmup_steps), model, learner)
     thread = AgentThread(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust, stated)
     with group.call("JOIN") as said:
         try:
@@ -204,7 +208,16 @@ def join(
             thread.abandon()
             raise
         said.words = msgspec.msgpack.encode(leader.joined())
-    return Link(leader, warmup_steps)
+    return _opened(Link(leader, warmup_steps), model, learner)
+
+
+_OPEN: "weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[Link], str]]" = weakref.WeakKeyDictionary()
+"""By model, the link that it was last joined with, and the learner. Two open links would write into one model."""
+
+
+def _opened(link: Link, model: "nn.Module", learner: str) -> Link:
+    _OPEN[model] = weakref.ref(link), learner
+    return link
 
 
 def _given(name: str, value: T, kind: Any, what: str) -> T:

@@ -110,6 +110,11 @@ class Link:
         return self._side.leads
 
     @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
     def run(self) -> Run:
         """The run: layout, rules, pace."""
         return self._side.run

@@ -248,7 +248,8 @@ async def _broken(log: Log, p: int, error: LogCorrupt) -> str:
         )
     return (
         f"an object that is no commit is in the place of the next one: {error}. If it was a commit, restore it from a "
-        f"backup. If it was not, or there is no backup, stop all syncers, {go_on}"
+        f"backup. If it was not, or there is no backup, stop all syncers, {go_on}; start learners that ended "
+        "meanwhile, too"
     )
 
 

@@ -32,7 +32,8 @@ def run(settings: declared.Heal) -> int:
     for diagnosis in found:
         if diagnosis.hopeless:
             hopeless.setdefault(diagnosis.hopeless, []).append(diagnosis.fragment)
-    for why, of in hopeless.items():
+    # What is said below the holes is of holes alone.
+    for why, of in sorted(hopeless.items(), key=lambda one: GOES_ON in one[0]):
         print(damage(of, why) if GOES_ON in why else f"{fragments(of)} cannot be healed: {why}")
     if holes := " ".join(
         f"{d.fragment}/{span}" for d in found if d.holed for span in spans(range(d.hole, d.hole_to + 1))
@@ -44,10 +45,10 @@ def run(settings: declared.Heal) -> int:
                 "copy while syncers went on, or after a folder was lost. A newer backup may have them"
             )
         print(
-            "nothing has to be mended there, and --apply does nothing: the run goes on. Without a backup, isthmus "
-            f"status {settings.run} --accept-hole {holes} reports it no more, nor does isthmus board {settings.run} "
-            f"--accept-hole {holes}, which reads past it, and isthmus gc {settings.run} --accept-hole {holes} collects "
-            "past it, once it is older than the versions that gc keeps"
+            "holes have not to be mended, and --apply does nothing about them: the run goes on. Without a backup, "
+            f"isthmus status {settings.run} --accept-hole {holes} reports it no more, nor does isthmus board "
+            f"{settings.run} --accept-hole {holes}, which reads past it, and isthmus gc {settings.run} --accept-hole "
+            f"{holes} collects past it, once it is older than the versions that gc keeps"
         )
     for diagnosis in found:
         commit = healed.get(diagnosis.fragment)
