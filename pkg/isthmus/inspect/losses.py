@@ -48,7 +48,7 @@ SPREADS = 3.0
 """Multiple of the median difference between neighbouring means that a rise must exceed."""
 
 
-WORSE = 2.0
+WORSE = 1.5
 """A loss that stays above so many times that of the first updates has diverged."""
 
 

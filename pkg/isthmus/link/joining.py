@@ -131,7 +131,8 @@ def join(
             names that you choose: `{"schedule": scheduler, "scaler": scaler, "random": isthmus.RandomState()}`. Calls
             that belong to a step (such as `scheduler.step()`) come before its `link.step`.
         hyperparameters: `restored` (default): a restart uses its checkpoint's learning rate, weight decay, betas,
-            momentum and eps; `passed`: it uses those that the optimizer was made with this time.
+            momentum and eps; `passed`: it uses those that the optimizer was made with this time, and a schedule in
+            `state` those that the schedule was made with, at its place.
         checkpoint_s: seconds between two checkpoints (optimizer, local work, counters, data position) in the store. A
             restart under the same name resumes from the newest one. The training thread only waits for the copy.
         sink: where training metrics go, such as `isthmus.sinks.TensorBoard(folder)`.
