@@ -27,6 +27,8 @@ from isthmus_lab.bench.servers import bucket
 from isthmus_services.main import main
 from isthmus_services.servers import Server
 
+pytestmark = pytest.mark.tier("test")
+
 
 def ignore(_share: float) -> None:
     pass

@@ -45,6 +45,8 @@ from isthmus_lab.training.training import train
 from isthmus_services.board.prices import Prices
 from isthmus_services.main import main
 
+pytestmark = pytest.mark.tier("test")
+
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.023, egress_gb=0.02, gpu_hour=2.0)
 

@@ -26,6 +26,8 @@ from isthmus.format.rules import Rules
 from isthmus.log import merge, polar
 from isthmus.runtime.clock import ALONE, ComputePool, cores, threaded
 
+pytestmark = pytest.mark.tier("test")
+
 ON_GPU = ComputePool(gpu=True)
 TESTS = Path(__file__).parents[1]
 

@@ -26,6 +26,8 @@ from isthmus_lab.forecast.goodput import (
 from isthmus_services.main import main
 from isthmus_services.output import report as reports
 
+pytestmark = pytest.mark.tier("test")
+
 HARSH = Cluster(
     mtbi_years=0.3,
     reconfigure_s=20.0,

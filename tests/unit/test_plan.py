@@ -39,6 +39,8 @@ from isthmus_services.main import main
 from isthmus_services.output import report
 from isthmus_services.settings import declared, shared
 
+pytestmark = pytest.mark.tier("test")
+
 PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.023, egress_gb=0.02)
 
 CLUSTER = """

@@ -16,6 +16,8 @@ from isthmus_lab.forecast.planner import Plan, plan
 from isthmus_lab.forecast.search import Fixed
 from isthmus_services.board.prices import Prices
 
+pytestmark = pytest.mark.tier("test")
+
 PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.03, egress_gb=0.02)
 DAY_S = 86_400
 FRAGMENT_GB = 0.4

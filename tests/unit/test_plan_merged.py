@@ -26,6 +26,8 @@ from isthmus_lab.simulate.conditions import Conditions
 from isthmus_lab.simulate.world import Times, World, learn, serve
 from isthmus_services.board.prices import Prices
 
+pytestmark = pytest.mark.tier("test")
+
 PARAMS = 1e8
 ELEMENTS = 256
 PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.023, egress_gb=0.02)

@@ -22,6 +22,8 @@ from isthmus_lab.simulate.world import Times, World, learn, serve
 from isthmus_services.main import main
 from isthmus_services.settings.prices import prices_of
 
+pytestmark = pytest.mark.tier("test")
+
 PRICES = prices_of(None, 0.0, [])
 HOURS = 0.2
 

@@ -16,6 +16,8 @@ from isthmus_lab.training.setting import Setting
 from isthmus_services.output.copies import SELVES, which_runs
 from isthmus_services.output.provenance import _imported, digest_of, provenance, source_of
 
+pytestmark = pytest.mark.tier("test")
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = {name: ROOT / ("services" if name == "isthmus_services" else "pkg") for name in SELVES}
 
