@@ -38,6 +38,30 @@ link = isthmus.join(sys.argv[1], model, optimizer, learner="b", create=rules)
 link.step(tokens=1)
 """
 
+FENCED = """
+import sys
+import time
+import torch
+import isthmus
+def joined():
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return isthmus.join(sys.argv[1], model, optimizer, learner="a", create=isthmus.Rules(fragments=1, sync_every=2))
+first = joined()
+second = joined()
+until = time.monotonic() + 60.0
+while time.monotonic() < until:
+    try:
+        first.step(tokens=1)
+    except isthmus.errors.Fenced:
+        break
+    time.sleep(0.05)
+else:
+    sys.exit(1)
+first.close(wait=0.0)
+second.close(wait=0.0)
+"""
+
 UNMERGED = """
 import sys
 import time
@@ -119,6 +143,11 @@ def test_a_loop_that_steps_in_the_wrong_order_or_does_not_close_is_told_so(tmp_p
         ),
     ):
         assert [f" {learner}: " in line for line in lines if words in line] == [True], lines
+
+
+def test_a_closed_link_whose_agent_had_failed_was_closed(tmp_path: Path) -> None:
+    lines = lines_of(FENCED, str(tmp_path / "run"))
+    assert not [line for line in lines if "was not called" in line]
 
 
 @pytest.mark.tier("all")

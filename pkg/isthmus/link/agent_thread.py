@@ -187,9 +187,9 @@ class AgentThread:
 
         Raises `KeyboardInterrupt` if that ends the wait.
         """
+        atexit.unregister(self._at_exit)
         loop, thread = self._loop, self._thread
         if loop is None or thread is None or not thread.is_alive() or loop.is_closed():
-            atexit.unregister(self._at_exit)
             self._say_failure()
             return
         stores = keep and self.agent.boundary is not None and math.isfinite(self._settings[4])
@@ -204,7 +204,6 @@ class AgentThread:
         finally:
             if thread.is_alive():
                 self._end()
-            atexit.unregister(self._at_exit)
             if stores and self.agent.stored_step != step:
                 logger.warning(
                     "%s: no checkpoint of step %d was stored, its last: a restart goes on after %s",

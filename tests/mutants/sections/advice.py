@@ -278,12 +278,11 @@ MUTANTS = [
     ),
     *of(
         "link/agent_thread.py",
-        "tests/integration/test_own_loop_logs.py::test_a_loop_that_steps_in_the_wrong_order_or_does_not_close_is_told_so "
-        "tests/integration/test_leaving.py",
+        "tests/integration/test_own_loop_logs.py::test_a_closed_link_whose_agent_had_failed_was_closed",
         row(
             "a-closed-link-was-not-closed",
-            "            if thread.is_alive():\n                self._end()\n            atexit.unregister(self._at_exit)\n",
-            "            if thread.is_alive():\n                self._end()\n",
+            "        atexit.unregister(self._at_exit)\n        loop, thread",
+            "        loop, thread",
         ),
     ),
 ]
