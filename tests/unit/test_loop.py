@@ -448,6 +448,25 @@ def test_no_schedule_advances_twice(name: str) -> None:
     assert again.param_groups[0]["lr"] == pytest.approx(straight.param_groups[0]["lr"], rel=1e-9)
 
 
+def rates(optimizer: Any, schedule: Any, loop: Loop, steps: int) -> list[float]:
+    """Return the learning rates of these many further steps."""
+    found = []
+    for _ in range(steps):
+        found.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        schedule.step()
+        loop.mark(Clock())
+    return found
+
+
+def restore(optimizer: Any, loop: Loop, own: dict[str, Any], saved: dict[str, Any], settings: Hyperparameters) -> None:
+    """Restore a new loop from what a checkpoint has of the loop and of the optimizer."""
+    choose(optimizer, saved, settings)
+    optimizers.load(optimizer, saved, settings=True)
+    loop.go_on(own, {}, settings)
+    loop.settle_rates()
+
+
 MORE = {
     "one cycle": lambda o: S.OneCycleLR(o, o.param_groups[0]["lr"], total_steps=200, cycle_momentum=False),
     "cycles": lambda o: S.CyclicLR(o, o.param_groups[0]["lr"] / 10, o.param_groups[0]["lr"], 7, cycle_momentum=False),
@@ -467,15 +486,6 @@ def test_a_schedule_goes_on_at_its_place_with_the_rate_that_is_asked_for(name: s
         schedule = (SCHEDULES | MORE)[name](optimizer)
         return optimizer, schedule, Loop(model, optimizer, state={"schedule": schedule})
 
-    def rates(optimizer: Any, schedule: Any, loop: Loop, steps: int) -> list[float]:
-        found = []
-        for _ in range(steps):
-            found.append(float(optimizer.param_groups[0]["lr"]))
-            optimizer.step()
-            schedule.step()
-            loop.mark(Clock())
-        return found
-
     passed = settings is Hyperparameters.PASSED
     straight = rates(*made_with(0.01 if passed else 0.1), 160)
     optimizer, schedule, loop = made_with(0.1)
@@ -483,10 +493,7 @@ def test_a_schedule_goes_on_at_its_place_with_the_rate_that_is_asked_for(name: s
     for start in (40, 100):  # the first restart asks for another rate, and the second one for the same
         own, saved = loop.own() or {}, state_of(loop.model, optimizer)
         optimizer, schedule, loop = made_with(0.01)
-        choose(optimizer, saved, settings)
-        optimizers.load(optimizer, saved, settings=True)
-        loop.go_on(own, {}, settings)
-        loop.settle_rates()
+        restore(optimizer, loop, own, saved, settings)
         assert rates(optimizer, schedule, loop, 60) == pytest.approx(straight[start : start + 60], rel=1e-6)
 
 
@@ -506,24 +513,12 @@ def test_a_schedule_that_is_passed_may_be_longer_also_after_its_end(name: str, d
         schedule = LONGER[name](optimizer, steps)
         return optimizer, schedule, Loop(model, optimizer, state={"schedule": schedule})
 
-    def rates(optimizer: Any, schedule: Any, loop: Loop, steps: int) -> list[float]:
-        found = []
-        for _ in range(steps):
-            found.append(float(optimizer.param_groups[0]["lr"]))
-            optimizer.step()
-            schedule.step()
-            loop.mark(Clock())
-        return found
-
     straight = rates(*made_for(300), 200)
     optimizer, schedule, loop = made_for(100)
     rates(optimizer, schedule, loop, done)
     own, saved = loop.own() or {}, state_of(loop.model, optimizer)
     optimizer, schedule, loop = made_for(300)
-    choose(optimizer, saved, Hyperparameters.PASSED)
-    optimizers.load(optimizer, saved, settings=True)
-    loop.go_on(own, {}, Hyperparameters.PASSED)
-    loop.settle_rates()
+    restore(optimizer, loop, own, saved, Hyperparameters.PASSED)
     assert rates(optimizer, schedule, loop, 100) == pytest.approx(straight[done : done + 100], rel=1e-6)
 
 
