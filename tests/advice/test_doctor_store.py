@@ -643,7 +643,7 @@ def test_credentials_that_may_not_create_updates(
 
 @row(
     "doctor", "store: roles: nothing keeps participants apart: these credentials may do all that this role must not",
-    means="One key of the store for all, in a run without signatures on this machine: whoever has it may do everything.",
+    means="All participants have the same key of the store, in a run without signatures on this machine: each may do everything.",
     like="With signatures, or a store elsewhere, each of these permissions is a failure: `store: must not …`.",
     do="usual on one machine; else use the role's own credentials, which `isthmus access` and `isthmus create` write",
     then="`ok store: must not …`, with the role's own credentials",

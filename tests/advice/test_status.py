@@ -298,8 +298,8 @@ async def test_a_bus_that_is_away(folder: Path, tmp_path: Path) -> None:
     "0 of … learners merge; no process is heard, and none has left (the last commit is of …): all were killed or are cut "
     "off, or the bus refuses their messages",
     means="Learners and syncers were heard once, did not say that they leave, and are all silent now.",
-    like="An embedded bus on a full disk, or a full Redis that does not tell its readers so (without `+info`): they see a "
-    "run in which nobody speaks.",
+    like="An embedded bus on a full disk, or a full Redis that does not tell its readers so (without `+info`): such "
+    "readers see a run without any messages.",
     do="look first whether they live, on each of their machines: pgrep -af isthmus (for a training loop of your own, the "
     "name of its script in place of isthmus). Beside those that live, isthmus doctor … --bus … --role syncer says what "
     "keeps them from the bus; start the others again by their old commands",
@@ -526,7 +526,7 @@ async def test_a_learner_that_was_told_to_stop(folder: Path) -> None:
     "status",
     "… left with tokens that no syncer answered, which are not in the model",
     means="No syncer is there, others train on, and these learners have ended with work that none has merged.",
-    like="`no learner trains: …; … left with tokens that no syncer answered`, if nobody trains on: then the syncer is named, too.",
+    like="`no learner trains: …; … left with tokens that no syncer answered`, if no learner trains on: then the advice names the syncer's command, too.",
     do="start it again before a syncer, with --wait-at-end 600 (a loop of your own: link.close(wait=600)): once a syncer has "
     "gone on without that work, it is too old",
     then="With a syncer, which the next line names, it ends once its work is merged.",
@@ -1080,7 +1080,7 @@ async def test_a_loss_that_rises(folder: Path) -> None:
     do="isthmus replay … draws all losses, and isthmus export … --version N -o FILE writes the model of before it rose: isthmus "
     "init NEW --from FILE begins there, with a lower learning rate",
     then="The new run's learners state the losses of that time.",
-    lost="what was learnt after that version",
+    lost="the work that was merged after version N",
 )
 async def test_a_loss_that_rose_to_its_end(folder: Path) -> None:
     (here,) = mine(test_a_loss_that_rose_to_its_end)

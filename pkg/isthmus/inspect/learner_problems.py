@@ -26,8 +26,8 @@ VERY_FAR = bursts.FAR
 """If the newest commits have only one update of a learner, it must be clipped to less than this share instead."""
 
 CUT, STEADILY, MANY = 0.5, 0.75, 8
-"""It explodes, too, if more than this share of `MANY` newest updates or more are clipped to less than `CUT`. What all
-send shows what is usual, its own updates included: after a while its cuts are smaller, and it still harms the model."""
+"""It explodes, too, if more than this share of `MANY` newest updates or more are clipped to less than `CUT`. The usual
+length is the median of all learners' updates, and those of this learner raise it: later they are cut by less."""
 
 REFUSED = 0.2
 """A learner explodes, too, if more than one update and this share of its newest ones are rejected as diverged."""

@@ -90,7 +90,7 @@ class Status:
     room: int | None = None
     """The bytes that are free on the disk of a run in a folder, if it is full; else None."""
     bus_full: str = ""
-    """If nobody is heard, why the bus takes no messages; empty if it has room, or does not say."""
+    """Why the bus takes no messages, if no process is heard; empty if the bus has room, or does not say."""
     accepted: Holes = field(default_factory=dict)
     """Holes that are accepted. What syncers report of their fragments is not repeated: `wrong` has all others."""
     pace: Pace = field(default_factory=Pace)
