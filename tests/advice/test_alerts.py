@@ -528,6 +528,7 @@ async def test_learners_that_are_too_slow(tmp_path: Path, capsys: pytest.Capture
     then="15 minutes after the cause has gone, the alert ends.",
     lost="the work in these updates",
 )
+@pytest.mark.tier("all")
 @in_virtual_time
 async def test_updates_that_are_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
@@ -599,6 +600,7 @@ async def test_a_learner_that_is_too_heavy(tmp_path: Path) -> None:
     then="15 minutes after its last restart the alert ends.",
     lost="what each life trained since the last checkpoint and had not merged",
 )
+@pytest.mark.tier("all")
 @in_virtual_time
 async def test_a_learner_that_restarts_again_and_again(tmp_path: Path) -> None:
     async with fleet() as f, f.syncer("s1"), f.learner("b"):

@@ -178,6 +178,7 @@ def test_a_file_that_cannot_be_written(doctor: Doctor, run: str, tmp_path: Path)
     then="`ok bus: access`", lost=A_GAP,
 )  # fmt: skip
 @pytest.mark.usefixtures("own_mounts")
+@pytest.mark.tier("all")
 def test_a_bus_on_a_disk_without_room(doctor: Doctor, run: str, tmp_path: Path) -> None:
     """SQLite finds no room for its tables at first, and then, as the file is there, for its index."""
     disk, isthmus = tmp_path / "disk", " ".join(isthmus_command())

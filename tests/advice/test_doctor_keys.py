@@ -19,7 +19,7 @@ from isthmus_services.servers import Server
     do="get a new access key from the store's administrator; if `isthmus create` made this one, run that again",
     then="`ok store: access`",
 )  # fmt: skip
-@pytest.mark.parametrize("kept", ["environment", "file"])
+@pytest.mark.parametrize("kept", ["environment", pytest.param("file", marks=pytest.mark.tier("all"))])
 def test_a_key_that_the_store_does_not_know(
     kept: str, doctor: Doctor, moto: Server, use: Callable[[Server], None], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

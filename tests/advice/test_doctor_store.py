@@ -29,6 +29,8 @@ from isthmus_services.servers import Server, s3_server
 from support.authority import Authority
 from support.world import World, serving, train, world
 
+SLOW = pytest.mark.tier("all")
+
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
@@ -86,8 +88,8 @@ def mine(doctor: Doctor) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("check", "below", "mode"),
     [
-        ("store: access", "", 0o000),
-        ("store: may list", "scratch", 0o300),
+        pytest.param("store: access", "", 0o000, marks=SLOW),
+        pytest.param("store: may list", "scratch", 0o300, marks=SLOW),
         ("store: may write", "scratch", 0o500),
         ("log: commits", "commits", 0o000),
     ],
@@ -397,12 +399,18 @@ def test_no_bucket(doctor: Doctor, gated: tuple[Gate, str]) -> None:
     ("words", "code", "status", "when"),
     [
         (("store: access: …: this",), "RequestTimeTooSkewed", 403, lambda *_: True),
-        (("store: access: … access",), "AccessDenied", 403, lambda *_: True),
-        (("store: run",), "AccessDenied", 403, lambda method, path, size: path.endswith("/run/run")),
+        pytest.param(("store: access: … access",), "AccessDenied", 403, lambda *_: True, marks=SLOW),
+        pytest.param(
+            ("store: run",), "AccessDenied", 403, lambda method, path, size: path.endswith("/run/run"), marks=SLOW
+        ),
         (("store: may write: … is",), "XMinioStorageFull", 507, lambda method, path, size: method == "PUT"),
-        (("store: may write: …: I",), "InternalError", 500, lambda method, path, size: method == "PUT"),
+        pytest.param(
+            ("store: may write: …: I",), "InternalError", 500, lambda method, path, size: method == "PUT", marks=SLOW
+        ),
         (("store: may delete: … access",), "AccessDenied", 403, lambda method, path, size: method == "DELETE"),
-        (("store: bandwidth",), "EntityTooLarge", 400, lambda method, path, size: size > 1 << 14),
+        pytest.param(
+            ("store: bandwidth",), "EntityTooLarge", 400, lambda method, path, size: size > 1 << 14, marks=SLOW
+        ),
     ],
 )
 def test_a_store_that_refuses(
@@ -467,6 +475,7 @@ def test_a_slow_way(doctor: Doctor, gated: tuple[Gate, str]) -> None:
     do="run the doctor again with these credentials and another --role: its writes must be refused",
     then="a failure of `store: may write`. If it is ok, the credentials may do too much",
 )  # fmt: skip
+@pytest.mark.tier("all")
 def test_a_store_that_compares_no_sums(doctor: Doctor, gated: tuple[Gate, str]) -> None:
     there, run = gated
     there.without = {name for kind in ("sha256", "crc32") for name in (f"x-amz-checksum-{kind}",)} | {"content-md5"}
@@ -480,7 +489,6 @@ def test_a_store_that_compares_no_sums(doctor: Doctor, gated: tuple[Gate, str]) 
 
 BUCKET, PREFIX = "advised", "team/run"
 RUN = f"s3://{BUCKET}/{PREFIX}"
-SLOW = pytest.mark.tier("all")
 """SeaweedFS makes the losers of each race wait for a second. integration/test_permissions.py covers the main cases."""
 
 

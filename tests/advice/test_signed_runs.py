@@ -121,7 +121,13 @@ async def test_a_commit_that_no_syncer_signed(folder: Path, forger: Signer | Non
     then="`done`, and the objects are gone.",
 )
 @pytest.mark.parametrize(
-    "kind", [IN_BUCKET, IN_GOOGLE, IN_AZURE, IN_FOLDER], ids=["bucket", "google", "azure", "folder"]
+    "kind",
+    [
+        pytest.param(IN_BUCKET, id="bucket"),
+        pytest.param(IN_GOOGLE, id="google", marks=pytest.mark.tier("all")),
+        pytest.param(IN_AZURE, id="azure", marks=pytest.mark.tier("all")),
+        pytest.param(IN_FOLDER, id="folder"),
+    ],
 )
 async def test_making_room_in_a_signed_run(folder: Path, tmp_path: Path, kind: Advice) -> None:
     (dry,) = mine(test_making_room_in_a_signed_run)

@@ -416,6 +416,7 @@ async def test_a_learner_that_was_killed(folder: Path) -> None:
             assert not says(here, await well(w))
 
 
+@pytest.mark.tier("all")
 async def test_a_learner_that_dies_before_it_joins(folder: Path, tmp_path: Path) -> None:
     """Its log has what the row tells to look for."""
     (here,) = mine(test_a_learner_that_was_killed)
@@ -1026,7 +1027,7 @@ async def test_a_learner_that_explodes_on_and_on(folder: Path) -> None:
     "clip gradients",
     then="The sentence goes away after some thousand commits.",
 )
-@pytest.mark.parametrize("what", ["length", "loss"])
+@pytest.mark.parametrize("what", ["length", pytest.param("loss", marks=pytest.mark.tier("all"))])
 async def test_a_learner_that_exploded_for_a_moment(folder: Path, what: str) -> None:
     exploded, leapt = mine(test_a_learner_that_exploded_for_a_moment)
     wild = False

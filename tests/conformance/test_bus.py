@@ -273,8 +273,8 @@ def test_runs_do_not_hear_each_other(place: Place) -> None:
 
 def test_old_messages_are_dropped_and_memory_stays_bounded(place: Place) -> None:
     async def body(bus: Bus) -> None:
-        for i in range(0, 3 * RETAINED_MESSAGES, 3):
-            await bus.append("s", *(f"{i + j}".encode() for j in range(3)))
+        for i in range(0, 3 * RETAINED_MESSAGES, 32):
+            await bus.append("s", *(f"{i + j}".encode() for j in range(32)))
         found, _ = await drain(bus, "s")
         if bus.polled:
             assert KEPT_LEAST <= len(found) <= KEPT_BYTES / 16

@@ -62,8 +62,8 @@ def started() -> Iterator[ExitStack]:
 
 
 def tiered(kind: str) -> Any:
-    """Return a kind as a parameter. Of stores that only list in another way, and of a second client, few tests are quick."""
-    seldom = " as " in kind and (" by " in kind or "directory" in kind)
+    """Return a kind as a parameter: in `make test`, both clients against a server, and one client against the other server."""
+    seldom = " as " in kind or kind == "moto by aiobotocore"
     return pytest.param(kind, marks=[pytest.mark.tier("all")] if seldom else [])
 
 

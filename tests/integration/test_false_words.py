@@ -34,6 +34,7 @@ class Gate(Layer):
             raise self.error
 
 
+@pytest.mark.tier("all")
 @in_virtual_time
 async def test_a_false_version_that_was_named_while_the_store_was_away_stops_nothing() -> None:
     gates: list[Gate] = []

@@ -346,7 +346,7 @@ def test_a_trainer_that_raises_lets_the_agent_go(tmp_path: Path) -> None:
 PROCESS = [sys.executable, "-m", "support.restarts"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.tier("all"))])
 def test_a_process_that_is_ended_by_a_signal_goes_on_with_the_same_bits(number: signal.Signals, tmp_path: Path) -> None:
     model, optimizer = "experts", "adamw"
     tests = str(Path(__file__).parents[1])

@@ -85,6 +85,7 @@ def simulated() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.tier("all")
 def test_an_edited_rule_runs_anew_and_all_else_comes_from_the_cache(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -210,7 +210,9 @@ async def test_the_doctor_finds_each_identity_as_it_should_be(store: Store, user
 @pytest.mark.parametrize(
     ("user", "pretends", "expected"),
     [
-        (COLLECTOR, "learner-us-1", {"store: may write", "store: must not read"}),
+        pytest.param(
+            COLLECTOR, "learner-us-1", {"store: may write", "store: must not read"}, marks=pytest.mark.tier("all")
+        ),
         ("learner-eu-1", "learner-us-1", {"store: may list", "store: may write", "store: may read"}),
         (READER, "learner-us-1", {"store: may write"}),
         (SYNCER, OWNER, {"store: must not create", "store: must not read"}),

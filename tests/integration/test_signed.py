@@ -176,7 +176,9 @@ def renumbered(header: CommitHeader, version: int, **changed: object) -> CommitH
     return msgspec.structs.replace(header, version=version, value_key=value, **changed)
 
 
-@pytest.mark.parametrize("stolen", [False, True], ids=["rotated", "stolen"])
+@pytest.mark.parametrize(
+    "stolen", [pytest.param(False, id="rotated", marks=pytest.mark.tier("all")), pytest.param(True, id="stolen")]
+)
 @in_virtual_time
 async def test_a_new_key_goes_on_from_what_the_owner_vouches_for_and_the_old_one_is_nobodys(
     folder: Path, stolen: bool

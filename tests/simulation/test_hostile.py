@@ -159,6 +159,7 @@ def test_what_one_learner_stored_and_nobody_may_read_turns_its_updates_away_and_
     story.tell(body())
 
 
+@pytest.mark.tier("all")
 def test_bodies_that_never_end_hold_up_nobody_but_their_learner() -> None:
     story = Story("endless")
 

@@ -103,6 +103,7 @@ def test_a_picture_shows_what_has_something_beside_it(tmp_path: Path) -> None:
         report.draw([row("start", "x", "", [1.0], "s")], tmp_path / "b.png")
 
 
+@pytest.mark.tier("all")
 def test_the_command_writes_rows_that_make_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_bytes, "PARAMS", 1 << 14)
     assert main(["bench", "bytes", "--repeats", "1", "--json", str(tmp_path / "b.json")]) == 0

@@ -58,7 +58,14 @@ def simulated() -> dict[str, dict[str, bool]]:
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(("part", "least"), [("products", 50), ("polar factors", 36), ("tiles as on a GPU", 1)])
+@pytest.mark.parametrize(
+    ("part", "least"),
+    [
+        ("products", 50),
+        pytest.param("polar factors", 36, marks=pytest.mark.tier("all")),
+        pytest.param("tiles as on a GPU", 1, marks=pytest.mark.tier("all")),
+    ],
+)
 def test_the_kernels_have_the_bits_of_the_processor(
     simulated: dict[str, dict[str, bool]], part: str, least: int
 ) -> None:
@@ -113,7 +120,7 @@ def test_a_numba_without_its_cuda_target_is_said(monkeypatch: pytest.MonkeyPatch
         polar.require_gpu()
 
 
-@pytest.mark.parametrize("command", [("syncer",), ("replay",)])
+@pytest.mark.parametrize("command", [("syncer",), pytest.param(("replay",), marks=pytest.mark.tier("all"))])
 def test_a_command_without_a_gpu_ends_with_one_line(command: tuple[str, ...], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "isthmus_services.main", *command, str(tmp_path / "run"), "--gpu"],

@@ -88,6 +88,7 @@ def test_an_installed_copy_and_a_clone_have_the_same_digest_and_it_is_said_which
     assert which_runs(ROOT) == ""
 
 
+@pytest.mark.tier("all")
 def test_the_labs_results_rest_on_the_library_and_not_on_the_list_of_experiments(tmp_path: Path) -> None:
     names = _imported("isthmus_lab.worker", FOLDERS, None).keys()
     assert {
