@@ -101,5 +101,5 @@ async def isthmus(*words: str) -> tuple[int, str]:
         for begun, said, do in re.findall(r"(?:^(?!  → )(.*)\n)?^(.*)\n  → (.*)$", out.getvalue(), re.MULTILINE):
             whole = f"{begun} {said}: {do}"
             known = any(r.tool == "status" and r.is_in(whole) and r.advice_is_in(do) for r in rows())
-            assert known, f"give it a row in tests/advice/test_status.py: {said}\n  → {do}"
+            assert known, f"give it a row in tests/advice/test_status_*.py: {said}\n  → {do}"
     return code, out.getvalue()

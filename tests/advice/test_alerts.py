@@ -20,9 +20,9 @@ import pytest
 from typing_extensions import override
 
 from advice.followed import commands_in
+from advice.lives import Fault
 from advice.recorded import Recording, alerts
 from advice.rows import A_GAP, row
-from advice.test_status import Fault
 from isthmus.agent import health as vitals
 from isthmus.agent.health import Vitals
 from isthmus.bus import Bus, BusItem

@@ -1,4 +1,4 @@
-"""What the board warns of, and what comes of its advice. What `isthmus status` says, too, is in test_status.py."""
+"""What the board warns of, and what comes of its advice. What `isthmus status` says, too, is in test_status*.py."""
 
 import asyncio
 import contextlib
@@ -17,9 +17,9 @@ import pytest
 
 from advice.doctors import ACCEPT
 from advice.followed import advises, command_in, commands_in, isthmus, mine, says
+from advice.lives import FEW, PACE, Fault, command, finished, training
 from advice.rows import A_GAP, Row, pattern, row
 from advice.test_alerts import Deaf
-from advice.test_status import FEW, PACE, Fault, command, finished, training
 from isthmus.errors import Denied, Unavailable
 from isthmus.format.records.keys import RUN_KEY, commit_key
 from isthmus.format.records.messages import encode, learner_stream

@@ -244,7 +244,7 @@ def test_all_damage_that_a_look_can_find_has_a_row() -> None:
     """What stands before it says only whether the run goes on: each text needs a row of its own."""
     contradiction = "is listed, and the store does not give it out"
     missing = [text for text in damage() if not any(_fits(words(text), row) for row in said_by("status"))]
-    assert missing == [contradiction], "give each a row in tests/advice/test_status.py"
+    assert missing == [contradiction], "give each a row in tests/advice/test_status_*.py"
 
 
 SAME_TOOL = {

@@ -10,8 +10,8 @@ import pytest
 
 from advice.doctors import HEAL
 from advice.followed import advises, command_in, commands_in, isthmus, mine, says
+from advice.lives import PACE, Fault, training
 from advice.rows import A_GAP, row
-from advice.test_status import PACE, Fault, training
 from isthmus.doctor.advice import IN_BUCKET, IN_FOLDER, IN_GOOGLE, Advice, freeing
 from isthmus.errors import Denied, StoreFull, Unavailable
 from isthmus.format.records.keys import checkpoint_key, commit_key

@@ -11,9 +11,9 @@ from torch import nn
 
 from advice.doctors import ACCEPT, HEAL
 from advice.followed import advises, command_in, isthmus, mine, says
+from advice.lives import FEW, Fault, finished, training
 from advice.rows import Row, row
 from advice.test_gc import SNAPSHOTS
-from advice.test_status import FEW, Fault, finished, training
 from isthmus.errors import Denied, LogCorrupt
 from isthmus.format.records.keys import commit_key, members_key
 from isthmus.inspect.replay import replay

@@ -15,8 +15,8 @@ from torch import nn
 
 import isthmus as isthmus_link
 from advice.followed import advises, commands_in, isthmus, mine
+from advice.lives import FEW, said, training, well
 from advice.rows import row
-from advice.test_status import FEW, said, training, well
 from e2e.test_processes import processes, wait_for
 from integration.test_learner_warnings import Away
 from isthmus.agent.health import STOOD_S

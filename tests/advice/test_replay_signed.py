@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from advice.followed import advises, command_in, isthmus, mine
+from advice.lives import FEW as UNSIGNED
+from advice.lives import Fault, training
 from advice.rows import Row, row
-from advice.test_status import FEW as UNSIGNED
-from advice.test_status import Fault, training
 from integration.test_lying_syncer import test_steps_that_there_was_no_time_for_are_named as forged
 from integration.test_manifests import WEB, stored, trained
 from isthmus.errors import ObjectMissing

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from advice.followed import advises, isthmus, mine, says
+from advice.lives import FEW
 from advice.rows import row
-from advice.test_status import FEW
 from isthmus.format.records.messages import Progress, encode, learner_stream
 from isthmus.syncer import agent as syncer_agent
 from isthmus.syncer import limits

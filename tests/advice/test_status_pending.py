@@ -105,5 +105,8 @@ def test_work_that_no_syncer_answered_is_named_and_its_advice_brings_it_in(
         code, said = check(run)
         newest = max((run / "commits" / "00000").iterdir()).relative_to(run)
         told = isthmus("explain", str(run), str(newest)).stdout
-    assert all(re.search(rf"in \d: {name} .* steps, [\d,]+ tokens, [\d.]+% of the weight", told) for name in "ab"), told
+    assert all(
+        re.search(rf"in \d: {name} .* steps, [\d,]+ tokens, length [\d.e-]+, [\d.]+% of the weight", told)
+        for name in "ab"
+    ), told
     assert (code, said.partition(":")[0]) == (0, "no learner trains"), said

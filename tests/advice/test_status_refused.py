@@ -8,8 +8,8 @@ import pytest
 
 from advice import test_status_waits
 from advice.followed import mine, says
-from advice.test_status import Fault
-from advice.test_status import training as trains
+from advice.lives import Fault
+from advice.lives import training as trains
 from advice.test_status_waits import FEW, line, said
 from isthmus.errors import Denied
 from support.world import in_virtual_time, serving, world

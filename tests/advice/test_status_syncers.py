@@ -12,8 +12,9 @@ from pathlib import Path
 from advice.doctors import small_run
 from advice.followed import command_in, isthmus, mine, says
 from advice.gate import gate
+from advice.lives import FEW, command, said, training, well
 from advice.rows import A_GAP, row
-from advice.test_status import FEW, command, said, tells_a_frozen_process, training, well
+from advice.test_status import tells_a_frozen_process
 from isthmus.format.signing.keys import write_signer
 from isthmus.syncer import Syncer
 from isthmus_services.processes import isthmus_command

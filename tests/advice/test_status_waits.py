@@ -16,10 +16,10 @@ import pytest
 from typing_extensions import override
 
 from advice.followed import advises, isthmus, mine, says
+from advice.lives import Fault
+from advice.lives import training as trains
 from advice.rows import A_GAP, Row, row
 from advice.test_alerts import Deaf
-from advice.test_status import Fault
-from advice.test_status import training as trains
 from isthmus.bus import BusItem
 from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.format.records.charter import Terms

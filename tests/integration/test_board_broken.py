@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from advice.test_status import Fault
+from advice.lives import Fault
 from isthmus.agent.ports import open_log
 from isthmus.bus import IN_STORE, default_bus, open_bus
 from isthmus.errors import Denied, Unavailable

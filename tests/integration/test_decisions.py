@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from advice.test_status import training
+from advice.lives import training
 from isthmus.format.signing import Signer, fingerprint
 from isthmus.inspect.decisions import expelled, waiting
 from isthmus.inspect.health_summary import health

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from advice.test_status import training
+from advice.lives import training
 from isthmus.bus import Bus, BusItem
 from isthmus.errors import Denied
 from isthmus.format.records import frame

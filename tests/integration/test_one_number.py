@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from advice.test_status import training
+from advice.lives import training
 from isthmus.format.records.keys import claim_key
 from isthmus.format.records.messages import PARTS
 from isthmus.format.records.objects import CommitHeader
