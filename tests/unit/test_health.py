@@ -1,7 +1,7 @@
 """The first line of `status` says which learners are merged, why others are not, and whether a person should act."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -631,3 +631,66 @@ def test_a_problem_that_lasts_is_told_once() -> None:
         "us-2: waits for store (9 s)", "  → wait", "over: us-1: waits for store (8 s)", f"over: {stands[1].said}",
     ]  # fmt: skip
     assert news.of([waits("us-1", 1)])[0] == "us-1: waits for store (1 s)"
+
+
+LOW, HIGH = [Point(float(t), 2.0) for t in range(40)], [Point(float(t), 2.0 / (1 + t)) for t in range(40)]
+
+
+def long_steps(
+    *updates: tuple[int, str, float, int], losses: Mapping[str, Sequence[Point]] | None = None, scale: float = 1.0
+) -> Health:
+    """Return the health of a run whose newest commits have these inputs: fragment, learner, length, steps."""
+    names = sorted({name for _, name, _, _ in updates})
+    commits = []
+    for version, (fragment, name, norm, steps) in enumerate(updates, 20):
+        merged = commit(COMMITTED_AT, fragment, version, (), None, **{name: scale if name == "a" else 1.0})
+        vars(merged.header.inputs[0]).update(norm=norm, steps=steps)
+        commits.append(merged)
+    hearing = BusView(RUN)
+    hearing.take(SYNCER_STREAM, BusItem("1-0", encode(alive())), 1.0)
+    for name in names:
+        hearing.take(learner_stream(name), BusItem("1-0", encode(beat(name))), 1.0)
+    return health(Status(hearing, [commit(COMMITTED_AT)], "", 0.0, NOW, losses=losses or {}, recent=commits), "r", "b")
+
+
+@pytest.mark.parametrize(
+    ("count", "norm", "steps", "named"),
+    [
+        (8, 6.0, 4, True),
+        (7, 6.0, 4, False),  # too few to judge by
+        (8, 5.0, 4, False),
+        (8, 6.0, 8, False),  # twice the steps explain half of it
+        (8, 6.0, 3, True),  # fewer steps explain nothing
+    ],
+)
+def test_updates_that_are_much_longer_than_the_others_are_named(
+    count: int, norm: float, steps: int, named: bool
+) -> None:
+    found = long_steps(*[(0, "a", norm, steps)] * count, (0, "b", 1.0, 4), (0, "b", 0.1, 4), (0, "b", 1.5, 4))
+    assert found.ok
+    assert found.said.startswith("the newest updates of a are 6 times as long as the others', for as many steps") == (
+        named and steps == 4
+    )
+    assert ("updates of a are" in found.said) == named
+    assert "isthmus explain r 0/" in found.said or not named
+    assert "of b" not in found.said
+
+
+def test_updates_are_compared_with_those_of_the_same_fragment() -> None:
+    long = [(0, "a", 9.0, 4)] * 9
+    assert "times as long" not in long_steps(*long, (1, "b", 1.0, 4)).said
+    assert "of a are 9 times as long" in long_steps(*long, (0, "b", 1.0, 4), (1, "b", 9.0, 4)).said
+    assert "times as long" not in long_steps(*long, (0, "b", 8.0, 4)).said
+    # One that has the longest of all, usually, is compared with the others' middle one.
+    assert "of a are 3" not in long_steps(*long, *[(0, "b", 3.0, 4)] * 3, (0, "b", 1.0, 4)).said
+
+
+def test_long_updates_are_a_failure_if_no_loss_has_fallen() -> None:
+    updates = [*[(0, "a", 9.0, 4)] * 9, (0, "b", 1.0, 4)]
+    failed = long_steps(*updates, losses={"a": LOW, "b": LOW})
+    assert not failed.ok
+    assert "for as many steps, and no loss has fallen: 2 at first, 2 in the newest updates" in failed.said
+    for losses in ({"a": LOW, "b": HIGH}, {"a": HIGH, "b": LOW}, {"a": LOW[:3], "b": LOW}, {}):
+        found = long_steps(*updates, losses=losses)
+        assert (found.ok, "of a are 9 times as long" in found.said, "no loss" in found.said) == (True, True, False)
+    assert "times as long" not in long_steps(*updates, losses={"a": LOW, "b": LOW}, scale=0.01).said, "it explodes"

@@ -180,10 +180,10 @@ async def _commit(log: Log, p: int, version: int) -> Explanation:
     total = sum(i.weight for i in h.inputs)
     for number, i in enumerate(h.inputs, 1):
         late = "" if i.base == version - 1 else f", {version - 1 - i.base} version(s) late"
+        share = f"{i.weight / total:.1%} of the weight{_cut(i, version)}"
         told.say(
             f"  in {number}: {i.learner} (incarnation {i.incarnation}) from version {i.base}{late}: {i.steps} steps, "
-            f"{i.tokens:,} tokens, {i.weight / total:.1%} of the weight{_cut(i, version)}; arrived "
-            f"{_s(i.arrived_at - w.opened_at)} after opening"
+            f"{i.tokens:,} tokens, length {i.norm:.3g}, {share}; arrived {_s(i.arrived_at - w.opened_at)} after opening"
         )
     for name, who in (("missing", w.missing), ("passed", [f.learner for f in w.passed])):
         if who:

@@ -15,6 +15,7 @@ from isthmus.inspect.learner_problems import (
     Part,
     exploding,
     of_bursts,
+    of_lengths,
     of_losses,
     of_manifests,
     of_rejected,
@@ -151,6 +152,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
             *of_manifests(status.turned_away),
         ]
         ailing += of_rejected(status, run)
+        everybody = {view.name for view in status.taking_part}
+        ailing += [part for part, failing in of_lengths(status, run, everybody, ()) if failing]
         # Learners that have stopped before their end may have done so because of the damage.
         first = [*found.parts, *damage] if found.ok else [*damage, *found.parts]
         parts = sorted([*first, *_of_unheard(status, bus), *ailing, *of_bursts(status, run, ())], key=_urgency)
@@ -225,9 +228,12 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         fewer = f"{counted(expected, 'learner')} expected, {len(here)} heard"
         absent.append(Part(fewer, "start the others, or expect fewer", ": "))
     ill = [*of_log(status, run), *list(wild.values())[:NAMED_MAX]]
+    heavy = of_weight(status, run)
+    long = [] if heavy else of_lengths(status, run, status.live, wild)
     ill += [
         *of_manifests(away),
-        *of_weight(status, run),
+        *heavy,
+        *(part for part, failing in long if failing),
         *waiting,
         *restarting(status),
         *of_losses(status, run, wild),
@@ -244,6 +250,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         *_of_joining(status),
         *absent,
         *_of_quorums(status, able),
+        *(part for part, failing in long if not failing),
     ]
     return Health(ok, sorted([*parts, *of_bursts(status, run, wild)], key=_urgency), merging)
 

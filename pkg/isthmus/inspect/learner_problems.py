@@ -1,12 +1,14 @@
 """The problems of a run that its learners make, each with what to do. No I/O."""
 
+import statistics
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from isthmus.format.records.messages import Heartbeat
+from isthmus.format.records.objects import Input
 from isthmus.inspect import bursts
-from isthmus.inspect.losses import rising
+from isthmus.inspect.losses import not_fallen, rising
 from isthmus.inspect.restarts import CLAIMS_READ
 from isthmus.inspect.status import Status
 from isthmus.log.figures import shares
@@ -35,6 +37,10 @@ REFUSED = 0.2
 HEAVY, WORKED = 0.9, 0.75
 """A learner is too heavy if its updates have more than this share of the newest rounds' weight, with less than that
 share of their tokens."""
+
+LONGER = 5.0
+"""A learner takes too long steps if the median of its newest updates, `MANY` or more, is more than so many times as
+long as the others' usual one, beyond what the numbers of steps explain."""
 
 REJECTED = 0.5
 """A learner that has left is named if more than this share of its tokens was rejected."""
@@ -278,3 +284,40 @@ def of_weight(status: Status, run: str) -> list[Part]:
             )
         found.append(Part(said, do))
     return found
+
+
+def of_lengths(status: Status, run: str, names: Collection[str], exploding: Collection[str]) -> list[tuple[Part, bool]]:
+    """Return those of these learners whose updates are much longer than the others', each with what to do.
+
+    The second value says whether this is a failure: no loss has fallen. (Alone, it may be that the others warm up.)
+    """
+    by_fragment = defaultdict[int, list[tuple[str, Input]]](list)
+    for commit in status.recent:
+        for given in commit.header.inputs:
+            if given.norm and given.learner in names:
+                by_fragment[commit.header.fragment].append((f"{commit.header.fragment}/{commit.version}", given))
+    rises, places = defaultdict[str, list[float]](list), dict[str, str]()
+    for inputs in by_fragment.values():
+        for name in {given.learner for _, given in inputs}:
+            others = sorted((i for _, i in inputs if i.learner != name), key=lambda i: i.norm / max(1, i.steps))
+            if not others:
+                continue
+            for places[name], given in [(place, i) for place, i in inputs if i.learner == name]:
+                rises[name].append(bursts.rise(given, others[len(others) // 2]))
+    curves = [not_fallen(status.losses[name]) for name in sorted(names) if name in status.losses]
+    stands = [levels for levels in curves if levels is not None]
+    failing = bool(stands) and len(stands) == len(curves)
+    found = list[tuple[Part, bool]]()
+    for name, of in sorted(rises.items()):
+        if name in exploding or len(of) < MANY or (times := statistics.median(of)) <= LONGER:
+            continue
+        said = f"the newest updates of {name} are {times:.0f} times as long as the others', for as many steps"
+        if failing:
+            first, now = min(stands)
+            said += f", and no loss has fallen: {first:.4g} at first, {now:.4g} in the newest updates"
+        do = (
+            f"isthmus explain {run} {places[name]} has such a round; if the learning rate of {name} is too high, start "
+            "it again with a lower one (hyperparameters='passed'); while the others warm up, this is usual"
+        )
+        found.append((Part(said, do), failing))
+    return found[:NAMED_MAX]

@@ -51,6 +51,9 @@ SPREADS = 3.0
 WORSE = 1.5
 """A loss that stays above so many times that of the first updates has diverged."""
 
+NOT_FALLEN = 0.8
+"""A loss that stays above this share of that of the first updates has not fallen."""
+
 
 class Point(NamedTuple):
     """The loss of one merged update. Points are ordered by time, then by loss."""
@@ -125,6 +128,18 @@ def rise(points: Sequence[Point]) -> tuple[float, float] | None:
     fell = statistics.median(before[:3]) - lowest
     now, least = min(newest), LEAST if points[-1].at - points[0].at >= YOUNG_S else YOUNG_LEAST
     return (lowest, now) if now - lowest > max(RISEN * fell, least * abs(lowest), SPREADS * scatter) else None
+
+
+def not_fallen(points: Sequence[Point]) -> tuple[float, float] | None:
+    """Return a loss that has not fallen as the lowest of its first ones and its lowest newest mean; None if it has.
+
+    None, too, for a curve that is too short to say.
+    """
+    means = _means(points)
+    if len(means) < BEFORE_LEAST + NEWEST:
+        return None
+    first, now = min(point.loss for point in points[:NEWEST]), min(means[-NEWEST:])
+    return (first, now) if now > NOT_FALLEN * first else None
 
 
 def _means(points: Sequence[Point]) -> list[float]:
