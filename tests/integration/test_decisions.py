@@ -91,6 +91,7 @@ async def test_status_and_the_board_tell_of_a_proposal_and_then_of_the_expulsion
         assert "expelled" not in rows["eu"]
 
 
+@pytest.mark.tier("all")
 @in_virtual_time
 async def test_an_expelled_learner_is_not_called_silent_unheard_or_on_its_way_back(folder: Path) -> None:
     async with world(folder, FEW) as w:

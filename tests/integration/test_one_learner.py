@@ -100,6 +100,10 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
+FIRST = ("all the weight", "overflow", "longer than is usual", "ten thousand steps", "flood")
+"""The attacks of `make test`, one of each kind: weight, numbers, length, steps, messages."""
+
+
 @dataclass
 class Outcome:
     """The measured result of one run."""
@@ -191,7 +195,9 @@ def test_of_honest_learners_little_is_cut_and_nothing_refused(undisturbed: Outco
     assert undisturbed.differ == 0
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize(
+    "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.tier("all")) for name in ATTACKS]
+)
 def test_one_learner_can_do_little(name: str, undisturbed: Outcome) -> None:
     found = outcome(ATTACKS[name])
     print(f"\n{name}: {found}")

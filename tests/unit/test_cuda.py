@@ -58,14 +58,8 @@ def simulated() -> dict[str, dict[str, bool]]:
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(
-    ("part", "least"),
-    [
-        ("products", 50),
-        pytest.param("polar factors", 36, marks=pytest.mark.tier("all")),
-        pytest.param("tiles as on a GPU", 1, marks=pytest.mark.tier("all")),
-    ],
-)
+@pytest.mark.tier("all")
+@pytest.mark.parametrize(("part", "least"), [("products", 50), ("polar factors", 36), ("tiles as on a GPU", 1)])
 def test_the_kernels_have_the_bits_of_the_processor(
     simulated: dict[str, dict[str, bool]], part: str, least: int
 ) -> None:

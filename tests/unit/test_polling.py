@@ -146,6 +146,7 @@ def test_the_plan_counts_the_messages_of_the_run_that_it_proposes(
     assert found["per_usd"] * found["day"]["usd"] == pytest.approx(without["per_usd"] * without["day"]["usd"])
 
 
+@pytest.mark.tier("all")
 def test_a_plan_for_too_few_requests_names_a_period_that_will_do(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--params", "1e8", "--learners", "4", "--requests-per-hour", "5000"]
     assert main(words) == 2
