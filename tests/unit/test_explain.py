@@ -147,6 +147,7 @@ async def test_what_was_cut_says_by_how_much_and_why() -> None:
     said = "\n".join((await story(log, "0/5")).lines)
     assert "made under version 3 of the membership" in said
     assert said.count("cut to") == 1
+    assert f" tokens, length {whole.norm:.3g}, " in said
     assert "cut to 0.25 of the weight that it asked for, and to 0.5 of its length (weight, norm)" in said
 
 

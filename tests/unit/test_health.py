@@ -637,10 +637,17 @@ LOW, HIGH = [Point(float(t), 2.0) for t in range(40)], [Point(float(t), 2.0 / (1
 
 
 def long_steps(
-    *updates: tuple[int, str, float, int], losses: Mapping[str, Sequence[Point]] | None = None, scale: float = 1.0
+    *updates: tuple[int, str, float, int],
+    losses: Mapping[str, Sequence[Point]] | None = None,
+    scale: float = 1.0,
+    weight: float = 1.0,
+    ended: bool = False,
 ) -> Health:
-    """Return the health of a run whose newest commits have these inputs: fragment, learner, length, steps."""
-    names = sorted({name for _, name, _, _ in updates})
+    """Return the health of a run whose newest commits have these inputs: fragment, learner, length, steps.
+
+    `scale`, `weight`: of a's updates. Of the learners only z is away. `ended`: all of them have left.
+    """
+    names = sorted({name for _, name, _, _ in updates} - {"z"})
     commits = []
     for version, (fragment, name, norm, steps) in enumerate(updates, 20):
         merged = commit(COMMITTED_AT, fragment, version, (), None, **{name: scale if name == "a" else 1.0})
@@ -649,8 +656,11 @@ def long_steps(
     hearing = BusView(RUN)
     hearing.take(SYNCER_STREAM, BusItem("1-0", encode(alive())), 1.0)
     for name in names:
-        hearing.take(learner_stream(name), BusItem("1-0", encode(beat(name))), 1.0)
-    return health(Status(hearing, [commit(COMMITTED_AT)], "", 0.0, NOW, losses=losses or {}, recent=commits), "r", "b")
+        hearing.take(learner_stream(name), BusItem("1-0", encode(left(name, True) if ended else beat(name))), 1.0)
+    head = commit(COMMITTED_AT, 0, 0, (), None, **dict.fromkeys(names, 1.0))
+    for given in head.header.inputs:
+        vars(given).update(weight=weight if given.learner == "a" else 1.0)
+    return health(Status(hearing, [head], "", 0.0, NOW, losses=losses or {}, recent=commits), "r", "b")
 
 
 @pytest.mark.parametrize(
@@ -681,8 +691,11 @@ def test_updates_are_compared_with_those_of_the_same_fragment() -> None:
     assert "times as long" not in long_steps(*long, (1, "b", 1.0, 4)).said
     assert "of a are 9 times as long" in long_steps(*long, (0, "b", 1.0, 4), (1, "b", 9.0, 4)).said
     assert "times as long" not in long_steps(*long, (0, "b", 8.0, 4)).said
-    # One that has the longest of all, usually, is compared with the others' middle one.
-    assert "of a are 3" not in long_steps(*long, *[(0, "b", 3.0, 4)] * 3, (0, "b", 1.0, 4)).said
+    # The usual one is in the middle by length per step, of those that state a length, of learners that train.
+    others = [(0, "b", 4.0, 40), (0, "b", 1.0, 4), (0, "b", 3.0, 4)]
+    assert "of a are 9 times as long" in long_steps(*long, *others, *[(0, "b", 0.0, 4)] * 3).said
+    assert "of a are 9 times as long" in long_steps(*long, *others, *[(0, "z", 9.0, 4)] * 9).said
+    assert "of z" not in long_steps((0, "a", 1.0, 4), (0, "b", 1.0, 4), *[(0, "z", 9.0, 4)] * 9).said
 
 
 def test_long_updates_are_a_failure_if_no_loss_has_fallen() -> None:
@@ -693,4 +706,12 @@ def test_long_updates_are_a_failure_if_no_loss_has_fallen() -> None:
     for losses in ({"a": LOW, "b": HIGH}, {"a": HIGH, "b": LOW}, {"a": LOW[:3], "b": LOW}, {}):
         found = long_steps(*updates, losses=losses)
         assert (found.ok, "of a are 9 times as long" in found.said, "no loss" in found.said) == (True, True, False)
+    assert failed.said.count("times as long") == 1
+    high = [Point(point.at, 3.0) for point in LOW]
+    assert "fallen: 2 at first, 2 in" in long_steps(*updates, losses={"a": high, "b": LOW}).said
     assert "times as long" not in long_steps(*updates, losses={"a": LOW, "b": LOW}, scale=0.01).said, "it explodes"
+    heavy = long_steps(*updates, losses={"a": LOW, "b": LOW}, weight=99.0).said
+    assert ("the others hardly count" in heavy, "times as long" in heavy) == (True, False)
+    for losses, ok in (({"a": LOW, "b": LOW}, False), ({"a": LOW, "b": HIGH}, True)):
+        over = long_steps(*updates, losses=losses, ended=True)
+        assert (over.ok, "times as long" in over.said) == (ok, not ok), over.said

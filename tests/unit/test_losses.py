@@ -10,7 +10,7 @@ from rich.console import Console
 
 from isthmus.format.records.fields import LOSS_MAX
 from isthmus.inspect import losses
-from isthmus.inspect.losses import LossCurves, Point, rise, sampled
+from isthmus.inspect.losses import LossCurves, Point, not_fallen, rise, sampled
 from isthmus.log import Commit, Log
 from isthmus_services.output import curves
 from support.commits import RecordedLog, committed, digest_of, given
@@ -142,3 +142,21 @@ def test_a_run_that_diverged_at_once_rises_however_much_its_loss_falls_again() -
     assert low == 4.5
     assert now == pytest.approx(1020.0, rel=0.1)
     assert rise([Point(float(k), 4.5 - 0.01 * k) for k in range(300)]) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([2.0] * 32, (2.0, 2.0)),
+        ([3.0, 2.5, 2.0, 2.5, *[2.1] * 28], (2.0, 2.1)),  # below none of the first ones
+        ([2.0] * 28 + [1.7] * 4, (2.0, 1.7)),
+        ([2.0] * 28 + [1.5] * 4, None),
+        ([2.0] * 28 + [1.5, 2.0, 2.0, 2.0], None),  # it scatters
+        ([2.0] * 11, None),
+        ([2.0] * 12, (2.0, 2.0)),
+    ],
+)
+def test_a_loss_that_stays_near_its_first_has_not_fallen(
+    values: list[float], expected: tuple[float, float] | None
+) -> None:
+    assert not_fallen(points(values)) == expected
