@@ -26,7 +26,7 @@ from isthmus.format.rules import CHECKPOINTS_KEPT, Hyperparameters, Pace, Rules
 from isthmus.link import agent_thread
 from isthmus.syncer import agent as syncer_agent
 from isthmus.torch import moments
-from isthmus.torch.loop import IDLE_STEPS
+from isthmus.torch.loop import DISORDERED, IDLE_STEPS
 from isthmus_services.main import main
 from isthmus_services.processes import isthmus_command
 from support.world import NumpyReplica, in_virtual_time, seed_of, serving, train, until, world
@@ -448,6 +448,17 @@ def test_a_lower_rate_that_a_restart_does_not_take(folder: Path, caplog: pytest.
     assert (started(0.01, "passed"), here.is_in(caplog.text)) == (0.01, False)
 
 
+def test_the_rate_that_a_schedule_begins_with_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """A warm-up has set another one by then, which is in no script."""
+    made = []
+    for rate in (0.002, 0.001):
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=rate)
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 50)
+        made.append(optimizer)
+    moments.choose(made[1], {"state": made[0].state_dict()}, Hyperparameters.RESTORED)
+    assert "lr 0.002 and not 0.001 in group 0" in caplog.text
+
+
 def test_a_schedule_alone_is_no_other_setting(caplog: pytest.LogCaptureFixture) -> None:
     """The built-in trainer sets the rate at each step: its restarts warned of that."""
     model = nn.Linear(2, 2)
@@ -488,6 +499,55 @@ def test_a_loop_without_a_step_of_its_optimizer(folder: Path, caplog: pytest.Log
             optimizer.step()
         link.step(tokens=2)
     assert [here.is_in(message) for message in caplog.messages].count(True) == 0
+    link.close(wait=0.0)
+
+
+@row(
+    "log",
+    "link.step is called between the backward pass and optimizer.step(): call it after optimizer.step(); whenever this loop ends, "
+    "it is in the middle of a step, and nothing of its end is stored",
+    means="Ten calls of `link.step` in a row found gradients that the optimizer had not used yet.",
+    like="`link.step` once per micro-batch: then its calls and the optimizer's steps are counted.",
+    do="call it after optimizer.step()",
+    then="The line does not come again, and the loop's end is stored.",
+    lost="at the end, what was trained since the last checkpoint",
+)
+def test_a_loop_that_tells_of_a_step_before_it_is_made(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_a_loop_that_tells_of_a_step_before_it_is_made)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    link = isthmus_link.join(str(folder), model, optimizer, learner="a", create=RULES)
+
+    def step(order: str) -> None:
+        for what in order:
+            if what == "b":
+                model(torch.ones(2)).sum().backward()
+            elif what == "o":
+                optimizer.step()
+            elif what in "zn":
+                optimizer.zero_grad(set_to_none=what == "n")
+            else:
+                link.step(tokens=2)
+
+    # b: backward pass, o: optimizer, l: link, n and z: gradients are removed, or set to zero
+    for order, warnings in {
+        "bol": 0,
+        "blon": 1,
+        "bolz": 0,
+        "nblo": 1,
+        "bozl": 0,
+        "bbloz": 1,
+        "bonl": 0,
+        "nbol": 0,
+    }.items():
+        caplog.clear()
+        for _ in range(DISORDERED + 2):
+            step(order)
+        assert [here.is_in(message) for message in caplog.messages].count(True) == warnings, order
+        step("bol")
+    for _ in range(DISORDERED // 2):  # of a step that a gradient scaler leaves out, the gradients are not used
+        step("nbolnbl")
+    assert not any(here.is_in(message) for message in caplog.messages)
     link.close(wait=0.0)
 
 

@@ -145,8 +145,17 @@ def test_a_loop_that_steps_in_the_wrong_order_or_does_not_close_is_told_so(tmp_p
         assert [f" {learner}: " in line for line in lines if words in line] == [True], lines
 
 
-def test_a_closed_link_whose_agent_had_failed_was_closed(tmp_path: Path) -> None:
-    lines = lines_of(FENCED, str(tmp_path / "run"))
+@pytest.mark.parametrize(
+    "script",
+    [
+        # The loop of another error than that a second process has the name, and closed.
+        "from isthmus.link import agent_thread\nagent_thread.Fenced = KeyError\n" + FENCED,
+        FENCED.replace("first.close(wait=0.0)\n", ""),
+    ],
+    ids=["closed", "fenced"],
+)
+def test_a_link_that_is_closed_or_has_a_successor_is_not_said_to_be_open(script: str, tmp_path: Path) -> None:
+    lines = lines_of(script, str(tmp_path / "run"))
     assert not [line for line in lines if "was not called" in line]
 
 

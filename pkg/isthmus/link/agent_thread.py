@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from isthmus.agent.ports import TRUSTING, Find, Ports, open_ports
 from isthmus.codecs import kernels
-from isthmus.errors import IsthmusError, RankLost, first_cause
+from isthmus.errors import Fenced, IsthmusError, RankLost, first_cause
 from isthmus.format.records.fields import require_name
 from isthmus.format.rules import MemberRole, Pace
 from isthmus.interrupts import held_back
@@ -277,7 +277,8 @@ class AgentThread:
 
     def _at_exit(self) -> None:
         """End the thread before the interpreter exits, which would tear down requests under way."""
-        if self._attached.is_set():
+        # Where another process has the name, that one goes on, and the error has said so.
+        if self._attached.is_set() and not isinstance(self._failure, Fenced):
             logger.warning(
                 "%s: this process ends, and link.close() was not called: no last checkpoint is stored, and a restart "
                 "goes on after %s; use «with isthmus.join(…) as link:», or call link.close() at the end",

@@ -8,6 +8,7 @@ middle of a step, this module can tell whether the loop's state is still that of
 import logging
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,10 @@ IDLE_STEPS = 100
 STEPPED = 0.75
 """A warning is logged, too, if fewer of `IDLE_STEPS` calls of `link.step` than this share came after a step of the
 optimizer. A gradient scaler leaves out some steps."""
+
+DISORDERED = 10
+"""A warning is logged, too, if so many calls of `link.step` in a row came between the backward pass and the step of the
+optimizer. Such a loop ends in the middle of a step, so that nothing of its end can be stored."""
 
 NOTED_BYTES = 1 << 20
 """Most bytes of buffers that are noted at a boundary. If a model's buffers are larger in all, none is noted."""
@@ -102,6 +107,9 @@ class Loop(Saver):
         self._stepped = optimizers.names_of(model, optimizer)
         self._idle = self._untold = self._calls = self._steps = self._made = 0
         self._few = self._many = False
+        self._disordered = 0
+        self._used: tuple[weakref.ref[torch.Tensor], int] | None = None
+        """A gradient that the optimizer's last step used, and its version then."""
         self._made_anew: list[tuple[str, Any, int]] = []
         """Schedules that keep the settings that they were made with, and the place that each is to have."""
         self._hooks = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
@@ -124,6 +132,8 @@ class Loop(Saver):
 
     def _end(self, *_: object) -> None:
         self._begun = True
+        grad = self._gradient()
+        self._used = None if grad is None else (weakref.ref(grad), version_of(grad))
         self._untold += 1
         if self._untold == IDLE_STEPS:
             logger.warning(
@@ -134,6 +144,7 @@ class Loop(Saver):
 
     def count(self) -> None:
         """Note that the loop says that a step is done; log a warning if the optimizer has made fewer, or more."""
+        self._watch_order()
         self._made += self._untold
         self._calls += 1
         self._steps += self._begun
@@ -154,6 +165,27 @@ class Loop(Saver):
                 self._made, self._calls,
             )  # fmt: skip
         self._few, self._many, self._calls, self._steps, self._made = few, many, 0, 0, 0
+
+    def _gradient(self) -> torch.Tensor | None:
+        """Return the first gradient of the parameters that the optimizer steps."""
+        given = (p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None)
+        return next(given, None)
+
+    def _watch_order(self) -> None:
+        """Log a warning if the last calls of `link.step` found gradients that the optimizer has not used."""
+        grad = self._gradient()
+        new = (
+            grad is not None
+            and self._used is not None
+            and (self._used[0]() is not grad or self._used[1] != version_of(grad))
+        )
+        self._disordered = self._disordered + 1 if self._begun and new else 0
+        # Gradients that were set to zero are changed, too.
+        if self._disordered == DISORDERED and grad is not None and bool(getattr(grad, "_local_tensor", grad).any()):
+            logger.warning(
+                "link.step is called between the backward pass and optimizer.step(): call it after optimizer.step(); "
+                "whenever this loop ends, it is in the middle of a step, and nothing of its end is stored"
+            )
 
     def described(self) -> str:
         """Return the names of data and other objects as a phrase; it must be the same on every rank of a learner."""

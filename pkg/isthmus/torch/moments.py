@@ -131,10 +131,11 @@ def choose(optimizer: torch.optim.Optimizer, saved: dict[str, Any], settings: Hy
     for number, (here, there) in enumerate(zip(optimizer.param_groups, saved["state"]["param_groups"], strict=True)):
         # A schedule that cycles the momentum, too, has its place in the checkpoint.
         chosen = [name for name in CHOSEN if name not in CYCLED or "max_momentum" not in here]
-        differ = [name for name in chosen if name in here and name in there and here[name] != there[name]]
-        if "lr" in here and "lr" in there and not math.isclose(_start(here), _start(there), rel_tol=1e-6):
-            differ.append("lr")
-        found += [f"{name} {there[name]} and not {here[name]} in group {number}" for name in differ]
+        both = [(name, there[name], here[name]) for name in chosen if name in here and name in there]
+        differ = [(name, was, now) for name, was, now in both if was != now]
+        if "lr" in here and "lr" in there and not math.isclose(_start(there), _start(here), rel_tol=1e-6):
+            differ.append(("lr", _start(there), _start(here)))
+        found += [f"{name} {was} and not {now} in group {number}" for name, was, now in differ]
         if settings is Hyperparameters.PASSED:
             there.update({name: here[name] for name in (*CHOSEN, *OF_A_SCHEDULE) if name in here})
     if found and settings is Hyperparameters.RESTORED:
