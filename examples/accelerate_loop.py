@@ -1,5 +1,6 @@
 """A loop over `accelerate.Accelerator` in a run, of the same model as `trainer.py`: the two may share one.
 
+pip install '.[transformers]'
 accelerate launch examples/accelerate_loop.py RUN --learner eu-1 [--bus redis://host]
 """
 

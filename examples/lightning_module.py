@@ -1,5 +1,6 @@
 """A LightningModule in a run, of the same model as `trainer.py`: the two, and plain loops, may share one.
 
+pip install '.[lightning]' torchdata
 python examples/lightning_module.py RUN --learner eu-1 [--bus redis://host]
 """
 
