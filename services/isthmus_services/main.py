@@ -182,7 +182,13 @@ def _run(command: Command, arguments: argparse.Namespace) -> int:
         print(f"warning: {said}", file=sys.stderr)
     if said := which_runs(Path.cwd()):
         print(f"note: {said}", file=sys.stderr)
-    return int(loaded(command).run(resolved.values) or 0)
+    run = loaded(command).run
+    if getattr(resolved.values, "json", None) != "-":
+        return int(run(resolved.values) or 0)
+    from isthmus_services.output.report import text_on_stderr
+
+    with text_on_stderr():
+        return int(run(resolved.values) or 0)
 
 
 def loaded(command: Command) -> Any:

@@ -223,6 +223,21 @@ def test_a_second_init_says_that_it_changed_nothing(folder: Path, caplog: pytest
     assert re.fullmatch(rf"{folder} exists already, created 20\d\d-.*: it was not changed", said)
 
 
+@pytest.mark.parametrize("command", ["heal", "status"])
+def test_json_alone_goes_to_stdout_and_text_to_stderr(
+    command: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", str(folder)]) == 0
+    capsys.readouterr()
+    assert main([command, str(folder), "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert len(json.loads(out)["fragments"]) > 1
+    assert "fragment" in err
+    assert not Path("-").exists()
+    print("later")
+    assert capsys.readouterr().out == "later\n"
+
+
 def test_a_learners_name_is_checked(folder: Path, refused: Refusals) -> None:
     assert main(["init", str(folder)]) == 0
     assert "--learner 'a/b'" in refused("learner", str(folder), "--learner", "a/b")

@@ -3,9 +3,11 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from isthmus.errors import InputError
 
@@ -69,10 +71,30 @@ def save(figure: "Figure", path: Path) -> None:
         small.save(path, optimize=True)
 
 
+_RESULTS: ContextVar[TextIO] = ContextVar("results")
+"""The stdout of a command whose text goes to stderr."""
+
+
+@contextmanager
+def text_on_stderr() -> Iterator[None]:
+    """Let all text go to stderr meanwhile, so that stdout has nothing but what `write_json` writes there."""
+    before = _RESULTS.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _RESULTS.reset(before)
+
+
 def write_json(report: Mapping[str, object], *paths: str | Path | None) -> None:
-    """Write the report as JSON to each path that is not empty. Raises `InputError` if a path cannot be written."""
+    """Write the report as JSON to each path that is not empty; `-` is stdout.
+
+    Raises `InputError` if a path cannot be written.
+    """
     for path in paths:
-        if path:
+        if path == "-":
+            print(json.dumps(report, indent=2), file=_RESULTS.get(sys.stdout))
+        elif path:
             try:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 Path(path).write_text(json.dumps(report, indent=2) + "\n")

@@ -142,7 +142,12 @@ class Reported:
     """Reports."""
 
     json: Annotated[
-        str | None, Setting("also write the results to this path, as JSON", metavar="PATH", flag_only=True)
+        str | None,
+        Setting(
+            "also write the results to this path, as JSON (-: to stdout, and text to stderr)",
+            metavar="PATH",
+            flag_only=True,
+        ),
     ] = None
 
 
