@@ -148,3 +148,11 @@ def test_a_learner_that_says_its_steps_take_for_ever_is_believed_up_to_a_bound(
     known = found.terms("abc", ())
     assert known.slowest_step_s == slowest
     assert known.fastest_step_s == 1.0
+
+
+def test_a_lead_is_the_usual_one_or_that_of_the_learner_if_it_is_longer() -> None:
+    found = members("a", "b", "c")
+    for name, step_s, upload_s in (("a", 1.0, 3.0), ("b", 2.0, 5.0), ("c", 3.0, 20.0)):
+        found.heard(name, 1, 100.0, step_s=step_s, upload_s=upload_s)
+    assert found.lead_s() == 7.0
+    assert [found.lead_s(name) for name in ("a", "b", "c", "never-heard")] == [7.0, 7.0, 23.0, 7.0]

@@ -1,6 +1,7 @@
 """The state machine of a round turns timed events into actions. Each test tells the story of one round."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -12,6 +13,7 @@ from isthmus.rounds import rounds as rounds_module
 from isthmus.rounds.events import (
     Abandon,
     Action,
+    Announced,
     Appended,
     Arrived,
     Called,
@@ -211,7 +213,7 @@ def test_the_end_of_grace_waits_until_every_learner_had_the_time_to_be_heard() -
     assert story.rounds.on(Tick(), until) == [Merge(1, ClosedBy.GRACE)]
 
 
-# --- after an outage of the bus -------------------------------------------------------------------------------------
+# --- after an outage of the bus or the store -------------------------------------------------------------------------------------
 
 
 def back(story: Story, away_s: float = 45.0) -> None:
@@ -229,6 +231,52 @@ def asks_afresh(actions: Sequence[Action]) -> bool:
 
 def reads(actions: Sequence[Action]) -> list[tuple[str, int]]:
     return [(a.pointer.learner, a.pointer.tokens) for a in actions if isinstance(a, Fetch)]
+
+
+@pytest.mark.parametrize(
+    ("held_s", "upload_s", "idle_s", "over"),
+    [
+        (19.0, 0.02, 20.0, True),
+        (5.1, 0.02, 20.0, True),
+        (4.9, 0.02, 20.0, False),
+        (19.0, 4.5, 20.0, True),
+        (19.0, 4.7, 20.0, False),  # over its link, updates take as long
+        (19.0, 0.02, 5.1, True),
+        (19.0, 0.02, 4.9, False),  # others were merged meanwhile
+    ],
+)
+def test_an_update_that_was_held_up_shows_that_an_outage_of_the_store_is_over(
+    held_s: float, upload_s: float, idle_s: float, over: bool
+) -> None:
+    story = Story("a", "b")
+    story.commit("a", "b")
+    story.now += 20.0
+    story.members.committed_at = story.now - idle_s  # of any fragment
+    story.beat("a", upload_s=upload_s)
+    story.beat("b")
+    pointer = dataclasses.replace(story.pointer("a", 1, due=True), boundary_at=story.now - held_s)
+    actions = story.rounds.on(Announced(pointer), story.now)
+    assert asks_afresh(actions) == over
+    assert story.members.back_at == (story.now if over else -math.inf)
+    if over:
+        story.now += 1.0  # another one that was captured before, and one that was not
+        late = dataclasses.replace(story.pointer("b", 1), boundary_at=story.now - 19.0)
+        assert reads(story.rounds.on(Announced(late), story.now)) == []
+        assert story.members.back_at == story.now - 1.0, "this outage is known"
+        assert reads(story.announce("b", 1, tokens=5000)) == [("b", 5000)]
+
+
+def test_only_a_new_update_on_the_newest_version_shows_that_an_outage_is_over() -> None:
+    story = Story("a", "b", "c")
+    story.commit("a", "b")
+    assert story.members.committed_at == story.now
+    story.announce("a", 1)
+    known = story.pointer("a", 1)
+    story.now += 20.0
+    for pointer in (known, story.pointer("c", 0), dataclasses.replace(story.pointer("b", 1), old=True)):
+        held_up = dataclasses.replace(pointer, boundary_at=story.now - 20.0)
+        story.rounds.on(Announced(held_up), story.now)
+        assert story.members.back_at == -math.inf
 
 
 def test_updates_from_before_an_outage_are_not_read_while_newer_ones_may_come() -> None:

@@ -267,6 +267,48 @@ def test_a_request_nobody_answers_hangs_since_it_was_sent_or_since_the_last_answ
     drive(away, Patience(attempts=1), body)
 
 
+def test_an_answer_says_how_long_none_came_after_a_request() -> None:
+    async def body(edge: EdgeStore) -> None:
+        silent = list[float]()
+        edge.outage.over = silent.append
+        away.takes_s = 2.0
+        await edge.get("k")
+        await asyncio.sleep(100.0)  # nothing is asked
+        await edge.get("k")
+        away.takes_s = 30.0
+        slow = asyncio.ensure_future(edge.get("k"))
+        await asyncio.sleep(10.0)
+        away.takes_s = 1.0
+        await edge.get("k")  # a store that answers others is not silent
+        await slow
+        away.takes_s = 1e6
+        hung = asyncio.ensure_future(edge.get("k"))
+        await asyncio.sleep(40.0)
+        hung.cancel()
+        await asyncio.gather(hung, return_exceptions=True)
+        await asyncio.sleep(5.0)
+        away.takes_s = 1.0
+        await edge.get("k")  # who asked before did not wait for an answer
+        assert silent == pytest.approx([2.0, 2.0, 11.0, 19.0, 1.0])
+
+    away = Away(0)
+    drive(away, Patience(attempts=1), body)
+
+
+def test_an_answer_after_failures_says_how_long_none_came() -> None:
+    async def body(edge: EdgeStore) -> None:
+        silent = list[float]()
+        edge.outage.over = silent.append
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await edge.get("k")
+            await asyncio.sleep(20.0)
+        await edge.get("k")
+        assert silent == pytest.approx([40.0])
+
+    drive(Away(2), Patience(attempts=1), body)
+
+
 # --- create-only ------------------------------------------------------------------------------------------------------
 
 

@@ -67,6 +67,9 @@ class LiveLearners:
         """When the bus came back after an outage so long that learners are asked for newer updates than those that they
         sent before."""
 
+        self.committed_at = now
+        """When a commit of any fragment was last seen."""
+
     def heard(
         self,
         learner: str,
@@ -169,10 +172,12 @@ class LiveLearners:
             cap_s=slowest + max(answers, default=0.0),
         )
 
-    def lead_s(self) -> float:
+    def lead_s(self, learner: str = "") -> float:
         """Return how long an update usually takes from the call to being stored: a step and an upload [s]; 0 while
-        unknown."""
-        return self.usual_step_s() + self._median("upload_s")
+        unknown. Of `learner`, if that is longer, as the learner states it."""
+        known = self._learners.get(learner)
+        own_s = 0.0 if known is None else known.step_s + known.upload_s
+        return max(own_s, self.usual_step_s() + self._median("upload_s"))
 
     def usual_sync_s(self) -> float:
         """Return how long it usually takes from a commit until its value is ready at a learner [s]; 0 while unknown."""

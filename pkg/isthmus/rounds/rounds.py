@@ -80,6 +80,11 @@ arrives."""
 IDLE_PERIODS = 2.0
 """After this many times the time in which a learner usually opens a round, any waiting update opens one."""
 
+LONG_S, LONG_LEADS = 5.0, 4.0
+"""If an update is heard of longer after its capture than this, and than so many times its learner's usual lead, it was
+held up. If nothing was committed for as long, an outage of the store is over, of which this syncer may not know: it
+asks the store for nothing while no update is announced."""
+
 STEP_UNKNOWN_S = 1.0
 """The duration of a step, in seconds, that is assumed until a learner has stated its own."""
 
@@ -298,8 +303,11 @@ class Rounds:
             self._reject(pointer, settled, now, count=not pointer.old)
             return []
         self._put_off.pop(place, None)
-        # Such an update still opens a round if it is due: the previous round may have failed.
-        if pointer.digest in {p.digest for p in (known, in_round) if p is not None}:
+        again = pointer.digest in {p.digest for p in (known, in_round) if p is not None}
+        if pointer.base == self.head and not (again or pointer.old):
+            self._look_for_outage(pointer, now)
+        # An update that is announced again still opens a round if it is due: the previous round may have failed.
+        if again:
             self._reject(pointer, Reason.DUPLICATE, now, count=not pointer.old)
         elif known is not None and known.rank > pointer.rank:
             self._reject(pointer, Reason.SUPERSEDED, now, count=not pointer.old)
@@ -327,6 +335,12 @@ class Rounds:
         if self._may_open and due and pointer.base == self.head and self._try_to_open(now):
             actions.append(self._call())
         return actions + self.fetches()
+
+    def _look_for_outage(self, pointer: Pointer, now: float) -> None:
+        """Notice from an update that was held up that an outage of the store is over."""
+        since_s = now - max(self._live.committed_at, self._live.back_at, pointer.boundary_at)
+        if since_s > max(LONG_S, LONG_LEADS * self._live.lead_s(pointer.learner)):
+            self._live.gap(now, since_s)
 
     def _called(self, version: int, by: str, now: float) -> list[Action]:
         """Handle another syncer's call: open the same round here, or catch up if the call is for a later version."""
@@ -362,6 +376,11 @@ class Rounds:
     def overtaken(self) -> bool:
         """Whether the round was opened before the last outage was over: its learners have trained on meanwhile."""
         return self.round is not None and self.round.opened_at < self._live.back_at
+
+    @property
+    def usual_commit_s(self) -> float:
+        """How long it usually takes from the end of a round until its commit is in the log [s]; 0 while unknown."""
+        return self._close_to_commit.value
 
     def take_fetched(self, pointer: Pointer) -> bool:
         """End the fetch of an update; return whether it still belongs in the round. If so, the caller must accumulate
@@ -527,6 +546,7 @@ class Rounds:
         leftover = list(self.round.arrived.values()) if self.round else []
         self._end(now)
         self.head = commit.version
+        self._live.committed_at = now
         self._note_commit(commit)
         kept = {v: at for v, at in self._known_since.items() if v >= commit.version - self._pace.staleness}
         self._known_since = kept | {commit.version: now}

@@ -1,5 +1,6 @@
 """A store that records when it last answered."""
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from isthmus.errors import Denied, ObjectMissing, Unavailable, told
@@ -23,11 +24,14 @@ class Outage:
         """When the store last answered, if only with `Denied` or `ObjectMissing`; None: never yet."""
         self.why = ""
         """What the last request said that failed."""
+        self.over: Callable[[float], None] = lambda _: None
+        """Called at each answer, with the seconds since the first request that was sent after the last one."""
         self._runtime = runtime
         self._down_since: float | None = None
         self._unwritten_since: float | None = None
         self._unwritten_at = 0.0
         self._open: dict[int, float] = {}  # when each open request was sent, by its number
+        self._asked_at: float | None = None  # when the first request after the last answer was sent, or was open
         self._sent = 0
 
     @property
@@ -55,19 +59,25 @@ class Outage:
     def sent(self) -> int:
         """Note that a request was sent; return its number."""
         self._sent += 1
-        self._open[self._sent] = self._runtime.now()
+        now = self._open[self._sent] = self._runtime.now()
+        self._asked_at = now if self._asked_at is None else self._asked_at
         return self._sent
 
     def ended(self, number: int) -> None:
-        """Note that a request has ended, for whatever reason."""
+        """Note that a request has ended, for whatever reason. One that was cancelled says nothing of the store."""
         del self._open[number]
+        if not self._open and self._down_since is None:
+            self._asked_at = None
 
     def answered(self, operation: str) -> None:
-        """Note an answer, if only `Denied` or `ObjectMissing`."""
+        """Note an answer, if only `Denied` or `ObjectMissing`, before its request is noted as ended."""
+        now = self._runtime.now()
+        asked_at, self._asked_at = self._asked_at, now
         self._down_since = None
         if operation in WRITES:
             self._unwritten_since = None
-        self.answered_at = self._runtime.now()
+        self.answered_at = now
+        self.over(0.0 if asked_at is None else now - asked_at)
 
     def failed(self, operation: str, why: str) -> None:
         """Note that a request was not answered, or could not be carried out, and what was said of it."""
@@ -91,6 +101,7 @@ class WatchedStore(Layer):
         number = self._outage.sent()
         try:
             result = await send()
+            self._outage.answered(operation)
         except Unavailable as error:
             self._outage.failed(operation, told(error))
             raise
@@ -99,5 +110,4 @@ class WatchedStore(Layer):
             raise
         finally:
             self._outage.ended(number)
-        self._outage.answered(operation)
         return result

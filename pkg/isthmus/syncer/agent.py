@@ -97,6 +97,10 @@ TAKES_BYTES_S = 1 << 29
 syncer waits as long as folding takes at this speed. If the share is gone again by then, nothing was read for it; if it
 stays, taking over lasts twice as long."""
 
+STORE_AWAY_S, STORE_AWAY = 5.0, 4.0
+"""If the store answers again after longer than this, and so many times as long as a commit usually takes, learners are
+asked for newer updates than those that they sent before."""
+
 HUNG_S = 10.0
 """A store is taken to be away if it has left a request unanswered for this many seconds and answered no other."""
 
@@ -166,6 +170,8 @@ class Syncer:
         self._said: FairQueue[tuple[str, BusItem, bool]] = FairQueue(HEARD_EACH, HEARD_MAX, self._dropped)
         self._connectivity = Connectivity(runtime, store, self._tolerance, self._listener, self._speaker, bus.url)
         self._trouble_log = TroubleLog(name, self.pace.silence_s, MEANWHILE)
+        self._commits_at_gap = -1
+        store.outage.over = self._store_answers
         self.vitals = Vitals(runtime, store, self._listener, self._speaker, self.metrics, bus.url, self._stood_still)
         self._admission = Admission(FETCHES_MAX, runtime.compute.threads)
         limits = Limits(
@@ -315,6 +321,14 @@ class Syncer:
     def _gap(self, away_s: float) -> None:
         self._live.gap(self._runtime.now(), away_s)
         self._holders.gap(self._runtime.now())
+
+    def _store_answers(self, away_s: float) -> None:
+        """Note that the store answers again: what learners have sent before is short, as they have trained on."""
+        usual_s = max((self.coordinators[p].rounds.usual_commit_s for p in self.held), default=0.0)
+        # A link on which every value takes so long would otherwise never carry a commit.
+        if away_s > max(STORE_AWAY_S, STORE_AWAY * usual_s) and self.tallies.commits > self._commits_at_gap:
+            self._commits_at_gap = self.tallies.commits
+            self._live.gap(self._runtime.now(), away_s)
 
     def _stood_still(self, for_s: float) -> None:
         """Note that this process stood still: what was said meanwhile waits, and its rounds' times have run out."""
