@@ -19,6 +19,8 @@ from isthmus.format.rules import Pace, Rules
 from isthmus.store import files
 from isthmus_services.processes import isthmus_command
 
+pytestmark = pytest.mark.tier("test")
+
 RULES = Rules(fragments=2, sync_every=4)
 PACE = Pace(heartbeat_s=0.2, silence_s=0.8)
 
@@ -269,7 +271,7 @@ def test_a_join_that_fails_after_all_leaves_no_thread_behind(folder: Path) -> No
     Trainer(folder).steps(3).link.close()
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(InputError, match=r"data, a Unwilling, cannot go on .*cannot go back"):
+    with pytest.raises(InputError, match=r"data, an Unwilling, cannot go on .*cannot go back"):
         isthmus.join(str(folder), model, optimizer, learner="a", data=Unwilling())
     end = time.monotonic() + 60
     while any(t.name.startswith("isthmus") for t in threading.enumerate()):

@@ -25,6 +25,8 @@ from isthmus.runtime.clock import ComputePool
 from isthmus.torch import model as torch_model
 from support.world import check_log, serving, world
 
+pytestmark = pytest.mark.tier("test")
+
 FRAGMENT = partition([Spec("w", (40, 8), "float32", TensorClass.DENSE)], 1).fragments[0]
 FADED = np.full(FRAGMENT.size, 1e-40, np.float32)
 """Denormal values, like the momentum of parameters that have had no gradient for a few hundred rounds."""

@@ -21,6 +21,8 @@ import isthmus
 from isthmus.format.rules import Pace, Rules
 from isthmus_services.processes import isthmus_command
 
+pytestmark = pytest.mark.tier("test")
+
 PACE = Pace(heartbeat_s=0.2, silence_s=0.8)
 WARMUP = 10
 
@@ -135,7 +137,7 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "a count before the first": (lambda e: e["step"].fill_(-1.0), "step is below 0"),
     "a missing entry": (lambda e: e.pop("exp_avg"), "holds step, exp_avg_sq; here it would be step, exp_avg, exp_avg_sq"),
     "an entry too many": (lambda e: e.update(more=torch.zeros(1)), "exp_avg_sq, more; here it would be"),
-    "a number for a tensor": (lambda e: e.update(step=3), "step is a int, here it would be a tensor"),
+    "a number for a tensor": (lambda e: e.update(step=3), "step is an int, here it would be a tensor"),
     "another dtype": (lambda e: e.update(exp_avg=e["exp_avg"].double()), "is a torch.float64 of shape"),
     "float8": (lambda e: e.update(exp_avg=e["exp_avg"].to(torch.float8_e4m3fn)), "is a torch.float8_e4m3fn of shape"),
     "another shape": (lambda e: e.update(exp_avg=e["exp_avg"][:1]), "here it would be a torch.float32 of shape"),
@@ -265,7 +267,7 @@ def test_ones_own_state_is_taken_even_where_no_donors_would_be(run: Path) -> Non
         (Float8, lambda e: e.update(m=(e["m"].float() * float("nan")).to(e["m"].dtype)), "m is not finite"),
         (Nested, lambda e: e["left"].append(torch.eye(2)), "left is not a list of"),
         (Nested, lambda e: e["left"].__setitem__(0, torch.eye(9)), "left, 0 is a torch.float32 of shape (9, 9)"),
-        (Nested, lambda e: e["how"].update(mode=3), "how, mode is a int, here it would be a str"),
+        (Nested, lambda e: e["how"].update(mode=3), "how, mode is an int, here it would be a str"),
         (Nested, lambda e: e["how"].update(rank=-3), "how, rank is -3, where it is never below 0 here"),
     ],
 )

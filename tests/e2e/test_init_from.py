@@ -13,6 +13,8 @@ from isthmus.inspect import export
 from isthmus_services.main import main
 from isthmus_services.settings import shared
 
+pytestmark = pytest.mark.tier("test")
+
 THEIRS = """
 import pathlib
 pathlib.Path("imported").touch()

@@ -28,6 +28,8 @@ from isthmus.torch import model as torch_model
 from isthmus_services.main import main
 from support.world import serving
 
+pytestmark = pytest.mark.tier("test")
+
 RULES = Rules(fragments=2, sync_every=4)
 
 

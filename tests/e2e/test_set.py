@@ -11,6 +11,8 @@ from isthmus.format.rules import MergeRule, Rules
 from isthmus.inspect import whatif
 from isthmus_services.main import main
 
+pytestmark = pytest.mark.tier("test")
+
 NAME = "up to 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit"
 
 
@@ -43,7 +45,7 @@ def test_it_names_the_setting_and_what_it_takes(
 
 def test_a_trim_that_nothing_is_merged_with_is_refused() -> None:
     rda = Outer(merge=MergeRule.RDA, learning_rate=0.4, momentum=0.8)
-    header = SimpleNamespace(dense=rda, embedding=rda)
+    header = SimpleNamespace(dense=rda, embedding=rda, inputs=())
     with pytest.raises(InputError, match="merged by rda; set merge=trimmed too"):
         whatif.parse(["trim=0.3"]).outers(header)  # type: ignore[arg-type]
     assert whatif.parse(["trim=0.3", "merge=trimmed"]).outers(header)["dense"].trim == 0.3  # type: ignore[arg-type]

@@ -16,6 +16,8 @@ from isthmus.errors import Fenced, InputError, LayoutMismatch
 from isthmus.format.rules import Rules
 from support import forking
 
+pytestmark = pytest.mark.tier("test")
+
 RULES = Rules(fragments=2, sync_every=4)
 
 

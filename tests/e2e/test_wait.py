@@ -20,6 +20,8 @@ from isthmus_lab.simulate.clock import Clock
 from isthmus_services.main import main
 from isthmus_services.servers import free_ports, redis_server
 
+pytestmark = pytest.mark.tier("test")
+
 HOUR_S = 3600.0
 
 

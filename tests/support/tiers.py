@@ -12,7 +12,8 @@ Tests with the mark `gpu` run only by `make gpu`.
 
 A test carries `tier("all")` if it takes more than a few seconds and another test of a lower tier covers its main case,
 or if it measures instead of checking. A unit test carries `tier("test")` if it is slow and few changes touch its
-subject: the planner, benchmarks. An e2e test carries `tier("test")` if it covers the main job of one area.
+subject: the planner, benchmarks. An e2e test carries `tier("test")` if it covers the main job of one area,
+or takes less than a second: what runs at night alone is broken unnoticed.
 """
 
 from collections.abc import Iterable
