@@ -153,11 +153,6 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     binary = graph.redis_7()
-    if binary is None:
-        message = "needs redis-server 7 or newer on PATH"
-        if os.environ.get("ISTHMUS_REQUIRE_REDIS7") == "1":
-            pytest.fail(f"{message}, and ISTHMUS_REQUIRE_REDIS7=1 requires it", pytrace=False)
-        pytest.skip(message)
     folder = tmp_path_factory.mktemp("create")
     authority = Authority(folder)
     (folder / "admin-password").write_text(ADMIN)
