@@ -89,8 +89,8 @@ _TOO_SLOW = (
 )
 _NOT_FINITE = (
     "stop it, clip gradients or lower the learning rate (and join with hyperparameters='passed', or it goes on with "
-    "that of its checkpoint), and start it again under its name: its newest checkpoint is from before, since values "
-    "that are not finite are not stored"
+    "that of its checkpoint), and start it again under its name: it goes on from its newest checkpoint, which is from "
+    "before, since values that are not finite are not stored; without one it begins at step 0"
 )
 _DIVERGED = (
     "lower the learning rate or clip gradients, and start it under a new name (in a signed run an owner adds that: "

@@ -696,17 +696,19 @@ def test_a_run_object_that_is_damaged(doctor: Doctor, folder: Path, capsys: pyte
 
 @row(
     "doctor", "store: run: the run object … is gone, and … lie beside it (processes that run go on, and none can start): "
-    "restore it from a backup, or choose another location; do not create a run here",
+    "end no syncer, as one that runs writes it again within a minute; if none runs, restore it from a backup, or choose another "
+    "location; do not create a run here",
     means="The run object was deleted, and the log is still there. Status, learners and syncers say the same. Processes "
-    "that run already go on; none can start. A new run at this place would make the log worthless.",
-    do="restore …/run from a backup", then="`ok store: run`, with the run's digest",
-    lost="without a backup: the run, except what `isthmus follow` or an export brought elsewhere",
+    "that run already go on; none can start. A new run at this place would make the log worthless. Syncers know the bytes, and "
+    "look for the object once a minute.",
+    do="restore …/run from a backup, unless a syncer runs", then="`ok store: run`, with the run's digest",
+    lost="without a backup or a syncer that runs: the run, except what `isthmus follow` or an export brought elsewhere",
 )  # fmt: skip
 def test_a_run_object_that_is_gone(doctor: Doctor, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asyncio.run(_one_commit(folder))
     kept = (folder / "run").read_bytes()
     (folder / "run").unlink()
-    (place,) = set(re.findall(r"→ restore (\S+) from a backup", doctor.finds(str(folder))))
+    (place,) = set(re.findall(r"→ restore (\S+) from a backup, unless", doctor.finds(str(folder))))
     assert main(["init", str(folder)]) == 2, "init creates no run beside the log of another one"
     assert not (folder / "run").exists()
     assert main(["status", str(folder)]) == 2

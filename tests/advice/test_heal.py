@@ -559,7 +559,7 @@ async def test_a_newest_commit_that_is_gone_and_learners_have_adopted(folder: Pa
     "heal",
     "fragment …: snapshots/…: …; syncers go on from an older one",
     means="The newest snapshot of a fragment is damaged. An older one and the updates since are there, so nothing is lost yet.",
-    do="Start a syncer unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, and start "
+    do="Start a syncer unless one runs; once isthmus status says that syncers hold all fragments (mend those first that cannot be folded), stop them with SIGTERM, and start "
     "them again: they write snapshots, which have all that is missing",
     then="`isthmus heal` calls the fragment sound: a newer snapshot is there.",
 )
@@ -567,7 +567,7 @@ async def test_a_newest_commit_that_is_gone_and_learners_have_adopted(folder: Pa
     "doctor",
     "log: fold: fragment …: snapshots/…: …; syncers go on from an older one",
     means="The newest snapshot of a fragment is damaged. An older one and the updates since are there, so nothing is lost yet.",
-    do="Start a syncer unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, and start "
+    do="Start a syncer unless one runs; once isthmus status says that syncers hold all fragments (mend those first that cannot be folded), stop them with SIGTERM, and start "
     "them again: they write snapshots, which have all that is missing",
     then="`ok log: fold`: a newer snapshot is there.",
 )
@@ -683,7 +683,7 @@ async def test_a_membership_that_is_missing(folder: Path) -> None:
     "heal",
     "fragment …: values/… is missing, and version … published it: a syncer can make it again",
     means="What learners fetch is gone. The log can be folded without it, so nothing is lost of the model.",
-    do="Start a syncer unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, and "
+    do="Start a syncer unless one runs; once isthmus status says that syncers hold all fragments (mend those first that cannot be folded), stop them with SIGTERM, and "
     "start them again: they write snapshots, which have all that is missing",
     then="`isthmus export` gives the newest version. As long as the version is one of the newest four, heal and status say "
     "that `isthmus replay` still needs the value: the fragment has a hole in its history, and the run goes on.",

@@ -211,9 +211,11 @@ async def test_a_learner_that_has_all_weight(folder: Path) -> None:
     "status",
     "… hardly moves: … of the weight of the newest rounds, with … of their tokens",
     means="The updates of this learner are so short beside the others' that they count for almost nothing.",
-    like="A learner that has converged while another one still learns, or whose learning rate is still being warmed up.",
+    like="A learner that has converged while another one still learns, or whose learning rate is still being warmed up. With two "
+    "learners, it may be the other one whose rate is too high.",
     do="isthmus explain … … shows how short the updates of a round are; look whether the learner's rate is almost 0, its "
-    "parameters are frozen, or its loop steps another optimizer than the one handed to join; a learner that has converged needs nothing",
+    "parameters are frozen, or its loop steps another optimizer than the one handed to join, and whether the rate of … is too high, whose "
+    "updates are the long ones; a learner that has converged needs nothing",
     then="Once its updates are as long as the others', the sentence goes away with the next round of each fragment.",
     lost="nothing of the others' work; what this learner trains is in the model as far as it moves",
 )

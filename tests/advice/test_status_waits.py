@@ -265,8 +265,8 @@ async def test_many_learners_with_trouble() -> None:
     means="What this learner trains is not a number. It neither sends that nor stores it in a checkpoint.",
     like="`… explodes` is said of updates that are numbers and far too long, with other advice: a checkpoint may have them, too.",
     do="stop it, clip gradients or lower the learning rate (and join with hyperparameters='passed', or it goes on with that of its "
-    "checkpoint), and start it again under its name: its newest checkpoint is from before, since values that are not finite are not "
-    "stored",
+    "checkpoint), and start it again under its name: it goes on from its newest checkpoint, which is from before, since values that "
+    "are not finite are not stored; without one it begins at step 0",
     then="It goes on after the step of its checkpoint, with its moments, and is merged again.",
     lost="what it trained since it diverged",
 )

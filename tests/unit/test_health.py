@@ -715,3 +715,15 @@ def test_long_updates_are_a_failure_if_no_loss_has_fallen() -> None:
     for losses, ok in (({"a": LOW, "b": LOW}, False), ({"a": LOW, "b": HIGH}, True)):
         over = long_steps(*updates, losses=losses, ended=True)
         assert (over.ok, "times as long" in over.said) == (ok, not ok), over.said
+
+
+def test_a_hole_hides_no_fragment_that_cannot_be_folded() -> None:
+    hole = f"commits/00001/000000000047: is missing: {GOES_ON}"
+    found = looked(beat("a"), alive(broken=(1,), holed=(1,)), wrong={1: hole, 2: "commits/2: is missing"})
+    assert not found.ok
+    assert "fragment 1 cannot be folded: isthmus heal" in found.said
+    assert "00047" not in found.said, "its history is the lesser trouble, and heal has both"
+    assert "the log of fragment 2 is damaged" in found.said
+    assert "fragment 2 cannot be folded" not in looked(alive(broken=(2,)), beat("a"), wrong={2: "no"}).said
+    assert "00047" in looked(beat("a"), alive(holed=(1,)), wrong={1: hole}).said
+    assert "00047" in looked(beat("a"), alive(broken=(1,), slow=(1,)), wrong={1: hole}).said, "it is only slow"

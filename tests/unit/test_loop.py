@@ -372,7 +372,7 @@ def test_a_schedule_decides_over_rates_that_are_passed(
     for optimizer in (was, now):
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5)
     choose(now, state_of(model, was), settings)
-    assert ("lr 0.005 and not 5e-05 in group 0" in caplog.text) == (settings is Hyperparameters.RESTORED)
+    assert ("lr 0.01 and not 0.0001 in group 0" in caplog.text) == (settings is Hyperparameters.RESTORED)
     caplog.clear()
     choose(was, state_of(model, was), settings)
     assert not caplog.text, "nothing differs"

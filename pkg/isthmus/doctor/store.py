@@ -137,7 +137,8 @@ async def examine_open_store(
         yield Finding("store: run", OK, f"run {run.digest[:8].hex()}, {run.layout.size:,} parameters")
     except RunMissing as error:
         if error.beside:
-            yield Finding("store: run", FAILURE, str(error), f"restore {store.url}/{RUN_KEY} from a backup")
+            do = f"restore {store.url}/{RUN_KEY} from a backup, unless a syncer runs"
+            yield Finding("store: run", FAILURE, str(error), do)
         elif near := await run_below(store):
             yield Finding("store: run", WARNING, str(RunMissing(store.url, near)), f"name {near}")
         else:

@@ -411,9 +411,15 @@ def _of_clocks(status: Status) -> list[Part]:
     ][:NAMED_MAX]
 
 
+def _unfoldable(status: Status) -> set[int]:
+    """Return the fragments that a live syncer cannot fold, because their log is damaged."""
+    live = [status.hearing.syncers[name] for name in status.syncers_live]
+    return {p for alive in live for p in set(alive.broken) - set(alive.slow) - set(alive.refused)}
+
+
 def _of_syncers(status: Status, run: str) -> list[Part]:
     """Return the fragments that live syncers cannot serve, with what to do."""
-    found, damaged, holed = list[Part](), set[int](), set[int]()
+    found, holed = list[Part](), set[int]()
     for name in sorted(status.syncers_live):
         alive = status.hearing.syncers[name]
         if alive.twin:
@@ -442,9 +448,10 @@ def _of_syncers(status: Status, run: str) -> list[Part]:
                     ": ",
                 )
             )
-        damaged.update(set(alive.broken) - set(alive.slow) - set(alive.refused))
         holed.update(alive.holed)
-    damaged, holed = damaged - status.wrong.keys(), holed - status.wrong.keys() - set(status.accepted)
+    named = {p for p, why in status.wrong.items() if RUN_GOES_ON not in why}
+    damaged = _unfoldable(status) - named
+    holed -= {*status.wrong, *status.accepted, *damaged}
     if holed:
         said = f"{fragments(holed, 'each of ')} has {HOLE}"
         found.append(Part(said, f"isthmus heal {run} names what is missing", ": "))
@@ -488,7 +495,13 @@ def of_log(status: Status, run: str) -> list[Part]:
             )
             for made in together(outdated(members, status.recent))[:NAMED_MAX]
         ]
-    damaged = [(p, why) for p, why in status.wrong.items() if not why.startswith(MEMBERS)]
+    # Of a fragment that cannot be folded, a hole in its history is the lesser trouble.
+    lost = _unfoldable(status)
+    damaged = [
+        (p, why)
+        for p, why in status.wrong.items()
+        if not (why.startswith(MEMBERS) or (p in lost and RUN_GOES_ON in why))
+    ]
     damaged.sort(key=lambda one: RUN_GOES_ON in one[1])
     ask = {True: ask_to_accept(run), False: _ask_heal(status, run)}
     broken = [Part(damage([p], why), ask[RUN_GOES_ON in why]) for p, why in damaged[:NAMED_MAX]]

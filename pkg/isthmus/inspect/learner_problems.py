@@ -271,7 +271,8 @@ def of_weight(status: Status, run: str) -> list[Part]:
             do = (
                 f"isthmus explain {run} {place} shows how short the updates of a round are; look whether the "
                 "learner's rate is almost 0, its parameters are frozen, or its loop steps another optimizer than the "
-                "one handed to join; a learner that has converged needs nothing"
+                f"one handed to join, and whether the rate of {name} is too high, whose updates are the long ones; a "
+                "learner that has converged needs nothing"
             )
         else:
             said = (

@@ -115,8 +115,8 @@ class Live:
         down = []
         if self.run_is_gone:
             down.append(
-                f"the run object {redacted(self._store.url)}/run is gone: restore it from a backup, since no process "
-                "can start without it"
+                f"the run object {redacted(self._store.url)}/run is gone: end no syncer, as one that runs writes it "
+                "again within a minute; if none runs, restore it from a backup, since no process can start without it"
             )
         if self.refused:
             down.append(f"reading the log is denied: {self.refused}")

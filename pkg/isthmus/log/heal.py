@@ -50,8 +50,9 @@ RESTORE = (
 )
 
 MAKE_AGAIN = (
-    "Start a syncer unless one runs; once isthmus status says that syncers hold all fragments, stop them with SIGTERM, "
-    "and start them again: they write snapshots, which have all that is missing"
+    "Start a syncer unless one runs; once isthmus status says that syncers hold all fragments (mend those first that "
+    "cannot be folded), stop them with SIGTERM, and start them again: they write snapshots, which have all that is "
+    "missing"
 )
 
 

@@ -217,7 +217,7 @@ def syncers(status: Status) -> list[Text]:
         lines.append(
             Text(
                 f"syncer {alive.syncer}: {live}, {holds} {alive.held} of {len(alive.heads)} fragments"
-                f"{quorum}, {alive.commits} commits since its start, loop lag {alive.lag_ms:.0f} ms{waiting}"
+                f"{quorum}, {alive.commits:,} commits since its start, loop lag {alive.lag_ms:.0f} ms{waiting}"
             )
         )
         if alive.dropped:
@@ -252,9 +252,9 @@ def totals(status: Status) -> str:
     lacks = f"; not among these, since not heard here: {listed(status.unheard_merged, 3)}"
     unheard = lacks if status.unheard_merged and not status.bus_error else ""
     if status.bus_error and not status.hearing.learners:
-        return f"{status.commits} commits{of}; learners, tokens and bytes are not known without the bus"
+        return f"{status.commits:,} commits{of}; learners, tokens and bytes are not known without the bus"
     return (
-        f"{status.commits} commits, {here} of {len(status.taking_part)} learners here{expelled}{of}, "
+        f"{status.commits:,} commits, {here} of {len(status.taking_part)} learners here{expelled}{of}, "
         f"{tokens.processed:,.0f} tokens: {shares}, as heard {whole.up / 1e6:.1f} MB up, "
         f"{whole.down / 1e6:.1f} MB down, {whole.checkpoints / 1e6:.1f} MB of checkpoints{unheard}"
     )
