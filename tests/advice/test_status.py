@@ -165,10 +165,24 @@ async def test_a_bus_that_is_away(folder: Path, tmp_path: Path) -> None:
     "under the name of one that lives would end it.",
     lost=A_GAP,
 )
-async def test_processes_that_were_all_killed(folder: Path) -> None:
-    (here,) = mine(test_processes_that_were_all_killed)
+@row(
+    "status",
+    "0 of … learners merge; no process is heard; the syncers have stopped, and no learner has left (the last commit is of …): "
+    "the learners were killed or are cut off, or the bus refuses their messages",
+    means="Each syncer that was heard has said that it stops, as at SIGTERM. The learners did not say that they leave, and are "
+    "silent.",
+    like="Training loops of one's own that SIGTERM ends at once: they say nothing when they end (docs/your-loop.md).",
+    do="look first whether they live, on each of their machines: pgrep -af isthmus (for a training loop of your own, the "
+    "name of its script in place of isthmus). Beside those that live, isthmus doctor … --bus … --role syncer says what "
+    "keeps them from the bus; start the others again by their old commands",
+    then="`pgrep` prints the processes that live.",
+    lost=A_GAP,
+)
+@pytest.mark.parametrize("killed", [True, False], ids=["all", "learners"])
+async def test_processes_that_were_all_killed(folder: Path, killed: bool) -> None:
+    here = mine(test_processes_that_were_all_killed)[not killed]
     async with world(folder, FEW) as w:
-        async with serving(w.syncer("s1"), killed=True), training(w.learner("a")):
+        async with training(w.learner("a")), serving(w.syncer("s1"), killed=killed):
             await well(w)
         line = await said(here, w)
         assert "no messages come from" not in line

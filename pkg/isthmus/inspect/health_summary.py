@@ -161,18 +161,22 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     if not here and not status.syncers_live:
         # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
         room, damage, strange = _of_room(status, run), of_log(status, run), of_strangers(strangers, run, members)
+        nobody = "no process is heard, and none has left"
         if status.bus_full:
             why = f"the bus refuses their messages, since {status.bus_full}"
             do = "raise its maxmemory, or delete what else this server stores: processes that live go on by themselves"
         else:
-            why = "all were killed or are cut off, or the bus refuses their messages"
+            who = "all"
+            if status.hearing.syncers and all(alive.stopping for alive in status.hearing.syncers.values()):
+                nobody, who = "no process is heard; the syncers have stopped, and no learner has left", "the learners"
+            why = f"{who} were killed or are cut off, or the bus refuses their messages"
             do = (
                 "look first whether they live, on each of their machines: pgrep -af isthmus (for a training loop of "
                 "your own, the name of its script in place of isthmus). Beside those that live, isthmus doctor "
                 f"{run} --bus {bus} --role syncer{_key(status, 'syncer')} says what keeps them from the bus; start "
                 "the others again by their old commands"
             )
-        said = f"0 of {len(known)} learners merge; no process is heard, and none has left ({last}): {why}"
+        said = f"0 of {len(known)} learners merge; {nobody} ({last}): {why}"
         silence = Part(said, do)
         # What is lost is to be known before anything is started again.
         return Health(False, sorted([*room, *damage, silence, *strange], key=_urgency))
