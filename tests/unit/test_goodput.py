@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus_lab.commands.simulate.goodput import predictions
 from isthmus_lab.forecast.failures import Repairs, simulate
 from isthmus_lab.forecast.goodput import (
     DECOUPLED,
@@ -303,6 +304,7 @@ def test_the_command_writes_what_it_shows(tmp_path: Path, capsys: pytest.Capture
         assert math.isclose(row["goodput"] + row["waiting"] + row["reconfiguring"] + row["lost"], 1.0)
     assert said["stalls"]["reconfigure_s"] == 12.0
     assert said["predictions"][1]["published"] == 0.88
+    assert predictions(replace(Cluster(), repair_hours=0.3)) == [], "of another cluster nothing is published"
     assert {r["parameter"] for r in said["sensitivity"]} >= {"repair_hours", "interrupted", "restart_s"}
     assert picture.stat().st_size > 10_000
     shown = capsys.readouterr().out

@@ -681,3 +681,14 @@ def test_the_price_of_checkpoints_that_leave_their_region_is_named(
             assert usd == pytest.approx(planned["day"]["checkpoints_egress_usd"], abs=0.01)
             assert f"with --checkpoint {10 * every_s} at these learners it is ${usd / 10:,.2f}" in said
             assert planned["day"]["checkpoints_gb"] == pytest.approx(usd / 0.02, rel=0.01)
+
+
+def test_a_single_learner_is_given_no_codec_below_the_usual_one() -> None:
+    """What codecs cost a learner that merges with nobody was not measured: 0.75 bits were taken as free."""
+    island = Island(name="a", count=1, up_gbit_s=0.05, down_gbit_s=0.05, latency_s=0.05)
+    found = plan(1e9, [island], PRICES, speeds=speeds)
+    assert {found.rules.codec_up, found.rules.codec_down} <= {"f32", "bf16", "int8", "int4"}
+    fixed = plan(1e9, [island], PRICES, speeds=speeds, fixed=Fixed(codec="q0.75"))
+    assert (fixed.rules.codec_up, fixed.rules.codec_down) in [
+        ("q0.75", d) for d in ("q0.75", "f32", "bf16", "int8", "int4")
+    ]

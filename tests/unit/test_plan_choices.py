@@ -274,7 +274,7 @@ def test_no_period_between_those_that_are_tried_first_is_better(cases: list[Spec
     """The best of all whole numbers from the shortest to the longest period, with all codecs, is found."""
     for of in cases[::3]:
         here, best = case(of), top_of(of)
-        space = _Space.around(here, Fixed(), _pairs(Fixed()), list(range(PERIODS[0], PERIODS[-1] + 1)))
+        space = _Space.around(here, Fixed(), _pairs(Fixed(), here.learners), list(range(PERIODS[0], PERIODS[-1] + 1)))
         for way in _ways(here, Fixed()):
             grid = _Grid.of(here, space, *way)
             if grid is not None:

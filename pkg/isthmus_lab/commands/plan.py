@@ -648,8 +648,9 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island], f
     for tie in found.ties:
         say(tie)
     say(f"compared with one place, which must have {gpus:,} GPUs: {_pays_place(found, beside)}")
-    say(f"compared with data parallel across the links ({ours.learnt / beside.way(ACROSS).learnt:.3g} times it): "
-        f"{_pays_links(beside)}")  # fmt: skip
+    # A single learner has no link to another one at which it could begin to pay.
+    pays = f": {_pays_links(beside)}" if learners > 1 else ""
+    say(f"compared with data parallel across the links ({ours.learnt / beside.way(ACROSS).learnt:.3g} times it){pays}")
     alone = beside.way(ALONE)
     say(
         f"compared with one island alone, in batches of 1/{learners} of the tokens, which teach more per token: "

@@ -313,11 +313,17 @@ def _ways(case: Case, fixed: Fixed) -> list[tuple[str, int, bool]]:
     return [way for way in found if fixed.isotropic_up in (None, way[2])]
 
 
-def _pairs(fixed: Fixed) -> list[tuple[str, str]]:
-    """Return the codecs up and down that are tried: pairs that the lab measured, unless both are given."""
+def _pairs(fixed: Fixed, learners: int) -> list[tuple[str, str]]:
+    """Return the codecs up and down that are tried: pairs that the lab measured, unless both are given.
+
+    What codecs cost a single learner was not measured: of those that are not given, it gets none below `USUAL`.
+    """
     if fixed.codec and fixed.codec_down:
         return [(fixed.codec, fixed.codec_down)]
     found = [(u, d) for u, d in quality.PAIRS if fixed.codec in (None, u) and fixed.codec_down in (None, d)]
+    if learners == 1:
+        fine = {*quality.LOSSLESS, "int8", quality.USUAL, fixed.codec, fixed.codec_down}
+        found = [pair for pair in found if fine.issuperset(pair)]
     if found:
         return found
     # A codec that was not measured: beside itself and those without loss.
@@ -342,7 +348,7 @@ class _Space:
     @classmethod
     def of(cls, case: Case, fixed: Fixed) -> "_Space":
         """Return the combinations that given settings leave. Raises `InputError` if P and H exclude one another."""
-        return cls.around(case, fixed, _pairs(fixed), _periods(fixed))
+        return cls.around(case, fixed, _pairs(fixed, case.learners), _periods(fixed))
 
     @classmethod
     def around(cls, case: Case, fixed: Fixed, pairs: list[tuple[str, str]], periods: list[int]) -> "_Space":

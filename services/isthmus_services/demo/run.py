@@ -133,7 +133,10 @@ async def _demo(
                 while not fleet.finished:
                     fleet.tend(run.hearing)
                     for kill in fleet.kills[told:]:
-                        watch.say(f"killed {kill.name}" + (f" at step {kill.step}" if kill.kind == "learner" else ""))
+                        watch.say(
+                            f"killed {kill.name}"
+                            + (f", last heard at step {kill.step}" if kill.kind == "learner" else "")
+                        )
                     told = len(fleet.kills)
                     watch.show(told)
                     if following.done():

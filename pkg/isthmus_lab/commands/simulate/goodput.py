@@ -101,7 +101,8 @@ def run(arguments: settings_classes.Goodput) -> int:
         "rows": rows,
         "predictions": predicted,
     }
-    console.print(_predictions(predicted))
+    if predicted:
+        console.print(_predictions(predicted))
     if moved:
         report["sensitivity"] = moved
         for table in sensitivity_tables(moved):
@@ -196,8 +197,13 @@ def _row(cluster: Cluster, mode: str, chips: int, learners: int, found: failures
 
 
 def predictions(cluster: Cluster) -> list[Row]:
-    """Return the published figures to which nothing was fitted, beside the model's own."""
-    found = []
+    """Return the published figures to which nothing was fitted, beside the model's own.
+
+    None for another cluster than the published one; the stalls are not published.
+    """
+    found: list[Row] = []
+    if replace(cluster, reconfigure_s=None, restart_s=None) != Cluster():
+        return found
     for mode, chips, learners, what, published in PREDICTED:
         if chips < learners * cluster.slice_chips:
             continue  # there are too few chips for one slice per learner
