@@ -381,6 +381,7 @@ async def test_fewer_learners_than_are_expected(folder: Path) -> None:
     "started in the last minute may not have joined yet: its log says «joined» when it has, or why it could not)",
     like="With `… learners are done, … stopped before`, the others had done all their steps.",
     then="`… of … learners merge`, and in the end all are done.",
+    lost="nothing; work that no syncer answered is named, with its share",
 )
 async def test_a_learner_that_was_told_to_stop(folder: Path) -> None:
     (here,) = mine(test_a_learner_that_was_told_to_stop)
@@ -393,6 +394,37 @@ async def test_a_learner_that_was_told_to_stop(folder: Path) -> None:
             assert again.history.step > 0
             done.set()
         assert (await well(w)).startswith("no learner trains: 1 of 1 learners are done; ")
+
+
+@row(
+    "status",
+    "no learner trains: … of … learners stopped; …; … left before … last step; … left with tokens that no syncer answered, "
+    "which are not in the model",
+    means="All learners were stopped while no syncer was there. What they had sent since the last commit is in their checkpoints "
+    "and in the store.",
+    do="unless the run is to end here, bring their work in soon (it is merged then, unless a syncer has gone on without it, but an "
+    "update counts for at most four times the usual length, however many steps it holds): start them again with --wait-at-end 600 "
+    "(a loop of your own: link.close(wait=600)) and, once they have joined, a syncer: isthmus syncer … --bus …",
+    then="`… of … learners merge`, with their work.",
+    lost="what a learner had sent, if a syncer goes on without it: it is too old then",
+)
+async def test_learners_that_were_stopped_while_no_syncer_was_there(folder: Path) -> None:
+    (here,) = mine(test_learners_that_were_stopped_while_no_syncer_was_there)
+    async with world(folder, FEW) as w:
+        for name in "ab":
+            await train(w.learner(name, checkpoint_s=0.1), 20, done=False)
+        line = await said(here, w)
+        assert re.search(r"a \(\d+%\), b \(\d+%\) left with tokens", line), line
+        async with (
+            training(w.learner("a", checkpoint_s=0.1)),
+            training(w.learner("b", checkpoint_s=0.1)),
+            command(folder.parent, *command_in(line, "syncer")),
+        ):
+            await until((folder / commit_key(0, 1)).exists, "it is merged")
+            await well(w)
+        merged = await w.log.commit(0, 1)
+        assert merged is not None
+        assert {(given.learner, given.steps >= 20) for given in merged.header.inputs} == {("a", True), ("b", True)}
 
 
 @row(

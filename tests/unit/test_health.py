@@ -727,3 +727,12 @@ def test_a_hole_hides_no_fragment_that_cannot_be_folded() -> None:
     assert "fragment 2 cannot be folded" not in looked(alive(broken=(2,)), beat("a"), wrong={2: "no"}).said
     assert "00047" in looked(beat("a"), alive(holed=(1,)), wrong={1: hole}).said
     assert "00047" in looked(beat("a"), alive(broken=(1,), slow=(1,)), wrong={1: hole}).said, "it is only slow"
+
+
+def test_one_that_fell_silent_before_the_others_left_did_not_end_the_run() -> None:
+    found = of(left("a", True), left("b", True), silent=[beat("c"), alive()])
+    assert found.said.startswith("no messages come from c: it was killed or is cut off")
+    assert "no learner trains: 2 of 2 learners are done" in found.said
+    assert "none has left" not in found.said
+    assert found.ok, "it may have been taken away on purpose"
+    assert "none has left" in of(silent=[beat("c"), alive()]).said

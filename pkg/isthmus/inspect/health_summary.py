@@ -142,7 +142,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     strangers = sorted(name for name, at in status.hearing.strangers.items() if at >= status.live_since)
     known = [v for v in status.taking_part if v.left is None and v.name not in strangers]
     silent = _newest_first(known, {v.name for v in known} - status.live - status.elsewhere - status.not_yet)
-    if not known:
+    if not known or (not here and not status.syncers_live and len(known) < len(status.taking_part)):
+        # The others have left: those that fell silent before did not end the run.
         young = merged_at > status.at - COMMITTED_S
         found = _nobody(status, last, syncer, bus, young=young)
         damage = of_log(status, run)
@@ -156,7 +157,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         ailing += [part for part, failing in of_lengths(status, run, everybody, ()) if failing]
         # Learners that have stopped before their end may have done so because of the damage.
         first = [*found.parts, *damage] if found.ok else [*damage, *found.parts]
-        parts = sorted([*first, *_of_unheard(status, bus), *ailing, *of_bursts(status, run, ())], key=_urgency)
+        absent = _of_silence(silent, len(known), status, run, bus)
+        parts = sorted([*first, *_of_unheard(status, bus), *ailing, *absent, *of_bursts(status, run, ())], key=_urgency)
         return Health(found.ok and not (damage or ailing), parts, found.count)
     if not here and not status.syncers_live:
         # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
@@ -209,18 +211,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         waiting.append(Part(more, "the table of learners names all", ": "))
     absent = list[Part]()
     gone = exploding(status, run, silent)
-    if silent := [name for name in silent if name not in gone]:
-        absent.append(
-            Part(
-                f"no messages come from {listed(silent, NAMED_MAX)}: {agreeing(len(silent), 'it was', 'they were')} "
-                f"killed or {agreeing(len(silent), 'is', 'are')} cut off, or {agreeing(len(silent), 'has', 'have')} "
-                f"another bus than {bus}",
-                f"{ALIVE}. If not, start it again under its name: it goes on from its checkpoint. If it does, "
-                f"{FROZEN}; else isthmus doctor {run} --role learner --learner {silent[0]}{_key(status, 'learner')} "
-                "--bus ITS_BUS, there, says whether that is the bus of the run's syncers. --check ends with 1 while "
-                f"one is away with --expect {len(known)}",
-            )
-        )
+    absent += _of_silence([name for name in silent if name not in gone], len(known), status, run, bus)
     absent += [
         Part(
             f"no messages come from {name}, which explodes{part.said.partition(' explodes')[2]}",
@@ -257,6 +248,23 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         *(part for part, failing in long if not failing),
     ]
     return Health(ok, sorted([*parts, *of_bursts(status, run, wild)], key=_urgency), merging)
+
+
+def _of_silence(silent: Sequence[str], known: int, status: Status, run: str, bus: str) -> list[Part]:
+    """Return that nothing is heard of these learners, with what to do. `known`: how many have not left."""
+    if not silent:
+        return []
+    return [
+        Part(
+            f"no messages come from {listed(silent, NAMED_MAX)}: {agreeing(len(silent), 'it was', 'they were')} "
+            f"killed or {agreeing(len(silent), 'is', 'are')} cut off, or {agreeing(len(silent), 'has', 'have')} "
+            f"another bus than {bus}",
+            f"{ALIVE}. If not, start it again under its name: it goes on from its checkpoint. If it does, "
+            f"{FROZEN}; else isthmus doctor {run} --role learner --learner {silent[0]}{_key(status, 'learner')} "
+            "--bus ITS_BUS, there, says whether that is the bus of the run's syncers. --check ends with 1 while "
+            f"one is away with --expect {known}",
+        )
+    ]
 
 
 def _newest_first(known: Sequence[LearnerView], names: Collection[str]) -> list[str]:
@@ -559,6 +567,9 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
             "that was started in the last minute may not have joined yet: its log says «joined» when it has, or why it "
             "could not)"
         )
+        if not status.syncers_live and (unanswered := _unanswered(status)):
+            said += f"; {', '.join(unanswered)} {UNANSWERED}"
+            do = f"unless the run is to end here, {_again(syncer)}"
     elif not any(status.heads) and not _unread(status):
         said += "; what they learnt is not in the run"
         do = _again(syncer)
@@ -577,7 +588,7 @@ def _again(syncer: Callable[..., str]) -> str:
 
 
 def _unanswered(status: Status) -> list[str]:
-    """Return the learners that are done and whose work is not in the model but may still be, each with its share.
+    """Return the learners that have left and whose work is not in the model but may still be, each with its share.
 
     Steps after the last update are pending, too, and work on rounds that were open at the end: it takes more to count.
     If one learner has more, all are named that have more than a period. Work on versions that are too old by now is
@@ -586,7 +597,7 @@ def _unanswered(status: Status) -> list[str]:
     found = dict[str, float]()
     for view in sorted(status.taking_part, key=lambda view: view.name):
         beat, periods = view.heartbeat, _periods_pending(view, status.period)
-        if view.left is not None and view.left.done and beat is not None and periods > 1 and not _too_old(beat, status):
+        if view.left is not None and beat is not None and periods > 1 and not _too_old(beat, status):
             found[f"{view.name} ({beat.ledger.pending / beat.ledger.processed:.0%})"] = periods
     return list(found) if max(found.values(), default=0.0) > PENDING_PERIODS else []
 

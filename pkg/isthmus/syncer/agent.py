@@ -101,6 +101,9 @@ STORE_AWAY_S, STORE_AWAY = 5.0, 4.0
 """If the store answers again after longer than this, and so many times as long as a commit usually takes, learners are
 asked for newer updates than those that they sent before."""
 
+LAST_WORDS_S = 3.0
+"""How long a syncer that ends tries to say so. On a busy machine a message took longer than a second."""
+
 HUNG_S = 10.0
 """A store is taken to be away if it has left a request unanswered for this many seconds and answered no other."""
 
@@ -564,7 +567,7 @@ class Syncer:
         await asyncio.sleep(0)
         # The last commits should be announced, but an outage of the bus must not delay the end.
         try:
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(LAST_WORDS_S):
                 await self._speaker.flush()
         except (TimeoutError, Unavailable, Denied) as error:
             logger.warning("could not send the last announcements: %s", told(error))

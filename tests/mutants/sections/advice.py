@@ -13,8 +13,8 @@ MUTANTS = [
         "tests/unit/test_health.py tests/advice/test_status_waits.py tests/advice/test_status_other_bus.py",
         row(
             "the-exploded-are-told-to-come-back",
-            "if silent := [name for name in silent if name not in gone]:",
-            "if silent := [name for name in silent]:",
+            "_of_silence([name for name in silent if name not in gone], ",
+            "_of_silence(silent, ",
         ),
         row("at-work-elsewhere-is-well", "ok = ok and status.elsewhere.isdisjoint(status.storing)", "ok = ok and True"),
         row(
