@@ -725,6 +725,7 @@ def test_a_hole_hides_no_fragment_that_cannot_be_folded() -> None:
     assert "00047" not in found.said, "its history is the lesser trouble, and heal has both"
     assert "the log of fragment 2 is damaged" in found.said
     assert "fragment 2 cannot be folded" not in looked(alive(broken=(2,)), beat("a"), wrong={2: "no"}).said
+    assert "hole" not in looked(beat("a"), alive(broken=(1,), holed=(1,))).said
     assert "00047" in looked(beat("a"), alive(holed=(1,)), wrong={1: hole}).said
     assert "00047" in looked(beat("a"), alive(broken=(1,), slow=(1,)), wrong={1: hole}).said, "it is only slow"
 
@@ -736,3 +737,11 @@ def test_one_that_fell_silent_before_the_others_left_did_not_end_the_run() -> No
     assert "none has left" not in found.said
     assert found.ok, "it may have been taken away on purpose"
     assert "none has left" in of(silent=[beat("c"), alive()]).said
+    assert "no learner trains" not in of(left("a", True), alive(), silent=[beat("c")]).said, "a syncer still serves c"
+
+
+def test_syncers_that_stopped_are_not_said_to_be_killed() -> None:
+    stopped, other = alive(stopping=True), alive(syncer="t", id="w")
+    assert "all were killed" in of(silent=[beat("c")]).said, "no syncer was ever heard"
+    assert "all were killed" in of(silent=[beat("c"), stopped, other]).said
+    assert "the syncers have stopped, and no learner has left" in of(silent=[beat("c"), stopped]).said

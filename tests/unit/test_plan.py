@@ -29,7 +29,7 @@ from isthmus_lab.forecast import speeds as modelled
 from isthmus_lab.forecast.island import Island
 from isthmus_lab.forecast.outcome import CHECKPOINT_SHARE, HEADROOM
 from isthmus_lab.forecast.planner import Plan, plan
-from isthmus_lab.forecast.search import PERIODS, Fixed
+from isthmus_lab.forecast.search import PERIODS, Fixed, _pairs
 from isthmus_lab.training.experiment import base
 from isthmus_lab.training.setting import Shape, Wires
 from isthmus_lab.training.trainee import build
@@ -692,3 +692,12 @@ def test_a_single_learner_is_given_no_codec_below_the_usual_one() -> None:
     assert (fixed.rules.codec_up, fixed.rules.codec_down) in [
         ("q0.75", d) for d in ("q0.75", "f32", "bf16", "int8", "int4")
     ]
+    assert set(_pairs(Fixed(codec="q0.75"), 1)) == {("q0.75", d) for d in ("f32", "bf16", "int8", "q0.75")}
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_one_learner_has_no_link_at_which_it_begins_to_pay(learners: int, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--params", "1e9", "--learners", str(learners), "--up", "0.1", "--down", "0.1"]
+    assert main(["plan", "--compare", *words]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("times it): it pays" in said) == (learners > 1), said

@@ -322,7 +322,7 @@ def _pairs(fixed: Fixed, learners: int) -> list[tuple[str, str]]:
         return [(fixed.codec, fixed.codec_down)]
     found = [(u, d) for u, d in quality.PAIRS if fixed.codec in (None, u) and fixed.codec_down in (None, d)]
     if learners == 1:
-        fine = {*quality.LOSSLESS, "int8", quality.USUAL, fixed.codec, fixed.codec_down}
+        fine = {*quality.LOSSLESS, quality.USUAL}
         found = [pair for pair in found if fine.issuperset(pair)]
     if found:
         return found
