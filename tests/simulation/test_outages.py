@@ -82,15 +82,9 @@ def spent(outage: Outage) -> Counter[str]:
             killed.pause()
             await asyncio.sleep(outage.away_s)
             killed.resume()
-        elif outage.away == "store":
+        elif outage.away in ("store", "silent store"):
             for store in stores:
-                store.cut_off = True
-            await asyncio.sleep(outage.away_s)
-            for store in stores:
-                store.clear()
-        elif outage.away == "silent store":
-            for store in stores:
-                store.silent = True
+                store.cut_off, store.silent = outage.away == "store", outage.away == "silent store"
             await asyncio.sleep(outage.away_s)
             for store in stores:
                 store.clear()
