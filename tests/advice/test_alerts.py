@@ -325,7 +325,7 @@ class Deaf(Bus):
     means="No request of this process to the store was answered for half a minute and longer.",
     like="If all processes report it, it is the store; if one does, its way there.",
     then="The process goes on by itself, and the doctor finds nothing.",
-    lost=A_GAP + "; and of a fragment that was merged right before the outage, what was trained on its version before",
+    lost=A_GAP + "; and what learners trained on the old version of a fragment that was merged right before the outage",
 )
 @alarm(
     "IsthmusBusSilent",

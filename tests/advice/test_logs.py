@@ -510,7 +510,7 @@ def test_a_loop_without_a_step_of_its_optimizer(folder: Path, caplog: pytest.Log
     like="`link.step` once per micro-batch: then its calls and the optimizer's steps are counted.",
     do="call it after optimizer.step()",
     then="The line does not come again, and the loop's end is stored.",
-    lost="at the end, what was trained since the last checkpoint",
+    lost="when the loop ends, what its learner has trained since its last checkpoint",
 )
 def test_a_loop_that_tells_of_a_step_before_it_is_made(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (here,) = mine(test_a_loop_that_tells_of_a_step_before_it_is_made)

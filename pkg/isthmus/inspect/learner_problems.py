@@ -299,12 +299,15 @@ def of_lengths(status: Status, run: str, names: Collection[str], exploding: Coll
                 by_fragment[commit.header.fragment].append((f"{commit.header.fragment}/{commit.version}", given))
     rises, places = defaultdict[str, list[float]](list), dict[str, str]()
     for inputs in by_fragment.values():
-        for name in {given.learner for _, given in inputs}:
-            others = sorted((i for _, i in inputs if i.learner != name), key=lambda i: i.norm / max(1, i.steps))
-            if not others:
-                continue
-            for places[name], given in [(place, i) for place, i in inputs if i.learner == name]:
-                rises[name].append(bursts.rise(given, others[len(others) // 2]))
+        ordered = sorted((i for _, i in inputs), key=lambda i: i.norm / max(1, i.steps))
+        usual = dict[str, Input]()
+        for name in {i.learner for i in ordered}:
+            if others := [i for i in ordered if i.learner != name]:
+                usual[name] = others[len(others) // 2]
+        for place, given in inputs:
+            if given.learner in usual:
+                places[given.learner] = place
+                rises[given.learner].append(bursts.rise(given, usual[given.learner]))
     curves = [not_fallen(status.losses[name]) for name in sorted(names) if name in status.losses]
     stands = [levels for levels in curves if levels is not None]
     failing = bool(stands) and len(stands) == len(curves)

@@ -327,9 +327,11 @@ class Syncer:
 
     def _store_answers(self, away_s: float) -> None:
         """Note that the store answers again: what learners have sent before is short, as they have trained on."""
-        usual_s = max((self.coordinators[p].rounds.usual_commit_s for p in self.held), default=0.0)
         # A link on which every value takes so long would otherwise never carry a commit.
-        if away_s > max(STORE_AWAY_S, STORE_AWAY * usual_s) and self.tallies.commits > self._commits_at_gap:
+        if away_s <= STORE_AWAY_S or self.tallies.commits <= self._commits_at_gap:
+            return
+        usual_s = max((self.coordinators[p].rounds.usual_commit_s for p in self.held), default=0.0)
+        if away_s > STORE_AWAY * usual_s:
             self._commits_at_gap = self.tallies.commits
             self._live.gap(self._runtime.now(), away_s)
 

@@ -108,8 +108,8 @@ class Loop(Saver):
         self._idle = self._untold = self._calls = self._steps = self._made = 0
         self._few = self._many = False
         self._disordered = 0
-        self._used: tuple[weakref.ref[torch.Tensor], int] | None = None
-        """A gradient that the optimizer's last step used, and its version then."""
+        self._used: tuple[torch.Tensor, weakref.ref[torch.Tensor], int] | None = None
+        """A parameter, the gradient of it that the optimizer's last step used, and its version then."""
         self._made_anew: list[tuple[str, Any, int]] = []
         """Schedules that keep the settings that they were made with, and the place that each is to have."""
         self._hooks = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
@@ -132,8 +132,9 @@ class Loop(Saver):
 
     def _end(self, *_: object) -> None:
         self._begun = True
-        grad = self._gradient()
-        self._used = None if grad is None else (weakref.ref(grad), version_of(grad))
+        stepped = (p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None)
+        first = next(stepped, None)
+        self._used = None if first is None else (first, weakref.ref(first.grad), version_of(first.grad))
         self._untold += 1
         if self._untold == IDLE_STEPS:
             logger.warning(
@@ -166,19 +167,11 @@ class Loop(Saver):
             )  # fmt: skip
         self._few, self._many, self._calls, self._steps, self._made = few, many, 0, 0, 0
 
-    def _gradient(self) -> torch.Tensor | None:
-        """Return the first gradient of the parameters that the optimizer steps."""
-        given = (p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None)
-        return next(given, None)
-
     def _watch_order(self) -> None:
         """Log a warning if the last calls of `link.step` found gradients that the optimizer has not used."""
-        grad = self._gradient()
-        new = (
-            grad is not None
-            and self._used is not None
-            and (self._used[0]() is not grad or self._used[1] != version_of(grad))
-        )
+        parameter, used, version = self._used or (None, None, 0)
+        grad = None if parameter is None else parameter.grad
+        new = grad is not None and used is not None and (used() is not grad or version != version_of(grad))
         self._disordered = self._disordered + 1 if self._begun and new else 0
         # Gradients that were set to zero are changed, too.
         if self._disordered == DISORDERED and grad is not None and bool(getattr(grad, "_local_tensor", grad).any()):
