@@ -21,9 +21,10 @@ from isthmus.agent.speed import Speeds
 from isthmus.codecs import kernels
 from isthmus.doctor import log as doctor_log
 from isthmus.format.records import frame
-from isthmus.format.records.keys import commit_key, members_key
+from isthmus.format.records.keys import commit_key, members_key, version_in
 from isthmus.format.rules import Pace, Rules
 from isthmus.log import log_health
+from isthmus.log.heal import newest_checkpoints
 from isthmus.log.log_health import STANDS
 from isthmus.runtime.clock import Runtime, single_threaded
 from isthmus_services.main import main
@@ -586,6 +587,54 @@ async def test_the_doctor_reads_other_old_commits_each_time(folder: Path, monkey
         heads = [head.version for head in found.heads if head is not None]
     assert all(len(set(one)) == 4 for one in drawn)
     assert {one for sample in drawn for one in sample} == {(p, v) for p in (0, 1) for v in range(1, heads[p])}
+
+
+@row(
+    "doctor", "log: commits: … version … of fragment …, and its log ends at version …: no update on that version can be merged",
+    means="The last commit of a fragment is gone. Only what learners have of it shows that it was there.",
+    do="restore commits/… and what follows it from a backup. Without one, stop all learners and syncers, and start them "
+    "again: the fragment goes on from version …, and each learner names checkpoints of its own that are to be deleted "
+    "first, since they know the lost version (a learner that has no older one goes on with the run's model alone, from its "
+    "first step)",
+    then="no more word of it",
+    lost="without a backup: what the commit merged, and what learners trained since; of a learner whose checkpoints all know "
+    "it also its optimizer state, its step and its place in the data",
+)  # fmt: skip
+@row(
+    "doctor", "log: commits: … more fragments lack versions that learners have",
+    means="The same of so many others.",
+    do=HEAL,
+    then="no more word of it",
+)  # fmt: skip
+async def test_a_lost_newest_commit_that_a_checkpoint_knows(
+    doctor: Doctor, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_log, "NAMED_MAX", 2)
+    async with a_run(folder, fragments=4) as w:
+        async with serving(w.syncer("s1"), killed=True) as syncer:
+            await train(
+                w.learner("l0", checkpoint_s=0.1), 40, enough=lambda: min(k.head for k in syncer.coordinators) >= 2
+            )
+        ((_, header),) = await newest_checkpoints(w.log)
+        for p, point in enumerate(header.fragments):
+            for path in (folder / "updates" / f"{p:05d}" / "l0").iterdir():
+                if version_in(str(path)) >= point.base:
+                    path.unlink()
+        lost = [
+            p
+            for p in (folder / "commits").rglob("*")
+            if p.is_file() and int(p.name) >= header.fragments[int(p.parent.name)].base
+        ]
+        kept = {path: path.read_bytes() for path in lost}
+        for path in lost:
+            path.unlink()
+        text = await prints(doctor, "finds", str(folder))
+        assert text.count("failure log: commits: l0 has") == 2 * 2, "so many are named, in the list and at its end"
+        assert "2 more fragments lack versions that learners have" in text
+        assert "none of" not in text, "nobody calls this log whole"
+        for path, blob in kept.items():
+            path.write_bytes(blob)
+        await prints(doctor, "finds_no_more", str(folder))
 
 
 @row(

@@ -525,7 +525,8 @@ async def test_a_newest_commit_that_is_damaged_and_has_a_snapshot(folder: Path) 
     "heal",
     "fragment … cannot be healed: … version … of fragment …, and its log ends at version …: no update on that version "
     "can be merged",
-    means="The last commit of a fragment is gone. Only the updates that learners made on it show that it was there.",
+    means="The last commit of a fragment is gone. Only the updates that learners made on it, or checkpoints that know it, "
+    "show that it was there.",
     do="restore commits/… and what follows it from a backup. Without one, stop all learners and syncers, and start them "
     "again: the fragment goes on from version …, and each learner names checkpoints of its own that are to be deleted "
     "first, since they know the lost version (a learner that has no older one goes on with the run's model alone, from its "
@@ -534,11 +535,20 @@ async def test_a_newest_commit_that_is_damaged_and_has_a_snapshot(folder: Path) 
     lost="without a backup: what the commit merged, and what learners trained since; of a learner whose checkpoints all know it "
     "also its optimizer state, its step and its place in the data",
 )
-@pytest.mark.parametrize("backup", [True, False], ids=["restored", "deleted"])
-async def test_a_newest_commit_that_is_gone_and_learners_have_adopted(folder: Path, backup: bool) -> None:
+@pytest.mark.parametrize(
+    ("backup", "shown_by"),
+    [(True, "update"), (False, "update"), (False, "checkpoint")],
+    ids=["restored", "deleted", "without updates"],
+)
+async def test_a_newest_commit_that_is_gone_and_learners_have_adopted(
+    folder: Path, backup: bool, shown_by: str
+) -> None:
     (here,) = mine(test_a_newest_commit_that_is_gone_and_learners_have_adopted)
     async with world(folder, FEW) as w:
         head = await adopted_by_a(w, folder)
+        if shown_by == "checkpoint":
+            for path in (folder / "updates" / "00000" / "a").glob(f"{head:012d}-*"):
+                path.unlink()
         path = folder / commit_key(0, head)
         kept = path.read_bytes()
         path.unlink()

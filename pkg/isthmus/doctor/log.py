@@ -10,7 +10,7 @@ from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, R
 from isthmus.errors import Denied, IsthmusError, LogCorrupt
 from isthmus.format.records.keys import commit_in, commit_key
 from isthmus.log import Commit, Log, fold
-from isthmus.log.heal import Noting
+from isthmus.log.heal import Lost, Noting, lost_after, newest_checkpoints
 from isthmus.log.holes import GOES_ON, HOLE, Holes, ask_heal, ask_to_accept, spans, with_advice
 from isthmus.log.log_health import LogState, collects, look, stands
 from isthmus.log.run import Run
@@ -61,6 +61,13 @@ async def examine_log(
     if role.kind in (RoleKind.OPERATOR, RoleKind.SYNCER, RoleKind.READER):
         async for folded in _folded(log, [p for p, head in enumerate(found.heads) if head and p not in wrong], heal):
             yield folded
+        lost = await _lost(log, found, wrong)
+        for _, newer in lost[:NAMED_MAX]:
+            yield Finding("log: commits", FAILURE, newer.said, newer.advice)
+        if others := len(lost[NAMED_MAX:]):
+            said = f"{counted(others, 'more fragment')} {agreeing(others, 'lacks', 'lack')} versions that learners have"
+            yield Finding("log: commits", FAILURE, said, heal)
+        wrong |= {p: newer.said for p, newer in lost}
     if found.standing:
         yield Finding("log: progress", WARNING, stands(found.standing), f"the syncers' logs say why; {heal}")
     if found.uncollected:
@@ -104,6 +111,18 @@ def _holes(known: Mapping[str, Sequence[int]], accepted: Holes, advice: str) -> 
     if holes := [f"{p}/{span}" for p, versions in sorted(accepted.items()) for span in spans(versions)]:
         said = f"accepted as lost: {', '.join(holes)}, where the run goes on without them"
         yield Finding("log: holes", NOTE, said, "without --accept-hole the doctor looks for them again")
+
+
+async def _lost(log: Log, found: LogState, wrong: Mapping[int, str]) -> list[tuple[int, Lost]]:
+    """Return the fragments of which learners have versions that the log lacks, and nothing else is wrong with them."""
+    try:
+        held, lost = await newest_checkpoints(log), list[tuple[int, Lost]]()
+        for p, head in enumerate(found.heads):
+            newer = None if p in wrong else await lost_after(log, p, head.version if head is not None else 0, held)
+            lost += [(p, newer)] if newer is not None else []
+    except IsthmusError:
+        return []  # other findings say that the store is away
+    return lost
 
 
 async def _folded(log: Log, of: Sequence[int], heal: str) -> AsyncIterator[Finding]:

@@ -30,14 +30,15 @@ from isthmus.format.records.keys import (
     value_key,
     version_in,
 )
-from isthmus.format.records.objects import SCHEMA, CommitHeader, Healed, UpdateHeader, Waited
+from isthmus.format.records.objects import SCHEMA, CheckpointHeader, CommitHeader, Healed, UpdateHeader, Waited
 from isthmus.log import Commit, Log, fold, merge
 from isthmus.log.holes import GOES_ON, IN_A_NEW_RUN, known_beyond, last_missing, require_chain, require_whole
-from isthmus.log.listing import all_or
+from isthmus.log.listing import all_or, by_learner, checkpoints_in
 from isthmus.log.log_health import lacks, require_objects, require_values, restores
 from isthmus.log.merge import State
 from isthmus.log.verify import HEALER
 from isthmus.runtime.urls import Place
+from isthmus.store import Entry, checked
 from isthmus.store.base import is_there
 from isthmus.wording import agreeing, listed
 
@@ -54,6 +55,10 @@ MAKE_AGAIN = (
     "cannot be folded), stop them with SIGTERM, and start them again: they write snapshots, which have all that is "
     "missing"
 )
+
+
+Held = Sequence[tuple[Entry, CheckpointHeader]]
+"""Checkpoints with their headers, which are not verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +100,9 @@ async def diagnose(
     undamaged.
     """
     chosen = all_or(log, fragments)
-    found = []
+    found, held = [], await newest_checkpoints(log)
     for number, p in enumerate(chosen):
-        found.append(await _diagnose(log, p))
+        found.append(await _diagnose(log, p, held))
         progress((number + 1) / len(chosen))
     return found
 
@@ -178,15 +183,18 @@ class Noting(fold.Merging):
             raise
 
 
-async def _diagnose(log: Log, p: int) -> Diagnosis:
+async def _diagnose(log: Log, p: int, held: Held) -> Diagnosis:
     try:
         carry = Noting(log)
         at = await fold.fold(log, p, carry)
         try:
             await require_whole(log, p, at.version, lists=True)
             await require_chain(log, p, at.version)
-            if lost := await _lost(log, p, at.version):
-                return Diagnosis(p, at.version, 0.0, hopeless=lost)
+            if lost := await lost_after(log, p, at.version, held):
+                more = f"{agreeing(len(lost.learners), 'this learner has', 'these learners have')} joined again"
+                said = f"{lost.said}; {lost.advice}. isthmus heal goes on saying this until {more}"
+                past = f"the fragment has moved past version {lost.version - 1}"
+                return Diagnosis(p, at.version, 0.0, hopeless=f"{said}, or {past}")
             lacking = await _lacking(log, p, at.version) or carry.told
         except LogCorrupt as error:
             hole = commit_in(error.key) or version_in(error.key) if GOES_ON in error.detail else 0
@@ -278,19 +286,77 @@ async def _adopted(log: Log, p: int, least: int, *, lately: bool = False) -> dic
     return {version: sorted(names) for version, names in found.items()}
 
 
-async def _lost(log: Log, p: int, head: int) -> str:
-    """Return the newest version after the last commit on which learners have updates, and what to do; empty if none is.
+async def newest_checkpoints(log: Log) -> Held:
+    """Return the newest checkpoint of each learner's newest start with its header, of which nothing is verified.
 
-    Such versions were committed, and their commits are lost without another trace. Raises `Unavailable`.
+    Only the beginning of each is read. A start without a checkpoint has none here. Without permission to read them,
+    none is found. Raises `Unavailable`.
+    """
+    try:
+        entries = await log.store.list(LEARNERS)
+        newest = dict[str, int]()
+        for entry in entries:
+            name = learner_in(entry.key)
+            newest[name] = max(newest.get(name, 0), incarnation_in(entry.key) or 0)
+        found = list[tuple[Entry, CheckpointHeader]]()
+        for name, held in by_learner(checkpoints_in(entries)).items():
+            with suppress(ObjectMissing, RecordInvalid):
+                header = await _header(log, held[0])
+                if header.incarnation == newest[name]:
+                    found.append((held[0], header))
+        return found
+    except Denied:
+        return []
+
+
+async def _header(log: Log, entry: Entry) -> CheckpointHeader:
+    blob = await log.store.get_range(entry.key, 0, min(entry.size, HEAD_BYTES))
+    if (end := frame.head_end(blob, frame.Kind.CHECKPOINT)) > len(blob):
+        blob = await log.store.get_range(entry.key, 0, min(entry.size, end))
+    return frame.parse_head(blob, frame.Kind.CHECKPOINT, CheckpointHeader)
+
+
+HEAD_BYTES = 64 << 10
+"""How many bytes of a checkpoint are read first; few headers are longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Versions of a fragment that were committed, whose commits are lost without a trace in the log itself."""
+
+    version: int
+    """The newest that is known."""
+    learners: Sequence[str]
+    """Who has it."""
+    said: str
+    advice: str
+
+
+async def lost_after(log: Log, p: int, head: int, held: Held) -> Lost | None:
+    """Return which versions after the last commit learners have, by their updates and newest checkpoints.
+
+    Such versions were committed. `held`: from `newest_checkpoints`. Raises `Unavailable`.
     """
     found = await _adopted(log, p, head + 1, lately=True)
+    for entry, header in held:
+        base = header.fragments[p].base if p < len(header.fragments) else 0
+        if base > head and await _genuine(log, entry):
+            found[base] = sorted({*found.get(base, ()), learner_in(entry.key)})
     if not found or await is_there(log.store, commit_key(p, head + 1)):  # or a syncer has committed it meanwhile
-        return ""
+        return None
     newest = max(found)
-    return (
-        f"{lacks(p, head, newest, found[newest])}; {restores(p, head)}. isthmus heal goes on saying this until these "
-        f"learners have joined again, or the fragment has moved past version {newest - 1}"
-    )
+    return Lost(newest, found[newest], lacks(p, head, newest, found[newest]), restores(p, head))
+
+
+async def _genuine(log: Log, entry: Entry) -> bool:
+    """Return whether the whole checkpoint is valid, and its author may write it. One that is too large is not read."""
+    if entry.size > log.checkpoint_most:
+        return False
+    try:
+        await log.open_checkpoint(await checked.read(log.store, log.runtime, entry.key, entry.size), entry.key)
+    except (ObjectMissing, RecordInvalid):
+        return False
+    return True
 
 
 async def _lacking(log: Log, p: int, head: int) -> str:
