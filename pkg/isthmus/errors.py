@@ -136,6 +136,10 @@ def azure_container_command(name: str) -> str:
     return f'az storage container create --account-name "$AZURE_STORAGE_ACCOUNT_NAME" --name {name} --auth-mode login'
 
 
+NAME_OF_A_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+"""The names that AWS gives to buckets; some other servers allow more."""
+
+
 class BucketMissing(Denied):
     """The bucket does not exist."""
 
@@ -152,6 +156,8 @@ class BucketMissing(Denied):
             self.check += " and the storage account"
         else:
             self.more = f"with a run of the built-in model; {OWN_MODEL}"
+            if not NAME_OF_A_BUCKET.fullmatch(bucket):
+                self.check += " (in AWS it has 3 to 63 of a-z, 0-9, dots and hyphens)"
             self.check += " and the endpoint (AWS_ENDPOINT_URL)"
         self.brief = f"{where}: there is no such {what}"
         """What is missing, without what to do."""

@@ -264,7 +264,7 @@ def tells_a_frozen_process(line: str) -> None:
     "says why. If it does not, the kernel may have ended it for want of memory: dmesg | grep -i oom, or the reason "
     "OOMKilled of its container, whose count of restarts rises",
     do="on its machine, pgrep -af isthmus (a loop of your own: the name of its script) says whether it lives. If not, start it again "
-    "under its name: it goes on from its checkpoint. If it does, ps -o stat= -p PID (its first log line has it) says T if it is frozen (kill -CONT PID wakes it) "
+    "under its name: it goes on from its checkpoint, if it has one. If it does, ps -o stat= -p PID (its first log line has it) says T if it is frozen (kill -CONT PID wakes it) "
     "and D if it waits for a disk; else isthmus doctor … --role learner --learner … --bus ITS_BUS, there, says whether that is the "
     "bus of the run's syncers. --check ends with 1 while one is away with --expect …",
     then="The sentence goes away, and its incarnation is one higher.",

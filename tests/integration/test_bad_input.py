@@ -264,6 +264,15 @@ def test_a_missing_bucket_is_named(
     assert "add --model PACKAGE.MODULE:FUNCTION" in line
 
 
+def test_a_missing_bucket_that_no_bucket_of_aws_can_be_called_is_named(
+    seaweedfs: Server, use: Callable[[Server], None], refused: Refusals
+) -> None:
+    use(seaweedfs)
+    assert "check its name (in AWS it has 3 to 63 of a-z, 0-9, dots and hyphens) and the" in refused(
+        "status", "s3://No_Such/run", "--bus", "redis://127.0.0.1:1"
+    )
+
+
 @pytest.mark.parametrize("command", [["init"], ["syncer"], ["learner", "--learner", "a"]])
 def test_an_endpoint_that_does_not_answer_is_named(
     command: list[str], seaweedfs: Server, redis: Server, use: Callable[[Server], None], refused: Refusals

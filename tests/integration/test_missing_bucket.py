@@ -14,6 +14,9 @@ from isthmus.agent.ports import known_run, open_place, patiently
 from isthmus.errors import BucketMissing, LayoutMismatch
 from isthmus.format.rules import Rules
 from isthmus.log.run import Run
+from isthmus.runtime.clock import single_threaded
+from isthmus.runtime.urls import Place
+from isthmus.store import make_bucket
 from isthmus_services.main import main
 from isthmus_services.servers import Server
 
@@ -50,6 +53,14 @@ async def test_join_creates_the_bucket_of_the_run_that_it_creates_and_warns(
     assert len(warned) == 1
     assert f"for a new run {run}: if that is a mistyped address" in warned[0]
     assert [s.name for s in (await waiting).layout.specs] == ["weight", "bias"]
+
+
+async def test_of_learners_that_start_together_only_the_one_that_made_the_bucket_warns(
+    join: Callable[..., isthmus.Link],
+) -> None:
+    place = Place.of(f"s3://made-{uuid4().hex}/run")
+    assert await make_bucket(place, single_threaded(0))
+    assert not await make_bucket(place, single_threaded(0))
 
 
 def test_a_run_of_another_model_says_what_to_do(join: Callable[..., isthmus.Link]) -> None:

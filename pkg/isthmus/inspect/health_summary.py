@@ -259,8 +259,8 @@ def _of_silence(silent: Sequence[str], known: int, status: Status, run: str, bus
             f"no messages come from {listed(silent, NAMED_MAX)}: {agreeing(len(silent), 'it was', 'they were')} "
             f"killed or {agreeing(len(silent), 'is', 'are')} cut off, or {agreeing(len(silent), 'has', 'have')} "
             f"another bus than {bus}",
-            f"{ALIVE}. If not, start it again under its name: it goes on from its checkpoint. If it does, "
-            f"{FROZEN}; else isthmus doctor {run} --role learner --learner {silent[0]}{_key(status, 'learner')} "
+            f"{ALIVE}. If not, start it again under its name: it goes on from its checkpoint, if it has one. If it "
+            f"does, {FROZEN}; else isthmus doctor {run} --role learner --learner {silent[0]}{_key(status, 'learner')} "
             "--bus ITS_BUS, there, says whether that is the bus of the run's syncers. --check ends with 1 while "
             f"one is away with --expect {known}",
         )

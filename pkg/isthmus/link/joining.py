@@ -303,14 +303,15 @@ class _Seeding:
             self._require_may_create()
             place = Place.of(self.run)
             try:
-                await make_bucket(place, store.runtime)
+                made = await make_bucket(place, store.runtime)
             except Denied as error:
                 raise Denied(f"{missing}; join could not create it: {error}") from None
-            logger.warning(
-                "created the bucket %s at %s, which did not exist, for a new run %s: if that is a mistyped address, "
-                "stop this learner, correct it, and delete the bucket",
-                place.authority, endpoint_of(self.run), self.run,
-            )  # fmt: skip
+            if made:  # else another learner was quicker
+                logger.warning(
+                    "created the bucket %s at %s, which did not exist, for a new run %s: if that is a mistyped "
+                    "address, stop this learner, correct it, and delete the bucket",
+                    place.authority, endpoint_of(self.run), self.run,
+                )  # fmt: skip
             found = await self._found(store)
         found.require(self._specs(), self.frozen)
         return found

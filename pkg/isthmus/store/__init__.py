@@ -164,8 +164,11 @@ async def open_probe(url: str, key: str, runtime: Runtime) -> AsyncIterator[Prob
         yield probe
 
 
-async def make_bucket(place: Place, runtime: Runtime) -> None:
-    """Create the bucket of a place unless it exists. Raises `Denied`, `Unavailable`; `InputError` but for `s3://`."""
+async def make_bucket(place: Place, runtime: Runtime) -> bool:
+    """Create the bucket of a place unless it exists; return whether it was made.
+
+    Raises `Denied`, `Unavailable`; `InputError` but for `s3://`.
+    """
     if place.scheme == "gs":
         raise InputError(f"{place}: create the bucket first: gcloud storage buckets create gs://{place.authority}")
     if place.scheme == "az":
@@ -181,4 +184,4 @@ async def make_bucket(place: Place, runtime: Runtime) -> None:
         )
 
     async with open_s3(place, runtime) as store:
-        await store.create_bucket()
+        return await store.create_bucket()

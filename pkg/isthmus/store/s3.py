@@ -186,8 +186,8 @@ class S3Store(Store):
         except _FAILURES as error:
             self._fail(error, key, "deleting")
 
-    async def create_bucket(self) -> None:
-        """Create the bucket unless it exists."""
+    async def create_bucket(self) -> bool:
+        """Create the bucket unless it exists. Return whether the store says that it made it."""
         try:
             try:
                 await self._client.create_bucket(Bucket=self._bucket)
@@ -200,8 +200,10 @@ class S3Store(Store):
         except ClientError as error:
             if _code(error) not in {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}:
                 self._fail(error, "", "creating the bucket")
+            return False
         except _FAILURES as error:
             self._fail(error, "", "creating the bucket")
+        return True
 
     async def compares(self, key: str, name: str, **condition: str) -> bool:
         """Return whether the store rejects a PUT whose bytes do not match their checksum.
