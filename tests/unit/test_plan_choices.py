@@ -587,6 +587,16 @@ def test_no_reason_claims_that_the_lab_measured_what_is_extrapolated(
     assert "what suits rounds of 48 steps in the lab" in shown(capsys, "--params", "1e8", "--sync-every", "48")
 
 
+def test_the_plan_says_which_copies_take_what_a_healthy_learner_does_not_compute(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = shown(capsys, "--params", "3e9", "--step-seconds", "0.6", "--sync-every", "48")
+    assert "beside each step 500 MB are copied out of the model and into it (0.1 s at 5 GB/s)" in said, (
+        "2 x 4 x 3e9 / 48"
+    )
+    assert "8 × learner 85.7% " in said.partition("what to expect")[2], "0.6 of 0.7 s"
+
+
 def test_a_forecast_outside_the_measured_range_names_the_nearest_measurement(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

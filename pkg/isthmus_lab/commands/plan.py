@@ -34,7 +34,15 @@ from isthmus_lab.forecast.compare import (
 )
 from isthmus_lab.forecast.island import START_S, Island
 from isthmus_lab.forecast.learning import RESTS_ON, SHORT, lab
-from isthmus_lab.forecast.outcome import CHECKPOINT_SHARE, HEADROOM, SYNCER_CORES, SYNCER_GBIT_S, Forecast
+from isthmus_lab.forecast.outcome import (
+    CHECKPOINT_SHARE,
+    COPY_BYTES_S,
+    HEADROOM,
+    SYNCER_CORES,
+    SYNCER_GBIT_S,
+    Forecast,
+    copied,
+)
 from isthmus_lab.forecast.planner import Plan, plan
 from isthmus_lab.forecast.polling import BEAT_MAX_S, BusCosts, bus_costs, costs_within
 from isthmus_lab.forecast.quality import LOSSLESS, USUAL
@@ -451,9 +459,12 @@ def _show(found: Plan) -> None:
     for f in found.forecasts:
         console.print(_restart(f), highlight=False)
     s, day = found.syncer, found.day
+    beside = float(copied(found.params, found.period))
     console.print(
-        "goodput: utilisation, less what failures take; tokens merged: the share of processed tokens that commits "
-        "hold, the rest is overwritten by incoming versions",
+        "utilisation: the share of its time in which a healthy learner computes; beside each step "
+        f"{beside / 1e6:,.0f} MB are copied out of the model and into it ({beside / COPY_BYTES_S:.2g} s at "
+        f"{COPY_BYTES_S / 1e9:g} GB/s), less with a longer period; goodput: utilisation, less what failures take; "
+        "tokens merged: the share of processed tokens that commits hold, the rest is overwritten by incoming versions",
         highlight=False,
     )
     for line in _worth(found):

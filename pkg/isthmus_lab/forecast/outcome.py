@@ -477,9 +477,17 @@ def lost_s(island: Island, sync_every: Figures) -> Figures:
 def utilization(params: float, island: Island, sync_every: Figures) -> Figures:
     """Return the share of the time in which a healthy learner computes.
 
-    In every step, a few fragments are copied out of the model and into it, at memory speed.
+    Beside every step, a few fragments are copied: see `copied`.
     """
-    return island.step_s / (island.step_s + 2.0 * 4.0 * params / sync_every / COPY_BYTES_S)
+    return island.step_s / (island.step_s + copied(params, sync_every) / COPY_BYTES_S)
+
+
+def copied(params: float, sync_every: Figures) -> Figures:
+    """Return the bytes that are copied beside a step: float32 out of the model for updates, and into it from versions.
+
+    Each fragment is copied twice in a period.
+    """
+    return 2.0 * 4.0 * params / sync_every
 
 
 @lru_cache(maxsize=64)
