@@ -25,7 +25,7 @@ from mutants.copies import PACKAGES, ROOT
 from mutants.mistakes import Mistake
 
 STORED = ROOT / "out/coverage"
-FOLDERS = ("unit", "fuzz", "conformance", "integration", "simulation")
+FOLDERS = ("unit", "fuzz", "conformance", "integration", "simulation", "advice", "forgery", "algorithm")
 """Folders of tests that call the library in their own process; only tests that `make test` runs count. Lines that other
 processes run are not recorded."""
 

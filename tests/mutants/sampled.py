@@ -182,6 +182,16 @@ class _Runner:
         return chosen, len(tests) - len(chosen)
 
 
+FATES = ("noticed", "survived", "not covered", "not run")
+
+
+def _room(file: str) -> str:
+    """Return the folder of a module below its package; of format, the folder in it."""
+    package, *rest = Path(file).parts[1:-1]
+    inner = rest[: 2 if rest[:1] == ["format"] else 1]
+    return "/".join([package.removeprefix("isthmus_"), *inner])
+
+
 def _show(mistake: Mistake, fate: str) -> None:
     before = (ROOT / mistake.file).read_bytes()
     then, now = (text.decode().splitlines() for text in (before, mistake.apply(before)))
@@ -195,9 +205,14 @@ def _report(outcomes: list[Outcome], wall_s: float, path: str | None) -> None:
             _show(o.mistake, f"{o.fate} ({o.tests} tests run, {o.left_out} left out)")
             if o.fate == "not run":
                 print(o.output[-1500:])
+    rooms: dict[str, Counter[str]] = {}
+    for o in outcomes:
+        rooms.setdefault(_room(o.mistake.file), Counter())[o.fate] += 1
+    print(f"\n{'room':24}" + "".join(f"{fate:>12}" for fate in FATES))
+    for room, found in sorted(rooms.items()):
+        print(f"{room:24}" + "".join(f"{found[fate]:12}" for fate in FATES))
     total = Counter(o.fate for o in outcomes)
-    print(f"\n{total['noticed']} of {len(outcomes)} mistakes were noticed, in {wall_s:.0f} s")
-    print(*(f"{fate}: {total[fate]}" for fate in ("survived", "not covered", "not run") if total[fate]), sep="\n")
+    print(f"\n{total['noticed']} of {len(outcomes)} noticed, in {wall_s:.0f} s")
     rows = [
         {"name": o.mistake.name, "after": o.mistake.after.decode(), "fate": o.fate, "by": o.by, "tests": o.tests,
          "left_out": o.left_out}
