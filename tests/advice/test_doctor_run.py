@@ -618,12 +618,12 @@ async def test_a_lost_newest_commit_that_a_checkpoint_knows(
         ((_, header),) = await newest_checkpoints(w.log)
         for p, point in enumerate(header.fragments):
             for path in (folder / "updates" / f"{p:05d}" / "l0").iterdir():
-                if version_in(str(path)) >= point.base:
+                if version_in(str(path)) >= point.settled_to:
                     path.unlink()
         lost = [
             p
             for p in (folder / "commits").rglob("*")
-            if p.is_file() and int(p.name) >= header.fragments[int(p.parent.name)].base
+            if p.is_file() and int(p.name) >= header.fragments[int(p.parent.name)].settled_to
         ]
         kept = {path: path.read_bytes() for path in lost}
         for path in lost:

@@ -18,7 +18,8 @@ from isthmus.format.records.keys import checkpoint_key
 from isthmus.format.records.objects import CheckpointHeader
 from isthmus.learner.agent import LearnerAgent
 from isthmus.learner.checkpoint import Checkpoint, LoopState, Saver
-from isthmus.learner.resume import HEAD_BYTES, donors, read_head
+from isthmus.learner.resume import donors
+from isthmus.log.checkpoint_head import HEAD_BYTES, read_head
 from isthmus.log.listing import checkpoints_in
 from isthmus.store import Entry
 from isthmus.torch.loop import Loop

@@ -30,8 +30,9 @@ from isthmus.learner import checkpoint_shards
 from isthmus.learner.checkpoint import Checkpoint, open_checkpoint
 from isthmus.log import Log
 from isthmus.log.bus_messages import verify_batch
+from isthmus.log.checkpoint_head import read_head
 from isthmus.log.listing import checkpoints_in
-from isthmus.log.verify import Unverified, glance
+from isthmus.log.verify import glance
 from isthmus.reasons import Reason
 from isthmus.store import Entry, checked
 
@@ -46,9 +47,6 @@ DONORS_MAX = 3
 
 DONOR_S = 120.0
 """How long, in seconds, reading other learners' checkpoints may take."""
-
-HEAD_BYTES = 64 << 10
-"""Bytes of another learner's checkpoint that are read first. A longer header is then read as a whole."""
 
 
 Bring = Callable[[Checkpoint], Awaitable[Checkpoint]]
@@ -218,20 +216,6 @@ async def donors(log: Log, learner: str, among: Collection[str]) -> Sequence[Ent
     ]
     # The newest of each learner come first, then older ones, since the newest may not be valid.
     return [entry for _, entry in sorted(fit, key=lambda e: (e[0], -e[1].modified))][:DONORS_MAX]
-
-
-async def read_head(log: Log, key: str) -> Unverified[CheckpointHeader]:
-    """Return a checkpoint's header, not verified, without its arrays. Raises `RecordInvalid`, `ObjectMissing`."""
-    blob = await log.store.get_range(key, 0, HEAD_BYTES)
-    end = frame.head_end(blob, frame.Kind.CHECKPOINT)
-    if end > frame.PREFIX.size + log.verifier.header_most:
-        raise RecordInvalid(Reason.OVERSIZED, f"{end} bytes of header")
-    if end > HEAD_BYTES:
-        blob = await log.store.get_range(key, 0, end)
-    found = glance(blob, CheckpointHeader)
-    if found.said.run != log.run.digest:
-        raise RecordInvalid(Reason.WRONG_RUN, "a checkpoint of another run")
-    return found
 
 
 async def seen_beyond(log: Log, learner: str, versions: Sequence[int]) -> list[str]:

@@ -32,6 +32,7 @@ from isthmus.format.records.keys import (
 )
 from isthmus.format.records.objects import SCHEMA, CheckpointHeader, CommitHeader, Healed, UpdateHeader, Waited
 from isthmus.log import Commit, Log, fold, merge
+from isthmus.log.checkpoint_head import read_head
 from isthmus.log.holes import GOES_ON, IN_A_NEW_RUN, known_beyond, last_missing, require_chain, require_whole
 from isthmus.log.listing import all_or, by_learner, checkpoints_in
 from isthmus.log.log_health import lacks, require_objects, require_values, restores
@@ -301,23 +302,12 @@ async def newest_checkpoints(log: Log) -> Held:
         found = list[tuple[Entry, CheckpointHeader]]()
         for name, held in by_learner(checkpoints_in(entries)).items():
             with suppress(ObjectMissing, RecordInvalid):
-                header = await _header(log, held[0])
+                header = (await read_head(log, held[0].key)).said
                 if header.incarnation == newest[name]:
                     found.append((held[0], header))
         return found
     except Denied:
         return []
-
-
-async def _header(log: Log, entry: Entry) -> CheckpointHeader:
-    blob = await log.store.get_range(entry.key, 0, min(entry.size, HEAD_BYTES))
-    if (end := frame.head_end(blob, frame.Kind.CHECKPOINT)) > len(blob):
-        blob = await log.store.get_range(entry.key, 0, min(entry.size, end))
-    return frame.parse_head(blob, frame.Kind.CHECKPOINT, CheckpointHeader)
-
-
-HEAD_BYTES = 64 << 10
-"""How many bytes of a checkpoint are read first; few headers are longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,9 +329,9 @@ async def lost_after(log: Log, p: int, head: int, held: Held) -> Lost | None:
     """
     found = await _adopted(log, p, head + 1, lately=True)
     for entry, header in held:
-        base = header.fragments[p].base if p < len(header.fragments) else 0
-        if base > head and await _genuine(log, entry):
-            found[base] = sorted({*found.get(base, ()), learner_in(entry.key)})
+        seen = header.fragments[p].settled_to if p < len(header.fragments) else 0
+        if seen > head and await _genuine(log, entry):
+            found[seen] = sorted({*found.get(seen, ()), learner_in(entry.key)})
     if not found or await is_there(log.store, commit_key(p, head + 1)):  # or a syncer has committed it meanwhile
         return None
     newest = max(found)
