@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from isthmus.bus import Bus, open_bus
+from isthmus.bus import redis as bus_redis
 from isthmus.bus.replies import MEANINGS
 from isthmus.errors import Denied, Unavailable
 from isthmus.format.rules import Pace
@@ -213,6 +214,36 @@ async def test_a_run_goes_on_after_a_failover(pair: tuple[Server, Server], tmp_p
 
     async with Name(port_of(first)) as name:
         await goes_on_after(tmp_path, name, fail_over, lambda: port_of(second))
+
+
+async def test_requests_beside_new_connections_fail_as_in_any_outage(
+    pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a demoted server many requests at a time make the bus connect anew: none may fail in another way."""
+    _, replica = pair
+    monkeypatch.setattr(bus_redis, "RECONNECT_S", 0.0)
+    url, end = f"redis://127.0.0.1:{port_of(replica)}", asyncio.get_running_loop().time() + 2.0
+    refused = 0
+    async with open_bus(url, b"r" * 32, None) as bus:
+
+        async def append() -> None:
+            nonlocal refused
+            while asyncio.get_running_loop().time() < end:
+                with pytest.raises(Unavailable):
+                    await bus.append("s", b"x")
+                refused += 1
+                await asyncio.sleep(0.002 * (refused % 3))
+
+        async def read() -> None:
+            while asyncio.get_running_loop().time() < end:
+                await bus.read({"s": ""}, 0.05)
+
+        await asyncio.gather(*(append() for _ in range(8)), *(read() for _ in range(4)))
+        assert refused > 100
+        with redis.Redis(port=port_of(replica)) as client:
+            client.execute_command("REPLICAOF", "NO", "ONE")
+        await bus.append("s", b"y")
+        assert [item.body for item in (await bus.read({"s": ""}, 1.0))["s"]] == [b"y"]
 
 
 @contextmanager

@@ -438,7 +438,7 @@ async def test_a_reader_of_a_file_reads_each_message_once_and_begins_again_where
 
 
 def redis_bus(reader: object, writer: object) -> RedisBus:
-    return RedisBus(cast(Redis, reader), cast(Redis, writer), "run", "redis://here")
+    return RedisBus(lambda: (cast(Redis, reader), cast(Redis, writer)), "run", "redis://here")
 
 
 @pytest.mark.parametrize(

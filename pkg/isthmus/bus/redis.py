@@ -5,7 +5,9 @@ stream, on the server's clock. So finding new streams does not read the keys of 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -27,8 +29,9 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 3.0
 WRITE_TIMEOUT_S = 5.0
-READ_SLACK_S = 5.0  # how much longer than its block a blocking read may take before the connection is given up
 BLOCK_S_MAX = 5.0  # one XREAD; longer waits are several
+READ_TIMEOUT_S = BLOCK_S_MAX + 5.0  # after which a connection is given up
+RECONNECT_S = 1.0  # the least time between two rounds of new connections
 EXPIRE_S = 7 * 86400
 """The server drops a stream that has had no writes for about this long."""
 
@@ -70,10 +73,14 @@ class ServerFacts:
 class RedisBus(Bus):
     """Streams of one run as keys `isthmus:<run>:<stream>`. Positions are Redis stream ids."""
 
-    def __init__(self, reader: "Redis", writer: "Redis", run: str, url: str) -> None:
+    def __init__(self, connect: Callable[[], tuple["Redis", "Redis"]], run: str, url: str) -> None:
+        """`connect`: makes two clients, one that waits for messages, and one for everything else."""
         self.url = url
-        self._reader = reader
-        self._writer = writer
+        self._connect = connect
+        self._reader, self._writer = connect()
+        self._replaced: deque[tuple[float, Redis]] = deque()
+        """Clients that were replaced, and when; requests that were under way end on them."""
+        self._replaced_at = -math.inf
         self._prefix = f"isthmus:{run}:"
         self._names = self._prefix + NAMES
         self._appended: dict[str, int] = {}
@@ -302,10 +309,28 @@ class RedisBus(Bus):
             raise (Refused(said) if found.words else Unavailable(said)) from None
 
     async def _reconnect(self) -> None:
-        """Close all connections, so that the next request looks the server's name up again."""
-        for client in (self._reader, self._writer):
-            with suppress(RedisError, OSError, TimeoutError):
-                await client.connection_pool.disconnect()
+        """Let the next requests make new connections, for which the server's name is looked up again.
+
+        Connections in use are not closed: the client fails in ways of its own where one is closed under a request.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self._replaced_at < RECONNECT_S:
+            return
+        self._replaced_at = now
+        self._replaced.extend((now, client) for client in (self._reader, self._writer))
+        self._reader, self._writer = self._connect()
+        while self._replaced[0][0] < now - READ_TIMEOUT_S:
+            await _close(self._replaced.popleft()[1])
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for client in (self._reader, self._writer, *(client for _, client in self._replaced)):
+            await _close(client)
+
+
+async def _close(client: "Redis") -> None:
+    with suppress(RedisError, OSError, TimeoutError):
+        await client.aclose()
 
 
 def _pairs(reply: Any) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
@@ -334,17 +359,21 @@ async def open_redis(place: Place, run: str) -> AsyncIterator[RedisBus]:
         "retry": Retry(NoBackoff(), 0),
         "health_check_interval": 0,
     }
-    try:
-        reader = Redis.from_url(place.url, socket_timeout=BLOCK_S_MAX + READ_SLACK_S, **options)
+
+    def connect() -> tuple[Redis, Redis]:
+        reader = Redis.from_url(place.url, socket_timeout=READ_TIMEOUT_S, **options)
         writer = Redis.from_url(place.url, socket_timeout=WRITE_TIMEOUT_S, **options)
         # The client checks most options only when it makes a connection.
         writer.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        return reader, writer
+
+    try:
+        bus = RedisBus(connect, run, str(place))
     except (AttributeError, TypeError, ValueError, RedisError) as error:
         names = [name for name in place.options if f"'{name}'" in str(error)] or place.options
         advice = f": correct or leave out the option {', '.join(names)}" if names else ""
         raise InputError(f"{place}: Redis's client cannot read this URL{advice}") from None
     try:
-        yield RedisBus(reader, writer, run, str(place))
+        yield bus
     finally:
-        await reader.aclose()
-        await writer.aclose()
+        await bus.aclose()
