@@ -57,8 +57,9 @@ class RunMissing(InputError):
         if beside:
             said = (
                 f"the run object {url}/run is gone, and {beside} lie beside it (processes that run go on, and none "
-                "can start): end no syncer, as one that runs writes it again within a minute; if none runs, restore it "
-                "from a backup, or choose another location; do not create a run here"
+                "can start): end no syncer, as one that runs writes it again within a minute (in a signed run few may, "
+                "and its log says so); else restore it from a backup, or choose another location; do not create a run "
+                "here"
             )
         elif near:
             said = f"{url}: no run here; did you mean {near}?"

@@ -418,10 +418,10 @@ async def test_store_and_bus_that_are_away(folder: Path) -> None:
     "board",
     "the run object … is gone",
     means="The object `run` of this run is not in the store any more: it was deleted, or the bucket was emptied.",
-    do="end no syncer, as one that runs writes it again within a minute; if none runs, restore it from a backup, since no process "
+    do="end no syncer, as one that runs writes it again within a minute (in a signed run few may, and its log says so); else restore it from a backup, since no process "
     "can start without it",
     then="The line goes away.",
-    lost="without a backup or a syncer that runs: the run, except what `isthmus follow` or an export brought elsewhere",
+    lost="without a backup or a syncer that may write it: the run, except what `isthmus follow` or an export brought elsewhere",
 )
 async def test_a_run_object_that_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here,) = mine(test_a_run_object_that_is_gone)

@@ -298,7 +298,8 @@ def test_a_cluster(doctor: Doctor, run: str, redis: Server, redis_7: str, tmp_pa
 )  # fmt: skip
 def test_a_replica(doctor: Doctor, run: str, redis: Server, tmp_path: Path) -> None:
     with started(tmp_path, replicaof=f"127.0.0.1 {redis.url.rpartition(':')[2]}") as url:
-        doctor.finds(run, "--bus", url)
+        text = doctor.finds(run, "--bus", url)
+        assert "run: bus: " not in text, "a bus that failed says nothing about syncers"
     doctor.finds_no_more(run, "--bus", redis.url)
 
 

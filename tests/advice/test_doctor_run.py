@@ -20,6 +20,7 @@ from integration.test_full_store import IN_A_DISK_OF_ITS_OWN, own_mounts  # noqa
 from isthmus.agent.speed import Speeds
 from isthmus.codecs import kernels
 from isthmus.doctor import log as doctor_log
+from isthmus.doctor import trust
 from isthmus.format.records import frame
 from isthmus.format.records.keys import commit_key, members_key, version_in
 from isthmus.format.rules import Pace, Rules
@@ -341,6 +342,27 @@ async def test_the_bus_of_another_run(doctor: Doctor, folder: Path, redis: Serve
             for role in (("--role", "syncer"), ("--role", "learner")):
                 await prints(doctor, "finds", str(folder), *role, "--bus", redis.url)
             assert "ok      run: bus" in await prints(doctor, "finds_no_more", str(folder))
+
+
+@row(
+    "doctor", "run: bus: no syncer is heard on this bus (none runs, or it has another), and the last commit is … old",
+    means="The run stands still, so nothing shows whether this is its bus. It is a warning for `--role learner`: no learner "
+    "is merged without a syncer.",
+    do="unless the run is over, start a syncer; or, if one runs, give --bus the URL that it has: redis://…; store: for the run's "
+    "own store; or, for the bus.sqlite of a run in a folder, no --bus and no ISTHMUS_BUS",
+    then="`ok run: bus: the run's syncers are heard here`",
+)  # fmt: skip
+async def test_the_bus_of_another_run_while_the_run_stands_still(
+    doctor: Doctor, folder: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust, "RECENT_S", 0.1)
+    async with a_run(folder) as w:
+        await grown(w, 2)
+        async with serving(w.syncer("s2")):
+            text = await prints(doctor, "finds", str(folder), "--role", "learner", "--bus", redis.url)
+            assert "warning run: bus" in text
+            assert "note    run: bus" in await prints(doctor, "finds", str(folder), "--bus", redis.url)
+            assert "ok      run: bus" in await prints(doctor, "finds_no_more", str(folder), "--role", "learner")
 
 
 @row(
@@ -745,13 +767,13 @@ def test_a_run_object_that_is_damaged(doctor: Doctor, folder: Path, capsys: pyte
 
 @row(
     "doctor", "store: run: the run object … is gone, and … lie beside it (processes that run go on, and none can start): "
-    "end no syncer, as one that runs writes it again within a minute; if none runs, restore it from a backup, or choose another "
+    "end no syncer, as one that runs writes it again within a minute (in a signed run few may, and its log says so); else restore it from a backup, or choose another "
     "location; do not create a run here",
     means="The run object was deleted, and the log is still there. Status, learners and syncers say the same. Processes "
     "that run already go on; none can start. A new run at this place would make the log worthless. Syncers know the bytes, and "
     "look for the object once a minute.",
     do="restore …/run from a backup, unless a syncer runs", then="`ok store: run`, with the run's digest",
-    lost="without a backup or a syncer that runs: the run, except what `isthmus follow` or an export brought elsewhere",
+    lost="without a backup or a syncer that may write it: the run, except what `isthmus follow` or an export brought elsewhere",
 )  # fmt: skip
 def test_a_run_object_that_is_gone(doctor: Doctor, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asyncio.run(_one_commit(folder))

@@ -4,12 +4,14 @@ import asyncio
 import logging
 import math
 import re
+import resource
 import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+import redis as redis_client
 import torch
 from torch import nn
 
@@ -19,6 +21,7 @@ from advice.lives import FEW, said, training, well
 from advice.rows import row
 from e2e.test_processes import processes, wait_for
 from integration.test_learner_warnings import Away
+from isthmus.agent import trouble
 from isthmus.agent.health import STOOD_S
 from isthmus.demo import trainer
 from isthmus.errors import Fenced, LogCorrupt
@@ -29,6 +32,7 @@ from isthmus.torch import moments
 from isthmus.torch.loop import DISORDERED, IDLE_STEPS
 from isthmus_services.main import main
 from isthmus_services.processes import isthmus_command
+from isthmus_services.servers import Server
 from support.world import NumpyReplica, in_virtual_time, seed_of, serving, train, until, world
 
 RULES = Rules(fragments=2, sync_every=4)
@@ -151,6 +155,114 @@ async def test_an_update_that_is_cut(folder: Path, caplog: pytest.LogCaptureFixt
                         break
                 assert (code, "wild explodes" in told) == (0, True), told
         await well(w)
+
+
+@row(
+    "log",
+    "…: this process has no file descriptors left (for … s): …; raise its limit of … (ulimit -n, LimitNOFILE= of a systemd "
+    "service), and start it again",
+    means="A learner's or a syncer's log: the process may open no further connection or file. Store and bus are well.",
+    like="A store or a bus that is away: then other processes miss it, too. Status only says that no messages come from this one.",
+    do="raise its limit of … (ulimit -n, LimitNOFILE= of a systemd service), and start it again",
+    then="A learner goes on from its checkpoint, a syncer with what the log has.",
+    lost="what a learner trained since its newest update and checkpoint",
+)
+async def test_a_process_without_file_descriptors(
+    folder: Path, redis: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here,) = mine(test_a_process_without_file_descriptors)
+    monkeypatch.setattr(trouble, "PATIENCE_S", 0.5)
+    pace = Pace(heartbeat_s=0.2, silence_s=0.4)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with (
+        world(folder, seed_of(pace=pace), bus=redis.url) as w,
+        serving(w.syncer("s1")) as syncer,
+        training(w.learner("a")),
+    ):
+        await until(lambda: syncer.coordinators[0].head >= 2, "it merges")
+        with redis_client.Redis.from_url(redis.url) as server:
+            server.ping()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+            try:
+                server.execute_command("CLIENT", "KILL", "TYPE", "normal")
+                await until(lambda: here.is_in(caplog.text), "both say so", 30.0)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        advises(here, caplog.text)
+        before = syncer.coordinators[0].head
+        await until(lambda: syncer.coordinators[0].head >= before + 2, "with more of them it goes on by itself")
+
+
+@row(
+    "log",
+    "… (… tokens lost in all), in … s, as process … on …; none of its … stored checkpoints can be read: restore one from a backup, "
+    "and start it again",
+    means="The learner begins anew, although it had come further: each of its checkpoints is damaged. Lines above name them "
+    "and what is wrong (`checkpoint … is not used: …`).",
+    do="restore one from a backup, and start it again",
+    then="`goes on after step …`, with that checkpoint's step",
+    lost="without a backup: its optimizer's state and its place in the data, and of its work what no update holds",
+)
+def test_a_learner_whose_checkpoints_are_damaged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_a_learner_whose_checkpoints_are_damaged)
+
+    def steps() -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with isthmus_link.join(str(folder), model, optimizer, learner="a", create=RULES) as link:
+            for _ in range(6):
+                link.step(tokens=1)
+
+    caplog.set_level(logging.INFO)
+    steps()
+    steps()
+    kept = {path: path.read_bytes() for path in (folder / "learners" / "a").rglob("checkpoints/*") if path.is_file()}
+    assert len(kept) == 2
+    for path, blob in kept.items():
+        path.write_bytes(blob[:-1] + bytes([blob[-1] ^ 1]))
+    caplog.clear()
+    steps()
+    advises(here, caplog.text)
+    assert "goes on after step 0 " in caplog.text
+    assert "see checkpoint_s" not in caplog.text
+    last = max(kept)
+    for path in (folder / "learners" / "a").rglob("checkpoints/*"):
+        path.unlink()
+    last.write_bytes(kept[last])
+    caplog.clear()
+    steps()
+    assert not here.is_in(caplog.text)
+    assert "goes on after step 12 " in caplog.text
+
+
+@row(
+    "log",
+    "THE LOSS ROSE from … to …, and what is learnt there is merged with the others' work: look at the data, or start this learner "
+    "again with a lower learning rate (hyperparameters='passed')",
+    means="The mean loss of 64 steps in a row was far above the first ones, or more than half of what it had fallen was lost "
+    "again. The learner says so once, and in its last line if it is still so then.",
+    like="Data that became harder: then the others' losses rise, too.",
+    do="look at the data, or start this learner again with a lower learning rate (hyperparameters='passed')",
+    then="The loss falls, and no such line comes again.",
+    lost="nothing; merging cuts updates that are far longer than the others', and what is left of them is in the model",
+)
+def test_a_loss_that_rose(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_a_loss_that_rose)
+
+    def steps(*losses: float) -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with isthmus_link.join(str(folder), model, optimizer, learner="a", create=RULES) as link:
+            for loss in losses:
+                link.step(tokens=1, loss=loss)
+
+    caplog.set_level(logging.INFO)
+    steps(*[2.0] * 32, *[9.0] * 64)
+    advises(here, caplog.text)
+    assert caplog.text.count("THE LOSS ROSE from 2 to 9") == 2, "once, and in the last line"
+    caplog.clear()
+    steps(*[2.0] * 96)
+    assert not here.is_in(caplog.text)
 
 
 @row(

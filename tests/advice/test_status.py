@@ -216,6 +216,52 @@ async def test_a_bus_that_is_full(folder: Path, tmp_path: Path) -> None:
             await well(w)
 
 
+@row(
+    "status",
+    "0 of … learners merge; no process is heard, and none has left (the last commit is of …): the bus refuses their "
+    "messages, since the server is a replica now",
+    means="Redis failed over, and this address still leads to the server that was demoted. Learners train on meanwhile, and "
+    "nothing is merged.",
+    do="make it the primary again, or let the bus's name lead to the primary: processes that live go on by themselves",
+    then="`… of … learners merge`, without a restart.",
+    lost=A_GAP,
+)
+async def test_a_bus_that_was_demoted(folder: Path, tmp_path: Path) -> None:
+    (here,) = mine(test_a_bus_that_was_demoted)
+    with redis_server(tmp_path / "redis") as redis, Redis.from_url(redis.url) as client:
+        async with world(folder, FEW, redis.url) as w, serving(w.syncer("s1")), training(w.learner("a")):
+            await well(w)
+            client.execute_command("REPLICAOF", "127.0.0.1", "1")
+            await said(here, w)
+            client.execute_command("REPLICAOF", "NO", "ONE")
+            await well(w)
+
+
+@row(
+    "status",
+    "isthmus status: redis://…: the server asks for a password: redis://USER:PASSWORD@host:port, or ISTHMUS_BUS_USER and "
+    "ISTHMUS_BUS_PASSWORD_FILE…",
+    means="The bus lets nobody in without a password. This shell has none, or the server got one lately: then learners and "
+    "syncers wait, train on, and end 300 s after the change (their logs: `a request that worked before is refused`).",
+    do="redis://USER:PASSWORD@host:port, or ISTHMUS_BUS_USER and ISTHMUS_BUS_PASSWORD_FILE",
+    then="`… of … learners merge`. Processes go on by themselves once the server takes them again.",
+    lost="where processes ended: what learners trained since their newest update and checkpoint",
+)
+async def test_a_bus_that_got_a_password(folder: Path, tmp_path: Path) -> None:
+    (here,) = mine(test_a_bus_that_got_a_password)
+    with redis_server(tmp_path / "redis") as redis, Redis.from_url(redis.url) as client:
+        async with world(folder, FEW, redis.url) as w, serving(w.syncer("s1")), training(w.learner("a")):
+            await well(w)
+            client.config_set("requirepass", "sesame")
+            code, told = await isthmus("status", w.run.url, "--bus", redis.url)
+            assert code == 2
+            advises(here, told)
+            code, told = await isthmus("status", w.run.url, "--bus", redis.url.replace("//", "//:sesame@"))
+            assert "learners merge" in told, told
+            client.config_set("requirepass", "")
+            await well(w)
+
+
 async def names_a_process_that_lives(line: str, w: World) -> None:
     """Run the `pgrep` that a line advises beside a process with the command line of a learner, and one of another."""
     (look,) = re.findall(r"pgrep -af isthmus", line)
@@ -493,7 +539,7 @@ async def test_a_run_without_a_syncer_that_is_over(folder: Path) -> None:
     means="A commit that was announced just now has a time that is minutes off: the clock of that syncer's machine, or "
     "of this one, is wrong. Rounds and merges do not go by these clocks.",
     do="set both by NTP (timedatectl set-ntp true); garbage collection and every time that is shown go by these clocks",
-    then="The sentence goes away with the next commit.",
+    then="The sentence goes away once each fragment has a commit of the clock that was set.",
 )
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
 async def test_a_syncer_whose_clock_is_an_hour_off(folder: Path, ahead_s: float) -> None:

@@ -116,8 +116,8 @@ DOCTOR = "it goes on by itself once that is over; isthmus doctor … --bus … -
 @row(
     "log",
     "…: requests that worked before are refused (for … s): …; check credentials and policies",
-    means="A learner's or a syncer's log: the store answers, and denies what it allowed before. Credentials have expired, or a policy "
-    "was changed.",
+    means="A learner's or a syncer's log: store or bus answers, and denies what it allowed before. Credentials have expired, or a "
+    "policy or a password was changed. If it lasts 300 s, the process ends.",
     do="check credentials and policies",
     then="With new credentials in their old place: `…: requests that worked before are refused: over`.",
     lost=CUT_OFF,

@@ -745,3 +745,20 @@ def test_syncers_that_stopped_are_not_said_to_be_killed() -> None:
     assert "all were killed" in of(silent=[beat("c")]).said, "no syncer was ever heard"
     assert "all were killed" in of(silent=[beat("c"), stopped, other]).said
     assert "the syncers have stopped, and no learner has left" in of(silent=[beat("c"), stopped]).said
+
+
+def test_a_newest_commit_of_the_future_shows_a_wrong_clock_without_an_announcement() -> None:
+    def said(fragment_0: float, fragment_1: float) -> list[str]:
+        heads = [commit(NOW + ahead, p, 3, a=1.0) for p, ahead in enumerate((fragment_0, fragment_1))]
+        for head, name in zip(heads, ("s", "t"), strict=True):
+            vars(head.header).update(writer=name)
+        hearing = BusView(RUN)
+        hearing.take(SYNCER_STREAM, BusItem("1-0", encode(alive())), 1.0)
+        hearing.take(learner_stream("a"), BusItem("1-0", encode(beat("a"))), 1.0)
+        older = commit(NOW + 999.0, 0, 2, a=1.0)
+        vars(older.header).update(writer="u")
+        found = health(Status(hearing, list(heads), "", 0.0, NOW, recent=[older, *heads]), "r", "b")
+        return [part.said for part in found.parts if "clock" in part.said]
+
+    assert said(-300.0, 60.0) == []
+    assert said(-300.0, 61.0) == ["the clock of t is 61 s ahead of this machine's"]

@@ -34,6 +34,14 @@ def test_it_is_one_line_of_what_came_of_the_stay() -> None:
     assert "back" not in str(replace(FOUND, ledger=replaced(LEDGER, merged=850.0, pending=0.0)))
 
 
+def test_a_loss_that_rose_is_said_and_stands_out() -> None:
+    found = replace(FOUND, risen=(5.5, 65.3))
+    assert found.stands_out
+    assert not FOUND.stands_out
+    assert "; THE LOSS ROSE from 5.5 to 65.3, and" in str(found)
+    assert "THE LOSS ROSE" not in str(replace(found, loss=math.nan)), "that it is no number says more"
+
+
 def test_what_stays_out_is_said_with_its_reason() -> None:
     said = str(replace(FOUND, unanswered=30.0))
     assert "3% sent and not answered (its rounds were open), 2% trained since it was last sent: that goes on" in said

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from isthmus.bus.base import Bus, BusItem
+from isthmus.bus.base import Bus, BusItem, Refusing
 from isthmus.errors import Denied, ObjectMissing, Unavailable, told
 from isthmus.format.records.keys import RUN_KEY, UPDATES
 from isthmus.runtime.clock import Runtime
@@ -185,8 +185,8 @@ class TolerantBus(Bus):
         return await self._tolerance.of("list the bus", self._bus.names(within_s))
 
     @override
-    async def why_full(self) -> str:
-        return await self._bus.why_full()
+    async def refusing(self) -> Refusing | None:
+        return await self._bus.refusing()
 
 
 _VERBS = {"get": "read", "put": "write"}

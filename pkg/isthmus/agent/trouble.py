@@ -13,6 +13,7 @@ from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.errors import legible
 from isthmus.reasons import WRITING
 from isthmus.runtime.clock import Runtime
+from isthmus.runtime.descriptors import NONE_LEFT, any_left, raise_limit
 from isthmus.runtime.urls import Place, without_passwords
 from isthmus.store import EdgeStore
 
@@ -104,7 +105,9 @@ class Connectivity:
         )
         if self._speaker.refused:
             bus = ("the bus refuses messages", self._speaker.refused)
+        down_s = max(self.store_down_s, self.bus_down_s)
         return [
+            (down_s if down_s and not any_left() else 0.0, NONE_LEFT, raise_limit()),
             (self.store_down_s, "the store does not answer", f"check that {self._store.url} is reachable"),
             (self.refused_s, "requests that worked before are refused", "check credentials and policies"),
             (0.0 if self._messages_down_s else self.bus_down_s, *bus),

@@ -32,6 +32,13 @@ class BusItem(NamedTuple):
     body: bytes
 
 
+class Refusing(NamedTuple):
+    """Why a bus takes no messages although it can be read, and what to do."""
+
+    why: str
+    remedy: str
+
+
 class Refused(Unavailable):
     """The bus answers, and refuses requests for now: its memory or disk is full, for example."""
 
@@ -70,9 +77,9 @@ class Bus(Protocol):
         """Return the position after the newest message."""
         ...
 
-    async def why_full(self) -> str:
-        """Return why the bus takes no messages; empty if it has room, or does not say."""
-        return ""
+    async def refusing(self) -> "Refusing | None":
+        """Return why the bus takes no messages; None if it takes them, or does not say."""
+        return None
 
     async def names(self, within_s: float | None = None) -> set[str]:
         """Return the names of the streams, at most `NAMES_MAX`.

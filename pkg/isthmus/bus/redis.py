@@ -19,10 +19,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from typing_extensions import override
 
-from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, START, Bus, BusItem, Refused
+from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, START, Bus, BusItem, Refused, Refusing
 from isthmus.bus.replies import Action, meaning
 from isthmus.errors import Denied, InputError, Unavailable, told
 from isthmus.format.records.messages import SYNCER_STREAM, is_stream
+from isthmus.runtime.descriptors import explained
 from isthmus.runtime.urls import Place
 
 T = TypeVar("T")
@@ -46,6 +47,9 @@ AHEAD_S = 60.0
 """A stream whose last write lies further in the future than this is ignored: no real write has such a time."""
 
 _FIELD = b"m"
+
+PRIMARY = "master"
+"""Redis's word for a server that is no replica."""
 
 FULL = 0.97
 """Share of its memory from which a server is said to be full: each message needs a little."""
@@ -192,7 +196,7 @@ class RedisBus(Bus):
             valkey="valkey_version" in info,
             # Valkey calls this server_mode.
             mode="cluster" if info.get("cluster_enabled") else str(info.get("redis_mode", info.get("server_mode", ""))),
-            role=str(info.get("role", "master")),
+            role=str(info.get("role", PRIMARY)),
             append_only=bool(info.get("aof_enabled", 0)),
             eviction_policy=str(info.get("maxmemory_policy", "noeviction")),
             memory_max=int(info.get("maxmemory", 0)),
@@ -201,13 +205,22 @@ class RedisBus(Bus):
         )
 
     @override
-    async def why_full(self) -> str:
+    async def refusing(self) -> Refusing | None:
         try:
             facts = await self.facts()
         except Denied:
-            return ""
+            return None
         used, most = facts.memory_used, facts.memory_max
-        return f"its memory is full ({used / 1e6:.1f} of {most / 1e6:.1f} MB)" if used > FULL * most > 0 else ""
+        if facts.role != PRIMARY:
+            return Refusing(
+                "the server is a replica now", "make it the primary again, or let the bus's name lead to the primary"
+            )
+        if used > FULL * most > 0:
+            return Refusing(
+                f"its memory is full ({used / 1e6:.1f} of {most / 1e6:.1f} MB)",
+                "raise its maxmemory, or delete what else this server stores",
+            )
+        return None
 
     async def takes(self, size: int) -> bool:
         """Return whether the server would accept a value of `size` bytes. Raises `Denied`, `Unavailable`.
@@ -299,7 +312,7 @@ class RedisBus(Bus):
         except (RedisError, OSError, TimeoutError) as error:
             found = meaning(error)
             user = f" as user {self.user}" if self.user and found.action == Action.END else ""
-            said = f"{self.url}{user}: {found.words}{': ' if found.words else ''}{told(error)}"
+            said = f"{self.url}{user}: {found.words}{': ' if found.words else ''}{explained(told(error))}"
             if isinstance(error, RedisConnectionError) and "connecting to" in said:
                 said = f"{said.rstrip('.')}: check that a server of the bus is started there, and that it is reachable"
             if found.action == Action.END:

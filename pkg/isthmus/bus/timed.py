@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from typing_extensions import override
 
-from isthmus.bus.base import Bus, BusItem
+from isthmus.bus.base import Bus, BusItem, Refusing
 from isthmus.errors import Unavailable
 from isthmus.runtime.clock import Runtime
 
@@ -53,8 +53,8 @@ class TimedBus(Bus):
         return await self._measure("names", lambda: self._bus.names(within_s))
 
     @override
-    async def why_full(self) -> str:
-        return await self._bus.why_full()
+    async def refusing(self) -> Refusing | None:
+        return await self._bus.refusing()
 
     async def _measure(self, operation: str, request: Callable[[], Awaitable[T]]) -> T:
         started = self._runtime.now()

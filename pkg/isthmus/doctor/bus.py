@@ -5,7 +5,7 @@ from pathlib import Path
 
 from isthmus.bus import Bus, in_store, open_bus
 from isthmus.bus.base import VALUE_MAX, Refused
-from isthmus.bus.redis import RedisBus, ServerFacts
+from isthmus.bus.redis import PRIMARY, RedisBus, ServerFacts
 from isthmus.doctor.advice import what_failed
 from isthmus.doctor.findings import (
     FAILURE,
@@ -269,7 +269,7 @@ def judge(facts: ServerFacts) -> list[Finding]:
     if facts.mode == "cluster":
         advice = "use one primary (with replicas): streams of a run are read together, across slots"
         found.append(Finding("bus: mode", FAILURE, "the server is part of a Redis Cluster", advice))
-    if facts.role != "master":
+    if facts.role != PRIMARY:
         said = f"the server is a {'replica' if facts.role == 'slave' else facts.role}"
         found.append(Finding("bus: mode", FAILURE, said, "use the primary's address"))
     if facts.append_only:

@@ -19,7 +19,7 @@ from isthmus.log.run import Run
 from isthmus.log.trust import KEY, OWNER, RUN_DIGEST, Trust, is_near, trust_of
 from isthmus.runtime.clock import Runtime
 from isthmus.store import open_store
-from isthmus.wording import an, key_file
+from isthmus.wording import an, key_file, lasting
 
 RECENT_S = 60.0
 """Somebody commits if the newest commit is not older than this [s]."""
@@ -81,11 +81,20 @@ def examine_trust(url: str, bus: str, run: Run, trust: Trust) -> Iterator[Findin
 
 
 async def examine_part(
-    url: str, bus: str, run: Run, role: Role, trust: Trust, runtime: Runtime, *, full: bool = False
+    url: str,
+    bus: str,
+    run: Run,
+    role: Role,
+    trust: Trust,
+    runtime: Runtime,
+    *,
+    full: bool = False,
+    failed: bool = False,
 ) -> AsyncIterator[Finding]:
     """Yield findings about whether this key may take part in the run, and whether the syncers are heard on this bus.
 
-    `full`: whether the store was found to be full, which silences syncers or ends them. Faults of the store and of the
+    `full`: whether the store was found to be full, which silences syncers or ends them. `failed`: whether a check of
+    the bus failed, which explains why nobody is heard. Faults of the store and of the
     bus themselves are found by other checks, and yield nothing here.
     """
     try:
@@ -94,10 +103,9 @@ async def examine_part(
             await log.members.refresh(log.store)
             if (finding := judge_key(log.members, role, trust)) is not None:
                 yield finding
-            if role.on_bus and bus:
+            if role.on_bus and bus and not failed:
                 async with open_bus(bus, run.digest, store, run.pace.heartbeat_s) as opened:
-                    if (finding := await _is_of_run(log, opened, runtime, role.kind, full=full)) is not None:
-                        yield finding
+                    yield await _is_of_run(log, opened, runtime, role.kind, full=full)
     except IsthmusError:
         return
 
@@ -161,8 +169,8 @@ def judge_key(members: Members, role: Role, trust: Trust) -> Finding | None:
 
 async def _is_of_run(
     log: Log, bus: Bus, runtime: Runtime, role: RoleKind = RoleKind.OPERATOR, *, full: bool = False
-) -> Finding | None:
-    """Return the finding about whether this is the bus of the run's syncers; None if the last commit is too old.
+) -> Finding:
+    """Return the finding about whether this is the bus of the run's syncers.
 
     If they were heard here and are not any more, they have ended.
     """
@@ -170,8 +178,6 @@ async def _is_of_run(
     heads = [await log.newest(f.index) for f in log.run.layout.fragments[:LOOKED_AT]]
     age_s = min((runtime.wall() - head.header.written_at for head in heads if head is not None), default=math.inf)
     never = math.isinf(age_s)
-    if age_s > LATELY_S and not never:
-        return None
     async for _ in _said_by_syncers(log, bus, silence_s, runtime, silence_s):
         return Finding(check, OK, "the run's syncers are heard here")
     if never:
@@ -183,7 +189,7 @@ async def _is_of_run(
     async for message in _said_by_syncers(log, bus, max(0.0, age_s) + RECENT_S, runtime, 0.0):
         if isinstance(message, Alive):
             stopped[message.syncer] = message.stopping
-    if stopped:
+    if stopped and age_s <= LATELY_S:
         quiet_s = 2 * silence_s  # this long before the look, and as long during it, none spoke
         while quiet_s < age_s + RECENT_S and not await _spoke(log, bus, 2 * quiet_s, runtime):
             quiet_s *= 2
@@ -204,7 +210,10 @@ async def _is_of_run(
         meant = all(stopped.values()) or role == RoleKind.SYNCER or age_s > RECENT_S
         return Finding(check, WARNING if meant else FAILURE, said, more)
     if age_s > RECENT_S:
-        return None
+        since = f"the last commit is {lasting(age_s)} old"
+        said = f"no syncer is heard on this bus (none runs, or it has another), and {since}"
+        more = f"unless the run is over, start a syncer; or, if one runs, give --bus the URL that it has: {BUSES}"
+        return Finding(check, WARNING if role == RoleKind.LEARNER else NOTE, said, more)
     said = f"the run was committed to {max(0.0, age_s):.0f} s ago, and none of its syncers is heard on this bus"
     more = f"this is the bus of another run, or of none: give --bus the URL that the syncers have: {BUSES}"
     return Finding(check, FAILURE, said, more)

@@ -48,6 +48,10 @@ KEPT = 4096
 """Updates of each learner that are remembered."""
 
 
+FOR_A_MOMENT = "for a moment"
+"""In what is said of each burst: it is over."""
+
+
 @dataclass(frozen=True, slots=True)
 class Burst:
     """What was seen of a learner that diverged for a moment."""
@@ -112,7 +116,7 @@ def _newest(name: str, seen: list[_Seen]) -> Burst | None:
         return None
     for one in reversed(seen[:-AFTER]):
         if one.far and _diverged(one, seen):
-            said = f"{name} exploded for a moment, and trains as before: an update was {one.far}"
+            said = f"{name} exploded {FOR_A_MOMENT}, and trains as before: an update was {one.far}"
             return Burst(name, said, one.place)
     return _leap(name, [one for one in seen if one.loss is not None])
 
@@ -139,7 +143,7 @@ def _leap(name: str, seen: list[_Seen]) -> Burst | None:
         now = statistics.median(losses[-AFTER:])
         if losses[number] > LEAP * before and now < min(losses[number] / LEAP, LEAP * before):
             said = (
-                f"the loss of {name} leapt for a moment: {losses[number]:.4g} in an update, {before:.4g} at most "
+                f"the loss of {name} leapt {FOR_A_MOMENT}: {losses[number]:.4g} in an update, {before:.4g} at most "
                 f"before, {now:.4g} in the newest updates"
             )
             return Burst(name, said, seen[number].place)

@@ -9,6 +9,7 @@ from functools import partial
 from isthmus.bus import BUSES, in_store, syncer_command
 from isthmus.format.records.keys import MEMBERS, members_key
 from isthmus.format.records.messages import Alive, Heartbeat
+from isthmus.inspect.bursts import FOR_A_MOMENT
 from isthmus.inspect.bus_view import LearnerView
 from isthmus.inspect.learner_problems import (
     NAMED_MAX,
@@ -164,9 +165,9 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
         room, damage, strange = _of_room(status, run), of_log(status, run), of_strangers(strangers, run, members)
         nobody = "no process is heard, and none has left"
-        if status.bus_full:
-            why = f"the bus refuses their messages, since {status.bus_full}"
-            do = "raise its maxmemory, or delete what else this server stores: processes that live go on by themselves"
+        if status.bus_refusing:
+            why = f"the bus refuses their messages, since {status.bus_refusing.why}"
+            do = f"{status.bus_refusing.remedy}: processes that live go on by themselves"
         else:
             who = "all"
             if status.hearing.syncers and all(alive.stopping for alive in status.hearing.syncers.values()):
@@ -300,8 +301,8 @@ def _lacking(status: Status) -> dict[int, tuple[int, Sequence[str]]]:
 
 
 def _urgency(part: Part) -> int:
-    """Return the place of a problem: last what passes by itself, before it a hole, which is none of the present."""
-    return 2 if JOINING in part.said else int(HOLE in part.said)
+    """Return the place of a problem: last what passes by itself, before it holes and what is over."""
+    return 2 if JOINING in part.said else int(HOLE in part.said or FOR_A_MOMENT in part.said)
 
 
 def _no_syncer(
@@ -405,12 +406,16 @@ def _of_room(status: Status, run: str) -> list[Part]:
 
 
 def _of_clocks(status: Status) -> list[Part]:
-    """Return the syncers whose clocks differ from this machine's, by commits that were announced just now."""
-    found = dict[str, float]()
-    for commit in filter(None, status.heads):
-        heard = status.hearing.announced.get(commit.header.fragment)
-        if heard is not None and heard[0] == commit.version and heard[1] >= status.live_since:
-            found[commit.header.writer] = commit.header.written_at - status.at
+    """Return the syncers whose clocks differ from this machine's, by commits that were announced just now.
+
+    The newest commit of a fragment shows that without having been announced, if it is of the future.
+    """
+    found, heads = dict[str, float](), list(filter(None, status.heads))
+    for commit in (*status.recent, *heads):
+        heard, ahead = status.hearing.announced.get(commit.header.fragment), commit.header.written_at - status.at
+        now = heard is not None and heard[0] == commit.version and heard[1] >= status.live_since
+        if now or (ahead > CLOCKS_S and commit in heads):
+            found[commit.header.writer] = ahead
     return [
         Part(
             f"the clock of {name} is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's",

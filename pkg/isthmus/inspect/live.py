@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 
 from isthmus.bus import Bus, in_store
-from isthmus.bus.base import BusItem
+from isthmus.bus.base import BusItem, Refusing
 from isthmus.errors import Denied, LogCorrupt, Unavailable
 from isthmus.format.records.keys import commit_in, commits_prefix
 from isthmus.inspect.bursts import Bursts
@@ -77,7 +77,7 @@ class Live:
         self._ahead: Mapping[int, tuple[int, Sequence[str]]] = {}
         self._lacking: dict[int, int] = {}  # by fragment that was lacking a version at the last look: its head
         self._room: int | None = None
-        self._full = ""
+        self._refusing: Refusing | None = None
         self._others: dict[int, dict[int, int]] = {}  # by fragment, all fragments' versions when it was last merged
         self._log = log
         self._runtime = runtime
@@ -116,7 +116,8 @@ class Live:
         if self.run_is_gone:
             down.append(
                 f"the run object {redacted(self._store.url)}/run is gone: end no syncer, as one that runs writes it "
-                "again within a minute; if none runs, restore it from a backup, since no process can start without it"
+                "again within a minute (in a signed run few may, and its log says so); else restore it from a backup, "
+                "since no process can start without it"
             )
         if self.refused:
             down.append(f"reading the log is denied: {self.refused}")
@@ -152,7 +153,7 @@ class Live:
             standing=still, period=period_of(self._log, heads), losses=self._losses.points(),
             recent=tuple(self._recent),
             restarts={name: found for name, (_, found) in self._joined.items() if found is not None}, room=self._room,
-            bus_full=self._full,
+            bus_refusing=self._refusing,
             accepted=self._accepted, pace=self._log.run.pace, bursts=self._bursts.found(),
             ahead=self._ahead, membership=self._membership,
         )  # fmt: skip
@@ -196,9 +197,9 @@ class Live:
         self._room = await room_of(self._log)
         if not self.status().live:
             with suppress(Unavailable):  # `bus_trouble` says so
-                self._full = await self._bus.why_full()
+                self._refusing = await self._bus.refusing()
         else:
-            self._full = ""
+            self._refusing = None
         live = self.hearing.live(self._runtime.now() - self._log.run.pace.silence_s)
         found = ahead_of(self.hearing, live, [self.commits.get(f.index) for f in self._log.run.layout.fragments])
         # A commit may be announced before it is read here.

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import NamedTuple, TypedDict
 
 from isthmus.bus import Bus
+from isthmus.bus.base import Refusing
 from isthmus.bus.endpoints import Listener
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.format.records.keys import LEARNERS, incarnation_in, learner_in
@@ -89,8 +90,8 @@ class Status:
     """Which version of the membership is missing or damaged in the store, and what to do; empty if none is."""
     room: int | None = None
     """The bytes that are free on the disk of a run in a folder, if it is full; else None."""
-    bus_full: str = ""
-    """Why the bus takes no messages, if no process is heard; empty if the bus has room, or does not say."""
+    bus_refusing: Refusing | None = None
+    """Why the bus takes no messages, if no process is heard; None if it takes them, or does not say."""
     accepted: Holes = field(default_factory=dict)
     """Holes that are accepted. What syncers report of their fragments is not repeated: `wrong` has all others."""
     pace: Pace = field(default_factory=Pace)
@@ -324,7 +325,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
     `accepted`: holes that are not reported if the run goes on without them. If the bus is away, the state says so in
     `bus_error`.
     """
-    hearing, bus_error, full = BusView(log.run.digest, log.members), "", ""
+    hearing, bus_error, refusing = BusView(log.run.digest, log.members), "", None
     listener = listener_of(log, bus, runtime)
     try:
         async for stream, said in listener.backlog():
@@ -339,7 +340,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
                     hearing.take(stream, said, runtime.now())
             async for stream, said in listener.backlog():
                 hearing.take(stream, said, runtime.now())
-        full = "" if hearing.live(-math.inf) or hearing.syncers_heard else await bus.why_full()
+        refusing = None if hearing.live(-math.inf) or hearing.syncers_heard else await bus.refusing()
     except Unavailable as error:
         bus_error = f"the bus cannot be reached: {error}"
     await log.members.refresh(log.store)  # messages may have named a newer version meanwhile
@@ -369,7 +370,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
         recent=state.recent,
         restarts={name: found for name, found in restarts if found is not None},
         room=await room_of(log),
-        bus_full=full,
+        bus_refusing=refusing,
         # Without live learners those that have left count: they saw what they say. Beside live ones that have been
         # started again, what a dead one saw may be over.
         ahead=ahead_of(hearing, hearing.live(-math.inf) or hearing.learners, state.heads),

@@ -23,6 +23,7 @@ from isthmus.format.rules import Adoption, Pace
 from isthmus.learner.backend import ArrayRef, Arrays, LocalArrays
 from isthmus.learner.checkpoint import FragmentCopy, LoopState, Saver, StateCopy
 from isthmus.learner.losses import Losses
+from isthmus.learner.summary import rose
 from isthmus.learner.upload_window import LIMIT_MAX, Window
 from isthmus.runtime.averages import smooth
 
@@ -352,11 +353,19 @@ class Boundary:
         self.tokens_seen += tokens
         if loss is not None:  # loops that report a loss now and then: keep the last
             self.loss = loss
+            before = self._losses.risen
             self._losses.add(self.step, loss)
+            if (risen := self._losses.risen) is not None and before is None:
+                logger.warning("%s", rose(*risen))
         self._move(now)
         self.mark()
         if self._freeze_asked:
             self.freeze()
+
+    @property
+    def risen(self) -> tuple[float, float] | None:
+        """The loss before it rose and that of the newest steps, if it has risen and not come down again."""
+        return self._losses.risen
 
     def overdue(self) -> bool:
         """Return whether `lead` makes the learner wait at this boundary for a version under way.

@@ -287,6 +287,7 @@ class Reporter:
             ledger=beat.ledger,
             processed_before=self.first_tokens,
             loss=None if self.boundary is None else self.boundary.loss,
+            risen=None if self.boundary is None else self.boundary.risen,
             expelled=next(map(str, expulsions(self._members, [self._name])), ""),
             unanswered=sum(
                 share * sum(account.sent.values())

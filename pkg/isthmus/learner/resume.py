@@ -59,6 +59,8 @@ class History:
     incarnation: int = 0
     """The newest incarnation that has a claim; 0 for a new name."""
     checkpoint: Checkpoint | None = None
+    unread: int = 0
+    """How many stored checkpoints there are, if none of them can be read; else 0."""
     tokens_lost: int = 0
     """Tokens that all incarnations so far trained beyond the checkpoint from which the next incarnation resumed."""
     settled_to: list[int] = field(default_factory=list)
@@ -111,7 +113,9 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int], b
     claim = await _first_claim(log, learner, reversed(incarnations))
     first = await _first_claim(log, learner, incarnations)
     history.incarnation = claim.incarnation if claim else 0
-    history.checkpoint = await _newest(log, checkpoints_in(entries), bring)
+    stored = checkpoints_in(entries)
+    history.checkpoint = await _newest(log, stored, bring)
+    history.unread = 0 if history.checkpoint is not None else len(stored)
     try:
         heard, history.heard, history.alive = await _last_word(log, bus, learner, history.incarnation)
     except Unavailable as error:
@@ -121,10 +125,10 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int], b
             error,
         )
         heard = 0
-    for stored, newest, top in await _stored(log, learner, since):
-        history.stored.append(stored)
+    for updates, newest, top in await _stored(log, learner, since):
+        history.stored.append(updates)
         history.newest_bases.append(top)
-        for header in (*(sent.header for sent in stored), *([newest] if newest else [])):
+        for header in (*(sent.header for sent in updates), *([newest] if newest else [])):
             heard = max(heard, header.tokens_seen if header.incarnation == history.incarnation else 0)
     begun, lost = (claim.tokens_seen, claim.tokens_lost) if claim else (0, 0)
     c = history.checkpoint

@@ -56,6 +56,8 @@ class Summary:
     """The step of its newest checkpoint, after which a restart goes on; None: as many as `steps_done`."""
     bus: str = ""
     """The URL of its bus, for commands to copy."""
+    risen: tuple[float, float] | None = None
+    """The loss before it rose and that of the last steps, if it has risen and not come down again."""
     processed_before: float = 0.0
     """The tokens that earlier incarnations processed, which are in the ledger."""
 
@@ -78,7 +80,7 @@ class Summary:
     def stands_out(self) -> bool:
         """Whether somebody has to look at this: work is lost, or not in the model, or was not worth anything."""
         lost = self.unkept > 0 and self.ledger.pending >= MUCH_LOST * max(self.ledger.processed, 1.0)
-        return self.never_merged or self.diverged or self.much_unanswered or lost
+        return self.never_merged or self.diverged or self.risen is not None or self.much_unanswered or lost
 
     @property
     def diverged(self) -> bool:
@@ -97,6 +99,8 @@ class Summary:
                 "gradients or a lower learning rate (hyperparameters='passed', or it goes on with that of its "
                 f"checkpoint): it goes on after step {self.steps_done - self.unkept}"
             )
+        elif self.risen is not None:
+            line += f"; {rose(*self.risen)}"
         if self.never_merged:
             if self.expelled:
                 return f"{line}; NONE OF ITS WORK WAS MERGED, nor will it be: {self.expelled}"
@@ -141,6 +145,14 @@ class Summary:
             )
         tokens = f"{self.ledger.processed:,.0f} tokens{' (of all its incarnations)' if self.processed_before else ''}"
         return f"{line}; of its {tokens} {shares}{more}; the model: isthmus export {self.run} -o model.safetensors"
+
+
+def rose(before: float, now: float) -> str:
+    """Return that a learner's loss has risen, and what to do."""
+    return (
+        f"THE LOSS ROSE from {before:.4g} to {now:.4g}, and what is learnt there is merged with the others' work: look "
+        "at the data, or start this learner again with a lower learning rate (hyperparameters='passed')"
+    )
 
 
 def _lasted(seconds: float) -> str:

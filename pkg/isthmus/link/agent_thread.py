@@ -26,6 +26,7 @@ from isthmus.learner.backend import Arrays
 from isthmus.learner.checkpoint import Checkpoint, Saver
 from isthmus.learner.manifest import Statement
 from isthmus.learner.ranks.client import Assembled
+from isthmus.learner.resume import History
 from isthmus.link.loop_thread import EXIT_S, LoopThread
 from isthmus.log import Log
 from isthmus.log.run import Run
@@ -338,7 +339,7 @@ class AgentThread:
             history, gone = self.agent.history, self.agent.uplink.lost
             logger.log(
                 # Nobody expects a learner to begin anew whose earlier starts trained something.
-                logging.WARNING if gone and history.checkpoint is None else logging.INFO,
+                logging.WARNING if (anew := _anew(history, gone)) else logging.INFO,
                 "%s joined %s (start %d of this name): goes on after step %d (%.0f tokens lost in all), in %.2f s, as "
                 "process %d on %s%s",
                 learner,
@@ -349,7 +350,7 @@ class AgentThread:
                 self._loop.time() - started,
                 os.getpid(),
                 platform.node(),
-                "; no checkpoint of it is stored (see checkpoint_s)" if gone and history.checkpoint is None else "",
+                anew,
             )
             if self._sink is not None:
                 self.feeder = Feeder(self._sink, self.agent.scalars)
@@ -368,6 +369,15 @@ class AgentThread:
                 running.cancel()
                 lost.cancel()
                 await asyncio.gather(running, lost, return_exceptions=True)
+
+
+def _anew(history: History, gone: float) -> str:
+    """Return why a learner begins anew although it has trained before, and what to do; empty if it does not."""
+    if not history.unread:
+        return "; no checkpoint of it is stored (see checkpoint_s)" if gone and history.checkpoint is None else ""
+    which = "the only stored checkpoint" if history.unread == 1 else f"none of its {history.unread} stored checkpoints"
+    how = "cannot" if history.unread == 1 else "can"
+    return f"; {which} {how} be read: restore one from a backup, and start it again"
 
 
 class OwnerThread:

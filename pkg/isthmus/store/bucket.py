@@ -29,6 +29,7 @@ from typing_extensions import override
 from isthmus.errors import Denied, InputError, Unavailable, first_cause, legible
 from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank, fill
 from isthmus.runtime.clock import Runtime, wait_for_foreign_threads
+from isthmus.runtime.descriptors import explained
 from isthmus.runtime.urls import Place, redacted
 from isthmus.store.base import PART_BYTES, RANGE_BYTES, Entry, Store, is_there, part_of
 from isthmus.store.credentials import GOOGLE, Identity, access, azure_host, google_host, signer_of
@@ -331,6 +332,8 @@ def _unconnected(tree: str) -> str:
     if found := _LOOKUP.search(tree):
         return f"its name cannot be resolved ({found[1]}): correct the endpoint"
     found = _SYSTEM.search(tree)
+    if found and (why := explained(found[1])) != found[1]:
+        return why
     return f"{found[1].lower() if found else 'no connection'}: start the store there, or correct the endpoint"
 
 

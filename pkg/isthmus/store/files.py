@@ -14,6 +14,7 @@ from isthmus.errors import Denied, ObjectMissing, StoreFull, Unavailable
 from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.format.records.keys import RUN_KEY
 from isthmus.runtime.clock import Runtime
+from isthmus.runtime.descriptors import explained
 from isthmus.runtime.file_rights import why_denied
 from isthmus.store.base import Entry, Store
 
@@ -80,7 +81,7 @@ class FileStore(Store):
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StoreFull(str(self.root), self.url, str(error.strerror)) from None
-            raise Unavailable(f"{self.root}: {error}") from None
+            raise Unavailable(f"{self.root}: {explained(str(error))}") from None
 
     def _why(self, error: PermissionError, *, writing: bool) -> str:
         """Return which right is missing, and the command that gives it."""

@@ -28,6 +28,7 @@ from typing_extensions import override
 from isthmus.errors import InputError, Unavailable, first_cause, told
 from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.runtime.clock import Runtime
+from isthmus.runtime.descriptors import explained
 from isthmus.runtime.urls import Place
 from isthmus.store.base import PART_BYTES, Entry, Store, is_there, part_of
 from isthmus.store.credentials import Access, Identity, access
@@ -404,7 +405,7 @@ class S3Store(Store):
         if isinstance(error, ParamValidationError):
             raise InputError(f"{where}: {str(error).splitlines()[-1]}") from None
         if isinstance(error, HTTPClientError | aiohttp.ClientError | OSError | TimeoutError):
-            raise Unavailable(f"{where}: {told(error)}") from None
+            raise Unavailable(f"{where}: {explained(told(error))}") from None
         raise Unavailable(f"{where}: {type(error).__name__}: {error}") from None
 
 

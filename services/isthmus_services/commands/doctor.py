@@ -94,7 +94,7 @@ async def examine(
         yield finding
     for finding in examine_ranks(role):
         yield finding
-    digest, run, full, apart = NO_RUN, None, False, list[Finding]()
+    digest, run, full, failed, apart = NO_RUN, None, False, False, list[Finding]()
     async for said in examine_store(url, role, runtime, size, accepted):
         if isinstance(said, Run):
             digest, run = said.digest, said
@@ -108,6 +108,7 @@ async def examine(
     async for finding in examine_way("store", url, runtime):
         yield finding
     async for finding in examine_bus(bus, digest, role, runtime, url):
+        failed |= finding.outcome == FAILURE
         yield finding
     if role.on_bus and not in_store(bus):
         async for finding in examine_way("bus", bus, runtime):
@@ -116,7 +117,7 @@ async def examine(
         return
     for finding in examine_trust(url, bus, run, trust):
         yield finding
-    async for finding in examine_part(url, bus, run, role, trust, runtime, full=full):
+    async for finding in examine_part(url, bus, run, role, trust, runtime, full=full, failed=failed):
         yield finding
 
 

@@ -251,7 +251,7 @@ MUTANTS = [
         row("the-oldest-silence-comes-first", "(-versions[name], name)", "(versions[name], name)"),
         row("a-stopped-syncer-may-be-frozen", " if not alive.stopping][:-3:-1]", "][:-3:-1]"),
         row("a-twin-is-no-trouble", "if alive.twin:", "if False:"),
-        row("a-full-bus-is-any-silence", "        if status.bus_full:", "        if False:"),
+        row("a-full-bus-is-any-silence", "        if status.bus_refusing:", "        if False:"),
         row(
             "work-that-waits-is-forgotten",
             "        if unanswered := _unanswered(status):\n            do",
@@ -274,7 +274,8 @@ MUTANTS = [
     *of(
         "bus/redis.py",
         "tests/advice/test_status.py::test_a_bus_that_is_full tests/advice/test_status.py::test_processes_that_were_all_killed",
-        row("no-bus-is-full", "if used > FULL * most > 0 else", "if False else"),
+        row("no-bus-is-full", "if used > FULL * most > 0:", "if False:"),
+        row("no-bus-is-a-replica", "if facts.role != PRIMARY:", "if False:"),
     ),
     *of(
         "link/agent_thread.py",

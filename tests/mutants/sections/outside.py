@@ -56,7 +56,11 @@ MUTANTS = [
     *of(
         "bus/redis.py",
         "tests/conformance/test_replies.py",
-        row("a-demoted-server-keeps-its-connections", "await client.connection_pool.disconnect()", "pass"),
+        row(
+            "a-demoted-server-keeps-its-connections",
+            "self._reader, self._writer = self._connect()\n        while",
+            "while",
+        ),
     ),
     *of(
         "store/credentials.py",
