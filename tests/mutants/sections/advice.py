@@ -273,7 +273,8 @@ MUTANTS = [
     ),
     *of(
         "bus/redis.py",
-        "tests/advice/test_status.py::test_a_bus_that_is_full tests/advice/test_status.py::test_processes_that_were_all_killed",
+        "tests/advice/test_status.py::test_a_bus_that_is_full tests/advice/test_status.py::test_a_bus_that_was_demoted "
+        "tests/advice/test_status.py::test_processes_that_were_all_killed",
         row("no-bus-is-full", "if used > FULL * most > 0:", "if False:"),
         row("no-bus-is-a-replica", "if facts.role != PRIMARY:", "if False:"),
     ),
