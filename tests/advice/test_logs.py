@@ -8,7 +8,9 @@ import resource
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis as redis_client
@@ -263,6 +265,59 @@ def test_a_loss_that_rose(folder: Path, caplog: pytest.LogCaptureFixture) -> Non
     caplog.clear()
     steps(*[2.0] * 96)
     assert not here.is_in(caplog.text)
+
+
+@row(
+    "log",
+    "… exists, and its rules never change: … is … there, not …",
+    means="A learner joins a run with `create=functools.partial(Rules.suited, …)`, and the run was created with other rules than "
+    "those that it names.",
+    do="nothing, if the run's rules are as they should be; else join another place, where a run with these rules is created",
+    then="The line does not come where the names are left out, or fit.",
+)
+def test_a_run_with_other_rules_than_are_asked_for(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_a_run_with_other_rules_than_are_asked_for)
+
+    def join(create: Any) -> None:
+        model = nn.Linear(4, 2)
+        isthmus_link.join(
+            str(folder), model, torch.optim.SGD(model.parameters(), lr=0.1), learner="a", create=create
+        ).close()
+
+    join(partial(Rules.suited, sync_every=24))
+    join(partial(Rules.suited, sync_every=24))
+    join(Rules.suited)
+    assert not here.is_in(caplog.text)
+    join(partial(Rules.suited, sync_every=12, fragments=6))
+    assert here.is_in(caplog.text)
+    assert "sync_every is 24 there, not 12, fragments is 12 there, not 6" in caplog.text
+
+
+@row(
+    "log",
+    "parameters were changed between link.step and the optimizer's step (by load_state_dict, for example): the change counts as work "
+    "of this learner, and is merged; load weights before join, and evaluate others in a copy of the model",
+    means="Something else than the optimizer has set the model's parameters. What differs from the run's model goes into the next "
+    "update, as if it had been trained.",
+    like="A loop that clips or projects weights after `link.step`: do it before.",
+    do="load weights before join, and evaluate others in a copy of the model",
+    then="The line does not come.",
+    lost="nothing; merging cuts updates that are far longer than the others', and what is left of them is in the model",
+)
+def test_weights_that_are_loaded_after_join(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_weights_that_are_loaded_after_join)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with isthmus_link.join(str(folder), model, optimizer, learner="a", create=RULES) as link:
+        for number in range(8):
+            if number == 6:
+                assert not here.is_in(caplog.text)
+                model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            link.step(tokens=1)
+    advises(here, caplog.text)
 
 
 @row(

@@ -112,9 +112,40 @@ def test_running_statistics_are_kept_after_a_step_in_training() -> None:
 def test_what_is_not_here_any_more_is_said(caplog: pytest.LogCaptureFixture) -> None:
     state = LocalState(Net())
     state.load({"gone": torch.zeros(3), "large": torch.zeros(5), "norm.running_mean": torch.full((4,), 7.0)}, {})
-    assert "gone as a tensor of shape (3,), here is nothing" in caplog.text
-    assert "large as a tensor of shape (5,), here is one of shape (3000,)" in caplog.text
+    assert "gone as a tensor of shape (3,), and this model has none of that name: it is not restored" in caplog.text
+    assert "large as a tensor of shape (5,), and here it is one of shape (3000,)" in caplog.text
     assert set(state.changed()) == {"norm.running_mean"}
+
+
+def test_what_was_frozen_and_is_trained_now_comes_with_the_merged_parameters(caplog: pytest.LogCaptureFixture) -> None:
+    model = Net()
+    state = LocalState(model)
+    model.teacher.weight.requires_grad_(True)
+    state.load({"teacher.weight": torch.zeros_like(model.teacher.weight)}, {})
+    assert not caplog.text
+    assert state.changed() == {}
+
+
+def test_parameters_that_something_else_has_changed_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizer, loop = made()
+    best = {name: value.clone() for name, value in model.state_dict().items()}
+    loop.mark(Clock())
+    for _ in range(3):
+        step(model, optimizer)
+        loop.mark(Clock())
+    with torch.no_grad():  # an average is swapped in and out again
+        for parameter in model.parameters():
+            kept = parameter.clone()
+            parameter.mul_(3.0)
+            parameter.copy_(kept * (1.0 + 1e-6))
+    step(model, optimizer)
+    loop.mark(Clock())
+    assert "were changed" not in caplog.text
+    for _ in range(2):
+        model.load_state_dict({name: value + 1.0 for name, value in best.items()})
+        step(model, optimizer)
+        loop.mark(Clock())
+    assert caplog.text.count("parameters were changed between link.step and the optimizer's step") == 1, "once"
 
 
 # --- one boundary -----------------------------------------------------------------------------------------------------

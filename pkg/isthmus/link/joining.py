@@ -358,6 +358,15 @@ def _bring_to_where_it_was(group: "Group", thread: AgentThread) -> str:
     return origin
 
 
+def _asked_otherwise(create: Create | None, run: Run) -> str:
+    """Return which rules a `functools.partial` of `Rules.suited` names that differ from the run's; else nothing."""
+    named = create.keywords if isinstance(create, partial) and create.func == Rules.suited else {}
+    theirs = {name: getattr(run.rules, name, value) for name, value in named.items()}
+    return ", ".join(
+        f"{name} is {theirs[name]} there, not {value}" for name, value in named.items() if theirs[name] != value
+    )
+
+
 async def reach_or_create(
     store: EdgeStore, create: Create | None, seed: Callable[[Create], Awaitable[Seed]], trust: Trust = TRUSTING
 ) -> Run:
@@ -377,6 +386,8 @@ async def reach_or_create(
             else:
                 if isinstance(create, Rules):
                     found.require_rules(create.check(), "leave create= out to join it, or choose another place")
+                elif other := _asked_otherwise(create, found):
+                    logger.warning("%s exists, and its rules never change: %s", store.url, other)
                 return found
     except TimeoutError:
         raise Unavailable(f"{store.url}: not reached within {START_S:g} s") from None

@@ -39,6 +39,12 @@ after a boundary without a note, its restart continues from the previous checkpo
 IDLE_STEPS = 100
 """After this many steps in a row with a learning rate of 0, or without `link.step`, a warning is logged."""
 
+FEW = 16
+"""How many numbers of one parameter are compared, to see whether something else than the optimizer has changed it."""
+
+SAME = 1e-3
+"""Numbers that differ by less, relative to the larger, or by less than this in all, have not been changed."""
+
 STEPPED = 0.75
 """A warning is logged, too, if fewer of `IDLE_STEPS` calls of `link.step` than this share came after a step of the
 optimizer. A gradient scaler leaves out some steps."""
@@ -110,12 +116,18 @@ class Loop(Saver):
         self._disordered = 0
         self._used: tuple[torch.Tensor, weakref.ref[torch.Tensor], int] | None = None
         """A parameter, the gradient of it that the optimizer's last step used, and its version then."""
+        trained = [p for p in self._joined.values() if p.requires_grad]
+        self._witness = trained[0] if trained else None
+        self._witnessed: tuple[int, torch.Tensor] | None = None
+        """The version of one parameter at the last boundary, and a few of its numbers."""
+        self._told_changed = False
         self._made_anew: list[tuple[str, Any, int]] = []
         """Schedules that keep the settings that they were made with, and the place that each is to have."""
         self._hooks = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
 
     def _begin(self, _: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Note that an optimizer step begins. With a closure, note it once the closure has computed the gradients."""
+        self._watch_changes()
         closure = arguments[1] if len(arguments) > 1 else named.get("closure")
         if not callable(closure):  # some optimizers take a loss as this argument
             self._begun = True
@@ -180,6 +192,26 @@ class Loop(Saver):
                 "whenever this loop ends, it is in the middle of a step, and nothing of its end is stored"
             )
 
+    def _watch_changes(self) -> None:
+        """Log a warning if something else than the optimizer has changed parameters since the last boundary.
+
+        Swapping an average in and out again is no change, but for rounding.
+        """
+        if self._witness is None or self._witnessed is None or self._told_changed:
+            return
+        version, before = self._witnessed
+        if version_of(self._witness) == version:
+            return
+        now = _few(self._witness)
+        if now.shape != before.shape or torch.allclose(now.cpu().float(), before.cpu().float(), SAME, SAME):
+            return
+        self._told_changed = True
+        logger.warning(
+            "parameters were changed between link.step and the optimizer's step (by load_state_dict, for example): the "
+            "change counts as work of this learner, and is merged; load weights before join, and evaluate others in a "
+            "copy of the model"
+        )
+
     def described(self) -> str:
         """Return the names of data and other objects as a phrase; it must be the same on every rank of a learner."""
         return f"with {', '.join(sorted(self._objects)) or 'no data or other state'}"
@@ -195,6 +227,8 @@ class Loop(Saver):
         """Note a step boundary, and the state that the next step changes before it ends."""
         self._begun, self._untold = False, 0
         self._seen = self._look()
+        if self._witness is not None and not self._told_changed:
+            self._witnessed = version_of(self._witness), _few(self._witness).clone()
         self._groups = _settings_of(self.optimizer)
         self._watch_rates()
         self._noted, failed, self._failed = None, self._failed, ""
@@ -447,6 +481,11 @@ _ANEW = (
     "change model and optimizer first, and join then (link.close(), the change, isthmus.join again under this name); "
     "where other parameters are to be merged that is another run: isthmus export, then isthmus init NEW --from the file"
 )
+
+
+def _few(parameter: torch.Tensor) -> torch.Tensor:
+    local = getattr(parameter, "_local_tensor", parameter).detach()
+    return local.flatten()[:FEW] if local.is_contiguous() else local[:1]
 
 
 def _places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:

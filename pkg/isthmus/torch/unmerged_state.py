@@ -113,15 +113,22 @@ class LocalState:
     def load(self, saved: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
         """Restore tensors and the modules' extra state from a checkpoint.
 
-        Log tensors that the model no longer has, or has in another shape.
+        Log tensors that the model no longer has, or has in another shape. One that is trained by now is merged, and
+        restored with what is merged.
         """
-        tensors = local_tensors(self._model)
+        tensors, trained = local_tensors(self._model), {n for n, p in self._model.named_parameters() if p.requires_grad}
         for name, value in saved.items():
             here = tensors.get(name)
+            if here is None and name in trained:
+                continue
             if here is None or here.shape != value.shape:
                 was = f"a tensor of shape {tuple(value.shape)}"
-                now = "nothing" if here is None else f"one of shape {tuple(here.shape)}"
-                logger.warning("the checkpoint holds %s as %s, here is %s: it is not restored", name, was, now)
+                now = (
+                    "this model has none of that name"
+                    if here is None
+                    else f"here it is one of shape {tuple(here.shape)}"
+                )
+                logger.warning("the checkpoint holds %s as %s, and %s: it is not restored", name, was, now)
                 continue
             with torch.no_grad():
                 local_of(here).copy_(local_of(value))
