@@ -193,6 +193,7 @@ def test_parameters_without_a_gradient_and_several_groups_are_fine(folder: Path)
         link.step(tokens=2)
     link.close()
     assert link.steps_done == 10
+    assert link.summary == link.summary, "final"
 
 
 def test_rules_may_be_chosen_by_the_model_and_are_asked_for_once(folder: Path) -> None:

@@ -72,6 +72,7 @@ class Reporter:
         self.first_tokens = 0
         """The tokens that earlier incarnations processed."""
         self.syncer_heard_at = self._began_at = runtime.now()
+        self._left_at: float | None = None
         self._run = log.run
         self._members = log.members
         self._signer = log.signer
@@ -175,6 +176,7 @@ class Reporter:
 
     async def leave(self, *, done: bool) -> None:
         """Publish a last heartbeat and the leave message. `done`: the learner has trained all its steps."""
+        self._left_at = self._runtime.now()
         self._speaker.say(self._heartbeat())
         self._speaker.say(
             Leave(
@@ -282,7 +284,7 @@ class Reporter:
             kept_to=self.first_step if self.claimed.stored_step is None else self.claimed.stored_step,
             steps=beat.step - self.first_step,
             steps_done=beat.step,
-            seconds=self._runtime.now() - self._began_at,
+            seconds=(self._runtime.now() if self._left_at is None else self._left_at) - self._began_at,
             versions=beat.versions,
             ledger=beat.ledger,
             processed_before=self.first_tokens,
