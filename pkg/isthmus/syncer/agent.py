@@ -146,6 +146,7 @@ class Syncer:
         """When a message of this syncer was last heard back from the bus; before the first, when listening began."""
         self._heard_learners = False
         self._own_beats = deque[str](maxlen=OWN_BEATS)
+        self._stops = False
         self._twin_at = self._twin_said_at = -math.inf
         self.held: set[int] = set()
         """The fragments of which this syncer opens rounds as soon as it has their state."""
@@ -537,7 +538,7 @@ class Syncer:
         silent_s = self._holders.silent_s
         return tuple(p for p, k in enumerate(self.coordinators) if k.broken or k.overdue(silent_s))
 
-    def _alive(self, *, stopping: bool = False) -> Alive:
+    def _alive(self) -> Alive:
         lately = self.tallies.lately_dropped(self._runtime.now())
         loudest = sorted(lately.items(), key=lambda item: -item[1])[:DROPPED_LISTED]
         return Alive(
@@ -555,7 +556,7 @@ class Syncer:
             slow=tuple(p for p in self._broken if not self.coordinators[p].broken),
             refused=tuple(p for p in self._broken if self.coordinators[p].refused),
             holed=tuple(p for p, coordinator in enumerate(self.coordinators) if coordinator.hole),
-            stopping=stopping,
+            stopping=self._stops,
             able=self._able(),
             members=self._log.members.current.version,
             dropped=dict(loudest),
@@ -565,7 +566,8 @@ class Syncer:
         )
 
     async def _last_words(self) -> None:
-        self._speaker.say(self._alive(stopping=True))
+        self._stops = True  # also in the heartbeats that come before this ends
+        self._speaker.say(self._alive())
         await asyncio.sleep(0)
         # The last commits should be announced, but an outage of the bus must not delay the end.
         try:
