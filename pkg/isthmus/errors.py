@@ -47,6 +47,10 @@ OWN_MODEL = "for a model of your own, add --model PACKAGE.MODULE:FUNCTION, or ca
 """How to create a run of another model than the built-in one."""
 
 
+RUN_BACK = "run the same `isthmus create` again if that made the run, or restore it from a backup"
+"""What brings back a run object that is gone."""
+
+
 class RunMissing(InputError):
     """There is no run at this place."""
 
@@ -58,8 +62,7 @@ class RunMissing(InputError):
             said = (
                 f"the run object {url}/run is gone, and {beside} lie beside it (processes that run go on, and none "
                 "can start): end no syncer, as one that runs writes it again within a minute (in a signed run few may, "
-                "and its log says so); else restore it from a backup, or choose another location; do not create a run "
-                "here"
+                f"and its log says so); else {RUN_BACK}, or choose another location; do not create a run here"
             )
         elif near:
             said = f"{url}: no run here; did you mean {near}?"

@@ -418,7 +418,7 @@ async def test_store_and_bus_that_are_away(folder: Path) -> None:
     "board",
     "the run object … is gone",
     means="The object `run` of this run is not in the store any more: it was deleted, or the bucket was emptied.",
-    do="end no syncer, as one that runs writes it again within a minute (in a signed run few may, and its log says so); else restore it from a backup, since no process "
+    do="end no syncer, as one that runs writes it again within a minute (in a signed run few may, and its log says so); else run the same `isthmus create` again if that made the run, or restore it from a backup: no process "
     "can start without it",
     then="The line goes away.",
     lost="without a backup or a syncer that may write it: the run, except what `isthmus follow` or an export brought elsewhere",

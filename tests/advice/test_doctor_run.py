@@ -767,7 +767,7 @@ def test_a_run_object_that_is_damaged(doctor: Doctor, folder: Path, capsys: pyte
 
 @row(
     "doctor", "store: run: the run object … is gone, and … lie beside it (processes that run go on, and none can start): "
-    "end no syncer, as one that runs writes it again within a minute (in a signed run few may, and its log says so); else restore it from a backup, or choose another "
+    "end no syncer, as one that runs writes it again within a minute (in a signed run few may, and its log says so); else run the same `isthmus create` again if that made the run, or restore it from a backup, or choose another "
     "location; do not create a run here",
     means="The run object was deleted, and the log is still there. Status, learners and syncers say the same. Processes "
     "that run already go on; none can start. A new run at this place would make the log worthless. Syncers know the bytes, and "

@@ -291,7 +291,7 @@ def test_only_their_owners_may_read_the_files(place: Place, ran: Path) -> None:
     assert {p.stat().st_mode & 0o777 for p in files if p.name != "key.pub"} == {0o600}
     own = secrets_in(ran / "learner-eu-1")
     assert len(own) > 3
-    others = "".join(p.read_text() for p in files if "learner-eu-1" not in p.parts)
+    others = "".join(p.read_text(errors="replace") for p in files if "learner-eu-1" not in p.parts)
     digests = (place.folder / "first" / "store").rglob("*")
     for path in digests:  # the servers' own files have all store keys
         others = others.replace(path.read_text(), "")
@@ -321,6 +321,13 @@ class Plain:
         done = forking.isthmus(*self.words(bucket, *more), environment=self.environment)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
+
+    def client(self) -> Any:
+        of = self.store.environment
+        return boto3.client(
+            "s3", endpoint_url=self.store.url, region_name="us-east-1", aws_access_key_id=of["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=of["AWS_SECRET_ACCESS_KEY"],
+        )  # fmt: skip
 
     @contextlib.contextmanager
     def redis(self) -> Iterator[Any]:
@@ -404,6 +411,24 @@ def test_a_learner_is_added_and_one_that_was_removed_is_not(plain: Plain) -> Non
     said = plain.create("more", "--learner", "a", *SERVER, code=2)
     key = plain.folder / "more" / "learner-a" / "key.pub"
     assert f"isthmus members add s3://more/run a --as learner --public-key {key}" in said
+
+
+def test_a_run_object_that_is_gone_is_put_back_from_the_owners_copy(plain: Plain) -> None:
+    plain.forget_users()
+    words = ("back", "--learner", "a", *SERVER, *SMALL)
+    made = plain.create(*words)
+    store = plain.client()
+    kept = store.get_object(Bucket="back", Key="run/run")["Body"].read()
+    store.put_object(Bucket="back", Key="run/updates/00000/a/000000000000-0011223344556677", Body=b"x")
+    store.delete_object(Bucket="back", Key="run/run")
+    said = plain.create(*words)
+    copy = plain.folder / "back" / "owner" / "run"
+    assert "s3://back/run/run was gone: it is put back from the owner's copy" in said
+    assert store.get_object(Bucket="back", Key="run/run")["Body"].read() == kept
+    assert re.search("run [0-9a-f]{16}, signed", made)[0] in said  # type: ignore[index]
+    copy.unlink()
+    store.delete_object(Bucket="back", Key="run/run")
+    assert "run the same `isthmus create` again if that made the run" in plain.create(*words, code=2)
 
 
 @pytest.mark.tier("all")

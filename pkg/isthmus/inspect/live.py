@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from isthmus.bus import Bus, in_store
 from isthmus.bus.base import BusItem, Refusing
-from isthmus.errors import Denied, LogCorrupt, Unavailable
+from isthmus.errors import RUN_BACK, Denied, LogCorrupt, Unavailable
 from isthmus.format.records.keys import commit_in, commits_prefix
 from isthmus.inspect.bursts import Bursts
 from isthmus.inspect.bus_view import BusView
@@ -116,8 +116,8 @@ class Live:
         if self.run_is_gone:
             down.append(
                 f"the run object {redacted(self._store.url)}/run is gone: end no syncer, as one that runs writes it "
-                "again within a minute (in a signed run few may, and its log says so); else restore it from a backup, "
-                "since no process can start without it"
+                f"again within a minute (in a signed run few may, and its log says so); else {RUN_BACK}: no process "
+                "can start without it"
             )
         if self.refused:
             down.append(f"reading the log is denied: {self.refused}")

@@ -257,13 +257,14 @@ def _json(path: Path, document: Document) -> None:
     write_secret(path, json.dumps(document, indent=2) + "\n")
 
 
-def write_secret(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, completely or not at all. A file with this text stays as it is."""
-    if path.exists() and path.read_text() == text:
+def write_secret(path: Path, content: str | bytes) -> None:
+    """Write a file that only its owner may read, completely or not at all. A file with this content stays as it is."""
+    data = content.encode() if isinstance(content, str) else content
+    if path.exists() and path.read_bytes() == data:
         return
     path.parent.mkdir(mode=0o700, exist_ok=True, parents=True)
     scratch = path.with_name(f".{path.name}.new")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w") as file:
-        file.write(text)
+    with open(descriptor, "wb") as file:
+        file.write(data)
     scratch.replace(path)

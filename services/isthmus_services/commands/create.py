@@ -21,6 +21,7 @@ from isthmus.bus import IN_STORE, default_pace, in_store
 from isthmus.bus.users import require_users, set_users
 from isthmus.errors import BucketMissing, Denied, InputError, RunMissing, Unavailable
 from isthmus.format.permissions import Participant
+from isthmus.format.records.keys import RUN_KEY
 from isthmus.format.records.objects import MemberSpec
 from isthmus.format.rules import MemberRole, overdrive
 from isthmus.format.signing import Signer, fingerprint
@@ -121,6 +122,8 @@ def _create(
         made, owner = _run_of(settings, folder, bus)
         removed = asyncio.run(_removed(settings, owner, folder)) if settings.remove else ()
         members = asyncio.run(_admit(settings, owner, folder, theirs))
+        if not (copy := folder / Participant.OWNER / RUN_KEY).exists():  # most syncers may not write it again
+            access.write_secret(copy, asyncio.run(_run_object(settings.run)))
     _, strict = access.as_before(folder, None if known.exists() else place, settings.strict)
     named = settings.learner or (), settings.series or ()
     gone = {who.user for who in removed}
@@ -274,7 +277,8 @@ def _administering() -> Iterator[None]:
 def _run_of(settings: declared.Create, folder: Path, bus: str) -> tuple[Run, Signer]:
     """Return the run, after creating a missing one, and the owner's key. Raises `InputError` if the run differs."""
     path = folder / Participant.OWNER / KEY
-    there = asyncio.run(_found(settings.run))
+    copy = folder / Participant.OWNER / RUN_KEY
+    there = asyncio.run(_found(settings.run, copy.read_bytes() if copy.exists() else b""))
     owner = kept_signer(path, "owner") if there is None or path.exists() else None
     if there is not None and (owner is None or there.header.owner != owner.author):
         whose = f"belongs to {fingerprint(there.header.owner)}" if there.header.owner else "is signed by nobody"
@@ -304,12 +308,24 @@ def _run_of(settings: declared.Create, folder: Path, bus: str) -> tuple[Run, Sig
     return made, owner
 
 
-async def _found(url: str) -> Run | None:
+async def _found(url: str, copy: bytes) -> Run | None:
+    """Return the run. One that is gone beside its log is put back from the owner's copy, if there is one."""
     async with open_place(url) as store:
         try:
             return await read_run(store.at_start)
-        except (RunMissing, BucketMissing):
+        except BucketMissing:
             return None
+        except RunMissing as missing:
+            if not (missing.beside and copy):
+                return None
+        await store.at_start.create(RUN_KEY, copy)
+        print(f"{url}/{RUN_KEY} was gone: it is put back from the owner's copy")
+        return await read_run(store.at_start)
+
+
+async def _run_object(url: str) -> bytes:
+    async with open_place(url) as store:
+        return bytes(await store.get(RUN_KEY))
 
 
 async def _admit(settings: declared.Create, owner: Signer, folder: Path, theirs: Mapping[str, bytes]) -> Membership:
