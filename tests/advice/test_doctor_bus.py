@@ -292,6 +292,25 @@ def test_a_cluster(doctor: Doctor, run: str, redis: Server, redis_7: str, tmp_pa
 
 
 @row(
+    "doctor", "bus: streams: …: fewer replicas are connected than the server wants (min-replicas-to-write): …",
+    means="The server takes no messages as long as too few replicas follow it. Learners train on, and rounds wait.",
+    do="do what the server asks for; its log and INFO say more", then="`ok bus: streams`",
+    lost=A_GAP,
+)  # fmt: skip
+def test_a_server_without_its_replicas(doctor: Doctor, run: str, tmp_path: Path) -> None:
+    with started(tmp_path, min_replicas_to_write="1") as url:
+        doctor.finds(run, "--bus", url)
+        ask(url, "CONFIG", "SET", "min-replicas-to-write", "0")
+        doctor.finds_no_more(run, "--bus", url)
+
+
+@row(
+    "doctor", "bus: streams: …: this server is a replica now: its name is looked up again: …",
+    means="A replica takes no messages. Learners train on, and rounds wait.",
+    do="make it the primary again, or let the bus's name lead to the primary", then="`ok bus: streams`",
+    lost=A_GAP,
+)  # fmt: skip
+@row(
     "doctor", "bus: mode: the server is a replica",
     means="A replica takes no messages.",
     do="use the primary's address", then="no `bus: mode`",
@@ -375,7 +394,7 @@ def test_a_server_that_is_nearly_full(doctor: Doctor, run: str, tmp_path: Path) 
 @row(
     "doctor", "bus: streams: …: the server's memory is full: raise maxmemory, or delete other data stored there: …",
     means="The server takes no messages. Learners train on, and rounds wait.",
-    do="do what the server asks for; its log and INFO say more", then="`ok bus: streams`",
+    do="raise its maxmemory, or delete what else this server stores", then="`ok bus: streams`",
     lost=A_GAP,
 )  # fmt: skip
 def test_a_server_that_is_full(doctor: Doctor, run: str, tmp_path: Path) -> None:

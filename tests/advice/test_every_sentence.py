@@ -135,9 +135,6 @@ PLAIN = {
     },
     "heal": {
         "Updates of … rest on it.",  # in a sentence that has a row
-        # Before the row about holes.
-        "up to … commits in a row are missing in a fragment: as after the store was set back to an older copy while syncers went on, "
-        "or after a folder was lost. A newer backup may have them",
         # Status, the doctor and gc say these, and have rows.
         "nothing else is to be done; without a backup, isthmus heal … says which flags accept it as lost",
         "isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",

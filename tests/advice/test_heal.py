@@ -635,7 +635,8 @@ async def test_a_commit_below_a_snapshot_that_is_damaged(folder: Path) -> None:
 @row(
     "heal",
     "fragments … cannot be healed: members/…: is missing",
-    means="A version of the membership is gone, so that commits made under it cannot be verified. The commits are whole.",
+    means="A version of the membership is gone, so that commits made under it cannot be verified. The commits are whole. "
+    "Processes that run know that version, and go on; none can start.",
     do="restore it from a backup; the commits are sound",
     then="`… sound`",
     lost="without a backup: the run beyond that membership, except what can be exported from learners' checkpoints",
@@ -654,7 +655,8 @@ async def test_a_commit_below_a_snapshot_that_is_damaged(folder: Path) -> None:
 @row(
     "status",
     "members/…: is missing",
-    means="A version of the membership is gone, so that commits made under it cannot be verified. The commits are whole.",
+    means="A version of the membership is gone, so that commits made under it cannot be verified. The commits are whole. "
+    "Processes that run know that version, and go on; none can start.",
     do="restore it from a backup; the commits are sound",
     then="`… of … learners merge`",
     lost="without a backup: the run beyond that membership, except what can be exported from learners' checkpoints",
@@ -687,6 +689,49 @@ async def test_a_membership_that_is_missing(folder: Path) -> None:
         assert code == 0, told
         assert says(changed, (await isthmus("status", w.run.url, "--bus", w.bus.url))[1]) is False
         assert says(noticed, (await isthmus("status", w.run.url, "--bus", w.bus.url))[1]) is False
+
+
+async def test_where_a_membership_is_missing_nobody_is_called_a_stranger(folder: Path) -> None:
+    """Eu was removed and added again, and the version that added it is gone: the processes know it, and go on."""
+    missing = mine(test_a_membership_that_is_missing)[2]
+    async with world(folder, signed()) as w:
+        await admit(w, *EVERYBODY)
+        await admit(w, *(one for one in EVERYBODY if one[0] != "eu"))
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer, training(w.by(EU).learner("eu")):
+            await until(lambda: min(k.head for k in syncer.coordinators) >= 2, "it merges")
+            path = folder / members_key(3)
+            kept = path.read_bytes()
+            path.unlink()
+            code, told = await isthmus("status", w.run.url, "--bus", w.bus.url, "--check")
+            assert code == 1
+            advises(missing, told)
+            assert "does not name" not in told
+            assert "expelled" not in told
+            path.write_bytes(kept)
+
+
+@row(
+    "heal",
+    "up to … commits in a row are missing in a fragment: as after the store was set back to an older copy while syncers went on, "
+    "or after a folder was lost. A newer backup may have them",
+    means="Many commits in a row are gone from a fragment, and the run goes on from a snapshot after them. It is said before the "
+    "advice about holes. Status names the holes alone.",
+    do="restore them from a newer backup, if there is one; else accept them as lost, with the flags that heal prints next",
+    then="With the objects restored, heal names no hole.",
+    lost="without a backup: the proof of those versions, and nothing of the model",
+)
+async def test_many_commits_in_a_row_that_are_missing(folder: Path) -> None:
+    (here,) = mine(test_many_commits_in_a_row_that_are_missing)
+    async with world(folder, SNAPSHOTS) as w:
+        await finished(w, 12)
+        kept = {path: path.read_bytes() for path in (folder / commit_key(0, version) for version in range(3, 8))}
+        for path in kept:
+            path.unlink()
+        assert here.is_in((await isthmus("heal", w.run.url))[1])
+        for path, blob in kept.items():
+            path.write_bytes(blob)
+        await sound(w)
 
 
 @row(

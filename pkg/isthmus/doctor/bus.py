@@ -1,6 +1,7 @@
 """Check the bus: access, permissions, and the version and settings of its server."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 from isthmus.bus import Bus, in_store, open_bus
@@ -224,7 +225,11 @@ async def _stream(bus: Bus, role: Role, position: str) -> Finding:
     except Denied as error:
         return Finding("bus: streams", FAILURE, str(error), _on_disk(bus, error) or _of_its_own(role))
     except IsthmusError as error:
-        more = _on_disk(bus, error) or "do what the server asks for; its log and INFO say more"
+        more = _on_disk(bus, error)
+        if not more:
+            with suppress(IsthmusError):
+                more = why.remedy if (why := await bus.refusing()) else ""
+        more = more or "do what the server asks for; its log and INFO say more"
         return Finding("bus: streams", FAILURE, str(error), more)
     if not said.get(role.stream):
         more = "use the address of the one primary, without a proxy or load balancer that spreads requests"

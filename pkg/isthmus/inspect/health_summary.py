@@ -140,7 +140,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     away = status.turned_away
     judged = [v for v in here if v.name not in wild and v.name not in away]
     troubles = {v.name: part for v in judged if (part := _trouble(v, status, run, bus))}
-    strangers = sorted(name for name, at in status.hearing.strangers.items() if at >= status.live_since)
+    heard = {name for name, at in status.hearing.strangers.items() if at >= status.live_since}
+    strangers = [] if status.members_lost else sorted(heard)  # else a version that is lost may name them
     known = [v for v in status.taking_part if v.left is None and v.name not in strangers]
     silent = _newest_first(known, {v.name for v in known} - status.live - status.elsewhere - status.not_yet)
     if not known or (not here and not status.syncers_live and len(known) < len(status.taking_part)):

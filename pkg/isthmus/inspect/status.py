@@ -12,7 +12,7 @@ from isthmus.bus import Bus
 from isthmus.bus.base import Refusing
 from isthmus.bus.endpoints import Listener
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
-from isthmus.format.records.keys import LEARNERS, incarnation_in, learner_in
+from isthmus.format.records.keys import LEARNERS, MEMBERS, incarnation_in, learner_in
 from isthmus.format.records.messages import Tally
 from isthmus.format.records.objects import CheckpointHeader, FragmentPoint
 from isthmus.format.rules import Pace
@@ -99,10 +99,17 @@ class Status:
     bursts: Sequence[Burst] = ()
     """Learners that diverged for a moment and train as before, in the commits that were summed or heard of."""
 
+    @property
+    def members_lost(self) -> bool:
+        """Whether a version of the membership cannot be read, so that it is not known who is a member."""
+        return bool(self.membership) or any(why.startswith(MEMBERS) for why in self.wrong.values())
+
     @cached_property
     def expelled(self) -> Mapping[str, int]:
         """Learners that the owners have expelled, each with the version of the membership that did."""
         members = self.hearing.members
+        if self.members_lost:
+            return {}
         known = {*self.hearing.learners, *self._merged}
         return {one.learner: one.version for one in expulsions(members, known)} if members is not None else {}
 

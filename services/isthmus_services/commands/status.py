@@ -64,7 +64,8 @@ def run(settings: declared.Status) -> int:
             with suppress(Denied):  # without permission to read the series, show the rest
                 for name in await evaluations.names(ports.log):
                     measured[name] = await evaluations.series(ports.log, name, newest)
-            notes = expelled(ports.log.members, {*status.hearing.learners, *status.hearing.strangers, *status.losses})
+            known = {*status.hearing.learners, *status.hearing.strangers, *status.losses}
+            notes = [] if status.members_lost else expelled(ports.log.members, known)
             notes += await waiting(ports.log)
             return status, made, ports.bus.url, await read_ledgers(ports.log, listed), measured, notes
 
