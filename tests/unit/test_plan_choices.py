@@ -549,7 +549,10 @@ def test_the_merge_rule_is_said_to_tie_or_to_depend_on_the_length_of_the_run(
     # Blocks are ahead of RDA by less than the error of the forecast, and cost more: RDA is taken.
     assert "the merge is a tie: iso, blocks of 1024 (H = " in said
     assert f"the forecast errs by up to {learning.error():.0%}" in said
-    assert "then the one with the cheapest syncer, then the plainest; rda (H = " in said
+    assert (
+        "then the one with the cheapest syncer (below 1% of all dollars nothing counts), then the plainest; rda (H = "
+        in said
+    )
     assert "learns most per dollar" not in said
     assert "--merge rda --codec int4 --codec-down int4" in said
     assert "counts no time for a merge; the plan adds it to rounds" in said
@@ -585,6 +588,35 @@ def test_no_reason_claims_that_the_lab_measured_what_is_extrapolated(
     assert "what suits rounds" not in said
     assert "this holds" not in said
     assert "what suits rounds of 48 steps in the lab" in shown(capsys, "--params", "1e8", "--sync-every", "48")
+
+
+def test_a_comparison_says_what_is_trained_again(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "--params",
+        "1.3e9",
+        "--learners",
+        "8",
+        "--gpus",
+        "64",
+        "--step-tokens",
+        "1e6",
+        "--compare",
+        "--mtbf-hours",
+    )
+    said = shown(capsys, *words, "4")
+    found = re.search(r"of decoupled steps (\d+)% are trained again .* without them (\d+)% of one place", said)
+    assert found is not None, said
+    every = re.search(r"pass each learner --checkpoint (\d+)", said)
+    assert every is not None, said
+    # The mean age of a checkpoint at failures that come at random, over the time between two failures.
+    apart = float(every[1]) / 14400.0
+    times = np.linspace(0.0, apart, 4001)
+    mean = float((times * np.exp(-times)).sum() / np.exp(-times).sum())
+    assert float(found[1]) == pytest.approx(100.0 * mean, abs=0.6)
+    whole = re.search(r"relative to one place 100% \d+% \d+% (\d+)%", said)
+    assert whole is not None, said
+    assert float(found[2]) == pytest.approx(float(whole[1]) * (1.0 - float(found[1]) / 100.0), abs=1.5)
+    assert "are trained again" not in shown(capsys, *words, "100000")
 
 
 def test_the_plan_says_which_copies_take_what_a_healthy_learner_does_not_compute(

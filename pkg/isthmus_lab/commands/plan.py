@@ -43,7 +43,7 @@ from isthmus_lab.forecast.outcome import (
     Forecast,
     copied,
 )
-from isthmus_lab.forecast.planner import Plan, plan
+from isthmus_lab.forecast.planner import Plan, plan, trained_again
 from isthmus_lab.forecast.polling import BEAT_MAX_S, BusCosts, bus_costs, costs_within
 from isthmus_lab.forecast.quality import LOSSLESS, USUAL
 from isthmus_lab.forecast.search import PERIODS, Fixed
@@ -619,6 +619,10 @@ def _forecasts(found: Plan) -> list[Table]:
     return [time, links]
 
 
+AGAIN_SAID = 0.01
+"""Share of steps that are trained again from which on a comparison says what it would be without them."""
+
+
 def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island], from_file: bool) -> None:
     console = stdout(COLUMNS)
     gpus, learners = sum(i.gpus * i.count for i in islands), sum(i.count for i in islands)
@@ -654,6 +658,13 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island], f
         f"{beside.least / one.learnt:.0%} of one place in short runs, {beside.most / one.learnt:.0%} at parity, where "
         "a token is worth as much as in data parallel"
     )
+    again = sum(trained_again(x, found.checkpoint_s) * x.island.count for x in f) / sum(x.island.count for x in f)
+    if again >= AGAIN_SAID:
+        say(
+            f"of decoupled steps {again:.0%} are trained again after failures, from older optimizer moments: they "
+            "count here, as updates hold the first time; without them "
+            f"{(1.0 - again) * ours.learnt / one.learnt:.0%} of one place"
+        )
     for line in _worth(found):
         say(line)
     for tie in found.ties:

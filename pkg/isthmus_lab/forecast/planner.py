@@ -32,7 +32,7 @@ from isthmus_lab.forecast.outcome import (
     feedback_bytes,
     isotropic_s,
 )
-from isthmus_lab.forecast.search import PERIODS, Fixed, Found, freed, lossier, search, tied
+from isthmus_lab.forecast.search import PERIODS, WORTH_SAYING, Fixed, Found, freed, lossier, search, tied
 from isthmus_services.board.prices import Prices
 
 FREE = Fixed()
@@ -210,7 +210,8 @@ def _merge_tie(case: Case, found: Found) -> str:
     return (
         f"the merge is a tie: {said}{more}, and the forecast errs by up to {learning.error():.0%} (docs/compare.md); "
         "of ways to merge that tie, a measured one is taken before an extrapolated one, then the "
-        f"one with the cheapest syncer, then the plainest; {_with(best)} is taken"
+        f"one with the cheapest syncer (below {WORTH_SAYING:.0%} of all dollars nothing counts), then the plainest; "
+        f"{_with(best)} is taken"
     )
 
 
@@ -558,15 +559,23 @@ def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
     return found + [_hint(fixed, name, best, other, taken=taken) for name, other, taken in better]
 
 
+def trained_again(forecast: Forecast, checkpoint_s: float) -> float:
+    """Return the share of a learner's steps that it trains again after failures, from older optimizer moments.
+
+    Goodput does not count them: what an update holds of the first time is merged. Failures come at random, so the share
+    is a little less than half of the ratio of the two times, and never more than all.
+    """
+    apart = checkpoint_s / (forecast.island.mtbf_hours * 3600.0)
+    return 1.0 + apart * math.exp(-apart) / math.expm1(-apart) if apart > 0.0 else 0.0
+
+
 def _rare(case: Case, best: Outcome, f: Forecast) -> str:
     """Return a warning if a learner's checkpoints are rare beside its failures; else nothing."""
     failure_s, whole = f.island.mtbf_hours * 3600.0, best.checkpoint
     if best.checkpoint_s <= RARE * failure_s or whole > OBJECT_MAX:
         return ""
     wanted_s = math.floor(RARE * failure_s)
-    # Failures come at random, so the share is a little less than half of `apart`, and never more than all.
-    apart = best.checkpoint_s / failure_s
-    again = 1.0 + apart * math.exp(-apart) / math.expm1(-apart)
+    again = trained_again(f, best.checkpoint_s)
     bits_s = whole * 8.0 / wanted_s if wanted_s else math.inf
     link = f.island.up_gbit_s * 1e9
     fragments = f.up_load - whole * 8.0 / best.checkpoint_s / link

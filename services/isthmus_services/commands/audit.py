@@ -19,6 +19,7 @@ from isthmus.inspect.influence import Influence
 from isthmus.log import Log
 from isthmus.log.figures import updates_rejected
 from isthmus.log.polar import require_gpu
+from isthmus.wording import counted
 from isthmus_services.commands.follow import evaluation
 from isthmus_services.output.audit_page import Check, page, spread
 from isthmus_services.output.progress import progress
@@ -126,12 +127,16 @@ def _worked(a: Audit) -> str:
     """Return what became of the work, in tokens: what the log has, and what learners state."""
     held, processed = sum(w.held for w in a.work), sum(w.processed or 0 for w in a.work)
     said = [w.stated for w in a.work if w.stated is not None]
-    parts = ("overwritten", "late", "pending", "rejected", "lost")
+    parts = ("merged", "overwritten", "late", "pending", "rejected", "lost")
     stated = ", ".join(f"{part} {sum(getattr(one, part) for one in said):,.0f}" for part in parts)
     return (
         f"learners state {processed:,} tokens processed up to their newest merged updates; {held:,.0f} are in updates "
         "that a round could still merge; "
-        + (f"as {len(said)} checkpoints state: {stated}" if said else "no checkpoint says what else was lost")
+        + (
+            f"of {sum(one.processed for one in said):,} tokens up to {counted(len(said), 'checkpoint')}: {stated}"
+            if said
+            else "no checkpoint says what else was lost"
+        )
     )
 
 

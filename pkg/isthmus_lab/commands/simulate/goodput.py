@@ -142,6 +142,11 @@ async def _check(run_url: str, json: str | None) -> int:
         f"measured {seen.uptime:.1%}; with outages at other moments it would be {low:.1%} to {high:.1%})",
         highlight=False,
     )
+    console.print(
+        "a step that was trained again after a failure counts as undone here, as in a job that restarts; in plan and "
+        "lab only work that no update holds does",
+        highlight=False,
+    )
     for said in found.off:
         console.print(f"warning: {said}", style="yellow", highlight=False)
     inputs = {k: None if v == math.inf else v for k, v in vars(seen).items() if k not in ("goodput", "outages")}
