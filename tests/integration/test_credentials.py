@@ -10,7 +10,8 @@ import pytest
 from isthmus.errors import Denied, Unavailable
 from isthmus.format.rules import Pace
 from isthmus.runtime.clock import single_threaded
-from isthmus.store import Patience, open_store
+from isthmus.runtime.urls import Place
+from isthmus.store import Patience, open_store, s3
 from isthmus_services.servers import Server
 from support.identities import WAYS, Issuer, machine
 from support.world import seed_of, serving, train, world
@@ -121,3 +122,15 @@ async def test_what_is_wrong_with_credentials_is_said(
     async with open_store(f"{client}://bucket/run", single_threaded()) as store:
         with pytest.raises((Denied, Unavailable), match=said):
             await store.with_patience(Patience(attempts=1)).get("k")
+
+
+async def test_a_region_in_the_url_counts_before_an_endpoint_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As access says: the client of AWS's own library must not find the endpoint by itself."""
+    for name, value in (("ENDPOINT_URL", "http://127.0.0.1:9"), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    place = Place.of("s3+aiobotocore://bucket/run?region=eu-west-1")
+    async with s3.open_client(place, single_threaded(0)) as (client, found):
+        assert found.endpoint is None
+        assert client.meta.endpoint_url == "https://s3.eu-west-1.amazonaws.com"

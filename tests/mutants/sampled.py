@@ -151,7 +151,8 @@ class _Runner:
                 return Outcome(mistake, "noticed", "timeout", len(tests), left_out)
             if code == PASSED:
                 return Outcome(mistake, "survived", "", len(tests), left_out)
-            if code not in (FAILED, INTERRUPTED):
+            # A mistake that keeps modules of tests from being imported is noticed; pytest then takes their tests for typos.
+            if code not in (FAILED, INTERRUPTED) and not first_failure(output):
                 return Outcome(mistake, "not run", "", len(tests), left_out, output)
             by = first_failure(output)
             if by not in tests or await self._passes_without(by):

@@ -10,6 +10,7 @@ from isthmus.format.records.frame import Kind
 from isthmus.format.records.keys import checkpoint_key, commit_key, part_key, snapshots_prefix, value_key, version_in
 from isthmus.format.rules import STALENESS_MAX
 from isthmus.log import fold, gc
+from isthmus.store import Entry
 from support.written_log import Written
 
 AGE_S = 3600.0
@@ -131,6 +132,14 @@ def test_what_a_commit_merged_whose_bytes_are_not_what_the_next_one_names_is_not
 
 
 # --- by age -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_object_that_is_young_is_counted_once() -> None:
+    found = gc.Garbage()
+    entries = [Entry(f"updates/{n}", 1, float(n)) for n in range(7)]
+    gc._doom(found, "updates", entries, before=3.0)
+    assert found.young == 3
+    assert [entry.key for entry in found.doomed["updates"]] == [f"updates/{n}" for n in range(4)]
 
 
 async def aged(w: Written, versions: int, later: int, snapshot_every: int = 2) -> None:

@@ -340,6 +340,11 @@ def test_rates_are_rules() -> None:
     assert codec("q1.5") is codec("q1.5")
 
 
+def test_candidate_steps_are_powers_of_two() -> None:
+    for k in range(-200, 201):
+        assert rate._power(k) == pytest.approx(2.0 ** (k / rate._STEPS), rel=1e-12)
+
+
 def test_logarithms_are_right_to_nine_digits() -> None:
     for v in (1.0, 1.5, 2.0, 3.0, 1000.0, 65535.0, 1e9):
         assert rate._log2(v) == pytest.approx(math.log2(v), abs=2e-9)

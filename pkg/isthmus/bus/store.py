@@ -301,7 +301,7 @@ class StoreBus(Bus):
         for writer, box in self._boxes.get(stream, {}).items():
             yield writer, box.said
 
-    async def _look(self, streams: Collection[str], *, now: bool = False) -> None:
+    async def _look(self, streams: Collection[str], *, now: bool) -> None:
         """Read what is new in the boxes of these streams, if a look is due, or `now`."""
         if not streams:
             return

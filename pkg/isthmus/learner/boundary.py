@@ -415,10 +415,9 @@ class Boundary:
         """
         self._drain()
         for _ in range(self.moves):
-            out, due = self._choose_out(now)
-            if out is None:
+            if (chosen := self._choose_out(now)) is None:
                 break
-            self._capture(out, due, now)
+            self._capture(*chosen, now)
         for _ in range(self.moves):
             into = self._choose_in(now)
             if into is None:
@@ -517,8 +516,8 @@ class Boundary:
         else:
             slot.called = version
 
-    def _choose_out(self, now: float) -> tuple[int | None, bool]:
-        """Return the fragment to copy out, and whether its own schedule asks for it.
+    def _choose_out(self, now: float) -> tuple[int, bool] | None:
+        """Return the fragment to copy out, and whether its own schedule asks for it; None if none is to be.
 
         The fragment that was captured longest ago goes first; fragments that would come too late go last. If the uplink
         carries everything, the order does not matter. If it does not, a fragment that misses a round keeps its base,
@@ -528,14 +527,14 @@ class Boundary:
         if self._uploads >= UPLOADS_MAX or (
             self._window is not None and not self._window.room(self._uploads, now, self.step_s)
         ):
-            return None, False
+            return None
         wanting = [
             (self._too_late(slot, now), slot.captured_step, p)
             for p, slot in enumerate(self.slots)
             if not slot.uploading and self._wants_out(p, now)
         ]
         if not wanting:
-            return None, False
+            return None
         _, _, p = min(wanting)
         slot = self.slots[p]
         # If a newer version is ready, the update would come too late to open a round.
