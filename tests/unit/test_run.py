@@ -133,7 +133,7 @@ async def test_no_run_is_created_beside_the_log_of_a_run_whose_object_is_gone(le
     kept = dict(store.objects.blobs)
     with pytest.raises(
         RunMissing,
-        match=f"{RUN_KEY} is gone, and {left.partition('/')[0]}/ lie beside it .*: end no syncer, .* if none runs, restore it",
+        match=f"{RUN_KEY} is gone, and {left.partition('/')[0]}/ lie beside it .*: end no syncer, .* else run the same `isthmus create` again if that made the run, or restore it from a backup",
     ):
         await create_run(store, single_threaded(0), seed_of())
     assert store.objects.blobs == kept, "something was written"

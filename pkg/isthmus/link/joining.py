@@ -359,7 +359,7 @@ def _bring_to_where_it_was(group: "Group", thread: AgentThread) -> str:
 
 
 def _asked_otherwise(create: Create | None, run: Run) -> str:
-    """Return which rules a `functools.partial` of `Rules.suited` names that differ from the run's; else nothing."""
+    """Return which rules a partial of `Rules.suited` names that differ from the run's; else nothing."""
     named = create.keywords if isinstance(create, partial) and create.func == Rules.suited else {}
     theirs = {name: getattr(run.rules, name, value) for name, value in named.items()}
     return ", ".join(
