@@ -49,7 +49,7 @@ KEPT = 4096
 
 
 FOR_A_MOMENT = "for a moment"
-"""In what is said of each burst: it is over."""
+"""These words are in the sentence about each burst, which is over."""
 
 
 @dataclass(frozen=True, slots=True)
