@@ -25,7 +25,7 @@ from isthmus.format.records import frame
 from isthmus.format.records.keys import commit_key, members_key, version_in
 from isthmus.format.rules import Pace, Rules
 from isthmus.log import log_health
-from isthmus.log.heal import newest_checkpoints
+from isthmus.log.heal import newest_starts
 from isthmus.log.log_health import STANDS
 from isthmus.runtime.clock import Runtime, single_threaded
 from isthmus_services.main import main
@@ -637,16 +637,12 @@ async def test_a_lost_newest_commit_that_a_checkpoint_knows(
             await train(
                 w.learner("l0", checkpoint_s=0.1), 40, enough=lambda: min(k.head for k in syncer.coordinators) >= 2
             )
-        ((_, header),) = await newest_checkpoints(w.log)
-        for p, point in enumerate(header.fragments):
+        ((_, seen),) = (await newest_starts(w.log)).seen
+        for p, settled_to in enumerate(seen):
             for path in (folder / "updates" / f"{p:05d}" / "l0").iterdir():
-                if version_in(str(path)) >= point.settled_to:
+                if version_in(str(path)) >= settled_to:
                     path.unlink()
-        lost = [
-            p
-            for p in (folder / "commits").rglob("*")
-            if p.is_file() and int(p.name) >= header.fragments[int(p.parent.name)].settled_to
-        ]
+        lost = [p for p in (folder / "commits").rglob("*") if p.is_file() and int(p.name) >= seen[int(p.parent.name)]]
         kept = {path: path.read_bytes() for path in lost}
         for path in lost:
             path.unlink()

@@ -241,8 +241,8 @@ async def test_a_bus_that_was_demoted(folder: Path, tmp_path: Path) -> None:
     "status",
     "isthmus status: redis://…: the server asks for a password: redis://USER:PASSWORD@host:port, or ISTHMUS_BUS_USER and "
     "ISTHMUS_BUS_PASSWORD_FILE…",
-    means="The bus lets nobody in without a password. This shell has none, or the server got one lately: then learners and "
-    "syncers wait, train on, and end 300 s after the change (their logs: `a request that worked before is refused`).",
+    means="The bus lets nobody in without a password, and this shell has none. If the server got its password lately, learners "
+    "and syncers wait, train on, and end 300 s after the change (their logs: `a request that worked before is refused`).",
     do="redis://USER:PASSWORD@host:port, or ISTHMUS_BUS_USER and ISTHMUS_BUS_PASSWORD_FILE",
     then="`… of … learners merge`. Processes go on by themselves once the server takes them again.",
     lost="where processes ended: what learners trained since their newest update and checkpoint",

@@ -10,7 +10,7 @@ from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, R
 from isthmus.errors import Denied, IsthmusError, LogCorrupt
 from isthmus.format.records.keys import commit_in, commit_key
 from isthmus.log import Commit, Log, fold
-from isthmus.log.heal import Lost, Noting, lost_after, newest_checkpoints
+from isthmus.log.heal import Lost, Noting, lost_after, newest_starts
 from isthmus.log.holes import GOES_ON, HOLE, Holes, ask_heal, ask_to_accept, spans, with_advice
 from isthmus.log.log_health import LogState, collects, look, stands
 from isthmus.log.run import Run
@@ -116,9 +116,9 @@ def _holes(known: Mapping[str, Sequence[int]], accepted: Holes, advice: str) -> 
 async def _lost(log: Log, found: LogState, wrong: Mapping[int, str]) -> list[tuple[int, Lost]]:
     """Return the fragments of which learners have versions that the log lacks, and nothing else is wrong with them."""
     try:
-        held, lost = await newest_checkpoints(log), list[tuple[int, Lost]]()
+        starts, lost = await newest_starts(log), list[tuple[int, Lost]]()
         for p, head in enumerate(found.heads):
-            newer = None if p in wrong else await lost_after(log, p, head.version if head is not None else 0, held)
+            newer = None if p in wrong else await lost_after(log, p, head.version if head is not None else 0, starts)
             lost += [(p, newer)] if newer is not None else []
     except IsthmusError:
         return []  # other findings say that the store is away

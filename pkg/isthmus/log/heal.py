@@ -7,7 +7,7 @@ published value, with a master equal to it and no momentum. Everything merged be
 but the states in between can no longer be verified. The momentum, and what the codec had still to publish, are lost.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ from isthmus.format.records.keys import (
     value_key,
     version_in,
 )
-from isthmus.format.records.objects import SCHEMA, CheckpointHeader, CommitHeader, Healed, UpdateHeader, Waited
+from isthmus.format.records.objects import SCHEMA, CommitHeader, Healed, UpdateHeader, Waited
 from isthmus.log import Commit, Log, fold, merge
 from isthmus.log.checkpoint_head import read_head
 from isthmus.log.holes import GOES_ON, IN_A_NEW_RUN, known_beyond, last_missing, require_chain, require_whole
@@ -58,8 +58,13 @@ MAKE_AGAIN = (
 )
 
 
-Held = Sequence[tuple[Entry, CheckpointHeader]]
-"""Checkpoints with their headers, which are not verified."""
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """The newest start of each learner, and what its newest checkpoint says that it has seen."""
+
+    numbers: Mapping[str, int]
+    seen: Sequence[tuple[Entry, tuple[int, ...]]]
+    """Each newest checkpoint, and by fragment the last commit that it knows. A start without a checkpoint has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +106,9 @@ async def diagnose(
     undamaged.
     """
     chosen = all_or(log, fragments)
-    found, held = [], await newest_checkpoints(log)
+    found, starts = [], await newest_starts(log)
     for number, p in enumerate(chosen):
-        found.append(await _diagnose(log, p, held))
+        found.append(await _diagnose(log, p, starts))
         progress((number + 1) / len(chosen))
     return found
 
@@ -184,14 +189,14 @@ class Noting(fold.Merging):
             raise
 
 
-async def _diagnose(log: Log, p: int, held: Held) -> Diagnosis:
+async def _diagnose(log: Log, p: int, starts: Starts) -> Diagnosis:
     try:
         carry = Noting(log)
         at = await fold.fold(log, p, carry)
         try:
             await require_whole(log, p, at.version, lists=True)
             await require_chain(log, p, at.version)
-            if lost := await lost_after(log, p, at.version, held):
+            if lost := await lost_after(log, p, at.version, starts):
                 more = f"{agreeing(len(lost.learners), 'this learner has', 'these learners have')} joined again"
                 said = f"{lost.said}; {lost.advice}. isthmus heal goes on saying this until {more}"
                 past = f"the fragment has moved past version {lost.version - 1}"
@@ -263,51 +268,46 @@ async def _broken(log: Log, p: int, error: LogCorrupt) -> str:
     )
 
 
-async def _adopted(log: Log, p: int, least: int, *, lately: bool = False) -> dict[int, list[str]]:
+async def _adopted(log: Log, p: int, least: int, starts: Mapping[str, int] | None = None) -> dict[int, list[str]]:
     """Return the learners with a genuine update that rests on a version, by version from `least` on.
 
-    Such a version was committed, and they have adopted it. `lately`: only updates of the newest start of each learner
-    count: one that was started again since goes on from what the log has. Without permission to read updates, none is
-    found. Raises `Unavailable`.
+    Such a version was committed, and they have adopted it. `starts`: only updates of this start of each learner, and of
+    later ones, count: one that was started again since goes on from what the log has. Without permission to read
+    updates, none is found. Raises `Unavailable`.
     """
-    found, newest = dict[int, set[str]](), dict[str, int]()
+    found = dict[int, set[str]]()
     try:
-        for entry in await log.store.list(LEARNERS) if lately else ():
-            name = learner_in(entry.key)
-            newest[name] = max(newest.get(name, 0), incarnation_in(entry.key) or 0)
         for key in [entry.key for entry in await log.store.list(f"{UPDATES}{p:05d}/") if is_versioned(entry.key)]:
             version, learner = version_in(key), learner_in(key)
             if version >= least and learner and learner not in found.get(version, ()):
                 with suppress(ObjectMissing, RecordInvalid):
                     update = await log.open(await log.fetch(key, frame.Kind.UPDATE, p), key, UpdateHeader)
-                    if update.header.incarnation >= newest.get(learner, 0):
+                    if starts is None or update.header.incarnation >= starts.get(learner, 0):
                         found.setdefault(version, set()).add(learner)
     except Denied:
         return {}
     return {version: sorted(names) for version, names in found.items()}
 
 
-async def newest_checkpoints(log: Log) -> Held:
-    """Return the newest checkpoint of each learner's newest start with its header, of which nothing is verified.
+async def newest_starts(log: Log) -> Starts:
+    """Return the newest start of each learner. Of checkpoints only the beginnings are read, and nothing is verified.
 
-    Only the beginning of each is read. A start without a checkpoint has none here. Without permission to read them,
-    none is found. Raises `Unavailable`.
+    Without permission to read them, no learner is known. Raises `Unavailable`.
     """
+    numbers, seen = dict[str, int](), list[tuple[Entry, tuple[int, ...]]]()
     try:
         entries = await log.store.list(LEARNERS)
-        newest = dict[str, int]()
         for entry in entries:
             name = learner_in(entry.key)
-            newest[name] = max(newest.get(name, 0), incarnation_in(entry.key) or 0)
-        found = list[tuple[Entry, CheckpointHeader]]()
+            numbers[name] = max(numbers.get(name, 0), incarnation_in(entry.key) or 0)
         for name, held in by_learner(checkpoints_in(entries)).items():
             with suppress(ObjectMissing, RecordInvalid):
                 header = (await read_head(log, held[0].key)).said
-                if header.incarnation == newest[name]:
-                    found.append((held[0], header))
-        return found
+                if header.incarnation == numbers[name]:
+                    seen.append((held[0], tuple(f.settled_to for f in header.fragments)))
     except Denied:
-        return []
+        return Starts({}, ())
+    return Starts(numbers, seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,14 +322,14 @@ class Lost:
     advice: str
 
 
-async def lost_after(log: Log, p: int, head: int, held: Held) -> Lost | None:
+async def lost_after(log: Log, p: int, head: int, starts: Starts) -> Lost | None:
     """Return which versions after the last commit learners have, by their updates and newest checkpoints.
 
-    Such versions were committed. `held`: from `newest_checkpoints`. Raises `Unavailable`.
+    Such versions were committed. `starts`: from `newest_starts`. Raises `Unavailable`.
     """
-    found = await _adopted(log, p, head + 1, lately=True)
-    for entry, header in held:
-        seen = header.fragments[p].settled_to if p < len(header.fragments) else 0
+    found = await _adopted(log, p, head + 1, starts.numbers) if starts.numbers else {}
+    for entry, versions in starts.seen:
+        seen = versions[p] if p < len(versions) else 0
         if seen > head and await _genuine(log, entry):
             found[seen] = sorted({*found.get(seen, ()), learner_in(entry.key)})
     if not found or await is_there(log.store, commit_key(p, head + 1)):  # or a syncer has committed it meanwhile
