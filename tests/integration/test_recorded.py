@@ -10,6 +10,7 @@ import pytest
 from isthmus.format.layout import Layout, Spec, TensorClass
 from isthmus.format.rules import Pace, Rules
 from isthmus.learner.agent import LearnerAgent
+from isthmus.learner.boundary import Boundary
 from isthmus.log import Log
 from isthmus.log.creation import Seed
 from isthmus.log.run import read_run
@@ -28,10 +29,10 @@ class Steps:
     """Trains nothing; takes steps of equal length and counts them."""
 
     def __init__(self) -> None:
-        self.taken = 0
+        self.first = self.taken = 0
 
     def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Arrays, None]:
-        self.first = agent.history.step
+        self.first = self.taken = agent.history.step
         return Arrays(layout), None
 
     def duration(self) -> float:
@@ -45,6 +46,11 @@ class Steps:
         return False
 
 
+def unsent(boundary: Boundary) -> list[int]:
+    """Return, by fragment, the steps of local work that no update holds. Each step has one token."""
+    return [boundary.local_tokens(p) for p in range(len(boundary.slots))]
+
+
 class Failing:
     """Learners that are killed at exponential intervals and come back after a repair. Counts failures and steps."""
 
@@ -53,7 +59,12 @@ class Failing:
         self.draw = random.Random(seed)
         self.learners, self.every_s, self.repair_s, self.checkpoint_s = learners, every_s, repair_s, checkpoint_s
         self.failures = 0
-        self.reached: dict[str, int] = {}
+        self.taken: list[tuple[str, int]] = []
+        """Steps of each process."""
+        self.unsaved: dict[str, list[int]] = {}
+        self.lost = 0.0
+        """Steps that no update of the process held when it was killed, and that no checkpoint gave back. Every fragment
+        has a quarter of the parameters."""
 
     async def learner(self, name: str) -> None:
         life = 0
@@ -61,15 +72,33 @@ class Failing:
             process = self.world.process(name, life)
             ports = self.world.ports(process, Conditions(0.01), Conditions(0.01))
             trainee = Steps()
-            body = learn(ports, name, trainee, Times(), stopping=lambda: self.over, checkpoint_s=self.checkpoint_s)
+            boundaries: list[Boundary] = []
+
+            def attached(boundary: Boundary, boundaries: list[Boundary] = boundaries) -> None:
+                boundaries.append(boundary)
+                held = zip(unsent(boundary), self.unsaved.pop(name, [0] * 4), strict=True)
+                self.lost -= sum(min(pair) for pair in held) / 4.0
+
+            body = learn(
+                ports,
+                name,
+                trainee,
+                Times(),
+                attached=attached,
+                stopping=lambda: self.over,
+                checkpoint_s=self.checkpoint_s,
+            )
             task = process.start(body)
             until = self.draw.expovariate(1.0 / self.every_s) if self.every_s else 1e9
             await asyncio.wait([task], timeout=until)
-            self.reached[name] = trainee.taken
+            self.taken.append((name, trainee.taken - trainee.first))
             if task.done():
                 return task.result()
             process.kill()
             self.failures += 1
+            if boundaries:
+                self.unsaved[name] = unsent(boundaries[0])
+                self.lost += sum(self.unsaved[name]) / 4.0
             await asyncio.sleep(self.draw.uniform(0.5, 1.5) * self.repair_s)
             if self.over:
                 return None
@@ -107,9 +136,12 @@ def test_the_model_predicts_what_failing_learners_achieved(
     assert 0.8 * failing.failures <= seen.failures <= failing.failures
     assert seen.recovery_s == pytest.approx(repair_s, rel=0.35)
     assert seen.checkpoint_s == pytest.approx(checkpoint_s, rel=0.3)
-    # The true goodput is the time of the steps that count, as a share of the whole time.
-    truth = sum(failing.reached.values()) * STEP_S / (4 * WHOLE_S)
-    assert seen.goodput == pytest.approx(truth, abs=0.03)
+    # The true goodput is the time of the steps whose work no failure undid, as a share of the whole time.
+    trained = sum(steps for _, steps in failing.taken)
+    truth = (trained - failing.lost) * STEP_S / (4 * WHOLE_S)
+    assert seen.goodput == pytest.approx(truth, abs=0.02)
+    assert seen.again == pytest.approx((trained - seen.steps) * STEP_S / (4 * WHOLE_S), abs=0.02)
+    assert seen.again > failing.lost * STEP_S / (4 * WHOLE_S) > 0.0
     found = check(seen)
     assert found.error == pytest.approx(0.0, abs=0.06)
     assert found.predicted.goodput < 0.95

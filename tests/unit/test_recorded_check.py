@@ -11,7 +11,7 @@ import pytest
 
 from isthmus_lab.commands.simulate import goodput as command
 from isthmus_lab.forecast import recorded
-from isthmus_lab.forecast.recorded import Observed, Outages, _uptime, check
+from isthmus_lab.forecast.recorded import Observed, Outages, _uptime, check, since_latest
 from isthmus_services.main import main
 
 SPAN_S = 1000.0
@@ -34,7 +34,9 @@ def observed(away: Sequence[Sequence[tuple[float, float]]]) -> Observed:
         mtbf_s=(total - gone) / failures,
         recovery_s=gone / failures,
         checkpoint_s=0.1,
+        update_s=0.1,
         steps=round((total - gone) / 0.1),
+        again=0.0,
         goodput=1.0 - gone / total,
         uptime=_uptime([span for of in alive for span in of]),
         outages=tuple(Outages(began=0.0, ended=SPAN_S, away_s=tuple(b - a for a, b in of)) for of in away),
@@ -88,7 +90,9 @@ def test_a_learner_that_ends_early_does_not_count_for_the_rest_of_the_run() -> N
     assert alone <= found.predicted.uptime < alone + 0.06
 
 
-@pytest.mark.parametrize(("more", "said"), [(-0.2, "learners lost something else"), (0.1, "took back less")])
+@pytest.mark.parametrize(
+    ("more", "said"), [(-0.2, "learners lost something else"), (0.1, "soon after updates or checkpoints")]
+)
 def test_a_goodput_that_is_off_is_said(more: float, said: str) -> None:
     draw = random.Random(5)
     seen = observed([at_random(draw), at_random(draw)])
@@ -119,3 +123,14 @@ def test_the_command_warns_and_fails(
     assert "points of goodput (stated error: 6)" in shown
     assert ("warning: uptime is off by +" in shown) == together
     assert bool(json.loads(file.read_text())["off"]) == together
+
+
+@pytest.mark.parametrize(("a_s", "b_s"), [(3.0, 10.0), (10.0, 3.0), (4.0, 4.0), (0.0, 6.0), (6.0, 0.0)])
+def test_what_a_failure_takes_back_is_what_came_after_the_later_of_update_and_checkpoint(
+    a_s: float, b_s: float
+) -> None:
+    draw = random.Random(7)
+    known = [period for period in (a_s, b_s) if period]
+    seen = sum(min(draw.uniform(0.0, period) for period in known) for _ in range(40_000)) / 40_000
+    assert since_latest(a_s, b_s) == pytest.approx(seen, rel=0.02)
+    assert since_latest(0.0, 0.0) == 0.0

@@ -1,8 +1,8 @@
 """Goodput that a recorded run achieved, read from its log, beside the goodput that the model predicts.
 
 For every update, a commit names the learner's incarnation, the learner's own step, and the time at which that step
-ended. This is enough: an incarnation ends where a later one begins, and the step at which the later one begins shows
-what the failure left.
+ended. This is enough: an incarnation ends where a later one begins, the step at which the later one begins shows what
+the failure took back, and the updates before the failure show which part of that a commit holds.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from isthmus.errors import InputError
 from isthmus.log import Log
-from isthmus_lab.forecast.goodput import Shares, fits
+from isthmus_lab.forecast.goodput import Shares
 from isthmus_lab.working_time import goodput
 
 GOODPUT_WITHIN = 0.06
@@ -51,11 +51,16 @@ class Observed:
     """Mean seconds from the last step of an incarnation to the first of the next, less half the time between two
     updates."""
     checkpoint_s: float
-    """Median seconds between two checkpoints of a learner; a failure takes back the training after the last one."""
+    """Median seconds between two checkpoints of a learner, which trains again what followed the last one."""
+    update_s: float
+    """Mean seconds between two merged updates of one fragment of a learner."""
     steps: int
     """Sum of all learners' own steps at the end; steps that failures took back are not included."""
+    again: float
+    """Time of steps that were trained again, as a share of the whole time of all learners."""
     goodput: float
-    """Time of these steps, as a share of the whole time of all learners."""
+    """Time of steps, those trained again included, less work that neither an update nor a checkpoint holds, as a share
+    of the whole time of all learners."""
     uptime: float
     """Share of the time in which at least one incarnation was alive."""
     outages: Sequence["Outages"] = field(default=(), repr=False)
@@ -98,10 +103,11 @@ class Check:
             found.append(
                 f"goodput is off by {100.0 * self.error:+.1f} points, more than the stated "
                 f"{100.0 * GOODPUT_WITHIN:.0f}: learners lost something else than outages and the training after their "
-                "last checkpoints, or their speed changed"
+                "last updates and checkpoints, or their speed changed"
                 if self.error > 0.0
                 else f"goodput is off by {100.0 * self.error:+.1f} points, more than the stated "
-                f"{100.0 * GOODPUT_WITHIN:.0f}: a failure took back less than the training after a last checkpoint"
+                f"{100.0 * GOODPUT_WITHIN:.0f}: failures came soon after updates or checkpoints more often than by "
+                "chance"
             )
         low, high = self.uptime_range
         if not low - UPTIME_WITHIN <= self.observed.uptime <= high + UPTIME_WITHIN:
@@ -118,17 +124,34 @@ class Check:
 class _Life:
     """One incarnation in the log: when it began, and time and own step at its first and at its last merged update."""
 
-    began: float
-    began_step: int
-    """Step of the first update's base; it can lie before an incarnation that continued from a checkpoint."""
+    origin: tuple[float, int, float]
+    """Of the update whose training began first: that time, its step, and the seconds of its training. Its base can lie
+    before the incarnation, if this continued from a checkpoint; its time does not."""
+    base_step: int
+    """Step of the first update's base."""
     first: tuple[float, int]
     last: tuple[float, int]
-    updates: int = 1
+    by_fragment: dict[int, list[tuple[float, int]]]
+    """Time and own step of each merged update, by fragment."""
+
+    @property
+    def began(self) -> float:
+        return self.origin[0]
+
+    @property
+    def updates(self) -> int:
+        return sum(map(len, self.by_fragment.values()))
+
+    def began_step(self, step_s: float) -> float:
+        """Return the own step from which this incarnation went on."""
+        _, step, trained_s = self.origin
+        return step - trained_s / step_s
 
     def add(self, other: "_Life") -> None:
-        self.updates += 1
-        self.began, self.began_step = min(self.began, other.began), min(self.began_step, other.began_step)
+        self.origin, self.base_step = min(self.origin, other.origin), min(self.base_step, other.base_step)
         self.first, self.last = min(self.first, other.first), max(self.last, other.last)
+        for fragment, updates in other.by_fragment.items():
+            self.by_fragment.setdefault(fragment, []).extend(updates)
 
 
 async def observe(log: Log) -> Observed:
@@ -138,7 +161,8 @@ async def observe(log: Log) -> Observed:
         async for commit in log.commits(p, 0):
             for given in commit.header.inputs:
                 at = (given.taken_at, given.step)
-                life = _Life(given.taken_at - given.train_s, given.step - given.steps, at, at)
+                origin = (given.taken_at - given.train_s, given.step, given.train_s)
+                life = _Life(origin, given.step - given.steps, at, at, {p: [at]})
                 key = (given.learner, given.incarnation)
                 if key in lives:
                     lives[key].add(life)
@@ -156,17 +180,19 @@ async def observe(log: Log) -> Observed:
     step_s = within_s / within_steps
     between_s = within_s / max(1, sum(life.updates - 1 for life in moved))
     spans = {name: of[-1].last[0] - min(life.began for life in of) for name, of in by_learner.items()}
-    gaps = [
-        max(0.0, after.began - before.last[0] - between_s / 2.0)
-        for of in by_learner.values()
-        for before, after in itertools.pairwise(of)
-    ]
+    failed = [pair for of in by_learner.values() for pair in itertools.pairwise(of)]
+    gaps = [max(0.0, after.began - before.last[0] - between_s / 2.0) for before, after in failed]
+    taken_back = [_taken_back(before, after, log.run.shares, step_s, between_s) for before, after in failed]
     # An incarnation without a merged update is known only by its claim. The gap between its neighbours includes it.
     failures = sum(max(claims.get(name, 0), len(of)) - 1 for name, of in by_learner.items())
     total = sum(spans.values())
-    steps = sum(max(life.last[1] for life in of) - of[0].began_step for of in by_learner.values())
+    steps = sum(max(life.last[1] for life in of) - of[0].base_step for of in by_learner.values())
+    again_s = step_s * sum(back for back, _ in taken_back)
+    undone_s = step_s * sum(lost for _, lost in taken_back)
     recovering = sum(gaps)
     every = [b - a for of in checkpoints.values() for a, b in itertools.pairwise(of) if b > a]
+    updates = [sorted(of) for life in moved for of in life.by_fragment.values()]
+    intervals = sum(len(of) - 1 for of in updates)
     return Observed(
         learners=len(by_learner),
         span_s=total / len(by_learner),
@@ -175,11 +201,29 @@ async def observe(log: Log) -> Observed:
         mtbf_s=(total - recovering) / failures if failures else float("inf"),
         recovery_s=recovering / failures if failures else 0.0,
         checkpoint_s=statistics.median(every) * step_s if every else 0.0,
+        update_s=sum(of[-1][0] - of[0][0] for of in updates) / intervals if intervals else 0.0,
         steps=steps,
-        goodput=goodput(steps * step_s, 0.0, total),
+        again=again_s / total,
+        goodput=goodput(steps * step_s + again_s, undone_s, total),
         uptime=_uptime([span for of in by_learner.values() for span in _alive(of, between_s)]),
         outages=tuple(_outages(_alive(of, between_s)) for of in by_learner.values()),
     )
+
+
+def _taken_back(
+    before: _Life, after: _Life, shares: Sequence[float], step_s: float, between_s: float
+) -> tuple[float, float]:
+    """Return the steps that a failure took back, and those of them that no update of the incarnation before holds.
+
+    The failure came half the time between two updates after the last one. `shares`: of the parameters, by fragment.
+    """
+    failed = before.last[1] + between_s / 2.0 / step_s
+    resumed = after.began_step(step_s)
+    lost = 0.0
+    for p, share in enumerate(shares):
+        sent = max((step for _, step in before.by_fragment.get(p, ())), default=before.base_step)
+        lost += share * max(0.0, failed - max(resumed, sent))
+    return max(0.0, failed - resumed), lost
 
 
 def _alive(lives: Sequence[_Life], between_s: float) -> list[tuple[float, float]]:
@@ -198,16 +242,17 @@ def _outages(alive: Sequence[tuple[float, float]]) -> Outages:
 def check(observed: Observed) -> Check:
     """Return the run's figures with the model's prediction for learners that fail and come back as these did.
 
-    A learner is one slice. It trains for the time between two failures, is away for a recovery, and loses the training
-    after its last checkpoint. Each learner's outages lie at random times of its own part of the run, independently of
-    those of the others: the uptime is the mean over draws, and their range is what chance explains.
+    A learner is one slice. It trains for the time between two failures and is away for a recovery. A failure takes back
+    the training since the last update or the last checkpoint, whichever is later. Each learner's outages lie at random
+    times of its own part of the run, independently of those of the others: the uptime is the mean over draws, and their
+    range is what chance explains.
     """
     mtbf_s = observed.mtbf_s
     if math.isinf(mtbf_s):
         here = kept = 1.0
     else:
         here = mtbf_s / (mtbf_s + observed.recovery_s)
-        kept = fits(mtbf_s, max(observed.checkpoint_s, observed.step_s), 1.0 / mtbf_s) / mtbf_s
+        kept = max(0.0, 1.0 - since_latest(observed.update_s, observed.checkpoint_s) / mtbf_s)
     draw = random.Random(0)
     uptimes = sorted(_drawn_uptime(observed.outages, draw) for _ in range(DRAWS if observed.outages else 0)) or [1.0]
     cut = int(len(uptimes) * CHANCE / 2.0)
@@ -221,6 +266,16 @@ def check(observed: Observed) -> Check:
         participation=1.0,
     )
     return Check(observed=observed, predicted=predicted, uptime_range=(uptimes[cut], uptimes[-1 - cut]))
+
+
+def since_latest(a_s: float, b_s: float) -> float:
+    """Return the mean seconds since the later of two events that repeat every `a_s` and every `b_s` seconds.
+
+    The times since the events are uniform and independent, so the mean of the shorter one is a/2 - a²/6b, where a is
+    the shorter period and b the longer. A period of 0 is not known, and its event is left out.
+    """
+    short, long = sorted((a_s, b_s))
+    return short / 2.0 - short * short / (6.0 * long) if short else long / 2.0
 
 
 def _drawn_uptime(outages: Sequence[Outages], draw: random.Random) -> float:

@@ -125,6 +125,7 @@ async def _check(run_url: str, json: str | None) -> int:
     table.add_row("uptime", f"{seen.uptime:.2%}", f"{predicted.uptime:.2%}")
     table.add_row("recovering", f"{1 - seen.mtbf_s / (seen.mtbf_s + seen.recovery_s):.1%}" if seen.failures else "0.0%",
                   f"{predicted.repairing:.1%}")  # fmt: skip
+    table.add_row("trained again", f"{seen.again:.1%}", "")
     table.add_row("learners", str(seen.learners), "")
     table.add_row("time of each", f"{seen.span_s:.0f} s", "")
     every = f", every {seen.mtbf_s:.1f} s in which a learner was up" if seen.failures else ""
@@ -133,6 +134,7 @@ async def _check(run_url: str, json: str | None) -> int:
     table.add_row("step", f"{seen.step_s * 1000:.0f} ms", "input")
     between = f"{seen.checkpoint_s:.1f} s" if seen.checkpoint_s else "not two of a learner"
     table.add_row("between checkpoints", between, "input")
+    table.add_row("between updates", f"{seen.update_s:.1f} s, of one fragment", "input")
     console = stdout()
     console.print(table)
     low, high = found.uptime_range
@@ -143,8 +145,8 @@ async def _check(run_url: str, json: str | None) -> int:
         highlight=False,
     )
     console.print(
-        "a step that was trained again after a failure counts as undone here, as in a job that restarts; in plan and "
-        "lab only work that no update holds does",
+        "goodput counts steps that were trained again after a failure, and leaves out work that no update and no "
+        "checkpoint holds, as in plan and lab; a job that restarts would lose both",
         highlight=False,
     )
     for said in found.off:
