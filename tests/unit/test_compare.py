@@ -621,3 +621,18 @@ def test_the_pages_table_is_what_the_command_says(tmp_path: Path) -> None:
     assert f"at parity every {beside[2]['mtbf_hours_at_parity']:.0f} hours" in " ".join(page.split())
     shares = [share for _, share in found if share < 1.0]
     assert f"({min(shares):.0%} to {max(shares):.0%} above)".replace("%", "").replace(" above", " % above") in page
+
+
+def test_one_learner_is_compared_with_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--params", "1e6", "--compare", "--gpu-hour", "2", "--learners", "1"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count("one learner has nobody to merge with") == 1
+    assert not re.search(r"compared with|is a tie|it pays", shown)
+
+
+def test_bandwidths_at_which_it_pays_have_the_two_digits_that_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--learners", "4", "--up", "0.2", "--down", "0.2", "--step-seconds", "1", "--gpus", "8"]
+    assert main(["plan", "--params", "1.3e9", "--compare", *words, "--merge", "rda"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    (digits,) = re.findall(r"it pays where each link has less than ([0-9.]+) [GM]bit/s", shown)
+    assert len(digits.strip("0").replace(".", "")) <= 2

@@ -43,7 +43,7 @@ from isthmus_lab.forecast.outcome import (
     Forecast,
     copied,
 )
-from isthmus_lab.forecast.planner import Plan, plan, trained_again
+from isthmus_lab.forecast.planner import NO_PARTNER, Plan, plan, trained_again
 from isthmus_lab.forecast.polling import BEAT_MAX_S, BusCosts, bus_costs, costs_within
 from isthmus_lab.forecast.quality import LOSSLESS, USUAL
 from isthmus_lab.forecast.search import PERIODS, Fixed
@@ -143,7 +143,8 @@ def run(arguments: settings_classes.Plan) -> int:
     if not arguments.compare or arguments.requests_per_hour is not None:
         console.print(_priced(bus, of_objects, counted=arguments.requests_per_hour is not None), highlight=False)
     for warning in found.warnings:
-        console.print(f"warning: {warning}", style="yellow", highlight=False)
+        if not (arguments.compare and warning == NO_PARTNER):  # the comparison has said it
+            console.print(f"warning: {warning}", style="yellow", highlight=False)
     if not arguments.compare:
         console.print(f"syncer arithmetic: {named}: {table.how}", highlight=False)
     console.print(f"the plan rests on: {'; '.join(_rests_on(found, islands, specs))}", highlight=False)
@@ -665,14 +666,16 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island], f
             "count here, as updates hold the first time; without them "
             f"{(1.0 - again) * ours.learnt / one.learnt:.0%} of one place"
         )
+    if learners == 1:
+        say(f"{NO_PARTNER}, so there is nothing to compare")
+        return
     for line in _worth(found):
         say(line)
     for tie in found.ties:
         say(tie)
     say(f"compared with one place, which must have {gpus:,} GPUs: {_pays_place(found, beside)}")
-    # A single learner has no link to another one at which it could begin to pay.
-    pays = f": {_pays_links(beside)}" if learners > 1 else ""
-    say(f"compared with data parallel across the links ({ours.learnt / beside.way(ACROSS).learnt:.3g} times it){pays}")
+    times = ours.learnt / beside.way(ACROSS).learnt
+    say(f"compared with data parallel across the links ({times:.3g} times it): {_pays_links(beside)}")
     alone = beside.way(ALONE)
     say(
         f"compared with one island alone, in batches of 1/{learners} of the tokens, which teach more per token: "
@@ -726,6 +729,6 @@ def _pays_links(beside: Comparison) -> str:
             return "never"
         if math.isinf(gbit_s):
             return "at any bandwidth"
-        return f"where each link has less than {rates.shown(gbit_s)}"
+        return f"where each link has less than {rates.shown(float(f'{gbit_s:.2g}'))}"
 
     return f"it pays {until(beside.gbit_s)}; at parity {until(beside.gbit_s_at_parity)}"

@@ -194,7 +194,7 @@ def plan(
         learnt=best.learnt,
         checkpoint_s=checkpoint_s,
         per_usd=best.per_usd,
-        ties=[tie for tie in (_merge_tie(case, found), _codec_tie(case, found)) if tie],
+        ties=[tie for tie in (_merge_tie(case, found), _codec_tie(case, found)) if tie] if case.learners > 1 else [],
     )
 
 
@@ -516,7 +516,7 @@ def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
     if fixed != FREE:
         tried = "for this model with the settings that you gave"
     if learners == 1:
-        found.append("one learner has nobody to merge with: a plain training loop does the same")
+        found.append(NO_PARTNER)
     fastest = case.step_s
     for f, most in zip(forecasts, found_.kept, strict=True):
         name = f.island.name
@@ -559,10 +559,13 @@ def _warn(case: Case, fixed: Fixed, found_: Found) -> list[str]:
     return found + [_hint(fixed, name, best, other, taken=taken) for name, other, taken in better]
 
 
+NO_PARTNER = "one learner has nobody to merge with: a plain training loop does the same"
+
+
 def trained_again(forecast: Forecast, checkpoint_s: float) -> float:
     """Return the share of a learner's steps that it trains again after failures, from older optimizer moments.
 
-    Goodput does not count them: what an update holds of the first time is merged. Failures come at random, so the share
+    Goodput counts them as work: what an update holds of the first time is merged. Failures come at random, so the share
     is a little less than half of the ratio of the two times, and never more than all.
     """
     apart = checkpoint_s / (forecast.island.mtbf_hours * 3600.0)
