@@ -88,6 +88,7 @@ def test_what_could_be_either_is_not_guessed(
     ("words", "message"),
     [
         (["--chips", "1", "x"], "--chips x: must be a whole number"),
+        (["--chips", "3b"], "--chips 3b: must be a whole number, without a letter: 3000000000"),
         (["--chips", "1,2.5"], "--chips 2.5: must be a whole number"),
         (["--chips", ","], "--chips ,: must be a whole number"),
     ],

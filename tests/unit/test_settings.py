@@ -122,6 +122,8 @@ def test_a_secret_has_no_flag_and_is_never_shown() -> None:
         (["c"], {}, "[oven]\nheat = 3", "there is no command [oven]"),
         (["c"], {}, "[kilm]\nheat = 3", "there is no command [kilm]: did you mean [kiln]?"),
         (["c", "--heat", "nan"], {}, None, "--heat nan: must be a number"),
+        (["c", "--heat", "2.5k"], {}, None, "--heat 2.5k: must be a number, without a letter: 2500"),
+        (["c", "--heat", "3 M"], {}, None, "--heat 3 M: must be a number"),
         (["c"], {}, "heat = ", "k.toml: "),
         (["c"], {}, "heat = '\udcff'", "k.toml: "),
         ([], {}, None, "missing: CLAY (or ISTHMUS_CLAY)"),

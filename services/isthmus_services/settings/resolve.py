@@ -7,6 +7,7 @@ Standard variables of other tools, such as AWS_ENDPOINT_URL, keep their names an
 import argparse
 import dataclasses
 import os
+import re
 import socket
 import tomllib
 import types
@@ -403,7 +404,7 @@ def _convert_one(s: Setting, kind: Any, given: Any, source: str) -> Any:
     try:
         value = msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InputError(f"{where} {shown}: must be {plainly(str(error))}") from None
+        raise InputError(f"{where} {shown}: must be {plainly(str(error))}{_in_digits(given)}") from None
     if s.choices and value not in s.choices:
         raise InputError(f"{where} {shown}: choose one of {', '.join(s.choices)}")
     if s.check is not None and isinstance(value, str):
@@ -413,6 +414,15 @@ def _convert_one(s: Setting, kind: Any, given: Any, source: str) -> Any:
             named, _, why = str(error).partition(": ")  # the message names the value already
             raise InputError(f"{where} {shown}: {why or named}") from None
     return value
+
+
+_POWERS = {"k": 3, "m": 6, "g": 9, "b": 9}
+
+
+def _in_digits(given: Any) -> str:
+    """Return how to write a number that has a letter for thousands, millions or billions; else nothing."""
+    found = re.fullmatch(r"([0-9]+(?:[.][0-9]+)?)([kmgb])", str(given).strip().lower())
+    return f", without a letter: {float(found[1]) * 10 ** _POWERS[found[2]]:.15g}" if found else ""
 
 
 def _read(path: Path, everything: Mapping[str, set[str]]) -> dict[str, Any]:
