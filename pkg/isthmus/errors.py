@@ -121,7 +121,15 @@ class Unavailable(PortError):
     """The request failed for now: a timeout, a refused connection, a 5xx. It may or may not have taken effect."""
 
 
-class StoreFull(Unavailable):
+class TakesNoWrites(Unavailable):
+    """The store answers, and takes no writes for now."""
+
+
+class StoreReadOnly(TakesNoWrites):
+    """The store's folder is on a file system that is mounted read-only; writing works again once it is mounted anew."""
+
+
+class StoreFull(TakesNoWrites):
     """The store has no space left; writing works again once it has."""
 
     def __init__(self, where: str, url: str, why: str) -> None:

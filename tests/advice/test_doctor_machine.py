@@ -102,6 +102,7 @@ def test_a_disk_that_is_mounted_read_only(doctor: Doctor, run: str, tmp_path: Pa
     script = f"""
         mount -t tmpfs -o size=4g tmpfs {disk} && cp -r {run} {disk}/run && {closed} || exit 99
         {ISTHMUS} doctor {disk}/run --size 0.02 --role syncer > {out}/denied
+        {ISTHMUS} init {disk}/another > {out}/refused 2>&1
         $(sed -n 's|.*`sudo \\(mount [^`]*\\)`.*|\\1|p' {out}/denied | head -1)
         {ISTHMUS} doctor {disk}/run --size 0.02 --role syncer > {out}/allowed
         true
@@ -111,6 +112,9 @@ def test_a_disk_that_is_mounted_read_only(doctor: Doctor, run: str, tmp_path: Pa
     told = doctor.of({name: (out / name).read_text() for name in ("denied", "allowed")})
     told.finds("denied")
     told.finds_no_more("allowed")
+    (command,) = set(re.findall(r"`sudo mount [^`]*`", (out / "denied").read_text()))
+    assert f"mounted read-only{'' if bound else ', as the kernel'}" in (out / "refused").read_text()
+    assert f"{command} allows it" in (out / "refused").read_text()
 
 
 @row(

@@ -20,8 +20,9 @@ from advice.lives import Fault
 from advice.lives import training as trains
 from advice.rows import A_GAP, Row, row
 from advice.test_alerts import Deaf
+from isthmus.agent.trouble import PATIENCE_S
 from isthmus.bus import BusItem
-from isthmus.errors import Denied, ObjectMissing, Unavailable
+from isthmus.errors import Denied, ObjectMissing, StoreFull, StoreReadOnly, Unavailable
 from isthmus.format.records.charter import Terms
 from isthmus.format.records.frame import Blob, Data
 from isthmus.format.records.keys import MEMBERS, members_key
@@ -38,6 +39,7 @@ from isthmus.log.listing import checkpoints_in
 from isthmus.log.replaced import AFTER_S
 from isthmus.store import Layer
 from isthmus.store.layer import Send
+from isthmus.store.watched import WRITES
 from support.signed import EU, EVERYBODY, EVIL, OWNER, SYNC, US, L, S, admit, agree, seed
 from support.world import World, in_virtual_time, newest_commit, seed_of, serving, train, until, world
 
@@ -163,12 +165,22 @@ async def test_a_learner_that_is_kept_from_store_or_bus(which: int, caplog: pyte
     then="The fragment's next commit is logged.",
     lost=A_GAP,
 )
+@row(
+    "log",
+    "…: the store takes no writes (for … s): …; …",
+    means="A learner's or a syncer's log: the store answers, and takes no writes. It is full, or its file system is mounted "
+    "read-only. Of a read-only one, the end of the line has the command that mounts it anew.",
+    do="give it more space, or free what the run does not need any more: isthmus gc … lists what can be deleted, and --apply deletes it",
+    then="`…: the store takes no writes: over`.",
+    lost=A_GAP,
+)
 @pytest.mark.parametrize("role", ["learner", "syncer"])
 @in_virtual_time
-async def test_a_store_that_is_read_only(role: str, caplog: pytest.LogCaptureFixture) -> None:
-    here, log_says = mine(test_a_store_that_is_read_only)
-    error = Unavailable("/runs/one: [Errno 30] Read-only file system")
-    fault = Fault(error, operations=("put", "create", "delete"), mended=True)
+async def test_a_store_that_takes_no_writes(role: str, caplog: pytest.LogCaptureFixture) -> None:
+    here, commit_says, log_says = mine(test_a_store_that_takes_no_writes)
+    full = StoreFull("/runs/one", "/runs/one", "No space left on device")
+    fault = Fault(full if role == "learner" else StoreReadOnly("/runs/one is mounted read-only"), operations=WRITES)
+    fault.mended = True
     async with world(Path(), FEW) as w:
         bad = fault.of(w)
         syncer, learner = ((bad if role == one else w) for one in ("syncer", "learner"))
@@ -176,8 +188,11 @@ async def test_a_store_that_is_read_only(role: str, caplog: pytest.LogCaptureFix
             await asyncio.sleep(3.0)
             fault.mended = False
             told = await said(here, w)
-            assert "Read-only file system" in told
-            assert log_says.is_in(caplog.text) == (role == "syncer")
+            assert ("/runs/one is mounted read-only" if role == "syncer" else "/runs/one is full (No space") in told
+            assert commit_says.is_in(caplog.text) == (role == "syncer")
+            await asyncio.sleep(PATIENCE_S)
+            assert log_says.is_in(caplog.text)
+            assert log_says.advice_is_in(caplog.text) == (role == "learner")
             assert ("0 of 1 syncers can serve" in told) == (role == "syncer")
             fault.mended = True
             await over(here, w)

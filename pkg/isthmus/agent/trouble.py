@@ -28,6 +28,9 @@ REMIND_S_MAX = 3600.0
 SAID_MOST = 100
 """The most characters of an error in a heartbeat, whose text has up to 256: a store and a permission may be named."""
 
+UNWRITTEN_MOST = 200
+"""The same for a store that takes no writes, since nothing else is named then but the bus: it says what to do."""
+
 Trouble = tuple[float, str, str]
 """How many seconds the trouble has lasted, what it is, and what to do about it."""
 
@@ -62,6 +65,11 @@ class Connectivity:
         return self.bus_down_s if in_store(self._bus_url) and not (self.refused_s or self._speaker.refused) else 0.0
 
     @property
+    def _unwritten_s(self) -> float:
+        """Seconds for which the store has taken no writes, and has denied none: it is full, or read-only."""
+        return 0.0 if self._tolerance.refused else self._store.outage.unwritten_s
+
+    @property
     def refused_s(self) -> float:
         """Seconds for which requests that worked before have been denied; 0 if none is."""
         return self._tolerance.refused_s
@@ -83,8 +91,8 @@ class Connectivity:
         waiting, outage = [], self._store.outage
         if self.store_down_s:
             waiting.append(f"store ({self.store_down_s:.0f} s){_saying(outage.why if outage.down_s else '')}")
-        elif outage.unwritten_s and not self._tolerance.refused:
-            waiting.append(f"{WRITING} ({outage.unwritten_s:.0f} s){_saying(outage.why)}")
+        elif self._unwritten_s:
+            waiting.append(f"{WRITING} ({outage.unwritten_s:.0f} s){_saying(outage.why, UNWRITTEN_MOST)}")
         if refused := self._tolerance.refused:
             waiting.append(f"permission ({refused}){_saying(self._tolerance.why)}")
         if self.bus_is_down and not self._messages_down_s:
@@ -109,15 +117,16 @@ class Connectivity:
         return [
             (down_s if down_s and not any_left() else 0.0, NONE_LEFT, raise_limit()),
             (self.store_down_s, "the store does not answer", f"check that {self._store.url} is reachable"),
+            (self._unwritten_s, "the store takes no writes", self._store.outage.why),
             (self.refused_s, "requests that worked before are refused", "check credentials and policies"),
             (0.0 if self._messages_down_s else self.bus_down_s, *bus),
         ]
 
 
-def _saying(why: str) -> str:
+def _saying(why: str, most: int = SAID_MOST) -> str:
     """Return what an error said, to be added to a heartbeat, without passwords and not longer than it holds."""
     text = legible(without_passwords(why))
-    return f", which says: {text if len(text) <= SAID_MOST else text[: SAID_MOST - 1] + '…'}" if text else ""
+    return f", which says: {text if len(text) <= most else text[: most - 1] + '…'}" if text else ""
 
 
 class TroubleLog:

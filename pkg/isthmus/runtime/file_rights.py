@@ -21,13 +21,7 @@ def why_denied(paths: Iterable[str], needs: int, *, writing: bool, place: Path |
             if (found := _lacking(path, needs, writing=writing)) is not None:
                 at, verb = found
                 if verb.startswith("write") and os.statvfs(at).f_flag & os.ST_RDONLY:
-                    mount, alone = _mount_of(at)
-                    why = "" if alone else ", as the kernel does after an error of the disk (dmesg names it)"
-                    how = "remount,bind,rw" if alone else "remount,rw"
-                    return (
-                        f"{at} is on a file system that is mounted read-only{why}: `sudo mount -o {how} "
-                        f"{shlex.quote(str(mount))}` allows it"
-                    )
+                    return why_read_only(at)
                 there = os.stat(at)
                 if verb.startswith("write") and _owner_may_write(there):
                     return (
@@ -42,6 +36,18 @@ def why_denied(paths: Iterable[str], needs: int, *, writing: bool, place: Path |
     except OSError:  # another process deletes or moves what is looked at
         pass
     return ""
+
+
+def why_read_only(path: Path) -> str:
+    """Return that a path is on a file system that is mounted read-only, and the command that changes it."""
+    at = next(above for above in (path, *path.parents) if above.exists())
+    mount, alone = _mount_of(at)
+    why = "" if alone else ", as the kernel does after an error of the disk (dmesg names it)"
+    how = "remount,bind,rw" if alone else "remount,rw"
+    return (
+        f"{at} is on a file system that is mounted read-only{why}: `sudo mount -o {how} {shlex.quote(str(mount))}` "
+        "allows it"
+    )
 
 
 def _owner_may_write(there: os.stat_result) -> bool:

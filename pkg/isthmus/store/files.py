@@ -10,12 +10,12 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from isthmus.errors import Denied, ObjectMissing, StoreFull, Unavailable
+from isthmus.errors import Denied, ObjectMissing, StoreFull, StoreReadOnly, Unavailable
 from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.format.records.keys import RUN_KEY
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.descriptors import explained
-from isthmus.runtime.file_rights import why_denied
+from isthmus.runtime.file_rights import why_denied, why_read_only
 from isthmus.store.base import Entry, Store
 
 T = TypeVar("T")
@@ -81,6 +81,8 @@ class FileStore(Store):
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StoreFull(str(self.root), self.url, str(error.strerror)) from None
+            if error.errno == errno.EROFS:
+                raise StoreReadOnly(why_read_only(path)) from None
             raise Unavailable(f"{self.root}: {explained(str(error))}") from None
 
     def _why(self, error: PermissionError, *, writing: bool) -> str:

@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from isthmus.errors import Denied, ObjectMissing, Unavailable, told
+from isthmus.errors import Denied, ObjectMissing, TakesNoWrites, Unavailable, told
 from isthmus.runtime.clock import Runtime
 from isthmus.store.base import Store
 from isthmus.store.layer import Layer, Send
 
 T = TypeVar("T")
 
-WRITES = ("put", "create", "delete")
+WRITES = ("put", "create")
+"""What a full store refuses. It still deletes."""
 
 LATELY_S = 60.0
 """A write that failed longer ago says nothing about now."""
@@ -79,10 +80,12 @@ class Outage:
         self.answered_at = now
         self.over(0.0 if asked_at is None else now - asked_at)
 
-    def failed(self, operation: str, why: str) -> None:
-        """Note that a request was not answered, or could not be carried out, and what was said of it."""
+    def failed(self, operation: str, why: str, *, answered: bool = False) -> None:
+        """Note that a request could not be carried out, and what was said of it. `answered`: by the store itself."""
         self.why, now = why, self._runtime.now()
-        if self._down_since is None:
+        if answered:
+            self.answered("")
+        elif self._down_since is None:
             self._down_since = now
         if operation in WRITES:
             if self._unwritten_since is None or now - self._unwritten_at > LATELY_S:
@@ -103,7 +106,7 @@ class WatchedStore(Layer):
             result = await send()
             self._outage.answered(operation)
         except Unavailable as error:
-            self._outage.failed(operation, told(error))
+            self._outage.failed(operation, told(error), answered=isinstance(error, TakesNoWrites))
             raise
         except (ObjectMissing, Denied):
             self._outage.answered(operation)
