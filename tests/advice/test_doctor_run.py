@@ -614,10 +614,10 @@ async def test_the_doctor_reads_other_old_commits_each_time(folder: Path, monkey
 @row(
     "doctor", "log: commits: … version … of fragment …, and its log ends at version …: no update on that version can be merged",
     means="The last commit of a fragment is gone. Only what learners have of it shows that it was there.",
-    do="restore commits/… and what follows it from a backup. Without one, stop all learners and syncers, and start them "
-    "again: the fragment goes on from version …, and each learner names checkpoints of its own that are to be deleted "
-    "first, since they know the lost version (a learner that has no older one goes on with the run's model alone, from its "
-    "first step)",
+    do="restore commits/… and what follows it from a backup. Without one, stop all learners and syncers, "
+    "delete the checkpoints that isthmus heal … then names, since they know the lost version (a learner "
+    "that is started names its own, too), and start them again: the fragment goes on from version …; a "
+    "learner that has no older checkpoint goes on with the run's model alone, from its first step",
     then="no more word of it",
     lost="without a backup: what the commit merged, and what learners trained since; of a learner whose checkpoints all know "
     "it also its optimizer state, its step and its place in the data",

@@ -112,6 +112,14 @@ async def join_once_told(w: World, folder: Path) -> None:
     await w.learner("a").join()
 
 
+def delete_named(told: str, folder: Path) -> None:
+    """Delete the checkpoints that heal names, of which there must be one."""
+    named = re.findall(rf"{re.escape(str(folder))}/learners/a/\d+/checkpoints/\S+", told)
+    assert named
+    for path in named:
+        Path(path).unlink()
+
+
 async def spoil_update(w: World, folder: Path, version: int = 3) -> Path:
     """Overwrite an update that this version of the first fragment merged; return its path."""
     commit = await w.log.commit(0, version)
@@ -378,10 +386,11 @@ async def test_a_hole_is_accepted_only_where_the_run_goes_on_without_it(folder: 
     "together with its commit)",
     means="The newest commit is gone. The snapshot of its version shows that it existed; the snapshot alone is not used.",
     do="Restore it from a backup. Without one: if a syncer still merges this fragment, let it go on for a version or more, and stop "
-    "it with SIGTERM: it writes a snapshot, and the run goes on from that. If none does, stop all syncers and learners, delete … "
-    "with the credentials of the store's administrator (no participant may delete …), and start them again: they go on from "
-    "version …, and each learner names checkpoints of its own that are to be deleted first, since they know the lost version (a "
-    "learner that has no older one goes on with the run's model alone, from its first step)",
+    "it with SIGTERM: it writes a snapshot, and the run goes on from that. If none does, stop all syncers and learners, delete … with the credentials of the store's administrator (no "
+    "participant may delete …), and the checkpoints named below, since they know the "
+    "lost version (a learner that is started names its own, too), and start them again: they go on from "
+    "version …; a learner that has no older checkpoint goes on with the run's model alone, from its first "
+    "step",
     then="With the object restored: `… sound`. Without it the fragment moves again, and then `isthmus heal` calls it sound.",
     lost="without a backup: what that commit merged; of a learner whose checkpoints all know it also its optimizer state, its step and "
     "its place in the data",
@@ -473,10 +482,11 @@ async def test_an_object_in_the_place_of_the_next_commit(folder: Path) -> None:
     means="The last commit of a fragment is damaged. Learners train on what it published, or a snapshot of it is there: no round can "
     "go on without it.",
     do="Restore it from a backup. Without one: if a syncer still merges this fragment, let it go on for a version or more, and stop "
-    "it with SIGTERM: it writes a snapshot, and the run goes on from that. If none does, stop all syncers and learners, delete … "
-    "with the credentials of the store's administrator (no participant may delete …), and start them again: they go on from "
-    "version …, and each learner names checkpoints of its own that are to be deleted first, since they know the lost version (a "
-    "learner that has no older one goes on with the run's model alone, from its first step)",
+    "it with SIGTERM: it writes a snapshot, and the run goes on from that. If none does, stop all syncers and learners, delete … with the credentials of the store's administrator (no "
+    "participant may delete …), and the checkpoints named below, since they know the "
+    "lost version (a learner that is started names its own, too), and start them again: they go on from "
+    "version …; a learner that has no older checkpoint goes on with the run's model alone, from its first "
+    "step",
     then="The fragment moves again, and once it has, `isthmus heal` calls it sound.",
     lost="without a backup: what the commit merged, and what learners trained since; of a learner whose checkpoints all know it "
     "also its optimizer state, its step and its place in the data",
@@ -488,6 +498,8 @@ async def test_a_newest_commit_that_learners_have_adopted(folder: Path) -> None:
         (folder / commit_key(0, head)).write_bytes(b"no commit")
         told = await heal(here, w)
         assert "Updates of a rest on it." in told
+        names = mine(test_a_newest_commit_that_is_gone_and_learners_have_adopted)[1]
+        assert names.is_in(told)
         await delete_as_told(told, head, 1)
         await join_once_told(w, folder)
         await moves(w, head)
@@ -527,13 +539,31 @@ async def test_a_newest_commit_that_is_damaged_and_has_a_snapshot(folder: Path) 
     "can be merged",
     means="The last commit of a fragment is gone. Only the updates that learners made on it, or checkpoints that know it, "
     "show that it was there.",
-    do="restore commits/… and what follows it from a backup. Without one, stop all learners and syncers, and start them "
-    "again: the fragment goes on from version …, and each learner names checkpoints of its own that are to be deleted "
-    "first, since they know the lost version (a learner that has no older one goes on with the run's model alone, from its "
-    "first step)",
+    do="restore commits/… and what follows it from a backup. Without one, stop all learners and syncers, "
+    "delete the checkpoints named below, since they know the lost version (a learner "
+    "that is started names its own, too), and start them again: the fragment goes on from version …; a "
+    "learner that has no older checkpoint goes on with the run's model alone, from its first step",
     then="The fragment moves again, and once it has, `isthmus heal` calls it sound.",
     lost="without a backup: what the commit merged, and what learners trained since; of a learner whose checkpoints all know it "
     "also its optimizer state, its step and its place in the data",
+)
+@row(
+    "heal",
+    "checkpoints that know a lost version: delete them once all learners have stopped (until then learners store more of them), "
+    "and before they start",
+    means="A learner does not start as long as it reads a checkpoint that knows a version that the log lacks. The lines below it "
+    "name these checkpoints.",
+    do="delete them once all learners have stopped",
+    then="Learners start, and `isthmus heal` names none.",
+    lost="of a learner whose checkpoints are all named: its optimizer state, its step and its place in the data",
+)
+@row(
+    "heal",
+    "no checkpoint that can be read here knows a lost version",
+    means="Only updates show the version that is lost. Of a run whose learners' folders heal may not read, each learner names "
+    "its checkpoints when it is started.",
+    do="nothing",
+    then="`isthmus heal` calls the fragment sound once it moves again.",
 )
 @pytest.mark.parametrize(
     ("backup", "shown_by"),
@@ -543,7 +573,7 @@ async def test_a_newest_commit_that_is_damaged_and_has_a_snapshot(folder: Path) 
 async def test_a_newest_commit_that_is_gone_and_learners_have_adopted(
     folder: Path, backup: bool, shown_by: str
 ) -> None:
-    (here,) = mine(test_a_newest_commit_that_is_gone_and_learners_have_adopted)
+    here, names, none = mine(test_a_newest_commit_that_is_gone_and_learners_have_adopted)
     async with world(folder, FEW) as w:
         head = await adopted_by_a(w, folder)
         if shown_by == "checkpoint":
@@ -556,10 +586,13 @@ async def test_a_newest_commit_that_is_gone_and_learners_have_adopted(
         assert f"a has version {head} of fragment 0, and its log ends at version {head - 1}" in told
         assert f"restore {commit_key(0, head)}" in told
         assert "2 fragments: 1 sound, 1 that cannot be folded" in told
+        assert names.is_in(told)
         if backup:
             path.write_bytes(kept)
         else:
-            await join_once_told(w, folder)
+            delete_named(told, folder)
+            assert none.is_in((await isthmus("heal", w.run.url))[1]) == (shown_by == "update")
+            await w.learner("a").join()
             await sound(w)
             await moves(w, head)
         await sound(w)

@@ -673,9 +673,10 @@ async def test_a_syncer_that_goes_on_after_it_was_expelled(folder: Path) -> None
 
 
 LACKING = (
-    "restore commits/… and what follows it from a backup. Without one, stop all learners and syncers, and start them again: "
-    "the fragment goes on from version …, and each learner names checkpoints of its own that are to be deleted first, since "
-    "they know the lost version (a learner that has no older one goes on with the run's model alone, from its first step)"
+    "restore commits/… and what follows it from a backup. Without one, stop all learners and syncers, "
+    "delete the checkpoints that isthmus heal … then names, since they know the lost version (a learner "
+    "that is started names its own, too), and start them again: the fragment goes on from version …; a "
+    "learner that has no older checkpoint goes on with the run's model alone, from its first step"
 )
 
 

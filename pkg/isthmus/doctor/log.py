@@ -12,7 +12,7 @@ from isthmus.format.records.keys import commit_in, commit_key
 from isthmus.log import Commit, Log, fold
 from isthmus.log.heal import Lost, Noting, lost_after, newest_starts
 from isthmus.log.holes import GOES_ON, HOLE, Holes, ask_heal, ask_to_accept, spans, with_advice
-from isthmus.log.log_health import LogState, collects, look, stands
+from isthmus.log.log_health import LogState, collects, look, restores, stands
 from isthmus.log.run import Run
 from isthmus.runtime.clock import Runtime, cores
 from isthmus.store import EdgeStore
@@ -62,8 +62,8 @@ async def examine_log(
         async for folded in _folded(log, [p for p, head in enumerate(found.heads) if head and p not in wrong], heal):
             yield folded
         lost = await _lost(log, found, wrong)
-        for _, newer in lost[:NAMED_MAX]:
-            yield Finding("log: commits", FAILURE, newer.said, newer.advice)
+        for p, newer in lost[:NAMED_MAX]:
+            yield Finding("log: commits", FAILURE, newer.said, restores(p, newer.head, store.url))
         if others := len(lost[NAMED_MAX:]):
             said = f"{counted(others, 'more fragment')} {agreeing(others, 'lacks', 'lack')} versions that learners have"
             yield Finding("log: commits", FAILURE, said, heal)

@@ -532,7 +532,7 @@ def of_log(status: Status, run: str) -> list[Part]:
     for p, (version, names) in _lacking(status).items():
         head = status.heads[p]
         at = head.version if head is not None else 0
-        found.append(Part(lacks(p, at, version, names), restores(p, at)))
+        found.append(Part(lacks(p, at, version, names), restores(p, at, run)))
     if still := [p for p in status.standing if p not in unserved(status)]:
         found.append(
             Part(

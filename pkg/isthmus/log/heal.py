@@ -9,7 +9,7 @@ but the states in between can no longer be verified. The momentum, and what the 
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
@@ -35,7 +35,7 @@ from isthmus.log import Commit, Log, fold, merge
 from isthmus.log.checkpoint_head import read_head
 from isthmus.log.holes import GOES_ON, IN_A_NEW_RUN, known_beyond, last_missing, require_chain, require_whole
 from isthmus.log.listing import all_or, by_learner, checkpoints_in
-from isthmus.log.log_health import lacks, require_objects, require_values, restores
+from isthmus.log.log_health import ALONE, know_it, lacks, require_objects, require_values, restores
 from isthmus.log.merge import State
 from isthmus.log.verify import HEALER
 from isthmus.runtime.urls import Place
@@ -83,6 +83,8 @@ class Diagnosis:
     """The version whose commit or value is missing or damaged, and which the run does not need; 0 if there is none."""
     hole_to: int = 0
     """The last of the commits that are missing in a row from there on."""
+    goes_on_from: int | None = None
+    """The version from which the fragment goes on without the lost commits that learners know; None: none is lost."""
     lacking: str = ""
     """What is missing of a log that can be folded all the same, and what to do; empty if nothing is."""
 
@@ -198,15 +200,16 @@ async def _diagnose(log: Log, p: int, starts: Starts) -> Diagnosis:
             await require_chain(log, p, at.version)
             if lost := await lost_after(log, p, at.version, starts):
                 more = f"{agreeing(len(lost.learners), 'this learner has', 'these learners have')} joined again"
-                said = f"{lost.said}; {lost.advice}. isthmus heal goes on saying this until {more}"
+                said = f"{lost.said}; {restores(p, at.version)}. isthmus heal goes on saying this until {more}"
                 past = f"the fragment has moved past version {lost.version - 1}"
-                return Diagnosis(p, at.version, 0.0, hopeless=f"{said}, or {past}")
+                return Diagnosis(p, at.version, 0.0, hopeless=f"{said}, or {past}", goes_on_from=at.version)
             lacking = await _lacking(log, p, at.version) or carry.told
         except LogCorrupt as error:
             hole = commit_in(error.key) or version_in(error.key) if GOES_ON in error.detail else 0
             to = await last_missing(log, p, hole) if hole else 0
-            said = await _broken(log, p, error) if commit_in(error.key) == at.version + 1 else str(error)
-            return Diagnosis(p, at.version, 0.0, hopeless=said, hole=hole, hole_to=to)
+            if commit_in(error.key) == at.version + 1:
+                return await _broken(log, Diagnosis(p, at.version, 0.0, hole=hole, hole_to=to), error)
+            return Diagnosis(p, at.version, 0.0, hopeless=str(error), hole=hole, hole_to=to)
         return Diagnosis(p, at.version, at.last[-1].header.written_at if at.last else 0.0, lacking=lacking)
     except LogCorrupt as error:
         if error.refused:
@@ -215,7 +218,7 @@ async def _diagnose(log: Log, p: int, starts: Starts) -> Diagnosis:
     try:
         newest = await log.newest(p)
     except LogCorrupt as error:
-        return Diagnosis(p, error.readable[1] if error.readable else 0, 0.0, hopeless=await _broken(log, p, error))
+        return await _broken(log, Diagnosis(p, error.readable[1] if error.readable else 0, 0.0), error)
     head, head_at = (newest.version, newest.header.written_at) if newest else (0, 0.0)
     try:
         source = await _newest_published(log, p)
@@ -234,38 +237,41 @@ def _who_may(log: Log) -> str:
     return f": only readers and syncers may read updates: diagnose with the env of {whose}"
 
 
-async def _broken(log: Log, p: int, error: LogCorrupt) -> str:
-    """Return what is wrong with a commit that cannot be read, and what to do: it may never have been one."""
+async def _broken(log: Log, of: Diagnosis, error: LogCorrupt) -> Diagnosis:
+    """Return a diagnosis with what is wrong with a commit that cannot be read, and what to do: it may never have been
+    one."""
     if error.key.startswith(MEMBERS):
-        return str(error)
-    version, run = commit_in(error.key), log.run.url
+        return replace(of, hopeless=str(error))
+    p, version, run = of.fragment, commit_in(error.key), log.run.url
     beyond = await known_beyond(log, p, version, lists=True) if version else []
     if not version or max(beyond, default=version) > version:
         missing = IN_A_NEW_RUN in error.detail
-        return str(error) if missing else f"the chain of commits is broken: {error}; {RESTORE}"
+        said = str(error) if missing else f"the chain of commits is broken: {error}; {RESTORE}"
+        return replace(of, hopeless=said)
     there = [error.key] if await is_there(log.store, error.key) else []
     there += [key for at, key in await log.snapshots(p) if at == version]
-    go_on = (
+    delete = (
         f"delete {' and '.join(f'{run}/{key}' for key in there)} with the credentials of the store's administrator (no "
-        f"participant may delete {agreeing(len(there), 'it', 'them')}), and start them again: they go on from version "
-        f"{version - 1}"
+        f"participant may delete {agreeing(len(there), 'it', 'them')})"
     )
+    go_on = f"and start them again: they go on from version {version - 1}"
     adopted = (await _adopted(log, p, version)).get(version)
     if adopted or beyond:
         rest = f" Updates of {listed(adopted, ADOPTED_MAX)} rest on it." if adopted else ""
         found = LogCorrupt(error.key, error.detail.removesuffix(f": {IN_A_NEW_RUN}"))
-        return (
+        said = (
             f"the newest commit is lost: {found}.{rest} Restore it from a backup. Without one: if a syncer still "
             "merges this fragment, let it go on for a version or more, and stop it with SIGTERM: it writes a snapshot, "
-            f"and the run goes on from that. If none does, stop all syncers and learners, {go_on}, and each learner "
-            "names checkpoints of its own that are to be deleted first, since they know the lost version (a learner "
-            "that has no older one goes on with the run's model alone, from its first step)"
+            f"and the run goes on from that. If none does, stop all syncers and learners, {delete}, "
+            f"and {know_it()}, {go_on}; {ALONE}"
         )
-    return (
+        return replace(of, hopeless=said, goes_on_from=version - 1)
+    said = (
         f"an object that is no commit is in the place of the next one: {error}. If it was a commit, restore it from a "
-        f"backup. If it was not, or there is no backup, stop all syncers, {go_on}; start learners that ended "
+        f"backup. If it was not, or there is no backup, stop all syncers, {delete}, {go_on}; start learners that ended "
         "meanwhile, too"
     )
+    return replace(of, hopeless=said)
 
 
 async def _adopted(log: Log, p: int, least: int, starts: Mapping[str, int] | None = None) -> dict[int, list[str]]:
@@ -319,7 +325,8 @@ class Lost:
     learners: Sequence[str]
     """Who has it."""
     said: str
-    advice: str
+    head: int
+    """The newest version in the log."""
 
 
 async def lost_after(log: Log, p: int, head: int, starts: Starts) -> Lost | None:
@@ -335,7 +342,25 @@ async def lost_after(log: Log, p: int, head: int, starts: Starts) -> Lost | None
     if not found or await is_there(log.store, commit_key(p, head + 1)):  # or a syncer has committed it meanwhile
         return None
     newest = max(found)
-    return Lost(newest, found[newest], lacks(p, head, newest, found[newest]), restores(p, head))
+    return Lost(newest, found[newest], lacks(p, head, newest, found[newest]), head)
+
+
+async def knowing(log: Log, goes_on_from: Mapping[int, int]) -> list[str]:
+    """Return the keys of checkpoints that know a later version of a fragment than the one it goes on from.
+
+    A learner does not start as long as it has one. The headers are not verified, as a learner does not verify them for
+    this. Those that may not be read here are left out. Raises `Unavailable`.
+    """
+    found = list[str]()
+    try:
+        for entry in checkpoints_in(await log.store.list(LEARNERS)):
+            with suppress(ObjectMissing, RecordInvalid):
+                seen = [f.settled_to for f in (await read_head(log, entry.key)).said.fragments]
+                if any(seen[p] > version for p, version in goes_on_from.items() if p < len(seen)):
+                    found.append(entry.key)
+    except Denied:
+        return []
+    return sorted(found)
 
 
 async def _genuine(log: Log, entry: Entry) -> bool:

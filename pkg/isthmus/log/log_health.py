@@ -232,13 +232,23 @@ def lacks(p: int, head: int, version: int, learners: Sequence[str]) -> str:
     )
 
 
-def restores(p: int, head: int) -> str:
-    """Return what to do about versions that learners have and the log lacks."""
+def know_it(run: str = "") -> str:
+    """Return which checkpoints are to be deleted before learners can go on without a lost commit.
+
+    isthmus heal names them: for `run`, or without one below this text.
+    """
+    named = f"that isthmus heal {run} then names" if run else "named below"
+    return f"the checkpoints {named}, since they know the lost version (a learner that is started names its own, too)"
+
+
+ALONE = "a learner that has no older checkpoint goes on with the run's model alone, from its first step"
+
+
+def restores(p: int, head: int, run: str = "") -> str:
+    """Return what to do about versions that learners have and the log lacks. `run`: see `know_it`."""
     return (
         f"restore {commit_key(p, head + 1)} and what follows it from a backup. Without one, stop all learners and "
-        f"syncers, and start them again: the fragment goes on from version {head}, and each learner names checkpoints "
-        "of its own that are to be deleted first, since they know the lost version (a learner that has no older one "
-        "goes on with the run's model alone, from its first step)"
+        f"syncers, delete {know_it(run)}, and start them again: the fragment goes on from version {head}; {ALONE}"
     )
 
 

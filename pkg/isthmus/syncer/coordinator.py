@@ -357,7 +357,7 @@ class FragmentCoordinator:
             return
         self._lacked, p = self.head, self.fragment.index
         names = sorted(name for name, (_, version) in self._ahead.items() if version > self.head)
-        logger.warning("%s; %s", lacks(p, self.head, base, names), restores(p, self.head))
+        logger.warning("%s; %s", lacks(p, self.head, base, names), restores(p, self.head, self._log.run.url))
 
     def _refuse(self, pointer: Pointer, reason: Reason) -> list[Action]:
         """Reject an update. If that is for its manifest, note it for the syncer's messages, and log it once."""

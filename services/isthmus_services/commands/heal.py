@@ -26,7 +26,7 @@ FRESH_S = 120.0
 
 def run(settings: declared.Heal) -> int:
     """Diagnose, heal if asked to, and print. Return 1 if a fragment is left that is not sound, else 0."""
-    found, healed, now, signed = asyncio.run(_heal(settings))
+    found, healed, know, now, signed = asyncio.run(_heal(settings))
     left = 0
     hopeless: dict[str, list[int]] = {}
     for diagnosis in found:
@@ -35,6 +35,9 @@ def run(settings: declared.Heal) -> int:
     # What is said below the holes is of holes alone.
     for why, of in sorted(hopeless.items(), key=lambda one: GOES_ON in one[0]):
         print(damage(of, why) if GOES_ON in why else f"{fragments(of)} cannot be healed: {why}")
+    if any(d.goes_on_from is not None for d in found):
+        for line in _to_delete(know, settings.run):
+            print(line)
     if holes := " ".join(
         f"{d.fragment}/{span}" for d in found if d.holed for span in spans(range(d.hole, d.hole_to + 1))
     ):
@@ -82,6 +85,7 @@ def run(settings: declared.Heal) -> int:
     report.write_json(
         {
             "applied": settings.apply,
+            "checkpoints_to_delete": know,
             "fragments": [
                 {
                     "fragment": d.fragment,
@@ -101,7 +105,9 @@ def run(settings: declared.Heal) -> int:
     return 1 if left else 0
 
 
-async def _heal(settings: declared.Heal) -> tuple[list[Diagnosis], dict[int, Commit], float, bool]:
+async def _heal(
+    settings: declared.Heal,
+) -> tuple[list[Diagnosis], dict[int, Commit], list[str], float, bool]:
     healed = {}
     async with open_log(settings.run, shared.trust_in(settings)) as log:
         if settings.apply:
@@ -111,7 +117,20 @@ async def _heal(settings: declared.Heal) -> tuple[list[Diagnosis], dict[int, Com
         for diagnosis in found if settings.apply else ():
             if diagnosis.wound is not None and (commit := await heal.heal(log, diagnosis)) is not None:
                 healed[diagnosis.fragment] = commit
-        return found, healed, log.runtime.wall(), log.members.signed
+        lost = {d.fragment: d.goes_on_from for d in found if d.goes_on_from is not None}
+        know = await heal.knowing(log, lost) if lost else []
+        return found, healed, know, log.runtime.wall(), log.members.signed
+
+
+def _to_delete(know: list[str], run: str) -> list[str]:
+    """Return the lines that name the checkpoints that know a lost version."""
+    if not know:
+        return ["no checkpoint that can be read here knows a lost version"]
+    return [
+        "checkpoints that know a lost version: delete them once all learners have stopped (until then learners store "
+        "more of them), and before they start",
+        *(f"  {run}/{key}" for key in know),
+    ]
 
 
 def _lines(found: Diagnosis, commit: Commit | None, applied: bool, now: float) -> list[str]:

@@ -118,7 +118,7 @@ MUTANTS = [
     *of(
         "log/heal.py",
         "tests/advice/test_heal.py",
-        row("a-snapshot-of-a-lost-version-stays", "if at == version]\n    go_on", "if at > version]\n    go_on"),
+        row("a-snapshot-of-a-lost-version-stays", "if at == version]\n    delete", "if at > version]\n    delete"),
         row(
             "a-commit-that-is-gone-is-to-be-deleted",
             "if await is_there(log.store, error.key) else []\n    there +=",
@@ -127,8 +127,8 @@ MUTANTS = [
         row("a-lost-version-with-a-snapshot-was-none", "if adopted or beyond:", "if adopted:"),
         row(
             "what-is-missing-has-its-old-advice",
-            "await _broken(log, p, error) if commit_in(error.key) == at.version + 1 else str(error)",
-            "str(error)",
+            "if commit_in(error.key) == at.version + 1:\n",
+            "if False:\n",
         ),
     ),
     *of(

@@ -147,8 +147,8 @@ MUTANTS = [
         ),
         row(
             "down-since-the-last-try",
-            "        if self._down_since is None:\n            self._down_since",
-            "        if True:\n            self._down_since",
+            "        elif self._down_since is None:\n            self._down_since",
+            "        else:\n            self._down_since",
         ),
     ),
     *of(
