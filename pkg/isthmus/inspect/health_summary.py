@@ -160,7 +160,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         # Learners that have stopped before their end may have done so because of the damage.
         first = [*found.parts, *damage] if found.ok else [*damage, *found.parts]
         absent = _of_silence(silent, len(known), status, run, bus)
-        parts = sorted([*first, *_of_unheard(status, bus), *ailing, *absent, *of_bursts(status, run, ())], key=_urgency)
+        parts = _ordered([*first, *ailing], [*_of_unheard(status, bus), *absent, *of_bursts(status, run, ())])
         return Health(found.ok and not (damage or ailing), parts, found.count)
     if not here and not status.syncers_live:
         # Processes that all fell silent, and did not leave, may be alive on a bus or a disk that is full.
@@ -183,7 +183,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         said = f"0 of {len(known)} learners merge; {nobody} ({last}): {why}"
         silence = Part(said, do)
         # What is lost is to be known before anything is started again.
-        return Health(False, sorted([*room, *damage, silence, *strange], key=_urgency))
+        return Health(False, _ordered([*room, *damage, silence, *strange], []))
     room = _of_room(status, run)
     able = [name for name in status.syncers_live if _serves(status.hearing.syncers[name])]
     # What hinders every merge is the cause of what learners then wait for.
@@ -204,8 +204,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         merging = ""
         nobody = f"0 of {len(known)} learners merge: 0 of {len(status.syncers_live)} syncers can serve for now"
         stopped.append(Part(f"{nobody}; {last}"))
-    unable = sorted(status.syncers_live - set(able))[:NAMED_MAX]
-    stopped += [_cannot(status.hearing.syncers[name], status, run, bus) for name in unable]
+    names = sorted(status.syncers_live - set(able))[:NAMED_MAX]
+    unable = [_cannot(status.hearing.syncers[name], status, run, bus) for name in names]
     waiting = troubled[:NAMED_MAX]
     if len(troubled) > NAMED_MAX:
         others = len(troubled) - NAMED_MAX
@@ -221,35 +221,42 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         )
         for name, part in list(gone.items())[:NAMED_MAX]
     ]
+    fewer = list[Part]()
     if len(here) < expected:
-        fewer = f"{counted(expected, 'learner')} expected, {len(here)} heard"
-        absent.append(Part(fewer, "start the others, or expect fewer", ": "))
+        said = f"{counted(expected, 'learner')} expected, {len(here)} heard"
+        fewer.append(Part(said, "start the others, or expect fewer", ": "))
     ill = [*of_log(status, run), *list(wild.values())[:NAMED_MAX]]
     heavy = of_weight(status, run)
     long = [] if heavy else of_lengths(status, run, status.live, wild)
     ill += [
         *of_manifests(away),
         *heavy,
-        *(part for part, failing in long if failing),
+        *(part for part, fails in long if fails),
         *waiting,
         *restarting(status),
         *of_losses(status, run, wild),
     ]
     ill += [*of_strangers(strangers, run, members), *_of_clocks(status)]
-    # A silent learner is no failure: it may have been taken away on purpose, and the run goes on without it.
-    ok = bool(able) and bool(here) and len(here) >= expected and not room and not ill
-    ok = ok and status.elsewhere.isdisjoint(status.storing)
-    parts = [
-        *room,
-        *stopped,
-        *ill,
-        *_of_unheard(status, bus),
+    failing = [*room, *stopped, *(() if able else unable), *ill, *(absent if fewer else ()), *fewer]
+    unheard = _of_unheard(status, bus)
+    if apart := not status.elsewhere.isdisjoint(status.storing):
+        failing += unheard
+    passing = [
+        *(unable if able else ()),
+        *(() if apart else unheard),
         *_of_joining(status),
-        *absent,
+        # A silent learner is no failure: it may have been taken away on purpose, and the run goes on without it.
+        *(() if fewer else absent),
         *_of_quorums(status, able),
-        *(part for part, failing in long if not failing),
+        *(part for part, fails in long if not fails),
+        *of_bursts(status, run, wild),
     ]
-    return Health(ok, sorted([*parts, *of_bursts(status, run, wild)], key=_urgency), merging)
+    return Health(bool(here) and not failing, _ordered(failing, passing), merging)
+
+
+def _ordered(failing: Iterable[Part], others: Iterable[Part]) -> list[Part]:
+    """Return problems in the order in which they are told: what fails --check comes first."""
+    return [*sorted(failing, key=_urgency), *sorted(others, key=_urgency)]
 
 
 def _of_silence(silent: Sequence[str], known: int, status: Status, run: str, bus: str) -> list[Part]:

@@ -69,6 +69,7 @@ from isthmus.syncer.limits import Limits, Tallies
 from isthmus.syncer.recorder import Recorder
 from isthmus.syncer.round_sum import RoundSum
 from isthmus.syncer.snapshots import Snapshots
+from isthmus.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -549,10 +550,10 @@ class FragmentCoordinator:
             first = self._tallies.commits == 1  # later commits are counted, in a line a minute
             logger.log(
                 logging.INFO if first else logging.DEBUG,
-                "commit %d/%d merges %d updates of %d expected learners, closed by %s",
+                "commit %d/%d merges %s of %d expected learners, closed by %s",
                 self.fragment.index,
                 version,
-                len(header.inputs),
+                counted(len(header.inputs), "update"),
                 len(header.waited.expected),
                 closed_by.value,
                 extra={

@@ -16,11 +16,11 @@ MUTANTS = [
             "_of_silence([name for name in silent if name not in gone], ",
             "_of_silence(silent, ",
         ),
-        row("at-work-elsewhere-is-well", "ok = ok and status.elsewhere.isdisjoint(status.storing)", "ok = ok and True"),
+        row("at-work-elsewhere-is-well", "apart := not status.elsewhere.isdisjoint(status.storing)", "apart := False"),
         row(
             "whoever-stores-is-elsewhere",
-            "ok = ok and status.elsewhere.isdisjoint(status.storing)",
-            "ok = ok and not status.storing",
+            "apart := not status.elsewhere.isdisjoint(status.storing)",
+            "apart := bool(status.storing)",
         ),
         row(
             "merged-while-nothing-is", "{0 if stuck else len(judged) - len(troubles)}", "{len(judged) - len(troubles)}"
