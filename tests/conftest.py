@@ -36,7 +36,9 @@ BY_FILE = ("docs", "infra", "integration")
 # Tests that start many processes, or that share something slow to make. The tests of a group run one after the other on
 # one worker, so that they do not kill each other's processes or use all cores at once.
 GROUPS = {
-    "unit/test_plan.py": "plan",  # the cost of rules is measured once per process
+    **dict.fromkeys(  # traffic is measured once per process
+        ("unit/test_plan.py", "unit/test_plan_choices.py", "unit/test_plan_merged.py", "unit/test_compare.py"), "plans"
+    ),
     "unit/test_cuda.py": "cuda",  # the simulator of the GPU runs once per process
     "advice/test_doctor_bus.py": "doctor of buses",
     "advice/test_doctor_run.py": "doctor of runs",
