@@ -5,12 +5,12 @@ from mutants.mutant import of, row
 MUTANTS = [
     *of(
         "inspect/learner_problems.py",
-        "tests/unit/test_health.py tests/advice/test_status_waits.py",
+        "tests/unit/test_health.py tests/unit/test_health_damage.py tests/unit/test_health_learners.py tests/advice/test_status_waits.py",
         row("work-rejected-at-half", "tally.rejected <= REJECTED * tally.processed", "tally.rejected <= 0.0"),
     ),
     *of(
         "inspect/health_summary.py",
-        "tests/unit/test_health.py tests/advice/test_status_waits.py tests/advice/test_status_other_bus.py",
+        "tests/unit/test_health.py tests/unit/test_health_damage.py tests/unit/test_health_learners.py tests/advice/test_status_waits.py tests/advice/test_status_other_bus.py",
         row(
             "the-exploded-are-told-to-come-back",
             "_of_silence([name for name in silent if name not in gone], ",
@@ -28,12 +28,12 @@ MUTANTS = [
     ),
     *of(
         "inspect/health_summary.py",
-        "tests/unit/test_health.py",
+        "tests/unit/test_health.py tests/unit/test_health_damage.py tests/unit/test_health_learners.py",
         row("the-oldest-syncers-are-frozen", "if not alive.stopping][:-3:-1]", "if not alive.stopping][:2]"),
     ),
     *of(
         "inspect/status.py",
-        "tests/advice/test_status_other_bus.py tests/unit/test_health.py",
+        "tests/advice/test_status_other_bus.py tests/unit/test_health.py tests/unit/test_health_damage.py tests/unit/test_health_learners.py",
         row(
             "a-claim-is-a-checkpoint",
             "for e in entries if not incarnation_in(e.key) and now - e.modified < STORING_S",
@@ -178,7 +178,7 @@ MUTANTS = [
     ),
     *of(
         "inspect/health_summary.py",
-        "tests/advice/test_status_stands.py tests/unit/test_health.py",
+        "tests/advice/test_status_stands.py tests/unit/test_health.py tests/unit/test_health_damage.py tests/unit/test_health_learners.py",
         row(
             "work-is-never-too-old",
             "2 * sum(base < status.version(p) - status.pace.staleness",
@@ -192,7 +192,7 @@ MUTANTS = [
     ),
     *of(
         "inspect/learner_problems.py",
-        "tests/unit/test_health.py",
+        "tests/unit/test_health.py tests/unit/test_health_damage.py tests/unit/test_health_learners.py",
         row("one-that-moves-hardly-moves", "if all(2 * sum(short[other])", "if any(2 * sum(short[other])"),
         row("nobody-hardly-moves", "if all(2 * sum(short[other])", "if False and all(2 * sum(short[other])"),
     ),
@@ -237,7 +237,7 @@ MUTANTS = [
     ),
     *of(
         "inspect/learner_problems.py",
-        "tests/unit/test_health.py",
+        "tests/unit/test_health.py tests/unit/test_health_damage.py tests/unit/test_health_learners.py",
         row("whoever-leaves-may-diverge", "(name in left and not ended)", "name in left"),
         row("whoever-left-is-named", "(name in left and not ended)", "False"),
         row("few-cuts-are-an-explosion", "seen >= MANY and", "True and"),
@@ -245,7 +245,7 @@ MUTANTS = [
     ),
     *of(
         "inspect/health_summary.py",
-        "tests/unit/test_health.py tests/advice/test_status.py::test_work_of_one_that_left_while_no_syncer_was_there "
+        "tests/unit/test_health.py tests/unit/test_health_damage.py tests/unit/test_health_learners.py tests/advice/test_status.py::test_work_of_one_that_left_while_no_syncer_was_there "
         "tests/advice/test_status.py::test_a_bus_that_is_full tests/advice/test_logs.py::test_two_syncers_of_one_name "
         "tests/advice/test_status.py::test_the_command_for_a_syncer_has_the_quorum_of_the_one_before",
         row("the-oldest-silence-comes-first", "(-versions[name], name)", "(versions[name], name)"),
