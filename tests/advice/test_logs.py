@@ -31,7 +31,7 @@ from isthmus.format.rules import CHECKPOINTS_KEPT, Hyperparameters, Pace, Rules
 from isthmus.link import agent_thread
 from isthmus.syncer import agent as syncer_agent
 from isthmus.torch import moments
-from isthmus.torch.loop import DISORDERED, IDLE_STEPS
+from isthmus.torch.loop import DISORDERED, IDLE_STEPS, UNCOUNTED_STEPS
 from isthmus_services.main import main
 from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import Server
@@ -769,3 +769,34 @@ def test_a_loop_without_link_step(folder: Path, caplog: pytest.LogCaptureFixture
                 link.step(tokens=2)
         assert [here.is_in(message) for message in caplog.messages].count(True) == (0 if told else 1)
     link.close(wait=0.0)
+
+
+@row(
+    "log",
+    "…: … steps in …; its model is at …; NONE OF ITS WORK WAS MERGED: its optimizer made … steps, and link.step was never called; "
+    "call link.step(tokens=…) after each step of the optimizer",
+    means="The loop's last line. It trained and never told Isthmus so: nothing was sent or stored, and no version was taken over. "
+    "`link.summary.never_merged` is true.",
+    do="call link.step(tokens=…) after each step of the optimizer",
+    then="The last line counts the steps, and says which share was merged.",
+    lost="what the process trained",
+)
+def test_a_trial_that_never_calls_link_step(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_a_trial_that_never_calls_link_step)
+    (warns,) = mine(test_a_loop_without_link_step)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with isthmus_link.join(str(folder), model, optimizer, learner="a", create=RULES) as link:
+        for _ in range(UNCOUNTED_STEPS):
+            model(torch.ones(2)).sum().backward()
+            optimizer.step()
+    warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [warns.is_in(message) for message in warned].count(True) == 1
+    advises(here, warned[-1])
+    assert link.summary.never_merged
+    assert not any("parameters were changed" in message or "call it after" in message for message in warned)
+    with isthmus_link.join(str(folder), model, optimizer, learner="a") as link:
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        link.step(tokens=2)
+    assert not here.is_in(str(link.summary))

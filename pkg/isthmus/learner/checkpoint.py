@@ -47,6 +47,10 @@ class LoopState:
     """State that each rank of the learner has alone, such as its place in the data. It may be packed already."""
 
 
+WITHOUT_STEP = "without link.step"
+"""What `Saver.moved` says of a loop that does not say when its steps are done."""
+
+
 class Saver(Protocol):
     """The state of a training loop besides the merged parameters. Training thread."""
 

@@ -61,10 +61,13 @@ class Summary:
     processed_before: float = 0.0
     """The tokens that earlier incarnations processed, which are in the ledger."""
 
+    uncounted: int = 0
+    """Steps of its optimizer since the last call of `link.step`: nothing of them is sent."""
+
     @property
     def never_merged(self) -> bool:
         """Whether the learner has trained and, as far as it knows, no commit has merged any of its work."""
-        return self.ledger.processed > 0 and not self.ledger.merged
+        return (self.ledger.processed > 0 or self.uncounted > 1) and not self.ledger.merged
 
     @property
     def much_unanswered(self) -> bool:
@@ -104,6 +107,11 @@ class Summary:
         if self.never_merged:
             if self.expelled:
                 return f"{line}; NONE OF ITS WORK WAS MERGED, nor will it be: {self.expelled}"
+            if not self.ledger.processed:
+                return (
+                    f"{line}; NONE OF ITS WORK WAS MERGED: its optimizer made {self.uncounted:,} steps, and link.step "
+                    "was never called; call link.step(tokens=…) after each step of the optimizer"
+                )
             why = f": {self.trouble}" if self.trouble else ""
             # A bus that does not answer may be the wrong one.
             bus = f" --bus {self.bus}" if self.bus and "the bus does not answer" not in self.trouble else ""

@@ -23,7 +23,7 @@ from isthmus.interrupts import held_back
 from isthmus.learner import LearnerAgent, Replica
 from isthmus.learner.agent import WAIT_S
 from isthmus.learner.backend import Arrays
-from isthmus.learner.checkpoint import Checkpoint, Saver
+from isthmus.learner.checkpoint import WITHOUT_STEP, Checkpoint, Saver
 from isthmus.learner.manifest import Statement
 from isthmus.learner.ranks.client import Assembled
 from isthmus.learner.resume import History
@@ -227,9 +227,8 @@ class AgentThread:
         if why is None:
             boundary.freeze()
             return True
-        order = (
-            "; a loop that calls link.step before optimizer.step() ends so each time: call it after" if orderly else ""
-        )
+        order = "; a loop that calls link.step before optimizer.step() ends so each time: call it after"
+        order = order if orderly and WITHOUT_STEP not in why else ""
         logger.warning(
             "%s: it ends in the middle of a step (%s), so no checkpoint is taken there: a restart goes on after %s%s",
             self._settings[0], why, self._newest(), order,

@@ -3,12 +3,14 @@
 import logging
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 
 import msgspec
 from typing_extensions import override
 
 from isthmus.interrupts import held_back
 from isthmus.learner import Boundary, LearnerAgent
+from isthmus.learner.summary import Summary
 from isthmus.link.agent_thread import AgentThread
 from isthmus.link.group import Group
 from isthmus.link.link import Side
@@ -72,6 +74,10 @@ class Leader(Side):
     def agent(self, what: str) -> LearnerAgent:
         return self._thread.agent
 
+    @override
+    def summary(self) -> Summary:
+        return replace(self._thread.agent.summary(), uncounted=self.loop.uncounted)
+
     @property
     def _boundary(self) -> Boundary:
         boundary = self._thread.agent.boundary
@@ -134,5 +140,5 @@ class Leader(Side):
                 self._thread.close(done=done, keep=keep, orderly=well, wait_s=wait_s)
         finally:
             self.loop.close()
-            found = self._thread.agent.summary()
+            found = self.summary()
             logger.log(logging.WARNING if found.stands_out else logging.INFO, "%s", found)

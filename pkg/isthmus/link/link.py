@@ -51,6 +51,10 @@ class Side(Protocol):
         """How many times the learner's name has joined."""
         ...
 
+    def summary(self) -> Summary:
+        """Return the learner's work so far."""
+        return self.agent("summary").summary()
+
     def agent(self, what: str) -> LearnerAgent:
         """Return the agent. Raises `InputError`, which names `what` the caller wants, on a following rank."""
         ...
@@ -168,7 +172,7 @@ class Link:
     def summary(self) -> Summary:
         """The learner's work so far: steps, versions, where the tokens went. `str` makes one line. Final after
         `close`."""
-        return self._side.agent("summary").summary()
+        return self._side.summary()
 
     @property
     def figures(self) -> Mapping[str, float]:

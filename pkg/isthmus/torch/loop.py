@@ -21,7 +21,7 @@ from isthmus.errors import InputError
 from isthmus.format.records import tree
 from isthmus.format.records.tree import Leaf
 from isthmus.format.rules import Hyperparameters
-from isthmus.learner.checkpoint import LoopState, Saver, Stateful
+from isthmus.learner.checkpoint import WITHOUT_STEP, LoopState, Saver, Stateful
 from isthmus.torch import model as torch_model
 from isthmus.torch import optimizers
 from isthmus.torch.optimizers import Stepped
@@ -38,6 +38,9 @@ after a boundary without a note, its restart continues from the previous checkpo
 
 IDLE_STEPS = 100
 """After this many steps in a row with a learning rate of 0, or without `link.step`, a warning is logged."""
+
+UNCOUNTED_STEPS = 10
+"""The same without `link.step` if it was never called: a trial is over long before a hundred steps."""
 
 FEW = 16
 """How many numbers of one parameter are compared, to see whether something else than the optimizer has changed it."""
@@ -112,7 +115,7 @@ class Loop(Saver):
         self._trained = {name for name, p in self._joined.items() if p.requires_grad}
         self._stepped = optimizers.names_of(model, optimizer)
         self._idle = self._untold = self._calls = self._steps = self._made = 0
-        self._few = self._many = False
+        self._few = self._many = self._counts = False
         self._disordered = 0
         self._used: tuple[torch.Tensor, weakref.ref[torch.Tensor], int] | None = None
         """A parameter, the gradient of it that the optimizer's last step used, and its version then."""
@@ -148,7 +151,7 @@ class Loop(Saver):
         first = next(stepped, None)
         self._used = None if first is None else (first, weakref.ref(first.grad), version_of(first.grad))
         self._untold += 1
-        if self._untold == IDLE_STEPS:
+        if self._untold == (IDLE_STEPS if self._counts else UNCOUNTED_STEPS):
             logger.warning(
                 "the optimizer that join was given made %d steps in a row without link.step: nothing of them is sent "
                 "or stored; call link.step(tokens=…) after each step of the optimizer",
@@ -158,6 +161,7 @@ class Loop(Saver):
     def count(self) -> None:
         """Note that the loop says that a step is done; log a warning if the optimizer has made fewer, or more."""
         self._watch_order()
+        self._counts = True
         self._made += self._untold
         self._calls += 1
         self._steps += self._begun
@@ -197,7 +201,7 @@ class Loop(Saver):
 
         Swapping an average in and out again is no change, but for rounding.
         """
-        if self._witness is None or self._witnessed is None or self._told_changed:
+        if self._witness is None or self._witnessed is None or self._told_changed or self._untold:
             return
         version, before = self._witnessed
         if version_of(self._witness) == version:
@@ -211,6 +215,11 @@ class Loop(Saver):
             "change counts as work of this learner, and is merged; load weights before join, and evaluate others in a "
             "copy of the model"
         )
+
+    @property
+    def uncounted(self) -> int:
+        """Steps that the optimizer has made since the last call of `link.step`, or since `join`."""
+        return self._untold
 
     def described(self) -> str:
         """Return the names of data and other objects as a phrase; it must be the same on every rank of a learner."""
@@ -273,6 +282,8 @@ class Loop(Saver):
 
         A change that torch does not count (by `tensor.data`, outside the optimizer's step) is not detected.
         """
+        if self._untold > 1:
+            return f"the optimizer made {self._untold} steps {WITHOUT_STEP}"
         if self._begun:
             return "an optimizer step has begun"
         if self._failed:
