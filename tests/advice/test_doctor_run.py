@@ -329,8 +329,9 @@ async def test_the_bus_of_a_run_that_nobody_serves_yet(doctor: Doctor, folder: P
     "doctor", "run: bus: the run was committed to … s ago, and none of its syncers is heard on this bus",
     means="Syncers commit, and they announce it elsewhere. Learners here would train on and never be merged.",
     like="A bus that was emptied just now: then the next check finds the syncers, a heartbeat later.",
-    do="this is the bus of another run, or of none: give --bus the URL that the syncers have: redis://…; store: for the run's "
-    "own store; or, for the bus.sqlite of a run in a folder, no --bus and no ISTHMUS_BUS",
+    do="if one lives, this is not its bus: give --bus the URL that it has: redis://…; store: for the run's own store; or, for the "
+    "bus.sqlite of a run in a folder, no --bus and no ISTHMUS_BUS; if none does, they have ended, and this bus was emptied: start "
+    "one by its old command",
     then="`ok run: bus: the run's syncers are heard here`",
     lost="what learners trained on the other bus, but for a part of their newest updates",
 )  # fmt: skip

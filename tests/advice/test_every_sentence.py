@@ -134,6 +134,8 @@ PLAIN = {
         "; …: WHAT WAS NOT MERGED BEFORE THAT IS NOT IN THE MODEL, and is not merged later",
     },
     "heal": {
+        # Of status and the doctor: heal has its own advice in its place.
+        "… isthmus heal names what is to be deleted, and the run goes on from the version before",
         "Updates of … rest on it.",  # in a sentence that has a row
         # Status, the doctor and gc say these, and have rows.
         "nothing else is to be done; without a backup, isthmus heal … says which flags accept it as lost",

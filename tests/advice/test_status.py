@@ -94,7 +94,7 @@ async def test_a_run_whose_folder_is_lost(folder: Path) -> None:
 
 @row(
     "status",
-    "no learner trains, and none was ever heard; …",
+    "no learner trains, and none was ever heard on this bus; …",
     means="The bus holds no message of a learner: none was ever started, or the bus was emptied, or it is another one.",
     do="start one, or check that … is the bus of the run's learners",
     then="`… of … learners merge`.",
@@ -109,11 +109,14 @@ async def test_a_run_that_no_learner_ever_trained(folder: Path) -> None:
 
 @row(
     "status",
-    "no learner and no syncer is heard, but the run goes on (the last commit is of …): … is not the bus of its processes",
-    means="Somebody commits, and this bus has no message of it: the run's processes use another bus.",
+    "no learner and no syncer was heard on …, though the last commit is of …, less than a minute ago: they have another bus, or "
+    "have ended and this one was emptied",
+    means="Somebody committed, and this bus has no message of it: the run's processes use another bus, or its bus lost all messages "
+    "when they ended, as a server in memory does when its machine restarts.",
     like="A bus that was emptied a moment ago, for a heartbeat.",
-    do="give --bus the URL that they have: redis://…; store: for the run's own store; or, for the bus.sqlite of a run in a "
-    "folder, no --bus and no ISTHMUS_BUS",
+    do="look on their machines whether they live (pgrep -af isthmus; for a loop of your own, the name of its script): if so, give "
+    "--bus the URL that they have: redis://…; store: for the run's own store; or, for the bus.sqlite of a run in a folder, no "
+    "--bus and no ISTHMUS_BUS; if not, start them by their old commands",
     then="`… of … learners merge`.",
 )
 async def test_a_status_that_listens_to_another_bus(folder: Path) -> None:
@@ -123,6 +126,11 @@ async def test_a_status_that_listens_to_another_bus(folder: Path) -> None:
         code, out = await isthmus("status", w.run.url, "--bus", default_bus(f"{folder}-other") or "", "--check")
         assert code == 1
         advises(here, out)
+        await well(w)
+    for path in folder.glob("bus.sqlite*"):
+        path.unlink()
+    await said(here, w)
+    async with serving(w.syncer("s1")), training(w.learner("a")):
         await well(w)
 
 

@@ -73,7 +73,7 @@ async def test_a_finished_run_with_commits_missing(folder: Path) -> None:
 )
 @row(
     "status",
-    "the log of fragment … is damaged: commits/…: is missing, and its snapshot is there (a snapshot is used only together with its commit): restore it from a backup; without one, a syncer that still merges this fragment writes a snapshot once it is stopped with SIGTERM, and the run goes on from that; if none does, go on in a new run from the newest version that can be exported (`isthmus export`, then `isthmus init --from`) (fragment … can be "
+    "the log of fragment … is damaged: commits/…: is missing, and its snapshot is there (a snapshot is used only together with its commit): restore it from a backup; without one, a syncer that still merges this fragment writes a snapshot once it is stopped with SIGTERM, and the run goes on from that; if none does, isthmus heal names what is to be deleted, and the run goes on from the version before (fragment … can be "
     "read up to version …)",
     means="The newest commit is gone, and the snapshot of its version shows that it existed.",
     do="isthmus heal … says what can be done (run it as the reader, and with --apply as a syncer)",

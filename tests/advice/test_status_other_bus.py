@@ -1,12 +1,13 @@
 """What `isthmus status` says of learners on another bus than the syncers', on either bus, and what comes of its advice."""
 
 import asyncio
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 from advice.followed import command_in, isthmus, mine, says
-from advice.rows import row
+from advice.rows import A_GAP, row
 from advice.test_status_waits import FEW, PATIENT_S, judged, line, over, said, training
 from isthmus_lab.simulate.bus import SimulatedBus, Streams
 from isthmus_lab.simulate.conditions import Conditions
@@ -44,6 +45,32 @@ async def test_learners_on_another_bus_than_the_syncers() -> None:
         async with training(w.learner("b", checkpoint_s=1.0)):
             await asyncio.sleep(5.0)
             assert (await line(w)).startswith("2 of 2 learners merge")
+
+
+@row(
+    "status",
+    "0 of … learners merge; no syncer was heard on …, though the last commit is of …, less than a minute ago: the syncers have "
+    "another bus, or have ended and this one was emptied",
+    means="The run was committed to, and this bus has no message of a syncer. Learners that find new versions say after a while that "
+    "the run goes on; status then says that this is not its bus.",
+    do="look on their machines whether they live (pgrep -af isthmus; for a loop of your own, the name of its script): if a syncer "
+    "does, start none here, and give these learners, and --bus here, the URL that it has (redis://…; store: for the run's own store; "
+    "or, for the bus.sqlite of a run in a folder, no --bus and no ISTHMUS_BUS); if none does, start one with: isthmus syncer …",
+    then="`… of … learners merge`.",
+    lost=A_GAP,
+)
+@in_virtual_time
+async def test_a_bus_that_was_emptied_while_no_syncer_lives() -> None:
+    (here,) = mine(test_a_bus_that_was_emptied_while_no_syncer_lives)
+    async with world(Path(), FEW) as w:
+        async with serving(w.syncer("s1"), killed=True), training(w.learner("a")):
+            await asyncio.sleep(5.0)
+        emptied = elsewhere(w)
+        async with training(emptied.learner("a")):
+            await said(here, emptied)
+            async with serving(emptied.syncer("s1")):
+                await over(here, emptied)
+                assert (await line(emptied)).startswith("1 of 1 learners merge")
 
 
 @row(
@@ -109,7 +136,7 @@ async def test_a_claim_alone_shows_nobody_at_work() -> None:
     """It may have ended before it stored anything, or still load its model."""
     (here,) = mine(test_a_learner_that_speaks_on_another_bus)
     async with world(Path(), FEW) as w, serving(w.syncer("s1")), training(w.learner("a")):
-        async with training(elsewhere(w).learner("b", checkpoint_s=1e6)):
+        async with training(elsewhere(w).learner("b", checkpoint_s=math.inf)):
             await asyncio.sleep(JOINING_S + 5.0)
             health = await judged(w)
         assert says(here, health.said)

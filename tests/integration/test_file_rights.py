@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from isthmus.store.files import FileStore
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
 NOBODY = 65534
+DAEMON = 1
 ASKS: Mapping[str, Callable[[FileStore], Coroutine[Any, Any, object]]] = {
     "put": lambda store: store.put("commits/new", b"x"),
     "get": lambda store: store.get("commits/k"),
@@ -42,7 +44,9 @@ def above() -> Iterator[Path]:
 
 def mends(attempt: str, verb: str, at: Path, command: str) -> None:
     """Assert that a refusal names a right on a path, and a command, and run that command as an administrator."""
-    found = re.search(r"user (\S+) may not (.+) (/\S+), which is (\S+)'s and has mode \S+: `(.+)` allows it$", attempt)
+    found = re.search(
+        r"user (\S+) may not (.+) (/\S+), which is (\S+)'s and has mode \S+: (?:run .+)?`(.+)` allows it$", attempt
+    )
     assert found, attempt
     assert found.groups()[1:3] == (verb, str(at)), attempt
     assert found[5].startswith(command), attempt
@@ -62,6 +66,7 @@ def mends(attempt: str, verb: str, at: Path, command: str) -> None:
         ("list", "run", NOBODY, 0o000, "enter", "chmod u+rwX"),
         ("get", "", 0, 0o700, "enter", "sudo chmod a+x"),
         ("delete", "run/commits", 0, 0o755, "write in", "sudo chown -R"),
+        ("put", "run/commits", DAEMON, 0o755, "write in", "sudo chown -R"),
     ],
 )  # fmt: skip
 def test_a_folder_names_the_right_that_is_missing(
@@ -79,8 +84,39 @@ def test_a_folder_names_the_right_that_is_missing(
 
     with pytest.raises(Denied) as refused:
         again()
+    taken = "run this process as daemon, too, or, if daemon runs nothing here, `sudo chown"
+    assert (taken in str(refused.value)) == (owner == DAEMON), "a chown would take the folder from a live process"
     mends(str(refused.value), verb, above / below, command)
     again()
+
+
+def test_root_without_its_capabilities_is_told_the_mode(above: Path) -> None:
+    """Containers often drop them, and root's files then have a mode that counts."""
+    folder = above / "run" / "commits"
+    folder.chmod(0o555)
+    code = "import sys; from isthmus.runtime.file_rights import why_denied; print(why_denied(sys.argv[1:], 4, writing=True))"
+    bare = ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search,-fowner"]
+    for dropped in (True, False):
+        command = [*(bare if dropped else ()), sys.executable, "-c", code, str(folder / "k")]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        assert said == (
+            f"user root may not write in {folder}, which is root's and has mode dr-xr-xr-x: `chmod u+rwX {folder}` allows it"
+            if dropped
+            else ""
+        )
+
+
+def test_a_bus_can_be_shared_as_umask_and_folder_allow(tmp_path: Path) -> None:
+    async def append() -> None:
+        async with open_bus(f"sqlite://{tmp_path}/bus", b"r" * 32, None) as bus:
+            await bus.append("s", b"x")
+            assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("bus*")} == {0o664}
+
+    before = os.umask(0o002)
+    try:
+        asyncio.run(append())
+    finally:
+        os.umask(before)
 
 
 def test_a_folder_to_come_is_made_for_the_user(above: Path) -> None:

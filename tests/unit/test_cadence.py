@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.learner.boundary import CopyState
 from isthmus.learner.checkpoint import LoopState, StateCopy
-from isthmus.learner.incarnation import Incarnation
+from isthmus.learner.incarnation import FIRST_S, Incarnation
 from isthmus_lab.simulate.clock import Clock
 
 CADENCE_S = 60.0
@@ -26,7 +26,7 @@ class Uplink:
         return ()
 
 
-def asked_at(held_s: float, stored_s: float, until_s: float = 3000.0) -> list[float]:
+def asked_at(held_s: float, stored_s: float, until_s: float = 3000.0, cadence_s: float = CADENCE_S) -> list[float]:
     """Return when checkpoints are requested.
 
     Each holds the training thread for `held_s`, and storing it takes `stored_s`.
@@ -43,7 +43,7 @@ def asked_at(held_s: float, stored_s: float, until_s: float = 3000.0) -> list[fl
                 found.append(clock.time())
                 incarnation.take(StateCopy(1, 1, 1.0, (), LoopState(), held_s), tasks)
 
-            incarnation = Slow(tell, runtime, stored_s)
+            incarnation = Slow(tell, runtime, stored_s, cadence_s)
             asking = tasks.create_task(incarnation.ask_for_checkpoints())
             await asyncio.sleep(until_s)
             asking.cancel()
@@ -61,13 +61,13 @@ class Here:
 class Slow(Incarnation):
     """An incarnation that takes `stored_s` to store a checkpoint."""
 
-    def __init__(self, tell: Any, runtime: Any, stored_s: float) -> None:
+    def __init__(self, tell: Any, runtime: Any, stored_s: float, cadence_s: float) -> None:
         nothing: Any = None
         log: Any = SimpleNamespace(run=None, store=None)
         uplink: Any = Uplink()
         here: Any = Here()
         super().__init__(
-            log, runtime, "l", uplink, here, nothing, heartbeat_s=1.0, checkpoint_s=CADENCE_S, tell=tell,
+            log, runtime, "l", uplink, here, nothing, heartbeat_s=1.0, checkpoint_s=cadence_s, tell=tell,
             through=lambda: None,
         )  # fmt: skip
         self._takes_s = stored_s
@@ -91,6 +91,11 @@ class Slow(Incarnation):
 def test_what_costs_more_is_taken_more_seldom(held_s: float, stored_s: float, apart_s: float) -> None:
     at = asked_at(held_s, stored_s)
     apart = [after - before for before, after in pairwise(at)]
-    assert at[0] == pytest.approx(CADENCE_S)
+    assert at[0] == pytest.approx(FIRST_S), "a process that was just started is killed more often than later"
     assert len(apart) >= 1
     assert all(apart_s <= seconds + 1e-6 <= apart_s + CADENCE_S for seconds in apart), apart
+
+
+def test_a_short_period_begins_with_itself() -> None:
+    assert asked_at(0.0, 0.0, until_s=11.0, cadence_s=5.0) == [5.0, 10.0]
+    assert asked_at(0.0, 0.0, until_s=1e9, cadence_s=float("inf")) == []

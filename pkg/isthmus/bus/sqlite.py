@@ -214,6 +214,9 @@ class SqliteBus(Bus):
             raise Denied(f"{self.url}: {why or error}") from None
         if self._path.is_symlink():  # an attacker who can write here would choose which file we write to
             raise Denied(f"{self.url}: it is a link to another file, and is not followed: remove it, or name that file")
+        # SQLite makes files that only their owner may write, whatever the umask or the folder's access list allows.
+        with contextlib.suppress(OSError):
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666))
         db = sqlite3.connect(self._path, isolation_level=None, timeout=0.0)
         try:
             db.execute("PRAGMA journal_mode = WAL")

@@ -215,7 +215,10 @@ async def _is_of_run(
         more = f"unless the run is over, start a syncer; or, if one runs, give --bus the URL that it has: {BUSES}"
         return Finding(check, WARNING if role == RoleKind.LEARNER else NOTE, said, more)
     said = f"the run was committed to {max(0.0, age_s):.0f} s ago, and none of its syncers is heard on this bus"
-    more = f"this is the bus of another run, or of none: give --bus the URL that the syncers have: {BUSES}"
+    more = (
+        f"if one lives, this is not its bus: give --bus the URL that it has: {BUSES}; if none does, they have ended, "
+        "and this bus was emptied: start one by its old command"
+    )
     return Finding(check, FAILURE, said, more)
 
 

@@ -55,6 +55,8 @@ FROZEN = (
 )
 """What to type beside a process that is silent."""
 
+LOOK = "look on their machines whether they live (pgrep -af isthmus; for a loop of your own, the name of its script)"
+
 JOINING = "joined within the last minute"
 
 UNANSWERED = "left with tokens that no syncer answered, which are not in the model"
@@ -318,12 +320,20 @@ def _no_syncer(
 ) -> Part:
     """Return that no syncer is heard while learners are, with what to do: a second one on this bus may be wrong."""
     found_on = any(v.heartbeat is not None and f"{UNHEARD}, {GOES_ON}" in v.heartbeat.waiting_for for v in here)
-    if merged_at > status.at - COMMITTED_S and (found_on or not status.hearing.syncers):
+    young = merged_at > status.at - COMMITTED_S
+    if young and found_on:
         return Part(
             f"0 of {known} learners merge; no syncer is heard, but the run goes on ({last}): {bus} is not the bus of "
             "its syncers",
             f"start none here: give these learners, and --bus here, the URL that the syncers have ({BUSES}); the "
             "learners go on from their checkpoints",
+        )
+    if young and not status.hearing.syncers:
+        return Part(
+            f"0 of {known} learners merge; no syncer was heard on {bus}, though {last}, less than a minute ago: the "
+            "syncers have another bus, or have ended and this one was emptied",
+            f"{LOOK}: if a syncer does, start none here, and give these learners, and --bus here, the URL that it has "
+            f"({BUSES}); if none does, start one with: {syncer}",
         )
     # The newest two of those that have not said that they stop.
     before = [name for name, alive in status.hearing.syncers.items() if not alive.stopping][:-3:-1]
@@ -561,11 +571,14 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
     stopped = sorted(v.name for v in left if v.left is not None and not v.left.done)
     done = len(left) - len(stopped)
     if not left and young and not status.syncers_live:
-        said = f"no learner and no syncer is heard, but the run goes on ({last}): {bus} is not the bus of its processes"
-        do = f"give --bus the URL that they have: {BUSES}"
+        said = (
+            f"no learner and no syncer was heard on {bus}, though {last}, less than a minute ago: they have another "
+            "bus, or have ended and this one was emptied"
+        )
+        do = f"{LOOK}: if so, give --bus the URL that they have: {BUSES}; if not, start them by their old commands"
         return Health(False, [Part(said, do)])
     if not left and not status.not_yet:
-        said = f"no learner trains, and none was ever heard; {last}"
+        said = f"no learner trains, and none was ever heard on this bus; {last}"
         return Health(False, [Part(said, f"start one, or check that {bus} is the bus of the run's learners")])
     if joining := _of_joining(status):
         return Health(False, [Part(f"no learner trains at the moment; {last}"), *joining])

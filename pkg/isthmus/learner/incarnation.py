@@ -31,6 +31,9 @@ After a checkpoint that costs more, the next one comes later than the cadence sa
 RARER_MAX = 10
 """The longest such delay, in checkpoint periods: an outage of the store says nothing about the next checkpoint."""
 
+FIRST_S = 10.0
+"""Seconds to the first checkpoint of a process, unless its period is shorter."""
+
 CLAIM_LOOKS = 3
 """A claim that this many looks have found invalid is skipped from then on."""
 
@@ -160,9 +163,14 @@ class Incarnation:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     async def ask_for_checkpoints(self) -> None:
-        """Ask for a copy at the cadence; less often if copies cost much, and never while a checkpoint is on its way."""
+        """Ask for a copy at the cadence; less often if copies cost much, and never while a checkpoint is on its way.
+
+        The first copy comes early: a process that was just started is killed more often than later.
+        """
+        pause_s = min(FIRST_S, self._checkpoint_s)
         while math.isfinite(self._checkpoint_s):
-            await asyncio.sleep(self._checkpoint_s)
+            await asyncio.sleep(pause_s)
+            pause_s = self._checkpoint_s
             await asyncio.sleep(max(0.0, self._not_before - self._runtime.now()))
             if not self.busy:
                 self._tell(CopyState())

@@ -33,7 +33,15 @@ from isthmus.format.records.keys import (
 from isthmus.format.records.objects import SCHEMA, CommitHeader, Healed, UpdateHeader, Waited
 from isthmus.log import Commit, Log, fold, merge
 from isthmus.log.checkpoint_head import read_head
-from isthmus.log.holes import GOES_ON, IN_A_NEW_RUN, known_beyond, last_missing, require_chain, require_whole
+from isthmus.log.holes import (
+    FROM_BEFORE,
+    GOES_ON,
+    IN_A_NEW_RUN,
+    known_beyond,
+    last_missing,
+    require_chain,
+    require_whole,
+)
 from isthmus.log.listing import all_or, by_learner, checkpoints_in
 from isthmus.log.log_health import ALONE, know_it, lacks, require_objects, require_values, restores
 from isthmus.log.merge import State
@@ -258,7 +266,7 @@ async def _broken(log: Log, of: Diagnosis, error: LogCorrupt) -> Diagnosis:
     adopted = (await _adopted(log, p, version)).get(version)
     if adopted or beyond:
         rest = f" Updates of {listed(adopted, ADOPTED_MAX)} rest on it." if adopted else ""
-        found = LogCorrupt(error.key, error.detail.removesuffix(f": {IN_A_NEW_RUN}"))
+        found = LogCorrupt(error.key, error.detail.removesuffix(f": {FROM_BEFORE}"))
         said = (
             f"the newest commit is lost: {found}.{rest} Restore it from a backup. Without one: if a syncer still "
             "merges this fragment, let it go on for a version or more, and stop it with SIGTERM: it writes a snapshot, "

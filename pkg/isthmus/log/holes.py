@@ -42,11 +42,18 @@ HOLE = "a hole in its history (the run goes on)"
 GOES_ON = "restore it from a backup: `isthmus replay` needs it, and a learner with an older checkpoint may"
 """The advice for such an object."""
 
-IN_A_NEW_RUN = (
+_IN_MEMORY = (
     "restore it from a backup; without one, a syncer that still merges this fragment writes a snapshot once it is "
-    "stopped with SIGTERM, and the run goes on from that; if none does, go on in a new run from the newest version "
-    "that can be exported (`isthmus export`, then `isthmus init --from`)"
+    "stopped with SIGTERM, and the run goes on from that; if none does, "
 )
+IN_A_NEW_RUN = (
+    f"{_IN_MEMORY}go on in a new run from the newest version that can be exported (`isthmus export`, then `isthmus "
+    "init --from`)"
+)
+"""The advice for a commit that is missing before others."""
+
+FROM_BEFORE = f"{_IN_MEMORY}isthmus heal names what is to be deleted, and the run goes on from the version before"
+"""The advice for the newest commit, if it is missing."""
 
 
 def lacking(version: int, known: int) -> str:
@@ -112,7 +119,12 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
     key = commit_key(fragment, head + 1)
     # There is no hole if a syncer has committed this version meanwhile.
     if known and not await is_there(log.store, key):
-        raise LogCorrupt(key, f"{lacking(head + 1, max(known))}: {IN_A_NEW_RUN}", (fragment, head))
+        raise LogCorrupt(key, _gone(head + 1, max(known)), (fragment, head))
+
+
+def _gone(version: int, known: int) -> str:
+    """Return what is wrong with a commit that the run needs and that is missing, and what to do."""
+    return f"{lacking(version, known)}: {FROM_BEFORE if known == version else IN_A_NEW_RUN}"
 
 
 async def known_beyond(log: Log, fragment: int, head: int, *, lists: bool = False) -> list[int]:
@@ -252,7 +264,7 @@ async def _require_all(
                 passed = any(version < at <= newest for at, _ in snapshots)
                 if passed and version in accepted:
                     continue
-                more = f"{lacking(version, newest)}: {GOES_ON if passed else IN_A_NEW_RUN}"
+                more = f"{lacking(version, newest)}: {GOES_ON}" if passed else _gone(version, newest)
                 raise LogCorrupt(commit_key(fragment, version), more, (fragment, version - 1))
 
 

@@ -8,6 +8,9 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+CAP_DAC_OVERRIDE = 1
+"""The number of the capability in the kernel's bit masks."""
+
 
 def why_denied(paths: Iterable[str], needs: int, *, writing: bool, place: Path | None = None) -> str:
     """Return which right this user lacks on the first of some paths that it may not use, and the command that gives it.
@@ -23,15 +26,20 @@ def why_denied(paths: Iterable[str], needs: int, *, writing: bool, place: Path |
                 if verb.startswith("write") and os.statvfs(at).f_flag & os.ST_RDONLY:
                     return why_read_only(at)
                 there = os.stat(at)
-                if verb.startswith("write") and _owner_may_write(there):
+                if verb.startswith("write") and _mode_allows_writing(there):
                     return (
                         f"user {_name(os.geteuid())} may not {verb} {at}, though owner and mode allow it: if `lsattr "
                         f"-d {at}` shows an i, `sudo chattr -i {at}` allows it; else see the options of the mount, and "
                         "SELinux or AppArmor"
                     )
+                owner, command = _name(there.st_uid), _command(at, verb, there.st_uid, place)
+                taken = "chown" in command and there.st_uid not in (0, os.geteuid())
+                instead = (
+                    f"run this process as {owner}, too, or, if {owner} runs nothing of this run, " if taken else ""
+                )
                 return (
-                    f"user {_name(os.geteuid())} may not {verb} {at}, which is {_name(there.st_uid)}'s and has mode "
-                    f"{stat.filemode(there.st_mode)}: `{_command(at, verb, there.st_uid, place)}` allows it"
+                    f"user {_name(os.geteuid())} may not {verb} {at}, which is {owner}'s and has mode "
+                    f"{stat.filemode(there.st_mode)}: {instead}`{command}` allows it"
                 )
     except OSError:  # another process deletes or moves what is looked at
         pass
@@ -50,9 +58,24 @@ def why_read_only(path: Path) -> str:
     )
 
 
-def _owner_may_write(there: os.stat_result) -> bool:
-    user = os.geteuid()
-    return user == 0 or (there.st_uid == user and bool(there.st_mode & stat.S_IWUSR))
+def _mode_allows_writing(there: os.stat_result) -> bool:
+    """Return whether the mode lets this user write, or its capabilities do, which root in a container may lack."""
+    if _overrides_modes():
+        return True
+    if there.st_uid == os.geteuid():
+        return bool(there.st_mode & stat.S_IWUSR)
+    of_group = there.st_gid in (os.getegid(), *os.getgroups())
+    return bool(there.st_mode & (stat.S_IWGRP if of_group else stat.S_IWOTH))
+
+
+def _overrides_modes() -> bool:
+    """Return whether this process may use every file whatever its mode: root can, unless it lacks this capability."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return os.geteuid() == 0
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return os.geteuid() == 0 if found is None else bool(int(found[1], 16) >> CAP_DAC_OVERRIDE & 1)
 
 
 def _mount_of(path: Path) -> tuple[Path, bool]:
