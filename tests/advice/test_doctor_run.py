@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import AsyncIterator
@@ -450,6 +451,21 @@ async def test_a_syncer_with_a_wrong_clock(doctor: Doctor, folder: Path) -> None
     async with a_run(folder / "2") as w:
         await grown(w, 2)
         await prints(doctor, "finds_no_more", str(folder / "2"))
+
+
+async def test_a_copy_of_a_run_shows_no_wrong_clock(doctor: Doctor, folder: Path) -> None:
+    doctor = replace(doctor, rows=[one for one in mine(test_a_syncer_with_a_wrong_clock) if one.said.endswith("early")])
+    assert doctor.rows
+    r = single_threaded(0)
+    ago = Runtime(r.now, lambda: r.wall() - 300.0, r.random, r.offload, r.new_id)
+    async with a_run(folder, runtime=ago) as w:
+        await grown(w, 2, "s")
+        await asyncio.sleep(doctor_log.COPIED_S)
+        await grown(w, 4, "s")
+    await prints(doctor, "finds", str(folder))  # these dates are as far apart as the commits: the clock is wrong
+    copy = folder.with_name("copy")
+    shutil.copytree(folder, copy, copy_function=shutil.copy)
+    await prints(doctor, "finds_no_more", str(copy))
 
 
 @row(

@@ -600,6 +600,33 @@ async def test_a_newest_commit_that_is_gone_and_learners_have_adopted(
 
 @row(
     "heal",
+    "start only syncers until the other fragments below are mended: a learner needs all fragments",
+    means="One fragment lacks a commit that learners know, and others lack something else. A learner that is started before the "
+    "others are mended ends with an error.",
+    do="start only syncers until the other fragments below are mended",
+    then="`isthmus heal` names the first fragment alone; then start the learners.",
+)
+async def test_two_damages_of_which_one_keeps_learners_from_starting(folder: Path) -> None:
+    (here,) = mine(test_two_damages_of_which_one_keeps_learners_from_starting)
+    async with world(folder, FEW) as w:
+        head = await adopted_by_a(w, folder)
+        (folder / commit_key(0, head)).unlink()
+        assert not here.is_in((await isthmus("heal", w.run.url))[1])
+        max((folder / "values" / "00001").iterdir()).unlink()
+        code, told = await isthmus("heal", w.run.url)
+        assert code == 1
+        advises(here, told)
+        delete_named(told, folder)
+        with pytest.raises(LogCorrupt):
+            await w.learner("a").join()
+        await hold_all(w)
+        assert not here.is_in((await isthmus("heal", w.run.url))[1])
+        await w.learner("a").join()
+        await moves(w, head)
+
+
+@row(
+    "heal",
     "fragment …: snapshots/…: …; syncers go on from an older one",
     means="The newest snapshot of a fragment is damaged. An older one and the updates since are there, so nothing is lost yet.",
     do="Start a syncer unless one runs; once isthmus status says that syncers hold all fragments (mend those first that cannot be folded), stop them with SIGTERM, and start "

@@ -35,6 +35,7 @@ from isthmus.inspect.status import read_status
 from isthmus.learner import manifest as manifests
 from isthmus.learner.backend import local_array
 from isthmus.learner.manifest import statement
+from isthmus.log.heal import newest_starts
 from isthmus.log.listing import checkpoints_in
 from isthmus.log.replaced import AFTER_S
 from isthmus.store import Layer
@@ -725,6 +726,26 @@ async def test_learners_that_know_versions_that_the_log_lacks(folder: Path, capl
             for path, blob in kept.items():
                 path.write_bytes(blob)
             await over(here, w)
+
+
+async def test_versions_that_the_log_lacks_are_named_on_a_bus_that_was_emptied(folder: Path) -> None:
+    """After a loss of power only checkpoints may show them."""
+    here, _ = mine(test_learners_that_know_versions_that_the_log_lacks)
+    async with world(folder, FEW) as w:
+        async with serving(w.syncer("s1"), killed=True) as syncer:
+            agent = w.learner("a", checkpoint_s=0.2)
+            await train(agent, 10, enough=lambda: min(k.head for k in syncer.coordinators) >= 9)
+        ((_, seen),) = (await newest_starts(w.log)).seen
+    on_it = [p for p in (folder / "updates" / "00000" / "a").iterdir() if int(p.name[:12]) >= seen[0]]
+    for path in [*folder.glob("bus.sqlite*"), *on_it]:
+        path.unlink()
+    for path in [*(folder / "commits" / "00000").iterdir(), *(folder / "snapshots" / "00000").glob("*")]:
+        if int(path.name[:12]) >= seen[0]:
+            path.unlink()
+    async with world(folder, FEW) as w:
+        told = await said(here, w)
+        assert f"a has version {seen[0]} of fragment 0, and its log ends at version {seen[0] - 1}:" in told
+        assert "isthmus heal" in told
 
 
 async def test_versions_that_the_log_lacks_are_named_when_all_have_left(folder: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_folder_names_the_right_that_is_missing(
 
     with pytest.raises(Denied) as refused:
         again()
-    taken = "run this process as daemon, too, or, if daemon runs nothing here, `sudo chown"
+    taken = "run this process as daemon, too, or, if daemon runs nothing of this run, `sudo chown"
     assert (taken in str(refused.value)) == (owner == DAEMON), "a chown would take the folder from a live process"
     mends(str(refused.value), verb, above / below, command)
     again()

@@ -106,11 +106,9 @@ class Connectivity:
         """
         folder = Place.of(self._store.url).folder is not None and not in_store(self._bus_url)
         own = "; a run in a folder has a bus of its own: leave --bus, bus= and ISTHMUS_BUS out to use it"
-        redis = Place.of(self._bus_url).scheme in ("redis", "rediss")
-        bus = (
-            "the bus does not answer",
-            f"check that {self._bus_url} is reachable{own if folder and redis else ''}",
-        )
+        # A bus that has answered before is the right one.
+        wrong = folder and Place.of(self._bus_url).scheme in ("redis", "rediss") and self._listener.answered_at is None
+        bus = ("the bus does not answer", f"check that {self._bus_url} is reachable{own if wrong else ''}")
         if self._speaker.refused:
             bus = ("the bus refuses messages", self._speaker.refused)
         down_s = max(self.store_down_s, self.bus_down_s)

@@ -231,11 +231,15 @@ DATED_S = 30.0
 """The largest difference between a commit's date and the store's that is no sign of a wrong clock [s]."""
 
 
+COPIED_S = 0.5
+"""The least time between the first and the newest commit that shows whether the store dates them alike [s]."""
+
+
 async def _clock(newest: Commit, log: Log, runtime: Runtime) -> Finding | None:
     """Return the finding about the clock of the syncer that wrote the newest commit; None if it seems to be right.
 
-    The store dates commits as well, at their creation or when they were copied: only new ones are compared. A role that
-    may not list them can only tell that a commit is of the future.
+    The store dates commits as well, at their creation or when they were copied: only new ones are compared, unless all
+    have one date, as in a copy. A role that may not list them can only tell that a commit is of the future.
     """
     p, writer = newest.header.fragment, newest.header.writer
     behind = [runtime.wall() - newest.header.written_at] if newest.header.written_at > runtime.wall() else []
@@ -247,12 +251,24 @@ async def _clock(newest: Commit, log: Log, runtime: Runtime) -> Finding | None:
                 break
             if (at := dated[commit_key(p, version)]) > runtime.wall() - NEW_S:
                 behind.append(at - commit.header.written_at)
+        if behind and await _copied(log, p, newest, dated):
+            return None
     except (IsthmusError, KeyError):
         pass  # this role may not list commits, or one is damaged, which other findings say
     if not behind or abs(off := statistics.median(behind)) <= DATED_S:
         return None
     said = f"the syncer {writer} dates its commits {abs(off):,.0f} s {'too early' if off > 0 else 'in the future'}"
     return Finding("log: clock", WARNING, said, f"run an NTP client (chrony) on the machine of {writer}")
+
+
+async def _copied(log: Log, p: int, newest: Commit, dated: Mapping[str, float]) -> bool:
+    """Return whether the store's dates are those of a copy: all of a moment, though the commits are not."""
+    first = await log.commit(p, min(map(commit_in, dated)))
+    if first is None or first.in_segment:
+        return False
+    written_s = newest.header.written_at - first.header.written_at
+    dated_s = dated[commit_key(p, newest.version)] - dated[commit_key(p, first.version)]
+    return written_s > COPIED_S and dated_s < written_s / 10.0
 
 
 def _speed(run: Run, heads: Sequence[Commit], runtime: Runtime) -> Finding:

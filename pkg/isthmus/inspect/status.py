@@ -24,6 +24,7 @@ from isthmus.log import Commit, Log
 from isthmus.log.bus_messages import may_speak, streams_of
 from isthmus.log.expulsions import expulsions
 from isthmus.log.figures import LogSums, ledger
+from isthmus.log.heal import lost_after, newest_starts
 from isthmus.log.holes import Holes
 from isthmus.log.log_health import LOOKS_AT_ONCE, look, room_left
 from isthmus.runtime.clock import Runtime
@@ -378,9 +379,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float, acc
         restarts={name: found for name, found in restarts if found is not None},
         room=await room_of(log),
         bus_refusing=refusing,
-        # Without live learners those that have left count: they saw what they say. Beside live ones that have been
-        # started again, what a dead one saw may be over.
-        ahead=ahead_of(hearing, hearing.live(-math.inf) or hearing.learners, state.heads),
+        ahead=await _ahead(log, hearing, state.heads),
         accepted=accepted or {},
         pace=log.run.pace,
         bursts=bursts.found(),
@@ -404,6 +403,23 @@ async def _summed(log: Log, heads: Sequence[Commit | None]) -> tuple[LogSums, Bu
 
     await asyncio.gather(*(one(p, head.version) for p, head in enumerate(heads) if head is not None))
     return sums, found
+
+
+async def _ahead(log: Log, hearing: BusView, heads: Sequence[Commit | None]) -> dict[int, tuple[int, Sequence[str]]]:
+    """Return what `ahead_of` does; where nobody is heard, by the learners' newest checkpoints, too."""
+    # Without live learners those that have left count: they saw what they say. Beside live ones that have been started
+    # again, what a dead one saw may be over.
+    live = hearing.live(-math.inf)
+    found = ahead_of(hearing, live or hearing.learners, heads)
+    if live or hearing.syncers_heard:
+        return found
+    starts = await newest_starts(log)
+    for p, head in enumerate(heads):
+        version = head.version if head is not None else 0
+        seen = max((versions[p] for _, versions in starts.seen if p < len(versions)), default=0)
+        if p not in found and seen > version and (lost := await lost_after(log, p, version, starts)) is not None:
+            found[p] = lost.version, lost.learners
+    return found
 
 
 def ahead_of(

@@ -38,6 +38,8 @@ def run(settings: declared.Heal) -> int:
     if any(d.goes_on_from is not None for d in found):
         for line in _to_delete(know, settings.run):
             print(line)
+        if any(d.lacking or d.wound for d in found):
+            print("start only syncers until the other fragments below are mended: a learner needs all fragments")
     if holes := " ".join(
         f"{d.fragment}/{span}" for d in found if d.holed for span in spans(range(d.hole, d.hole_to + 1))
     ):
