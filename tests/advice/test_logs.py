@@ -772,6 +772,15 @@ def test_a_loop_without_link_step(folder: Path, caplog: pytest.LogCaptureFixture
 
 
 @row(
+    "status",
+    "… left as done, without a step",
+    means="A learner joined, and ended well, and told of no step.",
+    like="A learner that was started only to try whether it can join.",
+    do="if it trained, its loop does not call link.step(tokens=…) after each step of the optimizer",
+    then="Once it was started again and made a step, status says nothing of it.",
+    lost="what the process trained",
+)
+@row(
     "log",
     "…: … steps in …; its model is at …; NONE OF ITS WORK WAS MERGED: its optimizer made … steps, and link.step was never called; "
     "call link.step(tokens=…) after each step of the optimizer",
@@ -781,8 +790,10 @@ def test_a_loop_without_link_step(folder: Path, caplog: pytest.LogCaptureFixture
     then="The last line counts the steps, and says which share was merged.",
     lost="what the process trained",
 )
-def test_a_trial_that_never_calls_link_step(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (here,) = mine(test_a_trial_that_never_calls_link_step)
+def test_a_trial_that_never_calls_link_step(
+    folder: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    untrained, here = mine(test_a_trial_that_never_calls_link_step)
     (warns,) = mine(test_a_loop_without_link_step)
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -794,9 +805,13 @@ def test_a_trial_that_never_calls_link_step(folder: Path, caplog: pytest.LogCapt
     assert [warns.is_in(message) for message in warned].count(True) == 1
     advises(here, warned[-1])
     assert link.summary.never_merged
+    assert main(["status", str(folder), "--check"]) == 1
+    advises(untrained, capsys.readouterr().out)
     assert not any("parameters were changed" in message or "call it after" in message for message in warned)
     with isthmus_link.join(str(folder), model, optimizer, learner="a") as link:
         model(torch.ones(2)).sum().backward()
         optimizer.step()
         link.step(tokens=2)
     assert not here.is_in(str(link.summary))
+    main(["status", str(folder)])
+    assert not untrained.is_in(capsys.readouterr().out)

@@ -22,6 +22,7 @@ from isthmus.inspect.learner_problems import (
     of_rejected,
     of_standing,
     of_strangers,
+    of_untrained,
     of_weight,
     restarting,
 )
@@ -153,6 +154,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         damage = of_log(status, run)
         ailing = [
             *of_losses(status, run, ended=True),
+            *of_untrained(status),
             *of_strangers(strangers, run, members),
             *of_manifests(status.turned_away),
         ]
@@ -237,6 +239,7 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         *waiting,
         *restarting(status),
         *of_losses(status, run, wild),
+        *of_untrained(status),
     ]
     ill += [*of_strangers(strangers, run, members), *_of_clocks(status)]
     failing = [*room, *stopped, *(() if able else unable), *ill, *(absent if fewer else ()), *fewer]

@@ -179,6 +179,13 @@ def restarting(status: Status) -> list[Part]:
     ][:NAMED_MAX]
 
 
+def of_untrained(status: Status) -> list[Part]:
+    """Return the learners that have left as done and have made no step, with what to do."""
+    names = sorted(v.name for v in status.taking_part if v.left is not None and v.left.done and not v.left.step)
+    do = "if it trained, its loop does not call link.step(tokens=…) after each step of the optimizer"
+    return [Part(f"{listed(names, NAMED_MAX)} left as done, without a step", do)] if names else []
+
+
 def of_losses(status: Status, run: str, exploding: Collection[str] = (), *, ended: bool = False) -> list[Part]:
     """Return the learners whose losses rise, each with what to do, but for those that explode.
 
