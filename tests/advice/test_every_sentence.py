@@ -60,6 +60,7 @@ PLAIN = {
         "syncer … … fragment …: see its log",
         "syncer … finds that fragment … has …: see its log",
         "syncer … cannot serve for now: other syncers take over its fragments",
+        "…; … left with tokens that are too old by now to be merged",  # nothing is left to be done
         # Figures.
         "tokens rejected: … of …, in rejected updates or sent after a shorter update on the same base was merged",
         "of the newest … tokens, as far back as the bus has messages: rejected …, lost …",

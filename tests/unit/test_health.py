@@ -168,7 +168,9 @@ def test_of_learners_whose_work_was_not_answered_those_with_less_are_named_too()
     )
     assert looked(*done("eu", 130.0), *done("us", 200.0), period=8.0).ok, "as after any run"
     for version, ok in ((2, False), (3, True)):  # of work on a version that is too old nothing can be merged
-        assert looked(*done("eu", 130.0), *done("us", 250.0), period=8.0, version=version).ok is ok
+        found = looked(*done("eu", 130.0), *done("us", 250.0), period=8.0, version=version)
+        assert found.ok is ok
+        assert found.said.endswith("; eu (13%), us (25%) left with tokens that are too old by now to be merged") == ok
 
 
 def test_a_quorum_of_more_learners_than_there_are_is_said_and_is_no_failure() -> None:

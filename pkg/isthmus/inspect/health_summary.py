@@ -605,6 +605,8 @@ def _nobody(status: Status, last: str, syncer: Callable[..., str], bus: str, *, 
     elif unanswered := _unanswered(status):
         said += f"; {', '.join(unanswered)} {UNANSWERED}"
         do = _again(syncer)
+    elif lost := _unanswered(status, too_late=True):
+        said += f"; {', '.join(lost)} left with tokens that are too old by now to be merged"
     return Health(False, [Part(said, do)]) if do else Health(True, [], said)
 
 
@@ -616,8 +618,10 @@ def _again(syncer: Callable[..., str]) -> str:
     )
 
 
-def _unanswered(status: Status) -> list[str]:
+def _unanswered(status: Status, *, too_late: bool = False) -> list[str]:
     """Return the learners that have left and whose work is not in the model but may still be, each with its share.
+
+    `too_late`: instead those whose work cannot be merged any more, since the run has gone on without it.
 
     Steps after the last update are pending, too, and work on rounds that were open at the end: it takes more to count.
     If one learner has more, all are named that have more than a period. Work on versions that are too old by now is
@@ -626,7 +630,7 @@ def _unanswered(status: Status) -> list[str]:
     found = dict[str, float]()
     for view in sorted(status.taking_part, key=lambda view: view.name):
         beat, periods = view.heartbeat, _periods_pending(view, status.period)
-        if view.left is not None and beat is not None and periods > 1 and not _too_old(beat, status):
+        if view.left is not None and beat is not None and periods > 1 and _too_old(beat, status) == too_late:
             found[f"{view.name} ({beat.ledger.pending / beat.ledger.processed:.0%})"] = periods
     return list(found) if max(found.values(), default=0.0) > PENDING_PERIODS else []
 
