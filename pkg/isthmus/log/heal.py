@@ -7,9 +7,11 @@ published value, with a master equal to it and no momentum. Everything merged be
 but the states in between can no longer be verified. The momentum, and what the codec had still to publish, are lost.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import compress
 
 from typing_extensions import override
 
@@ -43,7 +45,7 @@ from isthmus.log.holes import (
     require_whole,
 )
 from isthmus.log.listing import all_or, by_learner, checkpoints_in
-from isthmus.log.log_health import ALONE, know_it, lacks, require_objects, require_values, restores
+from isthmus.log.log_health import ALONE, LOOKS_AT_ONCE, know_it, lacks, require_objects, require_values, restores
 from isthmus.log.merge import State
 from isthmus.log.verify import HEALER
 from isthmus.runtime.urls import Place
@@ -308,20 +310,26 @@ async def newest_starts(log: Log) -> Starts:
 
     Without permission to read them, no learner is known. Raises `Unavailable`.
     """
-    numbers, seen = dict[str, int](), list[tuple[Entry, tuple[int, ...]]]()
+    numbers, slots = dict[str, int](), asyncio.Semaphore(LOOKS_AT_ONCE)
+
+    async def known(name: str, newest: Entry) -> tuple[Entry, tuple[int, ...]] | None:
+        with suppress(ObjectMissing, RecordInvalid):
+            async with slots:
+                header = (await read_head(log, newest.key)).said
+            if header.incarnation == numbers[name]:
+                return newest, tuple(f.settled_to for f in header.fragments)
+        return None
+
     try:
         entries = await log.store.list(LEARNERS)
         for entry in entries:
             name = learner_in(entry.key)
             numbers[name] = max(numbers.get(name, 0), incarnation_in(entry.key) or 0)
-        for name, held in by_learner(checkpoints_in(entries)).items():
-            with suppress(ObjectMissing, RecordInvalid):
-                header = (await read_head(log, held[0].key)).said
-                if header.incarnation == numbers[name]:
-                    seen.append((held[0], tuple(f.settled_to for f in header.fragments)))
+        held = by_learner(checkpoints_in(entries))
+        seen = await asyncio.gather(*(known(name, of[0]) for name, of in held.items()))
     except Denied:
         return Starts({}, ())
-    return Starts(numbers, seen)
+    return Starts(numbers, [one for one in seen if one is not None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,16 +367,20 @@ async def knowing(log: Log, goes_on_from: Mapping[int, int]) -> list[str]:
     A learner does not start as long as it has one. The headers are not verified, as a learner does not verify them for
     this. Those that may not be read here are left out. Raises `Unavailable`.
     """
-    found = list[str]()
+    slots = asyncio.Semaphore(LOOKS_AT_ONCE)
+
+    async def knows(key: str) -> bool:
+        with suppress(ObjectMissing, RecordInvalid):
+            async with slots:
+                seen = [f.settled_to for f in (await read_head(log, key)).said.fragments]
+            return any(seen[p] > version for p, version in goes_on_from.items() if p < len(seen))
+        return False
+
     try:
-        for entry in checkpoints_in(await log.store.list(LEARNERS)):
-            with suppress(ObjectMissing, RecordInvalid):
-                seen = [f.settled_to for f in (await read_head(log, entry.key)).said.fragments]
-                if any(seen[p] > version for p, version in goes_on_from.items() if p < len(seen)):
-                    found.append(entry.key)
+        keys = [entry.key for entry in checkpoints_in(await log.store.list(LEARNERS))]
+        return sorted(compress(keys, await asyncio.gather(*map(knows, keys))))
     except Denied:
         return []
-    return sorted(found)
 
 
 async def _genuine(log: Log, entry: Entry) -> bool:
