@@ -39,6 +39,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error in one line, and exit with code 2."""
+        if "--json: expected one argument" in message:
+            message += ", a path, or - for stdout"
         self.exit(2, f"{self.prog}: {_said(message)} (see {self.prog} --help)\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -65,6 +65,7 @@ def refused_by_process(*arguments: str, environment: Mapping[str, str] | None = 
     [
         (["demo", "--steps", "0"], "--steps 0: must be at least 1"),
         (["demo", "--learners", "x"], "--learners x: must be a whole number"),
+        (["status", "run", "--json"], "argument --json: expected one argument, a path, or - for stdout"),
         (["demo", "--codec", "int3"], "--codec int3: choose one of f32, bf16, int8, int4"),
         (["demo", "--kill-every", "-1"], "--kill-every -1: must be more than 0"),
         (["demo", "--data", "/nonexistent/text"], "--data /nonexistent/text: there is no such file"),

@@ -311,3 +311,26 @@ def test_the_command_writes_what_it_shows(tmp_path: Path, capsys: pytest.Capture
     assert "where allocated chips' time goes" in shown
     tables = [line for line in shown.splitlines() if line.startswith(("│", "┃"))]
     assert max(map(len, tables)) <= 80
+
+
+@pytest.mark.parametrize(("stall_s", "apart"), [("559", True), ("5", False)])
+def test_where_the_renewal_argument_fails_the_simulation_counts(
+    stall_s: str, apart: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It counts the stalls at a failure and at the return separately, and both cannot fall into a short repair."""
+    words = [
+        "--chips",
+        "128",
+        "--learners",
+        "4",
+        "--mtbi-years",
+        "0.0219",
+        "--repair-hours",
+        "0.25",
+        "--restart-s",
+        "60",
+    ]
+    assert main(["simulate", "goodput", *words, "--reconfigure-s", stall_s, "--failures", "400"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("go by the simulation" in said) == apart
+    assert "a slice comes back after 0.25 hours (--repair-hours; `isthmus plan` lets a learner" in said

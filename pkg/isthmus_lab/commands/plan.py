@@ -669,6 +669,11 @@ def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island], f
     if learners == 1:
         say(f"{NO_PARTNER}, so there is nothing to compare")
         return
+    if ours.usd and one.usd and beside.way(ALONE).usd:
+        say(
+            f"per dollar, decoupled learns {ours.per_usd / one.per_usd:.0%} of what one place does, and "
+            f"{ours.per_usd / beside.way(ALONE).per_usd:.0%} of what one island alone does"
+        )
     for line in _worth(found):
         say(line)
     for tie in found.ties:

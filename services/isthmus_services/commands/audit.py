@@ -104,7 +104,7 @@ def _summary(a: Audit) -> list[str]:
         *([f"tokens by institution: {_parts(a.institutions, tokens)}"] if a.grouped else []),
         _worked(a),
         "participation: no commit" if a.participation is None else
-        f"participation: {a.participation:.1%} of those whom rounds expected; of all commits, {_within(a)}",
+        f"participation: {a.participation:.1%} of a round's learners, mean over commits; of all commits, {_within(a)}",
         f"{clipped} updates were clipped, {rejected} updates rejected; rejected without loss: {spared}",
         f"{len(a.memberships)} versions of the membership" + (f"; removed: {', '.join(gone)}" if gone else ""),
         f"{len(a.manifests)} manifests" + (f", {missing} of them missing" if missing else ""),
@@ -133,7 +133,8 @@ def _worked(a: Audit) -> str:
         f"learners state {processed:,} tokens processed up to their newest merged updates; {held:,.0f} are in updates "
         "that a round could still merge; "
         + (
-            f"of {sum(one.processed for one in said):,} tokens up to {counted(len(said), 'checkpoint')}: {stated}"
+            f"of {sum(one.processed for one in said):,} tokens up to {counted(len(said), 'checkpoint')}: {stated} "
+            "(what was merged since then counts as pending)"
             if said
             else "no checkpoint says what else was lost"
         )

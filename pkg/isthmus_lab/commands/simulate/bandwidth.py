@@ -62,6 +62,11 @@ def run(arguments: settings_classes.Bandwidth) -> int:
             say((n + 1) / len(cells))
     console = stdout()
     console.print(_table(rows))
+    console.print(
+        f"assumed unless given: H = {link.sync_every} (--sync-every), P = {link.fragments} (--fragments), τ = "
+        f"{link.overlap:g} steps (--overlap), latency {link.latency_s:g} s (--latency)",
+        highlight=False,
+    )
     found = reproductions()
     console.print(_published(found))
     write_json(
