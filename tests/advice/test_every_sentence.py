@@ -130,6 +130,9 @@ PLAIN = {
         # The page on loops of one's own explains it.
         "; versions overwrite much, as they come many steps after the work they contain: keep it with join(adopt='carry') or "
         "--adopt carry, or create the next run with a larger sync_every",
+        # Nothing is left to be done.
+        "…; NONE OF ITS WORK WAS MERGED: … of its tokens came after the run had gone on without it, and are lost; what it trains "
+        "from now on is merged",
         # Of a learner that was expelled: status has a row.
         "…; NONE OF ITS WORK WAS MERGED, nor will it be: …",
         "; …: WHAT WAS NOT MERGED BEFORE THAT IS NOT IN THE MODEL, and is not merged later",

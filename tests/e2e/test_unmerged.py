@@ -3,6 +3,7 @@
 import logging
 import os
 import subprocess
+import threading
 import traceback
 from pathlib import Path
 from typing import Any, cast
@@ -49,6 +50,18 @@ def test_a_loop_is_told_at_its_end(folder: Path, caplog: pytest.LogCaptureFixtur
     assert found.levelno == logging.WARNING
     assert link.summary.never_merged
     assert link.summary.ledger.processed == 6 * 32
+
+
+def test_a_signal_ends_the_wait_for_answers(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a syncer no answer comes: the test would take days."""
+    link = join(folder, nn.Linear(4, 2), checkpoint_s=60.0)
+    for _ in range(6):
+        link.step(tokens=32)
+    with caplog.at_level(logging.INFO):
+        threading.Timer(1.0, link.let_go).start()
+        link.close(wait=1e6)
+    assert link.summary.never_merged
+    assert not any("could not publish the leave message" in message for message in caplog.messages)
 
 
 def test_a_loss_that_is_no_number_is_told_once_and_leaves_no_checkpoint(

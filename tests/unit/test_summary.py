@@ -100,6 +100,14 @@ def test_work_of_which_nothing_was_merged_cannot_be_missed() -> None:
     assert "isthmus status s3://b/run" in str(found)
 
 
+def test_work_that_came_too_late_is_not_to_be_brought_again() -> None:
+    late = replaced(NOTHING, processed=100.0, late=94.0, pending=6.0)
+    said = str(replace(FOUND, ledger=late))
+    assert "NONE OF ITS WORK WAS MERGED: 94% of its tokens came after the run had gone on without it" in said
+    assert "wait=600" not in said
+    assert "wait=600" in str(replace(FOUND, ledger=replaced(late, late=40.0, pending=60.0)))
+
+
 def test_who_has_trained_nothing_has_lost_nothing() -> None:
     idle = replace(FOUND, steps=0, steps_done=0, ledger=replaced(NOTHING, processed=0.0, pending=0.0))
     assert not idle.never_merged

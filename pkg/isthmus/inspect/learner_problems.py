@@ -181,7 +181,8 @@ def restarting(status: Status) -> list[Part]:
 
 def of_untrained(status: Status) -> list[Part]:
     """Return the learners that have left as done and have made no step, with what to do."""
-    names = sorted(v.name for v in status.taking_part if v.left is not None and v.left.done and not v.left.step)
+    done = [v for v in status.taking_part if v.left is not None and v.left.done and not v.left.step]
+    names = sorted(v.name for v in done if v.heartbeat is not None and not v.heartbeat.ledger.processed)
     do = "if it trained, its loop does not call link.step(tokens=…) after each step of the optimizer"
     return [Part(f"{listed(names, NAMED_MAX)} left as done, without a step", do)] if names else []
 

@@ -375,6 +375,10 @@ class LearnerAgent:
         self.uplink.draining = True
         self._wake.set()
 
+    def hurry(self) -> None:
+        """Wait for no more answers: the process has to end."""
+        self._wait_s = 0.0
+
     async def _serve_boundary(self, tasks: asyncio.TaskGroup) -> None:
         assert self.boundary is not None, "run before attach"
         while True:

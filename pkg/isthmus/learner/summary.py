@@ -22,6 +22,9 @@ MUCH_REJECTED = 0.05
 
 REJECTED = "sent after a version had a shorter update of them, or in an update that a commit names as rejected"
 
+MUCH_LATE = 0.5
+"""Share of a learner's tokens that came too late to be merged, from which on the summary says so alone."""
+
 MUCH_OVERWRITTEN = 0.5
 """Share of a learner's tokens, overwritten by versions, from which on the summary says what to change. Less costs
 little: in the lab, runs that overwrote 38 % ended no worse than those that carried local work on."""
@@ -111,6 +114,12 @@ class Summary:
                 return (
                     f"{line}; NONE OF ITS WORK WAS MERGED: its optimizer made {self.uncounted:,} steps, and link.step "
                     "was never called; call link.step(tokens=…) after each step of the optimizer"
+                )
+            if self.ledger.late >= MUCH_LATE * self.ledger.processed:
+                return (
+                    f"{line}; NONE OF ITS WORK WAS MERGED: {self.ledger.late / self.ledger.processed:.0%} of its "
+                    "tokens came after the run had gone on without it, and are lost; what it trains from now on is "
+                    "merged"
                 )
             why = f": {self.trouble}" if self.trouble else ""
             # A bus that does not answer may be the wrong one.

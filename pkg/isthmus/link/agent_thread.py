@@ -86,6 +86,7 @@ class AgentThread:
         self._manifest = manifest
         self._settings = learner, adopt, steps, pace, checkpoint_s
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = False
         self._abandoned = threading.Event()
         self.news = threading.Event()
         """Set whenever the agent has something for the training thread."""
@@ -200,6 +201,7 @@ class AgentThread:
                 stores = self._copy_last(orderly)
         with suppress(RuntimeError):  # the loop may end at this moment
             loop.call_soon_threadsafe(lambda: self.agent.drain(done=done, wait_s=wait_s))
+        self._closing = True
         try:
             self._wait_for_the_end(thread, stores, WAIT_S if wait_s is None else wait_s)
         finally:
@@ -219,6 +221,12 @@ class AgentThread:
         if loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self.agent.drain)
+
+    def hurry(self) -> None:
+        """If the agent is about to end, let it wait for no more answers. May be called by a signal handler."""
+        if self._closing and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self.agent.hurry)
 
     def _copy_last(self, orderly: bool) -> bool:
         boundary = self.agent.boundary

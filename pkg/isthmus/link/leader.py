@@ -126,6 +126,7 @@ class Leader(Side):
     @override
     def let_go(self) -> None:
         self._boundary.let_go()
+        self._thread.hurry()
 
     @override
     def drop(self) -> None:

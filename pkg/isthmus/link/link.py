@@ -208,7 +208,9 @@ class Link:
         return self._side.sum(count)
 
     def let_go(self) -> None:
-        """Stop waiting for versions. Only a run whose pace has a `lead` makes a learner wait.
+        """Stop waiting for versions, and in `close` for answers.
+
+        Only a run whose pace has a `lead` makes a learner wait for versions.
 
         For signal handlers: a loop that waits at its boundary goes on within a second and can then be ended.
         """
