@@ -214,6 +214,7 @@ def test_a_step_with_a_closure_begins_with_its_gradients() -> None:
         optimizer.step(fails)
     assert loop.moved(orderly=False) is None, "nothing was changed yet"
     optimizer.step(lambda: 1.0)
+    assert loop.uncounted == 1, "its class calls the step of its base class, and torch runs the hooks of both"
     assert loop.moved(orderly=False) == "an optimizer step has begun"
     loop.mark(Clock())
     optimizer.calls = False

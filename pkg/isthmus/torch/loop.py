@@ -115,7 +115,7 @@ class Loop(Saver):
         self._trained = {name for name, p in self._joined.items() if p.requires_grad}
         self._stepped = optimizers.names_of(model, optimizer)
         self._idle = self._untold = self._calls = self._steps = self._made = 0
-        self._few = self._many = self._counts = False
+        self._few = self._many = self._counts = self._entered = False
         self._disordered = 0
         self._used: tuple[torch.Tensor, weakref.ref[torch.Tensor], int] | None = None
         """A parameter, the gradient of it that the optimizer's last step used, and its version then."""
@@ -131,6 +131,7 @@ class Loop(Saver):
     def _begin(self, _: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Note that an optimizer step begins. With a closure, note it once the closure has computed the gradients."""
         self._watch_changes()
+        self._entered = True
         closure = arguments[1] if len(arguments) > 1 else named.get("closure")
         if not callable(closure):  # some optimizers take a loss as this argument
             self._begun = True
@@ -150,6 +151,9 @@ class Loop(Saver):
         stepped = (p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None)
         first = next(stepped, None)
         self._used = None if first is None else (first, weakref.ref(first.grad), version_of(first.grad))
+        if not self._entered:
+            return  # the hooks run twice for an optimizer whose class calls the step of its base class
+        self._entered = False
         self._untold += 1
         if self._untold == (IDLE_STEPS if self._counts else UNCOUNTED_STEPS):
             logger.warning(
