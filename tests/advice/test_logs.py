@@ -777,7 +777,7 @@ def test_a_loop_without_link_step(folder: Path, caplog: pytest.LogCaptureFixture
     means="A learner joined, and ended well, and told of no step.",
     like="A learner that was started only to try whether it can join.",
     do="if it trained, its loop does not call link.step(tokens=…) after each step of the optimizer",
-    then="Once it was started again and made a step, status says nothing of it.",
+    then="Once the learner was started again and has made a step, status no longer names it.",
     lost="what the process trained",
 )
 @row(

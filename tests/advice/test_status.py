@@ -111,8 +111,8 @@ async def test_a_run_that_no_learner_ever_trained(folder: Path) -> None:
     "status",
     "no learner and no syncer was heard on …, though the last commit is of …, less than a minute ago: they have another bus, or "
     "have ended and this one was emptied",
-    means="Somebody committed, and this bus has no message of it: the run's processes use another bus, or its bus lost all messages "
-    "when they ended, as a server in memory does when its machine restarts.",
+    means="A syncer wrote a commit within the last minute, and this bus has no message of a process. Either the processes use another "
+    "bus, or all of them ended and the bus lost its messages, as a server in memory does when its machine restarts.",
     like="A bus that was emptied a moment ago, for a heartbeat.",
     do="look on their machines whether they live (pgrep -af isthmus; for a loop of your own, the name of its script): if so, give "
     "--bus the URL that they have: redis://…; store: for the run's own store; or, for the bus.sqlite of a run in a folder, no "

@@ -406,7 +406,10 @@ async def _summed(log: Log, heads: Sequence[Commit | None]) -> tuple[LogSums, Bu
 
 
 async def _ahead(log: Log, hearing: BusView, heads: Sequence[Commit | None]) -> dict[int, tuple[int, Sequence[str]]]:
-    """Return what `ahead_of` does; where nobody is heard, by the learners' newest checkpoints, too."""
+    """Return the versions that learners have and the log lacks, by fragment, as `ahead_of` does.
+
+    If no process is heard, the learners' newest checkpoints count, too.
+    """
     # Without live learners those that have left count: they saw what they say. Beside live ones that have been started
     # again, what a dead one saw may be over.
     live = hearing.live(-math.inf)

@@ -248,8 +248,10 @@ def _who_may(log: Log) -> str:
 
 
 async def _broken(log: Log, of: Diagnosis, error: LogCorrupt) -> Diagnosis:
-    """Return a diagnosis with what is wrong with a commit that cannot be read, and what to do: it may never have been
-    one."""
+    """Return a diagnosis with the damage to an unreadable commit and the advice for it.
+
+    The object under its key may never have been a commit.
+    """
     if error.key.startswith(MEMBERS):
         return replace(of, hopeless=str(error))
     p, version, run = of.fragment, commit_in(error.key), log.run.url

@@ -123,7 +123,7 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
 
 
 def _gone(version: int, known: int) -> str:
-    """Return what is wrong with a commit that the run needs and that is missing, and what to do."""
+    """Describe a missing commit that the run needs, and the advice for it."""
     return f"{lacking(version, known)}: {FROM_BEFORE if known == version else IN_A_NEW_RUN}"
 
 

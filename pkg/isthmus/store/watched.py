@@ -81,7 +81,7 @@ class Outage:
         self.over(0.0 if asked_at is None else now - asked_at)
 
     def failed(self, operation: str, why: str, *, answered: bool = False) -> None:
-        """Note that a request could not be carried out, and what was said of it. `answered`: by the store itself."""
+        """Note that a request failed, and the error's text. `answered`: the store answered, and refused the write."""
         self.why, now = why, self._runtime.now()
         if answered:
             self.answered("")
