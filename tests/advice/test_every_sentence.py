@@ -116,7 +116,7 @@ PLAIN = {
     "log": {
         "the bus does not answer",  # of a trouble's text, which a summary looks for
         # A part of the figures of a summary, without anything to do.
-        "sent after a version had a shorter update of them, or in an update that a commit names as rejected",
+        "sent after a version had a shorter update of them, or in an update that was rejected",
         "…: … steps in ……; its model is at …",
         "…; of its … tokens ……; the model: isthmus export … -o model.safetensors",
         ", … over all its incarnations",

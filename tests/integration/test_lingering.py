@@ -5,11 +5,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import numpy as np
+
 from isthmus.format.records.keys import UPDATES
 from isthmus.format.records.messages import Call
 from isthmus.format.rules import Pace, Rules
+from isthmus.inspect.status import read_status
 from isthmus.learner import LearnerAgent
+from isthmus.reasons import FINAL, Reason
 from isthmus.syncer import Syncer
+from isthmus_services.output.view import _fragment
 from support.world import (
     NumpyReplica,
     Sleepy,
@@ -115,3 +120,38 @@ async def test_a_learner_that_hears_no_syncer_leaves_at_once() -> None:
     async with scene(30, alone=True) as s:
         s.late._reporter.syncer_heard_at -= 100.0
         assert await s.leaves(None) < 1.0
+
+
+@in_virtual_time
+async def test_a_learner_whose_update_is_rejected_alone_waits_for_no_merge() -> None:
+    """A round with nothing to merge ends in no commit, so no commit can say that the update is rejected."""
+    async with world("", seed_of(RULES, PACE)) as w, serving(w.syncer()) as syncer:
+        both = [asyncio.ensure_future(train(w.learner(name), 4 * 20, step_s=STEP_S, wait_s=60.0)) for name in "ab"]
+        await asyncio.gather(*both)
+        head = syncer.coordinators[0].head
+        wild = w.learner("wild")
+        far = [np.full(f.size, 1e6, np.float32) for f in w.run.layout.fragments]
+        began = w.runtime.now()
+        await train(wild, 40, step_s=STEP_S, wait_s=600.0, toward=far)
+        assert w.runtime.now() - began < 2 * PERIOD_S + WAIT_S, "it is told of the rejection"
+        assert syncer.coordinators[0].head == head
+        summary = wild.summary()
+        (sent,) = wild.uplink.accounts[0].sent.values()
+        assert summary.ledger.rejected == sent >= 2000
+        assert summary.ledger.pending == summary.ledger.processed - sent, "the steps after it"
+        assert summary.unanswered == 0.0
+        assert summary.stands_out
+        assert (
+            f"NONE OF ITS WORK WAS MERGED: its newest update was rejected (too-long: {Reason.TOO_LONG.means}); "
+            in str(summary)
+        )
+        assert wild.uplink.accounts[0].pending == 4000, "only a commit settles it"
+        status = await read_status(w.log, w.bus, w.runtime, 1.0)
+        assert status.refused(0) == {"wild": "too-long"}
+        assert _fragment(status, 0)[-1] == f"{head + 1}: only answers that are rejected (too-long)"
+        await train(w.learner("c"), 2 * 20, step_s=STEP_S, wait_s=60.0)
+        assert syncer.coordinators[0].head > head
+        listed = [r for commit in (await all_commits(w.log))[0] for r in commit.header.rejected if r.learner == "wild"]
+        assert [r.reason for r in listed if r.reason in FINAL] == ["too-long"]
+        await asyncio.sleep(2 * PACE.heartbeat_s)
+        assert (await read_status(w.log, w.bus, w.runtime, 1.0)).refused(0) == {}, "a commit lists it now"

@@ -8,6 +8,7 @@ from msgspec.structs import replace as replaced
 
 from isthmus.format.records.messages import Tally
 from isthmus.learner.summary import REJECTED, Summary
+from isthmus.reasons import REMEDIES, Reason
 
 LEDGER = Tally(processed=1000.0, merged=800.0, overwritten=150.0, late=0.0, pending=50.0, rejected=0.0, lost=0.0)
 NOTHING = Tally(processed=1000.0, merged=0.0, overwritten=0.0, late=0.0, pending=1000.0, rejected=0.0, lost=0.0)
@@ -157,3 +158,18 @@ def test_an_expelled_learner_is_told_so_and_that_its_work_stays_out() -> None:
 def test_a_summary_says_what_it_calls_rejected(rejected: float, told: str) -> None:
     tally = replaced(LEDGER, rejected=rejected, merged=800.0 - rejected)
     assert f", {told}, 5% trained since" in str(replace(FOUND, ledger=tally))
+
+
+def test_a_summary_says_why_the_newest_update_was_rejected_and_what_to_do() -> None:
+    why = f"its newest update was rejected (too-long: {Reason.TOO_LONG.means}); {REMEDIES[Reason.TOO_LONG]}"
+    some = replace(FOUND, rejected_for="too-long", ledger=replaced(LEDGER, rejected=100.0, merged=700.0))
+    assert some.stands_out
+    assert f"; {why}; the model: " in str(some)
+    few = replace(some, ledger=replaced(LEDGER, rejected=99.0, merged=701.0))
+    assert not few.stands_out
+    assert why not in str(few)
+    merged_since = replace(some, rejected_for="")
+    assert not merged_since.stands_out
+    assert "newest update" not in str(merged_since)
+    never = replace(some, ledger=replaced(NOTHING, rejected=900.0, pending=100.0))
+    assert str(never).endswith(f"; NONE OF ITS WORK WAS MERGED: {why}")

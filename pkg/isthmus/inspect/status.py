@@ -187,6 +187,13 @@ class Status:
         alive = [self.hearing.syncers[name] for name in sorted(self.syncers_live)]
         return {learner: reason for a in alive for learner, reason in a.turned_away.items()}
 
+    def refused(self, p: int) -> dict[str, str]:
+        """Learners whose answer to the open round of a fragment is rejected for good, and the reason."""
+        open_round = self.hearing.rounds.get(p)
+        alive = [self.hearing.syncers[name] for name in sorted(self.syncers_live)]
+        found = [one for a in alive for one in a.unlisted if one.fragment == p]
+        return {one.learner: one.reason for one in found if open_round and one.base == open_round.version - 1}
+
     @property
     def clipped(self) -> dict[str, int]:
         """Updates that were clipped, by reason, over the whole log."""
@@ -301,6 +308,10 @@ class Status:
                     "dropped": a.dropped,
                     "twin": a.twin,
                     "turned_away": a.turned_away,
+                    "unlisted": [
+                        {"learner": r.learner, "fragment": r.fragment, "base": r.base, "reason": r.reason}
+                        for r in a.unlisted
+                    ],
                 }
                 for a in self.hearing.syncers.values()
             ],

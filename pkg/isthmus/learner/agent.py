@@ -360,7 +360,7 @@ class LearnerAgent:
         These updates are much of a short incarnation's work, and only the learner announces them again.
         """
         self._lingers, began = True, self._runtime.now()
-        while (now := self._runtime.now()) < began + self._wait_s and any(self.uplink.attempts):
+        while (now := self._runtime.now()) < began + self._wait_s and self.uplink.awaits_answer:
             if not self._wait_for_syncer and now - self._reporter.syncer_heard_at > self.pace.silence_s:
                 return
             await asyncio.sleep(LOOK_S)
@@ -438,9 +438,10 @@ class LearnerAgent:
             case Committed(fragment=p, version=version, digest=digest, syncer=by):
                 self.downlink.want(p, version)
                 self.downlink.said(p, version, digest, by)
-            case Alive(heads=heads, members=members, syncer=by, turned_away=turned_away):
+            case Alive(heads=heads, members=members, syncer=by, turned_away=turned_away, unlisted=unlisted):
                 if reason := turned_away.get(self.name):
                     self.uplink.unmerged.rejected_for = reason
+                self.uplink.refuse(unlisted)
                 if self._log.members.said(members, by):
                     self._unknown.set()
                 for p, version in enumerate(heads):

@@ -216,7 +216,7 @@ class Reporter:
             bytes_down=self._edge.traffic.bytes_down,
             checkpoint_bytes=self.claimed.bytes_stored,
             tokens_lost=self.uplink.tokens_lost,
-            ledger=weigh(self.uplink.accounts, self._run.shares, b.tokens_seen + self.uplink.tokens_lost),
+            ledger=weigh(self.uplink.told(), self._run.shares, b.tokens_seen + self.uplink.tokens_lost),
             waiting_for=", ".join(self.waiting_for)[:TEXT_MAX],
             members=self._members.current.version,
         )
@@ -291,9 +291,10 @@ class Reporter:
             loss=None if self.boundary is None else self.boundary.loss,
             risen=None if self.boundary is None else self.boundary.risen,
             expelled=next(map(str, expulsions(self._members, [self._name])), ""),
+            rejected_for=self.uplink.unmerged.rejected_for,
             unanswered=sum(
                 share * sum(account.sent.values())
-                for account, share in zip(self.uplink.accounts, self._run.shares, strict=True)
+                for account, share in zip(self.uplink.told(), self._run.shares, strict=True)
             ),
             trouble=next(
                 (f"{what}; {remedy}" for for_s, what, remedy in self._troubles() if for_s > quiet_s),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isthmus.format.records.messages import PARTS, Tally
-from isthmus.reasons import FEW_VERSIONS, LATE_WORK
+from isthmus.reasons import FEW_VERSIONS, LATE_WORK, REMEDIES, Reason
 
 MUCH_UNANSWERED = 0.1
 """Share of a learner's tokens, sent and not answered, from which on its end is a warning."""
@@ -20,7 +20,10 @@ GOES_ON = (
 MUCH_REJECTED = 0.05
 """Share of a learner's tokens, rejected, from which on the summary says what that is."""
 
-REJECTED = "sent after a version had a shorter update of them, or in an update that a commit names as rejected"
+NEWEST_REJECTED = 0.1
+"""The same from which on a rejection of the newest update is a warning."""
+
+REJECTED = "sent after a version had a shorter update of them, or in an update that was rejected"
 
 MUCH_LATE = 0.5
 """Share of a learner's tokens that came too late to be merged, from which on the summary says so alone."""
@@ -53,6 +56,8 @@ class Summary:
     """What keeps the learner's work from being merged now, or empty."""
     expelled: str = ""
     """When and by which version of the membership the learner was expelled, or empty."""
+    rejected_for: str = ""
+    """For what the newest update was rejected since one was merged, or empty."""
     unanswered: float = 0.0
     """The part of the ledger's `pending` tokens that was sent and that no commit has settled."""
     kept_to: int | None = None
@@ -86,7 +91,16 @@ class Summary:
     def stands_out(self) -> bool:
         """Whether somebody has to look at this: work is lost, or not in the model, or was not worth anything."""
         lost = self.unkept > 0 and self.ledger.pending >= MUCH_LOST * max(self.ledger.processed, 1.0)
-        return self.never_merged or self.diverged or self.risen is not None or self.much_unanswered or lost
+        bad = self.diverged or self.risen is not None or bool(self._rejected)
+        return self.never_merged or bad or self.much_unanswered or lost
+
+    @property
+    def _rejected(self) -> str:
+        """Why much of the learner's work was rejected, and what to do; empty if an update was merged since."""
+        if not self.rejected_for or self.ledger.rejected < NEWEST_REJECTED * max(self.ledger.processed, 1.0):
+            return ""
+        reason = Reason(self.rejected_for)
+        return f"its newest update was rejected ({reason}: {reason.means}); {REMEDIES[reason]}"
 
     @property
     def diverged(self) -> bool:
@@ -121,6 +135,8 @@ class Summary:
                     "tokens came after the run had gone on without it, and are lost; what it trains from now on is "
                     "merged"
                 )
+            if self._rejected:
+                return f"{line}; NONE OF ITS WORK WAS MERGED: {self._rejected}"
             why = f": {self.trouble}" if self.trouble else ""
             # A bus that does not answer may be the wrong one.
             bus = f" --bus {self.bus}" if self.bus and "the bus does not answer" not in self.trouble else ""
@@ -150,6 +166,8 @@ class Summary:
                 f"close(wait=600) or --wait-at-end 600, and then a syncer; {LATE_WORK} (`isthmus explain {self.run} "
                 "FRAGMENT/VERSION` says for how much)"
             )
+        if self._rejected:
+            more += f"; {self._rejected}"
         if high < FEW_VERSIONS:
             more += (
                 "; so few versions say little about merging (the first ones overshoot): judge the run's model once its "

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from isthmus.codecs import codec
 from isthmus.errors import Unavailable
 from isthmus.format.records.keys import update_key
+from isthmus.format.records.messages import Refusal
 from isthmus.format.records.objects import SCHEMA, Input, Sent, UpdateHeader, work_of
 from isthmus.format.rules import Pace
 from isthmus.learner.backend import ArrayBackend, ArrayRef
@@ -49,6 +50,8 @@ class Attempt:
     said_at: float
     residual: ArrayRef | None
     """What the codec dropped: the error feedback of later updates, if this update is merged."""
+    refused: bool = False
+    """Whether a syncer has rejected the update for good. Another syncer may judge otherwise: only commits settle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +297,34 @@ class Uplink:
                 newest = attempts[max(attempts)]
                 if now - newest.said_at >= self._pace.heartbeat_s * self._runtime.random.uniform(0.8, 1.2):
                     self._announce(newest)
+
+    def refuse(self, refusals: Iterable[Refusal]) -> None:
+        """Note which of this learner's updates a syncer has rejected for good, before a commit lists that."""
+        for one in refusals:
+            if one.learner != self._name or one.fragment >= len(self.attempts):
+                continue
+            attempt = self.attempts[one.fragment].get(one.base)
+            if attempt is not None and attempt.digest == one.digest:
+                attempt.refused = True
+                if one.reason in REMEDIES:
+                    self.unmerged.rejected_for = one.reason
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether updates are sent of which neither a commit nor a syncer has said what becomes of them."""
+        return any(not a.refused for attempts in self.attempts for a in attempts.values())
+
+    def told(self) -> list[Account]:
+        """Return the accounts as reports show them: what a syncer has rejected counts as rejected, by fragment."""
+        return [self._told(account, attempts) for account, attempts in zip(self.accounts, self.attempts, strict=True)]
+
+    def _told(self, account: Account, attempts: Mapping[int, Attempt]) -> Account:
+        # A longer update on the base may be on its way.
+        refused = [base for base, a in attempts.items() if a.refused and a.header.tokens >= account.sent.get(base, 0)]
+        told = account.copy() if refused else account
+        for base in refused:
+            told.settle(base, "rejected")
+        return told
 
     def settle(self, commit: Commit) -> None:
         """Learn from a commit what became of this learner's updates."""

@@ -13,10 +13,11 @@ not due or not on the newest version opens a round itself once none was opened f
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from isthmus.format.records.messages import Refusal
 from isthmus.format.records.objects import (
     CHANGES_MAX,
     INPUTS_MAX,
@@ -689,6 +690,12 @@ class Rounds:
             Rejection(learner=who, base=base, reason=reason, digest=digest, count=count, at=wall(at))
             for (who, base, reason), (count, at, digest) in listed
         )
+
+    def refusals(self) -> Iterator[Refusal]:
+        """Yield the updates on the newest version that are rejected for good, while no commit lists that."""
+        for (who, base, reason), (_, _, digest) in self._rejections.items():
+            if reason in FINAL and base == self.head:
+                yield Refusal(learner=who, fragment=self._fragment, base=base, digest=digest, reason=reason)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

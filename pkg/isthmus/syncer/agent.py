@@ -11,6 +11,7 @@ import logging
 import math
 from collections import deque
 from functools import partial
+from itertools import chain, islice
 
 from isthmus.agent.health import Vitals
 from isthmus.agent.tolerance import Tolerance, TolerantBus, TolerantStore
@@ -26,6 +27,7 @@ from isthmus.format.records.fields import TEXT_MAX
 from isthmus.format.records.keys import RUN_KEY, snapshots_prefix, update_key
 from isthmus.format.records.messages import (
     DROPPED_LISTED,
+    REFUSED_LISTED,
     SYNCER_STREAM,
     Alive,
     Announce,
@@ -540,6 +542,7 @@ class Syncer:
 
     def _alive(self) -> Alive:
         lately = self.tallies.lately_dropped(self._runtime.now())
+        refusals = chain.from_iterable(self.coordinators[p].rounds.refusals() for p in sorted(self.held))
         loudest = sorted(lately.items(), key=lambda item: -item[1])[:DROPPED_LISTED]
         return Alive(
             run=self._run.digest,
@@ -563,6 +566,7 @@ class Syncer:
             quorum=self.pace.quorum,
             twin=self._runtime.now() < self._twin_at + TWIN_BEATS * self._holders.beat_s,
             turned_away=dict(list(self.tallies.turned_away.items())[:DROPPED_LISTED]),
+            unlisted=tuple(islice(refusals, REFUSED_LISTED)),
         )
 
     async def _last_words(self) -> None:

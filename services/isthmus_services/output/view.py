@@ -183,7 +183,10 @@ def _fragment(status: Status, p: int) -> list[str]:
     waits = ""
     if open_round is not None:
         names = ", ".join(sorted(status.waited_for(p)))
-        waits = f"{open_round.version}: " + (f"waits for {names}" if names else "all have answered")
+        answered = "all have answered"
+        if (refused := status.refused(p)) and open_round.answered <= refused.keys():
+            answered = f"only answers that are rejected ({', '.join(sorted(set(refused.values())))})"
+        waits = f"{open_round.version}: " + (f"waits for {names}" if names else answered)
     if commit is None:
         return [str(p), "0", *[""] * (len(_FRAGMENTS) - 3), waits]
     w = commit.header.waited

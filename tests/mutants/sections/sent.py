@@ -247,7 +247,11 @@ MUTANTS = [
     *of(
         "learner/agent.py",
         "tests/integration/test_lingering.py",
-        row("answers-are-not-waited-for", "began + self._wait_s and any(", "began + self._wait_s and not any("),
+        row(
+            "answers-are-not-waited-for",
+            "self._wait_s and self.uplink.awaits",
+            "self._wait_s and not self.uplink.awaits",
+        ),
         row(
             "nobody-passes-for-a-loop-that-has-ended",
             "                if not self._lingers:\n",

@@ -26,6 +26,7 @@ from isthmus.format.signing import Signer
 
 SYNCER_STREAM = "syncer"
 DROPPED_LISTED = 16
+REFUSED_LISTED = 64
 _LEARNER_STREAM = "learner/"
 
 
@@ -180,6 +181,16 @@ class Committed(Message, frozen=True, kw_only=True, tag="committed"):
     """Digest of the commit; zeros if the author did not set it."""
 
 
+class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An update that a syncer has rejected for good, while no commit lists that yet."""
+
+    learner: Name
+    fragment: Index
+    base: Version
+    digest: Digest
+    reason: Word
+
+
 class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     """A syncer is alive; its state."""
 
@@ -220,6 +231,9 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     turned_away: Annotated[dict[Name, Word], msgspec.Meta(max_length=DROPPED_LISTED)] = {}
     """Learners whose newest update was rejected for its manifest, and the reason. If nothing is merged, no commit can
     list these rejections."""
+    unlisted: Annotated[tuple[Refusal, ...], msgspec.Meta(max_length=REFUSED_LISTED)] = ()
+    """Updates rejected for good in rounds that are open: a round that has nothing to merge ends in no commit. Another
+    syncer may judge them anew, so this settles nothing."""
 
 
 FromLearner = Announce | Pass | Heartbeat | Progress | Leave
