@@ -1,6 +1,6 @@
 """compose.yaml as users start it, under a real container engine: `make compose-test`.
 
-    python -m compose.run [--out out/compose] [--steps 1500]
+    python -m compose.run [--out out/compose] [--steps 2500]
 
 Builds the image, starts every service, looks at each, kills a learner, a syncer, Redis and the store, lets the learners
 finish, folds the log again, collects garbage, takes everything down and up again, and goes on. Each check is printed as
@@ -301,7 +301,7 @@ def main() -> int:
     """Run all checks and write the report."""
     parser = argparse.ArgumentParser(prog="compose", description=__doc__, allow_abbrev=False)
     parser.add_argument("--out", type=Path, default=ROOT / "out/compose", help="folder of the report (out/compose)")
-    parser.add_argument("--steps", type=int, default=1500, help="steps of each learner (1500)")
+    parser.add_argument("--steps", type=int, default=2500, help="steps of each learner (2500)")
     a = parser.parse_args()
     shutil.rmtree(a.out, ignore_errors=True)
     a.out.mkdir(parents=True)
