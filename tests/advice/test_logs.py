@@ -671,6 +671,42 @@ def test_a_loop_without_a_step_of_its_optimizer(folder: Path, caplog: pytest.Log
 
 @row(
     "log",
+    "…: … steps in …; its model is at …; THE OPTIMIZER THAT JOIN WAS GIVEN NEVER STEPPED: a restart lacks the moments of "
+    "one that does…",
+    means="The loop's last line. Another optimizer changed the model: it was made after `join`, or wraps the one that join was given "
+    "and does not call it.",
+    like="An optimizer that steps within `backward`: its moments are in no checkpoint, either.",
+    do="call link.step once after each optimizer.step(), not for each micro-batch, or hand join the optimizer that steps",
+    then="The words are gone, and a restart has the moments.",
+    lost="the optimizer's moments at a restart",
+)
+def test_a_loop_that_hands_over_another_optimizer(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here,) = mine(test_a_loop_that_hands_over_another_optimizer)
+    (warns,) = mine(test_a_loop_without_a_step_of_its_optimizer)
+    model = nn.Linear(2, 2)
+    for whose, warnings in (("another", 1), ("its own", 0)):
+        caplog.clear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        own = torch.optim.SGD(model.parameters(), lr=0.1) if whose == "another" else optimizer
+        link = isthmus_link.join(str(folder), model, optimizer, learner="a", create=RULES)
+        for step in range(UNCOUNTED_STEPS):
+            assert not any(warns.is_in(message) for message in caplog.messages), step
+            model(torch.ones(2)).sum().backward()
+            own.step()
+            link.step(tokens=2)
+        told = [message for message in caplog.messages if warns.is_in(message)]
+        assert len(told) == warnings
+        assert all(
+            f"0 of {UNCOUNTED_STEPS} calls" in one and one.endswith("; until then, a restart has no moments of it")
+            for one in told
+        )
+        link.close(wait=0.0)
+        assert here.is_in(str(link.summary)) is link.summary.never_stepped is bool(warnings)
+        assert link.summary.stands_out or not warnings
+
+
+@row(
+    "log",
     "link.step is called between the backward pass and optimizer.step(): call it after optimizer.step(); whenever this loop ends, "
     "it is in the middle of a step, and nothing of its end is stored",
     means="Ten calls of `link.step` in a row found gradients that the optimizer had not used yet.",

@@ -71,6 +71,8 @@ class Summary:
 
     uncounted: int = 0
     """Steps of its optimizer since the last call of `link.step`: nothing of them is sent."""
+    never_stepped: bool = False
+    """Whether the optimizer that its loop handed over has made no step, although `link.step` was called."""
 
     @property
     def never_merged(self) -> bool:
@@ -91,7 +93,7 @@ class Summary:
     def stands_out(self) -> bool:
         """Whether somebody has to look at this: work is lost, or not in the model, or was not worth anything."""
         lost = self.unkept > 0 and self.ledger.pending >= MUCH_LOST * max(self.ledger.processed, 1.0)
-        bad = self.diverged or self.risen is not None or bool(self._rejected)
+        bad = self.diverged or self.risen is not None or bool(self._rejected) or self.never_stepped
         return self.never_merged or bad or self.much_unanswered or lost
 
     @property
@@ -121,6 +123,8 @@ class Summary:
             )
         elif self.risen is not None:
             line += f"; {rose(*self.risen)}"
+        if self.never_stepped:
+            line += "; THE OPTIMIZER THAT JOIN WAS GIVEN NEVER STEPPED: a restart lacks the moments of one that does"
         if self.never_merged:
             if self.expelled:
                 return f"{line}; NONE OF ITS WORK WAS MERGED, nor will it be: {self.expelled}"

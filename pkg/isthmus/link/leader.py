@@ -76,7 +76,9 @@ class Leader(Side):
 
     @override
     def summary(self) -> Summary:
-        return replace(self._thread.agent.summary(), uncounted=self.loop.uncounted)
+        return replace(
+            self._thread.agent.summary(), uncounted=self.loop.uncounted, never_stepped=self.loop.never_stepped
+        )
 
     @property
     def _boundary(self) -> Boundary:

@@ -40,7 +40,8 @@ IDLE_STEPS = 100
 """After this many steps in a row with a learning rate of 0, or without `link.step`, a warning is logged."""
 
 UNCOUNTED_STEPS = 10
-"""The same without `link.step` if it was never called: a trial is over long before a hundred steps."""
+"""The same without `link.step` if it was never called, and the other way round: a trial is over long before a hundred
+steps."""
 
 FEW = 16
 """How many numbers of one parameter are compared, to see whether something else than the optimizer has changed it."""
@@ -115,7 +116,7 @@ class Loop(Saver):
         self._trained = {name for name, p in self._joined.items() if p.requires_grad}
         self._stepped = optimizers.names_of(model, optimizer)
         self._idle = self._untold = self._calls = self._steps = self._made = 0
-        self._few = self._many = self._counts = self._entered = False
+        self._few = self._many = self._counts = self._entered = self._stepped_once = False
         self._disordered = 0
         self._used: tuple[torch.Tensor, weakref.ref[torch.Tensor], int] | None = None
         """A parameter, the gradient of it that the optimizer's last step used, and its version then."""
@@ -169,15 +170,16 @@ class Loop(Saver):
         self._made += self._untold
         self._calls += 1
         self._steps += self._begun
-        if self._calls < IDLE_STEPS:
+        self._stepped_once = self._stepped_once or self._begun
+        if self._calls != IDLE_STEPS and (self._stepped_once or self._calls != UNCOUNTED_STEPS):
             return
         few, many = self._steps < STEPPED * IDLE_STEPS, STEPPED * self._made > self._calls
         if few and not self._few:
             logger.warning(
                 "%d of %d calls of link.step came after a step of the optimizer that was handed to join: call "
                 "link.step once after each optimizer.step(), not for each micro-batch, or hand join the optimizer that "
-                "steps",
-                self._steps, self._calls,
+                "steps%s",
+                self._steps, self._calls, "" if self._stepped_once else "; until then, a restart has no moments of it",
             )  # fmt: skip
         if many and not self._many:
             logger.warning(
@@ -185,7 +187,9 @@ class Loop(Saver):
                 "after each optimizer.step(), or the steps of this learner are counted too low",
                 self._made, self._calls,
             )  # fmt: skip
-        self._few, self._many, self._calls, self._steps, self._made = few, many, 0, 0, 0
+        self._few, self._many = few, many
+        if self._calls == IDLE_STEPS:
+            self._calls = self._steps = self._made = 0
 
     def _watch_order(self) -> None:
         """Log a warning if the last calls of `link.step` found gradients that the optimizer has not used."""
@@ -224,6 +228,11 @@ class Loop(Saver):
     def uncounted(self) -> int:
         """Steps that the optimizer has made since the last call of `link.step`, or since `join`."""
         return self._untold
+
+    @property
+    def never_stepped(self) -> bool:
+        """Whether `link.step` was called and the optimizer has made no step."""
+        return self._counts and not self._stepped_once
 
     def described(self) -> str:
         """Return the names of data and other objects as a phrase; it must be the same on every rank of a learner."""
